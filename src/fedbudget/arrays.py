@@ -1,0 +1,21 @@
+"""The array types that the whole project speaks of; shapes are given in docstrings, as [nodes, parameters]."""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float32: TypeAlias = NDArray[np.float32]
+"""Parameters and gradients."""
+
+Float64: TypeAlias = NDArray[np.float64]
+"""Losses, costs, estimates: everything that is summed."""
+
+Int64: TypeAlias = NDArray[np.int64]
+"""Sizes and row numbers."""
+
+Samples: TypeAlias = NDArray[Any]
+"""Data as stored: uint8, float32 or float64."""
+
+Flags: TypeAlias = NDArray[np.bool_]
+"""One yes or no per node."""

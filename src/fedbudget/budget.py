@@ -1,0 +1,209 @@
+"""What may be spent, what was spent, what is left, and when to stop.
+
+A resource is a name, a unit and how nodes combine: time takes the slowest node, everything else adds up. A budget is
+any number M of resources with a limit each, and every rule here is written for M at once.
+
+The ledger is a value. Charging a round gives a new ledger with the newest cost estimates ĉ_m, b̂_m and the spent s_m of
+Algorithm 2; nothing is changed in place.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from fedbudget.arrays import Float64
+from fedbudget.errors import UserError
+
+Combine = Literal["slowest", "sum"]
+
+
+@dataclass(frozen=True)
+class Resource:
+    """Something that training uses up."""
+
+    name: str
+    unit: str
+    combine: Combine
+    units: Mapping[str, float] = field(repr=False)
+    """Every way to write the unit, with its size in `unit`."""
+
+    def of_nodes(self, costs: Float64) -> float:
+        """One figure for the whole fleet from one figure per node, [nodes]."""
+        return float(costs.max() if self.combine == "slowest" else costs.sum())
+
+    def format(self, amount: float) -> str:
+        """An amount as a person would write it.
+
+        >>> RESOURCES["bytes"].format(20_000_000), RESOURCES["time"].format(0.289)
+        ('20MB', '0.289s')
+        """
+        scale, unit = 1.0, self.unit
+        if self.name == "bytes":
+            for candidate in ("kB", "MB", "GB"):
+                if abs(amount) >= self.units[candidate]:
+                    scale, unit = self.units[candidate], candidate
+        return f"{amount / scale:.4g}{unit}"
+
+
+_SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
+_JOULES = {"mJ": 1e-3, "J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": 3600.0, "kWh": 3.6e6}
+_BYTES = {"B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_BYTES |= {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
+
+RESOURCES: Mapping[str, Resource] = {
+    resource.name: resource
+    for resource in (
+        Resource("time", "s", "slowest", _SECONDS),
+        Resource("energy", "J", "sum", _JOULES),
+        Resource("bytes", "B", "sum", _BYTES),
+        Resource("cpu", "s", "sum", _SECONDS),
+        Resource("money", "", "sum", {}),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A limit for each of M resources, in their units."""
+
+    limits: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        if not self.limits:
+            raise UserError("a run needs a budget, for example time=15s")
+        for name, limit in self.limits.items():
+            _known(name)
+            if not (math.isfinite(limit) and limit > 0):
+                raise UserError(f"budget {name}={limit:g}: the limit must be a positive number")
+
+    @classmethod
+    def parse(cls, texts: Iterable[str]) -> "Budget":
+        """Reads `time=15s`, `time=2min`, `energy=500J`, `bytes=20MB`, `cpu=30s`, `money=0.40`.
+
+        >>> dict(Budget.parse(["time=2min", "bytes=20MB"]).limits)
+        {'time': 120.0, 'bytes': 20000000.0}
+        """
+        limits: dict[str, float] = {}
+        for text in texts:
+            name, limit = _parse_limit(text)
+            if name in limits:
+                raise UserError(f"budget {name} is given twice")
+            limits[name] = limit
+        return cls(limits)
+
+    @property
+    def resources(self) -> tuple[Resource, ...]:
+        return tuple(RESOURCES[name] for name in self.limits)
+
+    @property
+    def array(self) -> Float64:
+        """R, [M]."""
+        return np.array(list(self.limits.values()), dtype=np.float64)
+
+    def label(self, values: Float64) -> dict[str, float]:
+        """Values [M] with their resources' names."""
+        return {name: float(value) for name, value in zip(self.limits, values, strict=True)}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{r.name}={r.format(self.limits[r.name])}" for r in self.resources)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What one round cost: c_m per local update and b_m for the rest of the round, each [M]."""
+
+    step: Float64
+    aggregation: Float64
+
+    def __post_init__(self) -> None:
+        for values in (self.step, self.aggregation):
+            if not (np.isfinite(values).all() and (values >= 0).all()):
+                raise ValueError(f"costs must be finite and not negative: {self}")
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What was spent so far, and what the last round says the next will cost."""
+
+    budget: Budget
+    costs: Costs
+    spent: Float64
+
+    @classmethod
+    def open(cls, budget: Budget, expected: Costs) -> "Ledger":
+        """A ledger with nothing spent; refuses a budget that does not cover one round and the final loss."""
+        one_round = expected.step + expected.aggregation
+        for resource, limit, cost in zip(budget.resources, budget.array, one_round, strict=True):
+            if limit < 2 * cost:
+                raise UserError(
+                    f"budget {resource.name}={resource.format(limit)} is too small: one round costs about "
+                    f"{resource.format(cost)}, and as much again is needed for the final loss, "
+                    f"so at least {resource.name}={resource.format(2 * cost)}"
+                )
+        return cls(budget, expected, np.zeros(len(budget.limits)))
+
+    def charge(self, updates: int, costs: Costs) -> "Ledger":
+        """s_m ← s_m + ĉ_m τ + b̂_m, with ĉ_m and b̂_m as the new estimates."""
+        return Ledger(self.budget, costs, self.spent + costs.step * updates + costs.aggregation)
+
+    def must_stop_with(self, tau: int) -> bool:
+        """Algorithm 2's stop rule: is a round of τ updates, and the final loss after it, the last that can fit?"""
+        after = self.spent + self.costs.step * (tau + 1) + 2 * self.costs.aggregation
+        return bool((after >= self.budget.array).any())
+
+    def affordable_tau(self) -> tuple[float, str]:
+        """The most updates of one more round that leave enough for the final loss, and the resource that says so.
+
+        The figure is below 1 when no round fits, and infinite when nothing that is left costs per update.
+        """
+        left = self.budget.array - self.spent - self.costs.step - 2 * self.costs.aggregation
+        with np.errstate(divide="ignore", invalid="ignore"):
+            fits = np.where(self.costs.step > 0, np.floor(left / self.costs.step), np.where(left >= 0, np.inf, 0))
+        binding = int(np.argmin(fits))
+        return float(fits[binding]), list(self.budget.limits)[binding]
+
+    def can_evaluate(self) -> bool:
+        """Does the final loss, one evaluation and one exchange, still fit?"""
+        after = self.spent + self.costs.step + self.costs.aggregation
+        return bool((after <= self.budget.array).all())
+
+    @property
+    def share(self) -> float:
+        """How much of the budget is gone: the largest share over resources, at most 1."""
+        return float(min(1.0, (self.spent / self.budget.array).max()))
+
+    @property
+    def overshoot(self) -> Float64:
+        """What was spent beyond the limit, [M]; 0 where the limit was kept."""
+        return np.maximum(self.spent - self.budget.array, 0.0)
+
+
+_LIMIT = re.compile(r"(?P<name>[A-Za-z]+)\s*=\s*(?P<number>[^A-Za-z\s]*)\s*(?P<unit>[A-Za-z]*)")
+
+
+def _parse_limit(text: str) -> tuple[str, float]:
+    match = _LIMIT.fullmatch(text.strip())
+    if match is None:
+        raise UserError(f"budget {text!r} is not understood; write NAME=AMOUNT, for example time=15s or bytes=20MB")
+    resource = _known(match["name"])
+    try:
+        number = float(match["number"])
+    except ValueError:
+        raise UserError(f"budget {text!r}: {match['number'] or match['unit']!r} is not a number") from None
+    unit = match["unit"]
+    if unit and unit not in resource.units:
+        known = ", ".join(resource.units) or "no unit"
+        raise UserError(f"budget {text!r}: unknown unit {unit!r} for {resource.name}; use {known}")
+    if not (math.isfinite(number) and number > 0):
+        raise UserError(f"budget {text!r}: the limit must be a positive number")
+    return resource.name, number * resource.units.get(unit, 1.0)
+
+
+def _known(name: str) -> Resource:
+    if name not in RESOURCES:
+        raise UserError(f"unknown resource {name!r} in the budget; use one of {', '.join(RESOURCES)}")
+    return RESOURCES[name]

@@ -1,0 +1,151 @@
+"""Which τ next.
+
+A controller is a value with one pure step: `next(previous, outlook)` gives the next decision, and the previous
+decision is all the state there is. A decision says why it was made. A new controller is one more class here.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+
+from fedbudget import theory
+from fedbudget.arrays import Float64, Int64
+from fedbudget.errors import UserError
+
+
+class Reason(StrEnum):
+    """Why a τ was chosen."""
+
+    START = "start"  # nothing has been estimated yet
+    MINIMUM = "minimum of G"
+    SEARCH_LIMIT = "search limit"  # G still falls at the end of the search range
+    BUDGET = "budget"  # no more fits in what is left
+    FIXED = "fixed"
+    RECOVERY = "recovery"  # the last round gave nothing finite
+
+
+@dataclass(frozen=True)
+class Decision:
+    tau: int
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """ρ̂, β̂ and δ̂ of one round."""
+
+    rho: float
+    beta: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a controller may look at: the newest estimates and costs, the coming step size and the budget R, [M]."""
+
+    estimates: Estimates | None
+    eta: float
+    c: Float64
+    b: Float64
+    budget: Float64
+
+
+class Controller(Protocol):
+    """Chooses τ, round by round."""
+
+    @property
+    def estimates(self) -> bool:
+        """Whether nodes must estimate ρ, β and δ for it."""
+
+    def first(self) -> Decision:
+        """The decision for the first round."""
+
+    def next(self, previous: Decision, outlook: Outlook) -> Decision:
+        """The decision for the coming round; the budget may still lower its τ."""
+
+
+@dataclass(frozen=True)
+class FixedTau:
+    """The same τ in every round: the canonical federated averaging, and with τ=1 synchronous descent."""
+
+    tau: int
+
+    def __post_init__(self) -> None:
+        if self.tau < 1:
+            raise UserError(f"tau must be at least 1, not {self.tau}")
+
+    @property
+    def estimates(self) -> bool:
+        return False
+
+    def first(self) -> Decision:
+        return Decision(self.tau, Reason.FIXED)
+
+    def next(self, previous: Decision, outlook: Outlook) -> Decision:
+        return self.first()
+
+
+@dataclass(frozen=True)
+class AdaptiveTau:
+    """τ* = argmin G(τ), eq. (19), recomputed in every round from the newest estimates.
+
+    Args:
+      phi: the paper's control parameter; larger values give smaller τ.
+      gamma: how many times larger than the last τ the next may be.
+      tau_max: the largest τ of all.
+
+    >>> from fedbudget.control import AdaptiveTau, Estimates, Outlook
+    >>> controller = AdaptiveTau(phi=0.025)
+    >>> outlook = Outlook(Estimates(1.0, 2.0, 3.0), 0.01, np.array([0.013]), np.array([0.13]), np.array([15.0]))
+    >>> controller.next(controller.first(), outlook)
+    Decision(tau=7, reason=<Reason.MINIMUM: 'minimum of G'>)
+    """
+
+    phi: float = 0.025
+    gamma: float = 10.0
+    tau_max: int = 100
+
+    def __post_init__(self) -> None:
+        if not self.phi > 0:
+            raise UserError(f"phi must be positive, not {self.phi:g}")
+        if not self.gamma >= 1:
+            raise UserError(f"gamma must be at least 1, not {self.gamma:g}")
+        if self.tau_max < 1:
+            raise UserError(f"tau-max must be at least 1, not {self.tau_max}")
+
+    @property
+    def estimates(self) -> bool:
+        return True
+
+    def first(self) -> Decision:
+        return Decision(1, Reason.START)
+
+    def next(self, previous: Decision, outlook: Outlook) -> Decision:
+        if outlook.estimates is None:
+            return Decision(previous.tau, Reason.START)
+        curve = self.curve(previous, outlook)
+        best = int(np.argmin(curve))
+        limited = best == len(curve) - 1 and len(curve) > 1
+        return Decision(best + 1, Reason.SEARCH_LIMIT if limited else Reason.MINIMUM)
+
+    def search_range(self, previous: Decision) -> Int64:
+        """The τ looked at: 1..min(⌊γτ*⌋, τ_max)."""
+        return np.arange(1, min(int(self.gamma * previous.tau), self.tau_max) + 1)
+
+    def curve(self, previous: Decision, outlook: Outlook) -> Float64:
+        """G over the search range."""
+        if outlook.estimates is None:
+            raise ValueError("there is no G before the first estimates")
+        return theory.G(
+            self.search_range(previous),
+            eta=outlook.eta,
+            phi=self.phi,
+            rho=outlook.estimates.rho,
+            beta=outlook.estimates.beta,
+            delta=outlook.estimates.delta,
+            c=outlook.c,
+            b=outlook.b,
+            budget=outlook.budget,
+        )

@@ -1,0 +1,96 @@
+"""Which samples a mini-batch takes.
+
+The rules are the paper's. All nodes start from the same seed, so shards of the same size are sampled at the same
+positions: with identical shards (Case 3) mini-batches are identical too. Because of that, positions are drawn once per
+shard size and not once per node. Within an epoch no sample comes twice; what is left at its end and does not fill
+a mini-batch is skipped.
+
+A new mini-batch is drawn for every local update, except that the first one after an aggregation reuses the last one
+before it; with τ=1 that would be the same one for ever, so a mini-batch is used at most twice.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbudget.arrays import Int64
+from fedbudget.errors import UserError
+
+
+@dataclass(frozen=True)
+class Picks:
+    """The mini-batches of one round, as positions within a shard.
+
+    Args:
+      positions: [groups, updates, batch], int32; a batch of 0 stands for the whole shard.
+      group: which of the groups a node belongs to, [nodes].
+    """
+
+    positions: NDArray[np.int32]
+    group: Int64
+
+    @property
+    def updates(self) -> int:
+        return int(self.positions.shape[1])
+
+    @classmethod
+    def whole(cls, nodes: int, updates: int = 1) -> "Picks":
+        """Every sample of every shard, in every update: deterministic gradient descent."""
+        return cls(np.empty((1, updates, 0), np.int32), np.zeros(nodes, np.int64))
+
+    def of(self, node: int, update: int, size: int) -> NDArray[np.int32]:
+        """The positions that one node takes in one update."""
+        chosen = self.positions[self.group[node], update]
+        return chosen if chosen.size else np.arange(size, dtype=np.int32)
+
+
+class Sampler:
+    """Draws a round's mini-batches, all at once.
+
+    Args:
+      sizes: samples of each node, [nodes].
+      batch: samples in a mini-batch, or None for the whole shard.
+      seed: the same for every node.
+    """
+
+    def __init__(self, sizes: Int64, batch: int | None, seed: int) -> None:
+        if batch is not None and batch < 1:
+            raise UserError(f"batch-size must be at least 1, not {batch}")
+        if batch is not None and batch > sizes.min():
+            raise UserError(
+                f"batch-size {batch} is larger than the smallest shard, node {int(sizes.argmin())}'s "
+                f"{int(sizes.min())} samples; use a smaller batch, fewer nodes, or batch-size full"
+            )
+        self.batch = batch
+        self._nodes = len(sizes)
+        distinct, self._group = np.unique(sizes, return_inverse=True)
+        self._streams = [_mini_batches(int(size), batch, seed) for size in distinct] if batch else []
+        self._last: NDArray[np.int32] | None = None
+        self._last_used = 0
+
+    def round(self, updates: int) -> Picks:
+        """The mini-batches of a round with so many updates; with none, the last one again, to evaluate on."""
+        if self.batch is None:
+            return Picks.whole(self._nodes, max(1, updates))
+        positions = np.empty((len(self._streams), max(1, updates), self.batch), np.int32)
+        reused = 0
+        if self._last is not None and (self._last_used < 2 or updates == 0):
+            positions[:, 0] = self._last
+            reused = 1
+        for group, stream in enumerate(self._streams):
+            for update in range(reused, positions.shape[1]):
+                positions[group, update] = next(stream)
+        if updates > 0:
+            self._last_used = self._last_used + 1 if updates == reused else 1
+            self._last = positions[:, -1]
+        return Picks(positions, self._group)
+
+
+def _mini_batches(size: int, batch: int, seed: int) -> Iterator[NDArray[np.int32]]:
+    rng = np.random.default_rng(seed)
+    while True:
+        order = rng.permutation(size).astype(np.int32)
+        for first in range(0, size - batch + 1, batch):
+            yield order[first : first + batch]

@@ -1,0 +1,100 @@
+"""A fleet's data: one table of samples, and for every node the numbers of the rows that are its shard.
+
+Rows are never copied. Shards may overlap or be the same (Case 3): shards with the same rows share one list of row
+numbers, so 500 nodes that all hold 60,000 images need no more memory than one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbudget.arrays import Float32, Int64, Samples
+from fedbudget.errors import UserError
+
+
+@dataclass(frozen=True)
+class Table:
+    """Samples with their targets.
+
+    Args:
+      x: features as stored, [samples, features], uint8, float32 or float64.
+      y: targets, [samples]: class numbers, ±1 or real values, as the model wants them; zeros where it wants none.
+      scale: what a stored feature is multiplied with (1/255 for pixels); kernels do it, x stays as it is.
+    """
+
+    x: Samples
+    y: Float32
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.x.ndim != 2 or self.y.shape != (len(self.x),):
+            raise UserError(
+                f"samples must be [samples, features] with one target each, not {self.x.shape} and {self.y.shape}"
+            )
+        if self.x.dtype not in (np.uint8, np.float32, np.float64):
+            raise UserError(f"features must be uint8, float32 or float64, not {self.x.dtype}")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def scaled(self, rows: NDArray[Any]) -> Float32:
+        """The features of some rows, as numbers: a float32 copy [rows, features]."""
+        return np.asarray(self.x[rows], dtype=np.float32) * np.float32(self.scale)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The shards of n nodes over one table.
+
+    Args:
+      table: the samples.
+      rows: row numbers, shard after shard, int32.
+      start, size: where each node's shard lies in `rows`, [nodes].
+    """
+
+    table: Table
+    rows: NDArray[np.int32]
+    start: Int64
+    size: Int64
+
+    def __post_init__(self) -> None:
+        for number, size in enumerate(self.size):
+            if size < 1:
+                raise UserError(f"node {number} has no samples; use fewer nodes or more data")
+
+    @classmethod
+    def of(cls, table: Table, rows: Sequence[NDArray[Any]]) -> "Shards":
+        """From the row numbers of each node; the same array given twice is stored once."""
+        starts: dict[int, int] = {}
+        parts: list[NDArray[np.int32]] = []
+        total = 0
+        for part in rows:
+            if id(part) not in starts:
+                starts[id(part)] = total
+                parts.append(np.asarray(part, dtype=np.int32))
+                total += len(part)
+        return cls(
+            table,
+            np.concatenate(parts) if parts else np.empty(0, np.int32),
+            np.array([starts[id(part)] for part in rows], dtype=np.int64),
+            np.array([len(part) for part in rows], dtype=np.int64),
+        )
+
+    @classmethod
+    def whole(cls, table: Table) -> "Shards":
+        """All of a table as one shard."""
+        return cls.of(table, [np.arange(len(table))])
+
+    def only(self, nodes: Sequence[int]) -> "Shards":
+        """The shards of some of the nodes, as a fleet of their own."""
+        chosen = np.asarray(nodes, dtype=np.int64)
+        return Shards(self.table, self.rows, self.start[chosen], self.size[chosen])
+
+    def rows_of(self, node: int) -> NDArray[np.int32]:
+        return self.rows[self.start[node] : self.start[node] + self.size[node]]
+
+    def __len__(self) -> int:
+        return len(self.size)

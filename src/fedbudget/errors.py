@@ -1,0 +1,9 @@
+"""Errors for people.
+
+`UserError` is a mistake in what was asked (a wrong option, a bad file): one clear line, exit code 2.
+Everything else that goes wrong is a failure of the work itself: exit code 1.
+"""
+
+
+class UserError(ValueError):
+    """What was asked cannot be done; the message says what is wrong, where, and what would be right."""

@@ -1,0 +1,155 @@
+"""What a model is: a loss with a gradient over one flat vector w, for many nodes at once.
+
+`Model` is what fleets and engines ask for. There are two ways to make one: `KernelModel` for models with compiled row
+functions (fast; see kernels.py), and `LoopModel` for anything that can give loss and gradient of a batch.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import numba
+import numpy as np
+
+from fedbudget.arrays import Float32, Float64
+from fedbudget.data.sampling import Picks
+from fedbudget.data.shards import Shards, Table
+from fedbudget.models import kernels
+
+Target = Literal["binary", "classes", "real", "none"]
+"""What a model learns to predict: ±1, a class number, a real number, or nothing."""
+
+
+@dataclass(frozen=True)
+class Descent:
+    """A round's local updates: w_i(t), [nodes, parameters], with F_i and ∇F_i before the first of them."""
+
+    w: Float32
+    losses: Float64
+    gradients: Float32
+
+
+class Model(Protocol):
+    """A loss function F_i(w) over shards. A w of shape [1, parameters] stands for the same w at every node."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def parameters(self) -> int:
+        """The length of w."""
+
+    @property
+    def target(self) -> Target: ...
+
+    def initial(self, seed: int) -> Float32:
+        """w(0), [parameters]."""
+
+    def losses(self, w: Float32, shards: Shards, picks: Picks) -> Float64:
+        """F_i on the first mini-batch, [nodes]."""
+
+    def descend(self, w: Float32, shards: Shards, picks: Picks, eta: float) -> Descent:
+        """One local update, eq. (4), for each mini-batch."""
+
+    def accuracy(self, w: Float32, table: Table) -> float | None:
+        """The share of samples predicted right; None where that has no meaning."""
+
+
+class KernelModel(ABC):
+    """A model whose row functions are compiled; see kernels.py."""
+
+    name: ClassVar[str]
+    target: ClassVar[Target]
+    regularization: float = 0.0
+
+    @property
+    @abstractmethod
+    def parameters(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def terms(self) -> tuple[Any, ...]:
+        """The NamedTuple on which the row functions are overloaded."""
+
+    def initial(self, seed: int) -> Float32:
+        return np.zeros(self.parameters, np.float32)
+
+    def losses(self, w: Float32, shards: Shards, picks: Picks) -> Float64:
+        out = np.empty(len(shards))
+        kernels.losses(self.terms, np.float32(self.regularization), w, *_arrays(shards, picks), out)
+        return out
+
+    def descend(self, w: Float32, shards: Shards, picks: Picks, eta: float) -> Descent:
+        nodes = len(shards)
+        out = np.empty((nodes, self.parameters), np.float32)
+        losses, gradients = np.empty(nodes), np.empty_like(out)
+        driver = kernels.descend if nodes >= numba.get_num_threads() else kernels.descend_few
+        driver(
+            self.terms,
+            np.float32(self.regularization),
+            w,
+            *_arrays(shards, picks),
+            np.float32(eta),
+            out,
+            losses,
+            gradients,
+        )
+        return Descent(out, losses, gradients)
+
+    def accuracy(self, w: Float32, table: Table) -> float | None:
+        if self.target not in ("binary", "classes"):
+            return None
+        right = kernels.correct(self.terms, w, table.x, table.y, np.float32(table.scale))
+        return int(right) / len(table)
+
+
+class LoopModel(ABC):
+    """A model that is asked for one node's batch at a time."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> int: ...
+
+    @abstractmethod
+    def loss_and_gradient(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
+        """Loss and gradient of one batch, x [samples, features], y [samples]."""
+
+    def losses(self, w: Float32, shards: Shards, picks: Picks) -> Float64:
+        return np.array([self._at(w[i % len(w)], shards, picks, i, 0)[0] for i in range(len(shards))], dtype=np.float64)
+
+    def descend(self, w: Float32, shards: Shards, picks: Picks, eta: float) -> Descent:
+        nodes = len(shards)
+        out = np.empty((nodes, self.parameters), np.float32)
+        losses, gradients = np.empty(nodes), np.empty_like(out)
+        for i in range(nodes):
+            out[i] = w[i % len(w)]
+            for update in range(picks.updates):
+                loss, gradient = self._at(out[i], shards, picks, i, update)
+                if update == 0:
+                    losses[i], gradients[i] = loss, gradient
+                out[i] -= np.float32(eta) * gradient
+        return Descent(out, losses, gradients)
+
+    def _at(self, w: Float32, shards: Shards, picks: Picks, node: int, update: int) -> tuple[float, Float32]:
+        rows = shards.rows_of(node)[picks.of(node, update, int(shards.size[node]))]
+        return self.loss_and_gradient(w, shards.table.scaled(rows), shards.table.y[rows])
+
+
+def loss_over(model: Model, w: Float32, table: Table) -> float:
+    """F(w) over a whole table."""
+    shards = Shards.whole(table)
+    return float(model.losses(w[None], shards, Picks.whole(1))[0])
+
+
+def _arrays(shards: Shards, picks: Picks) -> tuple[Any, ...]:
+    table = shards.table
+    return (
+        table.x,
+        table.y,
+        np.float32(table.scale),
+        shards.rows,
+        shards.start,
+        shards.size,
+        picks.positions,
+        picks.group,
+    )

@@ -1,0 +1,74 @@
+"""A model of the user's own: any Python function that gives loss and gradient of a batch."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedbudget.arrays import Float32
+from fedbudget.data.shards import Table
+from fedbudget.errors import UserError
+from fedbudget.models.base import LoopModel, Target
+
+LossAndGradient = Callable[[Float32, Float32, Float32], tuple[float, ArrayLike]]
+"""(w [parameters], x [samples, features], y [samples]) to the mean loss and its gradient [parameters]."""
+
+Predict = Callable[[Float32, Float32], ArrayLike]
+"""(w, x) to a prediction for each sample, to be compared with y."""
+
+
+class FunctionModel(LoopModel):
+    """Trains what a plain function describes.
+
+    Args:
+      function: loss and gradient of a batch.
+      initial: w(0), [parameters].
+      predict: how to predict y, for accuracy; without it a run has no accuracy.
+      target: what y should hold.
+
+    >>> import numpy as np
+    >>> def mean_of_data(w, x, y):
+    ...     return 0.5 * float(((x - w) ** 2).sum(axis=1).mean()), w - x.mean(axis=0)
+    >>> model = FunctionModel(mean_of_data, initial=np.zeros(3), target="none")
+    >>> model.parameters
+    3
+    """
+
+    def __init__(
+        self,
+        function: LossAndGradient,
+        *,
+        initial: ArrayLike,
+        predict: Predict | None = None,
+        target: Target = "classes",
+    ) -> None:
+        self.function = function
+        self.predict = predict
+        self.target: Target = target
+        self._initial = np.array(initial, dtype=np.float32)
+        if self._initial.ndim != 1 or not self._initial.size:
+            raise UserError(f"initial must be a flat vector of parameters, not of shape {self._initial.shape}")
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__name__", "function")
+
+    @property
+    def parameters(self) -> int:
+        return int(self._initial.size)
+
+    def initial(self, seed: int) -> Float32:
+        return self._initial.copy()
+
+    def loss_and_gradient(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
+        loss, gradient = self.function(w, x, y)
+        gradient = np.asarray(gradient, dtype=np.float32)
+        if gradient.shape != w.shape:
+            raise UserError(f"{self.name} gave a gradient of shape {gradient.shape}; w has {w.shape}")
+        return float(loss), gradient
+
+    def accuracy(self, w: Float32, table: Table) -> float | None:
+        if self.predict is None:
+            return None
+        predicted = np.asarray(self.predict(w, table.scaled(np.arange(len(table)))))
+        return float(np.mean(predicted == table.y))

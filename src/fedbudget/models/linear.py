@@ -1,0 +1,46 @@
+"""Linear regression, Table I: f_j(w) = ½ ‖y_j - wᵀx_j‖², w(0) = 0."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from fedbudget.models.base import KernelModel, Target
+from fedbudget.models.kernels import dot, implements, row_gradient, row_loss
+
+
+class LinearTerms(NamedTuple):
+    """Nothing: the loss has no constants."""
+
+
+@dataclass(frozen=True)
+class LinearRegression(KernelModel):
+    """A linear prediction of a real number; features and target should be centred, as there is no intercept."""
+
+    name: ClassVar[str] = "linear"
+    target: ClassVar[Target] = "real"
+    features: int
+    regularization: float = 0.0
+
+    @property
+    def parameters(self) -> int:
+        return self.features
+
+    @property
+    def terms(self) -> LinearTerms:
+        return LinearTerms()
+
+
+@implements(row_loss, LinearTerms)
+def loss(terms, w, x, y, scale, scratch):
+    error = np.float64(dot(w, x) * scale - y)
+    return 0.5 * error * error
+
+
+@implements(row_gradient, LinearTerms)
+def add(terms, w, x, y, scale, scratch, gradient):
+    error = dot(w, x) * scale - y
+    factor = error * scale
+    for j in range(w.size):
+        gradient[j] += factor * np.float32(x[j])
+    return 0.5 * np.float64(error) * np.float64(error)

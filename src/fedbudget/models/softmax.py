@@ -1,0 +1,82 @@
+"""Softmax regression: f_j(w) = -log softmax(W x_j + bias)[y_j]; each class has its weights, then its bias; w(0) = 0."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numba.extending import register_jitable
+
+from fedbudget.models.base import KernelModel, Target
+from fedbudget.models.kernels import FAST, dot, implements, row_correct, row_gradient, row_loss
+
+
+class SoftmaxTerms(NamedTuple):
+    classes: int
+
+
+@dataclass(frozen=True)
+class Softmax(KernelModel):
+    """A linear classifier of any number of classes."""
+
+    name: ClassVar[str] = "softmax"
+    target: ClassVar[Target] = "classes"
+    features: int
+    classes: int
+    regularization: float = 0.0
+
+    @property
+    def parameters(self) -> int:
+        return (self.features + 1) * self.classes
+
+    @property
+    def terms(self) -> SoftmaxTerms:
+        return SoftmaxTerms(self.classes)
+
+
+@register_jitable(fastmath=FAST)
+def _logits(classes, w, x, scale, logits):
+    """W x + bias into `logits`; returns the first of the largest."""
+    width = x.size + 1
+    best = 0
+    for label in range(classes):
+        logits[label] = dot(w[label * width :], x) * scale + w[label * width + x.size]
+        if logits[label] > logits[best]:
+            best = label
+    return best
+
+
+@register_jitable(fastmath=FAST)
+def _log_sum(classes, logits, best):
+    """log Σ exp(logit), without overflow."""
+    total = 0.0
+    for label in range(classes):
+        total += np.exp(np.float64(logits[label] - logits[best]))
+    return np.log(total) + np.float64(logits[best])
+
+
+@implements(row_loss, SoftmaxTerms)
+def loss(terms, w, x, y, scale, scratch):
+    best = _logits(terms.classes, w, x, scale, scratch)
+    return _log_sum(terms.classes, scratch, best) - np.float64(scratch[int(y)])
+
+
+@implements(row_gradient, SoftmaxTerms)
+def add(terms, w, x, y, scale, scratch, gradient):
+    width = x.size + 1
+    best = _logits(terms.classes, w, x, scale, scratch)
+    log_sum = _log_sum(terms.classes, scratch, best)
+    loss = log_sum - np.float64(scratch[int(y)])
+    for label in range(terms.classes):
+        error = np.float32(np.exp(np.float64(scratch[label]) - log_sum))
+        if label == int(y):
+            error -= np.float32(1)
+        factor = error * scale
+        for j in range(x.size):
+            gradient[label * width + j] += factor * np.float32(x[j])
+        gradient[label * width + x.size] += error
+    return loss
+
+
+@implements(row_correct, SoftmaxTerms)
+def right(terms, w, x, y, scale, scratch):
+    return 1 if _logits(terms.classes, w, x, scale, scratch) == int(y) else 0

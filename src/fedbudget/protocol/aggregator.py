@@ -1,0 +1,297 @@
+"""Algorithm 2 as a state machine: reports and costs in, the next broadcast or the outcome out.
+
+Rules: no clock, no file, no randomness; a state changes in `start`, `receive` and `interrupt` only; sums over nodes are
+taken in node order.
+
+    READY --start--> ROUND --receive--> ROUND ... --receive--> FINAL --receive--> DONE
+                       |                                         ^
+                       '-- nothing more fits, or only the final loss does --'
+
+The order of things in one `receive` of a round from t₀ to t:
+
+    1. w(t) ← Σ D_i w_i(t) / D, eq. (5), over the nodes whose w_i(t) is finite. When none is, the run goes back to the
+       last w that had a finite loss, with τ=1.
+    2. F(w(t₀)), eq. (2); when it is below F(w^f), w^f ← w(t₀), and nodes are told so with the next broadcast. The loss
+       of w(t) itself is known one round later, hence the final round.
+    3. ρ̂, β̂, δ̂ from the nodes' estimates, weighted by D_i. What is not a finite, sane number never reaches the
+       controller: that estimate stays what it was, and the round's record says so.
+    4. The ledger is charged with what the round cost.
+    5. The controller chooses τ. When the ledger says that this round would be the last to fit, τ falls to what fits and
+       STOP is sent with it; when not even τ=1 fits, the final loss comes at once; when that does not fit, the run ends.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+
+from fedbudget.arrays import Flags, Float32, Float64, Int64
+from fedbudget.budget import Budget, Costs, Ledger
+from fedbudget.control import Controller, Decision, Estimates, Outlook, Reason
+from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
+
+ABSURD = 1e12
+"""An estimate beyond this is taken for an accident of rounding or divergence."""
+
+
+class State(Enum):
+    READY = "ready"
+    ROUND = "round"
+    FINAL = "final"
+    DONE = "done"
+
+
+@dataclass(frozen=True)
+class Round:
+    """What happened in one round; the run's record of it.
+
+    Args:
+      round: counts from 1.
+      t: local updates per node when it ended.
+      tau: local updates in it; 0 in the final round, which only evaluates the loss.
+      reason: why this τ.
+      eta: step size.
+      loss: F(w(t₀)), at the w that the round started from; on mini-batches when descent is stochastic.
+      best_loss: F(w^f) on the same samples, w^f as of the end of the round.
+      estimates: ρ̂, β̂, δ̂ as they stand after the round.
+      kept: the estimates among them that this round could not give, and that are still an earlier round's.
+      ledger: what was spent until its end, with this round's costs.
+      nodes: the nodes that took part.
+      left_out: those among them whose w_i was not finite.
+    """
+
+    round: int
+    t: int
+    tau: int
+    reason: Reason
+    eta: float
+    loss: float
+    best_loss: float
+    estimates: Estimates | None
+    kept: tuple[str, ...]
+    ledger: Ledger
+    nodes: tuple[int, ...]
+    left_out: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: w^f, and what stopped it (a resource's name, `rounds` or `interrupted`)."""
+
+    w: Float32
+    stopped_by: str
+    ledger: Ledger
+
+
+class Aggregator:
+    """Runs Algorithm 2 over any number of fleets.
+
+    Args:
+      w: w(0), [parameters].
+      budget: what may be spent.
+      controller: which τ next.
+      eta: step size.
+      expected: what a round is thought to cost before the first one has been made.
+      rounds: the most rounds to make, besides the budget.
+    """
+
+    def __init__(
+        self,
+        w: Float32,
+        *,
+        budget: Budget,
+        controller: Controller,
+        eta: float,
+        expected: Costs,
+        rounds: int | None = None,
+    ) -> None:
+        self.state = State.READY
+        self.ledger = Ledger.open(budget, expected)
+        self.last: Round | None = None
+        self._controller = controller
+        self._eta = eta
+        self._rounds = rounds
+        self._w = w  # w(t₀), as last broadcast
+        self._loss = np.inf  # F(w(t₀))
+        self._good = w  # the last w with a finite loss
+        self._best = w  # w^f
+        self._best_loss = np.inf
+        self._t = 0
+        self._decision = controller.first()
+        self._estimates: Estimates | None = None
+        self._broadcast: Broadcast | None = None
+        self._stopped_by: str | None = None
+
+    def start(self) -> Broadcast:
+        if self.state is not State.READY:
+            raise LocalError("the run has started already")
+        self.state = State.ROUND
+        answer = self._within_budget(best=False)
+        assert isinstance(answer, Broadcast)  # a ledger opens only when one round fits
+        return answer
+
+    def receive(self, report: Report, costs: Costs) -> Broadcast | Outcome:
+        """One round's reports, merged, and what the round cost."""
+        said = self._expect(report)
+        became_best = self._keep_best(report)
+        self.ledger = self.ledger.charge(max(1, said.tau), costs)
+        if self.state is State.FINAL:
+            self._record(report, said, kept=(), left_out=())
+            return self._finish()
+        self._t += said.tau
+        w, left_out = self._average(report)
+        kept = self._estimate(report, said, left_out)
+        self._record(report, said, kept=kept, left_out=tuple(int(node) for node in report.nodes[left_out]))
+        self._w = w
+        return self._final(best=became_best) if said.stop else self._next(became_best, recover=bool(left_out.all()))
+
+    def interrupt(self) -> Outcome:
+        """Ends the run where it is, with w^f as known."""
+        self._stopped_by = "interrupted"
+        return self._finish()
+
+    def _expect(self, report: Report) -> Broadcast:
+        """Checks a report against what was asked for."""
+        if self._broadcast is None or self.state not in (State.ROUND, State.FINAL):
+            raise LocalError(f"no report is expected: the run is {self.state.value}")
+        said = self._broadcast
+        if report.round != said.round:
+            raise PeerError(f"a report of round {report.round} in round {said.round}")
+        if not len(report.nodes) or (report.sizes < 1).any():
+            raise PeerError("a report needs nodes with samples")
+        if (np.diff(report.nodes) <= 0).any():
+            raise PeerError("a node reported twice, or reports are not in node order")
+        vectors = {"w": report.w, "gradients": report.gradients}
+        if said.tau > 0 and report.w is None:
+            raise PeerError("a report without w")
+        for name, vector in vectors.items():
+            if vector is not None and vector.shape != (len(report.nodes), said.w.size):
+                raise PeerError(f"{name} has shape {vector.shape}, not {(len(report.nodes), said.w.size)}")
+        return said
+
+    def _keep_best(self, report: Report) -> bool:
+        """Step 2: is w(t₀) the new w^f?"""
+        loss = _weighted(report.sizes, report.losses)
+        if report.best_losses is not None:
+            self._best_loss = _weighted(report.sizes, report.best_losses)
+        if np.isfinite(loss):
+            self._good = self._w
+        self._loss = loss
+        if self._t == 0 and self.state is State.ROUND:
+            self._best_loss = loss
+            return False
+        if not loss < self._best_loss:
+            return False
+        self._best, self._best_loss = self._w, loss
+        return True
+
+    def _average(self, report: Report) -> tuple[Float32, Flags]:
+        """Step 1: w(t), and which nodes were left out of it."""
+        assert report.w is not None
+        finite = np.asarray(np.isfinite(report.w).all(axis=1))
+        if not finite.any():
+            return self._good, ~finite
+        return _mean(report.sizes[finite], report.w if finite.all() else report.w[finite]), ~finite
+
+    def _estimate(self, report: Report, said: Broadcast, left_out: Flags) -> tuple[str, ...]:
+        """Step 3: takes the new estimates in; returns the names of those that had to stay."""
+        if not said.estimate or report.rho is None or report.beta is None or report.gradients is None:
+            return ()
+        usable = ~left_out
+        fresh = {
+            "rho": _weighted(report.sizes[usable], report.rho[usable]),
+            "beta": _weighted(report.sizes[usable], report.beta[usable]),
+            "delta": _divergence(report.sizes[usable], report.gradients[usable]),
+        }
+        good = {name: value for name, value in fresh.items() if 0 <= value < ABSURD}
+        kept = tuple(name for name in fresh if name not in good)
+        if self._estimates is not None:
+            self._estimates = replace(self._estimates, **good)
+        elif not kept:
+            self._estimates = Estimates(**good)
+        return kept
+
+    def _next(self, became_best: bool, *, recover: bool) -> Broadcast | Outcome:
+        """Step 5."""
+        if recover:
+            self._decision = Decision(1, Reason.RECOVERY)
+        else:
+            ledger = self.ledger
+            outlook = Outlook(
+                self._estimates, self._eta, ledger.costs.step, ledger.costs.aggregation, ledger.budget.array
+            )
+            self._decision = self._controller.next(self._decision, outlook)
+        return self._within_budget(best=became_best)
+
+    def _within_budget(self, *, best: bool) -> Broadcast | Outcome:
+        """The next round with the τ that was chosen, or as much of it as fits."""
+        stop = False
+        if self.ledger.must_stop_with(self._decision.tau):
+            stop = True
+            fits, self._stopped_by = self.ledger.affordable_tau()
+            if fits < 1:
+                return self._final(best=best) if self.ledger.can_evaluate() else self._finish()
+            if fits < self._decision.tau:
+                self._decision = Decision(int(fits), Reason.BUDGET)
+        elif self._number + 1 == self._rounds:
+            stop, self._stopped_by = True, "rounds"
+        return self._say(self._decision.tau, best=best, stop=stop)
+
+    def _final(self, *, best: bool) -> Broadcast:
+        """Asks for the loss of the last w(t)."""
+        self.state = State.FINAL
+        return self._say(0, best=best, stop=True)
+
+    def _finish(self) -> Outcome:
+        self.state = State.DONE
+        assert self._stopped_by is not None
+        return Outcome(self._best, self._stopped_by, self.ledger)
+
+    def _say(self, tau: int, *, best: bool, stop: bool) -> Broadcast:
+        self._broadcast = Broadcast(self._number + 1, self._w, tau, self._eta, self._controller.estimates, best, stop)
+        return self._broadcast
+
+    @property
+    def _number(self) -> int:
+        """The round that was last broadcast."""
+        return 0 if self._broadcast is None else self._broadcast.round
+
+    def _record(self, report: Report, said: Broadcast, *, kept: tuple[str, ...], left_out: tuple[int, ...]) -> None:
+        self.last = Round(
+            round=said.round,
+            t=self._t,
+            tau=said.tau,
+            reason=self._decision.reason,
+            eta=said.eta,
+            loss=self._loss,
+            best_loss=self._best_loss,
+            estimates=self._estimates,
+            kept=kept,
+            ledger=self.ledger,
+            nodes=tuple(int(node) for node in report.nodes),
+            left_out=left_out,
+        )
+
+
+def _weighted(sizes: Int64, values: Float64) -> float:
+    """Σ D_i v_i / D, in node order."""
+    if not len(sizes):
+        return float("nan")
+    return float(np.add.reduce(sizes * values) / sizes.sum())
+
+
+def _mean(sizes: Int64, vectors: Float32) -> Float32:
+    """The same for vectors, [nodes, parameters] to [parameters], summed in float64, one node after the other."""
+    total = np.zeros(vectors.shape[1])
+    for size, vector in zip(sizes.tolist(), vectors, strict=True):
+        total += size * vector.astype(np.float64)
+    mean: Float32 = (total / sizes.sum()).astype(np.float32)
+    return mean
+
+
+def _divergence(sizes: Int64, gradients: Float32) -> float:
+    """δ̂ = Σ D_i ‖∇F_i(w(t₀)) - ∇F(w(t₀))‖ / D."""
+    if not len(sizes):
+        return float("nan")
+    apart = np.square(gradients - _mean(sizes, gradients), dtype=np.float64).sum(axis=1)
+    return _weighted(sizes, np.sqrt(apart))

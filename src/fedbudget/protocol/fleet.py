@@ -1,0 +1,130 @@
+"""Algorithm 3 for n ≥ 1 nodes at once. An edge device is a fleet of one.
+
+A round has three parts, so that an engine can read its meters between them; only the middle one is a local update, and
+the rest counts as aggregation, as in the paper:
+
+    receive(broadcast)   take w(t₀); evaluate what the estimates need at w_i(t₀), before it is given up
+    update()             τ local updates from w(t₀)
+    report()             w_i(t), the losses, and ρ̂_i, β̂_i, ∇F_i(w(t₀)) where they are wanted
+
+The loss and gradient at w(t₀) are the by-product of the first local update; only those at w_i(t₀), and the loss at w^f,
+are evaluated for themselves. With mini-batches all of them use the mini-batch of that first update.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedbudget.arrays import Float32, Float64
+from fedbudget.data.sampling import Picks, Sampler
+from fedbudget.data.shards import Shards
+from fedbudget.models.base import Descent, Model
+from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
+
+SAME = 1e-10
+"""Below this distance w_i(t) and w(t) count as equal, and ρ̂_i and β̂_i as 0."""
+
+
+class Fleet:
+    """n nodes with their shards.
+
+    Args:
+      model: what is trained.
+      shards: the nodes' data.
+      batch: samples in a mini-batch; None for whole shards, that is deterministic gradient descent.
+      seed: of the mini-batches; the same for all nodes of all fleets.
+      numbers: the nodes' numbers among all nodes of the run; 0..n-1 when left out.
+    """
+
+    def __init__(
+        self, model: Model, shards: Shards, *, batch: int | None, seed: int, numbers: Sequence[int] | None = None
+    ) -> None:
+        self.model = model
+        self.shards = shards
+        self.numbers = np.asarray(range(len(shards)) if numbers is None else numbers, dtype=np.int64)
+        if len(self.numbers) != len(shards) or (np.diff(self.numbers) <= 0).any():
+            raise ValueError("a fleet's nodes need one number each, in rising order")
+        self._sampler = Sampler(shards.size, batch, seed)
+        self._broadcast: Broadcast | None = None
+        self._picks: Picks | None = None
+        self._w: Float32 | None = None  # w_i(t), [nodes, parameters], from the last updates
+        self._best: Float32 | None = None  # our copy of w^f
+        self._local: Descent | None = None  # F_i and ∇F_i at w_i(t₀)
+        self._distance: Float64 | None = None  # ‖w_i(t₀) - w(t₀)‖
+        self._descent: Descent | None = None
+        self._losses: Float64 | None = None
+
+    def answer(self, broadcast: Broadcast) -> Report:
+        """A whole round at once."""
+        self.receive(broadcast)
+        self.update()
+        return self.report()
+
+    def receive(self, broadcast: Broadcast) -> None:
+        if broadcast.w.shape != (self.model.parameters,):
+            raise PeerError(
+                f"w has shape {broadcast.w.shape}; {self.model.name} has {self.model.parameters} parameters"
+            )
+        if broadcast.tau < 0:
+            raise PeerError(f"tau is {broadcast.tau}")
+        if self._broadcast is None:
+            self._best = broadcast.w
+        elif broadcast.best:
+            self._best = self._broadcast.w
+        self._broadcast = broadcast
+        self._picks = self._sampler.round(broadcast.tau)
+        self._descent = self._losses = self._local = self._distance = None
+        if broadcast.estimate and broadcast.tau > 0 and self._w is not None:
+            self._local = self.model.descend(self._w, self.shards, _first(self._picks), 0.0)
+            self._distance = np.sqrt(np.square(self._w - broadcast.w, dtype=np.float64).sum(axis=1))
+
+    def update(self) -> None:
+        """τ local updates, eq. (4); with τ=0 the loss at w."""
+        if self._broadcast is None or self._picks is None or self._losses is not None:
+            raise LocalError("update comes once after each receive")
+        start = self._broadcast.w[None]
+        if self._broadcast.tau == 0:
+            self._losses = self.model.losses(start, self.shards, self._picks)
+            return
+        self._descent = self.model.descend(start, self.shards, self._picks, self._broadcast.eta)
+        self._losses = self._descent.losses
+        self._w = self._descent.w
+
+    def report(self) -> Report:
+        if self._broadcast is None or self._picks is None or self._losses is None:
+            raise LocalError("report comes after update")
+        rho = beta = gradients = None
+        if self._local is not None and self._distance is not None and self._descent is not None:
+            gradients = self._descent.gradients
+            change = np.square(self._local.gradients - gradients, dtype=np.float64).sum(axis=1)
+            rho = _slope(np.abs(self._local.losses - self._losses), self._distance)
+            beta = _slope(np.sqrt(change), self._distance)
+        return Report(
+            round=self._broadcast.round,
+            nodes=self.numbers,
+            sizes=self.shards.size,
+            losses=self._losses,
+            best_losses=self._best_losses(),
+            w=None if self._descent is None else self._descent.w,
+            rho=rho,
+            beta=beta,
+            gradients=gradients,
+        )
+
+    def _best_losses(self) -> Float64 | None:
+        """F_i(w^f) on this round's mini-batch; whole shards give the same F_i(w^f) as when w^f was w(t₀)."""
+        if self._sampler.batch is None or self._best is None or self._picks is None:
+            return None
+        if self._broadcast is not None and self._best is self._broadcast.w:
+            return self._losses
+        return self.model.losses(self._best[None], self.shards, _first(self._picks))
+
+
+def _first(picks: Picks) -> Picks:
+    return Picks(picks.positions[:, :1], picks.group)
+
+
+def _slope(change: Float64, distance: Float64) -> Float64:
+    """change / distance, 0 where the distance counts as none."""
+    apart = ~(distance <= SAME)  # a distance that is not a number gives an estimate that is none either
+    return np.where(apart, change / np.where(apart, distance, 1.0), 0.0)
