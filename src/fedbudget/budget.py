@@ -20,6 +20,9 @@ from fedbudget.errors import UserError
 
 Combine = Literal["slowest", "sum"]
 
+_ROUNDING = 1e-12
+"""The share of a limit that sums of costs may be off by; what fits but for that, fits."""
+
 
 @dataclass(frozen=True)
 class Resource:
@@ -160,7 +163,7 @@ class Ledger:
 
         The figure is below 1 when no round fits, and infinite when nothing that is left costs per update.
         """
-        left = self.budget.array - self.spent - self.costs.step - 2 * self.costs.aggregation
+        left = self.budget.array * (1 + _ROUNDING) - self.spent - self.costs.step - 2 * self.costs.aggregation
         with np.errstate(divide="ignore", invalid="ignore"):
             fits = np.where(self.costs.step > 0, np.floor(left / self.costs.step), np.where(left >= 0, np.inf, 0))
         binding = int(np.argmin(fits))
@@ -169,7 +172,12 @@ class Ledger:
     def can_evaluate(self) -> bool:
         """Does the final loss, one evaluation and one exchange, still fit?"""
         after = self.spent + self.costs.step + self.costs.aggregation
-        return bool((after <= self.budget.array).all())
+        return bool((after <= self.budget.array * (1 + _ROUNDING)).all())
+
+    def nearest_limit(self, tau: int) -> str:
+        """The resource that a round of τ updates, and the final loss after it, brings nearest to its limit."""
+        after = self.spent + self.costs.step * (tau + 1) + 2 * self.costs.aggregation
+        return list(self.budget.limits)[int(np.argmax(after / self.budget.array))]
 
     @property
     def share(self) -> float:

@@ -24,6 +24,7 @@ class Reason(StrEnum):
     BUDGET = "budget"  # no more fits in what is left
     FIXED = "fixed"
     RECOVERY = "recovery"  # the last round gave nothing finite
+    FINAL = "final loss"  # no updates any more, only the loss of the last w
 
 
 @dataclass(frozen=True)
@@ -96,11 +97,10 @@ class AdaptiveTau:
       gamma: how many times larger than the last τ the next may be.
       tau_max: the largest τ of all.
 
-    >>> from fedbudget.control import AdaptiveTau, Estimates, Outlook
     >>> controller = AdaptiveTau(phi=0.025)
     >>> outlook = Outlook(Estimates(1.0, 2.0, 3.0), 0.01, np.array([0.013]), np.array([0.13]), np.array([15.0]))
-    >>> controller.next(controller.first(), outlook)
-    Decision(tau=7, reason=<Reason.MINIMUM: 'minimum of G'>)
+    >>> controller.next(Decision(5, Reason.MINIMUM), outlook)
+    Decision(tau=14, reason=<Reason.MINIMUM: 'minimum of G'>)
     """
 
     phi: float = 0.025

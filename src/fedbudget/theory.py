@@ -43,16 +43,16 @@ def h(x: ArrayLike, *, eta: float, beta: float, delta: float) -> Float64:
         return np.zeros_like(x)
     u = eta * beta
     with np.errstate(over="ignore", invalid="ignore"):
-        # (1+u)^x - 1 - ux. Both sides agree in all but the last digits where ux is small, so there the binomial
-        # series Σ_{k≥2} C(x,k) u^k is summed instead of subtracting.
-        direct = np.expm1(x * np.log1p(u)) - u * x
-        term = x * (x - 1) / 2 * u * u
+        # ((1+u)^x - 1)/u - x, which times ηδ is h. Both sides agree in all but the last digits where ux is small, so
+        # there the binomial series Σ_{k≥2} C(x,k) u^(k-1) is summed instead of subtracting.
+        direct = np.expm1(x * np.log1p(u)) / u - x
+        term = x * (x - 1) / 2 * u
         series = term
         for k in range(3, 3 + _SERIES_TERMS):
             term = term * (x - k + 1) / k * u
             series = series + term
         excess = np.where(u * x < _SERIES_BELOW, series, direct)
-        gap = delta / beta * np.maximum(excess, 0.0)
+        gap = eta * delta * np.maximum(excess, 0.0)
     gap = np.where((x == 0) | (x == 1), 0.0, gap)
     return np.where(np.isnan(gap), np.inf, gap)
 
@@ -68,7 +68,7 @@ def share_per_update(tau: ArrayLike, *, c: ArrayLike, b: ArrayLike, budget: Arra
     c, b, usable = _per_resource(c, b, budget)
     shares = np.where(
         usable > 0,
-        (c * tau[..., None] + b) / (np.where(usable > 0, usable, 1.0) * tau[..., None]),
+        (c + b / tau[..., None]) / np.where(usable > 0, usable, 1.0),  # exactly equal for every τ where b = 0
         np.inf,
     )
     return np.asarray(shares.max(axis=-1))
@@ -244,7 +244,8 @@ def _bound(share: Float64, tau: Float64, *, eta: float, phi: float, rho: float, 
 
 def _times(rho: float, gap: Float64) -> Float64:
     """ρ h, where an h that overflowed is still a finite number, so that ρ = 0 gives 0."""
-    return np.zeros_like(gap) if rho == 0 else rho * gap
+    with np.errstate(over="ignore"):
+        return np.zeros_like(gap) if rho == 0 else rho * gap
 
 
 def _per_resource(c: ArrayLike, b: ArrayLike, budget: ArrayLike) -> tuple[Float64, Float64, Float64]:

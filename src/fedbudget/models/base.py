@@ -16,8 +16,8 @@ from fedbudget.data.sampling import Picks
 from fedbudget.data.shards import Shards, Table
 from fedbudget.models import kernels
 
-Target = Literal["binary", "classes", "real", "none"]
-"""What a model learns to predict: ±1, a class number, a real number, or nothing."""
+Target = Literal["binary", "classes", "real", "raw", "none"]
+"""What a model learns to predict: ±1, a class number, a real number, whatever the data has, or nothing."""
 
 
 @dataclass(frozen=True)

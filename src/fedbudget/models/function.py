@@ -24,7 +24,7 @@ class FunctionModel(LoopModel):
       function: loss and gradient of a batch.
       initial: w(0), [parameters].
       predict: how to predict y, for accuracy; without it a run has no accuracy.
-      target: what y should hold.
+      target: what y should hold; `raw` is the data's own numbers.
 
     >>> import numpy as np
     >>> def mean_of_data(w, x, y):
@@ -40,7 +40,7 @@ class FunctionModel(LoopModel):
         *,
         initial: ArrayLike,
         predict: Predict | None = None,
-        target: Target = "classes",
+        target: Target = "raw",
     ) -> None:
         self.function = function
         self.predict = predict

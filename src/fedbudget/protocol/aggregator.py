@@ -56,8 +56,8 @@ class Round:
       estimates: ρ̂, β̂, δ̂ as they stand after the round.
       kept: the estimates among them that this round could not give, and that are still an earlier round's.
       ledger: what was spent until its end, with this round's costs.
-      nodes: the nodes that took part.
-      left_out: those among them whose w_i was not finite.
+      nodes: how many nodes took part.
+      left_out: the numbers of those among them whose w_i was not finite.
     """
 
     round: int
@@ -70,7 +70,7 @@ class Round:
     estimates: Estimates | None
     kept: tuple[str, ...]
     ledger: Ledger
-    nodes: tuple[int, ...]
+    nodes: int
     left_out: tuple[int, ...]
 
 
@@ -164,6 +164,11 @@ class Aggregator:
         vectors = {"w": report.w, "gradients": report.gradients}
         if said.tau > 0 and report.w is None:
             raise PeerError("a report without w")
+        numbers = {"sizes": report.sizes, "losses": report.losses, "best losses": report.best_losses}
+        numbers |= {"rho": report.rho, "beta": report.beta}
+        for name, values in numbers.items():
+            if values is not None and values.shape != report.nodes.shape:
+                raise PeerError(f"{name} has shape {values.shape}, not {report.nodes.shape}")
         for name, vector in vectors.items():
             if vector is not None and vector.shape != (len(report.nodes), said.w.size):
                 raise PeerError(f"{name} has shape {vector.shape}, not {(len(report.nodes), said.w.size)}")
@@ -233,6 +238,8 @@ class Aggregator:
                 return self._final(best=best) if self.ledger.can_evaluate() else self._finish()
             if fits < self._decision.tau:
                 self._decision = Decision(int(fits), Reason.BUDGET)
+            else:
+                self._stopped_by = self.ledger.nearest_limit(self._decision.tau)
         elif self._number + 1 == self._rounds:
             stop, self._stopped_by = True, "rounds"
         return self._say(self._decision.tau, best=best, stop=stop)
@@ -261,14 +268,14 @@ class Aggregator:
             round=said.round,
             t=self._t,
             tau=said.tau,
-            reason=self._decision.reason,
+            reason=self._decision.reason if said.tau else Reason.FINAL,
             eta=said.eta,
             loss=self._loss,
             best_loss=self._best_loss,
             estimates=self._estimates,
             kept=kept,
             ledger=self.ledger,
-            nodes=tuple(int(node) for node in report.nodes),
+            nodes=len(report.nodes),
             left_out=left_out,
         )
 

@@ -121,7 +121,8 @@ class Fleet:
 
 
 def _first(picks: Picks) -> Picks:
-    return Picks(picks.positions[:, :1], picks.group)
+    # Contiguous like the whole, or the kernels would be compiled a second time.
+    return Picks(np.ascontiguousarray(picks.positions[:, :1]), picks.group)
 
 
 def _slope(change: Float64, distance: Float64) -> Float64:

@@ -1,0 +1,96 @@
+"""`fedbudget compare`."""
+
+import json as jsonlib
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedbudget.cli import options as o
+
+if TYPE_CHECKING:
+    from fedbudget.experiments.compare import CaseComparison
+
+
+def compare(
+    model: o.Model = None,
+    dataset: o.Dataset = None,
+    nodes: o.Nodes = None,
+    cases: Annotated[str, typer.Option(help="Cases to compare in.")] = "1,2,3,4",
+    taus: Annotated[str, typer.Option(help="Fixed τ to compare with.")] = "1,2,3,5,7,10,20,30,50,70,100",
+    seeds: Annotated[int, typer.Option(help="Runs of each, with seeds 0, 1, ...")] = 5,
+    budget: o.Budget = None,
+    costs: o.Costs = None,
+    batch_size: o.BatchSize = None,
+    step_size: o.StepSize = None,
+    phi: o.Phi = None,
+    gamma: o.Gamma = None,
+    tau_max: o.TauMax = None,
+    target: o.Target = None,
+    test_share: o.TestShare = None,
+    clusters: o.Clusters = None,
+    watts: o.Watts = None,
+    joules_per_byte: o.JoulesPerByte = None,
+    price_per_hour: o.PricePerHour = None,
+    price_per_gigabyte: o.PricePerGigabyte = None,
+    config: o.Config = None,
+    json: o.Json = False,
+) -> None:
+    """Compare adaptive τ with fixed τ, over cases and seeds.
+
+    The regret is what not knowing the best fixed τ costs, of what the worst one would: 0 is as good as the best.
+
+    Examples:
+
+      fedbudget compare --cases 1,2 --taus 1,10,100 --seeds 3
+
+      fedbudget compare --model softmax --budget time=15s --budget bytes=1MB --json
+    """
+    settings = o.settings_from(locals())
+    chosen_cases, chosen_taus = o.whole_numbers("cases", cases), o.whole_numbers("taus", taus)
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from fedbudget.cli.view import preparing
+    from fedbudget.experiments.compare import compare as run_all
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=json) as bar, preparing():
+        task = bar.add_task("runs", total=None)
+        found = run_all(
+            settings,
+            cases=chosen_cases,
+            taus=chosen_taus,
+            seeds=range(seeds),
+            progress=lambda done, of: bar.update(task, completed=done, total=of),
+        )
+    if json:
+        print(jsonlib.dumps({"cases": [case.to_json() for case in found]}))
+    else:
+        _print_table(found, seeds)
+
+
+def _print_table(found: "list[CaseComparison]", seeds: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        box=None, pad_edge=False, header_style="bold", title=f"loss, mean of {seeds} runs", title_justify="left"
+    )
+    table.add_column("τ", justify="right")
+    for case in found:
+        table.add_column(f"case {case.case}", justify="right")
+    for index, each in enumerate(found[0].fixed):
+        row = [f"{case.fixed[index].loss:.4f}{'*' if case.fixed[index] is case.best else ' '}" for case in found]
+        table.add_row(f"{each.tau:g}", *row)
+    table.add_section()
+    table.add_row("adaptive", *(f"{case.adaptive.loss:.4f} " for case in found))
+    table.add_row("average τ", *(f"{case.adaptive.tau:.1f} " for case in found))
+    table.add_row("regret", *("" if case.regret is None else f"{case.regret:.3f} " for case in found))
+    console = Console()
+    console.print(table)
+    best = {f"{case.best.tau:g}" for case in found}
+    if len(best) > 1:
+        console.print(
+            "* the best fixed τ is another one in each case; adaptive τ finds it while training.", style="dim"
+        )

@@ -1,0 +1,34 @@
+"""`fedbudget evaluate`."""
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedbudget.cli import options as o
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    dataset: Annotated[str, typer.Option(help="A dataset's name (its test samples), or a path (all samples).")],
+    target: o.Target = None,
+    json: o.Json = False,
+) -> None:
+    """Apply a trained model to data, and print its loss and accuracy.
+
+    Examples:
+
+      fedbudget evaluate runs/NAME --dataset digits
+
+      fedbudget evaluate runs/NAME --dataset new.csv --target price
+    """
+    from fedbudget.experiments.evaluate import evaluate as apply
+    from fedbudget.runs.folder import Run
+
+    found = apply(Run.open(run), dataset, target)
+    if json:
+        print(jsonlib.dumps({"samples": found.samples, "loss": found.loss, "accuracy": found.accuracy}))
+        return
+    accuracy = "" if found.accuracy is None else f", accuracy {found.accuracy:.4f}"
+    print(f"{found.samples} samples: loss {found.loss:.4f}{accuracy}")

@@ -1,0 +1,59 @@
+"""The command `fedbudget`. Exit codes: 0 done, 1 the work failed, 2 the command was wrong."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from fedbudget import __version__
+from fedbudget.cli import compare, evaluate, explain, run, show
+from fedbudget.errors import UserError
+
+app = typer.Typer(
+    help="Train a model on data that stays on its nodes, as well as a budget of time, energy, bytes or money allows.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (run.run, compare.compare, show.show, explain.explain, evaluate.evaluate):
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def _fedbudget(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(f"fedbudget {__version__}")
+        raise typer.Exit
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs a command; a mistake of the user's is one line on standard error."""
+    sys.exit(_code(arguments))
+
+
+def _code(arguments: list[str] | None) -> int:
+    try:
+        returned: Any = typer.main.get_command(app).main(arguments, prog_name="fedbudget", standalone_mode=False)
+        return returned if isinstance(returned, int) else 0
+    except UserError as error:
+        return _complain(str(error), 2)
+    except KeyboardInterrupt:
+        return _complain("interrupted", 130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except OSError as error:
+        return _complain(str(error), 1)
+    except Exception as error:
+        # Typer's own errors of usage, whichever module they come from in the version at hand.
+        if not hasattr(error, "format_message"):
+            raise
+        return _complain(error.format_message(), 2) if error.format_message() else 2
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"fedbudget: {message}", file=sys.stderr)
+    return code

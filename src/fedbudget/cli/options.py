@@ -1,0 +1,82 @@
+"""The options of training, said once for all commands that train, and how they become settings.
+
+No option has a default here: what is not given comes from `--config`, and what is not there from `Settings`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedbudget.errors import UserError
+from fedbudget.runs.settings import Settings
+
+Model = Annotated[str | None, typer.Option(help="What is trained: svm, linear, kmeans or softmax.  [default: svm]")]
+Dataset = Annotated[
+    str | None,
+    typer.Option(help="digits, or a path: a .csv, a .npz, or a folder with one per node.  [default: digits]"),
+]
+Target = Annotated[str | None, typer.Option(help="The CSV column to predict.  [default: the last]")]
+TestShare = Annotated[
+    float | None, typer.Option(help="Held out for testing, where data has no test samples.  [default: 0.2]")
+]
+Nodes = Annotated[int | None, typer.Option(help="How many nodes.  [default: 5, or one per file]")]
+Case = Annotated[int | None, typer.Option(help="How data is spread: the paper's case 1, 2, 3 or 4.  [default: 1]")]
+Partition = Annotated[str | None, typer.Option(help="The same in general: case:N, dirichlet:ALPHA or files.")]
+Tau = Annotated[str | None, typer.Option(help="adaptive, or a fixed number of local updates.  [default: adaptive]")]
+Budget = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="What may be spent, once for each resource: time=15s, energy=500J, bytes=20MB, cpu=30s, money=0.40.  "
+        "[default: time=15s]"
+    ),
+]
+Costs = Annotated[
+    str | None,
+    typer.Option(help="simulated (the paper's prototype) or measured (this machine's clocks).  [default: simulated]"),
+]
+BatchSize = Annotated[str | None, typer.Option(help="Samples in a mini-batch, or full.  [default: 100]")]
+StepSize = Annotated[float | None, typer.Option(help="Step size η.  [default: 0.01]")]
+Phi = Annotated[float | None, typer.Option(help="Control parameter φ; larger gives smaller τ.  [default: 0.025]")]
+Gamma = Annotated[float | None, typer.Option(help="How many times the last τ the next may be.  [default: 10]")]
+TauMax = Annotated[int | None, typer.Option(help="The largest τ.  [default: 100]")]
+Seed = Annotated[int | None, typer.Option(help="Of everything random.  [default: 0]")]
+Rounds = Annotated[int | None, typer.Option(help="The most rounds to make, besides the budget.")]
+Clusters = Annotated[int | None, typer.Option(help="Clusters of kmeans.  [default: 4]")]
+Watts = Annotated[float | None, typer.Option(help="Power of a node, for energy.  [default: 5]")]
+JoulesPerByte = Annotated[float | None, typer.Option(help="Energy of sending a byte.  [default: 1e-6]")]
+PricePerHour = Annotated[float | None, typer.Option(help="Of a node, for money.  [default: 0.1]")]
+PricePerGigabyte = Annotated[float | None, typer.Option(help="Of sending, for money.  [default: 0.1]")]
+Config = Annotated[Path | None, typer.Option(help="A TOML file with settings; options given here come first.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def settings_from(given: Mapping[str, Any]) -> Settings:
+    """Settings from a command's options: those of `--config`, if any, and before them those that were given."""
+    names = {field.name for field in fields(Settings)}
+    chosen = {name: value for name, value in given.items() if name in names and value not in (None, [])}
+    config, case = given.get("config"), given.get("case")
+    if case is not None:
+        if "partition" in chosen:
+            raise UserError("give --case or --partition, not both")
+        chosen["partition"] = f"case:{case}"
+    if "budget" in chosen:
+        chosen["budget"] = tuple(chosen["budget"])
+    for name, word in (("tau", "adaptive"), ("batch_size", "full")):
+        if name in chosen and chosen[name] != word:
+            chosen[name] = whole_number(name.replace("_", "-"), chosen[name], f" or {word}")
+    return Settings(**{**(Settings.from_toml(config) if config else {}), **chosen})
+
+
+def whole_number(option: str, text: str, otherwise: str = "") -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"{option} must be a whole number{otherwise}, not {text!r}") from None
+
+
+def whole_numbers(option: str, text: str) -> list[int]:
+    """Reads `1,2,5`."""
+    return [whole_number(option, part.strip()) for part in text.split(",")]

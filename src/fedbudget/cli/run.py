@@ -1,0 +1,66 @@
+"""`fedbudget run`."""
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedbudget.cli import options as o
+
+
+def run(
+    model: o.Model = None,
+    dataset: o.Dataset = None,
+    nodes: o.Nodes = None,
+    case: o.Case = None,
+    partition: o.Partition = None,
+    tau: o.Tau = None,
+    budget: o.Budget = None,
+    costs: o.Costs = None,
+    batch_size: o.BatchSize = None,
+    step_size: o.StepSize = None,
+    phi: o.Phi = None,
+    gamma: o.Gamma = None,
+    tau_max: o.TauMax = None,
+    seed: o.Seed = None,
+    rounds: o.Rounds = None,
+    target: o.Target = None,
+    test_share: o.TestShare = None,
+    clusters: o.Clusters = None,
+    watts: o.Watts = None,
+    joules_per_byte: o.JoulesPerByte = None,
+    price_per_hour: o.PricePerHour = None,
+    price_per_gigabyte: o.PricePerGigabyte = None,
+    config: o.Config = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder.  [default: a new one in runs/]")] = None,
+    json: o.Json = False,
+) -> None:
+    """Train under a budget, and keep a record of it.
+
+    Examples:
+
+      fedbudget run --case 2 --budget time=15s
+
+      fedbudget run --dataset homes.csv --model linear --budget time=1min --budget bytes=20MB
+
+      fedbudget run --tau 10 --costs measured --budget time=5s --json
+
+      fedbudget run --config runs/NAME/config.toml
+    """
+    settings = o.settings_from(locals())
+
+    from fedbudget.cli.view import preparing, watching
+    from fedbudget.plan import prepare
+    from fedbudget.training import default_folder, execute
+
+    with preparing():
+        plan = prepare(settings)
+    with watching(plan, quiet=json) as watch:
+        result = execute(plan, out=out or default_folder(plan.settings), watch=watch)
+    if json:
+        print(jsonlib.dumps(result.to_json()))
+        return
+    from fedbudget.cli.view import print_result
+
+    print_result(result)

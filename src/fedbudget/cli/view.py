@@ -1,0 +1,156 @@
+"""What a person sees of a run: a live view on a terminal, a plain log elsewhere, and the result at the end.
+
+The view goes to standard error, so that results on standard output can be piped on.
+"""
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedbudget.budget import RESOURCES
+from fedbudget.plan import Plan
+from fedbudget.runs.record import RoundRecord
+from fedbudget.training import Result, Watch
+
+_PATIENCE = 1.0  # seconds before a person is told what takes so long
+_LOG_LINES = 25  # of a plain log, at most, over the whole budget
+_COLUMNS = ("round", "τ", "chosen by", "loss", "best", "accuracy", "ρ̂", "β̂", "δ̂", "spent")
+
+
+@contextmanager
+def preparing() -> Iterator[None]:
+    """Says so when preparation takes long."""
+    notice = threading.Timer(
+        _PATIENCE,
+        lambda: print("preparing; on first use kernels are compiled, which takes some seconds", file=sys.stderr),
+    )
+    notice.daemon = True
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()
+
+
+@contextmanager
+def watching(plan: Plan, *, quiet: bool) -> Iterator[Watch | None]:
+    """Gives what shows a run's rounds as they come; nothing when quiet."""
+    console = Console(stderr=True)
+    if quiet:
+        yield None
+    elif console.is_terminal:
+        view = _LiveView(plan)
+        with Live(view.render(), console=console, refresh_per_second=12) as live:
+            yield lambda record: live.update(view.add(record))
+    else:
+        print(f"{plan.title}; budget {plan.budget}", file=sys.stderr)
+        yield _plain_log(plan)
+
+
+def print_result(result: Result) -> None:
+    """The result in a few lines on standard output."""
+    accuracy = "" if result.accuracy is None else f", accuracy {result.accuracy:.4f}"
+    print(f"loss {result.loss:.4f}{accuracy}")
+    print(
+        f"{result.aggregations} aggregations, {result.local_updates} local updates per node, "
+        f"average τ {result.average_tau:.1f}; stopped by {result.stopped_by}"
+    )
+    for name, limit in result.budget.items():
+        resource, over = RESOURCES[name], result.overshoot[name]
+        beyond = f", {resource.format(over)} over" if over else ""
+        print(f"{name}: {resource.format(result.spent[name])} of {resource.format(limit)} spent{beyond}")
+    if result.run is not None:
+        print(f"run: {result.run}")
+
+
+def cells(record: RoundRecord, budget: Mapping[str, float]) -> tuple[str, ...]:
+    """A round as a row of text, under the headings of a table of rounds."""
+
+    def number(value: float | None, form: str = ".4f") -> str:
+        return "" if value is None else format(value, form)
+
+    share = max(record.spent[name] / limit for name, limit in budget.items())
+    return (
+        str(record.round),
+        str(record.tau or ""),
+        record.reason,
+        number(record.loss),
+        number(record.best_loss),
+        number(record.accuracy),
+        number(record.rho, ".3f"),
+        number(record.beta, ".3f"),
+        number(record.delta, ".3f"),
+        f"{share:.0%}",
+    )
+
+
+def rounds_table(records: list[RoundRecord], budget: Mapping[str, float]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in _COLUMNS:
+        table.add_column(heading, justify="left" if heading == "chosen by" else "right", no_wrap=True)
+    for record in records:
+        table.add_row(*cells(record, budget))
+    return table
+
+
+class _LiveView:
+    """Gauges of the budget above the latest rounds."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._title = plan.title
+        self._budget = plan.budget.limits
+        self._latest: deque[RoundRecord] = deque(maxlen=12)
+        self._spent = dict.fromkeys(self._budget, 0.0)
+        self._accuracy: float | None = None
+
+    def add(self, record: RoundRecord) -> Group:
+        self._latest.append(record)
+        self._spent = record.spent
+        self._accuracy = record.accuracy if record.accuracy is not None else self._accuracy
+        return self.render()
+
+    def render(self) -> Group:
+        gauges = Table.grid(padding=(0, 1))
+        for name, limit in self._budget.items():
+            resource = RESOURCES[name]
+            spent = self._spent[name]
+            amounts = f"{resource.format(spent)} of {resource.format(limit)}"
+            gauges.add_row(name, ProgressBar(total=limit, completed=min(spent, limit), width=40), amounts)
+        accuracy = "" if self._accuracy is None else f"accuracy {self._accuracy:.4f}"
+        return Group(
+            Text(self._title, style="bold"),
+            gauges,
+            Text(accuracy),
+            rounds_table(list(self._latest), self._budget),
+        )
+
+
+def _plain_log(plan: Plan) -> Watch:
+    """One line now and then, evenly over the budget, with the first rounds and the last."""
+    budget = plan.budget.limits
+    widths = (5, 4, 13, 8, 8, 8, 7, 7, 7, 6)
+    next_share = 0.0
+
+    def line(texts: tuple[str, ...]) -> None:
+        print(
+            "  ".join(text.rjust(width) for text, width in zip(texts, widths, strict=True)), file=sys.stderr, flush=True
+        )
+
+    def watch(record: RoundRecord) -> None:
+        nonlocal next_share
+        share = max(record.spent[name] / limit for name, limit in budget.items())
+        if record.round > 3 and share < next_share and record.tau > 0:
+            return
+        next_share = share + 1 / _LOG_LINES
+        line(cells(record, budget))
+
+    line(_COLUMNS)
+    return watch

@@ -1,0 +1,148 @@
+"""A dataset: samples with what is known of them, before a model says what it wants to learn.
+
+Class numbers and real targets are both kept where the data has both, because the same data may train a classifier, a
+regression or a clustering, and because the Cases distribute samples by class whatever the model is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbudget.arrays import Float32, Float64, Int64, Samples
+from fedbudget.data.partition import labels_by_clustering
+from fedbudget.data.shards import Table
+from fedbudget.errors import UserError
+
+
+@dataclass(frozen=True)
+class Part:
+    """The training or the test samples.
+
+    Args:
+      x: features as stored, [samples, features].
+      labels: class numbers, [samples], or None.
+      values: real targets, [samples], or None.
+    """
+
+    x: Samples
+    labels: Int64 | None = None
+    values: Float64 | None = None
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def rows(self, chosen: NDArray[np.int64]) -> "Part":
+        """Some of the samples."""
+        return Part(
+            np.ascontiguousarray(self.x[chosen]),
+            None if self.labels is None else self.labels[chosen],
+            None if self.values is None else self.values[chosen],
+        )
+
+    @classmethod
+    def join(cls, parts: "Sequence[Part]") -> "Part":
+        """All samples of several parts, which must know the same of them."""
+        labels = [part.labels for part in parts if part.labels is not None]
+        values = [part.values for part in parts if part.values is not None]
+        return cls(
+            np.concatenate([part.x for part in parts]),
+            np.concatenate(labels) if labels else None,
+            np.concatenate(values) if values else None,
+        )
+
+
+@dataclass(frozen=True)
+class Standardization:
+    """How features (and a real target) were brought to mean 0 and deviation 1, to do the same to other data."""
+
+    mean: Float64
+    deviation: Float64
+    target_mean: float = 0.0
+    target_deviation: float = 1.0
+
+    @classmethod
+    def of(cls, part: Part) -> "Standardization":
+        values = np.zeros(1) if part.values is None else part.values
+        x = part.x.astype(np.float64)
+        return cls(x.mean(axis=0), _nonzero(x.std(axis=0)), float(values.mean()), float(_nonzero(values.std())))
+
+    def apply(self, part: Part) -> Part:
+        """The same samples with their features standardised."""
+        return replace(part, x=((part.x - self.mean) / self.deviation).astype(np.float32))
+
+    def targets(self, values: Float64) -> Float64:
+        return (values - self.target_mean) / self.target_deviation
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Samples to train on and to test on.
+
+    Args:
+      name: as a person would call it.
+      train, test: the samples; test may be missing.
+      classes: what class number 0, 1, ... stands for.
+      scale: what a stored feature is multiplied with, 1/255 for pixels.
+      parity: classifiers of two classes tell even from odd class numbers (the paper's SVM on digits).
+      files: samples per file, where every node has a file of its own.
+      standardization: what was done to the features, if anything.
+    """
+
+    name: str
+    train: Part
+    test: Part | None = None
+    classes: tuple[str, ...] = ()
+    scale: float = 1.0
+    parity: bool = False
+    files: tuple[int, ...] = ()
+    standardization: Standardization | None = field(default=None, repr=False)
+
+    @property
+    def features(self) -> int:
+        return int(self.train.x.shape[1])
+
+    def partition_labels(self, seed: int) -> Int64:
+        """What the Cases distribute the training samples by: their classes, or clusters where they have none."""
+        if self.train.labels is not None:
+            return self.train.labels
+        return labels_by_clustering(self.train.x.astype(np.float32) * np.float32(self.scale), seed)
+
+    def table(self, part: Part, target: str) -> Table:
+        """Samples as a model wants them: with targets `binary`, `classes`, `real`, `raw` (as given) or `none`."""
+        return Table(part.x, self._targets(part, target), self.scale)
+
+    def _targets(self, part: Part, target: str) -> Float32:
+        if target == "none" or (target == "raw" and part.values is None and part.labels is None):
+            return np.zeros(len(part), np.float32)
+        if target == "raw" and part.values is not None:
+            return part.values.astype(np.float32)
+        if target == "real":
+            if part.values is None:
+                raise UserError(f"{self.name} has no real-valued target to predict; use --model svm, softmax or kmeans")
+            how = self.standardization
+            return (part.values if how is None else how.targets(part.values)).astype(np.float32)
+        if part.labels is None:
+            raise UserError(f"{self.name} has no classes to predict; use --model linear or kmeans")
+        if target in ("classes", "raw"):
+            return part.labels.astype(np.float32)
+        if self.parity:
+            return np.where(part.labels % 2 == 0, 1, -1).astype(np.float32)
+        if len(self.classes) != 2:
+            raise UserError(f"{self.name} has {len(self.classes)} classes; --model svm needs two, softmax takes any")
+        return np.where(part.labels == 1, 1, -1).astype(np.float32)
+
+
+def hold_out(part: Part, share: float, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows to train on and rows to test on, chosen at random but always the same."""
+    if not 0 <= share < 1:
+        raise UserError(f"test-share must be at least 0 and below 1, not {share:g}")
+    order = np.random.default_rng(seed).permutation(len(part))
+    tested = int(len(part) * share)
+    return np.sort(order[tested:]), np.sort(order[:tested])
+
+
+def _nonzero(deviation: Float64 | np.floating) -> Float64:
+    """A feature that never changes is left as it is."""
+    return np.where(np.asarray(deviation) > 0, deviation, 1.0)

@@ -1,0 +1,74 @@
+"""The in-process engine: aggregator and fleets in one program, a function call away from each other."""
+
+from collections.abc import Callable, Sequence
+
+from fedbudget.arrays import Float32
+from fedbudget.meters.measured import Instant
+from fedbudget.meters.meter import Meters, RoundTrip
+from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
+from fedbudget.protocol.fleet import Fleet
+from fedbudget.protocol.messages import Broadcast, Report
+
+Observer = Callable[[Round, Broadcast], None]
+"""Told of every round when it is over, with the broadcast that it began with. The time it takes is not charged."""
+
+
+def run(
+    aggregator: Aggregator,
+    fleets: Sequence[Fleet],
+    meters: Meters,
+    *,
+    observe: Observer,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Carries messages between aggregator and fleets until the budget is spent.
+
+    Args:
+      interrupted: asked after every round; when it says so, the run ends with what it has.
+    """
+    message: Broadcast | Outcome = aggregator.start()
+    mark = Instant.now()
+    while isinstance(message, Broadcast):
+        said = message
+        report, trip = _round(fleets, said, mark)
+        mark += Instant(trip.seconds, trip.cpu)
+        message = aggregator.receive(report, meters.read(trip))
+        assert aggregator.last is not None
+        before = Instant.now()
+        observe(aggregator.last, said)
+        mark += Instant.now() - before
+        if interrupted() and isinstance(message, Broadcast):
+            message = aggregator.interrupt()
+    return message
+
+
+def trial(fleets: Sequence[Fleet], w: Float32, *, estimate: bool) -> RoundTrip:
+    """One round on fleets that are thrown away afterwards, to see what a round takes.
+
+    It is the second of two, because the first one compiles kernels and has nothing to estimate from.
+    """
+    ask = Broadcast(round=1, w=w, tau=1, eta=0.0, estimate=estimate, best=False, stop=False)
+    _round(fleets, ask, Instant.now())
+    return _round(fleets, ask, Instant.now())[1]
+
+
+def _round(fleets: Sequence[Fleet], said: Broadcast, mark: Instant) -> tuple[Report, RoundTrip]:
+    """One round of all fleets, timed from `mark` on; only the local updates count as such."""
+    for fleet in fleets:
+        fleet.receive(said)
+    before = Instant.now()
+    for fleet in fleets:
+        fleet.update()
+    updating = Instant.now() - before
+    report = Report.merge([fleet.report() for fleet in fleets])
+    updates, nodes = max(1, said.tau), len(report.nodes)
+    whole = Instant.now() - mark
+    return report, RoundTrip(
+        updates=updates,
+        nodes=nodes,
+        wire_bytes=nodes * said.wire_bytes + report.wire_bytes,
+        step_seconds=updating.seconds / updates,
+        seconds=whole.seconds,
+        step_cpu=updating.cpu / updates,
+        cpu=whole.cpu,
+    )

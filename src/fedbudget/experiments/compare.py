@@ -1,0 +1,114 @@
+"""Adaptive τ against fixed τ, over cases and seeds: how much is lost by not knowing the best fixed τ beforehand."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedbudget import data
+from fedbudget.data.dataset import Dataset
+from fedbudget.errors import UserError
+from fedbudget.plan import prepare
+from fedbudget.runs.settings import Settings
+from fedbudget.training import Result, execute
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The mean over seeds of one τ, or of adaptive τ, in one case."""
+
+    tau: float
+    loss: float
+    accuracy: float | None
+
+    @classmethod
+    def mean(cls, results: Sequence[Result], tau: float | None = None) -> "Setting":
+        accuracies = [result.accuracy for result in results if result.accuracy is not None]
+        return cls(
+            tau=_mean([result.average_tau for result in results]) if tau is None else tau,
+            loss=_mean([result.loss for result in results]),
+            accuracy=_mean(accuracies) if accuracies else None,
+        )
+
+
+@dataclass(frozen=True)
+class CaseComparison:
+    """One case: adaptive τ, and every fixed τ."""
+
+    case: int
+    adaptive: Setting
+    fixed: tuple[Setting, ...]
+
+    @property
+    def best(self) -> Setting:
+        return min(self.fixed, key=lambda setting: setting.loss)
+
+    @property
+    def worst(self) -> Setting:
+        return max(self.fixed, key=lambda setting: setting.loss)
+
+    @property
+    def regret(self) -> float | None:
+        """(F_adaptive - F_best fixed) / (F_worst fixed - F_best fixed); None where all fixed τ are equally good."""
+        spread = self.worst.loss - self.best.loss
+        return (self.adaptive.loss - self.best.loss) / spread if spread > 0 else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "case": self.case,
+            "adaptive": {
+                "loss": self.adaptive.loss,
+                "accuracy": self.adaptive.accuracy,
+                "average_tau": self.adaptive.tau,
+            },
+            "fixed": [{"tau": each.tau, "loss": each.loss, "accuracy": each.accuracy} for each in self.fixed],
+            "regret": self.regret,
+        }
+
+
+def compare(
+    settings: Settings,
+    *,
+    cases: Sequence[int],
+    taus: Sequence[int],
+    seeds: Sequence[int],
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> list[CaseComparison]:
+    """Runs adaptive τ and every fixed τ in every case with every seed.
+
+    Args:
+      settings: of all runs; their τ, partition and seed are replaced.
+      progress: told how many runs are done, of how many.
+    """
+    if not (cases and taus and seeds):
+        raise UserError("compare needs at least one case, one tau and one seed")
+    dataset = data.load(settings.dataset, target=settings.target, test_share=settings.test_share)
+    choices: list[int | str] = ["adaptive", *taus]
+    grid = [
+        (case, tau, replace(settings, partition=f"case:{case}", tau=tau, seed=seed))
+        for case in cases
+        for tau in choices
+        for seed in seeds
+    ]
+    results: dict[tuple[int, int | str], list[Result]] = {}
+    for done, (case, tau, variant) in enumerate(grid, start=1):
+        results.setdefault((case, tau), []).append(_run(variant, dataset))
+        progress(done, len(grid))
+    return [
+        CaseComparison(
+            case,
+            Setting.mean(results[case, "adaptive"]),
+            tuple(Setting.mean(results[case, tau], tau) for tau in taus),
+        )
+        for case in cases
+    ]
+
+
+def _run(settings: Settings, dataset: Dataset) -> Result:
+    result = execute(prepare(settings, dataset=dataset))
+    if result.stopped_by == "interrupted":
+        raise KeyboardInterrupt
+    return result
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

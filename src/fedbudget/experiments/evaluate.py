@@ -1,0 +1,48 @@
+"""A trained model applied to data, the run's own or new."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedbudget import data
+from fedbudget.data.dataset import Dataset
+from fedbudget.data.files import load_part
+from fedbudget.errors import UserError
+from fedbudget.models import catalogue
+from fedbudget.models.base import loss_over
+from fedbudget.runs.folder import Run, SavedModel
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    samples: int
+    loss: float
+    accuracy: float | None
+
+
+def evaluate(run: Run, name: str, target: str | None = None) -> Evaluation:
+    """Loss and accuracy of a run's model on a dataset's test samples, or on all samples of a file."""
+    saved = run.model()
+    dataset = _dataset(name, target or run.settings.target, saved)
+    model = catalogue.build(saved.model, dataset, clusters=run.settings.clusters)
+    if model.parameters != len(saved.w):
+        raise UserError(f"{name} does not fit the model of {run.path}: it would need {model.parameters} parameters, "
+                        f"the model has {len(saved.w)}")  # fmt: skip
+    table = dataset.table(dataset.train, model.target)
+    return Evaluation(len(table), loss_over(model, saved.w, table), model.accuracy(saved.w, table))
+
+
+def _dataset(name: str, target: str | None, saved: SavedModel) -> Dataset:
+    """The samples to evaluate on, as a dataset of which they are all."""
+    if name in data.DATASETS:
+        found = data.load(name)
+        return found if found.test is None else replace(found, train=found.test)
+    path = Path(name)
+    if not path.exists():
+        return data.load(name)  # says what is wrong
+    part, scale = load_part(path, target=target, classes=saved.classes)
+    how = saved.standardization
+    if how is not None:
+        if part.x.shape[1] != len(how.mean):
+            raise UserError(f"{name} has {part.x.shape[1]} features, the model was trained on {len(how.mean)}")
+        part = how.apply(part)
+    return Dataset(path.name, part, classes=saved.classes, scale=scale, standardization=how)

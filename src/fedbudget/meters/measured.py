@@ -1,0 +1,46 @@
+"""What this machine's clocks say."""
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedbudget.meters.meter import Cost, RoundTrip, Source
+
+
+class WallClock:
+    """Time as it passes: c is the slowest node's per local update, b the rest of the round."""
+
+    source: ClassVar[Source] = "measured"
+
+    def read(self, trip: RoundTrip) -> Cost:
+        return Cost(trip.step_seconds, max(0.0, trip.seconds - trip.step_seconds * trip.updates))
+
+    def expect(self, trip: RoundTrip) -> Cost:
+        return self.read(trip)
+
+
+class CpuClock:
+    """CPU seconds of all threads of this process."""
+
+    source: ClassVar[Source] = "measured"
+
+    def read(self, trip: RoundTrip, time: Cost) -> Cost:
+        return Cost(trip.step_cpu, max(0.0, trip.cpu - trip.step_cpu * trip.updates))
+
+
+@dataclass(frozen=True)
+class Instant:
+    """A reading of both clocks."""
+
+    seconds: float
+    cpu: float
+
+    @classmethod
+    def now(cls) -> "Instant":
+        return cls(time.perf_counter(), time.process_time())
+
+    def __sub__(self, earlier: "Instant") -> "Instant":
+        return Instant(self.seconds - earlier.seconds, self.cpu - earlier.cpu)
+
+    def __add__(self, span: "Instant") -> "Instant":
+        return Instant(self.seconds + span.seconds, self.cpu + span.cpu)

@@ -1,0 +1,59 @@
+"""Time as the paper simulates it: Gaussians with the means and deviations measured on its prototype (appendix)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedbudget.meters.meter import Cost, RoundTrip, Source
+
+_LEAST = 1e-10  # a draw is never less than this, nor negative
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    mean: float
+    deviation: float
+
+    def draw(self, rng: np.random.Generator, count: int) -> float:
+        """The mean of so many draws."""
+        return float(np.maximum(rng.normal(self.mean, self.deviation, count), _LEAST).mean())
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Seconds of a local update and of a global aggregation."""
+
+    step: Gaussian
+    aggregation: Gaussian
+
+
+DGD = {
+    1: Profile(Gaussian(0.020613052, 0.008154439), Gaussian(0.137093837, 0.05548447)),
+    2: Profile(Gaussian(0.021810727, 0.008042984), Gaussian(0.12322071, 0.048079171)),
+    3: Profile(Gaussian(0.095353094, 0.016688657), Gaussian(0.157255906, 0.066722225)),
+    4: Profile(Gaussian(0.022075891, 0.008528005), Gaussian(0.108598094, 0.044627335)),
+}
+"""Deterministic gradient descent, by case: in Case 3 a node has all of the data."""
+
+SGD = Profile(Gaussian(0.013015156, 0.006946299), Gaussian(0.131604348, 0.053873234))
+"""Stochastic gradient descent, in all cases."""
+
+CENTRALIZED_SGD = Profile(Gaussian(0.009974248, 0.011922926), Gaussian(0.0, 0.0))
+"""Stochastic gradient descent in one place, which never aggregates."""
+
+
+class SimulatedTime:
+    """Draws the time of each round: c is the mean of τ draws, b is one."""
+
+    source: ClassVar[Source] = "simulated"
+
+    def __init__(self, profile: Profile, rng: np.random.Generator) -> None:
+        self.profile = profile
+        self._rng = rng
+
+    def read(self, trip: RoundTrip) -> Cost:
+        return Cost(self.profile.step.draw(self._rng, trip.updates), self.profile.aggregation.draw(self._rng, 1))
+
+    def expect(self, trip: RoundTrip) -> Cost:
+        return Cost(self.profile.step.mean, self.profile.aggregation.mean)

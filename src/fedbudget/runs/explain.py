@@ -1,0 +1,75 @@
+"""Why a round had the τ that it had: the G curve that the controller looked at, recomputed from the records."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedbudget.arrays import Float64, Int64
+from fedbudget.control import AdaptiveTau, Decision, Estimates, Outlook, Reason
+from fedbudget.errors import UserError
+from fedbudget.runs.folder import Run
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One round's choice.
+
+    Args:
+      tau, reason: what was chosen, and why.
+      candidates, curve: the τ looked at, and G at each; empty where G was not consulted.
+      estimates: what G was figured from.
+    """
+
+    round: int
+    tau: int
+    reason: Reason
+    candidates: Int64
+    curve: Float64
+    estimates: Estimates | None
+
+    @property
+    def minimum(self) -> int | None:
+        """Where G is smallest."""
+        return int(self.candidates[np.argmin(self.curve)]) if len(self.curve) else None
+
+    @property
+    def words(self) -> str:
+        """The reason in a sentence."""
+        return {
+            Reason.START: "nothing had been estimated yet, so the run began with τ = 1",
+            Reason.MINIMUM: f"G(τ) is smallest at τ = {self.tau}",
+            Reason.SEARCH_LIMIT: f"G(τ) still falls at τ = {self.tau}, the end of the range that was searched",
+            Reason.BUDGET: f"no more than τ = {self.tau} fitted in what was left of the budget"
+            + (f"; G(τ) is smallest at τ = {self.minimum}" if self.minimum else ""),
+            Reason.FIXED: f"τ = {self.tau} was fixed by the settings",
+            Reason.RECOVERY: "the round before gave no finite parameters, so the run went back to the last good ones",
+            Reason.FINAL: "this last round only evaluated the loss of the final parameters",
+        }[self.reason]
+
+
+def explain(run: Run, number: int) -> Explanation:
+    """Recomputes the choice of one round from the records before it."""
+    by_number = {record.round: record for record in run.rounds}
+    if number not in by_number:
+        last = max(by_number, default=0)
+        raise UserError(f"{run.path} has no round {number}; it has rounds 1 to {last}")
+    record, before = by_number[number], by_number.get(number - 1)
+    reason = Reason(record.reason)
+    controller = run.settings.controller()
+    candidates, curve, estimates = np.empty(0, np.int64), np.empty(0), None
+    consulted = reason in (Reason.MINIMUM, Reason.SEARCH_LIMIT, Reason.BUDGET)
+    if consulted and isinstance(controller, AdaptiveTau) and before is not None and before.rho is not None:
+        assert before.beta is not None
+        assert before.delta is not None
+        estimates = Estimates(before.rho, before.beta, before.delta)
+        previous = Decision(before.tau, Reason(before.reason))
+        limits = run.settings.limits()
+        outlook = Outlook(
+            estimates,
+            record.eta,
+            np.array([before.c[name] for name in limits.limits]),
+            np.array([before.b[name] for name in limits.limits]),
+            limits.array,
+        )
+        candidates, curve = controller.search_range(previous), controller.curve(previous, outlook)
+    return Explanation(number, record.tau, reason, candidates, curve, estimates)

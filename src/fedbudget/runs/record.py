@@ -1,0 +1,87 @@
+"""One line of `rounds.jsonl`: what plots, tables and pages read of a round, and nothing else."""
+
+import json
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fedbudget.protocol.aggregator import Round
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """A round as plain numbers; see `protocol.aggregator.Round` for what they mean.
+
+    Args:
+      accuracy: of the w that the round started from, on the test samples; None where it was not evaluated.
+      c, b, spent: per resource, by name.
+      wall: seconds since the run began, on this machine's clock.
+    """
+
+    round: int
+    t: int
+    tau: int
+    reason: str
+    eta: float
+    loss: float
+    best_loss: float
+    accuracy: float | None
+    rho: float | None
+    beta: float | None
+    delta: float | None
+    kept: tuple[str, ...]
+    c: dict[str, float]
+    b: dict[str, float]
+    spent: dict[str, float]
+    nodes: int
+    left_out: tuple[int, ...]
+    wall: float
+
+    @classmethod
+    def of(cls, happened: Round, *, accuracy: float | None, wall: float) -> "RoundRecord":
+        ledger, estimates = happened.ledger, happened.estimates
+        return cls(
+            round=happened.round,
+            t=happened.t,
+            tau=happened.tau,
+            reason=str(happened.reason),
+            eta=happened.eta,
+            loss=happened.loss,
+            best_loss=happened.best_loss,
+            accuracy=accuracy,
+            rho=None if estimates is None else estimates.rho,
+            beta=None if estimates is None else estimates.beta,
+            delta=None if estimates is None else estimates.delta,
+            kept=happened.kept,
+            c=ledger.budget.label(ledger.costs.step),
+            b=ledger.budget.label(ledger.costs.aggregation),
+            spent=ledger.budget.label(ledger.spent),
+            nodes=happened.nodes,
+            left_out=happened.left_out,
+            wall=wall,
+        )
+
+    def to_json(self) -> str:
+        return json.dumps({name: json_value(getattr(self, name)) for name in _NAMES}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> "RoundRecord":
+        found: dict[str, Any] = json.loads(line)
+        for name in ("loss", "best_loss"):
+            if found[name] is None:
+                found[name] = math.nan
+        found["kept"], found["left_out"] = tuple(found["kept"]), tuple(found["left_out"])
+        return cls(**found)
+
+
+_NAMES = tuple(field.name for field in fields(RoundRecord))
+
+
+def json_value(value: Any) -> Any:
+    """JSON has no NaN or infinity: null instead."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def average_tau(taus: list[int]) -> float:
+    """Σ τ_k² / Σ τ_k: the τ that an average local update belongs to."""
+    return sum(tau * tau for tau in taus) / sum(taus) if any(taus) else 0.0

@@ -1,0 +1,147 @@
+"""The configuration of a run: all that is needed to repeat it, as options of the command line and keys of a TOML file.
+
+An option `--step-size` is the key `step-size` in a file and the field `step_size` here.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+
+from fedbudget.budget import Budget
+from fedbudget.control import AdaptiveTau, Controller, FixedTau
+from fedbudget.data.partition import Partition
+from fedbudget.errors import UserError
+
+Costs = Literal["simulated", "measured"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to train, on what, with which budget, and how.
+
+    Args:
+      model: a model's name.
+      dataset: a dataset's name, or a path to a .csv, a .npz or a folder with one such file per node.
+      target: the CSV column to predict; the last one when not given.
+      test_share: held out for testing, where the data has no test samples.
+      nodes: how many; 5 when not given, or as many as there are files.
+      partition: how samples are given to nodes: case:1 to case:4, dirichlet:ALPHA, files; case:1 when not given, or
+        files for a folder.
+      tau: `adaptive`, or a number of local updates.
+      budget: limits, such as time=15s, energy=500J, bytes=20MB, cpu=30s, money=0.40.
+      costs: `simulated` (the paper's measurements) or `measured` (this machine's clocks).
+      batch_size: samples in a mini-batch, or `full`; 100 when not given, or the smallest shard if that is smaller.
+      step_size: η.
+      phi: φ, the paper's control parameter.
+      gamma: how many times larger than the last τ the next may be.
+      tau_max: the largest τ.
+      seed: of everything random.
+      rounds: the most rounds to make, besides the budget.
+      clusters: of K-means.
+      watts, joules_per_byte: what energy is figured from, per node.
+      price_per_hour, price_per_gigabyte: what money is figured from, per node.
+    """
+
+    model: str = "svm"
+    dataset: str = "digits"
+    target: str | None = None
+    test_share: float = 0.2
+    nodes: int | None = None
+    partition: str | None = None
+    tau: int | str = "adaptive"
+    budget: tuple[str, ...] = ("time=15s",)
+    costs: str = "simulated"
+    batch_size: int | str | None = None
+    step_size: float = 0.01
+    phi: float = 0.025
+    gamma: float = 10.0
+    tau_max: int = 100
+    seed: int = 0
+    rounds: int | None = None
+    clusters: int = 4
+    watts: float = 5.0
+    joules_per_byte: float = 1e-6
+    price_per_hour: float = 0.1
+    price_per_gigabyte: float = 0.1
+
+    def __post_init__(self) -> None:
+        self.controller()
+        self.limits()
+        if self.partition is not None:
+            Partition.parse(self.partition)
+        if self.costs not in ("simulated", "measured"):
+            raise UserError(f"costs must be simulated or measured, not {self.costs!r}")
+        if not 0 < self.step_size < float("inf"):
+            raise UserError(f"step-size must be a positive number, not {self.step_size:g}")
+        if self.batch_size is not None and self.batch_size != "full" and not isinstance(self.batch_size, int):
+            raise UserError(f"batch-size must be a whole number or full, not {self.batch_size!r}")
+        if self.nodes is not None and self.nodes < 1:
+            raise UserError(f"nodes must be at least 1, not {self.nodes}")
+        if self.rounds is not None and self.rounds < 1:
+            raise UserError(f"rounds must be at least 1, not {self.rounds}")
+        if self.seed < 0:
+            raise UserError(f"seed must not be negative, but is {self.seed}")
+
+    def controller(self) -> Controller:
+        if self.tau == "adaptive":
+            return AdaptiveTau(self.phi, self.gamma, self.tau_max)
+        if not isinstance(self.tau, int):
+            raise UserError(f"tau must be adaptive or a whole number, not {self.tau!r}")
+        return FixedTau(self.tau)
+
+    def limits(self) -> Budget:
+        return Budget.parse(self.budget)
+
+    @classmethod
+    def from_toml(cls, path: Path) -> dict[str, Any]:
+        """The settings in a file, checked key by key, to be completed by options."""
+        try:
+            found = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} is not valid TOML: {error}") from None
+        return {name: value for name, value in _checked(path, found).items() if value is not None}
+
+    def to_toml(self) -> str:
+        values = {field.name.replace("_", "-"): getattr(self, field.name) for field in fields(self)}
+        return tomli_w.dumps(
+            {
+                key: list(value) if isinstance(value, tuple) else value
+                for key, value in values.items()
+                if value is not None
+            }
+        )
+
+
+def _checked(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
+    known = {field.name.replace("_", "-"): field for field in fields(Settings)}
+    checked: dict[str, Any] = {}
+    for key, value in found.items():
+        if key not in known:
+            raise UserError(f"{path}: unknown key {key!r}; known are {', '.join(known)}")
+        name = known[key].name
+        if name == "budget":
+            value = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+        allowed = _TYPES.get(name, type(known[key].default))
+        if isinstance(value, int) and not isinstance(value, bool) and allowed is float:
+            value = float(value)
+        if isinstance(value, bool) or not isinstance(value, allowed):
+            raise UserError(f"{path}: {key} = {value!r} has the wrong type")
+        checked[name] = value
+    return checked
+
+
+_TYPES: Mapping[str, Any] = {
+    "target": str,
+    "nodes": int,
+    "partition": str,
+    "tau": (int, str),
+    "batch_size": (int, str),
+    "rounds": int,
+}
+"""Types of the fields whose default does not tell."""

@@ -1,0 +1,214 @@
+"""The main path: a plan is carried out, and gives a result and, where wanted, a run on disk.
+
+The command line and the Python API both come through here.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbudget import __version__
+from fedbudget.arrays import Float32
+from fedbudget.data.dataset import Dataset
+from fedbudget.data.files import Shard, from_arrays
+from fedbudget.engines import in_process
+from fedbudget.engines.interrupt import interruptible
+from fedbudget.errors import UserError
+from fedbudget.models.base import Model, loss_over
+from fedbudget.plan import Plan, prepare
+from fedbudget.protocol.aggregator import Outcome, Round
+from fedbudget.protocol.messages import Broadcast
+from fedbudget.runs.folder import PLOT, RunWriter, SavedModel
+from fedbudget.runs.record import RoundRecord, average_tau
+from fedbudget.runs.settings import Settings
+
+RUNS = Path("runs")
+EVALUATIONS = 50
+"""Accuracy is looked at, at no more than so many points of a run, evenly over the budget; it is not paid for."""
+
+Watch = Callable[[RoundRecord], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave.
+
+    Args:
+      loss: F(w^f) on all training samples.
+      accuracy: on the test samples; None where it has no meaning.
+      average_tau: Σ τ² / Σ τ over rounds.
+      aggregations, local_updates: K and T.
+      spent, budget, overshoot: per resource.
+      stopped_by: a resource, `rounds` or `interrupted`.
+      run: the folder, where there is one.
+      w: w^f, [parameters].
+      rounds: a record of each.
+    """
+
+    loss: float
+    accuracy: float | None
+    average_tau: float
+    aggregations: int
+    local_updates: int
+    spent: Mapping[str, float]
+    budget: Mapping[str, float]
+    overshoot: Mapping[str, float]
+    stopped_by: str
+    run: Path | None
+    w: Float32
+    rounds: Sequence[RoundRecord]
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures, without the model and the rounds."""
+        return {
+            "loss": self.loss if np.isfinite(self.loss) else None,
+            "accuracy": self.accuracy,
+            "average_tau": self.average_tau,
+            "aggregations": self.aggregations,
+            "local_updates": self.local_updates,
+            "spent": dict(self.spent),
+            "budget": dict(self.budget),
+            "overshoot": dict(self.overshoot),
+            "stopped_by": self.stopped_by,
+            "run": None if self.run is None else str(self.run),
+        }
+
+
+def train(
+    *,
+    model: str | Model = "svm",
+    dataset: str | Dataset = "digits",
+    shards: Sequence[Shard] | None = None,
+    test: Shard | None = None,
+    budget: str | Sequence[str] = "time=15s",
+    case: int | None = None,
+    out: str | Path | None = None,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Result:
+    """Trains a model under a budget; does what `fedbudget run` does.
+
+    Args:
+      model: a name, or any `Model`, such as a `FunctionModel` of your own.
+      dataset: a name, a path, or a `Dataset`; not used when shards are given.
+      shards: the nodes' data, (x, y) each, y None where there is nothing to predict.
+      test: (x, y) to test on, with shards.
+      budget: one limit or several, such as `["time=15s", "bytes=20MB"]`.
+      case: 1 to 4, short for `partition="case:N"`.
+      out: a folder for the run; nothing is written without it.
+      watch: called with the record of every round.
+      options: the other fields of `fedbudget.Settings`.
+
+    >>> result = train(model="svm", dataset="digits", case=2, budget="time=2s")
+    >>> result.stopped_by, sorted(result.spent)
+    ('time', ['time'])
+    """
+    found = dataset if isinstance(dataset, Dataset) else None
+    if shards is not None:
+        found = from_arrays(shards, test)
+    if case is not None:
+        options["partition"] = f"case:{case}"
+    try:
+        settings = Settings(
+            model=model if isinstance(model, str) else model.name,
+            dataset=dataset if isinstance(dataset, str) and found is None else str(found and found.name),
+            budget=(budget,) if isinstance(budget, str) else tuple(budget),
+            **options,
+        )
+    except TypeError as error:
+        raise UserError(f"train() was given an option that it does not know: {error}") from None
+    plan = prepare(settings, dataset=found, model=None if isinstance(model, str) else model)
+    return execute(plan, out=None if out is None else Path(out), watch=watch)
+
+
+def execute(plan: Plan, *, out: Path | None = None, watch: Watch | None = None) -> Result:
+    """Makes the run; with `out` it is also written to disk, round by round."""
+    with interruptible() as interrupted:
+        writer = None if out is None else RunWriter(out, _config(plan))
+        diary = _Diary(plan, writer, watch)
+        outcome = in_process.run(
+            plan.aggregator, [plan.fleet], plan.meters, observe=diary.observe, interrupted=interrupted
+        )
+        result = _result(plan, outcome, diary.records, out)
+        if writer is not None:
+            _save(plan, writer, result)
+    return result
+
+
+def default_folder(settings: Settings) -> Path:
+    """A new folder's name under runs/, that tells when and what."""
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{settings.model}-{Path(settings.dataset).stem}"
+    path, number = RUNS / stem, 2
+    while path.exists():
+        path, number = RUNS / f"{stem}-{number}", number + 1
+    return path
+
+
+class _Diary:
+    """Turns rounds into records, for the disk and for whoever watches."""
+
+    def __init__(self, plan: Plan, writer: RunWriter | None, watch: Watch | None) -> None:
+        self.records: list[RoundRecord] = []
+        self._plan = plan
+        self._writer = writer
+        self._watch = watch
+        self._began = time.perf_counter()
+        self._next_evaluation = 0.0
+
+    def observe(self, happened: Round, said: Broadcast) -> None:
+        accuracy, share = None, happened.ledger.share
+        if self._plan.test is not None and (share >= self._next_evaluation or said.tau == 0):
+            accuracy = self._plan.model.accuracy(said.w, self._plan.test)
+            self._next_evaluation = (int(share * EVALUATIONS) + 1) / EVALUATIONS
+        record = RoundRecord.of(happened, accuracy=accuracy, wall=time.perf_counter() - self._began)
+        self.records.append(record)
+        if self._writer is not None:
+            self._writer.append(record)
+        if self._watch is not None:
+            self._watch(record)
+
+
+def _result(plan: Plan, outcome: Outcome, records: Sequence[RoundRecord], out: Path | None) -> Result:
+    taus = [record.tau for record in records if record.tau > 0]
+    budget, ledger = plan.budget, outcome.ledger
+    return Result(
+        loss=loss_over(plan.model, outcome.w, plan.train),
+        accuracy=None if plan.test is None else plan.model.accuracy(outcome.w, plan.test),
+        average_tau=average_tau(taus),
+        aggregations=len(taus),
+        local_updates=sum(taus),
+        spent=budget.label(ledger.spent),
+        budget=dict(budget.limits),
+        overshoot=budget.label(ledger.overshoot),
+        stopped_by=outcome.stopped_by,
+        run=out,
+        w=outcome.w,
+        rounds=records,
+    )
+
+
+def _config(plan: Plan) -> str:
+    config = plan.settings.to_toml()
+    if not plan.repeatable:
+        config = "# The model or the data was given in Python: this file alone does not repeat the run.\n" + config
+    return f"# fedbudget {__version__}\n{config}"
+
+
+def _save(plan: Plan, writer: RunWriter, result: Result) -> None:
+    from fedbudget.runs.plot import plot_run  # matplotlib is slow to import, and not needed until here
+
+    summary = {
+        **result.to_json(),
+        "status": "interrupted" if result.stopped_by == "interrupted" else "finished",
+        "sources": plan.meters.sources,
+        "parameters": plan.model.parameters,
+        "version": __version__,
+    }
+    saved = SavedModel(result.w, plan.settings.model, plan.dataset.classes, plan.dataset.standardization)
+    writer.finish(summary, saved.to_bytes())
+    writer.replace(PLOT, plot_run(result.rounds, result.budget, title=plan.title))

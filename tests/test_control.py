@@ -1,0 +1,120 @@
+"""Which τ: the search range, ties, reasons, and that nothing is remembered but the previous decision."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedbudget.control import AdaptiveTau, Decision, Estimates, FixedTau, Outlook, Reason
+from fedbudget.errors import UserError
+
+OUTLOOK = Outlook(Estimates(1.0, 2.0, 3.0), 0.01, np.array([0.013]), np.array([0.13]), np.array([15.0]))
+SAME_EVERYWHERE = replace(OUTLOOK, estimates=Estimates(0.0, 0.0, 0.0))
+
+
+def previous(tau: int) -> Decision:
+    return Decision(tau, Reason.MINIMUM)
+
+
+class TestFixedTau:
+    def test_is_the_same_whatever_is_seen(self) -> None:
+        controller = FixedTau(7)
+        assert controller.first() == controller.next(previous(3), OUTLOOK) == Decision(7, Reason.FIXED)
+
+    def test_asks_for_no_estimates(self) -> None:
+        assert FixedTau(7).estimates is False
+
+    @pytest.mark.parametrize("tau", [0, -3])
+    def test_refuses_less_than_one_update(self, tau: int) -> None:
+        with pytest.raises(UserError, match=f"tau must be at least 1, not {tau}"):
+            FixedTau(tau)
+
+
+class TestAdaptiveTau:
+    def test_starts_with_one_update_and_asks_for_estimates(self) -> None:
+        assert AdaptiveTau().first() == Decision(1, Reason.START)
+        assert AdaptiveTau().estimates is True
+
+    def test_stays_until_there_are_estimates(self) -> None:
+        assert AdaptiveTau().next(previous(3), replace(OUTLOOK, estimates=None)) == Decision(3, Reason.START)
+
+    @pytest.mark.parametrize(
+        ("tau", "gamma", "tau_max", "last"), [(1, 10, 100, 10), (3, 2.5, 100, 7), (30, 10, 100, 100), (1, 1, 100, 1)]
+    )
+    def test_looks_at_one_to_gamma_tau_and_no_further_than_tau_max(
+        self, tau: int, gamma: float, tau_max: int, last: int
+    ) -> None:
+        searched = AdaptiveTau(gamma=gamma, tau_max=tau_max).search_range(previous(tau))
+        assert searched.tolist() == list(range(1, last + 1))
+
+    def test_takes_the_minimum_of_g(self) -> None:
+        # By a plain evaluation of eq. (18): G falls from 8.1563 at τ = 13 to 8.1504 at 14 and is 8.1676 at 15.
+        assert AdaptiveTau().next(previous(5), OUTLOOK) == Decision(14, Reason.MINIMUM)
+
+    def test_says_so_when_the_search_range_ends_first(self) -> None:
+        assert AdaptiveTau().next(previous(1), OUTLOOK) == Decision(10, Reason.SEARCH_LIMIT)
+        assert AdaptiveTau(tau_max=12).next(previous(5), OUTLOOK) == Decision(12, Reason.SEARCH_LIMIT)
+
+    def test_a_minimum_at_one_is_a_minimum_even_where_the_range_is_one(self) -> None:
+        assert AdaptiveTau(gamma=1).next(previous(1), OUTLOOK) == Decision(1, Reason.MINIMUM)
+
+    def test_larger_phi_gives_smaller_tau(self) -> None:
+        taus = [AdaptiveTau(phi=phi).next(previous(10), OUTLOOK).tau for phi in (0.005, 0.025, 0.1, 1.0, 100.0)]
+        assert taus == sorted(taus, reverse=True)
+        assert len(set(taus)) > 3
+
+    def test_identical_nodes_get_the_largest_tau(self) -> None:
+        assert AdaptiveTau().next(previous(1), SAME_EVERYWHERE) == Decision(10, Reason.SEARCH_LIMIT)
+        assert AdaptiveTau().next(previous(10), SAME_EVERYWHERE) == Decision(100, Reason.SEARCH_LIMIT)
+
+    @settings(deadline=None, max_examples=50)
+    @given(c=st.floats(1e-6, 1), budget=st.floats(10, 1e6))
+    def test_takes_the_smallest_tau_on_ties(self, c: float, budget: float) -> None:
+        free = replace(SAME_EVERYWHERE, c=np.array([c]), b=np.array([0.0]), budget=np.array([budget]))
+        assert AdaptiveTau().next(previous(10), free) == Decision(1, Reason.MINIMUM)
+
+    def test_a_tau_whose_g_overflows_is_not_taken(self) -> None:
+        steep = replace(OUTLOOK, estimates=Estimates(1.0, 1e8, 1e-3))
+        curve = AdaptiveTau().curve(previous(100), steep)
+        assert np.isinf(curve).any()
+        assert np.isfinite(curve[AdaptiveTau().next(previous(100), steep).tau - 1])
+
+    def test_is_one_where_nothing_fits(self) -> None:
+        assert AdaptiveTau().next(previous(10), replace(OUTLOOK, budget=np.array([0.1]))).tau == 1
+
+    @settings(deadline=None, max_examples=50)
+    @given(
+        tau=st.integers(1, 100),
+        rho=st.floats(0, 1e3),
+        beta=st.floats(0, 1e3),
+        delta=st.floats(0, 1e3),
+        budget=st.floats(1, 1e4),
+    )
+    def test_same_input_same_output_inside_the_range(
+        self, tau: int, rho: float, beta: float, delta: float, budget: float
+    ) -> None:
+        controller = AdaptiveTau()
+        outlook = replace(OUTLOOK, estimates=Estimates(rho, beta, delta), budget=np.array([budget]))
+        first = controller.next(previous(tau), outlook)
+        controller.next(previous(99), SAME_EVERYWHERE)
+        assert controller.next(previous(tau), outlook) == first
+        assert 1 <= first.tau <= min(10 * tau, 100)
+
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            ({"phi": 0.0}, "phi must be positive, not 0"),
+            ({"phi": float("nan")}, "phi must be positive"),
+            ({"gamma": 0.5}, "gamma must be at least 1, not 0.5"),
+            ({"tau_max": 0}, "tau-max must be at least 1, not 0"),
+        ],
+    )
+    def test_refuses_parameters_that_make_no_sense(self, wrong: dict[str, float], message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            AdaptiveTau(**wrong)  # type: ignore[arg-type]
+
+    def test_has_no_curve_before_estimates(self) -> None:
+        with pytest.raises(ValueError, match="no G before the first estimates"):
+            AdaptiveTau().curve(previous(1), replace(OUTLOOK, estimates=None))
