@@ -61,7 +61,7 @@ class TestReading:
 
     @pytest.mark.parametrize("limit", [0.0, -1.0, float("nan"), float("inf")])
     def test_a_limit_is_a_positive_number_however_it_was_made(self, limit: float) -> None:
-        with pytest.raises(UserError, match="budget time=.*: the limit must be a positive number"):
+        with pytest.raises(UserError, match=r"budget time=.*: the limit must be a positive number"):
             Budget({"time": limit})
 
 

@@ -30,36 +30,42 @@ def plot_run(rounds: Sequence[RoundRecord], budget: Mapping[str, float], *, titl
     """A PNG."""
     figure = Figure(figsize=(10, 8), layout="constrained", dpi=120)
     figure.suptitle(title)
-    axes = figure.subplots(3, 2)
+    panels = figure.subplot_mosaic("LLLAAA;TTTSSS;rrbbdd", height_ratios=[4, 4, 3])
     resource = RESOURCES[next(iter(budget))]
     x = [record.spent[resource.name] for record in rounds]
-    _learned(axes[0][0], axes[0][1], rounds, x)
-    _chosen(axes[1][0], rounds, x)
-    _spent(axes[1][1], rounds, budget)
-    _estimated(axes[2][0], axes[2][1], rounds, x)
+    _losses(panels["L"], rounds, x)
+    _accuracy(panels["A"], rounds, x)
+    _chosen(panels["T"], rounds, x)
+    _spent(panels["S"], rounds, budget)
+    _estimate(panels["r"], "rho", "ρ̂, Lipschitz", BLUE, rounds, x)
+    _estimate(panels["b"], "beta", "β̂, smoothness", ORANGE, rounds, x)
+    _estimate(panels["d"], "delta", "δ̂, divergence", GREEN, rounds, x)
     unit = f" ({resource.unit})" if resource.unit else ""
-    for axis in (axes[0][0], axes[0][1], axes[1][0], axes[2][0], axes[2][1]):
-        axis.set_xlabel(f"{resource.name} spent{unit}")
-        axis.set_xlim(0, max([budget[resource.name], *x]))
-        axis.axvline(budget[resource.name], color=GREY, linestyle=":", linewidth=1)
-    for axis in axes.flat:
+    for name, axis in panels.items():
         axis.grid(alpha=0.25)
+        if name != "S":
+            axis.set_xlabel(f"{resource.name} spent{unit}")
+            axis.set_xlim(0, 1.02 * max([budget[resource.name], *x]))
+            axis.axvline(budget[resource.name], color=GREY, linestyle=":", linewidth=1)
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     return picture.getvalue()
 
 
-def _learned(loss: Axes, accuracy: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> None:
-    loss.plot(x, [record.loss for record in rounds], color=BLUE, linewidth=1, label="F(w), latest")
-    loss.plot(x, [record.best_loss for record in rounds], color=ORANGE, linestyle="--", label="F(w$^f$), best")
-    loss.set_ylabel("loss")
-    loss.legend()
+def _losses(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> None:
+    axis.plot(x, [record.loss for record in rounds], color=BLUE, label="F(w), latest")
+    axis.plot(x, [record.best_loss for record in rounds], color=ORANGE, linestyle="--", label="F(w$^f$), best")
+    axis.set_ylabel("loss")
+    axis.legend()
+
+
+def _accuracy(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> None:
     points = [(spent, record.accuracy) for spent, record in zip(x, rounds, strict=True) if record.accuracy is not None]
-    accuracy.set_ylabel("accuracy on test samples")
+    axis.set_ylabel("accuracy on test samples")
     if points:
-        accuracy.plot(*zip(*points, strict=True), color=GREEN, marker=".")
+        axis.plot(*zip(*points, strict=True), color=GREEN, marker=".")
     else:
-        _say(accuracy, "this model has no accuracy")
+        _say(axis, "no accuracy for this model or data")
 
 
 def _chosen(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> None:
@@ -71,8 +77,8 @@ def _chosen(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> No
             spent, taus = zip(*chosen, strict=True)
             axis.scatter(spent, taus, marker=marker, color=colour, s=18, label=str(reason), zorder=3)
     axis.set_ylabel("τ, local updates in a round")
-    axis.set_ylim(bottom=0)
-    axis.legend(title="chosen by")
+    axis.set_ylim(0, 1.35 * max((record.tau for _, record in taken), default=1))  # room for the legend
+    axis.legend(title="chosen by", ncols=4, loc="upper center", fontsize="small", title_fontsize="small")
 
 
 def _spent(axis: Axes, rounds: Sequence[RoundRecord], budget: Mapping[str, float]) -> None:
@@ -86,22 +92,16 @@ def _spent(axis: Axes, rounds: Sequence[RoundRecord], budget: Mapping[str, float
     axis.legend()
 
 
-def _estimated(left: Axes, right: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> None:
-    known = [(spent, record) for spent, record in zip(x, rounds, strict=True) if record.rho is not None]
-    if not known:
-        for axis in (left, right):
-            _say(axis, "nothing is estimated with a fixed τ")
-        return
-
-    def line(axis: Axes, name: str, label: str, colour: str, style: str = "-") -> None:
-        axis.plot([at for at, _ in known], [getattr(each, name) for _, each in known], style, color=colour, label=label)
-        axis.set_ylabel("estimate")
+def _estimate(
+    axis: Axes, name: str, label: str, colour: str, rounds: Sequence[RoundRecord], x: Sequence[float]
+) -> None:
+    known = [(at, getattr(each, name)) for at, each in zip(x, rounds, strict=True) if getattr(each, name) is not None]
+    axis.set_ylabel(label)
+    if known:
+        axis.plot(*zip(*known, strict=True), color=colour)
         axis.set_ylim(bottom=0)
-        axis.legend()
-
-    line(left, "rho", "ρ̂, Lipschitz", BLUE)
-    line(left, "beta", "β̂, smoothness", ORANGE, "--")
-    line(right, "delta", "δ̂, divergence of gradients", GREEN)
+    else:
+        _say(axis, "not estimated\nwith a fixed τ")
 
 
 def _say(axis: Axes, text: str) -> None:

@@ -1,0 +1,41 @@
+# The two commands of a newcomer are `make run` and `make test`. Each makes .venv when it is missing.
+PYTHON ?= python3
+BIN := .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: run test test-slow check bench clean
+
+run: .venv/installed
+	@echo '$$ fedbudget run --dataset digits --model svm --nodes 5 --case 2 --budget time=15s'
+	@$(BIN)/fedbudget run --dataset digits --model svm --nodes 5 --case 2 --budget time=15s
+	@echo
+	@echo '$$ fedbudget compare --dataset digits --model svm --nodes 5 --cases 1,2,3,4 --taus 1,10,100 --seeds 2 --budget time=15s'
+	@$(BIN)/fedbudget compare --dataset digits --model svm --nodes 5 --cases 1,2,3,4 --taus 1,10,100 --seeds 2 --budget time=15s
+
+test: .venv/installed-dev
+	$(BIN)/python -m pytest -q -m "not slow"
+
+test-slow: .venv/installed-dev
+	$(BIN)/python -m pytest -q -m slow
+
+check: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/installed-dev
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/pip install -q -c constraints.txt -e .
+	@touch $@
+
+.venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	@touch .venv/installed $@

@@ -1,0 +1,178 @@
+"""Who holds what: the paper's Cases for more, as many and fewer labels than nodes, and Dirichlet."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fedbudget.data.partition import Partition, Rows, by_file, labels_by_clustering, split
+from fedbudget.data.shards import Shards, Table
+from fedbudget.errors import UserError
+
+NODES_AND_LABELS = [(3, 10), (4, 4), (7, 3), (2, 2), (5, 2)]
+"""More labels than nodes, as many, fewer."""
+
+Labels = NDArray[np.int64]
+
+
+def some_labels(samples: int, labels: int, seed: int = 0) -> Labels:
+    """Random labels of which each comes at least 20 times."""
+    rng = np.random.default_rng(seed)
+    every = np.concatenate([np.repeat(np.arange(labels), 20), rng.integers(0, labels, samples - 20 * labels)])
+    return rng.permutation(every) * 3 + 1
+
+
+def case(number: int, labels: Labels, nodes: int, seed: int = 0) -> Rows:
+    return split(Partition(case=number), labels, nodes, np.random.default_rng(seed))
+
+
+def assert_disjoint_and_complete(rows: Rows, samples: int) -> None:
+    assert sorted(np.concatenate(rows).tolist()) == list(range(samples))
+
+
+def sizes(rows: Rows) -> list[int]:
+    return [len(part) for part in rows]
+
+
+def labels_at(labels: Labels, part: NDArray[np.int64]) -> set[int]:
+    return set(labels[part].tolist())
+
+
+@pytest.mark.parametrize(("nodes", "kinds"), NODES_AND_LABELS)
+class TestCases:
+    @pytest.mark.parametrize("number", [1, 2, 4])
+    def test_every_sample_goes_to_exactly_one_node(self, number: int, nodes: int, kinds: int) -> None:
+        labels = some_labels(307, kinds)
+        rows = case(number, labels, nodes)
+        assert len(rows) == nodes
+        assert_disjoint_and_complete(rows, 307)
+
+    @pytest.mark.parametrize("number", [1, 2, 4])
+    def test_the_seed_decides(self, number: int, nodes: int, kinds: int) -> None:
+        labels = some_labels(307, kinds)
+        once, again = case(number, labels, nodes, seed=5), case(number, labels, nodes, seed=5)
+        assert [part.tolist() for part in once] == [part.tolist() for part in again]
+
+    def test_case_1_is_even(self, nodes: int, kinds: int) -> None:
+        parts = sizes(case(1, some_labels(307, kinds), nodes))
+        assert max(parts) - min(parts) <= 1
+
+    def test_case_1_gives_every_node_every_label(self, nodes: int, kinds: int) -> None:
+        labels = some_labels(3000, kinds)
+        for part in case(1, labels, nodes):
+            assert labels_at(labels, part) == set(labels.tolist())
+
+    def test_case_2_gives_a_node_no_more_labels_than_its_share(self, nodes: int, kinds: int) -> None:
+        labels = some_labels(307, kinds)
+        most = -(-kinds // nodes)
+        for part in case(2, labels, nodes):
+            assert 1 <= len(labels_at(labels, part)) <= most
+
+    def test_case_2_splits_a_label_evenly_among_its_nodes(self, nodes: int, kinds: int) -> None:
+        labels = some_labels(307, kinds)
+        rows = case(2, labels, nodes)
+        for label in np.unique(labels):
+            shares = [own for part in rows if (own := int((labels[part] == label).sum()))]
+            assert max(shares) - min(shares) <= 1
+
+    def test_case_3_gives_everything_to_everyone_and_stores_it_once(self, nodes: int, kinds: int) -> None:
+        rows = case(3, some_labels(307, kinds), nodes)
+        assert all(part is rows[0] for part in rows)
+        assert rows[0].tolist() == list(range(307))
+        shards = Shards.of(Table(np.zeros((307, 1), np.uint8), np.zeros(307, np.float32)), rows)
+        assert len(shards.rows) == 307
+        assert shards.size.tolist() == [307] * nodes
+
+    def test_case_4_is_case_1_in_the_first_half_and_case_2_in_the_second(self, nodes: int, kinds: int) -> None:
+        labels = some_labels(3000, kinds)
+        rows = case(4, labels, nodes)
+        present = np.unique(labels).tolist()
+        half_labels, half_nodes = (kinds + 1) // 2, (nodes + 1) // 2
+        first, second = rows[:half_nodes], rows[half_nodes:]
+        assert all(labels_at(labels, part) == set(present[:half_labels]) for part in first)
+        assert max(sizes(first)) - min(sizes(first)) <= 1
+        most = -(-(kinds - half_labels) // len(second))
+        assert all(labels_at(labels, part) <= set(present[half_labels:]) for part in second)
+        assert all(1 <= len(labels_at(labels, part)) <= most for part in second)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    alpha=st.floats(-5, 5).map(lambda exponent: 10**exponent),
+    samples=st.integers(1, 80),
+    nodes=st.integers(1, 80),
+    kinds=st.integers(1, 6),
+    seed=st.integers(0, 10**6),
+)
+def test_dirichlet_is_disjoint_and_complete_and_leaves_no_node_empty(
+    alpha: float, samples: int, nodes: int, kinds: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    nodes = min(nodes, samples)
+    rows = split(Partition(alpha=alpha), rng.integers(0, kinds, samples), nodes, rng)
+    assert len(rows) == nodes
+    assert min(sizes(rows)) >= 1
+    assert_disjoint_and_complete(rows, samples)
+
+
+def test_dirichlet_with_large_alpha_is_even_and_with_small_alpha_is_not() -> None:
+    labels = some_labels(4000, 4)
+    even = split(Partition(alpha=1e5), labels, 8, np.random.default_rng(1))
+    uneven = split(Partition(alpha=0.05), labels, 8, np.random.default_rng(1))
+    assert min(sizes(even)) > 450
+    assert max(sizes(even)) < 550
+    largest = [max(float((labels[part] == label).mean()) for label in np.unique(labels)) for part in uneven]
+    assert np.mean(largest) > 0.7
+
+
+class TestMistakes:
+    def test_there_is_no_case_5(self) -> None:
+        with pytest.raises(UserError, match="case 5 does not exist; the paper has cases 1, 2, 3 and 4"):
+            Partition.parse("case:5")
+
+    @pytest.mark.parametrize("text", ["dirichlet:0", "dirichlet:-1", "dirichlet:nan", "dirichlet:inf"])
+    def test_alpha_is_a_positive_number(self, text: str) -> None:
+        with pytest.raises(UserError, match=f"{text}: alpha must be a positive number"):
+            Partition.parse(text)
+
+    @pytest.mark.parametrize("text", ["case", "case:two", "dirichlet", "dirichlet:", "files:3", "iid", ""])
+    def test_what_is_not_understood_is_quoted_with_what_would_be(self, text: str) -> None:
+        with pytest.raises(UserError, match=f"partition '{text}' is not understood; use case:1 to case:4, dirichlet"):
+            Partition.parse(text)
+
+    @pytest.mark.parametrize("number", [1, 2, 3, 4])
+    def test_more_nodes_than_samples(self, number: int) -> None:
+        with pytest.raises(UserError, match="5 nodes are more than the 4 samples"):
+            case(number, np.array([0, 1, 0, 1]), 5)
+
+    def test_no_nodes(self) -> None:
+        with pytest.raises(UserError, match="nodes must be at least 1, not 0"):
+            case(1, np.array([0, 1]), 0)
+
+    def test_a_label_with_fewer_samples_than_nodes_leaves_one_empty_and_it_is_named(self) -> None:
+        with pytest.raises(UserError, match="case:2 leaves node 3 of 4 without samples; use fewer nodes"):
+            case(2, np.array([0, 0, 0, 0, 0, 1]), 4)
+
+    @pytest.mark.parametrize(("nodes", "kinds"), [(1, 4), (4, 1)])
+    def test_case_4_needs_two_halves(self, nodes: int, kinds: int) -> None:
+        with pytest.raises(UserError, match=f"at least 2 nodes and 2 labels, not {nodes} and {kinds}"):
+            case(4, some_labels(90, kinds), nodes)
+
+
+@pytest.mark.parametrize("text", ["case:1", "case:4", "dirichlet:0.5", "files"])
+def test_a_partition_reads_what_it_writes(text: str) -> None:
+    assert str(Partition.parse(text)) == text
+
+
+def test_one_file_per_node_keeps_rows_together() -> None:
+    assert [part.tolist() for part in by_file([2, 1, 3])] == [[0, 1], [2], [3, 4, 5]]
+
+
+def test_clustering_finds_groups_that_are_far_apart() -> None:
+    rng = np.random.default_rng(0)
+    group = rng.integers(0, 10, 200)
+    features = np.eye(10, dtype=np.float32)[group] * 50 + rng.normal(size=(200, 10)).astype(np.float32)
+    labels = labels_by_clustering(features, seed=0)
+    assert len(set(zip(group.tolist(), labels.tolist(), strict=True))) <= 12
+    assert labels.tolist() == labels_by_clustering(features, seed=0).tolist()

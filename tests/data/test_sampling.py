@@ -1,0 +1,122 @@
+"""Mini-batches: without repetition, the same for shards of the same size, and shared by neighbouring rounds."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedbudget.data.sampling import Picks, Sampler
+from fedbudget.errors import UserError
+
+Batch = tuple[int, ...]
+
+
+def sampler(*sizes: int, batch: int | None, seed: int = 3) -> Sampler:
+    return Sampler(np.array(sizes), batch, seed)
+
+
+def batches(picks: Picks, node: int = 0, size: int = 0) -> list[Batch]:
+    """One node's mini-batches of a round."""
+    return [tuple(picks.of(node, update, size).tolist()) for update in range(picks.updates)]
+
+
+def in_use(own: Sampler, taus: list[int]) -> list[Batch]:
+    """The mini-batch of every local update over some rounds."""
+    return [batch for tau in taus for batch in batches(own.round(tau))]
+
+
+@settings(deadline=None, max_examples=50)
+@given(size=st.integers(1, 40), batch=st.integers(1, 40), seed=st.integers(0, 10**6), tau=st.integers(1, 60))
+def test_no_sample_comes_twice_until_all_full_batches_are_used(size: int, batch: int, seed: int, tau: int) -> None:
+    batch = min(batch, size)
+    used = batches(sampler(size, batch=batch, seed=seed).round(tau))
+    per_pass = size // batch
+    for first in range(0, tau, per_pass):
+        positions = [position for own in used[first : first + per_pass] for position in own]
+        assert len(set(positions)) == len(positions) == batch * len(used[first : first + per_pass])
+        assert all(0 <= position < size for position in positions)
+
+
+@settings(deadline=None, max_examples=50)
+@given(taus=st.lists(st.integers(2, 6), min_size=2, max_size=8), seed=st.integers(0, 10**6))
+def test_rounds_go_on_where_the_last_one_stopped(taus: list[int], seed: int) -> None:
+    own = sampler(30, batch=4, seed=seed)
+    rounds = [batches(own.round(tau)) for tau in taus]
+    new = rounds[0] + [batch for later in rounds[1:] for batch in later[1:]]
+    assert new == batches(sampler(30, batch=4, seed=seed).round(len(new)))
+
+
+def test_a_pass_takes_every_sample_once_where_batches_divide_the_shard() -> None:
+    used = batches(sampler(12, batch=3).round(8))
+    assert sorted(position for own in used[:4] for position in own) == list(range(12))
+    assert sorted(position for own in used[4:] for position in own) == list(range(12))
+    assert used[:4] != used[4:]
+
+
+def test_shards_of_the_same_size_are_sampled_at_the_same_positions() -> None:
+    picks = sampler(20, 35, 20, 35, batch=4).round(5)
+    assert batches(picks, 0) == batches(picks, 2)
+    assert batches(picks, 1) == batches(picks, 3)
+    assert batches(picks, 0) != batches(picks, 1)
+
+
+@pytest.mark.parametrize("size", [20, 35])
+def test_a_node_is_sampled_the_same_whoever_else_is_in_its_fleet(size: int) -> None:
+    alone, among = sampler(size, batch=4), sampler(20, 35, 50, batch=4)
+    node = [20, 35, 50].index(size)
+    for tau in (1, 3, 1, 1, 2, 0):
+        assert batches(alone.round(tau)) == batches(among.round(tau), node)
+
+
+def test_another_seed_gives_other_batches() -> None:
+    assert batches(sampler(50, batch=5, seed=1).round(4)) != batches(sampler(50, batch=5, seed=2).round(4))
+
+
+@settings(deadline=None, max_examples=50)
+@given(taus=st.lists(st.integers(2, 6), min_size=2, max_size=8), seed=st.integers(0, 10**6))
+def test_a_round_begins_with_the_batch_that_the_last_one_ended_with(taus: list[int], seed: int) -> None:
+    own = sampler(300, batch=5, seed=seed)
+    rounds = [batches(own.round(tau)) for tau in taus]
+    for before, after in pairwise(rounds):
+        assert after[0] == before[-1]
+        assert after[1] != after[0]
+
+
+def test_with_one_update_a_round_every_batch_is_used_twice_in_a_row_and_no_more() -> None:
+    used = in_use(sampler(100, batch=5), [1] * 20)
+    assert used[0::2] == used[1::2]
+    assert len(set(used)) == 10
+
+
+@settings(deadline=None, max_examples=50)
+@given(taus=st.lists(st.integers(1, 3), min_size=1, max_size=12), seed=st.integers(0, 10**6))
+def test_no_batch_is_used_three_times_in_a_row(taus: list[int], seed: int) -> None:
+    used = in_use(sampler(300, batch=5, seed=seed), taus)
+    assert all(len(set(used[i : i + 3])) > 1 for i in range(len(used) - 2))
+
+
+def test_no_update_gives_the_last_batch_again_and_changes_nothing() -> None:
+    own, other = sampler(40, batch=5), sampler(40, batch=5)
+    last = batches(own.round(3))[-1]
+    other.round(3)
+    assert batches(own.round(0)) == batches(own.round(0)) == [last]
+    assert batches(own.round(4)) == batches(other.round(4))
+
+
+def test_whole_shards_take_every_position_in_every_update() -> None:
+    picks = sampler(3, 5, batch=None).round(2)
+    assert batches(picks, 0, size=3) == [(0, 1, 2)] * 2
+    assert batches(picks, 1, size=5) == [(0, 1, 2, 3, 4)] * 2
+
+
+def test_a_batch_larger_than_the_smallest_shard_is_refused_and_the_shard_is_named() -> None:
+    with pytest.raises(UserError, match="batch-size 8 is larger than the smallest shard, node 2's 7 samples"):
+        sampler(20, 9, 7, 30, batch=8)
+
+
+@pytest.mark.parametrize("batch", [0, -1])
+def test_a_batch_has_at_least_one_sample(batch: int) -> None:
+    with pytest.raises(UserError, match=f"batch-size must be at least 1, not {batch}"):
+        sampler(20, batch=batch)

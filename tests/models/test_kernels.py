@@ -1,0 +1,105 @@
+"""The drivers: the same bits however the work is shared out, and digits that last for large shards."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+
+from fedbudget.arrays import Float32
+from fedbudget.data.sampling import Picks, Sampler
+from fedbudget.data.shards import Shards
+from fedbudget.models import LinearRegression
+from fedbudget.models import kernels as compiled
+from fedbudget.models.base import Descent, KernelModel
+from problems import MODELS, Problem, problem
+
+Driver = Callable[..., None]
+
+kernels: Any = compiled
+SIZES = (1, 127, 128, 129, 400, 2500)
+"""Shards around the block size, and one with more blocks than are summed at a time."""
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = numba.get_num_threads()
+    yield
+    numba.set_num_threads(before)
+
+
+def run(driver: Driver, case: Problem, shards: Shards, picks: Picks, w: Float32) -> Descent:
+    """One round of a driver, with η = 0.05."""
+    model, table = case.model, shards.table
+    assert isinstance(model, KernelModel)
+    out = np.empty((len(shards), model.parameters), np.float32)
+    losses, gradients = np.empty(len(shards)), np.empty_like(out)
+    driver(
+        model.terms,
+        np.float32(model.regularization),
+        w,
+        table.x,
+        table.y,
+        np.float32(table.scale),
+        shards.rows,
+        shards.start,
+        shards.size,
+        picks.positions,
+        picks.group,
+        np.float32(0.05),
+        out,
+        losses,
+        gradients,
+    )
+    return Descent(out, losses, gradients)
+
+
+def assert_same_bits(one: Descent, other: Descent) -> None:
+    np.testing.assert_array_equal(one.losses, other.losses)
+    np.testing.assert_array_equal(one.gradients, other.gradients)
+    np.testing.assert_array_equal(one.w, other.w)
+
+
+def shards_around_blocks(case: Problem) -> Shards:
+    ends = np.cumsum(SIZES)
+    return Shards.of(case.table, [np.arange(end - size, end) for size, end in zip(SIZES, ends, strict=True)])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("features", [1, 3, 8, 33, 130])
+def test_both_drivers_give_the_same_bits_with_any_number_of_threads(name: str, features: int) -> None:
+    case = problem(name, seed=features, samples=sum(SIZES), features=features)
+    shards = shards_around_blocks(case)
+    picks = Picks.whole(len(shards), updates=3)
+    w = case.start(1)[None]
+    numba.set_num_threads(1)
+    alone = run(kernels.descend, case, shards, picks, w)
+    numba.set_num_threads(min(2, numba.config.NUMBA_NUM_THREADS))
+    assert_same_bits(alone, run(kernels.descend, case, shards, picks, w))
+    assert_same_bits(alone, run(kernels.descend_few, case, shards, picks, w))
+
+
+@pytest.mark.parametrize("batch", [1, 100, 300])
+def test_both_drivers_give_the_same_bits_on_mini_batches_and_from_different_w(batch: int) -> None:
+    case = problem("svm", seed=batch, samples=1600, features=20)
+    shards = Shards.of(case.table, [np.arange(0, 300), np.arange(300, 900), np.arange(900, 1600)])
+    picks = Sampler(shards.size, batch, seed=4).round(4)
+    w = np.stack([case.start(seed) for seed in range(3)])
+    assert_same_bits(run(kernels.descend, case, shards, picks, w), run(kernels.descend_few, case, shards, picks, w))
+
+
+def test_a_shard_of_many_samples_keeps_its_digits() -> None:
+    case = problem("linear", seed=2, samples=300_000, features=2, dtype=np.uint8, regularization=0.0)
+    model, w = LinearRegression(2), np.array([1.0, -0.5], np.float32)
+    found = model.descend(w[None], Shards.whole(case.table), Picks.whole(1), 0.0)
+    exact = w.astype(np.float64)
+    assert found.losses[0] == pytest.approx(case.loss(exact, case.x, case.y), rel=1e-6)
+    np.testing.assert_allclose(found.gradients[0], case.gradient(exact, case.x, case.y), rtol=1e-5)
+
+
+def test_no_step_leaves_w_where_it_was() -> None:
+    case = problem("svm", seed=0)
+    w = case.start(3)
+    found = case.model.descend(w[None], Shards.whole(case.table), Picks.whole(1), 0.0)
+    np.testing.assert_array_equal(found.w[0], w)

@@ -1,0 +1,157 @@
+"""Losses and gradients against Table I in float64, against finite differences, and by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedbudget.arrays import Float32
+from fedbudget.data.sampling import Picks
+from fedbudget.data.shards import Shards, Table
+from fedbudget.models import KMeans, LinearRegression, Softmax, SquaredSvm, loss_over
+from fedbudget.models.base import Descent, Model
+from problems import MODELS, Problem, finite_differences, kmeans_distances, problem
+
+DTYPES = (np.uint8, np.float32, np.float64)
+
+
+def at(model: Model, w: Float32, shards: Shards) -> Descent:
+    """F_i and ∇F_i at w."""
+    return model.descend(w[None], shards, Picks.whole(len(shards)), 0.0)
+
+
+def away_from_ties(case: Problem, w: Float32) -> Shards:
+    """All rows; for K-means those that clearly belong to one centre, where its loss has a gradient."""
+    if case.model.name != "kmeans":
+        return Shards.whole(case.table)
+    two = np.sort(kmeans_distances(w.astype(np.float64), case.x), axis=1)[:, :2]
+    return Shards.of(case.table, [np.flatnonzero(two[:, 1] - two[:, 0] > 1e-3)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", MODELS)
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 10**6), regularization=st.sampled_from([0.0, 0.1, 2.0]))
+def test_loss_and_gradient_are_those_of_table_1(
+    name: str, dtype: type[np.generic], seed: int, regularization: float
+) -> None:
+    case = problem(name, seed, dtype=dtype, regularization=regularization)
+    w = case.start(seed)
+    shards = away_from_ties(case, w)
+    rows = shards.rows_of(0)
+    x, y, exact = case.x[rows], case.y[rows], w.astype(np.float64)
+    found = at(case.model, w, shards)
+    slope = finite_differences(lambda v: case.loss(v, x, y), exact)
+    assert found.losses[0] == pytest.approx(case.loss(exact, x, y), rel=1e-5)
+    np.testing.assert_allclose(found.gradients[0], slope, atol=2e-5 * (1 + np.abs(slope).max()))
+    np.testing.assert_allclose(case.gradient(exact, x, y), slope, atol=1e-5 * (1 + np.abs(slope).max()))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 10**6))
+def test_every_node_has_the_loss_of_its_own_shard(name: str, seed: int) -> None:
+    case = problem(name, seed)
+    shards = Shards.of(case.table, [np.arange(0, 7), np.arange(7, 40), np.arange(40, 60)])
+    w = case.start(seed)
+    exact = [case.loss(w.astype(np.float64), case.x[rows], case.y[rows]) for rows in map(shards.rows_of, range(3))]
+    np.testing.assert_allclose(case.model.losses(w[None], shards, Picks.whole(3)), exact, rtol=1e-5)
+    np.testing.assert_allclose(at(case.model, w, shards).losses, exact, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_loss_over_a_table_is_the_mean_over_its_rows(name: str) -> None:
+    case = problem(name, seed=8)
+    w = case.start(8)
+    assert loss_over(case.model, w, case.table) == pytest.approx(
+        case.loss(w.astype(np.float64), case.x, case.y), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_round_of_updates_is_that_many_steps_of_plain_descent(name: str) -> None:
+    case = problem(name, seed=5)
+    w = case.start(5)
+    found = case.model.descend(w[None], Shards.whole(case.table), Picks.whole(1, updates=10), 0.1)
+    plain = w.astype(np.float64)
+    for _ in range(10):
+        plain = plain - 0.1 * case.gradient(plain, case.x, case.y)
+    np.testing.assert_allclose(found.w[0], plain, atol=1e-5)
+
+
+def one_row(x: list[float], y: float) -> Shards:
+    return Shards.whole(Table(np.array([x], np.float32), np.array([y], np.float32)))
+
+
+class TestByHand:
+    def test_svm(self) -> None:
+        # slack 1 - (-1)(1·1 + 2·0.5) = 3: loss 4.5 + 0.1/2 · 1.25, gradient slack · x + 0.1 w
+        found = at(SquaredSvm(2), np.array([1.0, 0.5], np.float32), one_row([1, 2], -1))
+        assert found.losses[0] == pytest.approx(4.5625)
+        assert found.gradients[0] == pytest.approx([3.1, 6.05])
+
+    def test_svm_beyond_the_margin_has_only_its_penalty(self) -> None:
+        found = at(SquaredSvm(2), np.array([1.0, 0.5], np.float32), one_row([1, 2], 1))
+        assert found.losses[0] == pytest.approx(0.0625)
+        assert found.gradients[0] == pytest.approx([0.1, 0.05])
+
+    def test_linear(self) -> None:
+        found = at(LinearRegression(2), np.array([1.0, -1.0], np.float32), one_row([3, 1], 5))
+        assert found.losses[0] == pytest.approx(4.5)  # ½ (2 - 5)²
+        assert found.gradients[0] == pytest.approx([-9, -3])
+
+    def test_kmeans_moves_the_nearest_centre_alone(self) -> None:
+        found = at(KMeans(2, 2), np.array([0, 0, 4, 4], np.float32), one_row([3, 3], 0))
+        assert found.losses[0] == pytest.approx(1)
+        assert found.gradients[0] == pytest.approx([0, 0, 1, 1])
+
+    def test_kmeans_moves_the_first_of_equal_centres(self) -> None:
+        found = at(KMeans(1, 2), np.array([2, 2], np.float32), one_row([3], 0))
+        assert found.gradients[0] == pytest.approx([-1, 0])
+
+    def test_softmax_at_zero_knows_nothing(self) -> None:
+        found = at(Softmax(1, 4), np.zeros(8, np.float32), one_row([2], 1))
+        assert found.losses[0] == pytest.approx(np.log(4))
+        assert found.gradients[0] == pytest.approx([0.5, 0.25, -1.5, -0.75, 0.5, 0.25, 0.5, 0.25])
+
+    def test_softmax_does_not_overflow(self) -> None:
+        found = at(Softmax(1, 2), np.array([1e4, 0, 0, 0], np.float32), one_row([1], 1))
+        assert found.losses[0] == pytest.approx(1e4)
+        assert found.gradients[0] == pytest.approx([1, 1, -1, -1])
+
+
+class TestStart:
+    def test_parameters(self) -> None:
+        models = (SquaredSvm(7), LinearRegression(7), KMeans(7, 4), Softmax(7, 10))
+        assert [model.parameters for model in models] == [7, 7, 28, 80]
+
+    @pytest.mark.parametrize("model", [SquaredSvm(3), LinearRegression(3), Softmax(3, 2)])
+    def test_convex_models_start_at_zero(self, model: Model) -> None:
+        assert model.initial(4).tolist() == [0] * model.parameters
+
+    def test_kmeans_starts_anywhere_in_the_unit_cube_as_the_seed_says(self) -> None:
+        start = KMeans(50, 4).initial(4)
+        assert start.dtype == np.float32
+        assert 0 <= start.min() < 0.1
+        assert 0.9 < start.max() < 1
+        np.testing.assert_array_equal(start, KMeans(50, 4).initial(4))
+        assert (start != KMeans(50, 4).initial(5)).any()
+
+
+class TestAccuracy:
+    def test_svm_counts_the_right_side(self) -> None:
+        case = problem("svm", seed=1, samples=300)
+        w = case.start(1)
+        expected = np.mean(np.where(case.x @ w >= 0, 1, -1) == case.y)
+        assert case.model.accuracy(w, case.table) == pytest.approx(expected)
+
+    def test_softmax_counts_the_largest_logit(self) -> None:
+        case = problem("softmax", seed=1, samples=300)
+        w = case.start(1)
+        logits = np.column_stack([case.x, np.ones(300)]) @ w.reshape(3, 6).T
+        assert case.model.accuracy(w, case.table) == pytest.approx(np.mean(logits.argmax(axis=1) == case.y))
+
+    @pytest.mark.parametrize("name", ["linear", "kmeans"])
+    def test_others_have_none(self, name: str) -> None:
+        case = problem(name, seed=1)
+        assert case.model.accuracy(case.start(1), case.table) is None
