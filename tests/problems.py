@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.arrays import Float32, Float64
+from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.budget import Budget, Costs
 from fedbudget.control import Controller
 from fedbudget.data.shards import Table
@@ -50,6 +50,14 @@ class Problem:
     @property
     def y(self) -> Float64:
         return np.asarray(self.table.y, dtype=np.float64)
+
+    def local(self, parts: Sequence[Int64]) -> list[LocalGradient]:
+        """∇F_i of nodes that hold these rows."""
+
+        def of(part: Int64) -> LocalGradient:
+            return lambda w: self.gradient(w, self.x[part], self.y[part])
+
+        return [of(part) for part in parts]
 
     def start(self, seed: int) -> Float32:
         """A w that is nothing special, [parameters]."""
@@ -218,7 +226,7 @@ def algorithm_1(
     return Trajectory(tau, np.array(visited), np.array(centralized))
 
 
-def unequal_parts(samples: int, nodes: int, seed: int) -> list[NDArray[np.int64]]:
+def unequal_parts(samples: int, nodes: int, seed: int) -> list[Int64]:
     """All rows, given to nodes in parts of different sizes, none of them empty."""
     rng = np.random.default_rng(seed)
     ends = np.sort(rng.choice(np.arange(1, samples), nodes - 1, replace=False))

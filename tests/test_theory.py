@@ -181,15 +181,29 @@ class TestProposition2:
     @pytest.mark.parametrize("resources", [1, 3])
     @settings(deadline=None, max_examples=100)
     @given(data=st.data())
+    def test_g_rises_from_the_upper_limit_on(self, resources: int, data: st.DataObject) -> None:
+        case = data.draw(setting(resources))
+        limit = case.tau_upper_limit
+        assume(limit < 2e5)
+        beyond = case.G(np.concatenate([[limit], np.arange(np.ceil(limit), 3 * limit + 100)]))
+        beyond = beyond[np.isfinite(beyond)]
+        assert (beyond[1:] >= beyond[:-1] * (1 - 1e-12)).all()
+
+    @pytest.mark.parametrize("resources", [1, 3])
+    @settings(deadline=None, max_examples=100)
+    @given(data=st.data())
     def test_no_minimum_beyond_the_upper_limit(self, resources: int, data: st.DataObject) -> None:
         case = data.draw(setting(resources))
         limit = case.tau_upper_limit
         assume(limit < 2e5)
-        curve = case.G(np.arange(1.0, 3 * limit + 100))
-        assert np.argmin(curve) + 1 <= limit
-        beyond = curve[int(np.ceil(limit)) :]
-        beyond = beyond[np.isfinite(beyond)]
-        assert (beyond[1:] >= beyond[:-1] * (1 - 1e-12)).all(), "G rises beyond τ₀"
+        assert np.argmin(case.G(np.arange(1.0, 3 * limit + 100))) + 1 <= np.ceil(limit)
+
+    def test_among_whole_numbers_the_minimum_may_be_the_next_one(self) -> None:
+        """The proposition's proof is about real τ: beyond τ₀ = 5.92 G rises, and still G(6) is below G(5)."""
+        case = Setting(eta=1 / 32, phi=1, rho=1, beta=8, delta=0.1, c=[1, 0.01], b=[0.01, 1], budget=[57.01, 11.01])
+        assert case.tau_upper_limit == pytest.approx((0.1 - 0.01 / 56) / (1 / 56 - 0.001))
+        assert min(range(1, 50), key=case.exact_G) == 6
+        assert np.argmin(case.G(np.arange(1.0, 50.0))) + 1 == 6
 
     def test_by_hand(self) -> None:
         # ηβ = 1, R' = 100, C₁ = C₂ = 1: the third term, (1 + 0.5)/(0.5 log 2) - 1, is the largest.

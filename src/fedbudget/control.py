@@ -132,7 +132,7 @@ class AdaptiveTau:
 
     def search_range(self, previous: Decision) -> Int64:
         """The τ looked at: 1..min(⌊γτ*⌋, τ_max)."""
-        return np.arange(1, min(int(self.gamma * previous.tau), self.tau_max) + 1)
+        return np.arange(1, int(min(self.gamma * previous.tau, self.tau_max)) + 1)
 
     def curve(self, previous: Decision, outlook: Outlook) -> Float64:
         """G over the search range."""

@@ -66,7 +66,8 @@ def prepare(settings: Settings, *, dataset: Dataset | None = None, model: Model 
     test = None if dataset.test is None else dataset.table(dataset.test, model.target)
     settings, rows = _distribute(settings, dataset)
     shards = Shards.of(train, rows)
-    settings = replace(settings, batch_size=settings.batch_size or min(DEFAULT_BATCH, int(shards.size.min())))
+    if settings.batch_size is None:
+        settings = replace(settings, batch_size=min(DEFAULT_BATCH, int(shards.size.min())))
     meters = _meters(settings)
     fleet, scratch = (_fleet(settings, model, shards) for _ in range(2))
     controller, w = settings.controller(), model.initial(settings.seed)

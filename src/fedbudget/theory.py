@@ -42,19 +42,24 @@ def h(x: ArrayLike, *, eta: float, beta: float, delta: float) -> Float64:
     if beta == 0 or delta == 0:
         return np.zeros_like(x)
     u = eta * beta
+    small = u * x < _SERIES_BELOW
     with np.errstate(over="ignore", invalid="ignore"):
-        # ((1+u)^x - 1)/u - x, which times ηδ is h. Both sides agree in all but the last digits where ux is small, so
-        # there the binomial series Σ_{k≥2} C(x,k) u^(k-1) is summed instead of subtracting.
-        direct = np.expm1(x * np.log1p(u)) / u - x
-        term = x * (x - 1) / 2 * u
-        series = term
-        for k in range(3, 3 + _SERIES_TERMS):
-            term = term * (x - k + 1) / k * u
-            series = series + term
-        excess = np.where(u * x < _SERIES_BELOW, series, direct)
+        excess = np.expm1(x * np.log1p(u)) / u - x  # times ηδ; δ/β would overflow where β is tiny
+        if small.any():
+            excess = np.where(small, _binomial_tail(np.where(small, x, 0.0), u), excess)
         gap = eta * delta * np.maximum(excess, 0.0)
     gap = np.where((x == 0) | (x == 1), 0.0, gap)
     return np.where(np.isnan(gap), np.inf, gap)
+
+
+def _binomial_tail(x: Float64, u: float) -> Float64:
+    """((1+u)^x - 1)/u - x as Σ_{k≥2} C(x,k) u^(k-1): where ux is small, subtracting leaves only the last digits."""
+    term = x * (x - 1) / 2 * u
+    total = term
+    for k in range(3, 3 + _SERIES_TERMS):
+        term = term * (x - k + 1) / k * u
+        total = total + term
+    return total
 
 
 def share_per_update(tau: ArrayLike, *, c: ArrayLike, b: ArrayLike, budget: ArrayLike) -> Float64:
@@ -181,7 +186,9 @@ def tau_upper_limit(
     b: ArrayLike,
     budget: ArrayLike,
 ) -> float:
-    r"""τ₀ of Proposition 2: no minimum of G lies beyond it. Needs η ≤ 1/β and ρ, β, δ > 0.
+    r"""τ₀ of Proposition 2: beyond it G only rises. Needs η ≤ 1/β and ρ, β, δ > 0.
+
+    The proof is about real τ, so over whole numbers the minimum is at most ⌈τ₀⌉.
 
     With ν the resource that binds as τ grows (the largest c_m/R'_m, then the largest b_m/R'_m), the largest of
 

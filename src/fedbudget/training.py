@@ -126,8 +126,8 @@ def train(
     return execute(plan, out=None if out is None else Path(out), watch=watch)
 
 
-def execute(plan: Plan, *, out: Path | None = None, watch: Watch | None = None) -> Result:
-    """Makes the run; with `out` it is also written to disk, round by round."""
+def execute(plan: Plan, *, out: Path | None = None, watch: Watch | None = None, plot: bool = True) -> Result:
+    """Makes the run; with `out` it is also written to disk, round by round, and with `plot` drawn at its end."""
     with interruptible() as interrupted:
         writer = None if out is None else RunWriter(out, _config(plan))
         diary = _Diary(plan, writer, watch)
@@ -137,6 +137,10 @@ def execute(plan: Plan, *, out: Path | None = None, watch: Watch | None = None) 
         result = _result(plan, outcome, diary.records, out)
         if writer is not None:
             _save(plan, writer, result)
+        if writer is not None and plot:
+            from fedbudget.runs.plot import plot_run  # matplotlib is slow to import, and not needed until here
+
+            writer.replace(PLOT, plot_run(result.rounds, result.budget, title=plan.title))
     return result
 
 
@@ -200,8 +204,6 @@ def _config(plan: Plan) -> str:
 
 
 def _save(plan: Plan, writer: RunWriter, result: Result) -> None:
-    from fedbudget.runs.plot import plot_run  # matplotlib is slow to import, and not needed until here
-
     summary = {
         **result.to_json(),
         "status": "interrupted" if result.stopped_by == "interrupted" else "finished",
@@ -211,4 +213,3 @@ def _save(plan: Plan, writer: RunWriter, result: Result) -> None:
     }
     saved = SavedModel(result.w, plan.settings.model, plan.dataset.classes, plan.dataset.standardization)
     writer.finish(summary, saved.to_bytes())
-    writer.replace(PLOT, plot_run(result.rounds, result.budget, title=plan.title))

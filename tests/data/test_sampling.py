@@ -105,6 +105,12 @@ def test_no_update_gives_the_last_batch_again_and_changes_nothing() -> None:
     assert batches(own.round(4)) == batches(other.round(4))
 
 
+def test_no_update_gives_the_last_batch_even_when_it_was_used_twice() -> None:
+    own = sampler(40, batch=5)
+    once, again = batches(own.round(1)), batches(own.round(1))
+    assert once == again == batches(own.round(0))
+
+
 def test_whole_shards_take_every_position_in_every_update() -> None:
     picks = sampler(3, 5, batch=None).round(2)
     assert batches(picks, 0, size=3) == [(0, 1, 2)] * 2

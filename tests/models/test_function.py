@@ -26,10 +26,14 @@ def test_a_function_and_the_kernel_agree(batch: int | None, same_w: bool) -> Non
     shards = Shards.of(case.table, [np.arange(0, 10), np.arange(10, 35), np.arange(35, 60)])
     picks = Sampler(shards.size, batch, seed=2).round(5)
     w = np.stack([case.start(seed) for seed in range(1 if same_w else 3)])
-    own, kernel = OWN.descend(w, shards, picks, 0.1), SquaredSvm(5).descend(w, shards, picks, 0.1)
+    best = case.start(50)
+    own, kernel = (model.descend(w, shards, picks, 0.1, best) for model in (OWN, SquaredSvm(5)))
     np.testing.assert_allclose(own.w, kernel.w, atol=1e-5)
     np.testing.assert_allclose(own.losses, kernel.losses, rtol=1e-5)
     np.testing.assert_allclose(own.gradients, kernel.gradients, atol=1e-5)
+    assert own.best_losses is not None
+    assert kernel.best_losses is not None
+    np.testing.assert_allclose(own.best_losses, kernel.best_losses, rtol=1e-5)
     np.testing.assert_allclose(OWN.losses(w, shards, picks), kernel.losses, rtol=1e-5)
     assert OWN.accuracy(w[0], case.table) == SquaredSvm(5).accuracy(w[0], case.table)
 

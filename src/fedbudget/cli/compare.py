@@ -55,7 +55,9 @@ def compare(
     from fedbudget.experiments.compare import compare as run_all
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=json) as bar, preparing():
+    console = Console(stderr=True)
+    quiet = json or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=quiet) as bar, preparing():
         task = bar.add_task("runs", total=None)
         found = run_all(
             settings,

@@ -27,7 +27,10 @@ _COLUMNS = ("round", "τ", "chosen by", "loss", "best", "accuracy", "ρ̂", "β�
 
 @contextmanager
 def preparing() -> Iterator[None]:
-    """Says so when preparation takes long."""
+    """Says so when preparation takes long, to a person; a log should hold nothing but what happened."""
+    if not sys.stderr.isatty():
+        yield
+        return
     notice = threading.Timer(
         _PATIENCE,
         lambda: print("preparing; on first use kernels are compiled, which takes some seconds", file=sys.stderr),
@@ -42,16 +45,25 @@ def preparing() -> Iterator[None]:
 
 @contextmanager
 def watching(plan: Plan, *, quiet: bool) -> Iterator[Watch | None]:
-    """Gives what shows a run's rounds as they come; nothing when quiet."""
+    """Gives what shows a run's rounds as they come; nothing when quiet.
+
+    Nothing is shown before the first round, so that a mistake found before it is all that there is to read.
+    """
     console = Console(stderr=True)
     if quiet:
         yield None
     elif console.is_terminal:
-        view = _LiveView(plan)
-        with Live(view.render(), console=console, refresh_per_second=12) as live:
-            yield lambda record: live.update(view.add(record))
+        view, live = _LiveView(plan), Live(console=console, refresh_per_second=12)
+
+        def show(record: RoundRecord) -> None:
+            live.start()
+            live.update(view.add(record))
+
+        try:
+            yield show
+        finally:
+            live.stop()
     else:
-        print(f"{plan.title}; budget {plan.budget}", file=sys.stderr)
         yield _plain_log(plan)
 
 
@@ -146,11 +158,13 @@ def _plain_log(plan: Plan) -> Watch:
 
     def watch(record: RoundRecord) -> None:
         nonlocal next_share
+        if record.round == 1:
+            print(f"{plan.title}; budget {plan.budget}", file=sys.stderr)
+            line(_COLUMNS)
         share = max(record.spent[name] / limit for name, limit in budget.items())
         if record.round > 3 and share < next_share and record.tau > 0:
             return
         next_share = share + 1 / _LOG_LINES
         line(cells(record, budget))
 
-    line(_COLUMNS)
     return watch

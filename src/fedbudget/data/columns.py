@@ -33,7 +33,12 @@ class Columns:
         """The target of each sample as the name of a class."""
         if self.words is not None:
             return [str(word) for word in self.words]
-        return None if self.numbers is None else [f"{number:g}" for number in self.numbers]
+        return None if self.numbers is None else [class_name(number) for number in self.numbers]
+
+
+def class_name(number: float) -> str:
+    """A whole number as the name of a class; large ones keep all their digits."""
+    return f"{number:.15g}"
 
 
 def refuse_nan(name: str, values: NDArray[np.floating], what: str, first: int = 0) -> None:

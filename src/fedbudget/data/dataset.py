@@ -66,7 +66,7 @@ class Standardization:
     def of(cls, part: Part) -> "Standardization":
         values = np.zeros(1) if part.values is None else part.values
         x = part.x.astype(np.float64)
-        return cls(x.mean(axis=0), _nonzero(x.std(axis=0)), float(values.mean()), float(_nonzero(values.std())))
+        return cls(x.mean(axis=0), _deviation(x), float(values.mean()), float(_deviation(values)))
 
     def apply(self, part: Part) -> Part:
         """The same samples with their features standardised."""
@@ -143,6 +143,6 @@ def hold_out(part: Part, share: float, seed: int = 0) -> tuple[NDArray[np.int64]
     return np.sort(order[tested:]), np.sort(order[:tested])
 
 
-def _nonzero(deviation: Float64 | np.floating) -> Float64:
-    """A feature that never changes is left as it is."""
-    return np.where(np.asarray(deviation) > 0, deviation, 1.0)
+def _deviation(values: Float64) -> Float64:
+    """Of each column; 1 where it never changes, whose computed deviation is 0 or, by rounding, next to it."""
+    return np.where(values.max(axis=0) > values.min(axis=0), values.std(axis=0), 1.0)

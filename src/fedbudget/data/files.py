@@ -4,6 +4,7 @@ Whole numbers and words as targets are classes, other numbers real targets. uint
 scaled to [0, 1]. Of a `.csv` the features, and a real target, are standardised; a `.npz` is used as it is.
 """
 
+import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedbudget.data.columns import Columns
+from fedbudget.data.columns import Columns, class_name
 from fedbudget.data.dataset import Dataset, Part, Standardization, hold_out
 from fedbudget.data.read_csv import read_csv
 from fedbudget.data.read_npz import checked, read_npz
@@ -106,7 +107,7 @@ def _files_of(path: Path) -> list[Path]:
 def _read(path: Path, target: str | None) -> tuple[Columns, Columns | None]:
     try:
         return (read_csv(path, target), None) if path.suffix == ".csv" else read_npz(path)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
 
 
@@ -129,7 +130,7 @@ def _classes(files: Sequence[Columns]) -> tuple[str, ...]:
     values = np.unique(np.concatenate([columns.numbers for columns in files if columns.numbers is not None]))
     if len(values) > _MOST_CLASSES or (values != np.round(values)).any():
         return ()
-    return tuple(f"{value:g}" for value in values)
+    return tuple(class_name(value) for value in values)
 
 
 def _part(name: str, columns: Columns, classes: tuple[str, ...]) -> Part:

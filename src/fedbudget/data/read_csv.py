@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedbudget.arrays import Float64
 from fedbudget.data.columns import Columns
 from fedbudget.errors import UserError
 
@@ -22,16 +23,18 @@ def read_csv(path: Path, target: str | None = None) -> Columns:
         where = header.index(target) if target is not None else len(header) - 1
         features: list[list[float]] = []
         targets: list[str] = []
+        rows: list[int] = []
         for fields in lines:
             if not fields:
                 continue
             texts = _texts(path, lines.line_num, header, fields)
             targets.append(texts.pop(where))
+            rows.append(lines.line_num)
             names = header[:where] + header[where + 1 :]
             features.append([_number(path, lines.line_num, *each) for each in zip(names, texts, strict=True)])
     if not features:
         raise UserError(f"{path} has a header but no rows")
-    return _columns(path, np.array(features), targets)
+    return _columns(path, np.array(features), targets, rows)
 
 
 def _texts(path: Path, row: int, header: list[str], fields: list[str]) -> list[str]:
@@ -53,12 +56,12 @@ def _number(path: Path, row: int, column: str, text: str) -> float:
     return value
 
 
-def _columns(path: Path, x: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]", targets: list[str]) -> Columns:
+def _columns(path: Path, x: Float64, targets: list[str], rows: list[int]) -> Columns:
     try:
         numbers = np.array([float(text) for text in targets])
     except ValueError:
         return Columns(x, words=np.array(targets))
-    for row, value in enumerate(numbers, start=2):
+    for row, value in zip(rows, numbers, strict=True):
         if not math.isfinite(value):
             raise UserError(f"{path}, row {row}: the target is not finite")
     return Columns(x, numbers)

@@ -1,5 +1,7 @@
 """Reads a `.npz`: arrays `x` [samples, ...], `y` [samples] where there is something to predict, `x_test`, `y_test`."""
 
+import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +13,14 @@ from fedbudget.errors import UserError
 
 def read_npz(path: Path) -> tuple[Columns, Columns | None]:
     """The samples to train on, and those to test on where the file has some. Nothing pickled is ever loaded."""
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"{path} is not an .npz file; numpy.savez(path, x=..., y=...) writes one")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files if name in ("x", "y", "x_test", "y_test")}
-    except (ValueError, KeyError, EOFError) as error:
+            arrays = {
+                name: np.asarray(archive[name]) for name in archive.files if name in ("x", "y", "x_test", "y_test")
+            }
+    except (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path} is not a readable .npz file: {error}") from None
     if "x" not in arrays:
         raise UserError(f"{path} has no array named x")

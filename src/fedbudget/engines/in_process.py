@@ -26,17 +26,18 @@ def run(
     Args:
       interrupted: asked after every round; when it says so, the run ends with what it has.
     """
+    now = Instant.now if "cpu" in meters.budget.limits else Instant.wall_only
     message: Broadcast | Outcome = aggregator.start()
-    mark = Instant.now()
+    mark = now()
     while isinstance(message, Broadcast):
         said = message
-        report, trip = _round(fleets, said, mark)
+        report, trip = _round(fleets, said, mark, now)
         mark += Instant(trip.seconds, trip.cpu)
         message = aggregator.receive(report, meters.read(trip))
         assert aggregator.last is not None
-        before = Instant.now()
+        before = now()
         observe(aggregator.last, said)
-        mark += Instant.now() - before
+        mark += now() - before
         if interrupted() and isinstance(message, Broadcast):
             message = aggregator.interrupt()
     return message
@@ -48,21 +49,23 @@ def trial(fleets: Sequence[Fleet], w: Float32, *, estimate: bool) -> RoundTrip:
     It is the second of two, because the first one compiles kernels and has nothing to estimate from.
     """
     ask = Broadcast(round=1, w=w, tau=1, eta=0.0, estimate=estimate, best=False, stop=False)
-    _round(fleets, ask, Instant.now())
-    return _round(fleets, ask, Instant.now())[1]
+    _round(fleets, ask, Instant.now(), Instant.now)
+    return _round(fleets, ask, Instant.now(), Instant.now)[1]
 
 
-def _round(fleets: Sequence[Fleet], said: Broadcast, mark: Instant) -> tuple[Report, RoundTrip]:
+def _round(
+    fleets: Sequence[Fleet], said: Broadcast, mark: Instant, now: Callable[[], Instant]
+) -> tuple[Report, RoundTrip]:
     """One round of all fleets, timed from `mark` on; only the local updates count as such."""
     for fleet in fleets:
         fleet.receive(said)
-    before = Instant.now()
+    before = now()
     for fleet in fleets:
         fleet.update()
-    updating = Instant.now() - before
+    updating = now() - before
     report = Report.merge([fleet.report() for fleet in fleets])
     updates, nodes = max(1, said.tau), len(report.nodes)
-    whole = Instant.now() - mark
+    whole = now() - mark
     return report, RoundTrip(
         updates=updates,
         nodes=nodes,

@@ -22,11 +22,18 @@ Target = Literal["binary", "classes", "real", "raw", "none"]
 
 @dataclass(frozen=True)
 class Descent:
-    """A round's local updates: w_i(t), [nodes, parameters], with F_i and ∇F_i before the first of them."""
+    """A round's local updates.
+
+    Args:
+      w: w_i(t), [nodes, parameters].
+      losses, gradients: F_i and ∇F_i before the first update, [nodes] and [nodes, parameters].
+      best_losses: F_i at w^f on the samples of the first update, [nodes], where it was asked for.
+    """
 
     w: Float32
     losses: Float64
     gradients: Float32
+    best_losses: Float64 | None
 
 
 class Model(Protocol):
@@ -48,8 +55,8 @@ class Model(Protocol):
     def losses(self, w: Float32, shards: Shards, picks: Picks) -> Float64:
         """F_i on the first mini-batch, [nodes]."""
 
-    def descend(self, w: Float32, shards: Shards, picks: Picks, eta: float) -> Descent:
-        """One local update, eq. (4), for each mini-batch."""
+    def descend(self, w: Float32, shards: Shards, picks: Picks, eta: float, best: Float32 | None = None) -> Descent:
+        """One local update, eq. (4), for each mini-batch; `best` is w^f, [parameters], where its loss is wanted too."""
 
     def accuracy(self, w: Float32, table: Table) -> float | None:
         """The share of samples predicted right; None where that has no meaning."""
@@ -79,22 +86,24 @@ class KernelModel(ABC):
         kernels.losses(self.terms, np.float32(self.regularization), w, *_arrays(shards, picks), out)
         return out
 
-    def descend(self, w: Float32, shards: Shards, picks: Picks, eta: float) -> Descent:
+    def descend(self, w: Float32, shards: Shards, picks: Picks, eta: float, best: Float32 | None = None) -> Descent:
         nodes = len(shards)
         out = np.empty((nodes, self.parameters), np.float32)
-        losses, gradients = np.empty(nodes), np.empty_like(out)
+        losses, gradients, best_losses = np.empty(nodes), np.empty_like(out), np.empty(nodes)
         driver = kernels.descend if nodes >= numba.get_num_threads() else kernels.descend_few
         driver(
             self.terms,
             np.float32(self.regularization),
             w,
+            np.empty((0, self.parameters), np.float32) if best is None else best[None],
             *_arrays(shards, picks),
             np.float32(eta),
             out,
             losses,
             gradients,
+            best_losses,
         )
-        return Descent(out, losses, gradients)
+        return Descent(out, losses, gradients, None if best is None else best_losses)
 
     def accuracy(self, w: Float32, table: Table) -> float | None:
         if self.target not in ("binary", "classes"):
@@ -117,7 +126,7 @@ class LoopModel(ABC):
     def losses(self, w: Float32, shards: Shards, picks: Picks) -> Float64:
         return np.array([self._at(w[i % len(w)], shards, picks, i, 0)[0] for i in range(len(shards))], dtype=np.float64)
 
-    def descend(self, w: Float32, shards: Shards, picks: Picks, eta: float) -> Descent:
+    def descend(self, w: Float32, shards: Shards, picks: Picks, eta: float, best: Float32 | None = None) -> Descent:
         nodes = len(shards)
         out = np.empty((nodes, self.parameters), np.float32)
         losses, gradients = np.empty(nodes), np.empty_like(out)
@@ -128,7 +137,7 @@ class LoopModel(ABC):
                 if update == 0:
                     losses[i], gradients[i] = loss, gradient
                 out[i] -= np.float32(eta) * gradient
-        return Descent(out, losses, gradients)
+        return Descent(out, losses, gradients, None if best is None else self.losses(best[None], shards, picks))
 
     def _at(self, w: Float32, shards: Shards, picks: Picks, node: int, update: int) -> tuple[float, Float32]:
         rows = shards.rows_of(node)[picks.of(node, update, int(shards.size[node]))]

@@ -1,8 +1,8 @@
-"""Local updates of a whole fleet as compiled loops: gather a row, dot, axpy, and nothing copied.
+"""Local updates of a whole fleet as compiled loops: gather rows, dot, axpy, and nothing copied.
 
-What a model is, is said in row functions (`row_loss`, `row_gradient` and, for classifiers, `row_correct`); each model
-implements them for its own `terms`, a NamedTuple. The drivers below are the same for all models, compiled for each one
-when it is first used, and cached on disk.
+What a model is, is said in functions over some rows of a table (`rows_loss`, `rows_gradient` and, for classifiers,
+`rows_correct`), which every model implements for its own `terms`, a NamedTuple; `by_score.py` and `by_row.py` help with
+that. The drivers below are the same for all models, compiled for each one when it is first used, and cached on disk.
 
 Two rules hold. Rows are summed in blocks of `BLOCK` in float32, and blocks in float64, in order: large shards keep
 their digits, and the result is the same bits whether one thread does all blocks or many threads do some each. And a
@@ -20,11 +20,11 @@ BLOCK = 128
 FAST = {"reassoc", "contract", "nsz", "arcp"}  # sums may be reordered when compiled; NaN and inf stay what they are
 
 
-def implements(row_function: Callable[..., Any], kind: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a function as a row function for terms of one kind."""
+def implements(stub: Callable[..., Any], kind: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a function as what a stub means for terms of one kind."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        @overload(row_function, jit_options={"fastmath": FAST}, strict=False)
+        @overload(stub, jit_options={"fastmath": FAST}, strict=False)
         def choose(terms, *_):
             ours = isinstance(terms, types.BaseNamedTuple) and terms.instance_class is kind
             return function if ours else None
@@ -34,19 +34,27 @@ def implements(row_function: Callable[..., Any], kind: type) -> Callable[[Callab
     return register
 
 
-def row_loss(terms, w, x, y, scale, scratch):
-    """f_j(w) of one row, without regularization."""
+def rows_loss(terms, w, x, y, scale, rows, start, picked, first, last):
+    """Σ f_j(w), without regularization, over the rows at positions first..last-1 of a mini-batch.
+
+    The row at a position is `rows[start + picked[position]]`, or `rows[start + position]` where nothing is picked.
+    """
     raise NotImplementedError
 
 
-def row_gradient(terms, w, x, y, scale, scratch, gradient):
-    """The same, with ∇f_j(w) added to `gradient`."""
+def rows_gradient(terms, w, x, y, scale, rows, start, picked, first, last, gradient):
+    """The same, with Σ ∇f_j(w) added to `gradient`."""
     raise NotImplementedError
 
 
-def row_correct(terms, w, x, y, scale, scratch):
-    """1 where the model predicts y, otherwise 0."""
+def rows_correct(terms, w, x, y, scale, first, last):
+    """How many of the rows first..last-1 of a table the model predicts right."""
     raise NotImplementedError
+
+
+@register_jitable
+def row_at(rows, start, picked, position):
+    return rows[start + (picked[position] if picked.size else position)]
 
 
 @register_jitable(fastmath=FAST)
@@ -60,23 +68,13 @@ def dot(w, x):
 
 @njit(cache=True, fastmath=FAST)
 def _block_loss(terms, w, x, y, scale, rows, start, picked, first, last):
-    scratch = np.empty(w.size // x.shape[1] + 1, np.float32)
-    loss = 0.0
-    for position in range(first, last):
-        row = rows[start + (picked[position] if picked.size else position)]
-        loss += row_loss(terms, w, x[row], y[row], scale, scratch)
-    return loss
+    return rows_loss(terms, w, x, y, scale, rows, start, picked, first, last)
 
 
 @njit(cache=True, fastmath=FAST)
 def _block_gradient(terms, w, x, y, scale, rows, start, picked, first, last, gradient):
-    scratch = np.empty(w.size // x.shape[1] + 1, np.float32)
     gradient[:] = 0
-    loss = 0.0
-    for position in range(first, last):
-        row = rows[start + (picked[position] if picked.size else position)]
-        loss += row_gradient(terms, w, x[row], y[row], scale, scratch, gradient)
-    return loss
+    return rows_gradient(terms, w, x, y, scale, rows, start, picked, first, last, gradient)
 
 
 @njit(cache=True)
@@ -91,22 +89,11 @@ def _penalty(regularization, w):
 
 
 @njit(cache=True)
-def _finish_gradient(regularization, w, total, count, gradient):
-    """From the sum over rows to ∇F_i(w)."""
+def _step(regularization, eta, w, total, count, gradient):
+    """From the sum over rows to ∇F_i(w), which is kept, and to the next w."""
     for j in range(w.size):
         gradient[j] = np.float32(total[j] / count) + regularization * w[j]
-
-
-@njit(cache=True)
-def _node_gradient(terms, regularization, w, x, y, scale, rows, start, picked, count, partial, total, gradient):
-    total[:] = 0
-    loss = 0.0
-    for first in range(0, count, BLOCK):
-        loss += _block_gradient(terms, w, x, y, scale, rows, start, picked, first, min(first + BLOCK, count), partial)
-        for j in range(w.size):
-            total[j] += partial[j]
-    _finish_gradient(regularization, w, total, count, gradient)
-    return loss / count + _penalty(regularization, w)
+        w[j] -= eta * gradient[j]
 
 
 @njit(cache=True, parallel=True)
@@ -133,68 +120,84 @@ def losses(terms, regularization, w, x, y, scale, rows, start, size, positions, 
 
 
 @njit(cache=True, parallel=True)
-def descend(terms, regularization, w, x, y, scale, rows, start, size, positions, group, eta, out, losses, gradients):
+def descend(
+    terms, regularization, w, best, x, y, scale, rows, start, size, positions, group, eta,
+    out, losses, gradients, best_losses,
+):  # fmt: skip
     """All updates of a round: out[i] ends as w_i(t); the loss and gradient before the first update are kept.
 
-    A node is a thread's own for the whole round, so threads never wait for each other between updates. With η=0 this
-    is just the evaluation of losses and gradients.
+    So is the loss at `best`, where that has a row, on the rows of the first update while they are at hand. A node is a
+    thread's own for the whole round, so threads never wait for each other between updates.
     """
-    batch = positions.shape[2]
+    batch, parameters = positions.shape[2], out.shape[1]
     for i in prange(len(start)):
-        partial = np.empty(out.shape[1], np.float32)
-        total = np.empty(out.shape[1], np.float64)
-        gradient = np.empty(out.shape[1], np.float32)
+        count = batch if batch else size[i]
+        partial = np.empty(parameters, np.float32)
+        total = np.empty(parameters, np.float64)
+        gradient = np.empty(parameters, np.float32)
         out[i] = w[i % len(w)]
         for update in range(positions.shape[1]):
-            loss = _node_gradient(
-                terms, regularization, out[i], x, y, scale, rows, start[i], positions[group[i], update],
-                batch if batch else size[i], partial, total, gradient,
-            )  # fmt: skip
+            picked = positions[group[i], update]
+            loss, best_loss = 0.0, 0.0
+            total[:] = 0
+            for first in range(0, count, BLOCK):
+                last = min(first + BLOCK, count)
+                loss += _block_gradient(terms, out[i], x, y, scale, rows, start[i], picked, first, last, partial)
+                if update == 0 and len(best):
+                    best_loss += _block_loss(terms, best[0], x, y, scale, rows, start[i], picked, first, last)
+                for j in range(parameters):
+                    total[j] += partial[j]
             if update == 0:
-                losses[i] = loss
-                gradients[i] = gradient
-            for j in range(gradient.size):
-                out[i, j] -= eta * gradient[j]
+                losses[i] = loss / count + _penalty(regularization, out[i])
+                if len(best):
+                    best_losses[i] = best_loss / count + _penalty(regularization, best[0])
+            _step(regularization, eta, out[i], total, count, gradients[i] if update == 0 else gradient)
 
 
 @njit(cache=True, parallel=True)
 def descend_few(
-    terms, regularization, w, x, y, scale, rows, start, size, positions, group, eta, out, losses, gradients
-):
+    terms, regularization, w, best, x, y, scale, rows, start, size, positions, group, eta,
+    out, losses, gradients, best_losses,
+):  # fmt: skip
     """The same to the bit, for fewer nodes than threads: threads share out the blocks of a node's batch."""
-    batch = positions.shape[2]
-    parameters = out.shape[1]
+    batch, parameters = positions.shape[2], out.shape[1]
     for i in range(len(start)):
         count = batch if batch else size[i]
         blocks = (count + BLOCK - 1) // BLOCK
         lanes = min(blocks, 16)  # blocks in flight, so that memory does not grow with the shard
         partial = np.empty((lanes, parameters), np.float32)
         block_losses = np.empty(lanes)
+        best_block_losses = np.empty(lanes)
         total = np.empty(parameters, np.float64)
         gradient = np.empty(parameters, np.float32)
         out[i] = w[i % len(w)]
         for update in range(positions.shape[1]):
             picked = positions[group[i], update]
+            loss, best_loss = 0.0, 0.0
             total[:] = 0
-            loss = 0.0
             for base in range(0, blocks, lanes):
                 flying = min(lanes, blocks - base)
                 for lane in prange(flying):
                     first = (base + lane) * BLOCK
+                    last = min(first + BLOCK, count)
                     block_losses[lane] = _block_gradient(
-                        terms, out[i], x, y, scale, rows, start[i], picked,
-                        first, min(first + BLOCK, count), partial[lane],
-                    )  # fmt: skip
+                        terms, out[i], x, y, scale, rows, start[i], picked, first, last, partial[lane]
+                    )
+                    if update == 0 and len(best):
+                        best_block_losses[lane] = _block_loss(
+                            terms, best[0], x, y, scale, rows, start[i], picked, first, last
+                        )
                 for lane in range(flying):
                     loss += block_losses[lane]
+                    if update == 0 and len(best):
+                        best_loss += best_block_losses[lane]
                     for j in range(parameters):
                         total[j] += partial[lane, j]
-            _finish_gradient(regularization, out[i], total, count, gradient)
             if update == 0:
                 losses[i] = loss / count + _penalty(regularization, out[i])
-                gradients[i] = gradient
-            for j in range(parameters):
-                out[i, j] -= eta * gradient[j]
+                if len(best):
+                    best_losses[i] = best_loss / count + _penalty(regularization, best[0])
+            _step(regularization, eta, out[i], total, count, gradients[i] if update == 0 else gradient)
 
 
 @njit(cache=True, parallel=True)
@@ -203,9 +206,5 @@ def correct(terms, w, x, y, scale):
     blocks = (len(x) + BLOCK - 1) // BLOCK
     total = 0
     for block in prange(blocks):
-        scratch = np.empty(w.size // x.shape[1] + 1, np.float32)
-        right = 0
-        for row in range(block * BLOCK, min((block + 1) * BLOCK, len(x))):
-            right += row_correct(terms, w, x[row], y[row], scale, scratch)
-        total += right
+        total += rows_correct(terms, w, x, y, scale, block * BLOCK, min((block + 1) * BLOCK, len(x)))
     return total

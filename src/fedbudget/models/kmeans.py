@@ -8,7 +8,8 @@ from numba.extending import register_jitable
 
 from fedbudget.arrays import Float32
 from fedbudget.models.base import KernelModel, Target
-from fedbudget.models.kernels import FAST, implements, row_gradient, row_loss
+from fedbudget.models.by_row import by_row, row_gradient, row_loss
+from fedbudget.models.kernels import FAST, implements
 
 
 class KMeansTerms(NamedTuple):
@@ -65,3 +66,6 @@ def add(terms, w, x, y, scale, scratch, gradient):
     for j in range(x.size):
         gradient[offset + j] += w[offset + j] - np.float32(x[j]) * scale
     return 0.5 * np.float64(distance)
+
+
+by_row(KMeansTerms)

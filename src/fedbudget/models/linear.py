@@ -6,7 +6,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from fedbudget.models.base import KernelModel, Target
-from fedbudget.models.kernels import dot, implements, row_gradient, row_loss
+from fedbudget.models.by_score import by_score, score_loss
+from fedbudget.models.kernels import implements
 
 
 class LinearTerms(NamedTuple):
@@ -31,16 +32,10 @@ class LinearRegression(KernelModel):
         return LinearTerms()
 
 
-@implements(row_loss, LinearTerms)
-def loss(terms, w, x, y, scale, scratch):
-    error = np.float64(dot(w, x) * scale - y)
-    return 0.5 * error * error
+@implements(score_loss, LinearTerms)
+def loss(terms, score, y):
+    error = score - y
+    return 0.5 * np.float64(error) * np.float64(error), error
 
 
-@implements(row_gradient, LinearTerms)
-def add(terms, w, x, y, scale, scratch, gradient):
-    error = dot(w, x) * scale - y
-    factor = error * scale
-    for j in range(w.size):
-        gradient[j] += factor * np.float32(x[j])
-    return 0.5 * np.float64(error) * np.float64(error)
+by_score(LinearTerms)

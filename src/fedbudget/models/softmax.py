@@ -7,7 +7,8 @@ import numpy as np
 from numba.extending import register_jitable
 
 from fedbudget.models.base import KernelModel, Target
-from fedbudget.models.kernels import FAST, dot, implements, row_correct, row_gradient, row_loss
+from fedbudget.models.by_row import by_row, row_correct, row_gradient, row_loss
+from fedbudget.models.kernels import FAST, dot, implements
 
 
 class SoftmaxTerms(NamedTuple):
@@ -80,3 +81,6 @@ def add(terms, w, x, y, scale, scratch, gradient):
 @implements(row_correct, SoftmaxTerms)
 def right(terms, w, x, y, scale, scratch):
     return 1 if _logits(terms.classes, w, x, scale, scratch) == int(y) else 0
+
+
+by_row(SoftmaxTerms)

@@ -6,7 +6,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from fedbudget.models.base import KernelModel, Target
-from fedbudget.models.kernels import dot, implements, row_correct, row_gradient, row_loss
+from fedbudget.models.by_score import by_score, score_correct, score_loss
+from fedbudget.models.kernels import implements
 
 
 class SquaredSvmTerms(NamedTuple):
@@ -31,23 +32,17 @@ class SquaredSvm(KernelModel):
         return SquaredSvmTerms()
 
 
-@implements(row_loss, SquaredSvmTerms)
-def loss(terms, w, x, y, scale, scratch):
-    slack = np.float32(1) - y * dot(w, x) * scale
-    return 0.5 * np.float64(slack) * np.float64(slack) if slack > 0 else 0.0
-
-
-@implements(row_gradient, SquaredSvmTerms)
-def add(terms, w, x, y, scale, scratch, gradient):
-    slack = np.float32(1) - y * dot(w, x) * scale
+@implements(score_loss, SquaredSvmTerms)
+def loss(terms, score, y):
+    slack = np.float32(1) - y * score
     if slack <= 0:
-        return 0.0
-    factor = -y * slack * scale
-    for j in range(w.size):
-        gradient[j] += factor * np.float32(x[j])
-    return 0.5 * np.float64(slack) * np.float64(slack)
+        return 0.0, np.float32(0)
+    return 0.5 * np.float64(slack) * np.float64(slack), -y * slack
 
 
-@implements(row_correct, SquaredSvmTerms)
-def right(terms, w, x, y, scale, scratch):
-    return 1 if (dot(w, x) >= 0) == (y > 0) else 0
+@implements(score_correct, SquaredSvmTerms)
+def right(terms, score, y):
+    return 1 if (score >= 0) == (y > 0) else 0
+
+
+by_score(SquaredSvmTerms)

@@ -289,9 +289,7 @@ def _weighted(sizes: Int64, values: Float64) -> float:
 
 def _mean(sizes: Int64, vectors: Float32) -> Float32:
     """The same for vectors, [nodes, parameters] to [parameters], summed in float64, one node after the other."""
-    total = np.zeros(vectors.shape[1])
-    for size, vector in zip(sizes.tolist(), vectors, strict=True):
-        total += size * vector.astype(np.float64)
+    total = np.einsum("i,ij->j", sizes.astype(np.float64), vectors)  # adds rows in order, whatever the threads
     mean: Float32 = (total / sizes.sum()).astype(np.float32)
     return mean
 
@@ -300,5 +298,6 @@ def _divergence(sizes: Int64, gradients: Float32) -> float:
     """δ̂ = Σ D_i ‖∇F_i(w(t₀)) - ∇F(w(t₀))‖ / D."""
     if not len(sizes):
         return float("nan")
-    apart = np.square(gradients - _mean(sizes, gradients), dtype=np.float64).sum(axis=1)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite gives an estimate that is kept out
+        apart = np.square(gradients - _mean(sizes, gradients), dtype=np.float64).sum(axis=1)
     return _weighted(sizes, np.sqrt(apart))

@@ -7,8 +7,8 @@ the rest counts as aggregation, as in the paper:
     update()             τ local updates from w(t₀)
     report()             w_i(t), the losses, and ρ̂_i, β̂_i, ∇F_i(w(t₀)) where they are wanted
 
-The loss and gradient at w(t₀) are the by-product of the first local update; only those at w_i(t₀), and the loss at w^f,
-are evaluated for themselves. With mini-batches all of them use the mini-batch of that first update.
+The loss and gradient at w(t₀) are the by-product of the first local update, and the loss at w^f is taken in the same
+pass over its mini-batch; only those at w_i(t₀) are evaluated for themselves. All of them use that one mini-batch.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class Fleet:
         self.numbers = np.asarray(range(len(shards)) if numbers is None else numbers, dtype=np.int64)
         if len(self.numbers) != len(shards) or (np.diff(self.numbers) <= 0).any():
             raise ValueError("a fleet's nodes need one number each, in rising order")
-        self._sampler = Sampler(shards.size, batch, seed)
+        self.sampler = Sampler(shards.size, batch, seed)
         self._broadcast: Broadcast | None = None
         self._picks: Picks | None = None
         self._w: Float32 | None = None  # w_i(t), [nodes, parameters], from the last updates
@@ -52,7 +52,8 @@ class Fleet:
         self._local: Descent | None = None  # F_i and ∇F_i at w_i(t₀)
         self._distance: Float64 | None = None  # ‖w_i(t₀) - w(t₀)‖
         self._descent: Descent | None = None
-        self._losses: Float64 | None = None
+        self._losses: Float64 | None = None  # F_i(w(t₀))
+        self._best_losses: Float64 | None = None  # F_i(w^f)
 
     def answer(self, broadcast: Broadcast) -> Report:
         """A whole round at once."""
@@ -72,23 +73,28 @@ class Fleet:
         elif broadcast.best:
             self._best = self._broadcast.w
         self._broadcast = broadcast
-        self._picks = self._sampler.round(broadcast.tau)
-        self._descent = self._losses = self._local = self._distance = None
+        self._picks = self.sampler.round(broadcast.tau)
+        self._descent = self._losses = self._best_losses = self._local = self._distance = None
         if broadcast.estimate and broadcast.tau > 0 and self._w is not None:
             self._local = self.model.descend(self._w, self.shards, _first(self._picks), 0.0)
-            self._distance = np.sqrt(np.square(self._w - broadcast.w, dtype=np.float64).sum(axis=1))
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._distance = np.sqrt(np.square(self._w - broadcast.w, dtype=np.float64).sum(axis=1))
 
     def update(self) -> None:
         """τ local updates, eq. (4); with τ=0 the loss at w."""
         if self._broadcast is None or self._picks is None or self._losses is not None:
             raise LocalError("update comes once after each receive")
-        start = self._broadcast.w[None]
-        if self._broadcast.tau == 0:
-            self._losses = self.model.losses(start, self.shards, self._picks)
-            return
-        self._descent = self.model.descend(start, self.shards, self._picks, self._broadcast.eta)
-        self._losses = self._descent.losses
-        self._w = self._descent.w
+        said, best = self._broadcast, self._best_to_evaluate()
+        if said.tau == 0:
+            self._losses = self.model.losses(said.w[None], self.shards, self._picks)
+            if best is not None:
+                self._best_losses = self.model.losses(best[None], self.shards, self._picks)
+        else:
+            self._descent = self.model.descend(said.w[None], self.shards, self._picks, said.eta, best)
+            self._losses, self._best_losses = self._descent.losses, self._descent.best_losses
+            self._w = self._descent.w
+        if self._best_losses is None and self.sampler.batch is not None:
+            self._best_losses = self._losses
 
     def report(self) -> Report:
         if self._broadcast is None or self._picks is None or self._losses is None:
@@ -96,28 +102,26 @@ class Fleet:
         rho = beta = gradients = None
         if self._local is not None and self._distance is not None and self._descent is not None:
             gradients = self._descent.gradients
-            change = np.square(self._local.gradients - gradients, dtype=np.float64).sum(axis=1)
-            rho = _slope(np.abs(self._local.losses - self._losses), self._distance)
-            beta = _slope(np.sqrt(change), self._distance)
+            with np.errstate(over="ignore", invalid="ignore"):  # what diverged gives estimates that are no numbers
+                change = np.square(self._local.gradients - gradients, dtype=np.float64).sum(axis=1)
+                rho = _slope(np.abs(self._local.losses - self._losses), self._distance)
+                beta = _slope(np.sqrt(change), self._distance)
         return Report(
             round=self._broadcast.round,
             nodes=self.numbers,
             sizes=self.shards.size,
             losses=self._losses,
-            best_losses=self._best_losses(),
+            best_losses=self._best_losses,
             w=None if self._descent is None else self._descent.w,
             rho=rho,
             beta=beta,
             gradients=gradients,
         )
 
-    def _best_losses(self) -> Float64 | None:
-        """F_i(w^f) on this round's mini-batch; whole shards give the same F_i(w^f) as when w^f was w(t₀)."""
-        if self._sampler.batch is None or self._best is None or self._picks is None:
-            return None
-        if self._broadcast is not None and self._best is self._broadcast.w:
-            return self._losses
-        return self.model.losses(self._best[None], self.shards, _first(self._picks))
+    def _best_to_evaluate(self) -> Float32 | None:
+        """w^f, unless its loss is known: whole shards give the same as ever, and w(t₀) may be w^f itself."""
+        known = self.sampler.batch is None or self._broadcast is None or self._best is self._broadcast.w
+        return None if known else self._best
 
 
 def _first(picks: Picks) -> Picks:

@@ -126,7 +126,9 @@ def _checked(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
             raise UserError(f"{path}: unknown key {key!r}; known are {', '.join(known)}")
         name = known[key].name
         if name == "budget":
-            value = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+            texts = [value] if isinstance(value, str) else value
+            if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+                value = tuple(texts)
         allowed = _TYPES.get(name, type(known[key].default))
         if isinstance(value, int) and not isinstance(value, bool) and allowed is float:
             value = float(value)

@@ -1,0 +1,177 @@
+"""`make bench`: one table of ratios, the cost of the protocol, growth, memory and start-up; and JSON for the record."""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import contenders, memory, startup
+from benchmarks.measure import exponent, take_turns
+from benchmarks.workload import FEATURES, NODES, TAU, dataset, settings
+from fedbudget.plan import prepare
+from fedbudget.training import execute
+
+RESULTS = Path(__file__).parent / "results"
+_CONSOLE = Console()
+
+
+def speed() -> list[dict[str, Any]]:
+    """Node-steps per second of the three contenders, mini-batches and whole shards, for 5, 50 and 500 nodes."""
+    found = []
+    for full in (False, True):
+        for nodes in NODES:
+            rounds = 2 if full else max(10, 5000 // nodes)
+            steps = nodes * TAU * rounds
+            best = take_turns(
+                {
+                    "ours": contenders.ours(nodes, rounds, full=full),
+                    "numpy": contenders.numpy_loop(nodes, rounds, full=full),
+                    "bare": contenders.bare_kernel(nodes, rounds, full=full),
+                },
+                turns=3 if full else 5,
+            )
+            rates = {name: steps / seconds for name, seconds in best.items()}
+            found.append(
+                {
+                    "batch": "full" if full else 100,
+                    "nodes": nodes,
+                    **{f"{name}_node_steps_per_second": round(rate) for name, rate in rates.items()},
+                    "ours_over_numpy": rates["ours"] / rates["numpy"],
+                    "ours_over_bare": rates["ours"] / rates["bare"],
+                }
+            )
+    return found
+
+
+def adaptive_cost() -> dict[str, float]:
+    """What adaptive τ adds to a round of the same τ, in evaluations of one mini-batch at every node.
+
+    The paper asks for one: the loss and gradient at w_i.
+    """
+    found = {}
+    for nodes in NODES:
+        rounds = max(10, 5000 // nodes)
+        best = take_turns(
+            {
+                "fixed": contenders.ours(nodes, rounds),
+                "adaptive": contenders.ours(nodes, rounds, tau="adaptive"),
+                "bare": contenders.bare_kernel(nodes, rounds),
+            },
+            turns=5,
+        )
+        evaluation = best["bare"] / (rounds * TAU)
+        found[f"extra_evaluations_per_round_{nodes}_nodes"] = (best["adaptive"] - best["fixed"]) / rounds / evaluation
+    return found
+
+
+def protocol_cost() -> dict[str, float]:
+    """Milliseconds a round that are not spent in the kernel, at 5 nodes, fixed and adaptive, records written."""
+    found = {}
+    for name, tau in (("fixed", TAU), ("adaptive", "adaptive")):
+        rounds, best = 1000, float("inf")
+        for _ in range(5):
+            plan = prepare(settings(5, rounds, tau=tau), dataset=dataset())
+            inside = _Stopwatch(plan.model.descend)
+            object.__setattr__(plan.model, "descend", inside)
+            work = contenders.written(plan)
+            began = time.perf_counter()
+            work()
+            best = min(best, (time.perf_counter() - began - inside.seconds) / rounds)
+        found[f"{name}_milliseconds_per_round"] = 1000 * best
+    return found
+
+
+class _Stopwatch:
+    """Adds up the time spent in a function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.seconds = 0.0
+        self._function = function
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return self._function(*arguments, **options)
+        finally:
+            self.seconds += time.perf_counter() - began
+
+
+def growth() -> dict[str, float]:
+    """Exponents k of a round's time ~ size^k, with the number of nodes, of features and of local updates."""
+
+    def seconds(nodes: int, tau: int, features: int) -> float:
+        rounds = max(5, 20_000 // (nodes * tau))
+        best = float("inf")
+        for _ in range(5):
+            plan = prepare(settings(nodes, rounds, tau=tau), dataset=dataset(features=features))
+            began = time.perf_counter()
+            execute(plan)
+            best = min(best, (time.perf_counter() - began) / rounds)
+        return best
+
+    nodes, taus, widths = [50, 100, 200, 500], [10, 20, 50, 100], [196, 392, 784, 1568]
+    return {
+        "nodes_50_to_500": exponent([*map(float, nodes)], [seconds(n, TAU, FEATURES) for n in nodes]),
+        "tau_10_to_100": exponent([*map(float, taus)], [seconds(50, tau, FEATURES) for tau in taus]),
+        "features_196_to_1568": exponent([*map(float, widths)], [seconds(50, TAU, width) for width in widths]),
+    }
+
+
+def main() -> None:
+    began = time.perf_counter()
+    found: dict[str, Any] = {
+        "cores": os.cpu_count(),
+        "threads": numba.get_num_threads(),
+        "processor": platform.processor() or platform.machine(),
+        "speed": _step("speed", speed),
+        "protocol": _step("protocol", protocol_cost),
+        "adaptive": _step("adaptive τ", adaptive_cost),
+        "growth": _step("growth", growth),
+        "memory_megabytes": _step(
+            "memory",
+            lambda: {f"{nodes} nodes, case {case}": memory.peak_megabytes(nodes, case)
+                     for nodes, case in ((5, 1), (50, 1), (500, 1), (500, 3))},
+        ),
+        "startup": _step("start-up", _startup),
+    }  # fmt: skip
+    found["seconds"] = round(time.perf_counter() - began)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "w1.json").write_text(json.dumps(found, indent=2) + "\n")
+    _print(found)
+
+
+def _startup() -> dict[str, float]:
+    startup.first_round_seconds()  # fills the cache of compiled kernels
+    imports = min(startup.import_seconds() for _ in range(5))
+    first = min(startup.first_round_seconds() for _ in range(5))
+    return {"import_seconds": imports, "first_round_seconds": first, "ratio": first / imports}
+
+
+def _step(name: str, measure: Callable[[], Any]) -> Any:
+    with _CONSOLE.status(f"measuring {name}"):
+        return measure()
+
+
+def _print(found: dict[str, Any]) -> None:
+    table = Table(title=f"W1 on {found['cores']} cores: node-steps per second", title_justify="left", box=None)
+    for heading in ("batch", "nodes", "numpy loop", "fedbudget", "bare kernel", "over numpy", "of bare"):
+        table.add_column(heading, justify="right")
+    for row in found["speed"]:
+        rates = [f"{row[f'{name}_node_steps_per_second']:,}" for name in ("numpy", "ours", "bare")]
+        ratios = f"{row['ours_over_numpy']:.1f}x", f"{row['ours_over_bare']:.2f}"
+        table.add_row(str(row["batch"]), str(row["nodes"]), *rates, *ratios)
+    _CONSOLE.print(table)
+    for section in ("protocol", "adaptive", "growth", "memory_megabytes", "startup"):
+        for name, value in found[section].items():
+            _CONSOLE.print(f"{section}: {name.replace('_', ' ')}: {value:.3g}", highlight=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""The same rounds done in three ways: a whole run of ours, a plain numpy loop over nodes, and the bare kernel.
+
+Each is prepared once and then gives a function that makes some rounds; only that function is timed.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.workload import BATCH, ETA, REGULARIZATION, TAU, dataset, settings
+from fedbudget.arrays import Int64
+from fedbudget.data.sampling import Picks
+from fedbudget.plan import Plan, prepare
+from fedbudget.training import execute
+
+Work = Callable[[], object]
+
+
+def ours(nodes: int, rounds: int, *, full: bool = False, tau: int | str = TAU) -> Callable[[], Work]:
+    """A run through the public path, with its records written to disk; the plot that closes a run is left out."""
+
+    def ready() -> Work:
+        return written(prepare(settings(nodes, rounds, full=full, tau=tau), dataset=dataset()))
+
+    return ready
+
+
+def written(plan: Plan) -> Work:
+    """A planned run, to be made with its records written."""
+
+    def work() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            execute(plan, out=Path(folder) / "run", plot=False)
+
+    return work
+
+
+def numpy_loop(nodes: int, rounds: int, *, full: bool = False) -> Callable[[], Work]:
+    """What one would write first: for every node and every step, gather a mini-batch, gradient, step; then average."""
+    found = dataset()
+    x = found.train.x.astype(np.float32) / 255
+    labels = found.train.labels
+    assert labels is not None
+    y = np.where(labels == 1, 1, -1).astype(np.float32)
+
+    def ready() -> Work:
+        rng = np.random.default_rng(0)
+        shards = np.array_split(rng.permutation(len(x)), nodes)
+        weights = np.array([len(shard) for shard in shards]) / len(x)
+        batches = [_batches(shard, len(shard) if full else BATCH, rng) for shard in shards]
+
+        def work() -> None:
+            w = np.zeros(x.shape[1], np.float32)
+            for _ in range(rounds):
+                ends = []
+                for mini_batches in batches:
+                    own = w.copy()
+                    for _ in range(TAU):
+                        rows = next(mini_batches)
+                        batch, target = x[rows], y[rows]
+                        slack = np.maximum(0, 1 - target * (batch @ own))
+                        own -= ETA * (REGULARIZATION * own - batch.T @ (target * slack) / len(rows))
+                    ends.append(own)
+                w = np.average(ends, axis=0, weights=weights).astype(np.float32)
+
+        return work
+
+    return ready
+
+
+def _batches(shard: Int64, size: int, rng: np.random.Generator) -> Iterator[Int64]:
+    """Mini-batches without replacement, epoch after epoch."""
+    while True:
+        order = rng.permutation(shard)
+        for first in range(0, len(order) - size + 1, size):
+            yield order[first : first + size]
+
+
+def bare_kernel(nodes: int, rounds: int, *, full: bool = False) -> Callable[[], Work]:
+    """Our kernel and nothing around it, with the mini-batches drawn beforehand: the limit of what a run can be."""
+
+    def ready() -> Work:
+        fleet = prepare(settings(nodes, rounds, full=full), dataset=dataset()).fleet
+        sampler, model, shards = fleet.sampler, fleet.model, fleet.shards
+        drawn: list[Picks] = [sampler.round(TAU) for _ in range(rounds)]
+        w = model.initial(0)[None]
+
+        def work() -> None:
+            for picks in drawn:
+                model.descend(w, shards, picks, ETA)
+
+        return work
+
+    return ready

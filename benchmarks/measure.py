@@ -1,0 +1,29 @@
+"""Timing side by side: contenders take turns in one process, and the best of several turns counts.
+
+These are ratios between neighbours in time. A machine that is busy slows all of them, and the best turn is the one that
+was disturbed least.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from benchmarks.contenders import Work
+
+
+def take_turns(contenders: Mapping[str, Callable[[], Work]], turns: int) -> dict[str, float]:
+    """The shortest time of each, in seconds."""
+    best = dict.fromkeys(contenders, float("inf"))
+    for _ in range(turns):
+        for name, ready in contenders.items():
+            work = ready()
+            began = time.perf_counter()
+            work()
+            best[name] = min(best[name], time.perf_counter() - began)
+    return best
+
+
+def exponent(sizes: list[float], seconds: list[float]) -> float:
+    """k of seconds ~ sizes^k, by least squares on logarithms."""
+    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])

@@ -1,0 +1,28 @@
+"""Peak memory of a process that makes a run of W1: `python -m benchmarks.memory NODES CASE`."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+
+def peak_megabytes(nodes: int, case: int) -> float:
+    """Measured in a process of its own, with Python and all libraries in it."""
+    command = [sys.executable, "-m", "benchmarks.memory", str(nodes), str(case)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def _measure(nodes: int, case: int) -> float:
+    from benchmarks.workload import dataset, settings
+    from fedbudget.plan import prepare
+    from fedbudget.training import execute
+
+    execute(prepare(settings(nodes, 3, case=case), dataset=dataset()))
+    # Not getrusage: its maximum is inherited from the process that started this one.
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert peak is not None
+    return int(peak[1]) / 1024
+
+
+if __name__ == "__main__":
+    print(_measure(int(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,50 @@
+"""The reference work W1: squared-SVM, λ=0.1, 784 features, 60,000 samples, mini-batch 100, η=0.01, τ=10.
+
+The samples are made here, with the size and sparsity of handwritten digits (four pixels of five are background), so
+that the benchmark runs anywhere; speed does not depend on what the pixels show.
+"""
+
+from functools import cache
+
+import numpy as np
+
+from fedbudget.data.dataset import Dataset, Part
+from fedbudget.runs.settings import Settings
+
+SAMPLES, FEATURES, BATCH, TAU, ETA, REGULARIZATION = 60_000, 784, 100, 10, 0.01, 0.1
+NODES = (5, 50, 500)
+
+
+@cache
+def dataset(samples: int = SAMPLES, features: int = FEATURES) -> Dataset:
+    rng = np.random.default_rng(0)
+    direction = rng.normal(size=features).astype(np.float32)
+    x = np.empty((samples, features), np.uint8)
+    scores = np.empty(samples, np.float32)
+    for first in range(0, samples, 1000):  # in pieces, so that making the samples is not what memory is needed for
+        piece = rng.integers(1, 256, (min(1000, samples - first), features), dtype=np.uint8)
+        piece[rng.random(piece.shape, dtype=np.float32) < 0.8] = 0
+        x[first : first + len(piece)] = piece
+        scores[first : first + len(piece)] = piece.astype(np.float32) @ direction
+    labels = (scores > np.median(scores)).astype(np.int64)
+    part = Part(x, labels, labels.astype(np.float64))
+    return Dataset("W1", part, part.rows(np.arange(1000)), classes=("0", "1"), scale=1 / 255)
+
+
+def settings(nodes: int, rounds: int, *, tau: int | str = TAU, full: bool = False, case: int = 1) -> Settings:
+    """W1 as settings of a run; the budget is out of reach, so that the number of rounds ends it.
+
+    Adaptive τ gets a φ so small that it always goes to the end of its search range, which is W1's τ.
+    """
+    return Settings(
+        model="svm",
+        nodes=nodes,
+        partition=f"case:{case}",
+        tau=tau,
+        batch_size="full" if full else BATCH,
+        step_size=ETA,
+        budget=("time=1000h",),
+        rounds=rounds,
+        phi=1e-12,
+        tau_max=TAU,
+    )

@@ -1,0 +1,98 @@
+"""Models whose loss depends on one score wᵀx per sample: four rows at a time.
+
+Taking four rows together reads w and the gradient once for all of them, and lets the machine fetch four rows at once,
+which is what such models wait for: their rows lie all over memory. It is about twice as fast as one row at a time.
+
+A model gives `score_loss(terms, score, y)`: its loss and the slope of that loss, and `score_correct` if it classifies.
+"""
+
+import numpy as np
+from numba.extending import register_jitable
+
+from fedbudget.models.kernels import FAST, dot, implements, row_at, rows_correct, rows_gradient, rows_loss
+
+
+def score_loss(terms, score, y):
+    """The loss of a sample with this score, in float64, and its derivative by the score, in float32."""
+    raise NotImplementedError
+
+
+def score_correct(terms, score, y):
+    """1 where a score predicts y, otherwise 0."""
+    raise NotImplementedError
+
+
+def by_score(kind: type) -> None:
+    """Has models with terms of this kind computed by their scores."""
+    implements(rows_loss, kind)(_loss)
+    implements(rows_gradient, kind)(_gradient)
+    implements(rows_correct, kind)(_correct)
+
+
+@register_jitable(fastmath=FAST)
+def _four_scores(w, x0, x1, x2, x3, scale):
+    s0, s1, s2, s3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+    for j in range(w.size):
+        s0 += w[j] * np.float32(x0[j])
+        s1 += w[j] * np.float32(x1[j])
+        s2 += w[j] * np.float32(x2[j])
+        s3 += w[j] * np.float32(x3[j])
+    return s0 * scale, s1 * scale, s2 * scale, s3 * scale
+
+
+def _loss(terms, w, x, y, scale, rows, start, picked, first, last):
+    loss = 0.0
+    position = first
+    while position + 4 <= last:
+        r0, r1 = row_at(rows, start, picked, position), row_at(rows, start, picked, position + 1)
+        r2, r3 = row_at(rows, start, picked, position + 2), row_at(rows, start, picked, position + 3)
+        s0, s1, s2, s3 = _four_scores(w, x[r0], x[r1], x[r2], x[r3], scale)
+        l0, _ = score_loss(terms, s0, y[r0])
+        l1, _ = score_loss(terms, s1, y[r1])
+        l2, _ = score_loss(terms, s2, y[r2])
+        l3, _ = score_loss(terms, s3, y[r3])
+        loss += l0 + l1 + l2 + l3
+        position += 4
+    while position < last:
+        row = row_at(rows, start, picked, position)
+        one, _ = score_loss(terms, dot(w, x[row]) * scale, y[row])
+        loss += one
+        position += 1
+    return loss
+
+
+def _gradient(terms, w, x, y, scale, rows, start, picked, first, last, gradient):
+    loss = 0.0
+    position = first
+    while position + 4 <= last:
+        r0, r1 = row_at(rows, start, picked, position), row_at(rows, start, picked, position + 1)
+        r2, r3 = row_at(rows, start, picked, position + 2), row_at(rows, start, picked, position + 3)
+        x0, x1, x2, x3 = x[r0], x[r1], x[r2], x[r3]
+        s0, s1, s2, s3 = _four_scores(w, x0, x1, x2, x3, scale)
+        l0, d0 = score_loss(terms, s0, y[r0])
+        l1, d1 = score_loss(terms, s1, y[r1])
+        l2, d2 = score_loss(terms, s2, y[r2])
+        l3, d3 = score_loss(terms, s3, y[r3])
+        loss += l0 + l1 + l2 + l3
+        d0, d1, d2, d3 = d0 * scale, d1 * scale, d2 * scale, d3 * scale
+        for j in range(w.size):
+            gradient[j] += (
+                d0 * np.float32(x0[j]) + d1 * np.float32(x1[j]) + d2 * np.float32(x2[j]) + d3 * np.float32(x3[j])
+            )
+        position += 4
+    while position < last:
+        row = row_at(rows, start, picked, position)
+        one, slope = score_loss(terms, dot(w, x[row]) * scale, y[row])
+        loss += one
+        slope *= scale
+        for j in range(w.size):
+            gradient[j] += slope * np.float32(x[row, j])
+        position += 1
+    return loss
+
+
+def _correct(terms, w, x, y, scale, first, last):
+    right = 0
+    for row in range(first, last):
+        right += score_correct(terms, dot(w, x[row]) * scale, y[row])
+    return right

@@ -1,0 +1,120 @@
+"""What a person sees of a run: the same figures as the records, not too many of them, and on the right stream."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedbudget import data
+from fedbudget.cli.view import cells, preparing, print_result, watching
+from fedbudget.plan import Plan, prepare
+from fedbudget.runs.settings import Settings
+from fedbudget.training import Result, execute
+
+DIGITS = data.load("digits")
+
+
+def plan_of(*budget: str, tau: int | str = "adaptive") -> Plan:
+    return prepare(Settings(budget=budget, tau=tau, partition="case:2"), dataset=DIGITS)
+
+
+def watched(plan: Plan, *, quiet: bool = False) -> Result:
+    with watching(plan, quiet=quiet) as watch:
+        return execute(plan, watch=watch)
+
+
+class TestPlainLog:
+    def test_has_the_first_rounds_the_last_and_some_between_on_standard_error(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        result = watched(plan_of("time=20s", tau=1))
+        seen = capsys.readouterr()
+        assert seen.out == ""
+        title, headings, *lines = seen.err.splitlines()
+        assert title == "svm on digits, 5 nodes, case:2, τ = 1; budget time=20s"
+        assert headings.split() == ["round", "τ", "chosen", "by", "loss", "best", "accuracy", "ρ̂", "β̂", "δ̂", "spent"]
+        numbers = [int(line.split()[0]) for line in lines]
+        assert numbers[:3] == [1, 2, 3]
+        assert numbers[-1] == len(result.rounds)
+        assert 20 <= len(numbers) <= 30 < len(result.rounds)
+
+    def test_says_what_the_records_say(self, capsys: pytest.CaptureFixture[str]) -> None:
+        result = watched(plan_of("time=5s"))
+        lines = {int(line.split()[0]): line for line in capsys.readouterr().err.splitlines()[2:]}
+        for record in result.rounds:
+            if record.round in lines:
+                shown = lines[record.round]
+                assert record.reason in shown
+                assert f"{record.loss:.4f}" in shown
+                assert shown.endswith(f"{record.spent['time'] / 5:.0%}")
+                assert record.rho is None or f"{record.rho:.3f}" in shown
+
+    def test_nothing_is_said_when_quiet(self, capsys: pytest.CaptureFixture[str]) -> None:
+        watched(plan_of("time=1s"), quiet=True)
+        assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_gets_gauges_of_all_budgets_and_the_latest_rounds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    result = watched(plan_of("time=5s", "bytes=10MB"))
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.err)
+    last = text[text.rindex("svm on digits") :]
+    assert f"{result.spent['time']:.4g}s of 5s" in last
+    assert "of 10MB" in last
+    assert "━" in last
+    assert f"{result.rounds[-1].loss:.4f}" in last
+
+
+class TestResultInLines:
+    def test_tells_what_was_learned_spent_and_why_it_ended(self, capsys: pytest.CaptureFixture[str]) -> None:
+        result = replace(
+            execute(plan_of("time=2s")),
+            loss=0.25,
+            accuracy=0.875,
+            average_tau=12.34,
+            aggregations=7,
+            local_updates=80,
+            spent={"time": 2.5, "bytes": 1_500_000.0},
+            budget={"time": 2.0, "bytes": 20e6},
+            overshoot={"time": 0.5, "bytes": 0.0},
+            stopped_by="time",
+            run=Path("runs/x"),
+        )
+        print_result(result)
+        assert capsys.readouterr().out.splitlines() == [
+            "loss 0.2500, accuracy 0.8750",
+            "7 aggregations, 80 local updates per node, average τ 12.3; stopped by time",
+            "time: 2.5s of 2s spent, 0.5s over",
+            "bytes: 1.5MB of 20MB spent",
+            "run: runs/x",
+        ]
+
+    def test_leaves_out_what_there_is_not(self, capsys: pytest.CaptureFixture[str]) -> None:
+        print_result(replace(execute(plan_of("time=2s")), accuracy=None, run=None))
+        out = capsys.readouterr().out
+        assert "accuracy" not in out
+        assert "run:" not in out
+
+
+def test_a_row_of_the_table_shows_the_largest_share_of_any_budget() -> None:
+    record = execute(plan_of("time=2s")).rounds[0]
+    record = replace(record, spent={"time": 1.0, "bytes": 3.0})
+    assert cells(record, {"time": 2.0, "bytes": 4.0})[-1] == "75%"
+    assert cells(replace(record, tau=0, rho=None), {"time": 2.0})[1] == ""
+
+
+def test_a_log_is_not_told_about_preparations(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes wrong while preparing is then the only line on standard error."""
+    monkeypatch.setattr("fedbudget.cli.view._PATIENCE", 0.0)
+    with preparing():
+        prepare(Settings(), dataset=DIGITS)
+    assert capsys.readouterr().err == ""

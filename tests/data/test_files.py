@@ -1,0 +1,312 @@
+"""The user's own files: what is read from a .csv, a .npz and a folder, and what is refused with the place named."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedbudget import data
+from fedbudget.data.files import from_arrays, load, load_part
+from fedbudget.data.read_csv import read_csv
+from fedbudget.data.read_npz import read_npz
+from fedbudget.errors import UserError
+
+
+def write(path: Path, text: str, encoding: str = "utf-8") -> Path:
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+def csv_of(path: Path, rows: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> Path:
+    header = ",".join(f"c{column}" for column in range(rows.shape[1]))
+    lines = [",".join(repr(float(value)) for value in row) for row in rows]
+    return write(path, "\n".join([header, *lines, ""]))
+
+
+class TestReadCsv:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "a,b,y\n1,2,3\n4,5,6\n",
+            "a,b,y\r\n1,2,3\r\n4,5,6\r\n",  # CRLF
+            "a,b,y\n1,2,3\n4,5,6",  # no newline at the end
+            '"a","b","y"\n"1","2","3"\n"4","5","6"\n',  # quoted
+            "a, b ,y\n 1,  2,3  \n4 ,5,\t6\n",  # padded
+            "\ufeffa,b,y\n1,2,3\n4,5,6\n",  # byte order mark
+            "a,b,y\n1,2,3\n\n4,5,6\n\n",  # empty lines
+            "a,b,y\n1e0,2.0,+3\n4.,5,6e0\n",  # numbers written otherwise
+        ],
+    )
+    def test_all_ways_to_write_the_same_numbers_read_the_same(self, tmp_path: Path, text: str) -> None:
+        columns = read_csv(write(tmp_path / "a.csv", text), target="y")
+        assert columns.x.tolist() == [[1, 2], [4, 5]]
+        assert columns.numbers is not None
+        assert columns.numbers.tolist() == [3, 6]
+
+    def test_the_target_is_the_last_column_or_the_one_named(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "a.csv", "a,b,c\n1,2,3\n4,5,6\n")
+        last, named = read_csv(path), read_csv(path, "b")
+        assert last.numbers is not None
+        assert named.numbers is not None
+        assert (last.x.tolist(), last.numbers.tolist()) == ([[1, 2], [4, 5]], [3, 6])
+        assert (named.x.tolist(), named.numbers.tolist()) == ([[1, 3], [4, 6]], [2, 5])
+
+    def test_words_with_commas_and_quotes_are_classes(self, tmp_path: Path) -> None:
+        columns = read_csv(write(tmp_path / "a.csv", 'a,y\n1,"big, red"\n2,"the ""one"""\n3,café\n'))
+        assert columns.words is not None
+        assert columns.words.tolist() == ["big, red", 'the "one"', "café"]
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("a,y\n1,2\n,4\n", "row 3: the value of a is missing"),
+            ("a,y\n1,2\n3,\n", "row 3: the value of y is missing"),
+            ("a,y\n1,2\n\n\n3,  \n", "row 5: the value of y is missing"),
+            ("a,y\n1,2\n3\n", "row 3: 1 fields, but the header has 2"),
+            ("a,y\n1,2,3\n", "row 2: 3 fields, but the header has 2"),
+            ("a,y\n1,2\nNaN,4\n", "row 3: NaN in column a is not finite"),
+            ("a,y\n1,2\n-inf,4\n", "row 3: -inf in column a is not finite"),
+            ("a,y\n1,2\n\n3,nan\n", "row 4: the target is not finite"),
+            ('a,b,y\n1,"2\n",3\n4,5,inf\n', "row 4: the target is not finite"),  # a field over two lines
+            ("a,b,y\n1,2,3\n4,five,6\n", "row 3: 'five' in column b is not a number"),
+            ("a,y\n", "has a header but no rows"),
+            ("", "needs a header line"),
+            ("y\n1\n", "needs a header line with at least one feature and the target"),
+        ],
+    )
+    def test_what_cannot_be_used_is_refused_with_its_row_as_an_editor_counts(
+        self, tmp_path: Path, text: str, message: str
+    ) -> None:
+        with pytest.raises(UserError, match=message):
+            read_csv(write(tmp_path / "a.csv", text))
+
+    def test_an_unknown_target_is_refused_with_the_columns_there_are(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="has no column 'price'; it has a, b, y"):
+            read_csv(write(tmp_path / "a.csv", "a,b,y\n1,2,3\n"), "price")
+
+
+class TestCsvDataset:
+    def test_words_are_classes_in_order_of_the_alphabet(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "pets.csv", "weight,kind\n" + "4,cat\n30,dog\n0.1,bird\n5,cat\n" * 5)
+        dataset = load(path, test_share=0.0)
+        assert dataset.classes == ("bird", "cat", "dog")
+        assert dataset.train.labels is not None
+        assert dataset.train.labels.tolist() == [1, 2, 0, 1] * 5
+
+    def test_large_whole_numbers_stay_different_classes(self, tmp_path: Path) -> None:
+        dataset = load(write(tmp_path / "a.csv", "a,zip\n" + "1,1000001\n2,1000002\n" * 5), test_share=0.0)
+        assert dataset.classes == ("1000001", "1000002")
+        assert dataset.train.labels is not None
+        assert dataset.train.labels.tolist() == [0, 1] * 5
+
+    @pytest.mark.parametrize(("values", "classes"), [(range(50), 50), (range(51), 0), ([0, 0.5, 1], 0)])
+    def test_whole_numbers_of_at_most_fifty_kinds_are_classes_others_real(
+        self, tmp_path: Path, values: list[float], classes: int
+    ) -> None:
+        path = write(tmp_path / "a.csv", "a,y\n" + "".join(f"1,{value}\n" for value in values))
+        dataset = load(path, test_share=0.0)
+        assert len(dataset.classes) == classes
+        assert (dataset.train.labels is None) == (classes == 0)
+
+    def test_features_have_mean_zero_and_deviation_one_over_the_training_rows(self, tmp_path: Path) -> None:
+        rows = np.random.default_rng(0).normal(30, 9, (100, 4))
+        rows[:, 1] = 0.1  # never changes
+        dataset = load(csv_of(tmp_path / "a.csv", rows))
+        x = dataset.train.x.astype(np.float64)
+        assert len(x) == 80
+        assert x.mean(axis=0) == pytest.approx(0, abs=1e-6)
+        assert x.std(axis=0) == pytest.approx([1, 0, 1], abs=1e-6)
+
+    def test_a_real_target_is_standardised_for_a_regression(self, tmp_path: Path) -> None:
+        rows = np.random.default_rng(0).normal(30, 9, (100, 3))
+        dataset = load(csv_of(tmp_path / "a.csv", rows))
+        y = dataset.table(dataset.train, "real").y.astype(np.float64)
+        assert (y.mean(), y.std()) == pytest.approx((0, 1), abs=1e-6)
+
+    def test_held_out_rows_are_the_other_rows_by_the_training_rows_standard(self, tmp_path: Path) -> None:
+        rows = np.random.default_rng(0).normal(30, 9, (100, 3))
+        rows[:, 2] = np.arange(100) + 0.5  # tells which row it is
+        dataset = load(csv_of(tmp_path / "a.csv", rows), test_share=0.3)
+        assert dataset.test is not None
+        assert dataset.train.values is not None
+        assert dataset.test.values is not None
+        trained, tested = (values.astype(int) for values in (dataset.train.values, dataset.test.values))
+        assert sorted([*trained, *tested]) == list(range(100))
+        assert len(tested) == 30
+        known = rows[trained, :2]
+        expected = (rows[tested, :2] - known.mean(axis=0)) / known.std(axis=0)
+        assert dataset.test.x == pytest.approx(expected, abs=1e-5)
+
+    def test_the_same_rows_are_held_out_every_time(self, tmp_path: Path) -> None:
+        path = csv_of(tmp_path / "a.csv", np.random.default_rng(0).normal(size=(40, 3)))
+        one, other = load(path), load(path)
+        assert one.test is not None
+        assert other.test is not None
+        assert np.array_equal(one.test.x, other.test.x)
+
+    def test_a_field_without_end_and_other_encodings_are_refused(self, tmp_path: Path) -> None:
+        for path in (
+            write(tmp_path / "long.csv", "a,y\n" + "1" * 200_000 + ",2\n"),
+            write(tmp_path / "latin.csv", "a,y\n1,café\n", "latin-1"),
+        ):
+            with pytest.raises(UserError, match=f"{path.name} cannot be read"):
+                load(path)
+
+
+class TestNpz:
+    def test_uint8_features_are_pixels_from_zero_to_one(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "a.npz", x=np.array([[0, 51], [255, 102]], np.uint8), y=[0, 1])
+        dataset = load(tmp_path / "a.npz", test_share=0.0)
+        assert dataset.train.x.dtype == np.uint8
+        assert dataset.table(dataset.train, "classes").scaled(np.arange(2)) == pytest.approx(
+            np.array([[0.0, 0.2], [1.0, 0.4]])
+        )
+
+    def test_float_features_are_used_as_they_are(self, tmp_path: Path) -> None:
+        x = np.random.default_rng(0).normal(5, 2, (10, 3))
+        np.savez(tmp_path / "a.npz", x=x, y=np.arange(10) / 4)
+        dataset = load(tmp_path / "a.npz", test_share=0.0)
+        assert np.array_equal(dataset.train.x, x)
+        assert dataset.scale == 1
+        assert dataset.table(dataset.train, "real").y.tolist() == (np.arange(10) / 4).tolist()
+
+    def test_images_are_flattened_row_by_row(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "a.npz", x=np.arange(12, dtype=np.float32).reshape(2, 2, 3))
+        assert load(tmp_path / "a.npz").train.x.tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
+
+    def test_test_samples_of_its_own_are_used_and_nothing_is_held_out(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "a.npz", x=np.zeros((9, 2)), y=np.arange(9) % 2, x_test=np.ones((3, 2)), y_test=[1, 0, 1])
+        dataset = load(tmp_path / "a.npz", test_share=0.5)
+        assert len(dataset.train) == 9
+        assert dataset.test is not None
+        assert dataset.test.x.tolist() == [[1, 1]] * 3
+        assert dataset.test.labels is not None
+        assert dataset.test.labels.tolist() == [1, 0, 1]
+
+    def test_words_are_classes(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.array(["up", "down", "up"]))
+        dataset = load(tmp_path / "a.npz", test_share=0.0)
+        assert dataset.classes == ("down", "up")
+        assert dataset.train.labels is not None
+        assert dataset.train.labels.tolist() == [1, 0, 1]
+
+    @pytest.mark.parametrize(
+        ("arrays", "message"),
+        [
+            ({"y": np.zeros(3)}, "has no array named x"),
+            ({"x": np.zeros(3)}, r"must be \[samples, ...\], not of shape \(3,\)"),
+            ({"x": np.zeros((0, 3))}, r"must be \[samples, ...\], not of shape \(0, 3\)"),
+            ({"x": np.array([["a", "b"]])}, "features must be numbers"),
+            ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, r"y has shape \(4,\), but x has 3 samples"),
+            ({"x": np.zeros((3, 2)), "y": np.zeros(3, complex)}, "y must be numbers or words"),
+            ({"x": np.array([[1.0], [np.nan], [np.inf]])}, "sample 1 is not finite .*; 2 in all"),
+            ({"x": np.zeros((3, 2)), "y": [0, 1, np.nan]}, "the target of sample 2 is not finite"),
+            ({"x": np.zeros((3, 2)), "x_test": np.full((2, 2), np.nan)}, "sample 0 is not finite"),
+            ({"x": np.array([[1, {}]], dtype=object)}, "is not a readable .npz file"),
+        ],
+    )
+    def test_what_cannot_be_used_is_refused(self, tmp_path: Path, arrays: dict[str, object], message: str) -> None:
+        np.savez(tmp_path / "a.npz", **arrays)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=message):
+            read_npz(tmp_path / "a.npz")
+
+    def test_files_that_are_no_archive_or_a_broken_one_are_refused(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "whole.npz", x=np.random.default_rng(0).random((50, 3)))
+        whole = bytearray((tmp_path / "whole.npz").read_bytes())
+        with (tmp_path / "array.npz").open("wb") as file:
+            np.save(file, np.zeros((5, 3)))
+        (tmp_path / "empty.npz").write_bytes(b"")
+        (tmp_path / "text.npz").write_bytes(b"x,y\n1,2\n")
+        (tmp_path / "half.npz").write_bytes(whole[: len(whole) // 2])
+        whole[200] ^= 0xFF
+        (tmp_path / "flipped.npz").write_bytes(whole)
+        for name in ("array", "empty", "text", "half", "flipped"):
+            with pytest.raises(UserError, match=f"{name}.npz is not (an|a readable) .npz file"):
+                read_npz(tmp_path / f"{name}.npz")
+
+
+class TestFolder:
+    def folder(self, tmp_path: Path, sizes: tuple[int, ...] = (10, 20, 5)) -> Path:
+        """Files of some rows each; the first feature of a row is the number of its file."""
+        folder = tmp_path / "sites"
+        folder.mkdir()
+        for number, size in enumerate(sizes):
+            x = np.column_stack([np.full(size, number), np.arange(size)]).astype(np.float64)
+            np.savez(folder / f"site-{number}.npz", x=x, y=np.arange(size) % 2)
+        return folder
+
+    def test_each_node_has_the_rows_of_its_own_file_in_order_of_names(self, tmp_path: Path) -> None:
+        dataset = load(self.folder(tmp_path), test_share=0.2)
+        assert dataset.files == (8, 16, 4)
+        assert dataset.train.x[:, 0].tolist() == [0] * 8 + [1] * 16 + [2] * 4
+
+    def test_a_share_of_every_file_is_held_out(self, tmp_path: Path) -> None:
+        dataset = load(self.folder(tmp_path), test_share=0.2)
+        assert dataset.test is not None
+        assert dataset.test.x[:, 0].tolist() == [0] * 2 + [1] * 4 + [2] * 1
+        rows = {(a, b) for a, b in [*dataset.train.x.tolist(), *dataset.test.x.tolist()]}
+        assert len(rows) == 35  # none is in both
+
+    def test_one_file_alone_is_no_nodes_own(self, tmp_path: Path) -> None:
+        assert load(self.folder(tmp_path) / "site-0.npz").files == ()
+
+    def test_csv_files_are_standardised_together(self, tmp_path: Path) -> None:
+        folder = tmp_path / "sites"
+        folder.mkdir()
+        for number in range(2):
+            write(folder / f"{number}.csv", f"a,y\n{number},1\n{number},2\n")
+        dataset = load(folder, test_share=0.0)
+        assert dataset.train.x.ravel().tolist() == [-1, -1, 1, 1]
+
+    def test_files_without_one_another_s_columns_or_kinds_are_refused(self, tmp_path: Path) -> None:
+        folder = self.folder(tmp_path)
+        np.savez(folder / "wide.npz", x=np.zeros((4, 3)), y=np.zeros(4))
+        with pytest.raises(UserError, match="must be the same everywhere, found 2 of float64 and 3 of float64"):
+            load(folder)
+        np.savez(folder / "wide.npz", x=np.zeros((4, 2)))
+        with pytest.raises(UserError, match="targets must be numbers in all files, words in all, or in none"):
+            load(folder)
+
+    def test_an_empty_folder_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"has no \.csv or \.npz file; a folder must hold one file per node"):
+            load(tmp_path)
+
+
+class TestArrays:
+    def test_shards_are_the_nodes_own_and_nothing_is_held_out(self) -> None:
+        dataset = from_arrays([([[1.0], [2.0]], [0, 1]), ([[3.0]], [1])], test=([[9.0]], [0]))
+        assert dataset.files == (2, 1)
+        assert dataset.train.x.ravel().tolist() == [1, 2, 3]
+        assert dataset.test is not None
+        assert dataset.test.x.tolist() == [[9.0]]
+
+    def test_without_test_samples_there_are_none(self) -> None:
+        assert from_arrays([([[1.0], [2.0]], None)], test=None).test is None
+
+    def test_errors_name_the_shard(self) -> None:
+        with pytest.raises(UserError, match="shard 1: sample 0 is not finite"):
+            from_arrays([([[1.0]], [0]), ([[np.nan]], [1])], test=None)
+        with pytest.raises(UserError, match="at least one node's data"):
+            from_arrays([], test=None)
+
+
+def test_new_samples_get_the_class_numbers_that_the_model_was_trained_with(tmp_path: Path) -> None:
+    path = write(tmp_path / "new.csv", "a,y\n1,dog\n2,cat\n")
+    part, scale = load_part(path, target=None, classes=("bird", "cat", "dog"))
+    assert part.labels is not None
+    assert part.labels.tolist() == [2, 1]
+    assert scale == 1
+    with pytest.raises(UserError, match="class 'dog' is not one of bird, cat"):
+        load_part(path, target=None, classes=("bird", "cat"))
+
+
+@pytest.mark.parametrize("name", ["mnist", "digits.txt", "no/such/folder"])
+def test_an_unknown_dataset_is_refused_with_what_there_is(name: str) -> None:
+    with pytest.raises(UserError, match=f"unknown dataset '{name}'; use digits, or a path to a .csv, a .npz"):
+        data.load(name)
+
+
+@pytest.mark.parametrize("name", ["missing.csv", "missing.npz"])
+def test_a_file_that_is_not_there_is_said_to_be_missing(name: str) -> None:
+    with pytest.raises(UserError, match=f"{name} does not exist"):
+        data.load(name)

@@ -1,0 +1,205 @@
+"""The in-process engine: what it charges, when it ends, and that how nodes are grouped into fleets does not matter."""
+
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedbudget.arrays import Float64
+from fedbudget.budget import RESOURCES, Costs
+from fedbudget.control import Reason
+from fedbudget.data.dataset import Dataset, Part
+from fedbudget.engines import in_process
+from fedbudget.plan import Plan, prepare
+from fedbudget.protocol.aggregator import Outcome, Round
+from fedbudget.protocol.fleet import Fleet
+from fedbudget.protocol.messages import Broadcast
+from fedbudget.runs.settings import Settings
+
+History = list[tuple[Round, Broadcast]]
+
+NODES = 5
+
+
+def pixels(features: int = 8, samples: int = 60) -> Dataset:
+    """Images of four classes, made up."""
+    rng = np.random.default_rng(7)
+    labels = np.arange(samples) % 4
+    x = rng.integers(0, 200, (samples, features)) + 13 * labels[:, None]
+    return Dataset("pixels", Part(x.astype(np.uint8), labels), classes=tuple("0123"), scale=1 / 255, parity=True)
+
+
+def plan_of(features: int = 8, **settings: Any) -> Plan:
+    asked = {"nodes": NODES, "partition": "case:2", "batch_size": "full", **settings}
+    return prepare(Settings(dataset="pixels", **asked), dataset=pixels(features))
+
+
+def carry_out(plan: Plan) -> tuple[Outcome, History]:
+    history: History = []
+    outcome = in_process.run(
+        plan.aggregator, [plan.fleet], plan.meters, observe=lambda happened, said: history.append((happened, said))
+    )
+    return outcome, history
+
+
+class TestCharges:
+    @pytest.mark.parametrize("tau", ["adaptive", 20])
+    def test_measured_rounds_add_up_to_the_time_the_run_took_without_its_observer(self, tau: int | str) -> None:
+        plan = plan_of(costs="measured", budget=("time=0.5s", "cpu=1h"), tau=tau)
+        watched = 0.0
+
+        def observe(happened: Round, said: Broadcast) -> None:
+            nonlocal watched
+            began = time.perf_counter()
+            if happened.round <= 20:
+                time.sleep(0.01)
+            watched += time.perf_counter() - began
+
+        began = time.perf_counter()
+        outcome = in_process.run(plan.aggregator, [plan.fleet], plan.meters, observe=observe)
+        took = time.perf_counter() - began
+        assert watched > 0.05 * took
+        assert outcome.ledger.spent[0] == pytest.approx(took - watched, rel=0.03)
+
+    def test_bytes_are_every_vector_to_and_from_every_node(self) -> None:
+        """Eight more parameters are 32 bytes more in every vector: w out and w back, the gradient too if asked for."""
+        narrow, wide = (
+            carry_out(plan_of(features, budget=("bytes=30kB",), tau="adaptive", rounds=4))[1] for features in (8, 16)
+        )
+        more = [
+            many.ledger.costs.aggregation[0] - few.ledger.costs.aggregation[0]
+            for (few, _), (many, _) in zip(narrow, wide, strict=True)
+        ]
+        first, estimated, final = 32 * 2 * NODES, 32 * 3 * NODES, 32 * NODES
+        assert more == [first, estimated, estimated, estimated, final]
+
+    @pytest.mark.parametrize("tau", ["adaptive", 3])
+    @pytest.mark.parametrize("batch", ["full", 4])
+    def test_the_trial_round_foretells_the_bytes_of_a_round(self, tau: int | str, batch: int | str) -> None:
+        plan = plan_of(budget=("bytes=40kB",), tau=tau, batch_size=batch)
+        expected = plan.aggregator.ledger.costs.aggregation[0]
+        _, history = carry_out(plan)
+        assert {happened.ledger.costs.aggregation[0] for happened, _ in history[1:-1]} == {expected}
+
+    def test_the_trial_round_leaves_the_run_as_it_would_be_without_it(self) -> None:
+        """Mini-batches are drawn from the seed, so a fleet that had been used would give other losses."""
+        plan = plan_of(batch_size=4, tau=2, budget=("time=3s",))
+        fresh = Fleet(plan.model, plan.fleet.shards, batch=4, seed=plan.settings.seed)
+        _, history = carry_out(plan)
+        for happened, said in history:
+            report = fresh.answer(said)
+            assert np.average(report.losses, weights=report.sizes) == happened.loss
+
+    def test_what_was_spent_is_the_sum_of_what_rounds_cost(self) -> None:
+        outcome, history = carry_out(plan_of(budget=("time=4s", "energy=1kJ")))
+        total = sum(
+            happened.ledger.costs.step * max(1, happened.tau) + happened.ledger.costs.aggregation
+            for happened, _ in history
+        )
+        assert outcome.ledger.spent == pytest.approx(total)
+
+
+def test_however_nodes_are_grouped_into_fleets_the_bits_are_the_same() -> None:
+    def grouped(groups: list[list[int]]) -> tuple[list[int], list[float], bytes]:
+        plan = plan_of(batch_size=4, budget=("time=3s",))
+        fleets = [
+            Fleet(plan.model, plan.fleet.shards.only(nodes), batch=4, seed=plan.settings.seed, numbers=nodes)
+            for nodes in groups
+        ]
+        rounds: list[Round] = []
+        outcome = in_process.run(
+            plan.aggregator, fleets, plan.meters, observe=lambda happened, _: rounds.append(happened)
+        )
+        return [each.tau for each in rounds], [each.loss for each in rounds], outcome.w.tobytes()
+
+    together = grouped([[0, 1, 2, 3, 4]])
+    assert grouped([[2, 3, 4], [0, 1]]) == together
+    assert grouped([[4], [0, 2], [1, 3]]) == together
+
+
+class TestEnd:
+    def test_the_outcome_is_the_w_with_the_smallest_loss_that_was_seen(self) -> None:
+        outcome, history = carry_out(plan_of(budget=("time=4s",), step_size=1.5))  # so large that losses go up and down
+        losses = [happened.loss for happened, _ in history]
+        assert losses != sorted(losses, reverse=True)
+        assert np.array_equal(outcome.w, history[int(np.argmin(losses))][1].w)
+
+    def test_an_interrupted_run_ends_after_its_round_with_the_best_so_far(self) -> None:
+        plan = plan_of(budget=("time=1h",), tau=2)
+        history: History = []
+        outcome = in_process.run(
+            plan.aggregator,
+            [plan.fleet],
+            plan.meters,
+            observe=lambda happened, said: history.append((happened, said)),
+            interrupted=lambda: len(history) == 3,
+        )
+        assert outcome.stopped_by == "interrupted"
+        assert [happened.round for happened, _ in history] == [1, 2, 3]
+        losses = [happened.loss for happened, _ in history]
+        assert np.array_equal(outcome.w, history[int(np.argmin(losses))][1].w)
+        assert outcome.ledger.spent == pytest.approx(history[-1][0].ledger.spent)
+
+    def test_so_many_rounds_and_no_more(self) -> None:
+        outcome, history = carry_out(plan_of(budget=("time=1h",), rounds=4))
+        assert outcome.stopped_by == "rounds"
+        assert [happened.tau > 0 for happened, _ in history] == [True] * 4 + [False]
+
+
+class TestBudgetIsKept:
+    """Over 200 runs with random budgets, costs, controllers and data distributions."""
+
+    RUNS = 200
+
+    def random_plan(self, number: int) -> Plan:
+        rng = np.random.default_rng([2024, number])
+        chosen = rng.permutation(list(RESOURCES))[: rng.integers(1, len(RESOURCES) + 1)]
+        settings: dict[str, Any] = {
+            "nodes": int(rng.integers(2, 7)),
+            "partition": f"case:{rng.integers(1, 5)}",
+            "tau": "adaptive" if rng.random() < 0.5 else int(rng.integers(1, 40)),
+            "batch_size": "full" if rng.random() < 0.5 else 4,
+            "seed": int(rng.integers(0, 2**31)),
+            "watts": float(rng.uniform(0.1, 20)),
+            "joules_per_byte": float(10 ** rng.uniform(-8, -3)),
+            "price_per_hour": float(rng.uniform(0.01, 2)),
+            "price_per_gigabyte": float(10 ** rng.uniform(-2, 3)),
+        }
+        one_round = plan_of(budget=tuple(f"{name}=1000000000" for name in chosen), **settings).aggregator.ledger.costs
+        least = 2 * (one_round.step + one_round.aggregation)
+        limits = least * np.exp(rng.uniform(0.001, np.log(50), len(chosen)))
+        budget = tuple(f"{name}={limit:.15f}" for name, limit in zip(chosen, limits, strict=True))
+        return plan_of(budget=budget, **settings)
+
+    def test_no_resource_is_overspent_by_more_than_the_error_of_the_last_estimate(self) -> None:
+        endings: Counter[str] = Counter()
+        for number in range(self.RUNS):
+            plan = self.random_plan(number)
+            ledgers = [plan.aggregator.ledger]
+            outcome, history = carry_out(plan)
+            ledgers += [happened.ledger for happened, _ in history]
+            # The last decision is the one that announced the end; where none did, the end came with the last round.
+            last = next((i for i, (_, said) in enumerate(history) if said.stop), len(history) - 1)
+            decided = ledgers[last]
+            thought = sum(_price(decided.costs, happened.tau) for happened, _ in history[last:])
+            charged = outcome.ledger.spent - decided.spent
+            limit = plan.budget.array
+            assert (outcome.ledger.overshoot <= np.maximum(charged - thought, 0) + 1e-9 * limit).all(), number
+            assert (decided.spent + thought <= limit * (1 + 1e-9)).all(), number
+            assert outcome.stopped_by in plan.budget.limits
+            ending = history[last][0]
+            if ending.reason is Reason.BUDGET:  # as much as fits: one update more, and the final loss, would not have
+                more = decided.spent + _price(decided.costs, ending.tau + 1) + _price(decided.costs, 1)
+                assert (more > limit).any(), number
+            endings["overspent" if outcome.ledger.overshoot.any() else "kept"] += 1
+            endings[str(ending.reason) if history[last][1].stop else "unannounced"] += 1
+        assert endings["overspent"] + endings["kept"] == self.RUNS
+        for kind in ("overspent", "kept", Reason.BUDGET, Reason.FINAL, "unannounced"):
+            assert endings[kind] > 0, f"no run of this kind was made: {kind}, {endings}"
+
+
+def _price(costs: Costs, updates: int) -> Float64:
+    """c τ + b; the final loss counts as one update."""
+    return costs.step * max(1, updates) + costs.aggregation

@@ -1,0 +1,101 @@
+"""A trained model applied to data, against the same figures worked out in numpy from the files alone."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+from sklearn.datasets import load_digits
+
+import fedbudget
+from fedbudget.errors import UserError
+from fedbudget.experiments.evaluate import evaluate
+from fedbudget.runs.folder import Run
+
+ROWS = 60
+
+
+def train(folder: Path, **options: Any) -> Run:
+    fedbudget.train(budget="time=2s", nodes=3, out=folder / "run", **options)
+    return Run.open(folder / "run")
+
+
+def write_homes(path: Path, seed: int, shift: float = 0.0) -> NDArray[np.float64]:
+    """A CSV with two features and a price between them."""
+    rng = np.random.default_rng(seed)
+    size = rng.normal(100 + shift, 30, ROWS)
+    age = rng.uniform(0, 50 + shift, ROWS)
+    price = 3000 * size - 800 * age + rng.normal(0, 9000, ROWS)
+    rows = np.column_stack([size, price, age])
+    path.write_text("size,price,age\n" + "".join(f"{a!r},{b!r},{c!r}\n" for a, b, c in rows.tolist()))
+    return rows
+
+
+def test_a_classifier_on_digits_has_the_loss_and_accuracy_of_its_test_samples(tmp_path: Path) -> None:
+    run = train(tmp_path)
+    w = load_file(run.path / "model.safetensors")["w"].astype(np.float64)
+    known = load_digits()
+    x, y = known.data[1437:] / 16, np.where(known.target[1437:] % 2 == 0, 1, -1)
+    slack = np.maximum(0, 1 - y * (x @ w))
+    found = evaluate(run, "digits")
+    assert found.samples == 360
+    assert found.loss == pytest.approx(0.05 * w @ w + 0.5 * np.mean(slack**2), rel=1e-5)
+    assert found.accuracy == pytest.approx(np.mean(np.sign(x @ w) == y))
+
+
+def test_new_rows_of_a_csv_are_standardised_as_the_training_rows_were(tmp_path: Path) -> None:
+    rows = write_homes(tmp_path / "homes.csv", seed=1)
+    new = write_homes(tmp_path / "new.csv", seed=2, shift=40.0)
+    run = train(
+        tmp_path, model="linear", dataset=str(tmp_path / "homes.csv"), target="price", test_share=0.0, step_size=0.1
+    )
+    w = load_file(run.path / "model.safetensors")["w"].astype(np.float64)
+    mean, deviation = rows.mean(axis=0), rows.std(axis=0)
+    standard = (new - mean) / deviation
+    errors = standard[:, [0, 2]] @ w - standard[:, 1]
+    found = evaluate(run, str(tmp_path / "new.csv"))
+    assert found.samples == ROWS
+    assert found.loss == pytest.approx(0.5 * np.mean(errors**2), rel=1e-4)
+    assert found.accuracy is None
+    assert evaluate(run, str(tmp_path / "new.csv"), target="price") == found
+
+
+def test_rows_in_another_order_with_fewer_classes_keep_the_class_numbers_of_training(tmp_path: Path) -> None:
+    """Alone, the new file would call its only class number 0."""
+    samples = np.random.default_rng(0).normal(0, 1, (ROWS, 2))
+    kinds = np.where(samples[:, 0] > 0, "warm", "cold")
+    text = [f"{a},{b},{kind}\n" for (a, b), kind in zip(samples.tolist(), kinds, strict=True)]
+    (tmp_path / "train.csv").write_text("a,b,kind\n" + "".join(text))
+    (tmp_path / "warm.csv").write_text("a,b,kind\n" + "".join(line for line in text[::-1] if "warm" in line))
+    run = train(tmp_path, dataset=str(tmp_path / "train.csv"), test_share=0.0, step_size=0.1)
+    w = load_file(run.path / "model.safetensors")["w"].astype(np.float64)
+    standard = (samples - samples.mean(axis=0)) / samples.std(axis=0)
+    warm = kinds == "warm"
+    found = evaluate(run, str(tmp_path / "warm.csv"))
+    assert found.samples == warm.sum()
+    assert found.accuracy == pytest.approx(np.mean(standard[warm] @ w >= 0))
+    assert np.mean(standard[warm] @ w >= 0) > 0.8
+
+
+def test_data_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
+    write_homes(tmp_path / "homes.csv", seed=1)
+    run = train(tmp_path, model="linear", dataset=str(tmp_path / "homes.csv"), target="price")
+    (tmp_path / "wide.csv").write_text("a,b,c,price\n1,2,3,4.5\n")
+    with pytest.raises(UserError, match="has 3 features, the model was trained on 2"):
+        evaluate(run, str(tmp_path / "wide.csv"))
+    with pytest.raises(UserError, match="unknown dataset 'mnist'"):
+        evaluate(run, "mnist")
+    with pytest.raises(UserError, match=r"none\.csv does not exist"):
+        evaluate(run, str(tmp_path / "none.csv"))
+    with pytest.raises(UserError, match=r"digits does not fit the model of .*: it would need 64 parameters"):
+        evaluate(run, "digits")
+
+
+def test_a_class_that_the_model_never_saw_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("a,kind\n" + "1,cold\n2,warm\n" * 10)
+    (tmp_path / "new.csv").write_text("a,kind\n1,hot\n")
+    run = train(tmp_path, dataset=str(tmp_path / "train.csv"))
+    with pytest.raises(UserError, match="class 'hot' is not one of cold, warm"):
+        evaluate(run, str(tmp_path / "new.csv"))

@@ -1,0 +1,86 @@
+"""The paper's simulated time: its appendix's figures once more, and what is drawn from them."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedbudget.meters.meter import RoundTrip
+from fedbudget.meters.simulated import CENTRALIZED_SGD, DGD, SGD, Gaussian, Profile, SimulatedTime
+
+DRAWS = 20_000
+
+
+def trip(updates: int) -> RoundTrip:
+    return RoundTrip(updates=updates, nodes=5, wire_bytes=0, step_seconds=9.0, seconds=99.0, step_cpu=9.0, cpu=99.0)
+
+
+@pytest.mark.parametrize(
+    ("profile", "update_mean", "update_deviation", "aggregation_mean", "aggregation_deviation"),
+    [
+        pytest.param(DGD[1], 0.020613052, 0.008154439, 0.137093837, 0.05548447, id="DGD case 1"),
+        pytest.param(DGD[2], 0.021810727, 0.008042984, 0.12322071, 0.048079171, id="DGD case 2"),
+        pytest.param(DGD[3], 0.095353094, 0.016688657, 0.157255906, 0.066722225, id="DGD case 3"),
+        pytest.param(DGD[4], 0.022075891, 0.008528005, 0.108598094, 0.044627335, id="DGD case 4"),
+        pytest.param(SGD, 0.013015156, 0.006946299, 0.131604348, 0.053873234, id="SGD"),
+        pytest.param(CENTRALIZED_SGD, 0.009974248, 0.011922926, 0.0, 0.0, id="centralized SGD"),
+    ],
+)
+def test_the_figures_are_those_of_the_papers_appendix(
+    profile: Profile,
+    update_mean: float,
+    update_deviation: float,
+    aggregation_mean: float,
+    aggregation_deviation: float,
+) -> None:
+    assert profile.step == Gaussian(update_mean, update_deviation)
+    assert profile.aggregation == Gaussian(aggregation_mean, aggregation_deviation)
+
+
+def clipped(gaussian: Gaussian) -> tuple[float, float]:
+    """Mean and deviation of max(X, 0), X ~ N(μ, σ²), from textbook formulas."""
+    mu, sigma = gaussian.mean, gaussian.deviation
+    below = 0.5 * (1 - math.erf(mu / sigma / math.sqrt(2)))
+    density = math.exp(-0.5 * (mu / sigma) ** 2) / math.sqrt(2 * math.pi)
+    mean = mu * (1 - below) + sigma * density
+    square = (mu * mu + sigma * sigma) * (1 - below) + mu * sigma * density
+    return mean, math.sqrt(square - mean * mean)
+
+
+@pytest.mark.parametrize("gaussian", [SGD.step, SGD.aggregation, DGD[3].step, CENTRALIZED_SGD.step])
+@pytest.mark.parametrize("count", [1, 16])
+def test_draws_have_the_mean_and_deviation_of_a_mean_of_clipped_gaussians(gaussian: Gaussian, count: int) -> None:
+    rng = np.random.default_rng(3)
+    draws = np.array([gaussian.draw(rng, count) for _ in range(DRAWS)])
+    mean, single = clipped(gaussian)
+    deviation = single / math.sqrt(count)
+    assert draws.mean() == pytest.approx(mean, abs=5 * deviation / math.sqrt(DRAWS))
+    assert draws.std() == pytest.approx(deviation, rel=0.03)
+
+
+def test_a_draw_is_never_zero_or_negative() -> None:
+    assert Gaussian(-1.0, 0.01).draw(np.random.default_rng(0), 7) == pytest.approx(1e-10)
+
+
+def test_a_round_costs_the_mean_of_as_many_draws_as_updates_and_one_aggregation() -> None:
+    """Two streams of draws next to each other have σ/√τ for the updates and σ for the aggregation."""
+    meter = SimulatedTime(DGD[3], np.random.default_rng(5))
+    costs = [meter.read(trip(updates=25)) for _ in range(DRAWS)]
+    steps = np.array([cost.step for cost in costs])
+    aggregations = np.array([cost.aggregation for cost in costs])
+    assert steps.std() == pytest.approx(DGD[3].step.deviation / 5, rel=0.03)
+    assert aggregations.std() == pytest.approx(clipped(DGD[3].aggregation)[1], rel=0.03)
+    assert abs(np.corrcoef(steps, aggregations)[0, 1]) < 5 / math.sqrt(DRAWS)
+
+
+def test_what_is_expected_is_the_mean_and_takes_no_draw() -> None:
+    asked, unasked = (SimulatedTime(SGD, np.random.default_rng(1)) for _ in range(2))
+    expected = asked.expect(trip(updates=1))
+    assert (expected.step, expected.aggregation) == (0.013015156, 0.131604348)
+    assert asked.read(trip(updates=3)) == unasked.read(trip(updates=3))
+
+
+def test_wall_clocks_have_no_say_in_simulated_time() -> None:
+    slow = RoundTrip(updates=3, nodes=5, wire_bytes=0, step_seconds=1e6, seconds=1e9, step_cpu=1e6, cpu=1e9)
+    one, other = (SimulatedTime(SGD, np.random.default_rng(1)) for _ in range(2))
+    assert one.read(slow) == other.read(trip(updates=3))

@@ -1,0 +1,533 @@
+"""Algorithm 2 with hand-made reports and costs: w^f, the stop rule, estimates, recovery, and what is refused."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedbudget.arrays import Float32, Float64
+from fedbudget.budget import Budget, Costs
+from fedbudget.control import AdaptiveTau, Controller, Decision, Estimates, FixedTau, Outlook, Reason
+from fedbudget.errors import UserError
+from fedbudget.protocol.aggregator import Aggregator, Outcome, Round, State
+from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
+from problems import costs
+
+ONE = costs([1], [1])
+"""A local update takes 1s, the rest of a round 1s."""
+
+
+def make(
+    seconds: float = 1000.0, *, controller: Controller | None = None, rounds: int | None = None, expected: Costs = ONE
+) -> Aggregator:
+    """An aggregator with two parameters, w(0) = (0, 0)."""
+    return Aggregator(
+        np.zeros(2, np.float32),
+        budget=Budget({"time": seconds}),
+        controller=controller or FixedTau(3),
+        eta=0.1,
+        expected=expected,
+        rounds=rounds,
+    )
+
+
+def w_of(number: float) -> Float32:
+    return np.array([number, -number], np.float32)
+
+
+def report(
+    said: Broadcast,
+    loss: float,
+    w: float = 0.0,
+    *,
+    best: float | None = None,
+    estimates: tuple[float, float, float] | None = None,
+) -> Report:
+    """Two nodes that agree on everything, but for gradients (±δ, 0) when there are estimates."""
+    rho, beta, delta = estimates or (None, None, None)
+    return Report(
+        round=said.round,
+        nodes=np.array([0, 1]),
+        sizes=np.array([10, 10]),
+        losses=np.full(2, loss),
+        best_losses=None if best is None else np.full(2, best),
+        w=None if said.tau == 0 else np.stack([w_of(w)] * 2),
+        rho=None if rho is None else np.full(2, rho),
+        beta=None if beta is None else np.full(2, beta),
+        gradients=None if delta is None else np.array([[delta, 0], [-delta, 0]], np.float32),
+    )
+
+
+def go_on(answer: Broadcast | Outcome) -> Broadcast:
+    assert isinstance(answer, Broadcast)
+    return answer
+
+
+def ended(answer: Broadcast | Outcome) -> Outcome:
+    assert isinstance(answer, Outcome)
+    return answer
+
+
+def last(aggregator: Aggregator) -> Round:
+    assert aggregator.last is not None
+    return aggregator.last
+
+
+class TestAverage:
+    def test_is_weighted_by_the_sizes_of_shards(self) -> None:
+        aggregator = make()
+        said = aggregator.start()
+        w = np.array([[1, 0], [5, 8]], np.float32)
+        answer = go_on(aggregator.receive(replace(report(said, 1.0), w=w, sizes=np.array([30, 10])), ONE))
+        assert answer.w.tolist() == [2, 2]
+        assert answer.w.dtype == np.float32
+
+    def test_so_is_the_loss(self) -> None:
+        aggregator = make()
+        said = aggregator.start()
+        aggregator.receive(replace(report(said, 0), losses=np.array([1.0, 5.0]), sizes=np.array([30, 10])), ONE)
+        assert last(aggregator).loss == 2
+
+    def test_leaves_out_a_w_that_is_not_finite_and_says_whose(self) -> None:
+        aggregator = make()
+        said = aggregator.start()
+        w = np.array([[1, 0], [np.nan, 8], [5, np.inf], [3, 4]], np.float32)
+        four = Report(1, np.array([2, 3, 7, 9]), np.array([10, 10, 10, 30]), np.ones(4), w=w)
+        assert go_on(aggregator.receive(four, ONE)).w.tolist() == [2.5, 3]
+        assert last(aggregator).left_out == (3, 7)
+        assert said.w.tolist() == [0, 0]
+
+
+class TestBestW:
+    def play(self, losses: Sequence[float], bests: Sequence[float | None] | None = None) -> tuple[list[bool], Outcome]:
+        """The w of round k+1 is (k, -k); returns what broadcasts say of the one before them, and the outcome."""
+        aggregator = make(controller=FixedTau(1), rounds=len(losses) - 1)
+        said: Broadcast | Outcome = aggregator.start()
+        flags = []
+        for k, (loss, best) in enumerate(zip(losses, bests or [None] * len(losses), strict=True)):
+            said = go_on(said)
+            flags.append(said.best)
+            assert said.w.tolist() == w_of(k).tolist()
+            said = aggregator.receive(report(said, loss, w=k + 1, best=best), ONE)
+        return flags, ended(said)
+
+    def test_is_the_w_of_the_lowest_loss_and_nodes_are_told_one_broadcast_later(self) -> None:
+        flags, outcome = self.play([5, 3, 4, 2, 6])
+        assert flags == [False, False, True, False, True]
+        assert outcome.w.tolist() == w_of(3).tolist()
+
+    def test_is_the_last_w_when_the_final_loss_is_the_lowest(self) -> None:
+        assert self.play([5, 3, 4, 1])[1].w.tolist() == w_of(3).tolist()
+
+    def test_is_the_first_w_when_no_other_is_better(self) -> None:
+        flags, outcome = self.play([5, 5, 6, 7])
+        assert not any(flags)
+        assert outcome.w.tolist() == [0, 0]
+
+    def test_is_compared_on_the_same_mini_batches(self) -> None:
+        # On the third round's samples w^f has loss 9, so that w(2) with 4 is better, although w(1) had 3.
+        flags, outcome = self.play([5, 3, 4, 6], [5, 5, 9, 4])
+        assert flags == [False, False, True, True]
+        assert outcome.w.tolist() == w_of(2).tolist()
+
+    def test_a_loss_that_is_no_number_is_never_the_best(self) -> None:
+        assert self.play([5, 3, np.nan, np.inf])[1].w.tolist() == w_of(1).tolist()
+
+    def test_the_record_has_both_losses_after_the_comparison(self) -> None:
+        aggregator = make(controller=FixedTau(1))
+        said = aggregator.start()
+        found = []
+        for k, loss in enumerate([5.0, 3.0, 4.0]):
+            said = go_on(aggregator.receive(report(said, loss, w=k), ONE))
+            found.append((last(aggregator).loss, last(aggregator).best_loss))
+        assert found == [(5, 5), (3, 3), (4, 3)]
+
+
+class TestStopRule:
+    """With 3 updates a round costs 4s, and the final loss 2s."""
+
+    def test_a_round_that_brings_a_resource_to_its_limit_is_the_last(self) -> None:
+        aggregator = make(10)  # 4 + (4 + 2) = 10
+        first = aggregator.start()
+        assert (first.tau, first.stop) == (3, False)
+        second = go_on(aggregator.receive(report(first, 1), ONE))
+        assert (second.tau, second.stop) == (3, True)
+        final = go_on(aggregator.receive(report(second, 1), ONE))
+        assert (final.tau, final.stop, aggregator.state) == (0, True, State.FINAL)
+        outcome = ended(aggregator.receive(report(final, 1), ONE))
+        assert outcome.stopped_by == "time"
+        assert outcome.ledger.spent.tolist() == [10]
+        assert outcome.ledger.overshoot.tolist() == [0]
+        assert aggregator.state is State.DONE
+
+    @pytest.mark.parametrize(("seconds", "tau"), [(9.9, 2), (9.0, 2), (8.9, 1), (8.0, 1)])
+    def test_tau_falls_to_exactly_what_fits(self, seconds: float, tau: int) -> None:
+        aggregator = make(seconds)
+        second = go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
+        assert (second.tau, second.stop) == (tau, True)
+        aggregator.receive(report(second, 1), ONE)
+        assert last(aggregator).reason is Reason.BUDGET
+
+    @pytest.mark.parametrize("seconds", [7.9, 6.5])
+    def test_when_no_update_fits_the_final_loss_comes_at_once(self, seconds: float) -> None:
+        aggregator = make(seconds)
+        final = go_on(aggregator.receive(report(aggregator.start(), 1, w=3), ONE))
+        assert (final.tau, final.stop, aggregator.state) == (0, True, State.FINAL)
+        assert final.w.tolist() == w_of(3).tolist()
+        outcome = ended(aggregator.receive(report(final, 0.5), ONE))
+        assert outcome.w.tolist() == w_of(3).tolist()
+        assert outcome.stopped_by == "time"
+
+    def test_when_nothing_fits_the_run_ends_with_what_it_knows(self) -> None:
+        aggregator = make(7)
+        outcome = ended(aggregator.receive(report(aggregator.start(), 1, w=3), costs([2], [0.5])))
+        assert outcome.w.tolist() == [0, 0]
+        assert outcome.stopped_by == "time"
+        assert outcome.ledger.spent.tolist() == [6.5]
+        assert aggregator.state is State.DONE
+
+    def test_what_was_overspent_is_told(self) -> None:
+        outcome = ended(make_and_first(7).receive(report(FIRST, 1), costs([3], [1])))
+        assert outcome.ledger.overshoot.tolist() == [3]
+
+    def test_even_the_first_round_may_be_lowered(self) -> None:
+        said = make(5).start()
+        assert (said.tau, said.stop) == (2, True)
+
+    def test_newest_costs_count(self) -> None:
+        aggregator = make(15)
+        second = go_on(aggregator.receive(report(aggregator.start(), 1), costs([2], [1])))
+        assert (second.tau, second.stop) == (2, True)  # 7 spent, and (15 - 7 - 2 - 2·1) / 2
+
+    def test_a_limit_on_rounds(self) -> None:
+        aggregator = make(1000, rounds=2)
+        first = aggregator.start()
+        second = go_on(aggregator.receive(report(first, 1), ONE))
+        assert (first.stop, second.stop) == (False, True)
+        final = go_on(aggregator.receive(report(second, 1), ONE))
+        assert final.tau == 0
+        assert ended(aggregator.receive(report(final, 1), ONE)).stopped_by == "rounds"
+
+    def test_too_small_a_budget_is_refused_before_anything_is_spent(self) -> None:
+        with pytest.raises(UserError, match="too small: one round costs about 2s"):
+            make(3)
+
+
+class TestTwoResources:
+    def run(self, time: float, data: float, both: Costs) -> Outcome:
+        budget = Budget({"time": time, "bytes": data})
+        aggregator = Aggregator(np.zeros(2, np.float32), budget=budget, controller=FixedTau(5), eta=0.1, expected=both)
+        said: Broadcast | Outcome = aggregator.start()
+        while isinstance(said, Broadcast):
+            said = aggregator.receive(report(said, 1), both)
+        return said
+
+    def test_the_one_that_binds_is_named(self) -> None:
+        both = costs([1, 0], [1, 10])
+        assert self.run(30, 1e6, both).stopped_by == "time"
+        assert self.run(1000, 45, both).stopped_by == "bytes"
+
+    def test_the_one_that_is_exactly_used_up_is_named(self) -> None:
+        outcome = self.run(1000, 40, costs([1, 0], [1, 10]))
+        assert outcome.ledger.spent.tolist() == [3 * 6 + 2, 40]
+        assert outcome.stopped_by == "bytes"
+
+    def test_each_may_lower_tau(self) -> None:
+        # A round of 5 takes 6s and 20 bytes; after three rounds 18s and 60 bytes are spent.
+        both = costs([1, 2], [1, 10])
+        assert self.run(25, 1e6, both).ledger.spent.tolist() == [25, 60 + 18 + 12]  # the last round has 4 updates
+        assert self.run(1000, 88, both).ledger.spent.tolist() == [18 + 4 + 2, 88]  # the last round has 3
+
+
+class TestEstimates:
+    def second(self, estimates: tuple[float, float, float]) -> Aggregator:
+        """After two rounds, the second with estimates."""
+        aggregator = make(1000, controller=AdaptiveTau())
+        said = go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
+        aggregator.receive(report(said, 1, estimates=estimates), ONE)
+        return aggregator
+
+    def third(self, aggregator: Aggregator, reported: Report) -> Round:
+        aggregator.receive(replace(reported, round=3), ONE)
+        return last(aggregator)
+
+    def test_the_first_round_has_none(self) -> None:
+        aggregator = make(1000, controller=AdaptiveTau())
+        said = go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
+        assert last(aggregator).estimates is None
+        assert (said.tau, said.estimate) == (1, True)
+
+    def test_are_weighted_by_the_sizes_of_shards(self) -> None:
+        aggregator = make(1000, controller=AdaptiveTau())
+        said = go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
+        uneven = replace(
+            report(said, 1),
+            sizes=np.array([30, 10]),
+            rho=np.array([1.0, 5.0]),
+            beta=np.array([2.0, 6.0]),
+            gradients=np.array([[0, 4], [0, 0]], np.float32),
+        )
+        aggregator.receive(uneven, ONE)
+        # The mean gradient is (0, 3), from which the nodes are 1 and 3 away: (30·1 + 10·3)/40.
+        assert last(aggregator).estimates == Estimates(2.0, 3.0, 1.5)
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e13, -1.0])
+    @pytest.mark.parametrize("name", ["rho", "beta"])
+    def test_that_are_no_sane_numbers_stay_what_they_were(self, name: str, bad: float) -> None:
+        aggregator = self.second((1.0, 2.0, 3.0))
+        fresh = report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, 6.0))
+        record = self.third(aggregator, replace(fresh, **{name: np.array([bad, bad])}))  # type: ignore[arg-type]
+        assert record.kept == (name,)
+        assert record.estimates == replace(Estimates(4.0, 5.0, 6.0), **{name: {"rho": 1.0, "beta": 2.0}[name]})
+
+    def test_of_gradients_that_are_not_finite_stay_what_they_were_without_a_warning(self) -> None:
+        aggregator = self.second((1.0, 2.0, 3.0))
+        record = self.third(aggregator, report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, np.inf)))
+        assert record.kept == ("delta",)
+        assert record.estimates == Estimates(4.0, 5.0, 3.0)
+
+    def test_of_gradients_that_are_far_too_large_stay_what_they_were(self) -> None:
+        aggregator = self.second((1.0, 2.0, 3.0))
+        record = self.third(aggregator, report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, 3e38)))
+        assert record.kept == ("delta",)
+
+    def test_wait_for_the_first_round_that_gives_all_three(self) -> None:
+        aggregator = self.second((np.nan, 2.0, 3.0))
+        assert last(aggregator).estimates is None
+        assert last(aggregator).kept == ("rho",)
+        record = self.third(aggregator, report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, 6.0)))
+        assert record.estimates == Estimates(4.0, 5.0, 6.0)
+
+    def test_leave_out_the_nodes_that_are_left_out_of_the_average(self) -> None:
+        aggregator = self.second((1.0, 2.0, 3.0))
+        fresh = report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, 6.0))
+        w = np.array([[1, 1], [np.nan, 1]], np.float32)
+        record = self.third(aggregator, replace(fresh, w=w, rho=np.array([7.0, np.nan])))
+        assert record.estimates == Estimates(7.0, 5.0, 0.0)
+        assert record.kept == ()
+
+    def test_that_are_not_asked_for_are_not_looked_at(self) -> None:
+        aggregator = make(1000)
+        said = aggregator.start()
+        assert said.estimate is False
+        aggregator.receive(report(said, 1, estimates=(1.0, 2.0, 3.0)), ONE)
+        assert last(aggregator).estimates is None
+
+
+class TestRecovery:
+    def lost(self, aggregator: Aggregator, said: Broadcast, loss: float) -> Broadcast:
+        nothing = np.full((2, 2), np.nan, np.float32)
+        return go_on(aggregator.receive(replace(report(said, loss), w=nothing), ONE))
+
+    def test_goes_back_to_where_the_round_started_with_one_update(self) -> None:
+        aggregator = make(1000)
+        said = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
+        again = self.lost(aggregator, said, loss=4)
+        assert again.w.tolist() == w_of(1).tolist()
+        assert (again.tau, last(aggregator).left_out) == (1, (0, 1))
+        aggregator.receive(report(again, 4), ONE)
+        assert last(aggregator).reason is Reason.RECOVERY
+
+    def test_goes_further_back_when_the_loss_there_is_no_number(self) -> None:
+        aggregator = make(1000)
+        said = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
+        said = go_on(aggregator.receive(report(said, 4, w=2), ONE))
+        again = self.lost(aggregator, said, loss=np.inf)
+        assert again.w.tolist() == w_of(1).tolist()
+
+    def test_afterwards_the_controller_decides_again(self) -> None:
+        aggregator = make(1000)
+        again = self.lost(aggregator, aggregator.start(), loss=4)
+        assert go_on(aggregator.receive(report(again, 4), ONE)).tau == 3
+
+    def test_keeps_all_estimates(self) -> None:
+        aggregator = make(1000, controller=AdaptiveTau())
+        said = go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
+        said = go_on(aggregator.receive(report(said, 1, estimates=(1.0, 2.0, 3.0)), ONE))
+        nothing = np.full((2, 2), np.inf, np.float32)
+        aggregator.receive(replace(report(said, 1, estimates=(4.0, 5.0, 6.0)), w=nothing), ONE)
+        assert last(aggregator).kept == ("rho", "beta", "delta")
+        assert last(aggregator).estimates == Estimates(1.0, 2.0, 3.0)
+
+    def test_is_within_the_budget_too(self) -> None:
+        aggregator = make(7.5)
+        final = self.lost(aggregator, aggregator.start(), loss=4)
+        assert (final.tau, final.stop) == (0, True)
+
+
+FIRST = Broadcast(1, np.zeros(2, np.float32), 3, 0.1, False, False, False)
+
+
+def make_and_first(seconds: float) -> Aggregator:
+    aggregator = make(seconds)
+    aggregator.start()
+    return aggregator
+
+
+class TestPeerErrors:
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            ({"round": 2}, "a report of round 2 in round 1"),
+            ({"nodes": np.array([1, 1])}, "a node reported twice"),
+            ({"nodes": np.array([1, 0])}, "not in node order"),
+            ({"sizes": np.array([1, 0])}, "nodes with samples"),
+            ({"w": None}, "a report without w"),
+            ({"w": np.zeros((2, 3), np.float32)}, r"w has shape \(2, 3\), not \(2, 2\)"),
+            ({"w": np.zeros((1, 2), np.float32)}, r"w has shape \(1, 2\), not \(2, 2\)"),
+            ({"gradients": np.zeros((2, 1), np.float32)}, r"gradients has shape \(2, 1\), not \(2, 2\)"),
+            ({"losses": np.zeros(1)}, r"losses has shape \(1,\), not \(2,\)"),
+            ({"losses": np.zeros(3)}, r"losses has shape \(3,\), not \(2,\)"),
+            ({"best_losses": np.zeros(3)}, r"best losses has shape \(3,\)"),
+            ({"rho": np.zeros(1)}, r"rho has shape \(1,\)"),
+            ({"beta": np.zeros((2, 2))}, r"beta has shape \(2, 2\)"),
+        ],
+    )
+    def test_what_the_protocol_does_not_allow_is_said(self, wrong: dict[str, object], message: str) -> None:
+        with pytest.raises(PeerError, match=message):
+            make_and_first(1000).receive(replace(report(FIRST, 1), **wrong), ONE)  # type: ignore[arg-type]
+
+    def test_a_report_of_nobody(self) -> None:
+        nobody = Report(1, np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), w=np.empty((0, 2), np.float32))
+        with pytest.raises(PeerError, match="a report needs nodes"):
+            make_and_first(1000).receive(nobody, ONE)
+
+    def test_a_refused_report_changes_nothing(self) -> None:
+        aggregator = make_and_first(1000)
+        with pytest.raises(PeerError):
+            aggregator.receive(replace(report(FIRST, 1), round=9), ONE)
+        assert aggregator.last is None
+        assert aggregator.ledger.spent.tolist() == [0]
+        assert go_on(aggregator.receive(report(FIRST, 1, w=1), ONE)).round == 2
+
+
+class TestOrder:
+    def test_no_second_start(self) -> None:
+        with pytest.raises(LocalError, match="has started already"):
+            make_and_first(1000).start()
+
+    def test_no_report_before_the_start(self) -> None:
+        with pytest.raises(LocalError, match="no report is expected: the run is ready"):
+            make(1000).receive(report(FIRST, 1), ONE)
+
+    def test_no_report_after_the_end(self) -> None:
+        aggregator = make_and_first(1000)
+        aggregator.interrupt()
+        with pytest.raises(LocalError, match="no report is expected: the run is done"):
+            aggregator.receive(report(FIRST, 1), ONE)
+
+
+class TestInterrupt:
+    def test_gives_the_best_w_so_far_and_what_was_spent(self) -> None:
+        aggregator = make(1000)
+        said = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
+        aggregator.receive(report(said, 4, w=2), ONE)
+        outcome = aggregator.interrupt()
+        assert outcome.w.tolist() == w_of(1).tolist()
+        assert outcome.stopped_by == "interrupted"
+        assert outcome.ledger.spent.tolist() == [8]
+        assert aggregator.state is State.DONE
+
+    def test_before_the_first_report_it_is_the_first_w(self) -> None:
+        assert make_and_first(1000).interrupt().w.tolist() == [0, 0]
+
+
+class TestRecord:
+    def test_says_what_happened(self) -> None:
+        aggregator = make(1000)
+        said = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
+        aggregator.receive(report(said, 4, w=2), costs([2], [1]))
+        record = last(aggregator)
+        assert (record.round, record.t, record.tau, record.reason) == (2, 6, 3, Reason.FIXED)
+        assert (record.eta, record.loss, record.best_loss, record.nodes) == (0.1, 4, 4, 2)
+        assert record.ledger.spent.tolist() == [4 + 7]
+
+
+# Over any budget and any costs.
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A controller that chooses anything."""
+
+    rng: np.random.Generator
+
+    @property
+    def estimates(self) -> bool:
+        return False
+
+    def first(self) -> Decision:
+        return Decision(int(self.rng.integers(1, 30)), Reason.FIXED)
+
+    def next(self, previous: Decision, outlook: Outlook) -> Decision:
+        return self.first()
+
+
+NAMES = ("time", "energy", "bytes")
+
+
+def some_costs(rng: np.random.Generator, resources: int) -> Costs:
+    """Some of them 0, as bytes per update are."""
+    step, aggregation = rng.exponential(1.0, (2, resources))
+    return Costs(step * (rng.random(resources) < 0.8), aggregation + 1e-3)
+
+
+def a_run(rng: np.random.Generator) -> tuple[Aggregator, Costs]:
+    resources = int(rng.integers(1, 4))
+    expected = some_costs(rng, resources)
+    limits = 2 * (expected.step + expected.aggregation) * (1 + rng.exponential(20.0, resources))
+    aggregator = Aggregator(
+        np.zeros(2, np.float32),
+        budget=Budget(dict(zip(NAMES, limits.tolist(), strict=False))),
+        controller=Drawn(rng),
+        eta=0.1,
+        expected=expected,
+        rounds=int(rng.integers(1, 20)) if rng.random() < 0.2 else None,
+    )
+    return aggregator, expected
+
+
+@settings(deadline=None, max_examples=200)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_no_resource_is_overspent_by_more_than_costs_rose_after_the_last_decision(seed: int) -> None:
+    """A decision says that a round and the final loss after it fit; only what costs rise beyond that can hurt."""
+    rng = np.random.default_rng(seed)
+    aggregator, expected = a_run(rng)
+    said: Broadcast | Outcome = aggregator.start()
+    decided, beyond = expected, np.zeros_like(expected.step)
+    stopping = False
+    while isinstance(said, Broadcast):
+        if not stopping:
+            decided, beyond = aggregator.ledger.costs, np.zeros_like(beyond)
+        stopping = said.stop
+        actual = some_costs(rng, len(beyond))
+        beyond = beyond + rise(decided, actual, max(1, said.tau))
+        said = aggregator.receive(report(said, 1), actual)
+    limit = said.ledger.budget.array
+    assert (said.ledger.spent <= limit + beyond + 1e-9 * limit).all()
+    assert said.stopped_by in (*said.ledger.budget.limits, "rounds")
+
+
+def rise(estimated: Costs, actual: Costs, updates: int) -> Float64:
+    step, aggregation = actual.step - estimated.step, actual.aggregation - estimated.aggregation
+    return np.asarray(step * updates + aggregation)
+
+
+@settings(deadline=None, max_examples=200)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_with_costs_that_stay_the_budget_is_kept_and_used_up(seed: int) -> None:
+    """What is left of the resource that stopped the run would not pay for another update in a round of its own."""
+    aggregator, steady = a_run(np.random.default_rng(seed))
+    said: Broadcast | Outcome = aggregator.start()
+    while isinstance(said, Broadcast):
+        said = aggregator.receive(report(said, 1), steady)
+    budget = said.ledger.budget
+    left = budget.array - said.ledger.spent
+    assert (left >= -1e-9 * budget.array).all()
+    if said.stopped_by != "rounds":
+        binding = list(budget.limits).index(said.stopped_by)
+        one_more = steady.step[binding] + steady.aggregation[binding]
+        assert left[binding] <= one_more + 1e-9 * budget.array[binding]

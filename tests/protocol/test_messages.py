@@ -1,0 +1,80 @@
+"""What is said: reports of fleets add up in node order, mixtures are refused, and sizes on the wire are known."""
+
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from fedbudget.protocol.messages import Broadcast, PeerError, Report
+
+
+def report(*nodes: int, round: int = 4) -> Report:
+    """A report whose every figure tells the node that it is from."""
+    number = np.array(nodes, dtype=np.int64)
+    figure = number.astype(np.float64)
+    vectors = (figure[:, None] + np.array([0.1, 0.2, 0.3])).astype(np.float32)
+    return Report(
+        round=round,
+        nodes=number,
+        sizes=number + 10,
+        losses=figure + 0.5,
+        best_losses=figure + 0.25,
+        w=vectors,
+        rho=figure * 2,
+        beta=figure * 3,
+        gradients=-vectors,
+    )
+
+
+FIELDS = ("nodes", "sizes", "losses", "best_losses", "w", "rho", "beta", "gradients")
+
+
+class TestMerge:
+    @pytest.mark.parametrize("order", list(permutations(range(3))))
+    def test_puts_nodes_in_order_whatever_order_reports_came_in(self, order: tuple[int, ...]) -> None:
+        parts = [report(0, 4, 5), report(2), report(1, 3)]
+        merged, whole = Report.merge([parts[i] for i in order]), report(0, 1, 2, 3, 4, 5)
+        assert merged.round == 4
+        for field in FIELDS:
+            np.testing.assert_array_equal(getattr(merged, field), getattr(whole, field))
+            assert getattr(merged, field).dtype == getattr(whole, field).dtype
+
+    def test_what_nobody_has_stays_out(self) -> None:
+        parts = [replace(report(i), w=None, rho=None) for i in (1, 0)]
+        merged = Report.merge(parts)
+        assert merged.w is None
+        assert merged.rho is None
+        assert merged.beta is not None
+
+    def test_one_report_is_itself(self) -> None:
+        only = report(0, 1)
+        assert Report.merge([only]) is only
+
+    @pytest.mark.parametrize("field", ["best_losses", "w", "rho", "beta", "gradients"])
+    def test_refuses_what_some_have_and_some_have_not(self, field: str) -> None:
+        without = replace(report(1), **{field: None})  # type: ignore[arg-type]
+        with pytest.raises(PeerError, match=f"some reports of round 4 have {field} and some have not"):
+            Report.merge([report(0), without])
+
+    def test_refuses_different_rounds(self) -> None:
+        with pytest.raises(PeerError, match=r"reports of different rounds: \[4, 5\]"):
+            Report.merge([report(1, round=5), report(0)])
+
+
+class TestWireBytes:
+    def test_a_broadcast_is_its_header_and_w(self) -> None:
+        said = Broadcast(1, np.zeros(784, np.float32), 1, 0.01, True, False, False)
+        assert said.wire_bytes == 32 + 4 * 784
+
+    def test_a_report_is_a_message_from_each_node(self) -> None:
+        # Three nodes: header, four numbers of 8 bytes, two vectors of three float32.
+        assert report(0, 1, 2).wire_bytes == 3 * (32 + 4 * 8 + 2 * 12)
+
+    def test_without_estimates_there_is_less_to_send(self) -> None:
+        plain = replace(report(0, 1, 2), best_losses=None, rho=None, beta=None, gradients=None)
+        assert plain.wire_bytes == 3 * (32 + 8 + 12)
+        assert replace(plain, w=None).wire_bytes == 3 * (32 + 8)
+
+    def test_it_does_not_depend_on_how_nodes_make_fleets(self) -> None:
+        assert report(0, 1, 2).wire_bytes == report(0, 2).wire_bytes + report(1).wire_bytes

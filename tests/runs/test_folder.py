@@ -1,0 +1,154 @@
+"""A run's folder: what is written can be read, what is there already stays, and nothing is ever half written."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fedbudget.data.dataset import Standardization
+from fedbudget.errors import UserError
+from fedbudget.runs.folder import Run, RunWriter, SavedModel
+from fedbudget.runs.record import RoundRecord
+from fedbudget.runs.settings import Settings
+
+SETTINGS = Settings(nodes=3, partition="case:2", batch_size=10)
+
+
+def record(number: int) -> RoundRecord:
+    return RoundRecord(
+        round=number,
+        t=5 * number,
+        tau=5,
+        reason="fixed",
+        eta=0.01,
+        loss=1 / number,
+        best_loss=1 / number,
+        accuracy=None,
+        rho=None,
+        beta=None,
+        delta=None,
+        kept=(),
+        c={"time": 0.1},
+        b={"time": 0.2},
+        spent={"time": 0.7 * number},
+        nodes=3,
+        left_out=(),
+        wall=0.1 * number,
+    )
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {each.name: each.read_bytes() for each in path.iterdir()}
+
+
+class TestRun:
+    def test_reads_what_was_written(self, tmp_path: Path) -> None:
+        writer = RunWriter(tmp_path / "a" / "run", SETTINGS.to_toml())
+        for number in (1, 2, 3):
+            writer.append(record(number))
+        saved = SavedModel(np.array([1.5, -2.0], np.float32), "svm", ("no", "yes"), None)
+        writer.finish({"loss": 0.25, "status": "finished"}, saved.to_bytes())
+        run = Run.open(tmp_path / "a" / "run")
+        assert run.settings == SETTINGS
+        assert run.rounds == [record(1), record(2), record(3)]
+        assert run.summary == {"loss": 0.25, "status": "finished"}
+        assert run.model().w.tolist() == [1.5, -2.0]
+        assert set(files(run.path)) == {"config.toml", "rounds.jsonl", "summary.json", "model.safetensors"}
+
+    def test_every_round_is_on_disk_as_soon_as_it_is_over(self, tmp_path: Path) -> None:
+        writer = RunWriter(tmp_path / "run", SETTINGS.to_toml())
+        for number in (1, 2):
+            writer.append(record(number))
+            run = Run.open(tmp_path / "run")
+            assert len(run.rounds) == number
+            assert run.summary is None
+        writer.finish({}, b"")
+
+    @pytest.mark.parametrize("missing", ["config.toml", "rounds.jsonl"])
+    def test_a_folder_without_its_files_is_no_run(self, tmp_path: Path, missing: str) -> None:
+        RunWriter(tmp_path / "run", SETTINGS.to_toml()).finish({}, b"")
+        (tmp_path / "run" / missing).unlink()
+        with pytest.raises(UserError, match="is not the folder of a run"):
+            Run.open(tmp_path / "run")
+
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("rounds.jsonl", "{not json\n"),
+            ("rounds.jsonl", '{"round": 1}\n'),
+            ("rounds.jsonl", "[1, 2]\n"),
+            ("summary.json", "{"),
+        ],
+    )
+    def test_records_that_are_spoilt_are_refused_in_a_line(self, tmp_path: Path, name: str, content: str) -> None:
+        RunWriter(tmp_path / "run", SETTINGS.to_toml()).finish({}, b"")
+        (tmp_path / "run" / name).write_text(content)
+        with pytest.raises(UserError, match="the run's records cannot be read"):
+            Run.open(tmp_path / "run")
+
+
+class TestRunWriter:
+    def test_a_folder_with_anything_in_it_is_refused_and_stays_as_it_was(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.txt").write_text("important")
+        with pytest.raises(UserError, match="is not empty; a run needs a folder of its own"):
+            RunWriter(tmp_path, SETTINGS.to_toml())
+        assert files(tmp_path) == {"mine.txt": b"important"}
+
+    def test_an_empty_folder_is_used(self, tmp_path: Path) -> None:
+        RunWriter(tmp_path, SETTINGS.to_toml()).finish({}, b"")
+        assert Run.open(tmp_path).settings == SETTINGS
+
+    @pytest.mark.parametrize("out", ["file", "file/run"])
+    def test_a_place_that_cannot_be_written_to_is_refused(self, tmp_path: Path, out: str) -> None:
+        (tmp_path / "file").write_text("a file")
+        with pytest.raises(UserError, match="cannot be written to"):
+            RunWriter(tmp_path / out, SETTINGS.to_toml())
+        assert files(tmp_path) == {"file": b"a file"}
+
+    def test_a_file_is_replaced_whole_or_not_at_all(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        writer = RunWriter(tmp_path / "run", SETTINGS.to_toml())
+        writer.finish({"loss": 1.0}, b"the first model")
+        write_bytes = Path.write_bytes
+
+        def fill_the_disk(path: Path, content: bytes) -> int:
+            write_bytes(path, content[: len(content) // 2])
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Path, "write_bytes", fill_the_disk)
+        with pytest.raises(OSError, match="No space left"):
+            writer.replace("model.safetensors", b"the second model")
+        assert files(writer.path)["model.safetensors"] == b"the first model"
+
+
+class TestSavedModel:
+    HOW = Standardization(np.array([1.0, 2.0]), np.array([3.0, 4.0]), 5.0, 6.0)
+
+    @pytest.mark.parametrize("how", [None, HOW])
+    def test_comes_back_as_it_was(self, tmp_path: Path, how: Standardization | None) -> None:
+        saved = SavedModel(np.array([0.1, -2.5e-30], np.float32), "softmax", ("café", 'a "b"', ""), how)
+        (tmp_path / "m").write_bytes(saved.to_bytes())
+        loaded = SavedModel.load(tmp_path / "m")
+        assert loaded.w.tobytes() == saved.w.tobytes()
+        assert (loaded.model, loaded.classes) == (saved.model, saved.classes)
+        assert (loaded.standardization is None) == (how is None)
+        if how is not None and loaded.standardization is not None:
+            assert loaded.standardization.mean.tolist() == [1, 2]
+            assert loaded.standardization.deviation.tolist() == [3, 4]
+            assert loaded.standardization.targets(np.array([17.0])).tolist() == [2]
+
+    def test_anything_that_reads_safetensors_reads_it(self, tmp_path: Path) -> None:
+        (tmp_path / "m").write_bytes(SavedModel(np.array([1, 2], np.float32), "svm", (), self.HOW).to_bytes())
+        tensors = load_file(tmp_path / "m")
+        assert tensors["w"].tolist() == [1, 2]
+        assert tensors["feature_mean"].tolist() == [1, 2]
+
+    @pytest.mark.parametrize("content", [None, b"", b"nonsense", json.dumps({"w": 1}).encode()])
+    def test_a_model_that_is_missing_or_spoilt_is_refused_in_a_line(
+        self, tmp_path: Path, content: bytes | None
+    ) -> None:
+        if content is not None:
+            (tmp_path / "m").write_bytes(content)
+        with pytest.raises(UserError, match="the trained model cannot be read"):
+            SavedModel.load(tmp_path / "m")

@@ -1,0 +1,75 @@
+"""The picture of a run: a PNG for every kind of run, and another one when something else happened."""
+
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+import fedbudget
+from fedbudget import data
+from fedbudget.arrays import Float32
+from fedbudget.runs.plot import plot_run
+
+DIGITS = data.load("digits")
+BUDGETS = {
+    "one resource": ["time=3s"],
+    "five resources": ["time=3s", "energy=1kJ", "bytes=1MB", "cpu=10s", "money=1"],
+}
+
+
+def chunks(png: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The chunks of a PNG; each must have the checksum that it says."""
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    at = 8
+    while at < len(png):
+        (length,) = struct.unpack(">I", png[at : at + 4])
+        body = png[at + 4 : at + 8 + length]
+        assert struct.unpack(">I", png[at + 8 + length : at + 12 + length]) == (zlib.crc32(body),)
+        yield body[:4], body[4:]
+        at += 12 + length
+
+
+def picture(result: fedbudget.Result) -> bytes:
+    return plot_run(result.rounds, result.budget, title="a run")
+
+
+@pytest.mark.parametrize("resources", BUDGETS)
+@pytest.mark.parametrize("tau", ["adaptive", 7])
+@pytest.mark.parametrize("rounds", [1, None])
+def test_every_kind_of_run_has_a_whole_picture(resources: str, tau: int | str, rounds: int | None) -> None:
+    result = fedbudget.train(dataset=DIGITS, budget=BUDGETS[resources], tau=tau, rounds=rounds)
+    drawn = picture(result)
+    found = list(chunks(drawn))
+    assert found[0][0] == b"IHDR"
+    assert found[-1] == (b"IEND", b"")
+    width, height = struct.unpack(">II", found[0][1][:8])
+    pixels = matplotlib.image.imread(io.BytesIO(drawn))
+    assert pixels.shape[:2] == (height, width)
+    assert min(width, height) > 500
+    for part in np.array_split(pixels, 3):  # three rows of plots, none of them blank
+        assert part.std() > 0.01
+
+
+def test_a_model_without_accuracy_and_losses_that_are_no_numbers_are_drawn_too() -> None:
+    def distance(w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
+        return 0.5 * float(np.square(x - w).sum(axis=1).mean()), w - x.mean(axis=0)
+
+    model = fedbudget.FunctionModel(distance, initial=np.zeros(64), target="none")
+    result = fedbudget.train(dataset=DIGITS, model=model, budget="time=2s")
+    assert {record.accuracy for record in result.rounds} == {None}
+    broken = [replace(record, loss=float("nan"), best_loss=float("nan")) for record in result.rounds]
+    for rounds in (result.rounds, broken):
+        assert list(chunks(plot_run(rounds, result.budget, title="no accuracy")))[-1][0] == b"IEND"
+
+
+def test_the_picture_follows_the_records() -> None:
+    result = fedbudget.train(dataset=DIGITS, budget="time=3s")
+    changed = replace(result, rounds=[*result.rounds[:-2], replace(result.rounds[-2], tau=1), result.rounds[-1]])
+    one, same, other = (matplotlib.image.imread(io.BytesIO(picture(each))) for each in (result, result, changed))
+    assert np.array_equal(one, same)
+    assert not np.array_equal(one, other)

@@ -1,0 +1,118 @@
+"""A line of rounds.jsonl: plain JSON that reads back to the same record, whatever the numbers."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedbudget.budget import Budget, Costs, Ledger
+from fedbudget.control import Estimates, Reason
+from fedbudget.protocol.aggregator import Round
+from fedbudget.runs.record import RoundRecord, average_tau
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+amounts = st.dictionaries(st.sampled_from(["time", "energy", "bytes", "cpu", "money"]), finite, min_size=1)
+records = st.builds(
+    RoundRecord,
+    round=st.integers(1),
+    t=st.integers(0),
+    tau=st.integers(0),
+    reason=st.sampled_from([str(reason) for reason in Reason]),
+    eta=finite,
+    loss=finite,
+    best_loss=finite,
+    accuracy=st.none() | finite,
+    rho=st.none() | finite,
+    beta=st.none() | finite,
+    delta=st.none() | finite,
+    kept=st.lists(st.sampled_from(["rho", "beta", "delta"])).map(tuple),
+    c=amounts,
+    b=amounts,
+    spent=amounts,
+    nodes=st.integers(1),
+    left_out=st.lists(st.integers(0)).map(tuple),
+    wall=finite,
+)
+
+LEDGER = Ledger(
+    Budget.parse(["time=15s", "bytes=1MB"]),
+    Costs(np.array([0.01, 0.0]), np.array([0.1, 5000.0])),
+    np.array([3.5, 60_000.0]),
+)
+HAPPENED = Round(
+    round=12,
+    t=70,
+    tau=8,
+    reason=Reason.SEARCH_LIMIT,
+    eta=0.01,
+    loss=0.5,
+    best_loss=0.4,
+    estimates=Estimates(1.0, 2.0, 3.0),
+    kept=("beta",),
+    ledger=LEDGER,
+    nodes=5,
+    left_out=(3,),
+)
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+@given(record=records)
+def test_a_record_is_one_line_of_json_that_reads_back_the_same(record: RoundRecord) -> None:
+    line = record.to_json()
+    assert "\n" not in line
+    assert RoundRecord.from_json(line) == record
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_is_null_on_disk_and_nan_in_memory(loss: float) -> None:
+    record = replace(RoundRecord.of(HAPPENED, accuracy=None, wall=1.0), loss=loss, best_loss=loss)
+    found = json.loads(record.to_json(), parse_constant=refuse)
+    assert found["loss"] is None
+    assert found["best_loss"] is None
+    assert math.isnan(RoundRecord.from_json(record.to_json()).loss)
+
+
+def test_a_record_names_resources_and_spells_reasons_out() -> None:
+    record = RoundRecord.of(HAPPENED, accuracy=0.9, wall=1.25)
+    assert json.loads(record.to_json()) == {
+        "round": 12,
+        "t": 70,
+        "tau": 8,
+        "reason": "search limit",
+        "eta": 0.01,
+        "loss": 0.5,
+        "best_loss": 0.4,
+        "accuracy": 0.9,
+        "rho": 1.0,
+        "beta": 2.0,
+        "delta": 3.0,
+        "kept": ["beta"],
+        "c": {"time": 0.01, "bytes": 0.0},
+        "b": {"time": 0.1, "bytes": 5000.0},
+        "spent": {"time": 3.5, "bytes": 60_000.0},
+        "nodes": 5,
+        "left_out": [3],
+        "wall": 1.25,
+    }
+
+
+def test_without_estimates_there_are_none_in_the_record() -> None:
+    record = RoundRecord.of(replace(HAPPENED, estimates=None), accuracy=None, wall=0.0)
+    assert (record.rho, record.beta, record.delta) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("taus", "average"),
+    [([], 0.0), ([7], 7.0), ([1, 1, 1], 1.0), ([1, 10, 100], 91.0), ([2, 4], 20 / 6)],
+)
+def test_average_tau_is_the_tau_that_an_average_local_update_belongs_to(taus: list[int], average: float) -> None:
+    assert average_tau(taus) == pytest.approx(average)
+    belongs_to = [tau for tau in taus for _ in range(tau)]
+    assert average_tau(taus) == pytest.approx(np.mean(belongs_to) if belongs_to else 0.0)

@@ -1,0 +1,161 @@
+"""Whatever is wrong with a command: one line that says so, exit code 2, and not a byte written or changed."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedbudget.cli.main import main
+
+FEDBUDGET = Path(sys.executable).with_name("fedbudget")
+RUN = ["run", "--out", "out"]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with files that have something wrong."""
+    monkeypatch.chdir(tmp_path)
+    good = "a,b,y\n" + "1,2,0\n3,5,1\n" * 10
+    for name, text in {
+        "good.csv": good,
+        "missing.csv": good + "4,,1\n",
+        "nan.csv": good + "nan,4,1\n",
+        "nan-target.csv": good + "3,4,nan\n",
+        "words.csv": good + "3,four,1\n",
+        "real.csv": "a,y\n" + "1,0.25\n2,0.5\n" * 10,
+        "unknown-key.toml": "nodes = 5\ntaus = 3\n",
+        "wrong-type.toml": "nodes = 'five'\n",
+        "broken.toml": "nodes = = 5\n",
+        "file": "a file, not a folder",
+        "full/mine.txt": "not to be touched",
+        "empty/.keep": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    x = np.zeros((20, 3))
+    np.savez(tmp_path / "good.npz", x=x, y=np.arange(20) % 2)
+    x[7, 1] = np.nan
+    np.savez(tmp_path / "nan.npz", x=x, y=np.arange(20) % 2)
+    (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 and then nothing")
+    return tmp_path
+
+
+def everything(place: Path) -> dict[str, bytes | None]:
+    return {str(path): path.read_bytes() if path.is_file() else None for path in place.rglob("*")}
+
+
+WRONG = [
+    ([*RUN, "--dataset", "mnist"], "unknown dataset 'mnist'; use digits, or a path"),
+    ([*RUN, "--dataset", "none.csv"], r"none\.csv does not exist"),
+    ([*RUN, "--model", "cnn"], "unknown model 'cnn'; use one of svm, linear, kmeans, softmax"),
+    ([*RUN, "--tau", "0"], "tau must be at least 1, not 0"),
+    ([*RUN, "--tau", "-3"], "tau must be at least 1, not -3"),
+    ([*RUN, "--tau", "abc"], "tau must be a whole number or adaptive, not 'abc'"),
+    # One round of the paper's SGD is 0.013015156 + 0.131604348 seconds.
+    ([*RUN, "--budget", "time=0.1s"], r"time=0\.1s is too small: one round costs about 0\.1446s"),
+    ([*RUN, "--budget", "time=1h", "--budget", "bytes=1kB"], "bytes=1kB is too small: one round costs about .*kB"),
+    ([*RUN, "--budget", "time=-5s"], "'time=-5s': the limit must be a positive number"),
+    ([*RUN, "--budget", "time=0"], "'time=0': the limit must be a positive number"),
+    ([*RUN, "--budget", "time=soon"], "'time=soon': .* is not a number"),
+    ([*RUN, "--budget", "time=1.2.3s"], r"'1\.2\.3' is not a number"),
+    ([*RUN, "--budget", "time="], "'time=': '' is not a number"),
+    ([*RUN, "--budget", "15s"], "'15s' is not understood"),
+    ([*RUN, "--budget", "time=5parsec"], "unknown unit 'parsec' for time; use ms, s, sec, min, h"),
+    ([*RUN, "--budget", "time=5MB"], "unknown unit 'MB' for time"),
+    ([*RUN, "--budget", "water=5"], "unknown resource 'water' .*; use one of time, energy, bytes, cpu, money"),
+    ([*RUN, "--budget", "time=5s", "--budget", "time=6s"], "budget time is given twice"),
+    ([*RUN, "--case", "5"], "case 5 does not exist; the paper has cases 1, 2, 3 and 4"),
+    ([*RUN, "--partition", "case:x"], "partition 'case:x' is not understood"),
+    ([*RUN, "--case", "1", "--partition", "case:1"], "give --case or --partition, not both"),
+    ([*RUN, "--nodes", "1438"], "1438 nodes are more than the 1437 samples"),
+    ([*RUN, "--nodes", "0"], "nodes must be at least 1"),
+    ([*RUN, "--nodes", "many"], "'--nodes': 'many' is not a valid integer"),
+    ([*RUN, "--batch-size", "0"], "batch-size must be at least 1, not 0"),
+    ([*RUN, "--batch-size", "288"], "batch-size 288 is larger than the smallest shard, node 2's 287 samples"),
+    ([*RUN, "--step-size", "0"], "step-size must be a positive number"),
+    ([*RUN, "--watts", "-1"], "watts must be a number that is not negative"),
+    ([*RUN, "--costs", "guessed"], "costs must be simulated or measured, not 'guessed'"),
+    ([*RUN, "--dataset", "missing.csv"], r"missing\.csv, row 22: the value of b is missing"),
+    ([*RUN, "--dataset", "nan.csv"], r"nan\.csv, row 22: nan in column a is not finite"),
+    ([*RUN, "--dataset", "nan-target.csv"], r"nan-target\.csv, row 22: the target is not finite"),
+    ([*RUN, "--dataset", "words.csv"], r"words\.csv, row 22: 'four' in column b is not a number"),
+    ([*RUN, "--dataset", "nan.npz"], r"nan\.npz: sample 7 is not finite"),
+    ([*RUN, "--dataset", "broken.npz"], r"broken\.npz is not an \.npz file"),
+    ([*RUN, "--dataset", "empty"], r"empty has no \.csv or \.npz file"),
+    ([*RUN, "--dataset", "good.csv", "--target", "price"], "has no column 'price'; it has a, b, y"),
+    ([*RUN, "--dataset", "good.csv", "--test-share", "1"], "test-share must be at least 0 and below 1"),
+    ([*RUN, "--dataset", "real.csv"], r"real\.csv has no classes to predict"),
+    ([*RUN, "--dataset", "good.npz", "--partition", "files"], r"good\.npz has 0 for 5 nodes"),
+    (["run", "--out", "file/run"], "file/run cannot be written to"),
+    (["run", "--out", "file"], "file cannot be written to"),
+    (["run", "--out", "full"], "full is not empty; a run needs a folder of its own"),
+    ([*RUN, "--config", "none.toml"], r"none\.toml cannot be read: No such file or directory"),
+    ([*RUN, "--config", "unknown-key.toml"], r"unknown-key\.toml: unknown key 'taus'; known are model, "),
+    ([*RUN, "--config", "wrong-type.toml"], r"wrong-type\.toml: nodes = 'five' has the wrong type"),
+    ([*RUN, "--config", "broken.toml"], r"broken\.toml is not valid TOML"),
+    ([*RUN, "--speed", "9"], "No such option"),
+    ([*RUN, "surprise"], "unexpected extra argument"),
+    (["run", "--out"], "requires an argument"),
+    (["start"], "No such command 'start'"),
+    (["compare", "--cases", "1,5"], "case 5 does not exist"),
+    (["compare", "--taus", "1,x"], "taus must be a whole number, not 'x'"),
+    (["compare", "--taus", "0"], "tau must be at least 1, not 0"),
+    (["compare", "--seeds", "0"], "at least one case, one tau and one seed"),
+    (["compare", "--budget", "time=0.1s"], r"one round costs about 0\.1446s"),
+    (["show", "full"], "full is not the folder of a run"),
+    (["show", "nowhere"], "nowhere is not the folder of a run"),
+    (["explain", "full", "--round", "1"], "full is not the folder of a run"),
+    (["explain", "full"], "Missing option '--round'"),
+    (["evaluate", "full", "--dataset", "digits"], "full is not the folder of a run"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
+def test_one_line_exit_code_two_and_nothing_written(
+    arguments: list[str], message: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = everything(place)
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    out, err = capsys.readouterr()
+    assert end.value.code == 2
+    assert out == ""
+    assert re.fullmatch(rf"fedbudget: .*{message}.*\n", err), err
+    assert everything(place) == before
+
+
+@pytest.mark.parametrize(
+    ("number", "message"), [("0", "has no round 0; it has rounds 1 to"), ("999", "has no round 999")]
+)
+def test_a_round_that_was_not_made_cannot_be_explained(
+    number: str, message: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*RUN, "--budget", "time=1s", "--json"])
+    capsys.readouterr()
+    before = everything(place)
+    with pytest.raises(SystemExit) as end:
+        main(["explain", "out", "--round", number])
+    out, err = capsys.readouterr()
+    assert (end.value.code, out) == (2, "")
+    assert re.fullmatch(rf"fedbudget: .*{message}.*\n", err)
+    assert everything(place) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [*RUN, "--json", "--budget", "time=0.1s"],
+        [*RUN, "--json", "--dataset", "missing.csv"],
+        ["run", "--out", "file/run", "--budget", "time=1s"],
+    ],
+)
+def test_a_process_of_its_own_says_the_same_without_a_traceback(arguments: list[str], place: Path) -> None:
+    before = everything(place)
+    done = subprocess.run([FEDBUDGET, *arguments], capture_output=True, text=True, cwd=place, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"fedbudget: .+\n", done.stderr)
+    assert everything(place) == before

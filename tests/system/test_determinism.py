@@ -1,0 +1,68 @@
+"""The same seed gives the same bits in rounds.jsonl, the wall clock aside, whatever the number of threads."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+RUNS: dict[str, dict[str, object]] = {
+    "adaptive, mini-batches": {"partition": "case:2"},
+    "adaptive, whole shards": {"partition": "case:4", "batch_size": "full"},
+    "fixed, mini-batches": {"partition": "case:1", "tau": 7, "batch_size": 30},
+    "fixed, whole shards": {"partition": "case:3", "tau": 3, "batch_size": "full"},
+    "one node, adaptive, mini-batches": {"nodes": 1, "batch_size": 300},
+    "one node, fixed, whole shard": {"nodes": 1, "tau": 5, "batch_size": "full"},
+    "another seed": {"partition": "case:2", "seed": 1},
+    "several budgets": {"partition": "case:2", "budget": ("time=2s", "bytes=60kB", "energy=1kJ")},
+}
+
+SCRIPT = """
+import pathlib, sys
+from fedbudget import data
+from fedbudget.plan import prepare
+from fedbudget.runs.settings import Settings
+from fedbudget.training import execute
+
+digits = data.load("digits")
+for number, options in enumerate({options!r}):
+    plan = prepare(Settings(**{{"budget": ("time=2s",), **options}}), dataset=digits)
+    execute(plan, out=pathlib.Path(sys.argv[1], str(number)), plot=False)
+"""
+
+
+def make(folder: Path, threads: int) -> Path:
+    """All runs above, in a process of its own with so many threads."""
+    script = SCRIPT.format(options=list(RUNS.values()))
+    environment = {**os.environ, "NUMBA_NUM_THREADS": str(threads)}
+    subprocess.run([sys.executable, "-c", script, folder], env=environment, check=True, timeout=300)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    one, two = (make(tmp_path_factory.mktemp(f"threads-{threads}"), threads) for threads in (1, 2))
+    return one, two
+
+
+def rounds(folder: Path, name: str) -> bytes:
+    written = (folder / str(list(RUNS).index(name)) / "rounds.jsonl").read_bytes()
+    without_wall, removed = re.subn(rb'"wall":[0-9.e-]+', b"", written)
+    assert removed == written.count(b"\n") > 3
+    return without_wall
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_one_thread_and_two_write_the_same_bytes(folders: tuple[Path, Path], name: str) -> None:
+    one, two = folders
+    assert rounds(one, name) == rounds(two, name)
+    number = str(list(RUNS).index(name))
+    w = [load_file(folder / number / "model.safetensors")["w"].tobytes() for folder in folders]
+    assert w[0] == w[1]
+
+
+def test_another_seed_gives_other_bytes(folders: tuple[Path, Path]) -> None:
+    assert rounds(folders[0], "adaptive, mini-batches") != rounds(folders[0], "another seed")

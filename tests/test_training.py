@@ -1,0 +1,243 @@
+"""train(): results that can be worked out by hand, what they say of themselves, and what is left on disk."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import fedbudget
+from fedbudget import data
+from fedbudget.arrays import Float32
+from fedbudget.runs.folder import Run
+from fedbudget.runs.record import RoundRecord
+from fedbudget.runs.settings import Settings
+from fedbudget.training import default_folder
+
+DIGITS = data.load("digits")
+ETA = 0.1
+
+
+def distance(w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
+    """½ mean ‖x - w‖², whose gradient is w - mean(x), and whose minimum is the mean."""
+    return 0.5 * float(np.square(x - w, dtype=np.float64).sum(axis=1).mean()), w - x.mean(axis=0)
+
+
+def centre() -> fedbudget.FunctionModel:
+    return fedbudget.FunctionModel(distance, initial=np.zeros(3), target="none")
+
+
+def clouds(sizes: Sequence[int] = (4, 10, 30)) -> list[tuple[NDArray[np.float32], None]]:
+    rng = np.random.default_rng(0)
+    return [(rng.normal(node, 1.0, (size, 3)).astype(np.float32), None) for node, size in enumerate(sizes)]
+
+
+class TestOwnModelOnOwnShards:
+    @pytest.mark.parametrize("tau", [1, 4])
+    def test_w_after_k_rounds_is_what_a_formula_says(self, tau: int) -> None:
+        """Every update takes a share η of the way to the node's mean, so the average goes a share 1 - (1-η)^(Kτ)."""
+        shards, rounds = clouds(), 6
+        result = fedbudget.train(
+            model=centre(),
+            shards=shards,
+            tau=tau,
+            rounds=rounds,
+            batch_size="full",
+            step_size=ETA,
+            budget="time=1h",
+        )
+        everything = np.concatenate([x for x, _ in shards]).astype(np.float64)
+        expected = everything.mean(axis=0) * (1 - (1 - ETA) ** (rounds * tau))
+        assert result.w == pytest.approx(expected, rel=1e-5)
+        assert result.loss == pytest.approx(0.5 * np.square(everything - expected).sum(axis=1).mean(), rel=1e-5)
+        assert (result.aggregations, result.local_updates, result.stopped_by) == (rounds, rounds * tau, "rounds")
+
+    def test_shards_are_the_nodes(self) -> None:
+        result = fedbudget.train(model=centre(), shards=clouds(), budget="time=1s")
+        assert {record.nodes for record in result.rounds} == {3}
+
+    def test_accuracy_is_over_the_test_samples_given(self) -> None:
+        model = fedbudget.FunctionModel(distance, initial=np.zeros(3), predict=lambda w, x: x[:, 0] > 0)
+        shards = [(x, np.zeros(len(x))) for x, _ in clouds()]
+        test = (np.array([[1.0, 0, 0], [2, 0, 0], [-1, 0, 0], [-2, 0, 0]], np.float32), np.array([1, 0, 0, 1]))
+        result = fedbudget.train(model=model, shards=shards, test=test, budget="time=1s")
+        assert result.accuracy == 0.5
+        assert fedbudget.train(model=centre(), shards=clouds(), budget="time=1s").accuracy is None
+
+    def test_two_budgets_hold_at_once_with_any_model(self) -> None:
+        result = fedbudget.train(model=centre(), shards=clouds(), budget=["time=1h", "bytes=5kB"], step_size=ETA)
+        assert result.stopped_by == "bytes"
+
+
+def test_a_named_model_learns_from_shards_in_memory() -> None:
+    rng = np.random.default_rng(1)
+    shards = []
+    for node in range(3):
+        x = rng.normal(0.3 * node, 1.0, (50, 4)).astype(np.float32)
+        shards.append((x, np.where(x[:, 0] - x[:, 1] > 0, "above", "below")))
+    result = fedbudget.train(model="svm", shards=shards, budget="time=5s", batch_size="full", step_size=ETA)
+    x = np.concatenate([x for x, _ in shards]).astype(np.float64)
+    y = np.where(np.concatenate([kinds for _, kinds in shards]) == "below", 1, -1)  # the second class in order
+    w = result.w.astype(np.float64)
+    slack = np.maximum(0, 1 - y * (x @ w))
+    assert result.loss == pytest.approx(0.05 * w @ w + 0.5 * np.mean(slack**2), rel=1e-5)
+    assert np.mean(np.sign(x @ w) == y) > 0.9
+    assert {record.nodes for record in result.rounds} == {3}
+
+
+@pytest.fixture(scope="module")
+def result() -> fedbudget.Result:
+    return fedbudget.train(dataset=DIGITS, case=2, budget=["time=4s", "energy=90J"], seed=2)
+
+
+class TestResult:
+    def test_counts_are_those_of_the_rounds(self, result: fedbudget.Result) -> None:
+        taus = [record.tau for record in result.rounds]
+        assert result.aggregations == sum(tau > 0 for tau in taus)
+        assert result.local_updates == sum(taus) == result.rounds[-1].t
+        assert result.average_tau == pytest.approx(sum(tau**2 for tau in taus) / sum(taus))
+
+    def test_spent_is_the_sum_of_costs_and_overshoot_what_is_beyond_the_budget(self, result: fedbudget.Result) -> None:
+        for name, limit in {"time": 4.0, "energy": 90.0}.items():
+            total = sum(record.c[name] * max(1, record.tau) + record.b[name] for record in result.rounds)
+            assert result.spent[name] == pytest.approx(total)
+            assert result.budget[name] == limit
+            assert result.overshoot[name] == pytest.approx(max(0, total - limit))
+
+    def test_as_json_it_has_the_keys_that_were_promised(self, result: fedbudget.Result) -> None:
+        assert json.loads(json.dumps(result.to_json())).keys() >= {
+            "loss",
+            "accuracy",
+            "average_tau",
+            "aggregations",
+            "local_updates",
+            "spent",
+            "budget",
+            "overshoot",
+            "stopped_by",
+            "run",
+        }
+
+    def test_accuracy_is_looked_at_often_enough_to_draw_but_not_in_every_round(self) -> None:
+        result = fedbudget.train(dataset=DIGITS, case=2, budget="time=20s", tau=1)
+        looked = [record.spent["time"] for record in result.rounds if record.accuracy is not None]
+        assert 40 <= len(looked) <= 52 < len(result.rounds)
+        assert max(np.diff([0.0, *looked])) < 20 / 50 + 0.5  # one round takes some 0.15
+
+    def test_watch_sees_every_record_as_it_comes(self) -> None:
+        seen: list[RoundRecord] = []
+        result = fedbudget.train(dataset=DIGITS, budget="time=1s", watch=seen.append)
+        assert seen == list(result.rounds)
+
+
+class TestBudgets:
+    def rounds_with(self, *budget: str) -> tuple[int, str]:
+        result = fedbudget.train(dataset=DIGITS, case=2, tau=5, budget=budget, seed=1)
+        return len(result.rounds), result.stopped_by
+
+    @pytest.mark.parametrize(
+        ("time", "size", "binds"), [("time=3s", "bytes=1MB", "time"), ("time=60s", "bytes=40kB", "bytes")]
+    )
+    def test_of_two_budgets_the_run_makes_the_rounds_of_the_one_that_binds(
+        self, time: str, size: str, binds: str
+    ) -> None:
+        """Costs are drawn from the seed, so every run below meets the same ones."""
+        alone = {"time": self.rounds_with(time)[0], "bytes": self.rounds_with(size)[0]}
+        assert min(alone, key=lambda name: alone[name]) == binds
+        for budget in ((time, size), (size, time)):
+            assert self.rounds_with(*budget) == (alone[binds], binds)
+
+    @pytest.mark.parametrize(
+        ("budget", "binds"),
+        [(["time=3s", "bytes=1MB"], "time"), (["time=60s", "bytes=60kB"], "bytes"), (["cpu=2s", "money=1"], "cpu")],
+    )
+    def test_the_resource_that_stops_an_adaptive_run_is_the_one_that_is_used_up(
+        self, budget: list[str], binds: str
+    ) -> None:
+        result = fedbudget.train(dataset=DIGITS, case=2, budget=budget, seed=1)
+        shares = {name: result.spent[name] / limit for name, limit in result.budget.items()}
+        assert result.stopped_by == binds == max(shares, key=lambda name: shares[name])
+        assert shares[binds] > 0.9
+
+
+def test_the_same_seed_gives_the_same_records_and_another_seed_others() -> None:
+    def records(seed: int) -> list[RoundRecord]:
+        made = fedbudget.train(dataset=DIGITS, case=4, budget="time=3s", seed=seed)
+        return [replace(record, wall=0.0) for record in made.rounds]
+
+    assert records(3) == records(3)
+    assert records(3) != records(4)
+
+
+class TestOnDisk:
+    def test_without_out_nothing_is_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        fedbudget.train(dataset=DIGITS, budget="time=1s")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_the_folder_holds_what_the_result_says(self, tmp_path: Path) -> None:
+        result = fedbudget.train(dataset="digits", case=3, budget="time=2s", out=tmp_path / "run")
+        run = Run.open(tmp_path / "run")
+        assert result.run == tmp_path / "run"
+        assert run.rounds == list(result.rounds)
+        assert run.model().w.tobytes() == result.w.tobytes()
+        assert run.summary is not None
+        assert run.summary["status"] == "finished"
+        assert run.summary["sources"] == {"time": "simulated"}
+        assert {name: run.summary[name] for name in result.to_json()} == result.to_json()
+        assert (run.settings.partition, run.settings.nodes, run.settings.batch_size) == ("case:3", 5, 100)
+
+    def test_what_was_given_in_python_is_said_not_to_be_repeatable(self, tmp_path: Path) -> None:
+        fedbudget.train(dataset="digits", budget="time=1s", out=tmp_path / "named")
+        fedbudget.train(model=centre(), shards=clouds(), budget="time=1s", out=tmp_path / "python")
+        named, python = ((tmp_path / name / "config.toml").read_text() for name in ("named", "python"))
+        assert "does not repeat the run" not in named
+        assert "does not repeat the run" in python
+
+    def test_folders_of_their_own_have_names_of_their_own(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        seen = set()
+        for _ in range(3):
+            folder = default_folder(Settings(dataset="some/homes.csv", model="linear"))
+            assert re.fullmatch(r"runs/\d{8}-\d{6}-linear-homes(-\d+)?", str(folder))
+            folder.mkdir(parents=True)
+            seen.add(folder)
+        assert len(seen) == 3
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"nodez": 5}, "option that it does not know: .*nodez"),
+            ({"case": 7}, "case 7 does not exist"),
+            ({"model": "cnn"}, "unknown model 'cnn'; use one of svm, linear, kmeans, softmax"),
+            ({"nodes": 2000}, "2000 nodes are more than the 1437 samples"),
+            ({"batch_size": 0}, "batch-size must be at least 1, not 0"),
+            ({"batch_size": 300}, "batch-size 300 is larger than the smallest shard"),
+            ({"shards": []}, "at least one node's data"),
+            ({"shards": [([[1.0], [2.0]], [0, 1])], "nodes": 2}, "partition files gives each node a file"),
+        ],
+    )
+    def test_are_told_apart(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(fedbudget.UserError, match=message):
+            fedbudget.train(**options)
+
+    def test_a_budget_too_small_for_one_round_says_what_one_round_costs(self, tmp_path: Path) -> None:
+        """c + b of the paper's SGD figures is 0.1446 s, and the final loss takes as much again."""
+        with pytest.raises(fedbudget.UserError, match=r"one round costs about 0\.1446s, .* at least time=0\.2892s"):
+            fedbudget.train(dataset=DIGITS, budget="time=0.28s", out=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+        assert len(fedbudget.train(dataset=DIGITS, budget="time=0.29s").rounds) >= 1
+
+    def test_a_gradient_of_the_wrong_shape_is_the_users_mistake(self) -> None:
+        model = fedbudget.FunctionModel(lambda w, x, y: (0.0, np.zeros(2)), initial=np.zeros(3), target="none")
+        with pytest.raises(fedbudget.UserError, match=r"gave a gradient of shape \(2,\); w has \(3,\)"):
+            fedbudget.train(model=model, shards=clouds(), budget="time=1s")
