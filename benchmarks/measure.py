@@ -24,6 +24,6 @@ def take_turns(contenders: Mapping[str, Callable[[], Work]], turns: int) -> dict
     return best
 
 
-def exponent(sizes: list[float], seconds: list[float]) -> float:
+def exponent(sizes: list[int], seconds: list[float]) -> float:
     """k of seconds ~ sizes^k, by least squares on logarithms."""
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 import fedbudget
 from fedbudget import data
 from fedbudget.arrays import Float32
+from fedbudget.plan import prepare
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
 from fedbudget.runs.settings import Settings
@@ -166,12 +167,36 @@ class TestBudgets:
 
 
 def test_the_same_seed_gives_the_same_records_and_another_seed_others() -> None:
-    def records(seed: int) -> list[RoundRecord]:
-        made = fedbudget.train(dataset=DIGITS, case=4, budget="time=3s", seed=seed)
+    def records(seed: int, **options: Any) -> list[RoundRecord]:
+        made = fedbudget.train(dataset=DIGITS, budget="time=3s", seed=seed, **options)
         return [replace(record, wall=0.0) for record in made.rounds]
 
-    assert records(3) == records(3)
-    assert records(3) != records(4)
+    assert records(3, case=4) == records(3, case=4)
+    # In Case 3 all nodes have all samples, so that only mini-batches and costs are left to differ.
+    one, other = (records(seed, case=3, tau=5) for seed in (3, 4))
+    assert one[3].loss != other[3].loss
+    assert one[0].b != other[0].b
+    # With whole shards there are no mini-batches, so that only the partition is.
+    one, other = (records(seed, case=1, tau=5, batch_size="full") for seed in (3, 4))
+    assert one[3].loss != other[3].loss
+
+
+@pytest.mark.parametrize(
+    ("case", "batch", "seconds"),
+    [
+        (1, "full", 0.020613052 + 0.137093837),
+        (2, "full", 0.021810727 + 0.12322071),
+        (3, "full", 0.095353094 + 0.157255906),
+        (4, "full", 0.022075891 + 0.108598094),
+        (1, 100, 0.013015156 + 0.131604348),
+        (3, 100, 0.013015156 + 0.131604348),
+    ],
+)
+def test_a_simulated_round_is_expected_to_cost_what_the_paper_measured(
+    case: int, batch: int | str, seconds: float
+) -> None:
+    costs = prepare(Settings(partition=f"case:{case}", batch_size=batch), dataset=DIGITS).aggregator.ledger.costs
+    assert (costs.step + costs.aggregation).tolist() == pytest.approx([seconds])
 
 
 class TestOnDisk:

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -102,10 +103,12 @@ class Budget:
     def resources(self) -> tuple[Resource, ...]:
         return tuple(RESOURCES[name] for name in self.limits)
 
-    @property
+    @cached_property
     def array(self) -> Float64:
-        """R, [M]."""
-        return np.array(list(self.limits.values()), dtype=np.float64)
+        """R, [M], read-only."""
+        limits = np.array(list(self.limits.values()), dtype=np.float64)
+        limits.setflags(write=False)
+        return limits
 
     def label(self, values: Float64) -> dict[str, float]:
         """Values [M] with their resources' names."""

@@ -1,6 +1,7 @@
 """From settings to a run that is ready to start: everything checked, nothing written, nothing spent."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -60,6 +61,8 @@ def prepare(settings: Settings, *, dataset: Dataset | None = None, model: Model 
     repeatable = dataset is None and model is None
     if dataset is None:
         dataset = data.load(settings.dataset, target=settings.target, test_share=settings.test_share)
+        if settings.dataset not in data.DATASETS:  # the run can then be repeated from any folder
+            settings = replace(settings, dataset=str(Path(settings.dataset).resolve()))
     if model is None:
         model = catalogue.build(settings.model, dataset, clusters=settings.clusters)
     train = dataset.table(dataset.train, model.target)

@@ -2,8 +2,10 @@
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from fedbudget.budget import RESOURCES, Costs
 from fedbudget.control import Reason
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.engines import in_process
+from fedbudget.meters.measured import Instant
 from fedbudget.plan import Plan, prepare
 from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.fleet import Fleet
@@ -23,7 +26,7 @@ History = list[tuple[Round, Broadcast]]
 NODES = 5
 
 
-def pixels(features: int = 8, samples: int = 60) -> Dataset:
+def pixels(features: int, samples: int) -> Dataset:
     """Images of four classes, made up."""
     rng = np.random.default_rng(7)
     labels = np.arange(samples) % 4
@@ -31,9 +34,9 @@ def pixels(features: int = 8, samples: int = 60) -> Dataset:
     return Dataset("pixels", Part(x.astype(np.uint8), labels), classes=tuple("0123"), scale=1 / 255, parity=True)
 
 
-def plan_of(features: int = 8, **settings: Any) -> Plan:
+def plan_of(features: int = 8, samples: int = 60, **settings: Any) -> Plan:
     asked = {"nodes": NODES, "partition": "case:2", "batch_size": "full", **settings}
-    return prepare(Settings(dataset="pixels", **asked), dataset=pixels(features))
+    return prepare(Settings(dataset="pixels", **asked), dataset=pixels(features, samples))
 
 
 def carry_out(plan: Plan) -> tuple[Outcome, History]:
@@ -47,21 +50,23 @@ def carry_out(plan: Plan) -> tuple[Outcome, History]:
 class TestCharges:
     @pytest.mark.parametrize("tau", ["adaptive", 20])
     def test_measured_rounds_add_up_to_the_time_the_run_took_without_its_observer(self, tau: int | str) -> None:
-        plan = plan_of(costs="measured", budget=("time=0.5s", "cpu=1h"), tau=tau)
-        watched = 0.0
+        # Rounds are large, so that what it takes to read the clocks is small beside them.
+        plan = plan_of(64, 5000, costs="measured", budget=("time=0.5s", "cpu=1h"), tau=tau)
+        watched = Instant(0.0, 0.0)
 
         def observe(happened: Round, said: Broadcast) -> None:
             nonlocal watched
-            began = time.perf_counter()
+            began = Instant.now()
             if happened.round <= 20:
                 time.sleep(0.01)
-            watched += time.perf_counter() - began
+            watched += Instant.now() - began
 
-        began = time.perf_counter()
+        began = Instant.now()
         outcome = in_process.run(plan.aggregator, [plan.fleet], plan.meters, observe=observe)
-        took = time.perf_counter() - began
-        assert watched > 0.05 * took
-        assert outcome.ledger.spent[0] == pytest.approx(took - watched, rel=0.03)
+        took = Instant.now() - began
+        own = took - watched
+        assert watched.seconds > 0.05 * took.seconds
+        assert outcome.ledger.spent == pytest.approx([own.seconds, own.cpu], rel=0.03, abs=0.01)
 
     def test_bytes_are_every_vector_to_and_from_every_node(self) -> None:
         """Eight more parameters are 32 bytes more in every vector: w out and w back, the gradient too if asked for."""
@@ -148,6 +153,16 @@ class TestEnd:
         assert [happened.tau > 0 for happened, _ in history] == [True] * 4 + [False]
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Hundreds of runs this small are not worth sharing out among threads; the figures are the same bits."""
+    threads = numba.get_num_threads()
+    numba.set_num_threads(1)
+    yield
+    numba.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
 class TestBudgetIsKept:
     """Over 200 runs with random budgets, costs, controllers and data distributions."""
 
@@ -188,13 +203,13 @@ class TestBudgetIsKept:
             limit = plan.budget.array
             assert (outcome.ledger.overshoot <= np.maximum(charged - thought, 0) + 1e-9 * limit).all(), number
             assert (decided.spent + thought <= limit * (1 + 1e-9)).all(), number
-            assert outcome.stopped_by in plan.budget.limits
-            ending = history[last][0]
-            if ending.reason is Reason.BUDGET:  # as much as fits: one update more, and the final loss, would not have
-                more = decided.spent + _price(decided.costs, ending.tau + 1) + _price(decided.costs, 1)
-                assert (more > limit).any(), number
+            # What stopped the run is a resource in which one update more, with the final loss, would not have fitted.
+            ending, announced = history[last][0], history[last][1].stop
+            end = decided if announced else outcome.ledger
+            more = end.spent + _price(end.costs, ending.tau + 1 if announced else 1) + _price(end.costs, 1)
+            assert plan.budget.label(more)[outcome.stopped_by] > plan.budget.limits[outcome.stopped_by], number
             endings["overspent" if outcome.ledger.overshoot.any() else "kept"] += 1
-            endings[str(ending.reason) if history[last][1].stop else "unannounced"] += 1
+            endings[str(ending.reason) if announced else "unannounced"] += 1
         assert endings["overspent"] + endings["kept"] == self.RUNS
         for kind in ("overspent", "kept", Reason.BUDGET, Reason.FINAL, "unannounced"):
             assert endings[kind] > 0, f"no run of this kind was made: {kind}, {endings}"

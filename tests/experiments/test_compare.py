@@ -1,7 +1,9 @@
 """Adaptive τ against fixed τ: the regret by hand, the means by separate runs, and what the method promises."""
 
 import json
+from collections.abc import Iterator
 
+import numba
 import numpy as np
 import pytest
 
@@ -11,6 +13,15 @@ from fedbudget.experiments.compare import CaseComparison, Setting, compare
 from fedbudget.runs.settings import Settings
 
 FIXED = (Setting(1, 0.9, 0.5), Setting(10, 0.4, 0.8), Setting(100, 0.6, 0.7))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Hundreds of runs this small are not worth sharing out among threads; the figures are the same bits."""
+    threads = numba.get_num_threads()
+    numba.set_num_threads(1)
+    yield
+    numba.set_num_threads(threads)
 
 
 class TestRegret:

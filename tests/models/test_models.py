@@ -35,7 +35,7 @@ def away_from_ties(case: Problem, w: Float32) -> Shards:
 def test_loss_and_gradient_are_those_of_table_1(
     name: str, dtype: type[np.generic], seed: int, regularization: float
 ) -> None:
-    case = problem(name, seed, dtype=dtype, regularization=regularization)
+    case = problem(name, seed, samples=63, dtype=dtype, regularization=regularization)
     w = case.start(seed)
     shards = away_from_ties(case, w)
     rows = shards.rows_of(0)

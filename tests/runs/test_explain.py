@@ -93,6 +93,11 @@ def test_where_the_budget_decided_the_tau_that_g_wanted_is_told_too() -> None:
     assert f"G(τ) is smallest at τ = {wanted}" in explained.words
 
 
+def test_without_a_limit_to_growth_every_tau_up_to_the_largest_is_searched() -> None:
+    run, _ = run_of(gamma=math.inf, budget=("time=4s",))
+    assert explain(run, 3).candidates.tolist() == list(range(1, TAU_MAX + 1))
+
+
 def test_a_fixed_tau_consults_no_curve() -> None:
     run, _ = run_of(tau=7, budget=("time=2s",))
     explained = explain(run, 2)

@@ -18,7 +18,7 @@ settings_of_any_kind = st.builds(
     model=st.text(max_size=20),
     dataset=st.text(max_size=40),
     target=st.none() | st.text(max_size=20),
-    test_share=st.floats(0, 1),
+    test_share=st.floats(0, 1, exclude_max=True),
     nodes=st.none() | st.integers(1, 10**6),
     partition=st.sampled_from([None, "case:1", "case:4", "dirichlet:0.5", "files"]),
     tau=st.just("adaptive") | st.integers(1, 10**6),

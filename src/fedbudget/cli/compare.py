@@ -51,13 +51,12 @@ def compare(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from fedbudget.cli.view import preparing
     from fedbudget.experiments.compare import compare as run_all
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     quiet = json or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=quiet) as bar, preparing():
+    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
         task = bar.add_task("runs", total=None)
         found = run_all(
             settings,

@@ -11,7 +11,9 @@ from fedbudget.cli import options as o
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    dataset: Annotated[str, typer.Option(help="A dataset's name (its test samples), or a path (all samples).")],
+    dataset: Annotated[
+        str, typer.Option(help="A dataset's name or a path; its test samples where it has some, or else all.")
+    ],
     target: o.Target = None,
     json: o.Json = False,
 ) -> None:

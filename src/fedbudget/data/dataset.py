@@ -136,11 +136,15 @@ class Dataset:
 
 def hold_out(part: Part, share: float, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows to train on and rows to test on, chosen at random but always the same."""
-    if not 0 <= share < 1:
-        raise UserError(f"test-share must be at least 0 and below 1, not {share:g}")
+    require_test_share(share)
     order = np.random.default_rng(seed).permutation(len(part))
     tested = int(len(part) * share)
     return np.sort(order[tested:]), np.sort(order[:tested])
+
+
+def require_test_share(share: float) -> None:
+    if not 0 <= share < 1:
+        raise UserError(f"test-share must be at least 0 and below 1, not {share:g}")
 
 
 def _deviation(values: Float64) -> Float64:

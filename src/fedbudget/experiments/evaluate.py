@@ -20,7 +20,7 @@ class Evaluation:
 
 
 def evaluate(run: Run, name: str, target: str | None = None) -> Evaluation:
-    """Loss and accuracy of a run's model on a dataset's test samples, or on all samples of a file."""
+    """Loss and accuracy of a run's model on a dataset's test samples, or on all samples where it names none."""
     saved = run.model()
     dataset = _dataset(name, target or run.settings.target, saved)
     model = catalogue.build(saved.model, dataset, clusters=run.settings.clusters)

@@ -4,6 +4,7 @@
 functions (fast; see kernels.py), and `LoopModel` for anything that can give loss and gradient of a batch.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
@@ -18,6 +19,8 @@ from fedbudget.models import kernels
 
 Target = Literal["binary", "classes", "real", "raw", "none"]
 """What a model learns to predict: ±1, a class number, a real number, whatever the data has, or nothing."""
+
+_ONE_AT_A_TIME = threading.Lock()  # not every threading layer of numba may be entered by two threads at once
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ class KernelModel(ABC):
 
     def losses(self, w: Float32, shards: Shards, picks: Picks) -> Float64:
         out = np.empty(len(shards))
-        kernels.losses(self.terms, np.float32(self.regularization), w, *_arrays(shards, picks), out)
+        with _ONE_AT_A_TIME:
+            kernels.losses(self.terms, np.float32(self.regularization), w, *_arrays(shards, picks), out)
         return out
 
     def descend(self, w: Float32, shards: Shards, picks: Picks, eta: float, best: Float32 | None = None) -> Descent:
@@ -91,24 +95,27 @@ class KernelModel(ABC):
         out = np.empty((nodes, self.parameters), np.float32)
         losses, gradients, best_losses = np.empty(nodes), np.empty_like(out), np.empty(nodes)
         driver = kernels.descend if nodes >= numba.get_num_threads() else kernels.descend_few
-        driver(
-            self.terms,
-            np.float32(self.regularization),
-            w,
-            np.empty((0, self.parameters), np.float32) if best is None else best[None],
-            *_arrays(shards, picks),
-            np.float32(eta),
-            out,
-            losses,
-            gradients,
-            best_losses,
-        )
+        none = np.empty((0, self.parameters), np.float32)
+        with _ONE_AT_A_TIME:
+            driver(
+                self.terms,
+                np.float32(self.regularization),
+                w,
+                none if best is None else best[None],
+                *_arrays(shards, picks),
+                np.float32(eta),
+                out,
+                losses,
+                gradients,
+                best_losses,
+            )
         return Descent(out, losses, gradients, None if best is None else best_losses)
 
     def accuracy(self, w: Float32, table: Table) -> float | None:
         if self.target not in ("binary", "classes"):
             return None
-        right = kernels.correct(self.terms, w, table.x, table.y, np.float32(table.scale))
+        with _ONE_AT_A_TIME:
+            right = kernels.correct(self.terms, w, table.x, table.y, np.float32(table.scale))
         return int(right) / len(table)
 
 

@@ -9,8 +9,13 @@ their digits, and the result is the same bits whether one thread does all blocks
 gradient's memory does not grow with the number of samples.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
+
+# Threads that wait for each other must sleep, not spin: where cores are shared with others, as on most machines in the
+# cloud, spinning made a round ten times slower. OpenMP reads this when it is loaded, which numba does at first use.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 from numba import njit, prange, types

@@ -159,7 +159,7 @@ class Aggregator:
             raise PeerError(f"a report of round {report.round} in round {said.round}")
         if not len(report.nodes) or (report.sizes < 1).any():
             raise PeerError("a report needs nodes with samples")
-        if (np.diff(report.nodes) <= 0).any():
+        if (report.nodes[1:] <= report.nodes[:-1]).any():
             raise PeerError("a node reported twice, or reports are not in node order")
         vectors = {"w": report.w, "gradients": report.gradients}
         if said.tau > 0 and report.w is None:

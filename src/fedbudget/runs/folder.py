@@ -99,20 +99,21 @@ class SavedModel:
         if how is not None:
             tensors |= {"feature_mean": how.mean, "feature_deviation": how.deviation}
             tensors["target"] = np.array([how.target_mean, how.target_deviation])
-        return save(tensors, {"model": self.model, "classes": json.dumps(self.classes)})
+        known = json.dumps({"model": self.model, "classes": self.classes})
+        return save(tensors, {"fedbudget": known})  # one key, because several are written in any order
 
     @classmethod
     def load(cls, path: Path) -> "SavedModel":
         try:
             with safe_open(path, framework="numpy") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-                known = file.metadata()
+                known = json.loads(file.metadata()["fedbudget"])
             how = None
             if "feature_mean" in tensors:
                 mean, deviation = tensors["target"]
                 how = Standardization(
                     tensors["feature_mean"], tensors["feature_deviation"], float(mean), float(deviation)
                 )
-            return cls(tensors["w"], known["model"], tuple(json.loads(known["classes"])), how)
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            return cls(tensors["w"], known["model"], tuple(known["classes"]), how)
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise UserError(f"{path}: the trained model cannot be read: {error}") from None

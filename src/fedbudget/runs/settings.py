@@ -13,6 +13,7 @@ import tomli_w
 
 from fedbudget.budget import Budget
 from fedbudget.control import AdaptiveTau, Controller, FixedTau
+from fedbudget.data.dataset import require_test_share
 from fedbudget.data.partition import Partition
 from fedbudget.errors import UserError
 
@@ -83,6 +84,7 @@ class Settings:
             raise UserError(f"nodes must be at least 1, not {self.nodes}")
         if self.rounds is not None and self.rounds < 1:
             raise UserError(f"rounds must be at least 1, not {self.rounds}")
+        require_test_share(self.test_share)
         if self.seed < 0:
             raise UserError(f"seed must not be negative, but is {self.seed}")
 
