@@ -17,6 +17,7 @@ class TestReading:
             ("time=15s", "time", 15),
             ("time=15", "time", 15),
             ("time=2min", "time", 120),
+            ("time=1e3s", "time", 1000),
             ("time=250ms", "time", 0.25),
             ("time=1.5h", "time", 5400),
             ("energy=500J", "energy", 500),
@@ -48,7 +49,8 @@ class TestReading:
             (["time=0"], "'time=0': the limit must be a positive number"),
             (["time=soon"], "'time=soon': 'soon' is not a number"),
             (["time=nan"], "'nan' is not a number"),
-            (["time=1.2.3s"], r"'1\.2\.3' is not a number"),
+            (["time=e3s"], r"'e3s' is not a number"),
+            (["time=1.2.3s"], r"'1\.2\.3s' is not a number"),
             (["time"], "'time' is not understood; write NAME=AMOUNT"),
             (["15s"], "'15s' is not understood"),
             (["time=15s", "bytes=1MB", "time=20s"], "budget time is given twice"),
@@ -168,6 +170,13 @@ class TestOpening:
             UserError, match=r"budget bytes=30B is too small: one round costs about 20B.*at least bytes=40B"
         ):
             Ledger.open(Budget({"time": 100, "bytes": 30}), costs([1, 5], [1, 15]))
+
+    def test_the_budget_that_is_asked_for_is_enough(self) -> None:
+        expected = costs([0.1234567], [1.0])
+        with pytest.raises(UserError, match=r"at least time=2\.247s") as refused:
+            Ledger.open(Budget({"time": 1}), expected)
+        asked = str(refused.value).rpartition(" ")[2]
+        assert Ledger.open(Budget.parse([asked]), expected).affordable_tau()[0] >= 1
 
     def test_nothing_is_spent_at_first(self) -> None:
         ledger = Ledger.open(Budget({"time": 100, "bytes": 40}), costs([1, 5], [1, 15]))

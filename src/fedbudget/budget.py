@@ -148,7 +148,7 @@ class Ledger:
                 raise UserError(
                     f"budget {resource.name}={resource.format(limit)} is too small: one round costs about "
                     f"{resource.format(cost)}, and as much again is needed for the final loss, "
-                    f"so at least {resource.name}={resource.format(2 * cost)}"
+                    f"so at least {resource.name}={resource.format(_rounded_up(2 * cost))}"
                 )
         return cls(budget, expected, np.zeros(len(budget.limits)))
 
@@ -193,19 +193,27 @@ class Ledger:
         return np.maximum(self.spent - self.budget.array, 0.0)
 
 
-_LIMIT = re.compile(r"(?P<name>[A-Za-z]+)\s*=\s*(?P<number>[^A-Za-z\s]*)\s*(?P<unit>[A-Za-z]*)")
+def _rounded_up(amount: float) -> float:
+    """To the four digits that are shown, so that what is asked for is enough."""
+    last = 10.0 ** (math.floor(math.log10(amount)) - 3)
+    return math.ceil(amount / last - 1e-9) * last
+
+
+_LIMIT = re.compile(r"(?P<name>[A-Za-z]+)\s*=\s*(?P<amount>.*)")
+_AMOUNT = re.compile(r"(?P<number>[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*(?P<unit>[A-Za-z]*)")
 
 
 def _parse_limit(text: str) -> tuple[str, float]:
-    match = _LIMIT.fullmatch(text.strip())
-    if match is None:
+    limit = _LIMIT.fullmatch(text.strip())
+    if limit is None:
         raise UserError(f"budget {text!r} is not understood; write NAME=AMOUNT, for example time=15s or bytes=20MB")
-    resource = _known(match["name"])
+    resource = _known(limit["name"])
+    amount = _AMOUNT.fullmatch(limit["amount"])
     try:
-        number = float(match["number"])
+        number = float(amount["number"] if amount else "")
     except ValueError:
-        raise UserError(f"budget {text!r}: {match['number'] or match['unit']!r} is not a number") from None
-    unit = match["unit"]
+        raise UserError(f"budget {text!r}: {limit['amount']!r} is not a number with a unit") from None
+    unit = amount["unit"] if amount else ""
     if unit and unit not in resource.units:
         known = ", ".join(resource.units) or "no unit"
         raise UserError(f"budget {text!r}: unknown unit {unit!r} for {resource.name}; use {known}")

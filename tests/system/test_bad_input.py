@@ -60,7 +60,7 @@ WRONG = [
     ([*RUN, "--budget", "time=-5s"], "'time=-5s': the limit must be a positive number"),
     ([*RUN, "--budget", "time=0"], "'time=0': the limit must be a positive number"),
     ([*RUN, "--budget", "time=soon"], "'time=soon': .* is not a number"),
-    ([*RUN, "--budget", "time=1.2.3s"], r"'1\.2\.3' is not a number"),
+    ([*RUN, "--budget", "time=1.2.3s"], r"'1\.2\.3s' is not a number"),
     ([*RUN, "--budget", "time="], "'time=': '' is not a number"),
     ([*RUN, "--budget", "15s"], "'15s' is not understood"),
     ([*RUN, "--budget", "time=5parsec"], "unknown unit 'parsec' for time; use ms, s, sec, min, h"),

@@ -9,15 +9,16 @@ taken in node order.
 
 The order of things in one `receive` of a round from t₀ to t:
 
-    1. w(t) ← Σ D_i w_i(t) / D, eq. (5), over the nodes whose w_i(t) is finite. When none is, the run goes back to the
-       last w that had a finite loss, with τ=1.
+    1. w(t) ← Σ D_i w_i(t) / D, eq. (5), over the nodes whose w_i(t) is finite. When none is, the run goes back to w^f,
+       the w that is known to be good, with τ=1.
     2. F(w(t₀)), eq. (2); when it is below F(w^f), w^f ← w(t₀), and nodes are told so with the next broadcast. The loss
        of w(t) itself is known one round later, hence the final round.
     3. ρ̂, β̂, δ̂ from the nodes' estimates, weighted by D_i. What is not a finite, sane number never reaches the
        controller: that estimate stays what it was, and the round's record says so.
     4. The ledger is charged with what the round cost.
     5. The controller chooses τ. When the ledger says that this round would be the last to fit, τ falls to what fits and
-       STOP is sent with it; when not even τ=1 fits, the final loss comes at once; when that does not fit, the run ends.
+       STOP is sent with it, and room is kept for the final loss, which then follows whatever the round has cost. When
+       not even τ=1 fits, the final loss comes at once; when that does not fit, the run ends.
 """
 
 from dataclasses import dataclass, replace
@@ -113,7 +114,6 @@ class Aggregator:
         self._rounds = rounds
         self._w = w  # w(t₀), as last broadcast
         self._loss = np.inf  # F(w(t₀))
-        self._good = w  # the last w with a finite loss
         self._best = w  # w^f
         self._best_loss = np.inf
         self._t = 0
@@ -147,6 +147,8 @@ class Aggregator:
 
     def interrupt(self) -> Outcome:
         """Ends the run where it is, with w^f as known."""
+        if self.state is State.DONE:
+            raise LocalError("the run has ended already")
         self._stopped_by = "interrupted"
         return self._finish()
 
@@ -179,8 +181,6 @@ class Aggregator:
         loss = _weighted(report.sizes, report.losses)
         if report.best_losses is not None:
             self._best_loss = _weighted(report.sizes, report.best_losses)
-        if np.isfinite(loss):
-            self._good = self._w
         self._loss = loss
         if self._t == 0 and self.state is State.ROUND:
             self._best_loss = loss
@@ -195,7 +195,7 @@ class Aggregator:
         assert report.w is not None
         finite = np.asarray(np.isfinite(report.w).all(axis=1))
         if not finite.any():
-            return self._good, ~finite
+            return self._best, ~finite
         return _mean(report.sizes[finite], report.w if finite.all() else report.w[finite]), ~finite
 
     def _estimate(self, report: Report, said: Broadcast, left_out: Flags) -> tuple[str, ...]:
