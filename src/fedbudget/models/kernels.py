@@ -96,8 +96,9 @@ def _penalty(regularization, w):
 @njit(cache=True)
 def _step(regularization, eta, w, total, count, gradient):
     """From the sum over rows to ∇F_i(w), which is kept, and to the next w."""
+    share = 1.0 / count
     for j in range(w.size):
-        gradient[j] = np.float32(total[j] / count) + regularization * w[j]
+        gradient[j] = np.float32(total[j] * share) + regularization * w[j]
         w[j] -= eta * gradient[j]
 
 
