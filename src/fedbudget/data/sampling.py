@@ -9,7 +9,6 @@ A new mini-batch is drawn for every local update, except that the first one afte
 before it; with τ=1 that would be the same one for ever, so a mini-batch is used at most twice.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,7 +65,7 @@ class Sampler:
         self.batch = batch
         self._nodes = len(sizes)
         distinct, self._group = np.unique(sizes, return_inverse=True)
-        self._streams = [_mini_batches(int(size), batch, seed) for size in distinct] if batch else []
+        self._streams = [_Stream(int(size), batch, seed) for size in distinct] if batch else []
         self._last: NDArray[np.int32] | None = None
         self._last_used = 0
 
@@ -79,18 +78,31 @@ class Sampler:
         if self._last is not None and (self._last_used < 2 or updates == 0):
             positions[:, 0] = self._last
             reused = 1
-        for group, stream in enumerate(self._streams):
-            for update in range(reused, positions.shape[1]):
-                positions[group, update] = next(stream)
+        for stream, own in zip(self._streams, positions, strict=True):
+            stream.fill(own[reused:])
         if updates > 0:
             self._last_used = self._last_used + 1 if updates == reused else 1
             self._last = positions[:, -1]
         return Picks(positions, self._group)
 
 
-def _mini_batches(size: int, batch: int, seed: int) -> Iterator[NDArray[np.int32]]:
-    rng = np.random.default_rng(seed)
-    while True:
-        order = rng.permutation(size).astype(np.int32)
-        for first in range(0, size - batch + 1, batch):
-            yield order[first : first + batch]
+class _Stream:
+    """The mini-batches of shards of one size, epoch after epoch."""
+
+    def __init__(self, size: int, batch: int, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._size = size
+        self._per_epoch = size // batch
+        self._epoch = np.empty((0, batch), np.int32)  # what is left of this epoch, [mini-batches, batch]
+
+    def fill(self, out: NDArray[np.int32]) -> None:
+        """The next mini-batches, [mini-batches, batch]."""
+        done = 0
+        while done < len(out):
+            if not len(self._epoch):
+                order = self._rng.permutation(self._size).astype(np.int32)
+                self._epoch = order[: self._per_epoch * out.shape[1]].reshape(self._per_epoch, -1)
+            taken = self._epoch[: len(out) - done]
+            out[done : done + len(taken)] = taken
+            self._epoch = self._epoch[len(taken) :]
+            done += len(taken)

@@ -193,10 +193,13 @@ class Aggregator:
     def _average(self, report: Report) -> tuple[Float32, Flags]:
         """Step 1: w(t), and which nodes were left out of it."""
         assert report.w is not None
+        mean = _mean(report.sizes, report.w)
+        if np.isfinite(mean).all():  # then every w_i is
+            return mean, np.zeros(len(report.nodes), dtype=bool)
         finite = np.asarray(np.isfinite(report.w).all(axis=1))
         if not finite.any():
             return self._best, ~finite
-        return _mean(report.sizes[finite], report.w if finite.all() else report.w[finite]), ~finite
+        return _mean(report.sizes[finite], report.w[finite]), ~finite
 
     def _estimate(self, report: Report, said: Broadcast, left_out: Flags) -> tuple[str, ...]:
         """Step 3: takes the new estimates in; returns the names of those that had to stay."""
@@ -289,8 +292,9 @@ def _weighted(sizes: Int64, values: Float64) -> float:
 
 def _mean(sizes: Int64, vectors: Float32) -> Float32:
     """The same for vectors, [nodes, parameters] to [parameters], summed in float64, one node after the other."""
-    total = np.einsum("i,ij->j", sizes.astype(np.float64), vectors)  # adds rows in order, whatever the threads
-    mean: Float32 = (total / sizes.sum()).astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found in the result
+        total = np.einsum("i,ij->j", sizes.astype(np.float64), vectors)  # adds rows in order, whatever the threads
+        mean: Float32 = (total / sizes.sum()).astype(np.float32)
     return mean
 
 

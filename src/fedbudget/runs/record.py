@@ -62,7 +62,7 @@ class RoundRecord:
         )
 
     def to_json(self) -> str:
-        return json.dumps({name: json_value(getattr(self, name)) for name in _NAMES}, separators=(",", ":"))
+        return _ENCODER.encode({name: json_value(getattr(self, name)) for name in _NAMES})
 
     @classmethod
     def from_json(cls, line: str) -> "RoundRecord":
@@ -74,6 +74,7 @@ class RoundRecord:
         return cls(**found)
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _NAMES = tuple(field.name for field in fields(RoundRecord))
 
 
