@@ -126,9 +126,8 @@ class Costs:
     aggregation: Float64
 
     def __post_init__(self) -> None:
-        for values in (self.step, self.aggregation):
-            if not (np.isfinite(values).all() and (values >= 0).all()):
-                raise ValueError(f"costs must be finite and not negative: {self}")
+        if not all(0 <= cost < math.inf for cost in (*self.step.tolist(), *self.aggregation.tolist())):
+            raise ValueError(f"costs must be finite and not negative: {self}")
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike
 
 from fedbudget.arrays import Float64
 
-_SERIES_BELOW = 0.1  # where ηβx is smaller, h is summed as a series instead of subtracted
-_SERIES_TERMS = 12  # the first one left out is below 1e-16 of the sum
+_SERIES_BELOW = 0.01  # where ηβx is smaller, h is summed as a series instead of subtracted
+_SERIES_LAST = 8  # the term after it is below 1e-16 of the sum
 
 
 def h(x: ArrayLike, *, eta: float, beta: float, delta: float) -> Float64:
@@ -54,12 +54,10 @@ def h(x: ArrayLike, *, eta: float, beta: float, delta: float) -> Float64:
 
 def _binomial_tail(x: Float64, u: float) -> Float64:
     """((1+u)^x - 1)/u - x as Σ_{k≥2} C(x,k) u^(k-1): where ux is small, subtracting leaves only the last digits."""
-    term = x * (x - 1) / 2 * u
-    total = term
-    for k in range(3, 3 + _SERIES_TERMS):
-        term = term * (x - k + 1) / k * u
-        total = total + term
-    return total
+    nested = np.ones_like(x)
+    for k in range(_SERIES_LAST, 2, -1):
+        nested = 1 + (x - k + 1) * (u / k) * nested
+    return x * (x - 1) / 2 * u * nested
 
 
 def share_per_update(tau: ArrayLike, *, c: ArrayLike, b: ArrayLike, budget: ArrayLike) -> Float64:

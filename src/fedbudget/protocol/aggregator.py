@@ -205,11 +205,12 @@ class Aggregator:
         """Step 3: takes the new estimates in; returns the names of those that had to stay."""
         if not said.estimate or report.rho is None or report.beta is None or report.gradients is None:
             return ()
-        usable = ~left_out
+        usable = ~left_out if left_out.any() else slice(None)
+        sizes = report.sizes[usable]
         fresh = {
-            "rho": _weighted(report.sizes[usable], report.rho[usable]),
-            "beta": _weighted(report.sizes[usable], report.beta[usable]),
-            "delta": _divergence(report.sizes[usable], report.gradients[usable]),
+            "rho": _weighted(sizes, report.rho[usable]),
+            "beta": _weighted(sizes, report.beta[usable]),
+            "delta": _divergence(sizes, report.gradients[usable]),
         }
         good = {name: value for name, value in fresh.items() if 0 <= value < ABSURD}
         kept = tuple(name for name in fresh if name not in good)

@@ -77,8 +77,7 @@ class Fleet:
         self._descent = self._losses = self._best_losses = self._local = self._distance = None
         if broadcast.estimate and broadcast.tau > 0 and self._w is not None:
             self._local = self.model.descend(self._w, self.shards, _first(self._picks), 0.0)
-            with np.errstate(over="ignore", invalid="ignore"):
-                self._distance = np.sqrt(np.square(self._w - broadcast.w, dtype=np.float64).sum(axis=1))
+            self._distance = _distances(self._w, broadcast.w)
 
     def update(self) -> None:
         """τ local updates, eq. (4); with τ=0 the loss at w."""
@@ -102,10 +101,8 @@ class Fleet:
         rho = beta = gradients = None
         if self._local is not None and self._distance is not None and self._descent is not None:
             gradients = self._descent.gradients
-            with np.errstate(over="ignore", invalid="ignore"):  # what diverged gives estimates that are no numbers
-                change = np.square(self._local.gradients - gradients, dtype=np.float64).sum(axis=1)
-                rho = _slope(np.abs(self._local.losses - self._losses), self._distance)
-                beta = _slope(np.sqrt(change), self._distance)
+            rho = _slope(_distances(self._local.losses[:, None], self._losses[:, None]), self._distance)
+            beta = _slope(_distances(self._local.gradients, gradients), self._distance)
         return Report(
             round=self._broadcast.round,
             nodes=self.numbers,
@@ -129,7 +126,13 @@ def _first(picks: Picks) -> Picks:
     return Picks(np.ascontiguousarray(picks.positions[:, :1]), picks.group)
 
 
+def _distances(ours: Float32 | Float64, theirs: Float32 | Float64) -> Float64:
+    """‖ours_i - theirs_i‖ of each node, [nodes, ...]; what diverged gives no number, and so no estimate."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(np.sqrt(np.square(ours - theirs, dtype=np.float64).sum(axis=1)))
+
+
 def _slope(change: Float64, distance: Float64) -> Float64:
     """change / distance, 0 where the distance counts as none."""
-    apart = ~(distance <= SAME)  # a distance that is not a number gives an estimate that is none either
-    return np.where(apart, change / np.where(apart, distance, 1.0), 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(distance <= SAME, 0.0, change / distance)
