@@ -35,7 +35,7 @@ def speed() -> list[dict[str, Any]]:
                     "numpy": contenders.numpy_loop(nodes, rounds, full=full),
                     "bare": contenders.bare_kernel(nodes, rounds, full=full),
                 },
-                turns=3 if full else 5,
+                turns=3 if full else 9,
             )
             rates = {name: steps / seconds for name, seconds in best.items()}
             found.append(
@@ -76,7 +76,7 @@ def protocol_cost() -> dict[str, float]:
     found = {}
     for name, tau in (("fixed", TAU), ("adaptive", "adaptive")):
         rounds, best = 1000, float("inf")
-        for _ in range(5):
+        for _ in range(9):
             plan = prepare(settings(5, rounds, tau=tau), dataset=dataset())
             inside = _Stopwatch(plan.model.descend)
             object.__setattr__(plan.model, "descend", inside)

@@ -1,8 +1,7 @@
 """What this machine's clocks say."""
 
 import time
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from fedbudget.meters.meter import Cost, RoundTrip, Source
 
@@ -28,9 +27,8 @@ class CpuClock:
         return Cost(trip.step_cpu, max(0.0, trip.cpu - trip.step_cpu * trip.updates))
 
 
-@dataclass(frozen=True)
-class Instant:
-    """A reading of both clocks."""
+class Instant(NamedTuple):
+    """A reading of both clocks, or what passed between two."""
 
     seconds: float
     cpu: float
@@ -47,5 +45,5 @@ class Instant:
     def __sub__(self, earlier: "Instant") -> "Instant":
         return Instant(self.seconds - earlier.seconds, self.cpu - earlier.cpu)
 
-    def __add__(self, span: "Instant") -> "Instant":
+    def __add__(self, span: "Instant") -> "Instant":  # type: ignore[override]  # not one tuple after the other
         return Instant(self.seconds + span.seconds, self.cpu + span.cpu)
