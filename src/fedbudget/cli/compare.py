@@ -75,23 +75,17 @@ def _print_table(found: "list[CaseComparison]", seeds: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(
-        box=None, pad_edge=False, header_style="bold", title=f"loss, mean of {seeds} runs", title_justify="left"
-    )
+    print(f"loss at the end of the budget, mean of {seeds} runs")
+    table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("τ", justify="right")
     for case in found:
         table.add_column(f"case {case.case}", justify="right")
     for index, each in enumerate(found[0].fixed):
         row = [f"{case.fixed[index].loss:.4f}{'*' if case.fixed[index] is case.best else ' '}" for case in found]
         table.add_row(f"{each.tau:g}", *row)
-    table.add_section()
+    table.add_row()
     table.add_row("adaptive", *(f"{case.adaptive.loss:.4f} " for case in found))
     table.add_row("average τ", *(f"{case.adaptive.tau:.1f} " for case in found))
     table.add_row("regret", *("" if case.regret is None else f"{case.regret:.3f} " for case in found))
-    console = Console()
-    console.print(table)
-    best = {f"{case.best.tau:g}" for case in found}
-    if len(best) > 1:
-        console.print(
-            "* the best fixed τ is another one in each case; adaptive τ finds it while training.", style="dim"
-        )
+    Console().print(table)
+    print("* the best fixed τ in that case; regret is 0 for as good as that, 1 for as bad as the worst")
