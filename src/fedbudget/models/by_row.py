@@ -11,17 +11,14 @@ from fedbudget.models.kernels import implements, row_at, rows_correct, rows_grad
 
 def row_loss(terms, w, x, y, scale, scratch):
     """f_j(w) of one row."""
-    raise NotImplementedError
 
 
 def row_gradient(terms, w, x, y, scale, scratch, gradient):
     """The same, with ∇f_j(w) added to `gradient`."""
-    raise NotImplementedError
 
 
 def row_correct(terms, w, x, y, scale, scratch):
     """1 where the model predicts y, otherwise 0."""
-    raise NotImplementedError
 
 
 def by_row(kind: type) -> None:

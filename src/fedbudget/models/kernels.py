@@ -44,17 +44,14 @@ def rows_loss(terms, w, x, y, scale, rows, start, picked, first, last):
 
     The row at a position is `rows[start + picked[position]]`, or `rows[start + position]` where nothing is picked.
     """
-    raise NotImplementedError
 
 
 def rows_gradient(terms, w, x, y, scale, rows, start, picked, first, last, gradient):
     """The same, with Σ ∇f_j(w) added to `gradient`."""
-    raise NotImplementedError
 
 
 def rows_correct(terms, w, x, y, scale, first, last):
     """How many of the rows first..last-1 of a table the model predicts right."""
-    raise NotImplementedError
 
 
 @register_jitable

@@ -1,0 +1,37 @@
+"""The examples, as a newcomer runs them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def output_of(name: str) -> str:
+    return subprocess.run(
+        [sys.executable, str(EXAMPLES / name)], check=True, capture_output=True, text=True, cwd=EXAMPLES
+    ).stdout
+
+
+def test_five_lines_learn_to_tell_even_from_odd() -> None:
+    found = re.fullmatch(r"loss (\S+), accuracy (\S+), average τ (\S+)\n", output_of("five_lines.py"))
+    assert found is not None
+    loss, accuracy, tau = map(float, found.groups())
+    assert loss < 0.26
+    assert accuracy > 0.85
+    assert 10 < tau < 25  # neither of the two ends: the nodes' data differ
+
+
+def test_a_model_of_ones_own_is_trained_within_both_budgets() -> None:
+    found = re.search(r"accuracy (\S+), stopped by time\nspent: (.*)\n", output_of("own_model.py"))
+    assert found is not None
+    assert float(found[1]) > 0.9
+    assert "'bytes'" in found[2]
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_every_example_is_run_above(path: Path) -> None:
+    assert path.name in Path(__file__).read_text(encoding="utf-8")
