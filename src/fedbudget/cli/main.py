@@ -11,7 +11,6 @@ from fedbudget.errors import UserError
 
 app = typer.Typer(
     help="Train a model on data that stays on its nodes, as well as a budget of time, energy, bytes or money allows.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -22,11 +21,14 @@ for command in (run.run, compare.compare, show.show, explain.explain, evaluate.e
 
 @app.callback(invoke_without_command=True)
 def _fedbudget(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
         print(f"fedbudget {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def main(arguments: list[str] | None = None) -> None:
