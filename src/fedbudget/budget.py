@@ -112,7 +112,7 @@ class Budget:
 
     def label(self, values: Float64) -> dict[str, float]:
         """Values [M] with their resources' names."""
-        return {name: float(value) for name, value in zip(self.limits, values, strict=True)}
+        return dict(zip(self.limits, values.tolist(), strict=True))
 
     def __str__(self) -> str:
         return ", ".join(f"{r.name}={r.format(self.limits[r.name])}" for r in self.resources)

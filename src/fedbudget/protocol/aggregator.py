@@ -288,14 +288,14 @@ def _weighted(sizes: Int64, values: Float64) -> float:
     """Σ D_i v_i / D, in node order."""
     if not len(sizes):
         return float("nan")
-    return float(np.add.reduce(sizes * values) / sizes.sum())
+    return float(np.add.reduce(sizes * values) / np.add.reduce(sizes))
 
 
 def _mean(sizes: Int64, vectors: Float32) -> Float32:
     """The same for vectors, [nodes, parameters] to [parameters], summed in float64, one node after the other."""
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found in the result
         total = np.einsum("i,ij->j", sizes.astype(np.float64), vectors)  # adds rows in order, whatever the threads
-        mean: Float32 = (total / sizes.sum()).astype(np.float32)
+        mean: Float32 = (total / np.add.reduce(sizes)).astype(np.float32)
     return mean
 
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from fedbudget.protocol.aggregator import Round
@@ -62,7 +62,8 @@ class RoundRecord:
         )
 
     def to_json(self) -> str:
-        return _ENCODER.encode({name: json_value(getattr(self, name)) for name in _NAMES})
+        losses = {"loss": json_value(self.loss), "best_loss": json_value(self.best_loss)}
+        return _ENCODER.encode({**vars(self), **losses})
 
     @classmethod
     def from_json(cls, line: str) -> "RoundRecord":
@@ -75,12 +76,11 @@ class RoundRecord:
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-_NAMES = tuple(field.name for field in fields(RoundRecord))
 
 
-def json_value(value: Any) -> Any:
+def json_value(value: float) -> float | None:
     """JSON has no NaN or infinity: null instead."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return value if math.isfinite(value) else None
 
 
 def average_tau(taus: list[int]) -> float:
