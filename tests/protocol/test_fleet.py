@@ -231,3 +231,24 @@ class TestOrder:
     def test_nodes_are_numbered_in_rising_order(self, numbers: list[int]) -> None:
         with pytest.raises(ValueError, match="one number each, in rising order"):
             fleet(self.case, [np.arange(30), np.arange(30, 60)], numbers=numbers)
+
+
+@pytest.mark.parametrize(("estimate", "batch", "evaluations"), [(False, None, 3), (True, None, 4), (True, 2, 5)])
+def test_estimates_cost_one_evaluation_a_round_and_w_f_one_with_mini_batches(
+    estimate: bool, batch: int | None, evaluations: int
+) -> None:
+    """Of τ=3 updates; Algorithm 3 asks for F_i and ∇F_i at w_i besides, and for F_i(w^f) where samples change."""
+    calls = 0
+
+    def mean_of_data(w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
+        nonlocal calls
+        calls += 1
+        return 0.5 * float(((x - w) ** 2).sum(axis=1).mean()), w - x.mean(axis=0)
+
+    table = Table(np.arange(12, dtype=np.float32).reshape(6, 2), np.zeros(6, np.float32))
+    shards = Shards.of(table, [np.arange(3), np.arange(3, 6)])
+    nodes = Fleet(FunctionModel(mean_of_data, initial=np.zeros(2)), shards, batch=batch, seed=0)
+    nodes.answer(broadcast(np.zeros(2, np.float32), tau=3, estimate=estimate))
+    calls = 0
+    nodes.answer(broadcast(np.ones(2, np.float32), round=2, tau=3, estimate=estimate))
+    assert calls == 2 * evaluations  # two nodes
