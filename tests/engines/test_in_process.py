@@ -66,7 +66,7 @@ class TestCharges:
         took = Instant.now() - began
         own = took - watched
         assert watched.seconds > 0.05 * took.seconds
-        assert outcome.ledger.spent == pytest.approx([own.seconds, own.cpu], rel=0.03, abs=0.01)
+        assert outcome.ledger.spent == pytest.approx([own.seconds, own.cpu], rel=0.1, abs=0.05)
 
     def test_bytes_are_every_vector_to_and_from_every_node(self) -> None:
         """Eight more parameters are 32 bytes more in every vector: w out and w back, the gradient too if asked for."""

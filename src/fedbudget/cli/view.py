@@ -73,7 +73,7 @@ def print_result(result: Result) -> None:
     print(f"loss {result.loss:.4f}{accuracy}")
     print(
         f"{result.aggregations} aggregations, {result.local_updates} local updates per node, "
-        f"average τ {result.average_tau:.1f}; stopped by {result.stopped_by}"
+        f"average τ {result.average_tau:.1f}; {_end(result.stopped_by)}"
     )
     for name, limit in result.budget.items():
         resource, over = RESOURCES[name], result.overshoot[name]
@@ -81,6 +81,10 @@ def print_result(result: Result) -> None:
         print(f"{name}: {resource.format(result.spent[name])} of {resource.format(limit)} spent{beyond}")
     if result.run is not None:
         print(f"run: {result.run}")
+
+
+def _end(stopped_by: str) -> str:
+    return "interrupted" if stopped_by == "interrupted" else f"stopped by {stopped_by}"
 
 
 def cells(record: RoundRecord, budget: Mapping[str, float]) -> tuple[str, ...]:
