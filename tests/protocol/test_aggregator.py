@@ -1,19 +1,17 @@
 """Algorithm 2 with hand-made reports and costs: w^f, the stop rule, estimates, recovery, and what is refused."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from fedbudget.arrays import Float32, Float64
 from fedbudget.budget import Budget, Costs
-from fedbudget.control import AdaptiveTau, Controller, Decision, Estimates, FixedTau, Outlook, Reason
+from fedbudget.control import AdaptiveTau, Controller, Estimates, FixedTau, Reason
 from fedbudget.errors import UserError
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round, State
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
+from hand_made import report, w_of
 from problems import costs
 
 ONE = costs([1], [1])
@@ -31,33 +29,6 @@ def make(
         eta=0.1,
         expected=expected,
         rounds=rounds,
-    )
-
-
-def w_of(number: float) -> Float32:
-    return np.array([number, -number], np.float32)
-
-
-def report(
-    said: Broadcast,
-    loss: float,
-    w: float = 0.0,
-    *,
-    best: float | None = None,
-    estimates: tuple[float, float, float] | None = None,
-) -> Report:
-    """Two nodes that agree on everything, but for gradients (±δ, 0) when there are estimates."""
-    rho, beta, delta = estimates or (None, None, None)
-    return Report(
-        round=said.round,
-        nodes=np.array([0, 1]),
-        sizes=np.array([10, 10]),
-        losses=np.full(2, loss),
-        best_losses=None if best is None else np.full(2, best),
-        w=None if said.tau == 0 else np.stack([w_of(w)] * 2),
-        rho=None if rho is None else np.full(2, rho),
-        beta=None if beta is None else np.full(2, beta),
-        gradients=None if delta is None else np.array([[delta, 0], [-delta, 0]], np.float32),
     )
 
 
@@ -447,87 +418,3 @@ class TestRecord:
 
 
 # Over any budget and any costs.
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A controller that chooses anything."""
-
-    rng: np.random.Generator
-
-    @property
-    def estimates(self) -> bool:
-        return False
-
-    def first(self) -> Decision:
-        return Decision(int(self.rng.integers(1, 30)), Reason.FIXED)
-
-    def next(self, previous: Decision, outlook: Outlook) -> Decision:
-        return self.first()
-
-
-NAMES = ("time", "energy", "bytes")
-
-
-def some_costs(rng: np.random.Generator, resources: int) -> Costs:
-    """Some of them 0, as bytes per update are."""
-    step, aggregation = rng.exponential(1.0, (2, resources))
-    return Costs(step * (rng.random(resources) < 0.8), aggregation + 1e-3)
-
-
-def a_run(rng: np.random.Generator) -> tuple[Aggregator, Costs]:
-    resources = int(rng.integers(1, 4))
-    expected = some_costs(rng, resources)
-    limits = 2 * (expected.step + expected.aggregation) * (1 + rng.exponential(20.0, resources))
-    aggregator = Aggregator(
-        np.zeros(2, np.float32),
-        budget=Budget(dict(zip(NAMES, limits.tolist(), strict=False))),
-        controller=Drawn(rng),
-        eta=0.1,
-        expected=expected,
-        rounds=int(rng.integers(1, 20)) if rng.random() < 0.2 else None,
-    )
-    return aggregator, expected
-
-
-@settings(deadline=None, max_examples=200)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_no_resource_is_overspent_by_more_than_costs_rose_after_the_last_decision(seed: int) -> None:
-    """A decision says that a round and the final loss after it fit; only what costs rise beyond that can hurt."""
-    rng = np.random.default_rng(seed)
-    aggregator, expected = a_run(rng)
-    said: Broadcast | Outcome = aggregator.start()
-    decided, beyond = expected, np.zeros_like(expected.step)
-    stopping = False
-    while isinstance(said, Broadcast):
-        if not stopping:
-            decided, beyond = aggregator.ledger.costs, np.zeros_like(beyond)
-        stopping = said.stop
-        actual = some_costs(rng, len(beyond))
-        beyond = beyond + rise(decided, actual, max(1, said.tau))
-        said = aggregator.receive(report(said, 1), actual)
-    limit = said.ledger.budget.array
-    assert (said.ledger.spent <= limit + beyond + 1e-9 * limit).all()
-    assert said.stopped_by in (*said.ledger.budget.limits, "rounds")
-
-
-def rise(estimated: Costs, actual: Costs, updates: int) -> Float64:
-    step, aggregation = actual.step - estimated.step, actual.aggregation - estimated.aggregation
-    return np.asarray(step * updates + aggregation)
-
-
-@settings(deadline=None, max_examples=200)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_with_costs_that_stay_the_budget_is_kept_and_used_up(seed: int) -> None:
-    """What is left of the resource that stopped the run would not pay for another update in a round of its own."""
-    aggregator, steady = a_run(np.random.default_rng(seed))
-    said: Broadcast | Outcome = aggregator.start()
-    while isinstance(said, Broadcast):
-        said = aggregator.receive(report(said, 1), steady)
-    budget = said.ledger.budget
-    left = budget.array - said.ledger.spent
-    assert (left >= -1e-9 * budget.array).all()
-    if said.stopped_by != "rounds":
-        binding = list(budget.limits).index(said.stopped_by)
-        one_more = steady.step[binding] + steady.aggregation[binding]
-        assert left[binding] <= one_more + 1e-9 * budget.array[binding]
