@@ -180,7 +180,9 @@ def test_the_same_seed_gives_the_same_records_and_another_seed_others() -> None:
 def test_a_simulated_round_is_expected_to_cost_what_the_paper_measured(
     case: int, batch: int | str, seconds: float
 ) -> None:
-    costs = prepare(Settings(partition=f"case:{case}", batch_size=batch), dataset=DIGITS).aggregator.ledger.costs
+    aggregator = prepare(Settings(partition=f"case:{case}", batch_size=batch), dataset=DIGITS).aggregator
+    assert aggregator is not None
+    costs = aggregator.ledger.costs
     assert (costs.step + costs.aggregation).tolist() == pytest.approx([seconds])
 
 
@@ -228,7 +230,7 @@ class TestMistakes:
         [
             ({"nodez": 5}, "option that it does not know: .*nodez"),
             ({"case": 7}, "case 7 does not exist"),
-            ({"model": "cnn"}, "unknown model 'cnn'; use one of svm, linear, kmeans, softmax"),
+            ({"model": "resnet"}, "unknown model 'resnet'; use one of svm, linear, kmeans, softmax, cnn"),
             ({"nodes": 2000}, "2000 nodes are more than the 1437 samples"),
             ({"batch_size": 0}, "batch-size must be at least 1, not 0"),
             ({"batch_size": 300}, "batch-size 300 is larger than the smallest shard"),

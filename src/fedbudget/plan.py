@@ -1,7 +1,9 @@
 """From settings to a run that is ready to start: everything checked, nothing written, nothing spent."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +13,8 @@ from fedbudget.data import partition
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.partition import Partition
 from fedbudget.data.shards import Shards, Table
-from fedbudget.engines import in_process
+from fedbudget.engines import asynchronous, centralized, in_process
+from fedbudget.engines.in_process import Engine
 from fedbudget.errors import UserError
 from fedbudget.meters import measured_meters, simulated, simulated_meters
 from fedbudget.meters.declared import Energy, Money
@@ -35,6 +38,9 @@ class Plan:
     Args:
       settings: as asked for, completed with what was decided.
       train, test: all samples, as the model wants them.
+      fleet: the nodes with their shards.
+      aggregator: of a federated run; the baselines have none.
+      engine: makes the run.
       repeatable: whether the settings alone say what was trained on what.
     """
 
@@ -46,34 +52,63 @@ class Plan:
     test: Table | None
     fleet: Fleet
     meters: Meters
-    aggregator: Aggregator
+    aggregator: Aggregator | None
+    engine: Engine
     repeatable: bool
 
     @property
     def title(self) -> str:
         settings = self.settings
+        what = f"{settings.model} on {self.dataset.name}"
+        if self.dataset.note:
+            what += f" ({self.dataset.note})"
+        if settings.method == "centralized":
+            return f"{what}, centralized"
         tau = "adaptive τ" if settings.tau == "adaptive" else f"τ = {settings.tau}"
-        return f"{settings.model} on {self.dataset.name}, {settings.nodes} nodes, {settings.partition}, {tau}"
+        how = tau if settings.method == "paper" else settings.method
+        return f"{what}, {settings.nodes} nodes, {settings.partition}, {how}"
 
 
 def prepare(settings: Settings, *, dataset: Dataset | None = None, model: Model | None = None) -> Plan:
     """Loads the data, gives it to nodes, and finds out what a round costs; refuses what cannot work."""
     repeatable = dataset is None and model is None
     if dataset is None:
-        dataset = data.load(settings.dataset, target=settings.target, test_share=settings.test_share)
-        if settings.dataset not in data.DATASETS:  # the run can then be repeated from any folder
-            settings = replace(settings, dataset=str(Path(settings.dataset).resolve()))
+        dataset = load_dataset(settings)
+        settings = _from_any_folder(settings)
+    dataset = dataset.sample(settings.train_samples, settings.test_samples, settings.seed)
     if model is None:
-        model = catalogue.build(settings.model, dataset, clusters=settings.clusters)
+        model = catalogue.build(settings.model, dataset, clusters=settings.clusters, device=settings.device)
     train = dataset.table(dataset.train, model.target)
     test = None if dataset.test is None else dataset.table(dataset.test, model.target)
     settings, rows = _distribute(settings, dataset)
     shards = Shards.of(train, rows)
     if settings.batch_size is None:
         settings = replace(settings, batch_size=min(DEFAULT_BATCH, int(shards.size.min())))
-    meters = _meters(settings)
-    fleet, scratch = (_fleet(settings, model, shards) for _ in range(2))
-    controller, w = settings.controller(), model.initial(settings.seed)
+    meters, fleet = _meters(settings), _fleet(settings, model, shards)
+    aggregator, engine = _engine(settings, fleet, meters, train)
+    return Plan(settings, meters.budget, dataset, model, train, test, fleet, meters, aggregator, engine, repeatable)
+
+
+def _engine(settings: Settings, fleet: Fleet, meters: Meters, train: Table) -> tuple[Aggregator | None, Engine]:
+    """What makes the run, with a ledger opened, so that a budget which cannot work is refused before it starts."""
+    model, w = fleet.model, fleet.model.initial(settings.seed)
+    common: dict[str, Any] = {
+        "w": w,
+        "eta": settings.step_size,
+        "batch": fleet.sampler.batch,
+        "seed": settings.seed,
+        "meters": meters,
+        "rounds": settings.rounds,
+    }
+    if settings.method == "centralized":
+        tried = centralized.trial(model, train, w, batch=fleet.sampler.batch, seed=settings.seed)
+        ledger = centralized.open_ledger(meters, tried)
+        return None, partial(centralized.run, model, train, ledger=ledger, **common)
+    if settings.method == "asynchronous":
+        speeds = settings.speeds or asynchronous.default_speeds(len(fleet.shards))
+        ledger = asynchronous.open_ledger(meters, fleet.shards, speeds)
+        return None, partial(asynchronous.run, model, fleet.shards, speeds=speeds, ledger=ledger, **common)
+    controller, scratch = settings.controller(), _fleet(settings, model, fleet.shards)
     aggregator = Aggregator(
         w,
         budget=meters.budget,
@@ -82,7 +117,23 @@ def prepare(settings: Settings, *, dataset: Dataset | None = None, model: Model 
         expected=meters.expect(in_process.trial([scratch], w, estimate=controller.estimates)),
         rounds=settings.rounds,
     )
-    return Plan(settings, meters.budget, dataset, model, train, test, fleet, meters, aggregator, repeatable)
+    return aggregator, partial(in_process.run, aggregator, [fleet], meters)
+
+
+def load_dataset(settings: Settings) -> Dataset:
+    """All samples of the settings' dataset."""
+    return data.load(
+        settings.dataset, target=settings.target, test_share=settings.test_share, data_dir=settings.data_dir
+    )
+
+
+def _from_any_folder(settings: Settings) -> Settings:
+    """The same with paths that do not depend on where we are, so that the run can be repeated from anywhere."""
+    if settings.dataset not in data.DATASETS:
+        settings = replace(settings, dataset=str(Path(settings.dataset).resolve()))
+    if settings.data_dir is not None:
+        settings = replace(settings, data_dir=str(Path(settings.data_dir).expanduser().resolve()))
+    return settings
 
 
 def _distribute(settings: Settings, dataset: Dataset) -> tuple[Settings, partition.Rows]:
@@ -111,6 +162,14 @@ def _meters(settings: Settings) -> Meters:
     money = Money(settings.price_per_hour, settings.price_per_gigabyte)
     if settings.costs == "measured":
         return measured_meters(settings.limits(), energy, money)
+    rng = np.random.default_rng([settings.seed, _COSTS])
+    return simulated_meters(settings.limits(), energy, money, _profile(settings), rng)
+
+
+def _profile(settings: Settings) -> simulated.Profile:
+    """The simulated time of a local update and of an aggregation."""
+    batch = settings.batch_size if isinstance(settings.batch_size, int) else None
+    if settings.method == "centralized":
+        return centralized.profile(batch)
     case = Partition.parse(settings.partition or "case:1").case
-    profile = simulated.DGD[case or 1] if settings.batch_size == "full" else simulated.SGD
-    return simulated_meters(settings.limits(), energy, money, profile, np.random.default_rng([settings.seed, _COSTS]))
+    return (simulated.SGD if batch else simulated.DGD[case or 1]).times(settings.aggregation_factor)

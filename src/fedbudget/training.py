@@ -16,7 +16,6 @@ from fedbudget import __version__
 from fedbudget.arrays import Float32
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.files import Shard, from_arrays
-from fedbudget.engines import in_process
 from fedbudget.engines.interrupt import interruptible
 from fedbudget.errors import UserError
 from fedbudget.models.base import Model, loss_over
@@ -28,9 +27,6 @@ from fedbudget.runs.record import RoundRecord, average_tau
 from fedbudget.runs.settings import Settings
 
 RUNS = Path("runs")
-EVALUATIONS = 50
-"""Accuracy is looked at, at no more than so many points of a run, evenly over the budget; it is not paid for."""
-
 Watch = Callable[[RoundRecord], None]
 
 
@@ -45,6 +41,7 @@ class Result:
       aggregations, local_updates: K and T.
       spent, budget, overshoot: per resource.
       stopped_by: a resource, `rounds` or `interrupted`.
+      metrics: further figures on the test samples, where the model has some.
       run: the folder, where there is one.
       w: w^f, [parameters].
       rounds: a record of each.
@@ -59,6 +56,7 @@ class Result:
     budget: Mapping[str, float]
     overshoot: Mapping[str, float]
     stopped_by: str
+    metrics: Mapping[str, float]
     run: Path | None
     w: Float32
     rounds: Sequence[RoundRecord]
@@ -68,6 +66,7 @@ class Result:
         return {
             "loss": self.loss if np.isfinite(self.loss) else None,
             "accuracy": self.accuracy,
+            **({"metrics": dict(self.metrics)} if self.metrics else {}),
             "average_tau": self.average_tau,
             "aggregations": self.aggregations,
             "local_updates": self.local_updates,
@@ -131,9 +130,7 @@ def execute(plan: Plan, *, out: Path | None = None, watch: Watch | None = None, 
     with interruptible() as interrupted:
         writer = None if out is None else RunWriter(out, _config(plan))
         diary = _Diary(plan, writer, watch)
-        outcome = in_process.run(
-            plan.aggregator, [plan.fleet], plan.meters, observe=diary.observe, interrupted=interrupted
-        )
+        outcome = plan.engine(observe=diary.observe, interrupted=interrupted)
         result = _result(plan, outcome, diary.records, out)
         if writer is not None:
             _save(plan, writer, result)
@@ -168,7 +165,8 @@ class _Diary:
         accuracy, share = None, happened.ledger.share
         if self._plan.test is not None and (share >= self._next_evaluation or said.tau == 0):
             accuracy = self._plan.model.accuracy(said.w, self._plan.test)
-            self._next_evaluation = (int(share * EVALUATIONS) + 1) / EVALUATIONS
+            points = self._plan.settings.evaluations
+            self._next_evaluation = (int(share * points) + 1) / points
         record = RoundRecord.of(happened, accuracy=accuracy, wall=time.perf_counter() - self._began)
         self.records.append(record)
         if self._writer is not None:
@@ -190,6 +188,7 @@ def _result(plan: Plan, outcome: Outcome, records: Sequence[RoundRecord], out: P
         budget=dict(budget.limits),
         overshoot=budget.label(ledger.overshoot),
         stopped_by=outcome.stopped_by,
+        metrics={} if plan.test is None else plan.model.metrics(outcome.w, plan.test),
         run=out,
         w=outcome.w,
         rounds=records,

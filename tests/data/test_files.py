@@ -300,9 +300,9 @@ def test_new_samples_get_the_class_numbers_that_the_model_was_trained_with(tmp_p
         load_part(path, target=None, classes=("bird", "cat"))
 
 
-@pytest.mark.parametrize("name", ["mnist", "digits.txt", "no/such/folder"])
+@pytest.mark.parametrize("name", ["imagenet", "digits.txt", "no/such/folder"])
 def test_an_unknown_dataset_is_refused_with_what_there_is(name: str) -> None:
-    with pytest.raises(UserError, match=f"unknown dataset '{name}'; use digits, or a path to a .csv, a .npz"):
+    with pytest.raises(UserError, match=f"unknown dataset '{name}'; use digits, mnist, .* or a path to a .csv, a .npz"):
         data.load(name)
 
 

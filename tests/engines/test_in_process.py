@@ -16,7 +16,7 @@ from fedbudget.data.dataset import Dataset, Part
 from fedbudget.engines import in_process
 from fedbudget.meters.measured import Instant
 from fedbudget.plan import Plan, prepare
-from fedbudget.protocol.aggregator import Outcome, Round
+from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.runs.settings import Settings
@@ -39,10 +39,15 @@ def plan_of(features: int = 8, samples: int = 60, **settings: Any) -> Plan:
     return prepare(Settings(dataset="pixels", **asked), dataset=pixels(features, samples))
 
 
+def aggregator_of(plan: Plan) -> Aggregator:
+    assert plan.aggregator is not None
+    return plan.aggregator
+
+
 def carry_out(plan: Plan) -> tuple[Outcome, History]:
     history: History = []
     outcome = in_process.run(
-        plan.aggregator, [plan.fleet], plan.meters, observe=lambda happened, said: history.append((happened, said))
+        aggregator_of(plan), [plan.fleet], plan.meters, observe=lambda happened, said: history.append((happened, said))
     )
     return outcome, history
 
@@ -62,7 +67,7 @@ class TestCharges:
             watched += Instant.now() - began
 
         began = Instant.now()
-        outcome = in_process.run(plan.aggregator, [plan.fleet], plan.meters, observe=observe)
+        outcome = in_process.run(aggregator_of(plan), [plan.fleet], plan.meters, observe=observe)
         took = Instant.now() - began
         own = took - watched
         assert watched.seconds > 0.05 * took.seconds
@@ -84,7 +89,7 @@ class TestCharges:
     @pytest.mark.parametrize("batch", ["full", 4])
     def test_the_trial_round_foretells_the_bytes_of_a_round(self, tau: int | str, batch: int | str) -> None:
         plan = plan_of(budget=("bytes=40kB",), tau=tau, batch_size=batch)
-        expected = plan.aggregator.ledger.costs.aggregation[0]
+        expected = aggregator_of(plan).ledger.costs.aggregation[0]
         _, history = carry_out(plan)
         assert {happened.ledger.costs.aggregation[0] for happened, _ in history[1:-1]} == {expected}
 
@@ -115,7 +120,7 @@ def test_however_nodes_are_grouped_into_fleets_the_bits_are_the_same() -> None:
         ]
         rounds: list[Round] = []
         outcome = in_process.run(
-            plan.aggregator, fleets, plan.meters, observe=lambda happened, _: rounds.append(happened)
+            aggregator_of(plan), fleets, plan.meters, observe=lambda happened, _: rounds.append(happened)
         )
         return [each.tau for each in rounds], [each.loss for each in rounds], outcome.w.tobytes()
 
@@ -135,7 +140,7 @@ class TestEnd:
         plan = plan_of(budget=("time=1h",), tau=2)
         history: History = []
         outcome = in_process.run(
-            plan.aggregator,
+            aggregator_of(plan),
             [plan.fleet],
             plan.meters,
             observe=lambda happened, said: history.append((happened, said)),
@@ -182,7 +187,8 @@ class TestBudgetIsKept:
             "price_per_hour": float(rng.uniform(0.01, 2)),
             "price_per_gigabyte": float(10 ** rng.uniform(-2, 3)),
         }
-        one_round = plan_of(budget=tuple(f"{name}=1000000000" for name in chosen), **settings).aggregator.ledger.costs
+        plenty = plan_of(budget=tuple(f"{name}=1000000000" for name in chosen), **settings)
+        one_round = aggregator_of(plenty).ledger.costs
         least = 2 * (one_round.step + one_round.aggregation)
         limits = least * np.exp(rng.uniform(0.001, np.log(50), len(chosen)))
         budget = tuple(f"{name}={limit:.15f}" for name, limit in zip(chosen, limits, strict=True))
@@ -192,7 +198,7 @@ class TestBudgetIsKept:
         endings: Counter[str] = Counter()
         for number in range(self.RUNS):
             plan = self.random_plan(number)
-            ledgers = [plan.aggregator.ledger]
+            ledgers = [aggregator_of(plan).ledger]
             outcome, history = carry_out(plan)
             ledgers += [happened.ledger for happened, _ in history]
             # The last decision is the one that announced the end; where none did, the end came with the last round.

@@ -50,7 +50,18 @@ def test_settings_written_and_read_are_the_same(settings: Settings, tmp_path_fac
 
 
 def test_a_file_has_the_names_of_the_options_and_all_of_them(tmp_path: Path) -> None:
-    written = read(tmp_path, Settings(nodes=5, partition="case:1", batch_size=100, rounds=9, target="y").to_toml())
+    everything = Settings(
+        nodes=5,
+        partition="case:1",
+        batch_size=100,
+        rounds=9,
+        target="y",
+        data_dir="/data",
+        train_samples=1000,
+        test_samples=100,
+        speeds=(4.0, 1.0),
+    )
+    written = read(tmp_path, everything.to_toml())
     assert written.keys() == {field.name for field in fields(Settings)}
     assert "step-size = 0.01" in Settings().to_toml().splitlines()
 

@@ -18,6 +18,8 @@ RUN = ["run", "--out", "out"]
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, with files that have something wrong."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDBUDGET_DATA", "nothing")
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     good = "a,b,y\n" + "1,2,0\n3,5,1\n" * 10
     for name, text in {
         "good.csv": good,
@@ -48,9 +50,21 @@ def everything(place: Path) -> dict[str, bytes | None]:
 
 
 WRONG = [
-    ([*RUN, "--dataset", "mnist"], "unknown dataset 'mnist'; use digits, or a path"),
+    ([*RUN, "--dataset", "imagenet"], "unknown dataset 'imagenet'; use digits, mnist, fashion-mnist, cifar-10, energy"),
+    (
+        [*RUN, "--dataset", "mnist"],
+        r"mnist is not here: looked in nothing \(FEDBUDGET_DATA\), .* data get mnist",
+    ),
+    (["run", "--task", "svm"], "unknown task 'svm'; use one of cnn-cifar-10, cnn-fashion-mnist, cnn-mnist"),
+    (["run", "--task", "cnn-mnist", "--config", "a.toml"], "give --task or --config, not both"),
+    ([*RUN, "--train-samples", "0"], "train-samples must be at least 1, not 0"),
+    ([*RUN, "--train-samples", "5000"], "5000 of digits's training samples were asked for; there are 1437"),
+    ([*RUN, "--method", "magic"], "method must be one of paper, centralized, asynchronous, not 'magic'"),
+    ([*RUN, "--method", "asynchronous", "--speeds", "1,2"], "every node needs a speed: 2 are given for"),
+    ([*RUN, "--method", "asynchronous", "--speeds", "1,fast"], "speeds must be numbers, not 'fast'"),
+    ([*RUN, "--aggregation-factor", "0"], "aggregation-factor must be a positive number, not 0"),
     ([*RUN, "--dataset", "none.csv"], r"none\.csv does not exist"),
-    ([*RUN, "--model", "cnn"], "unknown model 'cnn'; use one of svm, linear, kmeans, softmax"),
+    ([*RUN, "--model", "resnet"], "unknown model 'resnet'; use one of svm, linear, kmeans, softmax, cnn"),
     ([*RUN, "--tau", "0"], "tau must be at least 1, not 0"),
     ([*RUN, "--tau", "-3"], "tau must be at least 1, not -3"),
     ([*RUN, "--tau", "abc"], "tau must be a whole number or adaptive, not 'abc'"),

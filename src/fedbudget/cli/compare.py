@@ -12,14 +12,17 @@ if TYPE_CHECKING:
 
 
 def compare(
+    task: o.Task = None,
     model: o.Model = None,
     dataset: o.Dataset = None,
+    data_dir: o.DataDir = None,
     nodes: o.Nodes = None,
     cases: Annotated[str, typer.Option(help="Cases to compare in.")] = "1,2,3,4",
     taus: Annotated[str, typer.Option(help="Fixed τ to compare with.")] = "1,2,3,5,7,10,20,30,50,70,100",
     seeds: Annotated[int, typer.Option(help="Runs of each, with seeds 0, 1, ...")] = 5,
     budget: o.Budget = None,
     costs: o.Costs = None,
+    aggregation_factor: o.AggregationFactor = None,
     batch_size: o.BatchSize = None,
     step_size: o.StepSize = None,
     phi: o.Phi = None,
@@ -27,7 +30,10 @@ def compare(
     tau_max: o.TauMax = None,
     target: o.Target = None,
     test_share: o.TestShare = None,
+    train_samples: o.TrainSamples = None,
+    test_samples: o.TestSamples = None,
     clusters: o.Clusters = None,
+    device: o.Device = None,
     watts: o.Watts = None,
     joules_per_byte: o.JoulesPerByte = None,
     price_per_hour: o.PricePerHour = None,
@@ -43,6 +49,8 @@ def compare(
 
       fedbudget compare --cases 1,2 --taus 1,10,100 --seeds 3
 
+      fedbudget compare --task svm-sgd-mnist --data-dir ~/data
+
       fedbudget compare --model softmax --budget time=15s --budget bytes=1MB --json
     """
     settings = o.settings_from(locals())
@@ -57,13 +65,13 @@ def compare(
     console = Console(stderr=True)
     quiet = json or not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
-        task = bar.add_task("runs", total=None)
+        runs = bar.add_task("runs", total=None)
         found = run_all(
             settings,
             cases=chosen_cases,
             taus=chosen_taus,
             seeds=range(seeds),
-            progress=lambda done, of: bar.update(task, completed=done, total=of),
+            progress=lambda done, of: bar.update(runs, completed=done, total=of),
         )
     if json:
         print(jsonlib.dumps({"cases": [case.to_json() for case in found]}))

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from fedbudget import __version__
-from fedbudget.cli import compare, evaluate, explain, run, show
+from fedbudget.cli import compare, data, evaluate, explain, run, show, tasks
 from fedbudget.errors import UserError
 
 app = typer.Typer(
@@ -15,8 +15,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (run.run, compare.compare, show.show, explain.explain, evaluate.evaluate):
+for command in (run.run, compare.compare, show.show, explain.explain, evaluate.evaluate, tasks.tasks):
     app.command()(command)
+app.add_typer(data.app, name="data")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,6 +1,7 @@
 """The options of training, said once for all commands that train, and how they become settings.
 
-No option has a default here: what is not given comes from `--config`, and what is not there from `Settings`.
+No option has a default here: what is not given comes from `--config` or `--task`, and what is not there, from
+`Settings`.
 """
 
 from collections.abc import Mapping
@@ -10,14 +11,27 @@ from typing import Annotated, Any
 
 import typer
 
+from fedbudget import tasks
 from fedbudget.errors import UserError
 from fedbudget.runs.settings import Settings
 
-Model = Annotated[str | None, typer.Option(help="What is trained: svm, linear, kmeans or softmax.  [default: svm]")]
+Task = Annotated[str | None, typer.Option(help="Settings by a name, such as svm-sgd-mnist; see fedbudget tasks.")]
+Model = Annotated[
+    str | None, typer.Option(help="What is trained: svm, linear, kmeans, softmax or cnn.  [default: svm]")
+]
 Dataset = Annotated[
     str | None,
-    typer.Option(help="digits, or a path: a .csv, a .npz, or a folder with one per node.  [default: digits]"),
+    typer.Option(
+        help="digits, mnist, fashion-mnist, cifar-10, energy, user-knowledge, or a path: a .csv, a .npz, or a folder "
+        "with one per node.  [default: digits]"
+    ),
 ]
+DataDir = Annotated[
+    str | None,
+    typer.Option(help="Where datasets are looked for first.  [default: FEDBUDGET_DATA, then the cache folder]"),
+]
+TrainSamples = Annotated[int | None, typer.Option(help="Train on only so many samples, others for each seed.")]
+TestSamples = Annotated[int | None, typer.Option(help="Test on only so many samples, others for each seed.")]
 Target = Annotated[str | None, typer.Option(help="The CSV column to predict.  [default: the last]")]
 TestShare = Annotated[
     float | None, typer.Option(help="Held out for testing, where data has no test samples.  [default: 0.2]")
@@ -25,6 +39,17 @@ TestShare = Annotated[
 Nodes = Annotated[int | None, typer.Option(help="How many nodes.  [default: 5, or one per file]")]
 Case = Annotated[int | None, typer.Option(help="How data is spread: the paper's case 1, 2, 3 or 4.  [default: 1]")]
 Partition = Annotated[str | None, typer.Option(help="The same in general: case:N, dirichlet:ALPHA or files.")]
+Method = Annotated[
+    str | None,
+    typer.Option(help="paper, or a baseline: centralized or asynchronous gradient descent.  [default: paper]"),
+]
+AggregationFactor = Annotated[
+    float | None,
+    typer.Option(help="How many times as long as the prototype's a simulated aggregation takes.  [default: 1]"),
+]
+Speeds = Annotated[
+    str | None, typer.Option(help="Of each node, with asynchronous: 4,4,1,1,1.  [default: two of five are fast]")
+]
 Tau = Annotated[str | None, typer.Option(help="adaptive, or a fixed number of local updates.  [default: adaptive]")]
 Budget = Annotated[
     list[str] | None,
@@ -44,6 +69,10 @@ Gamma = Annotated[float | None, typer.Option(help="How many times the last τ th
 TauMax = Annotated[int | None, typer.Option(help="The largest τ.  [default: 100]")]
 Seed = Annotated[int | None, typer.Option(help="Of everything random.  [default: 0]")]
 Rounds = Annotated[int | None, typer.Option(help="The most rounds to make, besides the budget.")]
+Evaluations = Annotated[
+    int | None, typer.Option(help="At how many points of a run, at most, accuracy is looked at.  [default: 50]")
+]
+Device = Annotated[str | None, typer.Option(help="Where PyTorch computes: auto, cpu, cuda.  [default: auto]")]
 Clusters = Annotated[int | None, typer.Option(help="Clusters of kmeans.  [default: 4]")]
 Watts = Annotated[float | None, typer.Option(help="Power of a node, for energy.  [default: 5]")]
 JoulesPerByte = Annotated[float | None, typer.Option(help="Energy of sending a byte.  [default: 1e-6]")]
@@ -57,17 +86,28 @@ def settings_from(given: Mapping[str, Any]) -> Settings:
     """Settings from a command's options: those of `--config`, if any, and before them those that were given."""
     names = {field.name for field in fields(Settings)}
     chosen = {name: value for name, value in given.items() if name in names and value not in (None, [])}
-    config, case = given.get("config"), given.get("case")
+    case = given.get("case")
     if case is not None:
         if "partition" in chosen:
             raise UserError("give --case or --partition, not both")
         chosen["partition"] = f"case:{case}"
     if "budget" in chosen:
         chosen["budget"] = tuple(chosen["budget"])
+    if "speeds" in chosen:
+        chosen["speeds"] = tuple(number("speeds", part) for part in chosen["speeds"].split(","))
     for name, word in (("tau", "adaptive"), ("batch_size", "full")):
         if name in chosen and chosen[name] != word:
             chosen[name] = whole_number(name.replace("_", "-"), chosen[name], f" or {word}")
-    return Settings(**{**(Settings.from_toml(config) if config else {}), **chosen})
+    return Settings(**{**_from_file(given.get("config"), given.get("task")), **chosen})
+
+
+def _from_file(config: Path | None, task: str | None) -> dict[str, Any]:
+    """What `--config` or `--task` says."""
+    if config is not None and task is not None:
+        raise UserError("give --task or --config, not both; fedbudget tasks NAME prints a task's settings as a file")
+    if task is not None:
+        config = tasks.path(task)
+    return {} if config is None else Settings.from_toml(config)
 
 
 def whole_number(option: str, text: str, otherwise: str = "") -> int:
@@ -75,6 +115,13 @@ def whole_number(option: str, text: str, otherwise: str = "") -> int:
         return int(text)
     except ValueError:
         raise UserError(f"{option} must be a whole number{otherwise}, not {text!r}") from None
+
+
+def number(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"{option} must be numbers, not {text!r}") from None
 
 
 def whole_numbers(option: str, text: str) -> list[int]:

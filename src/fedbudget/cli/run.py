@@ -10,14 +10,19 @@ from fedbudget.cli import options as o
 
 
 def run(
+    task: o.Task = None,
     model: o.Model = None,
     dataset: o.Dataset = None,
+    data_dir: o.DataDir = None,
     nodes: o.Nodes = None,
     case: o.Case = None,
     partition: o.Partition = None,
+    method: o.Method = None,
     tau: o.Tau = None,
     budget: o.Budget = None,
     costs: o.Costs = None,
+    aggregation_factor: o.AggregationFactor = None,
+    speeds: o.Speeds = None,
     batch_size: o.BatchSize = None,
     step_size: o.StepSize = None,
     phi: o.Phi = None,
@@ -25,9 +30,13 @@ def run(
     tau_max: o.TauMax = None,
     seed: o.Seed = None,
     rounds: o.Rounds = None,
+    evaluations: o.Evaluations = None,
     target: o.Target = None,
     test_share: o.TestShare = None,
+    train_samples: o.TrainSamples = None,
+    test_samples: o.TestSamples = None,
     clusters: o.Clusters = None,
+    device: o.Device = None,
     watts: o.Watts = None,
     joules_per_byte: o.JoulesPerByte = None,
     price_per_hour: o.PricePerHour = None,
@@ -43,6 +52,8 @@ def run(
       fedbudget run --case 2 --budget time=15s
 
       fedbudget run --dataset homes.csv --model linear --budget time=1min --budget bytes=20MB
+
+      fedbudget run --task cnn-mnist --case 4
 
       fedbudget run --tau 10 --costs measured --budget time=5s --json
 

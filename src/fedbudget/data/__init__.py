@@ -3,18 +3,27 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fedbudget.data import digits, files
+from fedbudget.data import digits, files, images, measurements
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.errors import UserError
 
-DATASETS: Mapping[str, Callable[[], Dataset]] = {"digits": digits.load}
-"""The datasets that go by a name."""
+DATASETS: Mapping[str, Callable[[Path | None], Dataset]] = {
+    "digits": lambda _: digits.load(),
+    "mnist": images.mnist,
+    "fashion-mnist": images.fashion_mnist,
+    "cifar-10": images.cifar_10,
+    "energy": measurements.energy,
+    "user-knowledge": measurements.user_knowledge,
+}
+"""The datasets that go by a name, from the folder of data that is given first."""
 
 
-def load(name: str, *, target: str | None = None, test_share: float = 0.2) -> Dataset:
-    """A dataset by its name, or the user's own from a path; see files.py."""
+def load(
+    name: str, *, target: str | None = None, test_share: float = 0.2, data_dir: str | Path | None = None
+) -> Dataset:
+    """A dataset by its name (see find.py for where it is looked for), or the user's own from a path (see files.py)."""
     if name in DATASETS:
-        return DATASETS[name]()
+        return DATASETS[name](None if data_dir is None else Path(data_dir))
     if Path(name).suffix in (".csv", ".npz") or Path(name).is_dir():
         return files.load(Path(name), target=target, test_share=test_share)
     raise UserError(f"unknown dataset {name!r}; use {', '.join(DATASETS)}, or a path to a .csv, a .npz or a folder")

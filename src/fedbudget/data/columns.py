@@ -15,6 +15,7 @@ class Columns:
 
     Args:
       x: features, [samples, features].
+      shape: of one sample's features before they were made flat; nothing where they always were.
       numbers: targets that are numbers, [samples].
       words: targets that are words, [samples].
     """
@@ -22,11 +23,14 @@ class Columns:
     x: Samples
     numbers: NDArray[np.float64] | None = None
     words: NDArray[np.str_] | None = None
+    shape: tuple[int, ...] = ()
 
     def none(self) -> "Columns":
         """No samples, of the same kind."""
         numbers, words = self.numbers, self.words
-        return Columns(self.x[:0], None if numbers is None else numbers[:0], None if words is None else words[:0])
+        return Columns(
+            self.x[:0], None if numbers is None else numbers[:0], None if words is None else words[:0], self.shape
+        )
 
     @property
     def class_names(self) -> list[str] | None:

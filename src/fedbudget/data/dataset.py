@@ -15,6 +15,8 @@ from fedbudget.data.partition import labels_by_clustering
 from fedbudget.data.shards import Table
 from fedbudget.errors import UserError
 
+_SAMPLE = 3  # a stream of random numbers of its own
+
 
 @dataclass(frozen=True)
 class Part:
@@ -86,6 +88,8 @@ class Dataset:
       classes: what class number 0, 1, ... stands for.
       scale: what a stored feature is multiplied with, 1/255 for pixels.
       parity: classifiers of two classes tell even from odd class numbers (the paper's SVM on digits).
+      shape: of one sample's features, such as (1, 28, 28) for an image; nothing for a flat row.
+      note: in which way this is less than the whole dataset, in words.
       files: samples per file, where every node has a file of its own.
       standardization: what was done to the features, if anything.
     """
@@ -96,6 +100,8 @@ class Dataset:
     classes: tuple[str, ...] = ()
     scale: float = 1.0
     parity: bool = False
+    shape: tuple[int, ...] = ()
+    note: str = ""
     files: tuple[int, ...] = ()
     standardization: Standardization | None = field(default=None, repr=False)
 
@@ -109,9 +115,21 @@ class Dataset:
             return self.train.labels
         return labels_by_clustering(self.train.x.astype(np.float32) * np.float32(self.scale), seed)
 
+    def sample(self, train: int | None, test: int | None, seed: int) -> "Dataset":
+        """Only so many of the samples, others for each seed; None for all."""
+        rng = np.random.default_rng([seed, _SAMPLE])
+        return replace(
+            self,
+            train=self.train if train is None else _some(self.train, train, rng, f"{self.name}'s training samples"),
+            test=self.test if test is None or self.test is None else _some(
+                self.test, test, rng, f"{self.name}'s test samples"
+            ),
+            files=self.files if train is None else (),
+        )  # fmt: skip
+
     def table(self, part: Part, target: str) -> Table:
         """Samples as a model wants them: with targets `binary`, `classes`, `real`, `raw` (as given) or `none`."""
-        return Table(part.x, self._targets(part, target), self.scale)
+        return Table(part.x, self._targets(part, target), self.scale, self.shape)
 
     def _targets(self, part: Part, target: str) -> Float32:
         if target == "none" or (target == "raw" and part.values is None and part.labels is None):
@@ -132,6 +150,12 @@ class Dataset:
         if len(self.classes) != 2:
             raise UserError(f"{self.name} has {len(self.classes)} classes; --model svm needs two, softmax takes any")
         return np.where(part.labels == 1, 1, -1).astype(np.float32)
+
+
+def _some(part: Part, count: int, rng: np.random.Generator, what: str) -> Part:
+    if not 1 <= count <= len(part):
+        raise UserError(f"{count} of {what} were asked for; there are {len(part)}")
+    return part.rows(np.sort(rng.choice(len(part), count, replace=False)))
 
 
 def hold_out(part: Part, share: float, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

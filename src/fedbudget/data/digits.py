@@ -20,4 +20,5 @@ def load() -> Dataset:
         classes=tuple("0123456789"),
         scale=1 / 16,
         parity=True,
+        shape=(1, 8, 8),
     )

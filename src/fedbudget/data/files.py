@@ -60,6 +60,7 @@ def from_columns(name: str, read: Sequence[tuple[Columns, Columns | None]], *, t
         Part.join(tested) if sum(map(len, tested)) else None,
         classes=classes,
         scale=_scale(everything[0]),
+        shape=everything[0].shape,
         files=tuple(map(len, trained)),
     )
 
@@ -115,9 +116,9 @@ def _require_alike(name: str, files: Sequence[Columns]) -> None:
     kinds = {(columns.numbers is None, columns.words is None) for columns in files}
     if len(kinds) != 1:
         raise UserError(f"{name}: targets must be numbers in all files, words in all, or in none")
-    shapes = {(columns.x.shape[1], str(columns.x.dtype)) for columns in files}
+    shapes = {(columns.shape or columns.x.shape[1:], str(columns.x.dtype)) for columns in files}
     if len(shapes) != 1:
-        found = " and ".join(f"{width} of {dtype}" for width, dtype in sorted(shapes))
+        found = " and ".join(f"{' x '.join(map(str, shape))} of {dtype}" for shape, dtype in sorted(shapes))
         raise UserError(f"{name}: features must be the same everywhere, found {found}")
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,24 +15,34 @@ from fedbudget.errors import UserError
 def read_csv(path: Path, target: str | None = None) -> Columns:
     """The samples of a file; an error names the row, as an editor counts them, and the column."""
     with path.open(newline="", encoding="utf-8-sig") as file:
-        lines = csv.reader(file)
-        header = [name.strip() for name in next(lines, [])]
-        if len(header) < 2:
-            raise UserError(f"{path}: needs a header line with at least one feature and the target")
-        if target is not None and target not in header:
-            raise UserError(f"{path} has no column {target!r}; it has {', '.join(header)}")
-        where = header.index(target) if target is not None else len(header) - 1
-        features: list[list[float]] = []
-        targets: list[str] = []
-        rows: list[int] = []
-        for fields in lines:
-            if not fields:
-                continue
-            texts = _texts(path, lines.line_num, header, fields)
-            targets.append(texts.pop(where))
-            rows.append(lines.line_num)
-            names = header[:where] + header[where + 1 :]
-            features.append([_number(path, lines.line_num, *each) for each in zip(names, texts, strict=True)])
+        return parse_csv(file, path, target)
+
+
+def parse_csv(text: Iterable[str], path: Path, target: str | None = None, *, without: tuple[str, ...] = ()) -> Columns:
+    """The samples in the lines of a file.
+
+    Args:
+      path: what to call it in errors.
+      without: columns that are left out.
+    """
+    lines = csv.reader(text)
+    header = [name.strip() for name in next(lines, [])]
+    if len(header) < 2:
+        raise UserError(f"{path}: needs a header line with at least one feature and the target")
+    if target is not None and target not in header:
+        raise UserError(f"{path} has no column {target!r}; it has {', '.join(header)}")
+    where = header.index(target) if target is not None else len(header) - 1
+    chosen = [(index, name) for index, name in enumerate(header) if index != where and name not in without]
+    features: list[list[float]] = []
+    targets: list[str] = []
+    rows: list[int] = []
+    for fields in lines:
+        if not fields:
+            continue
+        texts = _texts(path, lines.line_num, header, fields)
+        targets.append(texts[where])
+        rows.append(lines.line_num)
+        features.append([_number(path, lines.line_num, name, texts[index]) for index, name in chosen])
     if not features:
         raise UserError(f"{path} has a header but no rows")
     return _columns(path, np.array(features), targets, rows)

@@ -34,19 +34,20 @@ def checked(name: str, x: NDArray[np.generic], y: NDArray[np.generic] | None) ->
         raise UserError(f"{name}: features must be [samples, ...], not of shape {x.shape}")
     if x.dtype.kind not in "iufb":
         raise UserError(f"{name}: features must be numbers, not {x.dtype}")
+    shape = x.shape[1:] if x.ndim > 2 else ()
     x = x.reshape(len(x), -1)
     if x.dtype not in (np.uint8, np.float32, np.float64):
         x = x.astype(np.float32)
     if x.dtype != np.uint8:
         refuse_nan(name, x.view(), "sample")  # type: ignore[arg-type]
     if y is None:
-        return Columns(x)
+        return Columns(x, shape=shape)
     if y.shape != (len(x),):
         raise UserError(f"{name}: y has shape {y.shape}, but x has {len(x)} samples")
     if y.dtype.kind in "US":
-        return Columns(x, words=y.astype(np.str_))
+        return Columns(x, words=y.astype(np.str_), shape=shape)
     if y.dtype.kind not in "iufb":
         raise UserError(f"{name}: y must be numbers or words, not {y.dtype}")
     numbers = y.astype(np.float64)
     refuse_nan(name, numbers, "the target of sample")
-    return Columns(x, numbers)
+    return Columns(x, numbers, shape=shape)

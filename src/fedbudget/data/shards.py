@@ -23,11 +23,13 @@ class Table:
       x: features as stored, [samples, features], uint8, float32 or float64.
       y: targets, [samples]: class numbers, ±1 or real values, as the model wants them; zeros where it wants none.
       scale: what a stored feature is multiplied with (1/255 for pixels); kernels do it, x stays as it is.
+      shape: of one sample's features, for models that see more than a flat row in them; nothing for a flat row.
     """
 
     x: Samples
     y: Float32
     scale: float = 1.0
+    shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.x.ndim != 2 or self.y.shape != (len(self.x),):

@@ -1,6 +1,7 @@
 """The in-process engine: aggregator and fleets in one program, a function call away from each other."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from fedbudget.arrays import Float32
 from fedbudget.meters.measured import Instant
@@ -11,6 +12,12 @@ from fedbudget.protocol.messages import Broadcast, Report
 
 Observer = Callable[[Round, Broadcast], None]
 """Told of every round when it is over, with the broadcast that it began with. The time it takes is not charged."""
+
+
+class Engine(Protocol):
+    """What makes a run, once it is ready to start; of the baselines too."""
+
+    def __call__(self, *, observe: Observer, interrupted: Callable[[], bool]) -> Outcome: ...
 
 
 def run(

@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedbudget import data
 from fedbudget.data.dataset import Dataset
 from fedbudget.errors import UserError
-from fedbudget.plan import prepare
+from fedbudget.plan import load_dataset, prepare
 from fedbudget.runs.settings import Settings
 from fedbudget.training import Result, execute
 
@@ -81,7 +80,7 @@ def compare(
     """
     if not (cases and taus and seeds):
         raise UserError("compare needs at least one case, one tau and one seed")
-    dataset = data.load(settings.dataset, target=settings.target, test_share=settings.test_share)
+    dataset = load_dataset(settings)
     choices: list[int | str] = ["adaptive", *taus]
     grid = [
         (case, tau, replace(settings, partition=f"case:{case}", tau=tau, seed=seed))

@@ -1,11 +1,13 @@
 """What a model is: a loss with a gradient over one flat vector w, for many nodes at once.
 
-`Model` is what fleets and engines ask for. There are two ways to make one: `KernelModel` for models with compiled row
-functions (fast; see kernels.py), and `LoopModel` for anything that can give loss and gradient of a batch.
+`Model` is what fleets and engines ask for. There are three ways to make one: `KernelModel` for models with compiled row
+functions (fast; see kernels.py), `LoopModel` for anything that can give loss and gradient of a batch, and `TorchModel`
+for PyTorch's modules (torch_model.py).
 """
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -64,17 +66,27 @@ class Model(Protocol):
     def accuracy(self, w: Float32, table: Table) -> float | None:
         """The share of samples predicted right; None where that has no meaning."""
 
+    def metrics(self, w: Float32, table: Table) -> Mapping[str, float]:
+        """Further figures of merit on a table, by name."""
 
-class KernelModel(ABC):
+
+class BaseModel(ABC):
+    """What models have in common."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> int: ...
+
+    def metrics(self, w: Float32, table: Table) -> Mapping[str, float]:
+        return {}
+
+
+class KernelModel(BaseModel):
     """A model whose row functions are compiled; see kernels.py."""
 
     name: ClassVar[str]
     target: ClassVar[Target]
     regularization: float = 0.0
-
-    @property
-    @abstractmethod
-    def parameters(self) -> int: ...
 
     @property
     @abstractmethod
@@ -119,12 +131,8 @@ class KernelModel(ABC):
         return int(right) / len(table)
 
 
-class LoopModel(ABC):
+class LoopModel(BaseModel):
     """A model that is asked for one node's batch at a time."""
-
-    @property
-    @abstractmethod
-    def parameters(self) -> int: ...
 
     @abstractmethod
     def loss_and_gradient(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tomli_w
 
@@ -17,7 +17,7 @@ from fedbudget.data.dataset import require_test_share
 from fedbudget.data.partition import Partition
 from fedbudget.errors import UserError
 
-Costs = Literal["simulated", "measured"]
+METHODS = ("paper", "centralized", "asynchronous")
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,19 @@ class Settings:
     Args:
       model: a model's name.
       dataset: a dataset's name, or a path to a .csv, a .npz or a folder with one such file per node.
+      data_dir: where datasets with a name are looked for first.
       target: the CSV column to predict; the last one when not given.
       test_share: held out for testing, where the data has no test samples.
+      train_samples, test_samples: take only so many, others for each seed; all when not given.
       nodes: how many; 5 when not given, or as many as there are files.
       partition: how samples are given to nodes: case:1 to case:4, dirichlet:ALPHA, files; case:1 when not given, or
         files for a folder.
+      method: `paper`, or a baseline: `centralized` (all data in one place) or `asynchronous` (no node waits).
       tau: `adaptive`, or a number of local updates.
       budget: limits, such as time=15s, energy=500J, bytes=20MB, cpu=30s, money=0.40.
       costs: `simulated` (the paper's measurements) or `measured` (this machine's clocks).
+      aggregation_factor: how many times as long as in the paper's prototype an aggregation takes, simulated.
+      speeds: of each node, with asynchronous descent; two of five 4 times as fast as the others when not given.
       batch_size: samples in a mini-batch, or `full`; 100 when not given, or the smallest shard if that is smaller.
       step_size: η.
       phi: φ, the paper's control parameter.
@@ -42,20 +47,28 @@ class Settings:
       tau_max: the largest τ.
       seed: of everything random.
       rounds: the most rounds to make, besides the budget.
+      evaluations: accuracy is looked at, at no more than so many points of the run, evenly over the budget.
       clusters: of K-means.
+      device: where PyTorch computes: `auto` (a GPU when there is one), `cpu`, `cuda`, ...
       watts, joules_per_byte: what energy is figured from, per node.
       price_per_hour, price_per_gigabyte: what money is figured from, per node.
     """
 
     model: str = "svm"
     dataset: str = "digits"
+    data_dir: str | None = None
     target: str | None = None
     test_share: float = 0.2
+    train_samples: int | None = None
+    test_samples: int | None = None
     nodes: int | None = None
     partition: str | None = None
+    method: str = "paper"
     tau: int | str = "adaptive"
     budget: tuple[str, ...] = ("time=15s",)
     costs: str = "simulated"
+    aggregation_factor: float = 1.0
+    speeds: tuple[float, ...] | None = None
     batch_size: int | str | None = None
     step_size: float = 0.01
     phi: float = 0.025
@@ -63,7 +76,9 @@ class Settings:
     tau_max: int = 100
     seed: int = 0
     rounds: int | None = None
+    evaluations: int = 50
     clusters: int = 4
+    device: str = "auto"
     watts: float = 5.0
     joules_per_byte: float = 1e-6
     price_per_hour: float = 0.1
@@ -76,14 +91,18 @@ class Settings:
             Partition.parse(self.partition)
         if self.costs not in ("simulated", "measured"):
             raise UserError(f"costs must be simulated or measured, not {self.costs!r}")
+        if self.method not in METHODS:
+            raise UserError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
+        if not 0 < self.aggregation_factor < float("inf"):
+            raise UserError(f"aggregation-factor must be a positive number, not {self.aggregation_factor:g}")
         if not 0 < self.step_size < float("inf"):
             raise UserError(f"step-size must be a positive number, not {self.step_size:g}")
         if self.batch_size is not None and self.batch_size != "full" and not isinstance(self.batch_size, int):
             raise UserError(f"batch-size must be a whole number or full, not {self.batch_size!r}")
-        if self.nodes is not None and self.nodes < 1:
-            raise UserError(f"nodes must be at least 1, not {self.nodes}")
-        if self.rounds is not None and self.rounds < 1:
-            raise UserError(f"rounds must be at least 1, not {self.rounds}")
+        for name in ("nodes", "rounds", "train_samples", "test_samples", "evaluations"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name.replace('_', '-')} must be at least 1, not {value}")
         require_test_share(self.test_share)
         if self.seed < 0:
             raise UserError(f"seed must not be negative, but is {self.seed}")
@@ -131,6 +150,8 @@ def _checked(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
             texts = [value] if isinstance(value, str) else value
             if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
                 value = tuple(texts)
+        if name == "speeds" and isinstance(value, list) and all(type(each) in (int, float) for each in value):
+            value = tuple(map(float, value))
         allowed = _TYPES.get(name, type(known[key].default))
         if isinstance(value, int) and not isinstance(value, bool) and allowed is float:
             value = float(value)
@@ -141,10 +162,14 @@ def _checked(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _TYPES: Mapping[str, Any] = {
+    "data_dir": str,
     "target": str,
+    "train_samples": int,
+    "test_samples": int,
     "nodes": int,
     "partition": str,
     "tau": (int, str),
+    "speeds": tuple,
     "batch_size": (int, str),
     "rounds": int,
 }

@@ -1,0 +1,85 @@
+"""What a person sees while a dataset is fetched: bars on a terminal, a line for each file elsewhere.
+
+Both go to standard error, so that what a command has to say at its end can be piped on.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import Progress as RichProgress
+
+from fedbudget.data.published.transfer import Progress
+
+
+@contextmanager
+def showing() -> Iterator[Progress]:
+    """Gives what is to be told how it goes."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines()
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with RichProgress(*columns, console=console, transient=True) as bars:
+        yield _Bars(bars)
+
+
+class _Lines:
+    """A line for each file that came."""
+
+    def __init__(self) -> None:
+        self._source = ""
+
+    def trying(self, source: str) -> None:
+        self._source = source
+
+    def coming(self, what: str, done: int, total: int | None) -> None: ...
+
+    def placed(self, name: str) -> None:
+        self._say(f"{name} from {self._source}")
+
+    def _say(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+
+class _Bars(_Lines):
+    """The same lines, and below them a bar for what is coming."""
+
+    def __init__(self, bars: RichProgress) -> None:
+        super().__init__()
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+
+    def trying(self, source: str) -> None:
+        super().trying(source)
+        self._clear()
+        self.coming(source, 0, None)  # moves without an end until bytes are counted
+
+    def coming(self, what: str, done: int, total: int | None) -> None:
+        if what not in self._tasks:
+            self._clear()
+            self._tasks[what] = self._bars.add_task(what, total=None)
+        self._bars.update(self._tasks[what], completed=done, total=total)
+
+    def _clear(self) -> None:
+        for task in self._tasks.values():
+            self._bars.remove_task(task)
+        self._tasks.clear()
+
+    def _say(self, line: str) -> None:
+        self._bars.console.print(line, markup=False, highlight=False)

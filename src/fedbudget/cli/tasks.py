@@ -1,0 +1,24 @@
+"""`fedbudget tasks`."""
+
+from typing import Annotated
+
+import typer
+
+from fedbudget import tasks as known
+
+
+def tasks(name: Annotated[str | None, typer.Argument(help="Print this task's settings as a file.")] = None) -> None:
+    """List the paper's tasks, or print one as a file to copy and change.
+
+    Examples:
+
+      fedbudget tasks
+
+      fedbudget tasks svm-sgd-mnist > mine.toml && fedbudget run --config mine.toml
+    """
+    if name is not None:
+        print(known.path(name).read_text(encoding="utf-8"), end="")
+        return
+    width = max(map(len, known.names()))
+    for each in known.names():
+        print(f"{each.ljust(width)}  {known.title(each)}")

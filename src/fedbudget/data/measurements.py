@@ -1,0 +1,53 @@
+"""The paper's two tables of measurements: appliances' energy use, and users' knowledge. All samples are trained on."""
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+
+from fedbudget.data.columns import Columns
+from fedbudget.data.contents import at_most
+from fedbudget.data.dataset import Dataset, Part, Standardization
+from fedbudget.data.published.find import find, opened
+from fedbudget.data.read_csv import parse_csv
+from fedbudget.errors import UserError
+
+_MOST_BYTES = 50_000_000  # four times the larger of the two
+_LEVELS = ("very_low", "Low", "Middle", "High")
+
+
+def energy(data_dir: Path | None) -> Dataset:
+    """19,735 records of a house's sensors and weather, to predict the energy use of its appliances, in Wh.
+
+    Features and target are standardised. There are no classes: the Cases distribute samples by clusters.
+    """
+    columns = _read("energy", "energydata_complete.csv", data_dir, target="Appliances", without=("date",))
+    if columns.numbers is None:
+        raise UserError("energy: Appliances must be numbers")
+    part = Part(columns.x, values=columns.numbers)
+    how = Standardization.of(part)
+    return Dataset("energy", how.apply(part), standardization=how)
+
+
+def user_knowledge(data_dir: Path | None) -> Dataset:
+    """403 students, each with five degrees of study and success in [0, 1], and one of four levels of knowledge."""
+    columns = _read("user-knowledge", "user_knowledge.csv", data_dir, target="UNS")
+    number = {level.lower(): index for index, level in enumerate(_LEVELS)}
+    names = [name.lower().replace(" ", "_") for name in columns.class_names or ()]
+    unknown = sorted(set(names) - set(number))
+    if unknown:
+        raise UserError(f"user-knowledge: level {unknown[0]!r} is not one of {', '.join(_LEVELS)}")
+    labels = np.array([number[name] for name in names], dtype=np.int64)
+    return Dataset("user-knowledge", Part(columns.x.astype(np.float32), labels), classes=_LEVELS)
+
+
+def _read(name: str, file: str, data_dir: Path | None, *, target: str, without: tuple[str, ...] = ()) -> Columns:
+    path = find(name, data_dir)[file]
+    with opened(path, file) as stream:
+        contents = at_most(stream, _MOST_BYTES, path)
+    try:
+        text = contents.tobytes().decode("utf-8-sig")
+        return parse_csv(io.StringIO(text, newline=""), path, target, without=without)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None

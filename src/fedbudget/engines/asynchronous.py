@@ -1,0 +1,219 @@
+"""Asynchronous gradient descent: the paper's baseline in which no node waits for another. Time is simulated.
+
+Every node goes round by itself: it pulls the newest w, computes the gradient of its own F_i there, and pushes it. When
+the push of node i arrives, the aggregator makes the step that eqs. (4) and (5) give with τ=1, as far as node i's part
+of it goes, and the node pulls again at that instant:
+
+    w ← w - η (D_i / D) ∇F_i(w as node i pulled it)
+
+The gradient is stale: other pushes have moved w in the meantime. N pushes, one of each node, make up one step of η, as
+in a synchronous round with τ=1; but a fast node pushes more often than a slow one, so its data weigh more.
+
+How long a cycle takes, from pull to push:
+
+    (c + b) / speed_i        c and b drawn anew for every cycle, the c first
+
+- A synchronous round with τ=1 takes c + b because it waits for its slowest node; so a cycle of that node takes c + b,
+  and its speed is 1. A node with speed 4 takes a quarter.
+- The whole b is a node's own, and its speed counts there too. An N-th of b for each node, as of a channel that N share,
+  would be a second gain over synchronous descent, unless cycles also queued for that channel. And w is a few kilobytes,
+  so it is assumed here that an aggregation is mostly handling at the nodes; the paper does not say what b is made of.
+- This choice matters. With b the same for all nodes, or with a queue, b (more than c in every profile, and ten times c
+  with mini-batches) would bring the nodes close to one pace, and descent would hardly be biased; the paper saw fast
+  nodes make many more steps than slow ones.
+
+Rules: pushes are taken in the order of their times, and those of the same time in node order; every draw comes from
+the one time meter, in the order of pulls; so a run repeats to the bit. A push that would come after the end of the
+budget is not made, except that the first one always is. The last w is the result: nobody knows F(w) here, to choose by.
+
+An observer is told of N pushes as of one round with τ=1, so that t counts local updates per node, on average, as it
+does elsewhere; the last round may have fewer. The round's loss is Σ D_i F_i / Σ D_i over its pushes, each F_i on the
+mini-batch of its gradient and at the w that the node had pulled. The loss of one w over all nodes is not known to the
+aggregator. Nodes overlap, so a round's time cannot be split into c and b: all of it is c.
+
+Mini-batches follow the common rule: the same seed at all nodes, and every node at its own position in its stream. Each
+gradient takes a new one, as in centralized.py; with one node the two are the same descent, to the bit.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fedbudget.arrays import Float32
+from fedbudget.budget import Costs, Ledger
+from fedbudget.data.sampling import Sampler
+from fedbudget.data.shards import Shards
+from fedbudget.engines.centralized import as_round, mini_batches
+from fedbudget.engines.in_process import Observer
+from fedbudget.errors import UserError
+from fedbudget.meters.meter import Cost, Meters, RoundTrip, TimeMeter
+from fedbudget.models.base import Model
+from fedbudget.protocol.aggregator import Outcome
+
+FAST, SLOW = 4.0, 1.0
+
+
+def run(
+    model: Model,
+    shards: Shards,
+    *,
+    w: Float32,
+    eta: float,
+    batch: int | None,
+    seed: int,
+    meters: Meters,
+    speeds: Sequence[float],
+    ledger: Ledger,
+    rounds: int | None = None,
+    observe: Observer,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Takes pushes until the budget is spent.
+
+    Args:
+      w: w(0), [parameters].
+      eta: step size.
+      batch: samples in a mini-batch; None for whole shards.
+      seed: of the mini-batches; the same for every node.
+      meters: their time is drawn from, and has to be simulated.
+      speeds: of each node; 1 is the slowest node of those that the meters' profile was measured at.
+      ledger: from `open_ledger`.
+      rounds: the most rounds of N pushes to make, besides the budget.
+      interrupted: asked after every round; when it says so, the run ends with what it has.
+    """
+    nodes = _nodes(model, shards, w, eta=eta, batch=batch, seed=seed)
+    arrivals = _Arrivals(meters.time, speeds)
+    number, stopped_by = 0, None
+    while stopped_by is None:
+        number, began = number + 1, w
+        pushes: list[tuple[_Node, float]] = []
+        while not pushes or (len(pushes) < len(nodes) and _fits(ledger, arrivals.next_time)):
+            node = nodes[arrivals.take()]
+            w, loss = node.push(w)
+            pushes.append((node, loss))
+        ledger = ledger.charge(1, _until(arrivals.time, ledger))
+        took_part = len({id(node) for node, _ in pushes})
+        observe(*as_round(number, began, eta=eta, loss=_mean_loss(pushes), ledger=ledger, nodes=took_part))
+        if not _fits(ledger, arrivals.next_time):
+            stopped_by = "time"
+        elif number == rounds:
+            stopped_by = "rounds"
+        elif interrupted():
+            stopped_by = "interrupted"
+    return Outcome(w, stopped_by, ledger)
+
+
+def default_speeds(nodes: int) -> tuple[float, ...]:
+    """Two of every five nodes fast, as the paper's two laptops and three Raspberry Pis.
+
+    >>> default_speeds(6)
+    (4.0, 4.0, 1.0, 1.0, 1.0, 4.0)
+    """
+    return tuple(FAST if node % 5 < 2 else SLOW for node in range(nodes))
+
+
+def open_ledger(meters: Meters, shards: Shards, speeds: Sequence[float]) -> Ledger:
+    """A ledger with nothing spent; refuses what cannot be simulated, and a budget that is too short for one push."""
+    budget = meters.budget
+    if list(budget.limits) != ["time"]:
+        others = ", ".join(name for name in budget.limits if name != "time")
+        raise UserError(f"asynchronous gradient descent knows a budget of time only, not of {others}; use time=15s")
+    if meters.time.source != "simulated":
+        raise UserError("asynchronous gradient descent is simulated: its costs cannot be measured; use simulated costs")
+    if len(speeds) != len(shards):
+        raise UserError(f"every node needs a speed: {len(speeds)} are given for {len(shards)} nodes")
+    for node, speed in enumerate(speeds):
+        if not 0 < speed < math.inf:
+            raise UserError(f"the speed of node {node} must be a positive number, not {speed:g}")
+    first = _cycle(meters.time.expect(_CYCLE), max(speeds))
+    if budget.limits["time"] < first:
+        (time,) = budget.resources
+        raise UserError(
+            f"budget time={time.format(budget.limits['time'])} is too small: the fastest node's first gradient arrives "
+            f"after about {time.format(first)}"
+        )
+    return Ledger(budget, _seconds(first), np.zeros(1))
+
+
+class _Arrivals:
+    """The times at which pushes arrive. All nodes pull at time 0, and each again as soon as its push was taken."""
+
+    def __init__(self, meter: TimeMeter, speeds: Sequence[float]) -> None:
+        self.time = 0.0
+        self._meter = meter
+        self._speeds = speeds
+        self._coming = [(self._draw(node), node) for node in range(len(speeds))]
+        heapq.heapify(self._coming)
+
+    @property
+    def next_time(self) -> float:
+        return self._coming[0][0]
+
+    def take(self) -> int:
+        """The node whose push arrives next; it is on its way again when this returns."""
+        self.time, node = self._coming[0]
+        heapq.heapreplace(self._coming, (self.time + self._draw(node), node))
+        return node
+
+    def _draw(self, node: int) -> float:
+        return _cycle(self._meter.read(_CYCLE), self._speeds[node])
+
+
+class _Node:
+    """A node with its shard, its place in the stream of mini-batches, and the w that it pulled last."""
+
+    def __init__(self, model: Model, shard: Shards, sampler: Sampler, pulled: Float32, step_size: float) -> None:
+        self.size = int(shard.size[0])
+        self._model = model
+        self._shard = shard
+        self._batches = mini_batches(sampler)
+        self._pulled = pulled
+        self._step_size = np.float32(step_size)  # η D_i / D
+
+    def push(self, w: Float32) -> tuple[Float32, float]:
+        """Its gradient reaches the aggregator, where w has come to be this; gives the next w, and pulls it."""
+        descent = self._model.descend(self._pulled[None], self._shard, next(self._batches), 0.0)
+        with np.errstate(over="ignore", invalid="ignore"):  # a w that diverges shows in the losses
+            self._pulled = w - self._step_size * descent.gradients[0]
+        return self._pulled, float(descent.losses[0])
+
+
+def _nodes(model: Model, shards: Shards, w: Float32, *, eta: float, batch: int | None, seed: int) -> list[_Node]:
+    Sampler(shards.size, batch, seed)  # over all nodes at once, to name the one whose shard is too small for the batch
+    total = int(shards.size.sum())
+    fleets_of_one = [shards.only([node]) for node in range(len(shards))]
+    return [
+        _Node(model, shard, Sampler(shard.size, batch, seed), w, eta * (int(shard.size[0]) / total))
+        for shard in fleets_of_one
+    ]
+
+
+def _mean_loss(pushes: Sequence[tuple[_Node, float]]) -> float:
+    """Σ D_i F_i / Σ D_i; of one push its own F_i, to the bit."""
+    if len(pushes) == 1:
+        return pushes[0][1]
+    return sum(node.size * loss for node, loss in pushes) / sum(node.size for node, _ in pushes)
+
+
+_CYCLE = RoundTrip(updates=1, nodes=1, wire_bytes=0, step_seconds=0.0, seconds=0.0, step_cpu=0.0, cpu=0.0)
+"""What a meter of simulated time is asked about: one local update and one exchange."""
+
+
+def _cycle(drawn: Cost, speed: float) -> float:
+    return (drawn.step + drawn.aggregation) / speed
+
+
+def _fits(ledger: Ledger, time: float) -> bool:
+    """Is this time within the budget? As the ledger sees it, which forgives what sums of costs are off by."""
+    return Ledger(ledger.budget, _until(time, ledger), ledger.spent).can_evaluate()
+
+
+def _until(time: float, ledger: Ledger) -> Costs:
+    """From what was spent to this time; rounding may have brought the ledger just past it."""
+    return _seconds(max(0.0, time - float(ledger.spent[0])))
+
+
+def _seconds(seconds: float) -> Costs:
+    return Costs(np.array([seconds]), np.zeros(1))

@@ -1,0 +1,296 @@
+"""Any PyTorch module as a model. Needs the extra `fedbudget[torch]`; nothing else in fedbudget imports PyTorch.
+
+All trainable parameters lie in one flat tensor, and their gradients in another, of which the module's own tensors are
+views: a local update is one operation, and w goes in and out by one copy.
+
+A batch is a list of row numbers; samples stay bytes, where they are bytes, until they are used. What is random within a
+module, such as dropout, is drawn from the mini-batch itself, so that on one mini-batch F_i is one function of w: the
+estimates compare F_i at different w, and a run repeats to the bit.
+
+Nodes take turns. Batching them with torch.func was measured and is slower for the paper's network; see
+docs/performance.md.
+"""
+
+import copy
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedbudget.arrays import Float32, Float64
+from fedbudget.data.sampling import Picks
+from fedbudget.data.shards import Shards, Table
+from fedbudget.errors import UserError
+from fedbudget.models.base import BaseModel, Descent, Target
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(output, y) to the mean loss over the batch."""
+
+Metric = Callable[[Tensor, Tensor], Any]
+"""(output, y) of all samples to a number."""
+
+_ROWS = 1000  # samples that pass through a module at once, when a shard or a table is larger
+_TABLES = 4  # tables kept as tensors
+
+
+class TorchModel(BaseModel):
+    """Trains an `nn.Module`.
+
+    Args:
+      module: what is trained, starting from its own parameters; or a function that makes it, which is then called with
+        PyTorch seeded by the run's seed, so that each seed starts from other parameters. The module is copied.
+      loss: (output, y) to the mean loss over the batch; cross-entropy for classes and squared error for real targets
+        when not given.
+      metrics: functions (output, y) to a number, by name, for the test samples; one named `accuracy` takes the place of
+        the share of right classes.
+      target: what y holds: `classes` (numbers 0, 1, ...), `real`, `raw` (the data's own) or `binary` (±1).
+      name: what the model is called in a run's record.
+      device: `auto` takes a GPU when there is one.
+
+    >>> from torch import nn
+    >>> model = TorchModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    >>> model.parameters
+    650
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | Callable[[], nn.Module],
+        *,
+        loss: Loss | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        target: Target = "classes",
+        name: str | None = None,
+        device: str = "auto",
+    ) -> None:
+        self.target: Target = target
+        self._make = None if isinstance(module, nn.Module) else module
+        made = copy.deepcopy(module) if isinstance(module, nn.Module) else _made(module, 0)
+        self.name = name or type(made).__name__.lower()
+        self._loss = loss or _default_loss(target)
+        self._metrics = dict(metrics or {})
+        self._device = _device(device)
+        self._module = made.to(self._device)
+        self._names = [label for label, parameter in made.named_parameters() if parameter.requires_grad]
+        self._w, self._gradient = _flatten(self._module)
+        self._own = self._w.cpu().numpy().copy()
+        self._still = _constants(self._module)
+        self._tables: dict[int, tuple[Table, Tensor, Tensor]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def parameters(self) -> int:
+        return int(self._w.numel())
+
+    def initial(self, seed: int) -> Float32:
+        if self._make is None:
+            return self._own.copy()
+        flat, _ = _flatten(_made(self._make, seed))
+        return flat.numpy().copy()
+
+    def trained(self, w: Float32) -> nn.Module:
+        """A copy of the module with its parameters set to w, on the CPU and ready to predict."""
+        module = copy.deepcopy(self._module).cpu().eval()
+        for parameter in module.parameters():
+            parameter.grad = None
+        state, used = dict(module.named_parameters()), 0
+        with torch.no_grad():
+            for label in self._names:
+                size = state[label].numel()
+                state[label].copy_(torch.from_numpy(w[used : used + size].copy()).view_as(state[label]))
+                used += size
+        return module
+
+    def losses(self, w: Float32, shards: Shards, picks: Picks) -> Float64:
+        # On whole shards this is the figure to report, and on a mini-batch one to compare with that of a local update.
+        with self._alone(train=picks.positions.shape[2] > 0), torch.no_grad():
+            return self._evaluate(w, shards, picks)
+
+    def descend(self, w: Float32, shards: Shards, picks: Picks, eta: float, best: Float32 | None = None) -> Descent:
+        nodes = len(shards)
+        out = np.empty((nodes, self.parameters), np.float32)
+        losses, gradients = np.empty(nodes), np.empty_like(out)
+        best_losses = None
+        with self._alone(train=True):
+            for node in range(nodes):
+                self._set(w[node % len(w)])
+                for update in range(picks.updates):
+                    loss = self._backward(shards, picks, node, update)
+                    if update == 0:
+                        losses[node], gradients[node] = float(loss), self._gradient.cpu().numpy()
+                    self._w.add_(self._gradient, alpha=-eta)
+                out[node] = self._w.cpu().numpy()
+            self._refuse_changed_buffers()
+            if best is not None:
+                with torch.no_grad():
+                    best_losses = self._evaluate(best[None], shards, picks)
+        return Descent(out, losses, gradients, best_losses)
+
+    def accuracy(self, w: Float32, table: Table) -> float | None:
+        measure = self._metrics.get("accuracy") or _ACCURACIES.get(self.target)
+        if measure is None:
+            return None
+        return float(measure(*self._predict(w, table)))
+
+    def metrics(self, w: Float32, table: Table) -> dict[str, float]:
+        if not self._metrics:
+            return {}
+        output, y = self._predict(w, table)
+        return {name: float(measure(output, y)) for name, measure in self._metrics.items()}
+
+    def _evaluate(self, w: Float32, shards: Shards, picks: Picks) -> Float64:
+        losses = np.empty(len(shards))
+        for node in range(len(shards)):
+            self._set(w[node % len(w)])
+            rows = _rows(shards, picks, node, 0)
+            losses[node] = sum(
+                float(self._loss_of(shards.table, part)) * len(part) / len(rows) for part in _parts(rows)
+            )
+        return losses
+
+    def _backward(self, shards: Shards, picks: Picks, node: int, update: int) -> Tensor:
+        """Loss at the module's w, with its gradient in `self._gradient`."""
+        rows = _rows(shards, picks, node, update)
+        self._gradient.zero_()
+        total = torch.zeros((), device=self._device)
+        for part in _parts(rows):
+            loss = self._loss_of(shards.table, part) * (len(part) / len(rows))
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
+    def _loss_of(self, table: Table, rows: NDArray[np.int32]) -> Tensor:
+        torch.manual_seed(zlib.crc32(rows.tobytes()))
+        x, y = self._batch(table, rows)
+        output = self._module(x)
+        loss = self._loss(output, y.view_as(output) if _is_column(output, y) else y)
+        if loss.ndim != 0:
+            raise UserError(f"{self.name}'s loss must be one number, the mean over the batch; it has {loss.shape}")
+        return loss
+
+    def _predict(self, w: Float32, table: Table) -> tuple[Tensor, Tensor]:
+        """The module's output for all samples of a table, and their targets."""
+        rows = np.arange(len(table), dtype=np.int32)
+        with self._alone(train=False), torch.no_grad():
+            self._set(w)
+            output = torch.cat([self._module(self._batch(table, part)[0]) for part in _parts(rows)])
+            y = self._batch(table, rows[:0])[1].new_tensor(table.y)
+            return output, y.view_as(output) if _is_column(output, y) else y
+
+    def _batch(self, table: Table, rows: NDArray[np.int32]) -> tuple[Tensor, Tensor]:
+        if id(table) not in self._tables:
+            while len(self._tables) >= _TABLES:
+                del self._tables[next(iter(self._tables))]
+            kind = torch.int64 if self.target == "classes" else torch.float32
+            self._tables[id(table)] = table, self._tensor(table.x), self._tensor(table.y).to(kind)
+        _, every_x, every_y = self._tables[id(table)]
+        index = torch.from_numpy(rows.astype(np.int64)).to(self._device)
+        x = every_x[index].to(torch.float32)
+        if table.scale != 1:
+            x *= table.scale
+        return x.view(len(rows), *table.shape) if table.shape else x, every_y[index]
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        """On a CPU the very same memory, where it may be written to; a tensor promises that."""
+        return torch.from_numpy(array if array.flags.writeable else array.copy()).to(self._device)
+
+    def _set(self, w: Float32) -> None:
+        with torch.no_grad():
+            self._w.copy_(torch.from_numpy(np.ascontiguousarray(w)))
+
+    @contextmanager
+    def _alone(self, *, train: bool) -> Iterator[None]:
+        """The module for ourselves, and the program's random numbers as they were."""
+        devices = [self._device] if self._device.type == "cuda" else []
+        with self._lock, torch.random.fork_rng(devices=devices):
+            self._module.train(train)
+            yield
+
+    def _refuse_changed_buffers(self) -> None:
+        for label, before in self._still.items():
+            if not torch.equal(self._module.get_buffer(label), before):
+                raise UserError(f"{self.name}: buffer {label} changes while training, but only parameters are averaged")
+        self._still = {}  # once is enough
+
+
+def _made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = make()
+    if not isinstance(module, nn.Module):
+        raise UserError(f"TorchModel needs an nn.Module or a function that makes one, not a {type(module).__name__}")
+    return module
+
+
+def _flatten(module: nn.Module) -> tuple[Tensor, Tensor]:
+    """One tensor of all trainable parameters, and one of their gradients; the module's own become views of them."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise UserError("the module has no parameters to train")
+    odd = next((parameter.dtype for parameter in parameters if parameter.dtype != torch.float32), None)
+    if odd is not None:
+        raise UserError(f"parameters must be float32, not {str(odd).removeprefix('torch.')}; call module.float()")
+    w = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    gradient, used = torch.zeros_like(w), 0
+    for parameter in parameters:
+        part = slice(used, used + parameter.numel())
+        parameter.data = w[part].view_as(parameter)
+        parameter.grad = gradient[part].view_as(parameter)
+        used += parameter.numel()
+    return w, gradient
+
+
+def _constants(module: nn.Module) -> dict[str, Tensor]:
+    """The module's buffers, which must stay as they are; those known not to are refused at once."""
+    for label, part in module.named_modules():
+        if getattr(part, "running_mean", None) is not None:
+            raise UserError(
+                f"layer {label or 'itself'} ({type(part).__name__}) keeps running statistics, which are no parameters "
+                "and would differ from node to node; use GroupNorm or LayerNorm, or track_running_stats=False"
+            )
+    return {label: buffer.clone() for label, buffer in module.named_buffers()}
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def _default_loss(target: Target) -> Loss:
+    if target == "classes":
+        return F.cross_entropy
+    if target in ("real", "raw"):
+        return F.mse_loss
+    raise UserError(f"TorchModel needs a loss for target {target!r}")
+
+
+def _is_column(output: Tensor, y: Tensor) -> bool:
+    """An output [samples, 1] beside targets [samples]: subtracted, these would make a square."""
+    return output.ndim == 2 and output.shape[1] == 1 and y.is_floating_point()
+
+
+def _rows(shards: Shards, picks: Picks, node: int, update: int) -> NDArray[np.int32]:
+    return shards.rows_of(node)[picks.of(node, update, int(shards.size[node]))]
+
+
+def _parts(rows: NDArray[np.int32]) -> Iterator[NDArray[np.int32]]:
+    return (rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS))
+
+
+_ACCURACIES: Mapping[str, Metric] = {
+    "classes": lambda output, y: (output.argmax(dim=1) == y).double().mean(),
+    "binary": lambda output, y: (torch.where(output > 0, 1.0, -1.0) == y).double().mean(),
+}

@@ -1,0 +1,176 @@
+"""`fedbudget data`: what it says, on which stream, and with which exit code."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedbudget.cli import fetching
+from fedbudget.cli.main import main
+from fedbudget.data.published.catalogue import PUBLISHED
+from fedbudget.data.published.sources import Mirror
+from web import Web, dataset_of, serving
+
+CONTENTS = {"one.bin": b"one" * 1000, "two.bin": b"two"}
+ZIPPED = {f"{name}.gz": gzip.compress(contents) for name, contents in CONTENTS.items()}
+
+
+@pytest.fixture(autouse=True)
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
+    """Of all published datasets there is one small one, which a server on this machine has."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("FEDBUDGET_DATA", raising=False)
+    for variable in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    with serving(ZIPPED) as web:
+        for name in list(PUBLISHED):
+            monkeypatch.delitem(PUBLISHED, name)
+        monkeypatch.setitem(PUBLISHED, "small", replace(dataset_of(CONTENTS), sources=(Mirror(web.url, ".gz"),)))
+        yield web
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> "Command":
+    return Command(capsys)
+
+
+class Command:
+    """Runs a command and gives its exit code and what it wrote."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main(["data", *arguments])
+        out, err = self._capsys.readouterr()
+        assert isinstance(end.value.code, int)
+        return end.value.code, out, err
+
+
+def put(folder: Path, **changed: bytes) -> None:
+    (folder / "small").mkdir(parents=True, exist_ok=True)
+    for name, contents in {**CONTENTS, **{f"{stem}.bin": text for stem, text in changed.items()}}.items():
+        (folder / "small" / name).write_bytes(contents)
+
+
+class TestGet:
+    def test_says_a_line_for_each_file_and_at_the_end_where_they_are(
+        self, web: Web, command: Command, tmp_path: Path
+    ) -> None:
+        host = web.url.removeprefix("http://").removesuffix("/")
+        code, out, err = command("get", "small", "--data-dir", str(tmp_path / "mine"))
+        assert (code, out) == (0, f"small is in {tmp_path}/mine/small\n")
+        assert err.splitlines() == [f"one.bin from {host}", f"two.bin from {host}"]
+        assert command("get", "small", "--data-dir", str(tmp_path / "mine")) == (0, out, "")
+        assert len(web.requests) == 2
+
+    def test_goes_into_the_variables_folder_and_else_into_the_cache(
+        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _, out, _ = command("get", "small")
+        cache = Path(out.removeprefix("small is in ").strip())
+        assert cache.is_relative_to(tmp_path)
+        assert (cache / "one.bin.gz").exists()
+        monkeypatch.setenv("FEDBUDGET_DATA", str(tmp_path / "variable"))
+        assert command("get", "small")[1] == f"small is in {tmp_path}/variable/small\n"
+
+    def test_a_terminal_gets_bars_and_the_same_lines(
+        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(fetching, "Console", lambda stderr: Console(stderr=stderr, force_terminal=True, width=120))
+        code, out, err = command("get", "small", "--data-dir", str(tmp_path))
+        assert (code, out) == (0, f"small is in {tmp_path}/small\n")
+        assert "one.bin from 127.0.0.1" in err
+        assert "━" in err
+
+    def test_no_source_is_one_line(self, web: Web, command: Command, tmp_path: Path) -> None:
+        web.files.clear()
+        code, out, err = command("get", "small", "--data-dir", str(tmp_path / "mine"))
+        assert (code, out) == (2, "")
+        assert err.startswith("fedbudget: small could not be fetched: 127.0.0.1:")
+        assert err.endswith(": 404 Not Found\n")
+        assert err.count("\n") == 1
+
+    def test_an_unknown_name_is_one_line_and_an_embedded_one_needs_nothing(self, command: Command) -> None:
+        assert command("get", "large") == (2, "", "fedbudget: unknown dataset 'large'; published ones are small\n")
+        assert command("get", "digits") == (0, "digits is embedded; there is nothing to get\n", "")
+
+
+class TestCheck:
+    def test_all_right(self, command: Command, tmp_path: Path) -> None:
+        put(tmp_path)
+        code, out, err = command("check", "small", "--data-dir", str(tmp_path))
+        assert (code, err) == (0, "")
+        assert out.splitlines() == [
+            "one.bin  ok",
+            "two.bin  ok",
+            f"small in {tmp_path}/small: complete, and all contents are right",
+        ]
+
+    def test_wrong_contents(self, command: Command, tmp_path: Path) -> None:
+        put(tmp_path, two=b"2wo")
+        code, out, _ = command("check", "small", "--data-dir", str(tmp_path))
+        assert code == 1
+        assert out.splitlines()[:2] == ["one.bin  ok", "two.bin  wrong contents"]
+        assert out.endswith("1 of 2 files have wrong contents; get it again\n")
+        (tmp_path / "small/two.bin").rename(tmp_path / "small/two.bin.gz")
+        assert command("check", "small", "--data-dir", str(tmp_path))[:2] == (1, out)
+
+    def test_a_part_is_usable_but_not_complete(self, command: Command, tmp_path: Path) -> None:
+        put(tmp_path)
+        (tmp_path / "small/one.bin").unlink()
+        code, out, _ = command("check", "small", "--data-dir", str(tmp_path))
+        assert code == 1
+        assert out.splitlines()[:2] == ["one.bin  missing", "two.bin  ok"]
+        assert "a part, 1 of 2 files; what is there is right and can be used" in out
+
+    def test_nothing_here(self, command: Command, tmp_path: Path) -> None:
+        code, out, err = command("check", "small", "--data-dir", str(tmp_path))
+        assert (code, out) == (1, "one.bin  missing\ntwo.bin  missing\n")
+        assert err.startswith(f"fedbudget: small is not here: looked in {tmp_path} (--data-dir), ")
+
+    def test_as_json(self, command: Command, tmp_path: Path) -> None:
+        put(tmp_path, two=b"2wo")
+        code, out, err = command("check", "small", "--json", "--data-dir", str(tmp_path))
+        assert (code, err) == (1, "")
+        found = json.loads(out)
+        assert found["files"] == {"one.bin": "ok", "two.bin": "wrong contents"}
+        assert (found["complete"], found["where"]) == (False, str(tmp_path / "small"))
+        assert json.loads(command("check", "digits", "--json")[1])["complete"] is True
+        code, out, err = command("check", "small", "--json")
+        assert (code, err, json.loads(out)["where"]) == (1, "", None)
+
+
+class TestList:
+    def test_says_what_is_where(self, command: Command, tmp_path: Path) -> None:
+        code, out, err = command("list")
+        assert (code, err) == (0, "")
+        digits, small = out.splitlines()[1:]
+        assert digits.split()[0] == "digits"
+        assert "embedded" in digits
+        assert small.split() == ["small", "small", "3", "3", "kB", "0", "of", "2", "not", "here"]
+        put(tmp_path)
+        row = command("list", "--data-dir", str(tmp_path))[1].splitlines()[2]
+        assert row.split()[5:] == ["complete", str(tmp_path / "small")]
+        (tmp_path / "small/one.bin").unlink()
+        *_, last = command("list", "--data-dir", str(tmp_path))[1].splitlines()
+        assert last == "small is here without one.bin"
+
+    def test_as_json(self, command: Command, tmp_path: Path) -> None:
+        put(tmp_path)
+        digits, small = json.loads(command("list", "--json", "--data-dir", str(tmp_path))[1])["datasets"]
+        assert (digits["name"], digits["where"]) == ("digits", "embedded")
+        assert (small["bytes"], small["samples"], small["where"]) == (3003, 3, str(tmp_path / "small"))
+        assert small["files"] == {"one.bin": "ok", "two.bin": "ok"}
+
+
+def test_alone_it_shows_its_help(command: Command) -> None:
+    code, out, err = command()
+    assert (code, err) == (0, "")
+    assert all(word in out for word in ("list", "get", "check"))

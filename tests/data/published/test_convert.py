@@ -1,0 +1,178 @@
+"""Other forms of a dataset become the published one, byte for byte."""
+
+import csv
+import hashlib
+import io
+import json
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xlwt
+from PIL import Image
+
+from fedbudget.data.published.catalogue import PUBLISHED, named
+from fedbudget.data.published.convert import CifarPictures, KnowledgeSheets, cifar_batch, knowledge_csv
+from fedbudget.data.published.download import get
+from fedbudget.data.published.find import found_in
+from fedbudget.data.published.sources import Archive, NpmPackage, Source
+from fedbudget.data.published.transfer import Unavailable
+from fedbudget.errors import UserError
+from real_data import folder_with
+from web import dataset_of, serving, tar_of
+
+SPREADSHEET = "Data_User_Modeling_Dataset_Hamdi Tolga KAHRAMAN.xls"
+HEADER = ["STG", "SCG", "STR", "LPR", "PEG", " UNS"]
+
+
+def png(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+class TestCifarPictures:
+    def test_a_record_is_the_label_then_all_red_all_green_and_all_blue_bytes(self) -> None:
+        pixels = np.random.default_rng(0).integers(0, 256, (2, 1024, 3), dtype=np.uint8)
+        expected = b""
+        for label, image in zip((7, 3), pixels, strict=True):
+            expected += bytes([label]) + b"".join(bytes(int(pixel[colour]) for pixel in image) for colour in range(3))
+        assert cifar_batch(png(pixels), np.array([7, 3], np.uint8)) == expected
+
+    @pytest.mark.parametrize(
+        ("picture", "reason"),
+        [
+            (b"no picture", "a picture is damaged"),
+            (png(np.zeros((2, 1024, 3), np.uint8))[:-30], "a picture is damaged"),
+            (png(np.zeros((2, 512, 3), np.uint8)), r"a picture is \(512, 2\) RGB, not \(1024, 2\) RGB"),
+            (png(np.zeros((3, 1024, 3), np.uint8)), r"a picture is \(1024, 3\) RGB"),
+            (png(np.zeros((2, 1024), np.uint8)), "a picture is .* L, not"),
+        ],
+    )
+    def test_other_pictures_are_refused(self, picture: bytes, reason: str) -> None:
+        with pytest.raises(Unavailable, match=reason):
+            cifar_batch(picture, np.zeros(2, np.uint8))
+
+    def test_each_batch_gets_its_own_labels(self, tmp_path: Path) -> None:
+        train, test = [number // 10_000 for number in range(50_000)], [9] * 10_000
+        package = tmp_path / "a.tgz"
+        picture = png(np.full((10_000, 1024, 3), 5, np.uint8))
+        package.write_bytes(cifar_package(picture, train, test))
+        wanted = dataset_of({"data_batch_2.bin": b"", "test_batch.bin": b""}).files
+        taken = [(each.file.name, each.contents.read()) for each in CifarPictures().take(package, wanted)]
+        assert taken == [
+            ("data_batch_2.bin", (b"\x01" + b"\x05" * 3072) * 10_000),
+            ("test_batch.bin", (b"\x09" + b"\x05" * 3072) * 10_000),
+        ]
+
+    @pytest.mark.parametrize(
+        "labels", [[1] * 49_999, ["one"] * 50_000, [300] * 50_000, {"a": 1}, [[1], [2, 3]], [None] * 50_000, 7]
+    )
+    def test_labels_that_do_not_fit_are_refused(self, labels: object, tmp_path: Path) -> None:
+        package = tmp_path / "a.tgz"
+        package.write_bytes(cifar_package(b"", labels, [9] * 10_000))
+        with pytest.raises(Unavailable, match="the labels cannot be read"):
+            list(CifarPictures().take(package, named("cifar-10").files))
+
+    def test_a_package_without_labels_is_refused(self, tmp_path: Path) -> None:
+        package = tmp_path / "a.tgz"
+        package.write_bytes(tar_of({"package/test_batch.png": b""}))
+        with pytest.raises(Unavailable, match="the labels cannot be read"):
+            list(CifarPictures().take(package, named("cifar-10").files))
+
+
+def cifar_package(picture: bytes, train: object, test: object) -> bytes:
+    """As the real one, in which labels come last."""
+    pictures = {f"package/{name}.png": picture for name in ("data_batch_1", "data_batch_2", "test_batch")}
+    labels = {"test": json.dumps(test).encode(), "train": json.dumps(train).encode()}
+    return tar_of({**pictures, **{f"package/{name}_lables.json": text for name, text in labels.items()}})
+
+
+class TestKnowledgeSheets:
+    def test_sheets_become_one_table_without_remarks_and_with_one_word_for_very_low(self) -> None:
+        train: list[list[object]] = [
+            [*HEADER, "", "Remarks"],
+            [0.0, 0.08, 1.0, 0.325, 0.9, "very_low", "", "of the authors"],
+        ]
+        blank: list[object] = ["", "", "", "", "", "", "", "more"]
+        test: list[list[object]] = [
+            ["remark", *HEADER],
+            ["", 0.1, 0.2, 0.3, 0.4, 0.5, "Very Low"],
+            ["", 1.0, 1.0, 1.0, 1.0, 1.0, " High "],
+        ]
+        assert knowledge_csv([[*train, blank], test]).splitlines() == [
+            "STG,SCG,STR,LPR,PEG,UNS",
+            "0,0.08,1,0.325,0.9,very_low",
+            "0.1,0.2,0.3,0.4,0.5,very_low",
+            "1,1,1,1,1,High",
+        ]
+
+    def test_sheets_of_another_form_are_refused(self) -> None:
+        with pytest.raises(Unavailable, match="a sheet has no column PEG"):
+            knowledge_csv([[["STG", "SCG", "STR", "LPR", "UNS"]]])
+        with pytest.raises(Unavailable, match="where five numbers and a level should be"):
+            knowledge_csv([[HEADER, [0.1, "", 0.2, 0.3, 0.4, "Low"]]])
+        with pytest.raises(Unavailable, match="a sheet is empty"):
+            knowledge_csv([[]])
+
+    def test_a_spreadsheet_from_a_server_becomes_the_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        expected = b"STG,SCG,STR,LPR,PEG,UNS\n0.1,0.2,0.3,0.4,0.5,very_low\n0,0,1,0.25,0.5,Middle\n"
+        monkeypatch.setitem(PUBLISHED, "small", dataset_of({"user_knowledge.csv": expected}))
+        sheets = spreadsheet([[0.1, 0.2, 0.3, 0.4, 0.5, "Very Low"]], [[0.0, 0.0, 1.0, 0.25, 0.5, "Middle"]])
+        found = got("small", sheets, tmp_path)
+        assert found["user_knowledge.csv"].read_bytes() == expected
+
+    def test_the_real_table_put_back_into_a_spreadsheet_becomes_the_published_file(self, tmp_path: Path) -> None:
+        path = found_in(named("user-knowledge"), folder_with("user-knowledge"))["user_knowledge.csv"]
+        with path.open(newline="") as file:
+            rows = [[*map(float, row[:5]), row[5]] for row in list(csv.reader(file))[1:]]
+        tested = [[*row[:5], "Very Low" if row[5] == "very_low" else row[5]] for row in rows[258:]]
+        found = got("user-knowledge", spreadsheet(rows[:258], tested), tmp_path)
+        checksum = hashlib.sha256(found["user_knowledge.csv"].read_bytes()).hexdigest()
+        assert checksum == "86f11893ad1be525c0c2fd8dda9983bd6bf52c42416bcacdd7a77016b43dec4c"
+
+    @pytest.mark.parametrize("contents", [b"", b"not a spreadsheet", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)])
+    def test_a_damaged_spreadsheet_is_a_reason(self, contents: bytes, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"127.0.0.1:.*: the spreadsheet cannot be read: "):
+            got("user-knowledge", contents, tmp_path)
+
+    def test_without_the_extra_the_reason_names_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "xlrd", None)
+        with pytest.raises(UserError, match=r"needs pip install 'fedbudget\[xls\]'"):
+            got("user-knowledge", spreadsheet([], []), tmp_path)
+
+
+def test_these_are_the_layouts_of_the_published_sources() -> None:
+    layouts = {name: layout_of(named(name).sources[-1]) for name in ("cifar-10", "user-knowledge")}
+    assert layouts == {"cifar-10": CifarPictures(), "user-knowledge": KnowledgeSheets(SPREADSHEET)}
+
+
+def layout_of(source: Source) -> object:
+    assert isinstance(source, Archive | NpmPackage)
+    return source.layout
+
+
+def spreadsheet(train: Sequence[Sequence[object]], test: Sequence[Sequence[object]]) -> bytes:
+    book = xlwt.Workbook()
+    for name, rows in (("Information", []), ("Training_Data", train), ("Test_Data", test)):
+        sheet = book.add_sheet(name)
+        for number, row in enumerate([HEADER, *rows]):
+            for column, cell in enumerate(row):
+                sheet.write(number, column, cell)
+    buffer = io.BytesIO()
+    book.save(buffer)
+    return buffer.getvalue()
+
+
+def got(name: str, sheets: bytes, folder: Path) -> dict[str, Path]:
+    """What comes of a spreadsheet that a server has in a zip."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr(SPREADSHEET, sheets)
+    with serving({"all.zip": buffer.getvalue()}) as web:
+        return get(name, folder, sources=[Archive(f"{web.url}all.zip", KnowledgeSheets(SPREADSHEET), 1_000_000)])
