@@ -1,4 +1,4 @@
-"""`make bench`: one table of ratios, the cost of the protocol, growth, memory and start-up; and JSON for the record."""
+"""`make bench`: ratios side by side, the cost of the protocol, growth, memory, start-up, networks; and JSON of it."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import numba
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import contenders, memory, startup
+from benchmarks import contenders, memory, networks, startup
 from benchmarks.measure import exponent, take_turns
 from benchmarks.workload import FEATURES, NODES, SAMPLES, TAU, dataset, settings
 from fedbudget.plan import prepare
@@ -145,6 +145,7 @@ def main() -> None:
                      for nodes, case in ((5, 1), (50, 1), (500, 1), (500, 3))},
         ),
         "startup": _step("start-up", _startup),
+        "network": _step("networks", lambda: {**networks.network_speed(), **networks.batching()}),
     }  # fmt: skip
     found["seconds"] = round(time.perf_counter() - began)
     RESULTS.mkdir(exist_ok=True)
@@ -173,7 +174,7 @@ def _print(found: dict[str, Any]) -> None:
         ratios = f"{row['ours_over_numpy']:.1f}x", f"{row['ours_over_bare']:.2f}"
         table.add_row(str(row["batch"]), str(row["nodes"]), *rates, *ratios)
     _CONSOLE.print(table)
-    for section in ("protocol", "adaptive", "growth", "memory_megabytes", "startup"):
+    for section in ("protocol", "adaptive", "growth", "memory_megabytes", "startup", "network"):
         for name, value in found[section].items():
             _CONSOLE.print(f"{section}: {name.replace('_', ' ')}: {value:.3g}", highlight=False)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedbudget import data
-from fedbudget.data.files import from_arrays, load, load_part
+from fedbudget.data.files import from_arrays, load, load_all
 from fedbudget.data.read_csv import read_csv
 from fedbudget.data.read_npz import read_npz
 from fedbudget.errors import UserError
@@ -292,12 +292,12 @@ class TestArrays:
 
 def test_new_samples_get_the_class_numbers_that_the_model_was_trained_with(tmp_path: Path) -> None:
     path = write(tmp_path / "new.csv", "a,y\n1,dog\n2,cat\n")
-    part, scale = load_part(path, target=None, classes=("bird", "cat", "dog"))
-    assert part.labels is not None
-    assert part.labels.tolist() == [2, 1]
-    assert scale == 1
+    found = load_all(path, target=None, classes=("bird", "cat", "dog"))
+    assert found.train.labels is not None
+    assert found.train.labels.tolist() == [2, 1]
+    assert found.scale == 1
     with pytest.raises(UserError, match="class 'dog' is not one of bird, cat"):
-        load_part(path, target=None, classes=("bird", "cat"))
+        load_all(path, target=None, classes=("bird", "cat"))
 
 
 @pytest.mark.parametrize("name", ["imagenet", "digits.txt", "no/such/folder"])

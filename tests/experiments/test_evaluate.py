@@ -85,8 +85,8 @@ def test_data_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "wide.csv").write_text("a,b,c,price\n1,2,3,4.5\n")
     with pytest.raises(UserError, match="has 3 features, the model was trained on 2"):
         evaluate(run, str(tmp_path / "wide.csv"))
-    with pytest.raises(UserError, match="unknown dataset 'mnist'"):
-        evaluate(run, "mnist")
+    with pytest.raises(UserError, match="unknown dataset 'imagenet'"):
+        evaluate(run, "imagenet")
     with pytest.raises(UserError, match=r"none\.csv does not exist"):
         evaluate(run, str(tmp_path / "none.csv"))
     with pytest.raises(UserError, match=r"digits does not fit the model of .*: it would need 64 parameters"):

@@ -1,5 +1,6 @@
 """The examples, as a newcomer runs them."""
 
+import os
 import re
 import subprocess
 import sys
@@ -11,8 +12,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def output_of(name: str) -> str:
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # on a busy machine PyTorch's threads wait for each other
     return subprocess.run(
-        [sys.executable, str(EXAMPLES / name)], check=True, capture_output=True, text=True, cwd=EXAMPLES
+        [sys.executable, str(EXAMPLES / name)], check=True, capture_output=True, text=True, cwd=EXAMPLES, env=one_thread
     ).stdout
 
 
@@ -30,6 +32,22 @@ def test_a_model_of_ones_own_is_trained_within_both_budgets() -> None:
     assert found is not None
     assert float(found[1]) > 0.9
     assert "'bytes'" in found[2]
+
+
+def test_a_module_of_ones_own_learns_digits_and_is_a_module_again() -> None:
+    found = re.fullmatch(
+        r"loss \S+, accuracy (\S+), average τ (\S+)\na blank image looks like a \d\n", output_of("own_torch_module.py")
+    )
+    assert found is not None
+    assert float(found[1]) > 0.8
+    assert float(found[2]) > 1
+
+
+def test_arrays_of_scikit_learn_are_spread_over_eight_nodes() -> None:
+    found = re.fullmatch(r"8 nodes, loss (\S+), accuracy (\S+), stopped by time\n", output_of("numpy_arrays.py"))
+    assert found is not None
+    assert float(found[1]) < 0.5  # of w = 0
+    assert float(found[2]) > 0.9
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)

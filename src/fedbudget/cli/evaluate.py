@@ -15,6 +15,7 @@ def evaluate(
         str, typer.Option(help="A dataset's name or a path; its test samples where it has some, or else all.")
     ],
     target: o.Target = None,
+    data_dir: o.DataDir = None,
     json: o.Json = False,
 ) -> None:
     """Apply a trained model to data, and print its loss and accuracy.
@@ -28,7 +29,7 @@ def evaluate(
     from fedbudget.experiments.evaluate import evaluate as apply
     from fedbudget.runs.folder import Run
 
-    found = apply(Run.open(run), dataset, target)
+    found = apply(Run.open(run), dataset, target, data_dir)
     if json:
         print(jsonlib.dumps({"samples": found.samples, "loss": found.loss, "accuracy": found.accuracy}))
         return

@@ -77,14 +77,14 @@ def from_arrays(shards: Sequence[Shard], test: Shard | None) -> Dataset:
     return from_columns("shards", read, test_share=0.0)
 
 
-def load_part(path: Path, *, target: str | None, classes: tuple[str, ...]) -> tuple[Part, float]:
-    """All samples of one file to apply a model to, with the class numbers that it was trained with, and their scale."""
+def load_all(path: Path, *, target: str | None, classes: tuple[str, ...]) -> Dataset:
+    """All samples of a file, or its test samples where it names some, with the class numbers of a trained model."""
     paths = _files_of(path)
     parts = []
     for each in paths:
         train, test = _read(each, target)
         parts.append(_part(str(each), test or train, classes))
-    return Part.join(parts), _scale(train)
+    return Dataset(path.name, Part.join(parts), classes=classes, scale=_scale(train), shape=train.shape)
 
 
 def _columns(name: str, shard: Shard) -> Columns:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedbudget import data
 from fedbudget.data.dataset import Dataset
-from fedbudget.data.files import load_part
+from fedbudget.data.files import load_all
 from fedbudget.errors import UserError
 from fedbudget.models import catalogue
 from fedbudget.models.base import loss_over
@@ -19,10 +19,10 @@ class Evaluation:
     accuracy: float | None
 
 
-def evaluate(run: Run, name: str, target: str | None = None) -> Evaluation:
+def evaluate(run: Run, name: str, target: str | None = None, data_dir: str | None = None) -> Evaluation:
     """Loss and accuracy of a run's model on a dataset's test samples, or on all samples where it names none."""
     saved = run.model()
-    dataset = _dataset(name, target or run.settings.target, saved)
+    dataset = _dataset(name, target or run.settings.target, data_dir or run.settings.data_dir, saved)
     model = catalogue.build(saved.model, dataset, clusters=run.settings.clusters)
     if model.parameters != len(saved.w):
         raise UserError(f"{name} does not fit the model of {run.path}: it would need {model.parameters} parameters, "
@@ -31,18 +31,18 @@ def evaluate(run: Run, name: str, target: str | None = None) -> Evaluation:
     return Evaluation(len(table), loss_over(model, saved.w, table), model.accuracy(saved.w, table))
 
 
-def _dataset(name: str, target: str | None, saved: SavedModel) -> Dataset:
+def _dataset(name: str, target: str | None, data_dir: str | None, saved: SavedModel) -> Dataset:
     """The samples to evaluate on, as a dataset of which they are all."""
     if name in data.DATASETS:
-        found = data.load(name)
+        found = data.load(name, data_dir=data_dir)
         return found if found.test is None else replace(found, train=found.test)
     path = Path(name)
     if not path.exists():
         return data.load(name)  # says what is wrong
-    part, scale = load_part(path, target=target, classes=saved.classes)
+    found = load_all(path, target=target, classes=saved.classes)
     how = saved.standardization
-    if how is not None:
-        if part.x.shape[1] != len(how.mean):
-            raise UserError(f"{name} has {part.x.shape[1]} features, the model was trained on {len(how.mean)}")
-        part = how.apply(part)
-    return Dataset(path.name, part, classes=saved.classes, scale=scale, standardization=how)
+    if how is None:
+        return found
+    if found.features != len(how.mean):
+        raise UserError(f"{name} has {found.features} features, the model was trained on {len(how.mean)}")
+    return replace(found, train=how.apply(found.train), standardization=how)

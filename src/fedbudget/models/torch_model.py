@@ -167,12 +167,13 @@ class TorchModel(BaseModel):
         return total
 
     def _loss_of(self, table: Table, rows: NDArray[np.int32]) -> Tensor:
-        torch.manual_seed(zlib.crc32(rows.tobytes()))
+        self._seed(zlib.crc32(rows.tobytes()))
         x, y = self._batch(table, rows)
         output = self._module(x)
         loss = self._loss(output, y.view_as(output) if _is_column(output, y) else y)
-        if loss.ndim != 0:
-            raise UserError(f"{self.name}'s loss must be one number, the mean over the batch; it has {loss.shape}")
+        if not isinstance(loss, Tensor) or loss.ndim != 0:
+            found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise UserError(f"{self.name}'s loss must be a tensor of one number, the mean over the batch, not {found}")
         return loss
 
     def _predict(self, w: Float32, table: Table) -> tuple[Tensor, Tensor]:
@@ -203,7 +204,7 @@ class TorchModel(BaseModel):
 
     def _set(self, w: Float32) -> None:
         with torch.no_grad():
-            self._w.copy_(torch.from_numpy(np.ascontiguousarray(w)))
+            self._w.copy_(torch.from_numpy(np.require(w, np.float32, ("C", "W"))))  # a tensor promises to be writable
 
     @contextmanager
     def _alone(self, *, train: bool) -> Iterator[None]:
@@ -212,6 +213,13 @@ class TorchModel(BaseModel):
         with self._lock, torch.random.fork_rng(devices=devices):
             self._module.train(train)
             yield
+
+    def _seed(self, seed: int) -> None:
+        # Seeding everything keeps a printed stack for every kind of device that is not here: slower than a small step.
+        if self._device.type == "cpu":
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
 
     def _refuse_changed_buffers(self) -> None:
         for label, before in self._still.items():
@@ -223,7 +231,7 @@ class TorchModel(BaseModel):
 def _made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = make()
+        module = make() if callable(make) else make
     if not isinstance(module, nn.Module):
         raise UserError(f"TorchModel needs an nn.Module or a function that makes one, not a {type(module).__name__}")
     return module
@@ -234,6 +242,8 @@ def _flatten(module: nn.Module) -> tuple[Tensor, Tensor]:
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not parameters:
         raise UserError("the module has no parameters to train")
+    if any(isinstance(parameter, nn.parameter.UninitializedParameter) for parameter in parameters):
+        raise UserError("the module has lazy parameters without a size; pass a batch through it first")
     odd = next((parameter.dtype for parameter in parameters if parameter.dtype != torch.float32), None)
     if odd is not None:
         raise UserError(f"parameters must be float32, not {str(odd).removeprefix('torch.')}; call module.float()")
@@ -263,7 +273,7 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
     return device

@@ -1,0 +1,130 @@
+"""PyTorch models: the paper's network through fedbudget against a bare loop, and nodes in turn against all at once."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+
+from benchmarks.contenders import Work
+from benchmarks.measure import take_turns
+from benchmarks.workload import BATCH, ETA
+from fedbudget.data.dataset import Dataset, Part
+from fedbudget.models.cnn import cnn
+from fedbudget.plan import prepare
+from fedbudget.runs.settings import Settings
+
+_NODES, _TAU, _ROUNDS, _SAMPLES = 5, 10, 3, 5_000
+_STEPS = _NODES * _TAU * _ROUNDS
+
+
+def network_speed() -> dict[str, float]:
+    """Milliseconds of a local update of the paper's network, in a run of ours and in a bare loop, and their ratio."""
+    best = take_turns({"ours": _ours, "bare": _bare}, turns=6)
+    ours, bare = (1000 * best[name] / _STEPS for name in ("ours", "bare"))
+    return {"ours_milliseconds_per_step": ours, "bare_milliseconds_per_step": bare, "ours_over_bare": ours / bare}
+
+
+def batching() -> dict[str, float]:
+    """How many times as long one step of all nodes takes batched with torch.func as one after the other."""
+    convolutional = nn.Sequential(
+        nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(1568, 256), nn.ReLU(), nn.Linear(256, 10),
+    )  # fmt: skip
+    small = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    return {
+        "batched_over_in_turn_convolutional_5_nodes": _batched_over_in_turn(convolutional, (1, 28, 28), 5, 2),
+        "batched_over_in_turn_small_5_nodes": _batched_over_in_turn(small, (64,), 5, 50),
+        "batched_over_in_turn_small_50_nodes": _batched_over_in_turn(small, (64,), 50, 20),
+    }
+
+
+def _ours() -> Work:
+    """The rounds of a run through the public path: aggregator, fleet, ledger and simulated costs."""
+    settings = Settings(
+        model="cnn",
+        nodes=_NODES,
+        tau=_TAU,
+        batch_size=BATCH,
+        step_size=ETA,
+        budget=("time=1000h",),
+        rounds=_ROUNDS,
+        device="cpu",
+    )
+    plan = prepare(settings, dataset=replace(_images(), test=None))
+    return lambda: plan.engine(observe=lambda happened, said: None, interrupted=lambda: False)
+
+
+def _bare() -> Work:
+    """What one would write without us: the same network, mini-batches, steps and averages."""
+    part = _images().train
+    x, y = torch.from_numpy(part.x).view(-1, 1, 28, 28), torch.from_numpy(part.labels)
+    rng = np.random.default_rng(0)
+    shards = np.array_split(rng.permutation(len(x)), _NODES)
+    batches = [_mini_batches(shard, rng) for shard in shards]
+    module = cnn((1, 28, 28), 10)
+    optimizer = torch.optim.SGD(module.parameters(), lr=ETA)
+
+    def work() -> None:
+        state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        for _ in range(_ROUNDS):
+            ends = []
+            for mini_batches in batches:
+                module.load_state_dict(state)
+                for _ in range(_TAU):
+                    rows = next(mini_batches)
+                    optimizer.zero_grad()
+                    loss = F.cross_entropy(module(x[rows].float() / 255), y[rows])
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+                ends.append({name: tensor.clone() for name, tensor in module.state_dict().items()})
+            state = {name: torch.stack([end[name] for end in ends]).mean(0) for name in state}
+
+    return work
+
+
+def _mini_batches(shard: "np.ndarray[Any, Any]", rng: np.random.Generator) -> Iterator[Tensor]:
+    while True:
+        order = torch.from_numpy(rng.permutation(shard))
+        yield from order[: len(order) // BATCH * BATCH].view(-1, BATCH)
+
+
+@cache
+def _images() -> Dataset:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (_SAMPLES, 784), dtype=np.uint8)
+    classes = tuple("0123456789")
+    return Dataset("images", Part(x, rng.integers(0, 10, _SAMPLES)), classes=classes, scale=1 / 255, shape=(1, 28, 28))
+
+
+def _batched_over_in_turn(module: nn.Module, shape: tuple[int, ...], nodes: int, steps: int) -> float:
+    x, y = torch.rand(nodes, BATCH, *shape), torch.randint(0, 10, (nodes, BATCH))
+    own = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    stacked = {name: tensor.expand(nodes, *tensor.shape).clone() for name, tensor in own.items()}
+
+    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(module, parameters, (x,)), y)
+
+    gradients: Callable[..., dict[str, Tensor]] = vmap(grad(loss))
+    optimizer = torch.optim.SGD(module.parameters(), lr=ETA)
+
+    def batched() -> None:
+        for _ in range(steps):
+            for name, gradient in gradients(stacked, x, y).items():
+                stacked[name] -= ETA * gradient
+
+    def in_turn() -> None:
+        for _ in range(steps):
+            for node in range(nodes):
+                optimizer.zero_grad()
+                F.cross_entropy(module(x[node]), y[node]).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+
+    best = take_turns({"batched": lambda: batched, "in turn": lambda: in_turn}, turns=4)
+    return best["batched"] / best["in turn"]

@@ -1,0 +1,243 @@
+"""IDX files, written byte by byte: what they hold is read back, and what they only claim to hold is refused."""
+
+import gzip
+import io
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedbudget.data.published.find import opened
+from fedbudget.data.read_idx import read_idx
+from fedbudget.errors import UserError
+
+FILE = Path("some-idx")
+
+# Two images of two rows and three columns, and three labels.
+IMAGES = b"\0\0\x08\x03" + b"\0\0\0\x02" + b"\0\0\0\x02" + b"\0\0\0\x03" + bytes([0, 1, 2, 3, 4, 5, 250, 251, 252, 253, 254, 255])  # fmt: skip # noqa: E501
+LABELS = b"\0\0\x08\x01" + b"\0\0\0\x03" + bytes([7, 0, 9])
+
+
+def images(contents: bytes) -> object:
+    return read_idx(io.BytesIO(contents), FILE, most=5, sides=(2, 3)).tolist()
+
+
+def labels(contents: bytes) -> object:
+    return read_idx(io.BytesIO(contents), FILE, most=5).tolist()
+
+
+def header(magic: int, *sizes: int) -> bytes:
+    return struct.pack(f">{1 + len(sizes)}I", magic, *sizes)
+
+
+class TestWhatIsThere:
+    def test_images_are_read_row_by_row(self) -> None:
+        assert images(IMAGES) == [[[0, 1, 2], [3, 4, 5]], [[250, 251, 252], [253, 254, 255]]]
+
+    def test_labels_are_one_byte_each(self) -> None:
+        assert labels(LABELS) == [7, 0, 9]
+
+    def test_sizes_are_big_endian(self) -> None:
+        contents = header(2049, 258) + bytes(258)  # 258 is 1, 2 in its last bytes
+        assert len(read_idx(io.BytesIO(contents), FILE, most=300)) == 258
+
+    def test_as_many_samples_as_are_allowed_are_read_and_not_one_more(self) -> None:
+        assert labels(header(2049, 5) + bytes(5)) == [0] * 5
+        with pytest.raises(UserError, match=r"some-idx says that it holds 6 bytes; expected are at most 5"):
+            labels(header(2049, 6) + bytes(6))
+
+    @pytest.mark.parametrize("zipped", [False, True])
+    def test_a_file_is_read_plain_or_zipped(self, tmp_path: Path, zipped: bool) -> None:
+        path = tmp_path / ("labels.gz" if zipped else "labels")
+        path.write_bytes(gzip.compress(LABELS) if zipped else LABELS)
+        with opened(path, "labels") as stream:
+            assert read_idx(stream, path, most=5).tolist() == [7, 0, 9]
+
+    def test_what_was_read_may_be_changed(self) -> None:
+        found = read_idx(io.BytesIO(LABELS), FILE, most=5)
+        found[0] = 1
+        assert found.tolist() == [1, 0, 9]
+
+
+class TestWhatIsMissing:
+    @pytest.mark.parametrize("length", range(len(IMAGES)))
+    def test_a_file_of_images_that_ends_anywhere_before_its_end_is_refused(self, length: int) -> None:
+        within = "ends within its header" if length < 16 else f"is truncated: {28 - length} of its last 12 bytes"
+        with pytest.raises(UserError, match=within):
+            images(IMAGES[:length])
+
+    @pytest.mark.parametrize("length", range(len(LABELS)))
+    def test_a_file_of_labels_that_ends_anywhere_before_its_end_is_refused(self, length: int) -> None:
+        with pytest.raises(UserError, match=r"some-idx (is not an IDX file: it ends within its header|is truncated)"):
+            labels(LABELS[:length])
+
+    @pytest.mark.parametrize("lost", [1, 4, 8, 9, 15, 20])  # in the checksum of gzip, and before it
+    def test_a_zipped_file_that_was_cut_is_refused(self, tmp_path: Path, lost: int) -> None:
+        path = tmp_path / "labels.gz"
+        path.write_bytes(gzip.compress(LABELS)[:-lost])
+        with pytest.raises(UserError, match=r"labels\.gz is damaged"), opened(path, "labels") as stream:
+            read_idx(stream, path, most=5)
+
+    def test_a_zipped_file_with_a_changed_byte_is_refused(self, tmp_path: Path) -> None:
+        path, zipped = tmp_path / "labels.gz", bytearray(gzip.compress(LABELS))
+        zipped[-8] ^= 1  # of the checksum
+        path.write_bytes(zipped)
+        with pytest.raises(UserError, match=r"labels\.gz is damaged: CRC check failed"), opened(path, "") as stream:
+            read_idx(stream, path, most=5)
+
+
+class TestWhatIsTooMuch:
+    @pytest.mark.parametrize("more", [1, 100, 3_000_000])
+    def test_a_file_that_goes_on_is_refused(self, more: int) -> None:
+        with pytest.raises(UserError, match="some-idx is larger than it should be: it goes on after 12 bytes"):
+            images(IMAGES + bytes(more))
+
+    @pytest.mark.parametrize(
+        "sizes",
+        [
+            (0, 2, 3),
+            (6, 2, 3),
+            (2**32 - 1, 2, 3),
+            (2**32 - 1, 2**32 - 1, 2**32 - 1),
+            (2, 3, 2),  # as many bytes, but not these images
+            (2, 0, 3),
+            (2, 2, 2**32 - 1),
+        ],
+    )
+    def test_a_header_that_says_other_sizes_is_refused_by_what_it_says(self, sizes: tuple[int, int, int]) -> None:
+        says = " x ".join(map(str, sizes))
+        with pytest.raises(
+            UserError, match=f"some-idx says that it holds {says} bytes; expected are at most 5 x 2 x 3"
+        ):
+            images(header(2051, *sizes) + IMAGES[16:])
+
+    @pytest.mark.parametrize(
+        "magic",
+        [
+            2049,  # labels where images should be
+            0,
+            2**32 - 1,
+            0x0803 << 16,  # little-endian
+            0x0D03,  # floats
+            0x0804,  # one dimension more
+            0x10803,  # not 0 in the first bytes
+        ],
+    )
+    def test_another_magic_number_is_refused(self, magic: int) -> None:
+        with pytest.raises(UserError, match="some-idx is not the IDX file expected: its magic number should be 2051"):
+            images(header(magic, 2, 2, 3) + IMAGES[16:])
+
+    def test_images_are_no_labels(self) -> None:
+        with pytest.raises(UserError, match="its magic number should be 2049"):
+            labels(IMAGES)
+
+
+@given(contents=st.binary(max_size=60))
+def test_any_bytes_are_refused_or_are_what_they_should_be(contents: bytes) -> None:
+    for sides in ((), (2, 3)):
+        try:
+            found = read_idx(io.BytesIO(contents), FILE, most=5, sides=sides)
+        except UserError:
+            continue
+        assert found.shape[1:] == sides
+        assert 1 <= len(found) <= 5
+
+
+@given(
+    sizes=st.tuples(*[st.integers(0, 4) | st.integers(0, 2**32 - 1)] * 3),
+    magic=st.sampled_from([2051, 2051, 2049, 3]),
+    pixels=st.binary(max_size=40),
+)
+def test_any_header_before_any_bytes_is_believed_only_where_it_is_true(
+    sizes: tuple[int, int, int], magic: int, pixels: bytes
+) -> None:
+    true = magic == 2051 and 1 <= sizes[0] <= 5 and sizes[1:] == (2, 3) and len(pixels) == 6 * sizes[0]
+    contents = header(magic, *sizes) + pixels
+    if true:
+        found = read_idx(io.BytesIO(contents), FILE, most=5, sides=(2, 3))
+        assert found.shape == sizes
+        assert found.tobytes() == pixels
+    else:
+        with pytest.raises(UserError):
+            images(contents)
+
+
+@given(contents=st.binary(max_size=30), damage=st.integers(0, 255), where=st.integers(0, 200))
+def test_a_damaged_zipped_file_gives_the_labels_that_were_zipped_or_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, contents: bytes, damage: int, where: int
+) -> None:
+    zipped = bytearray(gzip.compress(header(2049, len(contents)) + contents))
+    zipped[where % len(zipped)] = damage
+    path = tmp_path_factory.getbasetemp() / "damaged.gz"
+    path.write_bytes(zipped)
+    try:
+        with opened(path, "damaged") as stream:
+            found = read_idx(stream, path, most=100)
+    except UserError:
+        return
+    assert found.tobytes() == contents
+
+
+@pytest.mark.parametrize(
+    ("count", "refusal"),
+    [
+        (60_000, "is larger than it should be: it goes on after 47040000 bytes"),
+        (2**32 - 1, "says that it holds 4294967295 x 28 x 28 bytes; expected are at most 60000 x 28 x 28"),
+    ],
+)
+def test_half_a_gigabyte_of_zeros_in_a_small_file_is_refused_with_little_memory(
+    tmp_path: Path, count: int, refusal: str
+) -> None:
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    zipper, zeros = zlib.compressobj(9, wbits=31), bytes(1 << 20)
+    with path.open("wb") as file:
+        file.write(zipper.compress(header(2051, count, 28, 28)))
+        for _ in range(512):
+            file.write(zipper.compress(zeros))
+        file.write(zipper.flush())
+    assert path.stat().st_size < 1_000_000
+    code = f"""
+import resource
+from pathlib import Path
+from fedbudget.data.published.find import opened
+from fedbudget.data.read_idx import read_idx
+from fedbudget.errors import UserError
+
+def most_memory():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+path, before = Path({str(path)!r}), most_memory()
+try:
+    with opened(path, "train-images-idx3-ubyte") as stream:
+        read_idx(stream, path, most=60_000, sides=(28, 28))
+except UserError as error:
+    print(error, most_memory() - before, sep=chr(10))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    message, kilobytes = done.stdout.splitlines()
+    assert message == f"{path} {refusal}"
+    assert int(kilobytes) < 200_000
+
+
+def test_memory_is_not_taken_for_what_a_header_promises() -> None:
+    """A header of all 60,000 images before no pixels at all."""
+    import tracemalloc
+
+    tracemalloc.start()
+    with pytest.raises(UserError, match="47040000 of its last 47040000 bytes are missing"):
+        read_idx(io.BytesIO(header(2051, 60_000, 28, 28)), FILE, most=60_000, sides=(28, 28))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 5_000_000
+
+
+def test_what_is_read_is_the_bytes_of_a_second_reader() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 4, 7), np.uint8)
+    contents = header(2051, 3, 4, 7) + pixels.tobytes()
+    assert np.array_equal(read_idx(io.BytesIO(contents), FILE, most=3, sides=(4, 7)), pixels)

@@ -1,0 +1,143 @@
+"""The paper's network: its size by hand, its normalization against PyTorch's own, and how it starts."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedbudget.data.dataset import Dataset, Part
+from fedbudget.errors import UserError
+from fedbudget.models import catalogue
+from fedbudget.models.cnn import LocalResponseNorm, cnn
+
+GREY, COLOUR = (1, 28, 28), (3, 32, 32)
+
+
+def images(shape: tuple[int, int, int], seed: int = 0) -> Tensor:
+    return torch.rand((2, *shape), generator=torch.Generator().manual_seed(seed))
+
+
+def linear_layers(network: nn.Module) -> list[nn.Linear]:
+    return [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
+
+
+class TestLayers:
+    @pytest.mark.parametrize(
+        ("shape", "z", "layers"),
+        [
+            # weights and biases: 5·5·1·32 + 32, 5·5·32·32 + 32, 1568·256 + 256, 256·10 + 10
+            (GREY, 1568, [(800, 32), (25_600, 32), (401_408, 256), (2_560, 10)]),
+            # 5·5·3·32 + 32, 5·5·32·32 + 32, 2048·256 + 256, 256·10 + 10
+            (COLOUR, 2048, [(2_400, 32), (25_600, 32), (524_288, 256), (2_560, 10)]),
+        ],
+    )
+    def test_have_the_paper_s_sizes(self, shape: tuple[int, int, int], z: int, layers: list[tuple[int, int]]) -> None:
+        network = cnn(shape, 10)
+        sizes = [parameter.numel() for parameter in network.parameters()]
+        assert list(zip(sizes[::2], sizes[1::2], strict=True)) == layers
+        assert linear_layers(network)[0].in_features == z
+
+    @pytest.mark.parametrize(("shape", "total"), [(GREY, 430_698), (COLOUR, 555_178)])
+    def test_a_model_of_the_catalogue_has_all_their_parameters(self, shape: tuple[int, int, int], total: int) -> None:
+        x = np.zeros((10, int(np.prod(shape))), np.uint8)
+        dataset = Dataset("images", Part(x, labels=np.arange(10)), classes=tuple("abcdefghij"), shape=shape)
+        model = catalogue.build("cnn", dataset)
+        assert (model.parameters, model.name, model.target) == (total, "cnn", "classes")
+
+    def test_flat_rows_are_refused(self) -> None:
+        dataset = Dataset("rows", Part(np.zeros((2, 7), np.uint8), labels=np.arange(2)), classes=("a", "b"))
+        with pytest.raises(
+            UserError, match=r"--model cnn needs images \[channels, height, width\]; rows has 7 features"
+        ):
+            catalogue.build("cnn", dataset)
+
+    @pytest.mark.parametrize("shape", [GREY, COLOUR, (1, 8, 8), (2, 9, 13)])  # of odd sides halves are rounded up
+    def test_give_a_number_for_each_class(self, shape: tuple[int, int, int]) -> None:
+        assert cnn(shape, 7)(images(shape)).shape == (2, 7)
+
+    def test_are_the_papers_in_the_papers_order(self) -> None:
+        """Convolution, pool, normalize, convolution, normalize, pool, two fully connected: written out again."""
+        network = cnn(GREY, 10)
+        first, second, third, fourth = [
+            layer for layer in network.modules() if isinstance(layer, nn.Conv2d | nn.Linear)
+        ]
+        own = nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)
+        x = images(GREY)
+        seen = own(nn.functional.max_pool2d(torch.relu(first(x)), 2))
+        seen = nn.functional.max_pool2d(own(torch.relu(second(seen))), 2)
+        expected = fourth(torch.relu(third(seen.flatten(1))))
+        assert torch.allclose(network(x), expected, rtol=1e-4, atol=1e-4)
+
+
+class TestNormalization:
+    @pytest.mark.parametrize("channels", [1, 3, 8, 9, 32])
+    @pytest.mark.parametrize("size", [1.0, 30.0])  # with large values the sum of squares matters
+    def test_is_pytorchs_own_in_value_and_gradient(self, channels: int, size: float) -> None:
+        generator = torch.Generator().manual_seed(channels)
+        x = (size * torch.randn((2, channels, 5, 4), generator=generator, dtype=torch.float64)).requires_grad_()
+        weights = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        found, expected = (
+            norm(x) for norm in (_exact(channels), nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0))
+        )
+        assert torch.allclose(found, expected, rtol=1e-6, atol=1e-9)
+        own, theirs = (torch.autograd.grad((y * weights).sum(), x)[0] for y in (found, expected))
+        assert torch.allclose(own, theirs, rtol=1e-6, atol=1e-7)
+        assert size == 1 or not torch.allclose(found, x, rtol=0.01)
+
+    def test_has_the_derivative_that_small_steps_show(self) -> None:
+        x = 30 * torch.randn((1, 11, 2, 1), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        assert torch.autograd.gradcheck(_exact(11), (x.requires_grad_(),))
+
+    def test_by_hand_of_three_channels(self) -> None:
+        x = torch.tensor([3.0, 0.0, -30.0]).view(1, 3, 1, 1)
+        factor = (1 + 0.001 / 9 * (3**2 + 30**2)) ** -0.75
+        assert LocalResponseNorm(3)(x).flatten().tolist() == pytest.approx([3 * factor, 0, -30 * factor], rel=1e-6)
+
+    def test_channels_more_than_four_away_do_not_count(self) -> None:
+        x = torch.zeros(1, 12, 1, 1)
+        x[0, 0], x[0, 4], x[0, 5] = 1.0, 100.0, 1.0
+        with_all = LocalResponseNorm(12)(x).flatten()
+        x[0, 5] = 1000.0
+        assert LocalResponseNorm(12)(x).flatten()[0] == with_all[0]
+        x[0, 4] = 0.0
+        assert LocalResponseNorm(12)(x).flatten()[0] > with_all[0]
+
+    def test_leaves_its_input_as_it_was(self) -> None:
+        x = torch.randn((1, 4, 2, 2), generator=torch.Generator().manual_seed(0)).requires_grad_()
+        before = x.detach().clone()
+        LocalResponseNorm(4)(x).sum().backward()
+        assert torch.equal(x.detach(), before)
+
+    def test_is_no_part_of_what_is_saved(self) -> None:
+        assert list(LocalResponseNorm(4).state_dict()) == []
+
+
+class TestStart:
+    def test_weights_are_normal_and_cut_off_and_biases_are_a_tenth(self) -> None:
+        for name, parameter in cnn(GREY, 10).named_parameters():
+            if name.endswith("bias"):
+                assert (parameter == 0.1).all()
+            else:
+                assert parameter.abs().max() <= 0.2
+        (weights, *_) = linear_layers(cnn(GREY, 10))
+        # Of a normal distribution cut off at two deviations: √(1 - 4 φ(2) / (2 Φ(2) - 1)) = 0.8796.
+        assert weights.weight.std().item() == pytest.approx(0.08796, rel=0.01)
+        assert weights.weight.mean().item() == pytest.approx(0, abs=0.001)
+
+    def test_is_the_same_for_the_same_seed_another_for_another_and_leaves_the_programs_random_numbers(self) -> None:
+        x = np.zeros((10, 64), np.uint8)
+        dataset = Dataset("images", Part(x, labels=np.arange(10)), classes=tuple("abcdefghij"), shape=(1, 8, 8))
+        before = torch.random.get_rng_state()
+        model = catalogue.build("cnn", dataset)
+        first, again, other = (model.initial(seed) for seed in (1, 1, 2))
+        assert torch.equal(torch.random.get_rng_state(), before)
+        assert np.array_equal(first, again)
+        assert (first != other).mean() > 0.9  # all but the biases
+        assert np.array_equal(catalogue.build("cnn", dataset).initial(1), first)
+
+
+def _exact(channels: int) -> LocalResponseNorm:
+    """With a band of 64 bits, not one of 32 made longer."""
+    norm = LocalResponseNorm(channels).double()
+    norm.band = (norm.band > 0).double() * (0.001 / 9)
+    return norm
