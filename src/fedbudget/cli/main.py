@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from fedbudget import __version__
-from fedbudget.cli import compare, data, evaluate, explain, run, show, tasks
+from fedbudget.cli import compare, data, evaluate, explain, reproduce, run, show, sweep, tasks
 from fedbudget.errors import UserError
 
 app = typer.Typer(
@@ -15,7 +15,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (run.run, compare.compare, show.show, explain.explain, evaluate.evaluate, tasks.tasks):
+for command in (
+    run.run,
+    compare.compare,
+    sweep.sweep,
+    reproduce.reproduce,
+    show.show,
+    explain.explain,
+    evaluate.evaluate,
+    tasks.tasks,
+):
     app.command()(command)
 app.add_typer(data.app, name="data")
 

@@ -79,6 +79,7 @@ JoulesPerByte = Annotated[float | None, typer.Option(help="Energy of sending a b
 PricePerHour = Annotated[float | None, typer.Option(help="Of a node, for money.  [default: 0.1]")]
 PricePerGigabyte = Annotated[float | None, typer.Option(help="Of sending, for money.  [default: 0.1]")]
 Config = Annotated[Path | None, typer.Option(help="A TOML file with settings; options given here come first.")]
+Jobs = Annotated[int | None, typer.Option(help="How many runs at a time.  [default: one per core]")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 

@@ -126,7 +126,7 @@ class Settings:
             raise UserError(f"{path} cannot be read: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UserError(f"{path} is not valid TOML: {error}") from None
-        return {name: value for name, value in _checked(path, found).items() if value is not None}
+        return {name: value for name, value in checked(path, found).items() if value is not None}
 
     def to_toml(self) -> str:
         values = {field.name.replace("_", "-"): getattr(self, field.name) for field in fields(self)}
@@ -139,9 +139,10 @@ class Settings:
         )
 
 
-def _checked(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
+def checked(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings among the keys of a file, as fields; errors name the file."""
     known = {field.name.replace("_", "-"): field for field in fields(Settings)}
-    checked: dict[str, Any] = {}
+    fit: dict[str, Any] = {}
     for key, value in found.items():
         if key not in known:
             raise UserError(f"{path}: unknown key {key!r}; known are {', '.join(known)}")
@@ -157,8 +158,8 @@ def _checked(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
             value = float(value)
         if isinstance(value, bool) or not isinstance(value, allowed):
             raise UserError(f"{path}: {key} = {value!r} has the wrong type")
-        checked[name] = value
-    return checked
+        fit[name] = value
+    return fit
 
 
 _TYPES: Mapping[str, Any] = {

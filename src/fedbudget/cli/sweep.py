@@ -1,0 +1,158 @@
+"""`fedbudget sweep`."""
+
+import json as jsonlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedbudget.cli import options as o
+
+if TYPE_CHECKING:
+    from fedbudget.experiments.sweep import Progress
+
+SWEEPS = Path("sweeps")
+_ROWS = 40  # that are shown, at most
+_PACE = 600.0  # seconds of the past from which the time left is figured; runs can be long
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(help="A TOML file of settings, with a table [grid] of those that vary.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The sweep's folder.  [default: sweeps/ and the file's name]")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="How many runs at a time.  [default: one per core]")] = None,
+    backend: Annotated[str | None, typer.Option(help="Of joblib: loky, dask or ray.  [default: loky]")] = None,
+    data_dir: o.DataDir = None,
+    json: o.Json = False,
+) -> None:
+    """Make a run for every cell of a grid over settings and seeds, in parallel.
+
+    The file has settings, as the config.toml of a run, and a table of those that vary:
+
+    \b
+      task = "svm-sgd-mnist"       # settings to start from; may be left out
+      budget = ["time=5s"]
+      each = "run"                 # or "round", for a row of each round
+      [grid]                       # all combinations, the first key slowest
+      case = [1, 2]                # short for partition = ["case:1", "case:2"]
+      tau = ["adaptive", 1, 10]
+      seeds = 15                   # short for seed = [0, 1, ..., 14]
+
+    All figures are in results.parquet in the sweep's folder. What is done stays done: after Ctrl-C, or when the grid
+    has grown, the same command makes only the runs that are missing. With costs = "measured" use --jobs 1, or runs
+    measure each other.
+
+    Examples:
+
+      fedbudget sweep examples/sweep.toml
+
+      fedbudget sweep mine.toml --out results/mine --jobs 4 --json
+
+      DASK_SCHEDULER_ADDRESS=tcp://host:8786 fedbudget sweep mine.toml --backend dask
+    """
+    from fedbudget.experiments.sweep import RESULTS, Sweep, run
+    from fedbudget.experiments.table import means
+
+    asked = Sweep.read(file, data_dir=data_dir)
+    folder = out or SWEEPS / file.stem
+    done = failed = 0
+    try:
+        with showing(quiet=json) as show:
+
+            def progress(now_done: int, of: int, now_failed: int) -> None:
+                nonlocal done, failed
+                done, failed = now_done, now_failed
+                show(done, of, failed)
+
+            found = run(asked, folder, jobs=jobs, backend=backend, progress=progress)
+    except KeyboardInterrupt:
+        kept = f"{done - failed} of {len(asked.cells)} runs are done"
+        print(f"fedbudget: interrupted; {kept}, and the same command goes on from there", file=sys.stderr)
+        raise typer.Exit(130) from None
+    rows = means(found) if asked.each == "run" else None
+    if json:
+        summary = {} if rows is None else {"means": rows}
+        print(jsonlib.dumps({"results": str(folder / RESULTS), "runs": done, "failed": failed, **summary}))
+    else:
+        if rows is not None:
+            _print_means(rows)
+        print(f"results: {folder / RESULTS}, {found.num_rows} rows")
+    if failed:
+        first = next(error for error in found["error"].to_pylist() if error is not None)
+        print(f"fedbudget: {failed} of {len(asked.cells)} runs failed; the first: {first}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@contextmanager
+def showing(*, quiet: bool) -> "Iterator[Progress]":
+    """Gives what shows how far the sweep is: a bar on a terminal, a line now and then elsewhere, nothing when quiet."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    if quiet:
+        yield lambda done, of, failed: None
+        return
+    if not console.is_terminal:
+        yield _plain_lines()
+        return
+    columns = (
+        TextColumn("runs"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, speed_estimate_period=_PACE) as bar:
+
+        def show(done: int, of: int, failed: int) -> None:
+            if not bar.tasks:
+                bar.add_task("0 failed", total=of, completed=done)  # what was done before tells nothing about the pace
+            bar.update(bar.tasks[0].id, completed=done, description=f"{failed} failed")
+
+        yield show
+
+
+def _plain_lines() -> "Progress":
+    """A line for about every tenth of the runs."""
+    tenth = -1
+
+    def show(done: int, of: int, failed: int) -> None:
+        nonlocal tenth
+        if done * 10 // of > tenth:
+            tenth = done * 10 // of
+            print(f"{done} of {of} runs done, {failed} failed", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _print_means(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    print("mean over seeds")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in rows[0]:
+        table.add_column(name, justify="right")
+    for row in rows[:_ROWS]:
+        table.add_row(*("" if value is None else _text(name, value) for name, value in row.items()))
+    Console().print(table, highlight=False)
+    if len(rows) > _ROWS:
+        print(f"and {len(rows) - _ROWS} more")
+
+
+def _text(name: str, value: Any) -> str:
+    return f"{value:.4f}" if name in ("loss", "accuracy") else str(value)

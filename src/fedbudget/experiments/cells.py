@@ -1,0 +1,152 @@
+"""The cells of a sweep: each is one run, that is made anywhere, and kept on disk once it is done.
+
+    cells/KEY.json      the figures of one run, a list for each column
+
+KEY stands for all that the figures depend on: the complete settings, what has a row, and the version of fedbudget. So
+a file that is there is right, whichever sweep has put it there. Nothing in it tells when or where it was made. A run
+that failed or was interrupted is not kept, and is made again.
+"""
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numba
+
+from fedbudget import __version__
+from fedbudget.data.dataset import Dataset
+from fedbudget.errors import UserError
+from fedbudget.plan import load_dataset, prepare
+from fedbudget.runs.record import RoundRecord
+from fedbudget.runs.settings import Settings
+from fedbudget.training import Result, execute
+
+Each = Literal["run", "round"]
+"""What has a row of its own in the results."""
+
+Figures = dict[str, list[Any]]
+"""Columns by name, all of one length: a value for the run, or for each of its rounds."""
+
+FIGURES: Mapping[Each, tuple[str, ...]] = {
+    "run": (
+        "loss",
+        "accuracy",
+        "average_tau",
+        "aggregations",
+        "local_updates",
+        "stopped_by",
+        "spent",
+        "overshoot",
+    ),
+    "round": tuple(field.name for field in fields(RoundRecord) if field.name != "wall"),
+}
+"""What is kept of a `Result` or of its `RoundRecord`s; not the wall clock, which is never the same twice."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong in a run that could not be made."""
+
+    error: str
+
+
+def attempt(settings: Settings, *, each: Each) -> Figures | Failure:
+    """Makes a run; whatever goes wrong in one must not stop the others."""
+    try:
+        return figures(_run(settings), each)
+    except UserError as error:
+        return Failure(str(error))
+    except Exception as error:
+        return Failure(f"{type(error).__name__}: {error}")
+
+
+def figures(result: Result, each: Each) -> Figures:
+    """What is kept of a result."""
+    sources: Sequence[Result | RoundRecord] = [result] if each == "run" else result.rounds
+    rows = [_flat({name: getattr(source, name) for name in FIGURES[each]}) for source in sources]
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+class Cells:
+    """The cells that are kept in a sweep's folder."""
+
+    def __init__(self, folder: Path, each: Each) -> None:
+        self._folder = folder / "cells"
+        self._each = each
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{folder} cannot be written to: {error.strerror}") from None
+
+    def __contains__(self, settings: Settings) -> bool:
+        return self._path(settings).exists()
+
+    def read(self, settings: Settings) -> Figures:
+        path = self._path(settings)
+        try:
+            found: Figures = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read: {error}; without it, the run is made again") from None
+        return found
+
+    def write(self, settings: Settings, found: Figures) -> None:
+        path = self._path(settings)
+        beside = path.with_name(f".{path.name}.new")
+        beside.write_text(json.dumps(found, allow_nan=False), encoding="utf-8")
+        beside.replace(path)
+
+    def _path(self, settings: Settings) -> Path:
+        told = f"fedbudget {__version__}\neach {self._each}\n{settings.to_toml()}"
+        return self._folder / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.json"
+
+
+def _run(settings: Settings) -> Result:
+    """Makes a run on one thread: parallel kernels in parallel runs would only be in each other's way."""
+    with _one_thread(numba):
+        dataset = _dataset(settings.dataset, settings.data_dir, settings.target, settings.test_share)
+        plan = prepare(settings, dataset=dataset)
+        with _one_thread(sys.modules.get("torch")):  # which is there by now if the model needs it
+            result = execute(plan)
+    if result.stopped_by == "interrupted":
+        raise KeyboardInterrupt
+    return result
+
+
+@lru_cache(maxsize=2)
+def _dataset(dataset: str, data_dir: str | None, target: str | None, test_share: float) -> Dataset:
+    """Neighbours in a grid mostly have the same data, which a process then loads once."""
+    return load_dataset(Settings(dataset=dataset, data_dir=data_dir, target=target, test_share=test_share))
+
+
+@contextmanager
+def _one_thread(library: Any) -> Iterator[None]:
+    """One thread for a library that computes, if it is there."""
+    if library is None:
+        yield
+        return
+    threads = library.get_num_threads()
+    library.set_num_threads(1)
+    try:
+        yield
+    finally:
+        library.set_num_threads(threads)
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with a column for each resource, and without what JSON does not have."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            flat |= _flat({f"{name}_{resource}": amount for resource, amount in value.items()})
+        elif isinstance(value, float) and not math.isfinite(value):
+            flat[name] = None
+        else:
+            flat[name] = value
+    return flat

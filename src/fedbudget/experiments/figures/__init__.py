@@ -1,0 +1,36 @@
+"""All figures of the paper's evaluation, by name."""
+
+from collections.abc import Mapping
+
+from fedbudget.experiments.figures.figure import Figure
+from fedbudget.experiments.figures.instantaneous import instantaneous
+from fedbudget.experiments.figures.loss_against_tau import loss_against_tau
+from fedbudget.experiments.figures.sensitivity import sensitivity
+from fedbudget.experiments.figures.synchrony import synchrony
+from fedbudget.experiments.figures.varying import AGGREGATION, BUDGET, NODES, varying
+
+_DGD, _SGD = "svm-dgd-mnist", "svm-sgd-mnist"
+
+FIGURES: Mapping[str, Figure] = {
+    figure.name: figure
+    for figure in (
+        loss_against_tau("svm-dgd", "SVM (DGD)", _DGD, differs=True, slower=True),
+        loss_against_tau("svm-sgd", "SVM (SGD)", _SGD, differs=True),
+        loss_against_tau("linear", "Linear regression", "linear-energy"),
+        loss_against_tau("kmeans", "K-means", "kmeans-user-knowledge", slower=True),
+        loss_against_tau("cnn-mnist", "CNN on MNIST", "cnn-mnist", differs=True, long=True),
+        loss_against_tau("cnn-fashion-mnist", "CNN on Fashion-MNIST", "cnn-fashion-mnist", differs=True, long=True),
+        loss_against_tau("cnn-cifar-10", "CNN on CIFAR-10", "cnn-cifar-10", differs=True, long=True),
+        varying("nodes", "SVM (SGD), number of nodes", _SGD, NODES),
+        varying("aggregation-sgd", "SVM (SGD), time of an aggregation", _SGD, AGGREGATION),
+        varying("aggregation-dgd", "SVM (DGD), time of an aggregation", _DGD, AGGREGATION),
+        varying("budget-sgd", "SVM (SGD), total budget", _SGD, BUDGET),
+        varying("budget-dgd", "SVM (DGD), total budget", _DGD, BUDGET),
+        instantaneous("instantaneous-dgd", "SVM (DGD), a single run", _DGD),
+        instantaneous("instantaneous-sgd", "SVM (SGD), a single run", _SGD),
+        sensitivity("phi-dgd", "SVM (DGD), control parameter φ", _DGD),
+        sensitivity("phi-sgd", "SVM (SGD), control parameter φ", _SGD),
+        synchrony("asynchronous-dgd", "SVM (DGD), synchronous and asynchronous", _DGD),
+        synchrony("asynchronous-sgd", "SVM (SGD), synchronous and asynchronous", _SGD),
+    )
+}

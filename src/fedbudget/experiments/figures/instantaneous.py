@@ -1,0 +1,75 @@
+"""How a single run of 30 seconds goes, round by round, in Cases 1-4."""
+
+from dataclasses import replace
+
+import numpy as np
+from matplotlib.figure import Figure as Picture
+
+from fedbudget.experiments.figures.figure import CASES, Claim, Figure, Scope
+from fedbudget.experiments.figures.rows import Rows, mean, where
+from fedbudget.experiments.figures.style import case_line, finish, picture
+from fedbudget.experiments.sweep import Sweep
+from fedbudget.runs.settings import Settings
+
+_PANELS = {
+    "loss": "loss of this round's samples",
+    "accuracy": "accuracy on test samples",
+    "tau": "τ*",
+    "rho": "ρ̂",
+    "beta": "β̂",
+    "delta": "δ̂",
+    "c_time": "c, a local update (s)",
+    "b_time": "b, an aggregation (s)",
+}
+
+
+def instantaneous(name: str, title: str, task: str) -> Figure:
+    return Figure(name, title, task, _sweep, _draw, lambda rows: _claims(rows, title))
+
+
+def _sweep(base: Settings, scope: Scope) -> Sweep:
+    base = replace(base, budget=("time=30s",), evaluations=50)
+    return Sweep.of(base, {"case": CASES, "seeds": 1}, each="round")
+
+
+def _draw(rows: Rows) -> Picture:
+    found = picture(13, 5.6)
+    for axis, (name, label) in zip(found.subplots(2, 4).flat, _PANELS.items(), strict=True):
+        for case in CASES:
+            here = [row for row in where(rows, case=case) if row[name] is not None and (name != "tau" or row["tau"])]
+            case_line(axis, case, [row["spent_time"] for row in here], [row[name] for row in here], markers=False)
+        finish(axis, "time spent (s)", label, legend=name == "loss")
+    return found
+
+
+def _claims(rows: Rows, title: str) -> list[Claim]:
+    delta = {case: mean(where(rows, case=case), "delta") for case in CASES}
+    same = where(rows, case=3)
+    slopes = [abs(row[name]) for row in same for name in ("rho", "beta") if row[name] is not None]
+    stable = {case: _variation(where(rows, case=case)) for case in CASES}
+    return [
+        Claim(
+            f"{title}: δ̂ is larger in Cases 2 and 4",
+            "mean δ̂ " + ", ".join(f"{value:.3g}" for value in delta.values()) + " in Cases 1-4",
+            min(delta[2], delta[4]) > max(delta[1], delta[3]),
+        ),
+        Claim(
+            f"{title}: in Case 3 ρ̂ and β̂ are zero",
+            f"largest of {len(slopes)} estimates: {max(slopes, default=0):g}",
+            bool(slopes) and max(slopes) == 0,
+        ),
+        Claim(
+            f"{title}: τ* is stable after it has adapted",
+            "deviation over mean, between a third and nine tenths of the time: "
+            + ", ".join(f"{value:.2f}" for value in stable.values())
+            + " in Cases 1-4; up to 0.5 counts as stable",
+            max(stable.values()) <= 0.5,
+        ),
+    ]
+
+
+def _variation(rounds: Rows) -> float:
+    """Of τ, after it has adapted and before the end of the budget cuts it."""
+    end = max(row["spent_time"] for row in rounds)
+    taus = np.array([row["tau"] for row in rounds if end / 3 <= row["spent_time"] <= 0.9 * end], dtype=float)
+    return float(taus.std() / taus.mean()) if len(taus) else 0.0

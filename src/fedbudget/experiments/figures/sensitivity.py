@@ -1,0 +1,66 @@
+"""The average τ* against the control parameter φ."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure as Picture
+
+from fedbudget.experiments.figures.figure import CASES, Claim, Figure, Scope
+from fedbudget.experiments.figures.rows import Rows, distinct, means, where
+from fedbudget.experiments.figures.style import TAU, case_line, finish, picture
+from fedbudget.experiments.sweep import Sweep
+from fedbudget.runs.settings import Settings
+
+_PHI = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
+_FEW = (0.0025, 0.025, 0.25)
+_LINEAR = 0.9  # the share of τ*'s variance that a line explains, from which on it counts as about linear
+_CONSTANT = 0.05  # the share of its mean by which τ* may vary and still count as constant
+
+
+def sensitivity(name: str, title: str, task: str) -> Figure:
+    return Figure(name, title, task, _sweep, _draw, lambda rows: _claims(rows, title))
+
+
+def _sweep(base: Settings, scope: Scope) -> Sweep:
+    return Sweep.of(base, {"case": CASES, "phi": scope.some(_PHI, _FEW), "seeds": scope.runs})
+
+
+def _draw(rows: Rows) -> Picture:
+    found = picture(5.6, 4.2)
+    axis = found.subplots()
+    for case in CASES:
+        case_line(axis, case, distinct(rows, "phi"), _taus(rows, case))
+    axis.set_xscale("log")
+    finish(axis, "φ", TAU, legend=True)
+    return found
+
+
+def _claims(rows: Rows, title: str) -> list[Claim]:
+    logs = [math.log(phi) for phi in distinct(rows, "phi")]
+    fits = {case: _line(logs, _taus(rows, case)) for case in CASES if case != 3}
+    said = ", ".join(f"slope {slope:.1f}, R² {share:.2f} in Case {case}" for case, (slope, share) in fits.items())
+    same = _taus(rows, 3)
+    spread = (max(same) - min(same)) / float(np.mean(same))
+    return [
+        Claim(
+            f"{title}: τ* falls about linearly in log φ in Cases 1, 2 and 4",
+            said,
+            all(slope < 0 and share >= _LINEAR for slope, share in fits.values()),
+        ),
+        Claim(
+            f"{title}: in Case 3 τ* does not depend on φ",
+            f"τ* between {min(same):.1f} and {max(same):.1f}",
+            spread <= _CONSTANT,
+        ),
+    ]
+
+
+def _taus(rows: Rows, case: int) -> list[float]:
+    return means(where(rows, case=case), "phi", distinct(rows, "phi"), "average_tau")
+
+
+def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """The slope of the best line, and the share of the variance of y that it explains."""
+    slope, _ = np.polyfit(x, y, 1)
+    return float(slope), float(np.corrcoef(x, y)[0, 1] ** 2)

@@ -1,0 +1,135 @@
+"""Work in parallel processes, by joblib: on this machine, or on a cluster of dask or ray.
+
+Outcomes come as soon as there are any, in any order. Ctrl-C is for this process alone: the others do not hear of it,
+and are ended by this one, at once and without a word.
+"""
+
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, closing, contextmanager
+from importlib import import_module
+from typing import Any, TypeVar
+
+import joblib
+from joblib.parallel import get_active_backend
+
+from fedbudget.errors import UserError
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+
+
+def require(jobs: int | None, backend: str | None) -> None:
+    """Refuses what `unordered` cannot do, and makes the backend known to joblib."""
+    if jobs is not None and jobs < 1:
+        raise UserError(f"jobs must be at least 1, not {jobs}")
+    if backend is None:
+        return
+    if backend in ("sequential", "threading", "multiprocessing"):
+        # They have one process, or one that forks with all its threads, and then Ctrl-C may not end it.
+        raise UserError(f"backend {backend} is not made for runs in parallel; use loky, dask or ray")
+    try:
+        if backend == "dask":
+            import_module("dask.distributed")
+            return
+        if backend == "ray":
+            import_module("ray.util.joblib").register_ray()
+        with joblib.parallel_config(backend=backend):
+            pass
+    except ImportError:
+        package = "dask[distributed]" if backend == "dask" else backend
+        raise UserError(f"backend {backend} is not installed; install it with: pip install '{package}'") from None
+    except ValueError:
+        raise UserError(f"unknown backend {backend!r}; use loky, dask or ray") from None
+
+
+def unordered(
+    work: Callable[[Item], Outcome], items: Sequence[Item], *, jobs: int | None, backend: str | None
+) -> Generator[tuple[Item, Outcome], None, None]:
+    """Gives every item with what the work makes of it; closed before its end, it ends what is under way.
+
+    Args:
+      work: can be sent to another process, as can items and outcomes.
+      jobs: how many items at a time; as many as there are cores when not given. One is worked on in this process.
+      backend: of joblib; the active one when not given.
+    """
+    if jobs == 1 or not items:
+        yield from ((item, work(item)) for item in items)
+        return
+    with ExitStack() as stack:
+        if backend == "dask":
+            _start_dask(stack)
+        if backend is not None:
+            stack.enter_context(joblib.parallel_config(backend=backend))
+        outcomes = _streamed if get_active_backend()[0].supports_return_generator else _in_groups
+        numbered = outcomes(work, items, min(joblib.effective_n_jobs(jobs or -1), len(items)))
+        stack.enter_context(_closed_quietly(numbered))
+        try:
+            yield from ((items[index], outcome) for index, outcome in numbered)
+        except BrokenProcessPool:
+            raise ChildProcessError(
+                "a process was killed, perhaps because memory ran out; what is done is kept, and fewer jobs need less"
+            ) from None
+
+
+def _streamed(work: Callable[[Item], Outcome], items: Sequence[Item], jobs: int) -> Iterator[tuple[int, Outcome]]:
+    # One item at a time, because an outcome that waits for others of its batch would be lost with them.
+    parallel = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
+    with _deaf_to_interrupts():
+        numbered: Iterator[tuple[int, Outcome]] = parallel(_tasks(work, items, range(len(items))))
+    return numbered
+
+
+def _in_groups(work: Callable[[Item], Outcome], items: Sequence[Item], jobs: int) -> Iterator[tuple[int, Outcome]]:
+    """The same on backends that give nothing before all is done, as ray's: a few items after the other."""
+    with joblib.Parallel(n_jobs=jobs, batch_size=1) as parallel:
+        for first in range(0, len(items), jobs):
+            yield from parallel(_tasks(work, items, range(len(items))[first : first + jobs]))
+
+
+def _tasks(work: Callable[[Item], Outcome], items: Sequence[Item], indices: range) -> Iterator[Any]:
+    return (joblib.delayed(_numbered)(work, index, items[index]) for index in indices)
+
+
+def _numbered(work: Callable[[Item], Outcome], index: int, item: Item) -> tuple[int, Outcome]:
+    return index, work(item)
+
+
+def _start_dask(stack: ExitStack) -> None:
+    """Makes a client of the cluster at DASK_SCHEDULER_ADDRESS, or of one on this machine, unless there is a client."""
+    from dask.distributed import Client, get_client
+
+    try:
+        get_client()
+    except ValueError:
+        with _deaf_to_interrupts():
+            stack.enter_context(Client(threads_per_worker=1))  # kernels must not be called from two threads at once
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Ctrl-C is ignored for this moment, and so for good by processes that are started in it, which inherit that.
+
+    Signals are for a program's main thread to decide on; elsewhere they stay what they are.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _closed_quietly(numbered: Any) -> Iterator[None]:
+    """Closes what joblib gave, without its warning that not all of it was used."""
+    with warnings.catch_warnings(), closing(numbered):
+        try:
+            yield
+        finally:
+            warnings.simplefilter("ignore")

@@ -1,0 +1,89 @@
+"""The report of a reproduction: a page in Markdown beside the pictures, and one in HTML with the pictures inside."""
+
+import base64
+import os
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from fedbudget import __version__
+from fedbudget.experiments.reproduce import Made
+
+_TITLE = "Adaptive Federated Learning in Resource Constrained Edge Computing Systems, reproduced"
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; border-bottom: 1px solid #8884; }
+td:last-child { white-space: nowrap; }
+img { max-width: 100%; background: white; }
+.no { font-weight: bold; }
+"""
+
+
+def write_report(made: Sequence[Made], out: Path) -> tuple[Path, Path]:
+    """Writes both pages, and gives where they are."""
+    pages = {"report.md": markdown(made, out), "report.html": html(made)}
+    for name, text in pages.items():
+        beside = out / f".{name}.new"
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(out / name)
+    return out / "report.md", out / "report.html"
+
+
+def markdown(made: Sequence[Made], out: Path) -> str:
+    """The page, with pictures by their paths from `out`."""
+    lines = [f"# {_TITLE}", "", _summary(made), "", "## Claims", ""]
+    lines += ["| claim | measured | holds | figure |", "|---|---|---|---|"]
+    for each in made:
+        for claim in each.claims:
+            cells = claim.text, claim.measured, _verdict(claim.holds), f"[{each.name}](#{each.name})"
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    lines += ["", "## Figures"]
+    for each in made:
+        picture = Path(os.path.relpath(each.picture, out)).as_posix()
+        lines += ["", f"### {each.name}", "", f"{each.title}: {each.of}.", "", f"![{each.title}]({picture})"]
+    return "\n".join([*lines, ""])
+
+
+def html(made: Sequence[Made]) -> str:
+    """The page as one file that needs nothing else."""
+    rows = "\n".join(
+        f"<tr><td>{escape(claim.text)}</td><td>{escape(claim.measured)}</td>"
+        f'<td><a href="#{each.name}">{each.name}</a></td>'
+        f'<td class="{"yes" if claim.holds else "no"}">{_verdict(claim.holds)}</td></tr>'
+        for each in made
+        for claim in each.claims
+    )
+    figures = "\n".join(
+        f'<section id="{each.name}"><h3>{escape(each.title)}</h3><p>{escape(each.of)}.</p>'
+        f'<img alt="{escape(each.title)}" src="data:image/png;base64,{_encoded(each.picture)}"></section>'
+        for each in made
+    )
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{_TITLE}</title><style>{_STYLE}</style></head><body>
+<h1>{_TITLE}</h1>
+<p>{escape(_summary(made))}</p>
+<h2>Claims</h2>
+<table><thead><tr><th>claim</th><th>measured</th><th>figure</th><th>holds</th></tr></thead><tbody>
+{rows}
+</tbody></table>
+<h2>Figures</h2>
+{figures}
+</body></html>
+"""
+
+
+def _summary(made: Sequence[Made]) -> str:
+    claims = [claim for each in made for claim in each.claims]
+    held = sum(claim.holds for claim in claims)
+    return f"{held} of {len(claims)} claims hold, in {len(made)} figures; made by fedbudget {__version__}."
+
+
+def _verdict(holds: bool) -> str:
+    return "yes" if holds else "no"
+
+
+def _encoded(picture: Path) -> str:
+    return base64.b64encode(picture.read_bytes()).decode()

@@ -1,0 +1,185 @@
+"""The paper's figures: the runs they ask for, what they make of rows, and that a claim can fail."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import linregress, spearmanr
+
+from fedbudget.experiments.figures import FIGURES
+from fedbudget.experiments.figures.figure import CASES, Claim, Scope
+from fedbudget.experiments.figures.loss_against_tau import regret
+from fedbudget.experiments.figures.rows import Row, Rows
+from fedbudget.experiments.figures.varying import rank_correlation
+
+PAPER = Scope(15)
+
+
+def cells(name: str, scope: Scope = PAPER) -> int:
+    figure = FIGURES[name]
+    return len(figure.sweep(figure.settings(None), scope).cells)
+
+
+def claims(name: str, rows: Rows) -> dict[str, Claim]:
+    """By what follows the title."""
+    return {claim.text.partition(": ")[2]: claim for claim in FIGURES[name].claims(rows)}
+
+
+def runs(**columns: Any) -> Row:
+    return {"method": "paper", "accuracy": 0.9, "average_tau": 10.0, "error": None, **columns}
+
+
+class TestRuns:
+    def test_loss_against_tau_makes_as_many_as_the_paper_and_a_centralized_one_for_each_seed(self) -> None:
+        assert cells("svm-sgd") == 12 * 4 * 15 + 15
+
+    @pytest.mark.parametrize("name", FIGURES)
+    def test_a_first_look_makes_fewer(self, name: str) -> None:
+        assert cells(name, Scope(2, quick=True)) < cells(name, Scope(2)) or name.startswith("instantaneous")
+
+    @pytest.mark.parametrize("name", FIGURES)
+    def test_no_run_is_made_twice(self, name: str) -> None:
+        figure = FIGURES[name]
+        found = figure.sweep(figure.settings(None), Scope(3)).cells
+        assert len(set(found)) == len(found)
+
+    def test_nodes_go_from_5_to_500(self) -> None:
+        figure = FIGURES["nodes"]
+        nodes = {cell.nodes for cell in figure.sweep(figure.settings(None), PAPER).cells}
+        assert (min(filter(None, nodes)), max(filter(None, nodes))) == (5, 500)
+
+    def test_deterministic_descent_takes_whole_shards_and_1000_samples(self) -> None:
+        for name in ("svm-dgd", "budget-dgd", "aggregation-dgd", "phi-dgd", "asynchronous-dgd", "instantaneous-dgd"):
+            figure = FIGURES[name]
+            for cell in figure.sweep(figure.settings(None), Scope(1)).cells:
+                assert (cell.batch_size, cell.train_samples) == ("full", 1000)
+
+
+class TestLossAgainstTau:
+    @staticmethod
+    def rows(adaptive: dict[int, float], best: dict[int, int]) -> list[Row]:
+        """Losses that rise from 0.2, at the best τ of a case, by 0.01 for every τ that it is away from it."""
+        found = [runs(method="centralized", case=None, tau="adaptive", loss=0.2)]
+        for case in CASES:
+            found += [runs(case=case, tau=str(tau), loss=0.2 + 0.01 * abs(tau - best[case])) for tau in (1, 5, 11)]
+            found.append(runs(case=case, tau="adaptive", loss=adaptive[case]))
+        return found
+
+    def test_regret_is_the_share_of_the_way_from_the_best_to_the_worst(self) -> None:
+        rows = self.rows({1: 0.225, 2: 0.2, 3: 0.19, 4: 0.3}, dict.fromkeys(CASES, 1))
+        assert [regret(rows, case) for case in CASES] == pytest.approx([0.25, 0, -0.1, 1])
+
+    def test_near_and_different_in_all_cases_holds(self) -> None:
+        found = claims("svm-dgd", self.rows({1: 0.2, 2: 0.2, 3: 0.203, 4: 0.2}, {1: 11, 2: 5, 3: 11, 4: 1}))
+        assert [claim.holds for claim in found.values()] == [True, True, True]
+        assert "regret 0.000, 0.000, 0.030, 0.000 in Cases 1-4" in next(iter(found.values())).measured
+        assert found["the best fixed τ differs from case to case"].measured == "best τ 11, 5, 11, 1 in Cases 1-4"
+
+    def test_one_case_that_is_far_or_the_same_best_everywhere_or_a_quicker_case_3_does_not_hold(self) -> None:
+        found = claims("svm-dgd", self.rows({1: 0.2, 2: 0.21, 3: 0.19, 4: 0.2}, dict.fromkeys(CASES, 11)))
+        assert [claim.holds for claim in found.values()] == [False, False, False]
+
+
+class TestVarying:
+    @staticmethod
+    def rows(excess: Callable[[int, float], float], tau: Callable[[int, float], float]) -> list[Row]:
+        found = []
+        for case in CASES:
+            for factor in (0.1, 1.0, 10.0):
+                shared = {"case": case, "aggregation_factor": factor}
+                found.append(runs(**shared, tau="10", loss=0.5))
+                loss = 0.5 * (1 + excess(case, factor))
+                found.append(runs(**shared, tau="adaptive", loss=loss, average_tau=tau(case, factor)))
+        return found
+
+    def test_better_and_rising_holds(self) -> None:
+        found = claims("aggregation-sgd", self.rows(lambda *_: -0.1, lambda _, factor: factor))
+        assert [claim.holds for claim in found.values()] == [True, True]
+
+    def test_case_3_need_not_rise(self) -> None:
+        found = claims("aggregation-sgd", self.rows(lambda *_: 0, lambda case, factor: 50 if case == 3 else factor))
+        assert all(claim.holds for claim in found.values())
+
+    def test_one_setting_of_twelve_may_be_worse_where_the_paper_says_almost_and_two_may_not(self) -> None:
+        one = claims("aggregation-sgd", self.rows(lambda case, f: 0.06 * (case == 2 and f == 10), lambda _, f: f))
+        two = claims("aggregation-sgd", self.rows(lambda case, f: 0.06 * (case == 2 and f > 0.5), lambda _, f: f))
+        text = "better than or similar to τ = 10 in almost all settings"
+        assert one[text].holds
+        assert "+6.0%, in Case 2 at 10.0" in one[text].measured
+        assert not two[text].holds
+
+    def test_falling_does_not_hold_as_rising(self) -> None:
+        found = claims("aggregation-sgd", self.rows(lambda *_: 0, lambda case, f: -f if case == 4 else f))
+        assert not found["τ* grows with the time of an aggregation"].holds
+
+    def test_rank_correlation_is_spearmans(self) -> None:
+        rng = np.random.default_rng(1)
+        for _ in range(20):
+            x, y = rng.permutation(7).astype(float), rng.normal(size=7)
+            assert rank_correlation(x.tolist(), y.tolist()) == pytest.approx(spearmanr(x, y).statistic)
+        assert rank_correlation([1, 2, 3], [5, 5, 5]) == 0
+
+
+class TestSingleRun:
+    @staticmethod
+    def rows(delta: dict[int, float], slope: float = 0.0, last: int = 40) -> list[Row]:
+        found = []
+        for case in CASES:
+            for number, tau in enumerate([1, 10, 40, 40, 40, 40, 40, 40, last, 3]):
+                own = slope if case == 3 else 1.0
+                estimates = (
+                    {"rho": own, "beta": own, "delta": delta[case]}
+                    if number
+                    else dict.fromkeys(("rho", "beta", "delta"))
+                )
+                found.append({"case": case, "tau": tau, "spent_time": 3.0 * (number + 1), **estimates})
+        return found
+
+    def test_what_the_paper_saw_holds(self) -> None:
+        found = claims("instantaneous-dgd", self.rows({1: 0.3, 2: 1.0, 3: 0.0, 4: 2.0}))
+        assert [claim.holds for claim in found.values()] == [True, True, True]
+
+    def test_a_small_delta_a_slope_in_case_3_and_a_tau_that_jumps_do_not(self) -> None:
+        found = claims("instantaneous-dgd", self.rows({1: 0.3, 2: 0.2, 3: 0.0, 4: 2.0}, slope=1e-9, last=400))
+        assert [claim.holds for claim in found.values()] == [False, False, False]
+
+
+class TestPhi:
+    @staticmethod
+    def rows(tau: Callable[[int, float], float]) -> list[Row]:
+        return [
+            runs(case=case, phi=phi, loss=0.2, average_tau=tau(case, phi))
+            for case in CASES
+            for phi in (0.001, 0.01, 0.1)
+        ]
+
+    def test_a_line_in_log_phi_and_a_constant_hold(self) -> None:
+        found = claims("phi-sgd", self.rows(lambda case, phi: 97.0 if case == 3 else -5 * np.log(phi)))
+        assert [claim.holds for claim in found.values()] == [True, True]
+        assert "slope -5.0, R² 1.00 in Case 1" in next(iter(found.values())).measured
+
+    def test_a_curve_and_a_tau_of_case_3_that_moves_do_not(self) -> None:
+        found = claims("phi-sgd", self.rows(lambda case, phi: 10 * phi if case == 3 else 1 / phi))
+        assert [claim.holds for claim in found.values()] == [False, False]
+        line = linregress(np.log([0.001, 0.01, 0.1]), [1000, 100, 10])
+        assert f"R² {line.rvalue**2:.2f} in Case 1" in next(iter(found.values())).measured
+
+
+class TestAsynchronous:
+    @staticmethod
+    def rows(excess: dict[int, float]) -> list[Row]:
+        return [
+            runs(case=case, method=method, budget=budget, loss=0.2 * (1 + (excess[case] if late and ours else 0)))
+            for case in CASES
+            for method, ours in (("paper", False), ("asynchronous", True))
+            for budget, late in (("time=5s", False), ("time=100s", True))
+        ]
+
+    def test_worse_with_other_data_and_similar_with_the_same_holds_by_the_longest_budget(self) -> None:
+        found = claims("asynchronous-sgd", self.rows({1: 0.01, 2: 0.1, 3: -0.02, 4: 0.08}))
+        assert [claim.holds for claim in found.values()] == [True, True]
+
+    def test_the_other_way_round_does_not(self) -> None:
+        found = claims("asynchronous-sgd", self.rows({1: 0.1, 2: 0.1, 3: 0.0, 4: 0.01}))
+        assert [claim.holds for claim in found.values()] == [False, False]

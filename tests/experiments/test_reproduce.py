@@ -1,0 +1,110 @@
+"""Figures made from real runs on a small scale, and the report of them."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import matplotlib.image
+import pytest
+from pyarrow import parquet
+
+from fedbudget.data.published.find import NotHere
+from fedbudget.errors import UserError
+from fedbudget.experiments import reproduce
+from fedbudget.experiments.figures import FIGURES
+from fedbudget.experiments.figures.figure import Scope
+from fedbudget.experiments.report import write_report
+
+QUICK = Scope(1, quick=True)
+
+
+@pytest.fixture(autouse=True)
+def _no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDBUDGET_DATA", str(tmp_path / "nothing"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one figure of each kind, of digits."""
+    out = tmp_path_factory.mktemp("reproduction")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDBUDGET_DATA", str(out / "nothing"))
+        patch.setenv("XDG_CACHE_HOME", str(out / "cache"))
+        for name in ("svm-sgd", "budget-dgd", "instantaneous-dgd", "phi-sgd", "asynchronous-dgd"):
+            reproduce.make(FIGURES[name], out, QUICK)
+    return out
+
+
+def test_every_figure_has_its_picture_twice_and_the_runs_behind_it(made: Path) -> None:
+    for figure in reproduce.made_in(made):
+        folder = made / figure.name
+        height, width, _ = matplotlib.image.imread(folder / f"{figure.name}.png").shape
+        assert width > height > 300
+        assert ElementTree.parse(folder / f"{figure.name}.svg").getroot().tag.endswith("svg")
+        sweep = FIGURES[figure.name].sweep(FIGURES[figure.name].settings(None), QUICK)
+        rows = parquet.read_table(folder / "results.parquet").num_rows
+        assert rows == len(sweep.cells) or (sweep.each == "round" and rows > 4 * len(sweep.cells))
+
+
+def test_without_mnist_figures_of_the_svm_are_of_digits_and_say_so(made: Path) -> None:
+    assert all("on digits in place of MNIST" in figure.of for figure in reproduce.made_in(made))
+    assert "digits in place of MNIST" in (made / "svm-sgd" / "svm-sgd.svg").read_text(encoding="utf-8")
+
+
+def test_other_figures_need_their_data(tmp_path: Path) -> None:
+    with pytest.raises(NotHere, match=r"energy is not here: .* fedbudget data get energy"):
+        reproduce.make(FIGURES["linear"], tmp_path, QUICK)
+
+
+def test_a_second_time_no_run_is_made_again_and_the_results_are_the_same_bytes(made: Path) -> None:
+    results = made / "svm-sgd" / "results.parquet"
+    before, bytes_before = _times(made / "svm-sgd" / "cells"), results.read_bytes()
+    reproduce.make(FIGURES["svm-sgd"], made, QUICK)
+    assert _times(made / "svm-sgd" / "cells") == before
+    assert results.read_bytes() == bytes_before
+
+
+def test_the_report_has_every_claim_with_its_verdict_and_every_figure(made: Path) -> None:
+    figures = reproduce.made_in(made)
+    markdown, html = (page.read_text(encoding="utf-8") for page in write_report(figures, made))
+    claims = [claim for figure in figures for claim in figure.claims]
+    assert len(claims) >= 2 + 2 + 3 + 2 + 2 - 1
+    for claim in claims:
+        line = next(line for line in markdown.splitlines() if line.startswith(f"| {claim.text} |"))
+        assert f"| {claim.measured} | {'yes' if claim.holds else 'no'} |" in line
+    held = sum(claim.holds for claim in claims)
+    assert f"{held} of {len(claims)} claims hold, in 5 figures" in markdown
+    assert html.count('class="yes"') == held
+    for figure in figures:
+        assert (made / re.findall(rf"!\[.*\]\(({figure.name}/.*)\)", markdown)[0]).is_file()
+
+
+def test_the_page_needs_nothing_from_elsewhere(made: Path) -> None:
+    _, html = write_report(reproduce.made_in(made), made)
+    addresses = re.findall(r'(?:src|href)="([^"]*)"', html.read_text(encoding="utf-8"))
+    assert addresses
+    assert all(address.startswith(("data:image/png;base64,", "#")) for address in addresses)
+
+
+def test_all_leaves_the_networks_out_unless_they_are_asked_for() -> None:
+    networks = {name for name in FIGURES if name.startswith("cnn-")}
+    every = {figure.name for figure in reproduce.choose(["all"], with_cnn=False)}
+    assert every == FIGURES.keys() - networks
+    assert {figure.name for figure in reproduce.choose(["all"], with_cnn=True)} == set(FIGURES)
+    assert [figure.name for figure in reproduce.choose(["nodes", "cnn-mnist"], with_cnn=False)] == [
+        "cnn-mnist",
+        "nodes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"), [([], "which figures"), (["svm"], "unknown figure 'svm'; use all, or some")]
+)
+def test_a_figure_that_does_not_exist_is_refused_with_those_that_do(names: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        reproduce.choose(names, with_cnn=False)
+
+
+def _times(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}

@@ -1,0 +1,345 @@
+"""A sweep: the grid and its order, files with a mistake, and a table that says what separate runs say."""
+
+import json
+import math
+import os
+import signal
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numba
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+import fedbudget
+from fedbudget import tasks, training
+from fedbudget.errors import UserError
+from fedbudget.experiments import cells
+from fedbudget.experiments.pool import unordered
+from fedbudget.experiments.sweep import Sweep, run
+from fedbudget.experiments.table import gather, means
+from fedbudget.runs.settings import Settings
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "sweep.toml"
+SHORT = Settings(budget=("time=1s",), nodes=3)
+
+
+def sweep_in(folder: Path, text: str) -> Sweep:
+    file = folder / "s.toml"
+    file.write_text(text)
+    return Sweep.read(file)
+
+
+def kept_in(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "cells").iterdir()}
+
+
+class TestGrid:
+    def test_is_the_product_with_the_first_key_slowest_and_seeds_last(self, tmp_path: Path) -> None:
+        sweep = sweep_in(
+            tmp_path, "nodes = 4\n[grid]\nseeds = 3\nstep-size = [0.1, 1]\ntau = ['adaptive', 7]\ncase = [3, 1]\n"
+        )
+        assert sweep.varied == ("step_size", "tau", "partition", "seed")
+        choices: list[int | str] = ["adaptive", 7]
+        assert sweep.cells == tuple(
+            Settings(nodes=4, step_size=step_size, tau=tau, partition=partition, seed=seed)
+            for step_size, tau, partition, seed in product([0.1, 1.0], choices, ["case:3", "case:1"], range(3))
+        )
+        assert sweep.each == "run"
+
+    def test_seeds_that_are_listed_come_last_too(self) -> None:
+        sweep = Sweep.of(Settings(), {"seed": [5, 3], "tau": [1, 2]}, each="round")
+        assert [(cell.tau, cell.seed) for cell in sweep.cells] == [(1, 5), (1, 3), (2, 5), (2, 3)]
+        assert sweep.each == "round"
+
+    def test_in_python_names_may_be_written_as_names(self) -> None:
+        base = Settings(nodes=2)
+        assert Sweep.of(base, {"step_size": [0.5]}) == Sweep.of(base, {"step-size": [0.5]})
+
+    def test_a_budget_of_several_resources_is_a_list_in_the_list(self, tmp_path: Path) -> None:
+        sweep = sweep_in(tmp_path, "[grid]\nbudget = ['time=5s', ['time=5s', 'bytes=1MB']]\n")
+        assert [cell.budget for cell in sweep.cells] == [("time=5s",), ("time=5s", "bytes=1MB")]
+
+    def test_a_task_is_what_the_file_and_the_grid_start_from(self, tmp_path: Path) -> None:
+        sweep = sweep_in(tmp_path, "task = 'svm-sgd-mnist'\nphi = 0.5\n[grid]\ncase = [2]\ntau = [4]\n")
+        task = Settings.from_toml(tasks.path("svm-sgd-mnist"))
+        assert sweep.cells == (Settings(**{**task, "phi": 0.5, "partition": "case:2", "tau": 4}),)
+
+    def test_the_folder_of_data_can_be_another(self, tmp_path: Path) -> None:
+        (tmp_path / "s.toml").write_text("data-dir = 'a'\n[grid]\nseeds = 2\n")
+        assert {cell.data_dir for cell in Sweep.read(tmp_path / "s.toml", data_dir="b").cells} == {"b"}
+
+    def test_the_example_has_the_runs_that_it_promises(self) -> None:
+        sweep = Sweep.read(EXAMPLE)
+        assert sweep.varied == ("model", "partition", "tau", "seed")
+        assert len(set(sweep.cells)) == len(sweep.cells) == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nodes = = 5", "is not valid TOML"),
+        ("nodes = 5", r"needs a table \[grid\] with at least one setting"),
+        ("[grid]", r"needs a table \[grid\] with at least one setting"),
+        ("grid = 5", r"needs a table \[grid\] with at least one setting"),
+        ("taus = 5\n[grid]\nseeds = 2", "unknown key 'taus'; known are model, "),
+        ("[grid]\ntaus = [5]", r", \[grid\]: unknown key 'taus'; known are model, .*, case, seeds"),
+        ("[grid]\neach = ['run']", r", \[grid\]: unknown key 'each'"),
+        ("nodes = 'five'\n[grid]\nseeds = 2", "nodes = 'five' has the wrong type"),
+        ("[grid]\nnodes = [5, 'six']", r", \[grid\]: nodes = 'six' has the wrong type"),
+        ("[grid]\nnodes = [5, true]", r", \[grid\]: nodes = True has the wrong type"),
+        ("[grid]\ntau = []", r"tau must be a list with at least one value, not \[\]"),
+        ("[grid]\ntau = 5", "tau must be a list with at least one value, not 5"),
+        ("[grid]\nmodel = 'svm'", "model must be a list with at least one value, not 'svm'"),
+        ("[grid]\ntau = [1, 2, 1]", "tau has 1 more than once"),
+        ("[grid]\ncase = [1, 5]", "partition = 'case:5': case 5 does not exist"),
+        ("[grid]\ncase = ['x']", "partition 'case:x' is not understood"),
+        ("[grid]\nseeds = 0", "seeds must be a whole number of at least 1, not 0"),
+        ("[grid]\nseeds = [1, 2]", r"seeds must be a whole number of at least 1, not \[1, 2\]"),
+        ("[grid]\nseeds = 2\nseed = [7]", "give seeds or seed, not both"),
+        ("[grid]\ncase = [1]\npartition = ['files']", "give case or partition, not both"),
+        ("tau = 1\n[grid]\ntau = [1]", r"tau varies in \[grid\], and must not be given outside of it"),
+        ("seed = 1\n[grid]\nseeds = 2", r"seed varies in \[grid\]"),
+        ("partition = 'files'\n[grid]\ncase = [2]", r"partition varies in \[grid\]"),
+        ("tau = 0\n[grid]\nseeds = 2", "tau must be at least 1, not 0"),
+        ("[grid]\nphi = [0.1, -1]\ntau = [5, 'adaptive']", "phi = -1.0, tau = 'adaptive': .*phi must be"),
+        ("[grid]\nbudget = ['time=5parsec']", r"budget = \('time=5parsec',\): .*unknown unit 'parsec'"),
+        ("each = 'epoch'\n[grid]\nseeds = 2", "each must be run or round, not 'epoch'"),
+        ("task = 'chess'\n[grid]\nseeds = 2", "unknown task 'chess'; use one of "),
+        ("task = 5\n[grid]\nseeds = 2", "task = 5 has the wrong type"),
+    ],
+)
+def test_a_file_with_a_mistake_is_refused_in_one_line_that_names_it(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as refused:
+        sweep_in(tmp_path, text)
+    assert str(refused.value).startswith(str(tmp_path / "s.toml"))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_not_there_and_a_grid_of_nothing_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.toml cannot be read: No such file"):
+        Sweep.read(tmp_path / "none.toml")
+    with pytest.raises(UserError, match="grid: a sweep needs at least one setting that varies"):
+        Sweep.of(Settings(), {})
+    with pytest.raises(UserError, match=r"grid: tau = 1\.5 has the wrong type"):
+        Sweep.of(Settings(), {"tau": [1.5]})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"jobs": 0}, "jobs must be at least 1, not 0"),
+        ({"backend": "abacus"}, "unknown backend 'abacus'; use loky, dask or ray"),
+        ({"backend": "threading"}, "backend threading is not made for runs in parallel"),
+    ],
+)
+def test_what_cannot_make_runs_is_refused_before_anything_is_written(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        run(Sweep.of(SHORT, {"seeds": 2}), tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+class TestTable:
+    def test_has_the_figures_of_separate_runs_in_the_order_of_the_grid(self, tmp_path: Path) -> None:
+        base = Settings(nodes=3, budget=("time=2s", "bytes=1MB"))
+        table = run(Sweep.of(base, {"case": [2, 4], "tau": ["adaptive", 10], "seeds": 2}), tmp_path, jobs=1)
+        assert table.column_names == [
+            *("partition", "case", "tau", "seed"),
+            *("loss", "accuracy", "average_tau", "aggregations", "local_updates", "stopped_by"),
+            *("spent_time", "spent_bytes", "overshoot_time", "overshoot_bytes", "error"),
+        ]
+        rows = table.to_pylist()
+        choices: list[int | str] = ["adaptive", 10]
+        for row, (case, tau, seed) in zip(rows, product([2, 4], choices, [0, 1]), strict=True):
+            result = fedbudget.train(case=case, tau=tau, seed=seed, nodes=3, budget=base.budget)
+            assert row == {
+                "partition": f"case:{case}",
+                "case": case,
+                "tau": str(tau),
+                "seed": seed,
+                "loss": result.loss,
+                "accuracy": result.accuracy,
+                "average_tau": result.average_tau,
+                "aggregations": result.aggregations,
+                "local_updates": result.local_updates,
+                "stopped_by": result.stopped_by,
+                **{f"spent_{name}": amount for name, amount in result.spent.items()},
+                **{f"overshoot_{name}": amount for name, amount in result.overshoot.items()},
+                "error": None,
+            }
+        assert parquet.read_table(tmp_path / "results.parquet").equals(table)
+
+    def test_of_rounds_has_the_rounds_of_each_run_but_for_the_wall_clock(self, tmp_path: Path) -> None:
+        table = run(Sweep.of(SHORT, {"tau": ["adaptive", 2], "nodes": [2, 4]}, each="round"), tmp_path, jobs=1)
+        assert table.column_names[:2] == ["tau_setting", "nodes_setting"]  # a round has a τ and nodes of its own
+        expected = []
+        for tau, nodes in product(["adaptive", 2], [2, 4]):
+            for record in fedbudget.train(tau=tau, nodes=nodes, budget="time=1s").rounds:
+                row = {"tau_setting": str(tau), "nodes_setting": nodes, **vars(record), "error": None}
+                for name in ("c", "b", "spent"):
+                    row[f"{name}_time"] = row.pop(name)["time"]
+                row["kept"], row["left_out"] = list(record.kept), list(record.left_out)
+                del row["wall"]
+                expected.append(row)
+        assert table.to_pylist() == expected
+
+    def test_numbers_stay_numbers_and_kinds_that_mix_become_text(self, tmp_path: Path) -> None:
+        grid: dict[str, list[Any]] = {
+            "partition": ["case:2", "dirichlet:0.5"],
+            "phi": [0.5],
+            "batch-size": [10, "full"],
+        }
+        grid |= {"budget": ["time=1s", ["time=1s", "energy=1kJ"]]}
+        table = run(Sweep.of(SHORT, grid), tmp_path, jobs=1)
+        kinds = {name: str(table.schema.field(name).type) for name in table.column_names[:5]}
+        assert kinds == {
+            "partition": "string",
+            "case": "int64",
+            "phi": "double",
+            "batch_size": "string",
+            "budget": "string",
+        }
+        assert table["case"].to_pylist() == [2] * 4 + [None] * 4
+        assert table["batch_size"].to_pylist() == ["10", "10", "full", "full"] * 2
+        assert table["budget"].to_pylist() == ["time=1s", "time=1s, energy=1kJ"] * 4
+        assert [amount is None for amount in table["spent_energy"].to_pylist()] == [True, False] * 4
+
+    def test_has_its_columns_even_where_every_run_failed(self, tmp_path: Path) -> None:
+        good = run(Sweep.of(SHORT, {"seeds": 1}), tmp_path / "good", jobs=1)
+        bad = run(Sweep.of(Settings(dataset="none.csv"), {"seeds": 1}), tmp_path / "bad", jobs=1)
+        assert bad.schema.equals(good.schema)
+        assert bad["loss"].to_pylist() == [None]
+        assert "none.csv does not exist" in bad["error"][0].as_py()
+
+    def test_means_are_over_seeds_and_over_runs_that_have_a_figure(self) -> None:
+        sweep = Sweep.of(Settings(), {"case": [3, 1], "tau": [5], "seeds": 2})
+        figures = [_figures(loss=1.0, accuracy=0.5), _figures(loss=2.0, accuracy=0.7), _figures(loss=4.0)]
+        outcomes: list[cells.Figures | cells.Failure] = [*figures, cells.Failure("it broke")]
+        assert means(gather(sweep.cells, outcomes, varied=sweep.varied, each="run")) == [
+            {"case": 3, "tau": 5, "runs": 2, "loss": 1.5, "accuracy": pytest.approx(0.6)},
+            {"case": 1, "tau": 5, "runs": 1, "loss": 4.0, "accuracy": None},
+        ]
+
+
+def _figures(loss: float, accuracy: float | None = None) -> cells.Figures:
+    result = fedbudget.train(budget="time=1s", rounds=1)
+    return cells.figures(replace(result, loss=loss, accuracy=accuracy), "run")
+
+
+def test_a_loss_that_is_not_finite_is_kept_as_none(tmp_path: Path) -> None:
+    for loss in (math.nan, math.inf):
+        kept = cells.Cells(tmp_path, "run")
+        kept.write(SHORT, _figures(loss=loss))
+        assert kept.read(SHORT)["loss"] == [None]
+
+
+class TestKeeping:
+    def test_only_what_is_missing_is_run_and_the_file_is_the_same_as_in_one_go(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ran: list[tuple[int | str, int]] = []
+        honest = cells._run
+
+        def noted(settings: Settings) -> fedbudget.Result:
+            ran.append((settings.tau, settings.seed))
+            return honest(settings)
+
+        monkeypatch.setattr(cells, "_run", noted)
+        small, large = (Sweep.of(SHORT, {"tau": taus, "seeds": 2}) for taus in ([5], [1, 5]))
+        run(small, tmp_path / "a", jobs=1)
+        run(large, tmp_path / "a", jobs=1)
+        assert ran == [(5, 0), (5, 1), (1, 0), (1, 1)]
+        run(large, tmp_path / "b", jobs=1)
+        again, in_one_go = ((tmp_path / name / "results.parquet").read_bytes() for name in "ab")
+        assert again == in_one_go
+
+    def test_a_key_depends_on_every_setting_on_each_and_on_the_version(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        figures = _figures(loss=1.0)
+        cells.Cells(tmp_path, "run").write(SHORT, figures)
+        for other in (Settings(budget=("time=1s",)), Settings(budget=("time=1s",), nodes=3, watts=6.0)):
+            assert other not in cells.Cells(tmp_path, "run")
+        assert SHORT in cells.Cells(tmp_path, "run")
+        assert SHORT not in cells.Cells(tmp_path, "round")
+        monkeypatch.setattr(cells, "__version__", "99.0")
+        assert SHORT not in cells.Cells(tmp_path, "run")
+
+    def test_a_cell_that_cannot_be_read_is_named(self, tmp_path: Path) -> None:
+        sweep = Sweep.of(SHORT, {"seeds": 1})
+        run(sweep, tmp_path, jobs=1)
+        (cell,) = (tmp_path / "cells").iterdir()
+        cell.write_text("{")
+        with pytest.raises(UserError, match=rf"{cell.name} cannot be read: .*; without it, the run is made again"):
+            run(sweep, tmp_path, jobs=1)
+
+    def test_nothing_tells_when_or_where_a_run_was_made(self, tmp_path: Path) -> None:
+        run(Sweep.of(SHORT, {"seeds": 1}, each="round"), tmp_path, jobs=1)
+        (cell,) = (tmp_path / "cells").iterdir()
+        assert "wall" not in json.loads(cell.read_text())
+        assert str(tmp_path) not in cell.read_text()
+
+
+class TestFailure:
+    def test_of_one_run_is_in_its_row_and_leaves_the_others_alone(self, tmp_path: Path) -> None:
+        seen: list[tuple[int, int, int]] = []
+        base = Settings(budget=("time=1s",), batch_size=200)  # of 1437 samples, ten nodes have 143 each
+        sweep = Sweep.of(base, {"nodes": [3, 10], "tau": [2, 4]})
+        table = run(sweep, tmp_path, jobs=1, progress=lambda *counts: seen.append(counts))
+        assert seen == [(0, 4, 0), (1, 4, 0), (2, 4, 0), (3, 4, 1), (4, 4, 2)]
+        errors, losses = table["error"].to_pylist(), table["loss"].to_pylist()
+        assert errors[:2] == [None, None]
+        assert all("batch-size 200 is larger than the smallest shard" in error for error in errors[2:])
+        assert [loss is None for loss in losses] == [False, False, True, True]
+        assert len(kept_in(tmp_path)) == 2
+        seen.clear()
+        run(sweep, tmp_path, jobs=1, progress=lambda *counts: seen.append(counts))
+        assert seen == [(2, 4, 0), (3, 4, 1), (4, 4, 2)]  # failed ones are tried again
+
+    def test_of_the_program_itself_is_in_the_row_with_its_kind(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def broken(settings: Settings) -> fedbudget.Result:
+            raise ZeroDivisionError("one by nothing")
+
+        monkeypatch.setattr(cells, "_run", broken)
+        table = run(Sweep.of(SHORT, {"seeds": 1}), tmp_path, jobs=1)
+        assert table["error"].to_pylist() == ["ZeroDivisionError: one by nothing"]
+
+    def test_of_a_whole_process_is_said_in_one_line_and_what_was_done_is_kept(self, tmp_path: Path) -> None:
+        with pytest.raises(ChildProcessError, match="a process was killed"):
+            list(unordered(_end_process, [0, 1, 2], jobs=2, backend=None))
+
+
+def _end_process(item: int) -> int:
+    os._exit(9)
+
+
+def test_an_interrupted_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = training.execute
+
+    def interrupted(plan: Any) -> fedbudget.Result:
+        return honest(plan, watch=lambda record: signal.raise_signal(signal.SIGINT) if record.round == 1 else None)
+
+    monkeypatch.setattr(cells, "execute", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(Sweep.of(SHORT, {"seeds": 3}), tmp_path, jobs=1)
+    assert kept_in(tmp_path) == set()
+    assert not (tmp_path / "results.parquet").exists()
+
+
+def test_two_processes_give_the_same_bytes_as_one_and_threads_are_as_before(tmp_path: Path) -> None:
+    threads = numba.get_num_threads()
+    sweep = Sweep.of(SHORT, {"model": ["svm", "softmax"], "case": [1, 4], "seeds": 3}, each="round")
+    one, two = (run(sweep, tmp_path / str(jobs), jobs=jobs) for jobs in (1, 2))
+    assert isinstance(two, pyarrow.Table)
+    assert two.equals(one)
+    assert kept_in(tmp_path / "1") == kept_in(tmp_path / "2")
+    first, second = ((tmp_path / str(jobs) / "results.parquet").read_bytes() for jobs in (1, 2))
+    assert first == second
+    assert numba.get_num_threads() == threads
