@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbudget import __version__
+from fedbudget import __version__, tasks
 from fedbudget.arrays import Float32
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.files import Shard, from_arrays
@@ -80,11 +80,12 @@ class Result:
 
 def train(
     *,
-    model: str | Model = "svm",
-    dataset: str | Dataset = "digits",
+    task: str | None = None,
+    model: str | Model | None = None,
+    dataset: str | Dataset | None = None,
     shards: Sequence[Shard] | None = None,
     test: Shard | None = None,
-    budget: str | Sequence[str] = "time=15s",
+    budget: str | Sequence[str] | None = None,
     case: int | None = None,
     out: str | Path | None = None,
     watch: Watch | None = None,
@@ -93,7 +94,8 @@ def train(
     """Trains a model under a budget; does what `fedbudget run` does.
 
     Args:
-      model: a name, or any `Model`, such as a `FunctionModel` of your own.
+      task: settings by a name, such as `svm-sgd-mnist`, which the other arguments come before.
+      model: a name, or any `Model`, such as a `TorchModel` or a `FunctionModel` of your own.
       dataset: a name, a path, or a `Dataset`; not used when shards are given.
       shards: the nodes' data, (x, y) each, y None where there is nothing to predict.
       test: (x, y) to test on, with shards.
@@ -110,18 +112,20 @@ def train(
     found = dataset if isinstance(dataset, Dataset) else None
     if shards is not None:
         found = from_arrays(shards, test)
-    if case is not None:
-        options["partition"] = f"case:{case}"
+    given = {
+        "model": model if isinstance(model, str | None) else model.name,
+        "dataset": found.name if found is not None else dataset,
+        "partition": None if case is None else f"case:{case}",
+        "budget": (budget,) if isinstance(budget, str) else budget and tuple(budget),
+    }
+    options |= {name: value for name, value in given.items() if value is not None}
+    if task is not None:
+        options = {**Settings.from_toml(tasks.path(task)), **options}
     try:
-        settings = Settings(
-            model=model if isinstance(model, str) else model.name,
-            dataset=dataset if isinstance(dataset, str) and found is None else str(found and found.name),
-            budget=(budget,) if isinstance(budget, str) else tuple(budget),
-            **options,
-        )
+        settings = Settings(**options)
     except TypeError as error:
         raise UserError(f"train() was given an option that it does not know: {error}") from None
-    plan = prepare(settings, dataset=found, model=None if isinstance(model, str) else model)
+    plan = prepare(settings, dataset=found, model=None if isinstance(model, str | None) else model)
     return execute(plan, out=None if out is None else Path(out), watch=watch)
 
 

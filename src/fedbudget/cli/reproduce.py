@@ -21,7 +21,9 @@ def reproduce(
     with_cnn: Annotated[
         bool, typer.Option("--with-cnn", help="Let all include the networks, which take hours.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Where figures and report go.")] = Path("reproduction"),
+    out: Annotated[
+        Path, typer.Option(help="Where figures and report go.  [default: reproduction]", show_default=False)
+    ] = Path("reproduction"),
     jobs: o.Jobs = None,
     data_dir: o.DataDir = None,
 ) -> None:

@@ -16,7 +16,6 @@ which was interrupted goes on where it was; the results are put together at the 
 the grid, and are the same bytes however often and in whatever order the runs were made.
 """
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
@@ -30,7 +29,7 @@ from fedbudget.errors import UserError
 from fedbudget.experiments.cells import Cells, Each, Failure, attempt
 from fedbudget.experiments.pool import require, unordered
 from fedbudget.experiments.table import gather, write
-from fedbudget.runs.settings import Settings, checked
+from fedbudget.runs.settings import Settings, checked, read_toml
 
 if TYPE_CHECKING:
     import pyarrow
@@ -63,7 +62,7 @@ class Sweep:
     @classmethod
     def read(cls, path: Path, *, data_dir: str | None = None) -> "Sweep":
         """The sweep in a file; `data_dir` takes the place of the file's."""
-        found = _toml(path)
+        found = read_toml(path)
         task, grid, each = found.pop("task", None), found.pop("grid", None), found.pop("each", "run")
         if not isinstance(grid, dict) or not grid:
             raise UserError(f"{path}: a sweep needs a table [grid] with at least one setting that varies")
@@ -135,15 +134,6 @@ def run(
     )
     write(found, folder / RESULTS)
     return found
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
 def _of_task(task: Any) -> dict[str, Any]:

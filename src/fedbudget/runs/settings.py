@@ -120,13 +120,7 @@ class Settings:
     @classmethod
     def from_toml(cls, path: Path) -> dict[str, Any]:
         """The settings in a file, checked key by key, to be completed by options."""
-        try:
-            found = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"{path} cannot be read: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} is not valid TOML: {error}") from None
-        return {name: value for name, value in checked(path, found).items() if value is not None}
+        return checked(path, read_toml(path))
 
     def to_toml(self) -> str:
         values = {field.name.replace("_", "-"): getattr(self, field.name) for field in fields(self)}
@@ -137,6 +131,16 @@ class Settings:
                 if value is not None
             }
         )
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What is in a TOML file, unchecked."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
 def checked(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
