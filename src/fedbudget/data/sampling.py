@@ -69,13 +69,17 @@ class Sampler:
         self._last: NDArray[np.int32] | None = None
         self._last_used = 0
 
-    def round(self, updates: int) -> Picks:
-        """The mini-batches of a round with so many updates; with none, the last one again, to evaluate on."""
+    def round(self, updates: int, *, anew: bool = False) -> Picks:
+        """The mini-batches of a round with so many updates; with none, the last one again, to evaluate on.
+
+        Args:
+          anew: every update has a new one, because nothing was aggregated before.
+        """
         if self.batch is None:
             return Picks.whole(self._nodes, max(1, updates))
         positions = np.empty((len(self._streams), max(1, updates), self.batch), np.int32)
         reused = 0
-        if self._last is not None and (self._last_used < 2 or updates == 0):
+        if self._last is not None and not anew and (self._last_used < 2 or updates == 0):
             positions[:, 0] = self._last
             reused = 1
         for stream, own in zip(self._streams, positions, strict=True):

@@ -45,7 +45,7 @@ from fedbudget.arrays import Float32
 from fedbudget.budget import Costs, Ledger
 from fedbudget.data.sampling import Sampler
 from fedbudget.data.shards import Shards
-from fedbudget.engines.centralized import as_round, mini_batches
+from fedbudget.engines.centralized import as_round
 from fedbudget.engines.in_process import Observer
 from fedbudget.errors import UserError
 from fedbudget.meters.meter import Cost, Meters, RoundTrip, TimeMeter
@@ -168,13 +168,13 @@ class _Node:
         self.size = int(shard.size[0])
         self._model = model
         self._shard = shard
-        self._batches = mini_batches(sampler)
+        self._sampler = sampler
         self._pulled = pulled
         self._step_size = np.float32(step_size)  # η D_i / D
 
     def push(self, w: Float32) -> tuple[Float32, float]:
         """Its gradient reaches the aggregator, where w has come to be this; gives the next w, and pulls it."""
-        descent = self._model.descend(self._pulled[None], self._shard, next(self._batches), 0.0)
+        descent = self._model.descend(self._pulled[None], self._shard, self._sampler.round(1, anew=True), 0.0)
         with np.errstate(over="ignore", invalid="ignore"):  # a w that diverges shows in the losses
             self._pulled = w - self._step_size * descent.gradients[0]
         return self._pulled, float(descent.losses[0])

@@ -11,14 +11,14 @@ Every step takes a new mini-batch. Elsewhere the first local update after an agg
 the estimates; here there are no aggregations and no estimates.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
 from fedbudget.arrays import Float32
 from fedbudget.budget import Costs, Ledger
 from fedbudget.control import Reason
-from fedbudget.data.sampling import Picks, Sampler
+from fedbudget.data.sampling import Sampler
 from fedbudget.data.shards import Shards, Table
 from fedbudget.engines.in_process import Observer
 from fedbudget.errors import UserError
@@ -57,12 +57,12 @@ def run(
     """
     now = Instant.now if "cpu" in meters.budget.limits else Instant.wall_only
     shards = Shards.whole(table)
-    batches = mini_batches(Sampler(shards.size, batch, seed))
+    sampler = Sampler(shards.size, batch, seed)
     number, stopped_by = 0, None
     mark = now()
     while stopped_by is None:
         number, began = number + 1, w
-        descent = model.descend(began[None], shards, next(batches), eta)
+        descent = model.descend(began[None], shards, sampler.round(1, anew=True), eta)
         w = descent.w[0]
         took = now() - mark
         mark += took
@@ -94,11 +94,11 @@ def profile(batch: int | None) -> simulated.Profile:
 def trial(model: Model, table: Table, w: Float32, *, batch: int | None, seed: int) -> RoundTrip:
     """What a step takes here: the quicker of two, after one that does not count because it compiles kernels."""
     shards = Shards.whole(table)
-    batches = mini_batches(Sampler(shards.size, batch, seed))
+    sampler = Sampler(shards.size, batch, seed)
 
     def step() -> RoundTrip:
         before = Instant.now()
-        model.descend(w[None], shards, next(batches), 0.0)
+        model.descend(w[None], shards, sampler.round(1, anew=True), 0.0)
         return _trip(Instant.now() - before)
 
     _, *trips = (step() for _ in range(3))
@@ -120,15 +120,6 @@ def open_ledger(meters: Meters, trial: RoundTrip) -> Ledger:
             "spent; add a limit of time, for example time=15s"
         )
     return Ledger(budget, expected, np.zeros(len(budget.limits)))
-
-
-def mini_batches(sampler: Sampler) -> Iterator[Picks]:
-    """A new mini-batch for every step, without end."""
-    picks = sampler.round(1)
-    while True:
-        yield picks
-        pair = sampler.round(2)  # the last one once more, as after an aggregation, and then a new one
-        picks = Picks(np.ascontiguousarray(pair.positions[:, 1:]), pair.group)
 
 
 def as_round(
