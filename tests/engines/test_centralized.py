@@ -92,12 +92,6 @@ class TestDescent:
             return [np.arange(samples)] * self.STEPS
         return list(Sampler(np.array([samples]), batch, seed=11).round(self.STEPS).positions[0])
 
-    def test_no_mini_batch_comes_twice_in_an_epoch(self) -> None:
-        batches = centralized.mini_batches(Sampler(np.array([60]), 10, seed=5))
-        for _ in range(3):
-            epoch = [next(batches).positions[0, 0] for _ in range(6)]
-            assert sorted(np.concatenate(epoch)) == list(range(60))
-
     def test_a_step_is_told_of_as_a_round_of_one_update_at_one_node(self) -> None:
         _, history = carry_out(problem("svm", seed=4), fixed_meters({"time": 1.0}, 0.25))
         assert [happened.round for happened, _ in history] == [1, 2, 3, 4]
