@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 import fedbudget
 from fedbudget import data
 from fedbudget.arrays import Float32
+from fedbudget.models import Softmax, loss_over
 from fedbudget.plan import prepare
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
@@ -184,6 +185,54 @@ def test_a_simulated_round_is_expected_to_cost_what_the_paper_measured(
     assert aggregator is not None
     costs = aggregator.ledger.costs
     assert (costs.step + costs.aggregation).tolist() == pytest.approx([seconds])
+
+
+class TestBaselines:
+    def test_in_one_place_nothing_is_aggregated_and_a_step_costs_what_the_paper_measured(self) -> None:
+        found = fedbudget.train(method="centralized", dataset=DIGITS, budget="time=3s")
+        assert found.aggregations == 0
+        assert found.local_updates == len(found.rounds)
+        assert 3 / found.local_updates == pytest.approx(0.011, rel=0.1)  # the mean of the table, cut off at 0
+        assert all(record.b["time"] == 0 for record in found.rounds)
+
+    def test_how_data_is_spread_does_not_matter_in_one_place(self) -> None:
+        first, fourth = (
+            fedbudget.train(method="centralized", dataset=DIGITS, case=case, budget="time=1s") for case in (1, 4)
+        )
+        assert first.w.tobytes() == fourth.w.tobytes()
+
+    def test_nodes_that_do_not_wait_favour_the_fast_ones(self) -> None:
+        """Each node has one label or two; node 4 alone has 4 and 9, and is slow in one run and fast in the other."""
+
+        def loss_of_fours(speeds: tuple[float, ...]) -> float:
+            shown = fedbudget.train(
+                method="asynchronous", dataset=DIGITS, case=2, budget="time=60s", speeds=speeds, model="softmax"
+            )
+            assert DIGITS.test is not None
+            assert DIGITS.test.labels is not None
+            table = DIGITS.table(DIGITS.test.rows(np.flatnonzero(DIGITS.test.labels == 4)), "classes")
+            return loss_over(Softmax(64, 10), shown.w, table)
+
+        assert loss_of_fours((1, 1, 1, 1, 8)) < 0.7 * loss_of_fours((8, 8, 8, 8, 1))
+
+    def test_a_slower_aggregation_leaves_time_for_fewer(self) -> None:
+        def aggregations(factor: float) -> int:
+            return fedbudget.train(dataset=DIGITS, tau=1, budget="time=15s", aggregation_factor=factor).aggregations
+
+        costs = [0.0130 + factor * 0.1316 for factor in (1.0, 5.0)]
+        assert aggregations(5.0) / aggregations(1.0) == pytest.approx(costs[0] / costs[1], rel=0.15)
+
+
+class TestTasks:
+    def test_what_is_given_comes_before_what_the_task_says(self) -> None:
+        found = fedbudget.train(task="kmeans-user-knowledge", dataset=DIGITS, clusters=3, budget="time=1s")
+        assert len(found.w) == 3 * 64
+        assert found.budget == {"time": 1}
+
+    def test_the_rest_is_the_tasks(self, tmp_path: Path) -> None:
+        fedbudget.train(task="cnn-cifar-10", dataset=DIGITS, model="svm", case=4, out=tmp_path / "run")
+        settings = Run.open(tmp_path / "run").settings
+        assert (settings.phi, settings.evaluations, settings.partition) == (5e-5, 10, "case:4")
 
 
 class TestOnDisk:

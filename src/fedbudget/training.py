@@ -38,7 +38,7 @@ class Result:
       loss: F(w^f) on all training samples.
       accuracy: on the test samples; None where it has no meaning.
       average_tau: Σ τ² / Σ τ over rounds.
-      aggregations, local_updates: K and T.
+      aggregations, local_updates: K and T; in one place nothing is aggregated.
       spent, budget, overshoot: per resource.
       stopped_by: a resource, `rounds` or `interrupted`.
       metrics: further figures on the test samples, where the model has some.
@@ -186,7 +186,7 @@ def _result(plan: Plan, outcome: Outcome, records: Sequence[RoundRecord], out: P
         loss=loss_over(plan.model, outcome.w, plan.train),
         accuracy=None if plan.test is None else plan.model.accuracy(outcome.w, plan.test),
         average_tau=average_tau(taus),
-        aggregations=len(taus),
+        aggregations=0 if plan.settings.method == "centralized" else len(taus),
         local_updates=sum(taus),
         spent=budget.label(ledger.spent),
         budget=dict(budget.limits),

@@ -71,16 +71,22 @@ def print_result(result: Result) -> None:
     """The result in a few lines on standard output."""
     accuracy = "" if result.accuracy is None else f", accuracy {result.accuracy:.4f}"
     print(f"loss {result.loss:.4f}{accuracy}")
-    print(
-        f"{result.aggregations} aggregations, {result.local_updates} local updates per node, "
-        f"average τ {result.average_tau:.1f}; {_end(result.stopped_by)}"
-    )
+    print(f"{_made(result)}; {_end(result.stopped_by)}")
     for name, limit in result.budget.items():
         resource, over = RESOURCES[name], result.overshoot[name]
         beyond = f", {resource.format(over)} over" if over else ""
         print(f"{name}: {resource.format(result.spent[name])} of {resource.format(limit)} spent{beyond}")
     if result.run is not None:
         print(f"run: {result.run}")
+
+
+def _made(result: Result) -> str:
+    if not result.aggregations:
+        return f"{result.local_updates} local updates in one place"
+    return (
+        f"{result.aggregations} aggregations, {result.local_updates} local updates per node, "
+        f"average τ {result.average_tau:.1f}"
+    )
 
 
 def _end(stopped_by: str) -> str:
