@@ -3,8 +3,9 @@
 import json
 import os
 import platform
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,27 +130,34 @@ def growth() -> dict[str, float]:
     }
 
 
-def main() -> None:
-    began = time.perf_counter()
-    found: dict[str, Any] = {
+SECTIONS: Mapping[str, Callable[[], Any]] = {
+    "speed": speed,
+    "protocol": protocol_cost,
+    "adaptive": adaptive_cost,
+    "growth": growth,
+    "memory_megabytes": lambda: {
+        f"{nodes} nodes, case {case}": memory.peak_megabytes(nodes, case)
+        for nodes, case in ((5, 1), (50, 1), (500, 1), (500, 3))
+    },
+    "startup": lambda: _startup(),
+    "network": lambda: {**networks.network_speed(), **networks.batching()},
+}
+
+
+def main(asked: Sequence[str]) -> None:
+    """Measures all sections, or those asked for; the others stay in the record as they were."""
+    path = RESULTS / "w1.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if asked and path.exists() else {}
+    found |= {
         "cores": os.cpu_count(),
         "threads": numba.get_num_threads(),
         "processor": platform.processor() or platform.machine(),
-        "speed": _step("speed", speed),
-        "protocol": _step("protocol", protocol_cost),
-        "adaptive": _step("adaptive τ", adaptive_cost),
-        "growth": _step("growth", growth),
-        "memory_megabytes": _step(
-            "memory",
-            lambda: {f"{nodes} nodes, case {case}": memory.peak_megabytes(nodes, case)
-                     for nodes, case in ((5, 1), (50, 1), (500, 1), (500, 3))},
-        ),
-        "startup": _step("start-up", _startup),
-        "network": _step("networks", lambda: {**networks.network_speed(), **networks.batching()}),
-    }  # fmt: skip
-    found["seconds"] = round(time.perf_counter() - began)
+    }
+    for name in asked or SECTIONS:
+        with _CONSOLE.status(f"measuring {name}"):
+            found[name] = SECTIONS[name]()
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "w1.json").write_text(json.dumps(found, indent=2) + "\n")
+    path.write_text(json.dumps(found, indent=2) + "\n")
     _print(found)
 
 
@@ -158,11 +166,6 @@ def _startup() -> dict[str, float]:
     imports = min(startup.import_seconds() for _ in range(5))
     first = min(startup.first_round_seconds() for _ in range(5))
     return {"import_seconds": imports, "first_round_seconds": first, "ratio": first / imports}
-
-
-def _step(name: str, measure: Callable[[], Any]) -> Any:
-    with _CONSOLE.status(f"measuring {name}"):
-        return measure()
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -174,10 +177,10 @@ def _print(found: dict[str, Any]) -> None:
         ratios = f"{row['ours_over_numpy']:.1f}x", f"{row['ours_over_bare']:.2f}"
         table.add_row(str(row["batch"]), str(row["nodes"]), *rates, *ratios)
     _CONSOLE.print(table)
-    for section in ("protocol", "adaptive", "growth", "memory_megabytes", "startup", "network"):
+    for section in [name for name in SECTIONS if name in found and name != "speed"]:
         for name, value in found[section].items():
             _CONSOLE.print(f"{section}: {name.replace('_', ' ')}: {value:.3g}", highlight=False)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

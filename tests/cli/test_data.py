@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedbudget.cli import fetching
 from fedbudget.cli.main import main
-from fedbudget.data.published.catalogue import PUBLISHED
+from fedbudget.data.published import catalogue
 from fedbudget.data.published.sources import Mirror
 from web import Web, dataset_of, serving
 
@@ -28,9 +28,8 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
     for variable in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(variable, raising=False)
     with serving(ZIPPED) as web:
-        for name in list(PUBLISHED):
-            monkeypatch.delitem(PUBLISHED, name)
-        monkeypatch.setitem(PUBLISHED, "small", replace(dataset_of(CONTENTS), sources=(Mirror(web.url, ".gz"),)))
+        small = replace(dataset_of(CONTENTS), sources=(Mirror(web.url, ".gz"),))
+        monkeypatch.setattr(catalogue, "PUBLISHED", {"small": small})
         yield web
 
 

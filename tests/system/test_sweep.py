@@ -226,9 +226,11 @@ def test_a_mistake_in_the_file_is_one_line_and_nothing_is_written(
     assert [path.name for path in place.iterdir()] == ["s.toml"]
 
 
-def test_without_pyarrow_it_says_how_to_install_it(place: Path) -> None:
+@pytest.mark.parametrize("command", [["sweep", "s.toml"], ["reproduce", "all"]])
+def test_without_pyarrow_it_says_how_to_install_it(command: list[str], place: Path) -> None:
     (place / "s.toml").write_text("[grid]\nseeds = 2\n")
-    code = "import sys; sys.modules['pyarrow'] = None; from fedbudget.cli.main import main; main(['sweep', 's.toml'])"
+    code = f"import sys; sys.modules['pyarrow'] = None; from fedbudget.cli.main import main; main({command})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 2
-    assert done.stderr == "fedbudget: sweep needs pyarrow; install it with: pip install 'fedbudget[sweep]'\n"
+    said = "sweep and reproduce need pyarrow; install it with: pip install 'fedbudget[sweep]'"
+    assert done.stderr == f"fedbudget: {said}\n"

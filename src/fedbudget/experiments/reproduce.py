@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pyarrow import parquet
-
 from fedbudget.data.published.find import NotHere
 from fedbudget.errors import UserError
 from fedbudget.experiments import sweep
 from fedbudget.experiments.figures import FIGURES
 from fedbudget.experiments.figures.figure import Claim, Figure, Scope
+from fedbudget.experiments.table import read_rows
 from fedbudget.plan import load_dataset
 from fedbudget.runs.settings import Settings
 
@@ -98,7 +97,7 @@ def made_in(out: Path) -> list[Made]:
     for figure in FIGURES.values():
         folder = out / figure.name
         if (folder / _MADE).is_file() and (folder / sweep.RESULTS).is_file():
-            rows = parquet.read_table(folder / sweep.RESULTS).to_pylist()
+            rows = read_rows(folder / sweep.RESULTS)
             of = json.loads((folder / _MADE).read_text(encoding="utf-8"))["of"]
             claims = tuple(figure.claims(rows))
             found.append(Made(figure.name, figure.title, of, claims, folder / f"{figure.name}.png"))

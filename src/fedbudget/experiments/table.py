@@ -20,7 +20,7 @@ try:
     import pyarrow
     from pyarrow import parquet
 except ImportError:
-    raise UserError("sweep needs pyarrow; install it with: pip install 'fedbudget[sweep]'") from None
+    raise UserError("sweep and reproduce need pyarrow; install it with: pip install 'fedbudget[sweep]'") from None
 
 _TYPES: Mapping[Any, "pyarrow.DataType"] = {
     int: pyarrow.int64(),
@@ -63,6 +63,12 @@ def write(table: "pyarrow.Table", path: Path) -> None:
     beside = path.with_name(f".{path.name}.new")
     parquet.write_table(table, beside)
     beside.replace(path)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a Parquet file."""
+    rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    return rows
 
 
 def means(table: "pyarrow.Table") -> list[dict[str, Any]]:
