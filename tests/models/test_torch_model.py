@@ -20,7 +20,8 @@ from fedbudget.data.sampling import Picks, Sampler
 from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError
 from fedbudget.experiments.compare import compare
-from fedbudget.models import LinearRegression, Softmax, TorchModel, loss_over
+from fedbudget.models import LinearRegression, Softmax, TorchModel, loss_over, torch_model
+from fedbudget.models.base import Descent
 from fedbudget.runs.settings import Settings
 
 
@@ -202,6 +203,79 @@ class TestAgainstTheCompiledModels:
         assert [record.tau for record in own.rounds] == [record.tau for record in kernel.rounds]
         assert own.loss == pytest.approx(kernel.loss, rel=1e-4)
         assert own.accuracy == kernel.accuracy
+
+
+class TestManyNodes:
+    """Many nodes of a small module are batched; that must not change anything."""
+
+    NODES, BATCH, UPDATES = 12, 5, 4
+
+    def both_ways(
+        self, make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch, **options: Any
+    ) -> tuple[Descent, Descent]:
+        data = table(samples=120)
+        shards = Shards.of(data, np.array_split(np.random.default_rng(1).permutation(120), self.NODES))
+        found = []
+        for small in (torch_model._SMALL, 0):
+            monkeypatch.setattr(torch_model, "_SMALL", small)
+            model = TorchModel(make, **options)
+            w = np.stack([random_w(model, seed) for seed in range(self.NODES)])
+            picks = Sampler(shards.size, self.BATCH, seed=3).round(self.UPDATES)
+            found.append(model.descend(w, shards, picks, 0.1, random_w(model, 99)))
+        return found[0], found[1]
+
+    @staticmethod
+    def assert_same(first: Descent, second: Descent) -> None:
+        assert first.best_losses is not None
+        assert second.best_losses is not None
+        np.testing.assert_allclose(first.w, second.w, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(first.gradients, second.gradients, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(first.losses, second.losses, rtol=1e-6)
+        np.testing.assert_allclose(first.best_losses, second.best_losses, rtol=1e-6)
+
+    def test_at_once_they_do_what_they_do_in_turn(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.assert_same(*self.both_ways(network, monkeypatch))
+
+    def test_with_a_real_target_and_a_column_of_outputs_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.assert_same(*self.both_ways(lambda: nn.Linear(5, 1), monkeypatch, target="raw"))
+
+    def test_a_parameter_that_is_one_number_is_one_for_each_node(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Scaled(nn.Linear):
+            def __init__(self) -> None:
+                super().__init__(5, 3)
+                self.scale = nn.Parameter(torch.tensor(2.0))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.scale * super().forward(x)
+
+        self.assert_same(*self.both_ways(Scaled, monkeypatch))
+
+    def test_what_is_random_takes_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        first, second = self.both_ways(lambda: nn.Sequential(network(), nn.Dropout(0.5)), monkeypatch)
+        assert first.w.tobytes() == second.w.tobytes()
+
+    def test_a_loss_that_cannot_be_batched_takes_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def loss(output: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(output, y) * (1.0 if y.max().item() >= 0 else 2.0)
+
+        first, second = self.both_ways(network, monkeypatch, loss=loss)
+        assert first.w.tobytes() == second.w.tobytes()
+
+    def test_they_really_are_batched(self) -> None:
+        """A module is called once for each update of all nodes, and once for w^f."""
+        calls = []
+
+        class Counting(nn.Linear):
+            def forward(self, x: Tensor) -> Tensor:
+                calls.append(len(x))
+                return super().forward(x)
+
+        data = table(samples=120)
+        shards = Shards.of(data, np.array_split(np.arange(120), self.NODES))
+        model = TorchModel(Counting(5, 3))
+        picks = Sampler(shards.size, self.BATCH, seed=3).round(self.UPDATES)
+        model.descend(model.initial(0)[None], shards, picks, 0.1, model.initial(0))
+        assert len(calls) == self.UPDATES + 1
 
 
 class TestWhatAModuleSees:

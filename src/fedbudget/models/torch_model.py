@@ -7,8 +7,9 @@ A batch is a list of row numbers; samples stay bytes, where they are bytes, unti
 module, such as dropout, is drawn from the mini-batch itself, so that on one mini-batch F_i is one function of w: the
 estimates compare F_i at different w, and a run repeats to the bit.
 
-Nodes take turns. Batching them with torch.func was measured and is slower for the paper's network; see
-docs/performance.md.
+Nodes take turns; many nodes with a small module without convolutions make their updates all at once, with torch.func.
+Each was measured to be the faster one there (docs/performance.md), and both compute the same. What cannot be batched,
+because it is random or because torch.func does not know it, takes turns.
 """
 
 import copy
@@ -22,7 +23,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd as _Convolution
 
 from fedbudget.arrays import Float32, Float64
 from fedbudget.data.sampling import Picks
@@ -36,6 +39,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], Any]
 """(output, y) of all samples to a number."""
 
+_SMALL, _MANY = 50_000, 10  # parameters up to which, and nodes from which on, nodes are batched
 _ROWS = 1000  # samples that pass through a module at once, when a shard or a table is larger
 _TABLES = 4  # tables kept as tensors
 
@@ -84,6 +88,9 @@ class TorchModel(BaseModel):
         self._still = _constants(self._module)
         self._tables: dict[int, tuple[Table, Tensor, Tensor]] = {}
         self._lock = threading.Lock()
+        self._together = self.parameters <= _SMALL and not any(
+            isinstance(part, _Convolution) for part in made.modules()
+        )
 
     @property
     def parameters(self) -> int:
@@ -100,12 +107,10 @@ class TorchModel(BaseModel):
         module = copy.deepcopy(self._module).cpu().eval()
         for parameter in module.parameters():
             parameter.grad = None
-        state, used = dict(module.named_parameters()), 0
+        state = dict(module.named_parameters())
         with torch.no_grad():
-            for label in self._names:
-                size = state[label].numel()
-                state[label].copy_(torch.from_numpy(w[used : used + size].copy()).view_as(state[label]))
-                used += size
+            for label, values in self._named(torch.from_numpy(w.copy())).items():
+                state[label].copy_(values.view_as(state[label]))
         return module
 
     def losses(self, w: Float32, shards: Shards, picks: Picks) -> Float64:
@@ -114,6 +119,15 @@ class TorchModel(BaseModel):
             return self._evaluate(w, shards, picks)
 
     def descend(self, w: Float32, shards: Shards, picks: Picks, eta: float, best: Float32 | None = None) -> Descent:
+        if self._together and len(shards) >= _MANY and picks.positions.shape[2] > 0:
+            try:
+                with self._alone(train=True):
+                    return self._all_at_once(w, shards, picks, eta, best)
+            except RuntimeError:  # of torch.func; if something else is wrong, it will be when nodes take turns too
+                self._together = False
+        return self._in_turn(w, shards, picks, eta, best)
+
+    def _in_turn(self, w: Float32, shards: Shards, picks: Picks, eta: float, best: Float32 | None) -> Descent:
         nodes = len(shards)
         out = np.empty((nodes, self.parameters), np.float32)
         losses, gradients = np.empty(nodes), np.empty_like(out)
@@ -132,6 +146,39 @@ class TorchModel(BaseModel):
                 with torch.no_grad():
                     best_losses = self._evaluate(best[None], shards, picks)
         return Descent(out, losses, gradients, best_losses)
+
+    def _all_at_once(self, w: Float32, shards: Shards, picks: Picks, eta: float, best: Float32 | None) -> Descent:
+        shape = (len(shards), self.parameters)
+        own = torch.from_numpy(np.broadcast_to(w, shape).copy()).to(self._device)
+        step = vmap(grad_and_value(self._loss_at))
+        losses, gradients, best_losses = np.empty(0), np.empty(0, np.float32), None
+        for update in range(picks.updates):
+            rows = shards.rows[shards.start[:, None] + picks.positions[picks.group, update]]
+            x, y = self._batch(shards.table, rows.reshape(-1))
+            x, y = x.view(*rows.shape, *x.shape[1:]), y.view(rows.shape)
+            found, loss = step(self._named(own), x, y)
+            gradient = torch.cat([found[label].reshape(len(shards), -1) for label in self._names], dim=1)
+            if update == 0:
+                losses, gradients = loss.double().cpu().numpy(), gradient.cpu().numpy().copy()
+                if best is not None:
+                    at = self._named(torch.from_numpy(best.copy()).to(self._device))
+                    with torch.no_grad():
+                        best_losses = vmap(self._loss_at, in_dims=(None, 0, 0))(at, x, y).double().cpu().numpy()
+            own.add_(gradient, alpha=-eta)
+        return Descent(own.cpu().numpy(), losses, gradients, best_losses)
+
+    def _loss_at(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """Of one node's batch, as a function of the parameters, as torch.func wants it."""
+        return self._mean_loss(functional_call(self._module, parameters, (x,)), y)
+
+    def _named(self, w: Tensor) -> dict[str, Tensor]:
+        """The parameters in w, [parameters] or [nodes, parameters], by their names."""
+        known, named, used = dict(self._module.named_parameters()), {}, 0
+        for label in self._names:
+            size = known[label].numel()
+            named[label] = w[..., used : used + size].reshape((*w.shape[:-1], *known[label].shape))
+            used += size
+        return named
 
     def accuracy(self, w: Float32, table: Table) -> float | None:
         measure = self._metrics.get("accuracy") or _ACCURACIES.get(self.target)
@@ -169,7 +216,9 @@ class TorchModel(BaseModel):
     def _loss_of(self, table: Table, rows: NDArray[np.int32]) -> Tensor:
         self._seed(zlib.crc32(rows.tobytes()))
         x, y = self._batch(table, rows)
-        output = self._module(x)
+        return self._mean_loss(self._module(x), y)
+
+    def _mean_loss(self, output: Tensor, y: Tensor) -> Tensor:
         loss = self._loss(output, y.view_as(output) if _is_column(output, y) else y)
         if not isinstance(loss, Tensor) or loss.ndim != 0:
             found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
