@@ -42,6 +42,7 @@ class Result:
       spent, budget, overshoot: per resource.
       stopped_by: a resource, `rounds` or `interrupted`.
       metrics: further figures on the test samples, where the model has some.
+      note: in which way the data were less than the whole dataset, if they were.
       run: the folder, where there is one.
       w: w^f, [parameters].
       rounds: a record of each.
@@ -57,6 +58,7 @@ class Result:
     overshoot: Mapping[str, float]
     stopped_by: str
     metrics: Mapping[str, float]
+    note: str
     run: Path | None
     w: Float32
     rounds: Sequence[RoundRecord]
@@ -74,6 +76,7 @@ class Result:
             "budget": dict(self.budget),
             "overshoot": dict(self.overshoot),
             "stopped_by": self.stopped_by,
+            **({"note": self.note} if self.note else {}),
             "run": None if self.run is None else str(self.run),
         }
 
@@ -193,6 +196,7 @@ def _result(plan: Plan, outcome: Outcome, records: Sequence[RoundRecord], out: P
         overshoot=budget.label(ledger.overshoot),
         stopped_by=outcome.stopped_by,
         metrics={} if plan.test is None else plan.model.metrics(outcome.w, plan.test),
+        note=plan.dataset.note,
         run=out,
         w=outcome.w,
         rounds=records,

@@ -72,6 +72,8 @@ def print_result(result: Result) -> None:
     accuracy = "" if result.accuracy is None else f", accuracy {result.accuracy:.4f}"
     print(f"loss {result.loss:.4f}{accuracy}")
     print(f"{_made(result)}; {_end(result.stopped_by)}")
+    if result.note:
+        print(f"data: {result.note}")
     for name, limit in result.budget.items():
         resource, over = RESOURCES[name], result.overshoot[name]
         beyond = f", {resource.format(over)} over" if over else ""
