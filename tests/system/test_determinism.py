@@ -66,3 +66,14 @@ def test_one_thread_and_two_write_the_same_bytes(folders: tuple[Path, Path], nam
 
 def test_another_seed_gives_other_bytes(folders: tuple[Path, Path]) -> None:
     assert rounds(folders[0], "adaptive, mini-batches") != rounds(folders[0], "another seed")
+
+
+def test_kernels_just_compiled_and_kernels_from_the_disk_give_the_same_bits(tmp_path: Path) -> None:
+    code = "import fedbudget; r = fedbudget.train(case=2, nodes=4, budget='time=1s'); print(r.loss.hex(), r.w.tolist())"
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    first, second = (
+        subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True).stdout
+        for _ in range(2)
+    )
+    assert list(tmp_path.rglob("*.nbc"))  # the second run had something to load
+    assert first == second

@@ -28,7 +28,7 @@ def by_score(kind: type) -> None:
     implements(rows_correct, kind)(_correct)
 
 
-@register_jitable(fastmath=FAST)
+@register_jitable(fastmath=FAST, forceinline=True)
 def _four_scores(w, x, r0, r1, r2, r3, scale, kept):
     """The scores of four rows, whose features are left in `kept`, [4, features]."""
     x0, x1, x2, x3 = x[r0], x[r1], x[r2], x[r3]

@@ -7,6 +7,10 @@ that. The drivers below are the same for all models, compiled for each one when 
 Two rules hold. Rows are summed in blocks of `BLOCK` in float32, and blocks in float64, in order: large shards keep
 their digits, and the result is the same bits whether one thread does all blocks or many threads do some each. And a
 gradient's memory does not grow with the number of samples.
+
+All that a driver calls is inlined into it (`forceinline`). Otherwise a function would exist twice, compiled by itself
+and within the driver, with its sums in another order, and which of the two is called would depend on whether the
+driver was just compiled or came from the disk: the first run would differ from the next in its last digits.
 """
 
 import os
@@ -29,7 +33,7 @@ def implements(stub: Callable[..., Any], kind: type) -> Callable[[Callable[..., 
     """Registers a function as what a stub means for terms of one kind."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        @overload(stub, jit_options={"fastmath": FAST}, strict=False)
+        @overload(stub, jit_options={"fastmath": FAST, "forceinline": True}, strict=False)
         def choose(terms, *_):
             ours = isinstance(terms, types.BaseNamedTuple) and terms.instance_class is kind
             return function if ours else None
@@ -54,12 +58,12 @@ def rows_correct(terms, w, x, y, scale, first, last):
     """How many of the rows first..last-1 of a table the model predicts right."""
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def row_at(rows, start, picked, position):
     return rows[start + (picked[position] if picked.size else position)]
 
 
-@register_jitable(fastmath=FAST)
+@register_jitable(fastmath=FAST, forceinline=True)
 def dot(w, x):
     """wᵀx over the length of x, in float32."""
     product = np.float32(0)
@@ -68,18 +72,18 @@ def dot(w, x):
     return product
 
 
-@njit(cache=True, fastmath=FAST)
+@njit(fastmath=FAST, forceinline=True)
 def _block_loss(terms, w, x, y, scale, rows, start, picked, first, last):
     return rows_loss(terms, w, x, y, scale, rows, start, picked, first, last)
 
 
-@njit(cache=True, fastmath=FAST)
+@njit(fastmath=FAST, forceinline=True)
 def _block_gradient(terms, w, x, y, scale, rows, start, picked, first, last, gradient):
     gradient[:] = 0
     return rows_gradient(terms, w, x, y, scale, rows, start, picked, first, last, gradient)
 
 
-@njit(cache=True)
+@njit(forceinline=True)
 def _penalty(regularization, w):
     """λ/2 ‖w‖²."""
     if regularization == 0:
@@ -90,7 +94,7 @@ def _penalty(regularization, w):
     return 0.5 * np.float64(regularization) * total
 
 
-@njit(cache=True)
+@njit(forceinline=True)
 def _step(regularization, eta, w, total, count, gradient):
     """From the sum over rows to ∇F_i(w), which is kept, and to the next w."""
     share = 1.0 / count

@@ -38,7 +38,7 @@ class KMeans(KernelModel):
         return np.random.default_rng(seed).random(self.parameters, dtype=np.float32)
 
 
-@register_jitable(fastmath=FAST)
+@register_jitable(fastmath=FAST, forceinline=True)
 def _nearest(clusters, w, x, scale):
     """The nearest centre and the square of its distance; the first one on ties."""
     features = x.size

@@ -34,7 +34,7 @@ class Softmax(KernelModel):
         return SoftmaxTerms(self.classes)
 
 
-@register_jitable(fastmath=FAST)
+@register_jitable(fastmath=FAST, forceinline=True)
 def _logits(classes, w, x, scale, logits):
     """W x + bias into `logits`; returns the first of the largest."""
     width = x.size + 1
@@ -46,7 +46,7 @@ def _logits(classes, w, x, scale, logits):
     return best
 
 
-@register_jitable(fastmath=FAST)
+@register_jitable(fastmath=FAST, forceinline=True)
 def _log_sum(classes, logits, best):
     """log Σ exp(logit), without overflow."""
     total = 0.0
