@@ -1,0 +1,295 @@
+"""Which PyTorch modules can be trained, and what they see: shapes, parameters, buffers, and layers that are random."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fedbudget
+from fedbudget.data.sampling import Picks, Sampler
+from fedbudget.data.shards import Shards, Table
+from fedbudget.errors import UserError
+from fedbudget.models import TorchModel, loss_over
+from networks import by_autograd, flat, network, random_w, table, three_nodes
+
+
+class TestWhatAModuleSees:
+    @pytest.mark.parametrize("shape", [(), (1, 2, 3), (6, 1)])
+    def test_is_samples_of_the_shape_of_the_data(self, shape: tuple[int, ...]) -> None:
+        seen: list[tuple[int, ...]] = []
+
+        class Sees(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.scores = nn.Linear(6, 2)
+
+            def forward(self, x: Tensor) -> Tensor:
+                seen.append(tuple(x.shape))
+                scores: Tensor = self.scores(x.flatten(1))
+                return scores
+
+        x = np.arange(24, dtype=np.float32).reshape(4, 6) / 24
+        model = TorchModel(Sees())
+        data = Table(x, np.array([0, 1, 0, 1], np.float32), shape=shape)
+        model.accuracy(model.initial(0), data)
+        model.losses(model.initial(0)[None], Shards.whole(data), Picks.whole(1))
+        assert seen == [(4, *(shape or (6,)))] * 2
+
+    def test_rows_of_an_image_are_its_rows(self) -> None:
+        image = np.arange(6, dtype=np.float32).reshape(1, 6)
+        kept: list[Tensor] = []
+
+        class Keeps(nn.Linear):
+            def forward(self, x: Tensor) -> Tensor:
+                kept.append(x)
+                return super().forward(x.flatten(1))
+
+        model = TorchModel(Keeps(6, 2))
+        model.accuracy(model.initial(0), Table(image, np.zeros(1, np.float32), shape=(1, 2, 3)))
+        assert kept[0].tolist() == [[[[0, 1, 2], [3, 4, 5]]]]
+
+    @pytest.mark.parametrize(
+        ("target", "kind"), [("classes", torch.int64), ("real", torch.float32), ("raw", torch.float32)]
+    )
+    def test_targets_are_whole_numbers_for_classes_and_real_ones_otherwise(
+        self, target: Any, kind: torch.dtype
+    ) -> None:
+        kinds: list[torch.dtype] = []
+
+        def loss(output: Tensor, y: Tensor) -> Tensor:
+            kinds.append(y.dtype)
+            return output.mean()
+
+        model = TorchModel(nn.Linear(5, 3), loss=loss, metrics={"loss": loss}, target=target)
+        loss_over(model, model.initial(0), table())
+        model.metrics(model.initial(0), table())
+        assert kinds == [kind, kind]
+
+
+class TestParameters:
+    def test_frozen_ones_are_not_in_w_and_stay_as_they_are(self) -> None:
+        module = network()
+        assert isinstance(module, nn.Sequential)
+        for parameter in module[0].parameters():
+            parameter.requires_grad_(False)
+        frozen = flat(list(module[0].parameters()))
+        model, data = TorchModel(module), table()
+        assert model.parameters == 7 * 3 + 3
+        w = random_w(model, 0)
+        found = model.descend(w[None], Shards.whole(data), Picks.whole(1, 3), 0.5)
+        trained = model.trained(found.w[0])
+        assert isinstance(trained, nn.Sequential)
+        assert np.array_equal(flat(list(trained[0].parameters())), frozen)
+        assert np.array_equal(flat(list(trained[2].parameters())), found.w[0])
+        _, gradient = by_autograd(model.trained(w), data, np.arange(60))
+        np.testing.assert_allclose(found.gradients[0], gradient, atol=1e-6)
+
+    def test_tied_ones_are_in_w_once_with_the_gradient_of_both_places(self) -> None:
+        class Tied(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.second, self.scores = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+                self.second.weight = self.first.weight
+
+            def forward(self, x: Tensor) -> Tensor:
+                scores: Tensor = self.scores(torch.tanh(self.second(torch.tanh(self.first(x)))))
+                return scores
+
+        model, data = TorchModel(Tied()), table()
+        assert model.parameters == 25 + 5 + 5 + 18
+        w = random_w(model, 0)
+        found = model.descend(w[None], Shards.whole(data), Picks.whole(1, 2), 0.5)
+        loss, gradient = by_autograd(model.trained(w), data, np.arange(60))
+        assert found.losses[0] == pytest.approx(loss, rel=1e-5)
+        np.testing.assert_allclose(found.gradients[0], gradient, atol=1e-6)
+        trained = model.trained(found.w[0])
+        assert isinstance(trained, Tied)
+        assert trained.first.weight is trained.second.weight
+
+    def test_one_that_is_not_used_has_no_gradient(self) -> None:
+        module = nn.Linear(5, 3)
+        module.extra = nn.Parameter(torch.ones(4))
+        model = TorchModel(module)
+        found = model.descend(model.initial(0)[None], Shards.whole(table()), Picks.whole(1, 2), 0.5)
+        assert found.gradients[0].tolist().count(0.0) == 4
+        assert (found.w[0] == 1).sum() == 4
+
+    @pytest.mark.parametrize(
+        ("module", "message"),
+        [
+            (nn.Linear(5, 3).half(), r"parameters must be float32, not float16; call module\.float\(\)"),
+            (nn.Linear(5, 3).double(), "parameters must be float32, not float64"),
+            (nn.Linear(5, 3).requires_grad_(False), "the module has no parameters to train"),
+            (nn.ReLU(), "the module has no parameters to train"),
+            (lambda: "network", "needs an nn.Module or a function that makes one, not a str"),
+            (3, "needs an nn.Module or a function that makes one, not a int"),
+        ],
+    )
+    def test_what_cannot_be_trained_is_refused(self, module: Any, message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            TorchModel(module)
+
+    @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+    def test_lazy_ones_are_refused_until_they_have_a_size(self) -> None:
+        lazy = nn.LazyLinear(3)
+        with pytest.raises(UserError, match="lazy parameters without a size; pass a batch through it first"):
+            TorchModel(lazy)
+        lazy(torch.zeros(1, 5))
+        assert TorchModel(lazy).parameters == 18
+
+
+class Counts(nn.Linear):
+    """A layer with a buffer that counts, if asked to, or stays as it is."""
+
+    steps: Tensor
+
+    def __init__(self, by: float) -> None:
+        super().__init__(5, 3)
+        self.by = by
+        self.register_buffer("steps", torch.full((2,), 3.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.steps += self.by
+        return super().forward(x) * self.steps.sum()
+
+
+class TestBuffers:
+    @pytest.mark.parametrize(
+        ("module", "where"),
+        [
+            (nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), r"layer 1 \(BatchNorm1d\)"),
+            (nn.BatchNorm1d(5), r"layer itself \(BatchNorm1d\)"),
+            (nn.InstanceNorm1d(4, affine=True, track_running_stats=True), r"layer itself \(InstanceNorm1d\)"),
+        ],
+    )
+    def test_running_statistics_are_refused_with_the_reason_and_what_to_do(self, module: nn.Module, where: str) -> None:
+        reason = rf"{where}.* keeps running statistics, which are no parameters .*; use GroupNorm or LayerNorm"
+        with pytest.raises(UserError, match=reason) as error:
+            TorchModel(module)
+        assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize(
+        "norm", [nn.BatchNorm1d(4, track_running_stats=False), nn.GroupNorm(2, 4), nn.LayerNorm(4)], ids=str
+    )
+    def test_normalization_without_them_is_trained(self, norm: nn.Module) -> None:
+        model, data = TorchModel(nn.Sequential(nn.Linear(5, 4), norm, nn.Linear(4, 3))), table()
+        w = random_w(model, 0)
+        found = model.descend(w[None], Shards.whole(data), Picks.whole(1, 2), 0.1)
+        _, gradient = by_autograd(model.trained(w).train(), data, np.arange(60))
+        np.testing.assert_allclose(found.gradients[0], gradient, atol=1e-6)
+
+    def test_one_that_stays_as_it_is_is_used(self) -> None:
+        model, data = TorchModel(Counts(by=0.0)), table()
+        w = random_w(model, 0)
+        found = model.descend(w[None], Shards.whole(data), Picks.whole(1, 2), 0.1)
+        loss, _ = by_autograd(model.trained(w), data, np.arange(60))
+        assert found.losses[0] == pytest.approx(loss, rel=1e-5)
+        assert model.parameters == 18
+
+    def test_one_that_changes_is_refused_at_the_first_local_updates(self) -> None:
+        model = TorchModel(Counts(by=1.0))
+        with pytest.raises(UserError, match="counts: buffer steps changes while training, but only parameters are"):
+            model.descend(model.initial(0)[None], Shards.whole(table()), Picks.whole(1), 0.1)
+
+    def test_so_a_run_with_it_does_not_start(self) -> None:
+        class Flat(Counts):
+            def __init__(self) -> None:
+                nn.Linear.__init__(self, 64, 10)
+                self.by = 1.0
+                self.register_buffer("steps", torch.ones(1))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return super().forward(x.flatten(1))
+
+        with pytest.raises(UserError, match="buffer steps changes while training"):
+            fedbudget.train(model=TorchModel(Flat()), dataset="digits", budget="time=2s")
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10))
+
+
+class TestRandomLayers:
+    def setup_method(self) -> None:
+        self.model = TorchModel(dropping)
+        self.data = table(features=64, classes=10)
+        self.shards = three_nodes(self.data)
+        self.w = self.model.initial(0)[None]
+
+    def test_one_mini_batch_gives_one_loss_at_one_w(self) -> None:
+        picks = Sampler(self.shards.size, 6, seed=0).round(2)
+        first, again = (self.model.losses(self.w, self.shards, picks) for _ in range(2))
+        found = self.model.descend(self.w, self.shards, picks, 0.1, best=self.w[0])
+        np.testing.assert_array_equal(first, again)
+        np.testing.assert_allclose(found.losses, first, rtol=1e-6)
+        assert found.best_losses is not None
+        np.testing.assert_allclose(found.best_losses, first, rtol=1e-6)
+
+    def test_nodes_with_the_same_mini_batch_have_the_same_gradient(self) -> None:
+        rows = np.arange(60)
+        shards = Shards.of(self.data, [rows, rows])
+        found = self.model.descend(self.w, shards, Sampler(shards.size, 6, seed=0).round(3), 0.1)
+        np.testing.assert_array_equal(found.w[0], found.w[1])
+
+    def test_other_mini_batches_drop_other_units(self) -> None:
+        """The same sample in 40 mini-batches that differ in their other one: without dropout all scores were equal."""
+        scores: list[float] = []
+
+        def loss(output: Tensor, y: Tensor) -> Tensor:
+            scores.append(output[0, 0].item())
+            return F.cross_entropy(output, y)
+
+        model = TorchModel(dropping, loss=loss)
+        for other in range(1, 41):
+            model.losses(self.w, Shards.whole(self.data), _picked([0, other]))
+        assert len(set(scores)) > 20
+
+    def test_updates_are_in_training_mode_and_figures_over_all_data_are_not(self) -> None:
+        modes: list[bool] = []
+
+        class Tells(nn.Linear):
+            def forward(self, x: Tensor) -> Tensor:
+                modes.append(self.training)
+                return super().forward(x)
+
+        model = TorchModel(Tells(64, 10), metrics={"mean": lambda output, _: output.mean()})
+        w = model.initial(0)
+
+        def modes_of(work: Callable[[], object]) -> set[bool]:
+            modes.clear()
+            work()
+            return set(modes)
+
+        whole, some = Picks.whole(3), Sampler(self.shards.size, 6, seed=0).round(1)
+        assert modes_of(lambda: model.descend(w[None], self.shards, whole, 0.1, best=w)) == {True}
+        assert modes_of(lambda: model.descend(w[None], self.shards, some, 0.1, best=w)) == {True}
+        assert modes_of(lambda: model.losses(w[None], self.shards, some)) == {True}  # to compare with an update's
+        assert modes_of(lambda: model.losses(w[None], self.shards, whole)) == {False}
+        assert modes_of(lambda: loss_over(model, w, self.data)) == {False}
+        assert modes_of(lambda: model.accuracy(w, self.data)) == {False}
+        assert modes_of(lambda: model.metrics(w, self.data)) == {False}
+
+    def test_loss_over_all_data_is_that_of_the_module_in_evaluation(self) -> None:
+        loss, _ = by_autograd(self.model.trained(self.w[0]), self.data, np.arange(60))
+        assert loss_over(self.model, self.w[0], self.data) == pytest.approx(loss, rel=1e-5)
+
+    def test_a_run_repeats_to_the_bit_and_leaves_the_programs_random_numbers(self) -> None:
+        torch.manual_seed(5)
+        before = torch.random.get_rng_state()
+        first = fedbudget.train(model=TorchModel(dropping), dataset="digits", case=2, budget="time=2s")
+        assert torch.equal(torch.random.get_rng_state(), before)
+        torch.manual_seed(6)
+        again = fedbudget.train(model=TorchModel(dropping), dataset="digits", case=2, budget="time=2s")
+        np.testing.assert_array_equal(first.w, again.w)
+        assert (first.loss, first.accuracy) == (again.loss, again.accuracy)
+        used = fedbudget.train(model=self.model, dataset="digits", case=2, budget="time=2s")
+        np.testing.assert_array_equal(first.w, used.w)  # nor does it matter what the model did before
+
+
+def _picked(positions: Sequence[int]) -> Picks:
+    return Picks(np.array([[positions]], np.int32), np.zeros(1, np.int64))

@@ -1,0 +1,277 @@
+"""PyTorch models in runs: where they start, what they end as, their figures, and life without PyTorch."""
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fedbudget
+from fedbudget.data.sampling import Picks
+from fedbudget.data.shards import Shards, Table
+from fedbudget.errors import UserError
+from fedbudget.experiments.compare import compare
+from fedbudget.models import TorchModel, loss_over
+from fedbudget.runs.settings import Settings
+from networks import by_autograd, flat, network, random_w, table
+
+
+class TestStart:
+    def test_a_module_starts_from_its_own_parameters_whatever_the_seed(self) -> None:
+        module = network()
+        model = TorchModel(module)
+        own = flat(list(module.parameters()))
+        assert np.array_equal(model.initial(0), own)
+        assert np.array_equal(model.initial(7), own)
+
+    def test_a_function_starts_from_other_ones_for_each_seed(self) -> None:
+        before = torch.random.get_rng_state()
+        model = TorchModel(lambda: nn.Linear(5, 3))
+        first, again, other = (model.initial(seed) for seed in (1, 1, 2))
+        assert torch.equal(torch.random.get_rng_state(), before)
+        assert np.array_equal(first, again)
+        assert not np.isin(first, other).any()
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            assert np.array_equal(first, flat(list(nn.Linear(5, 3).parameters())))
+
+    def test_nobody_can_change_it(self) -> None:
+        model = TorchModel(network())
+        start = model.initial(0)
+        model.initial(0)[:] = 7
+        model.descend(start[None], Shards.whole(table()), Picks.whole(1, 3), 0.5)
+        assert np.array_equal(model.initial(0), start)
+
+
+class TestTrained:
+    def test_a_module_that_was_given_is_not_changed(self) -> None:
+        module = network()
+        before, data = copy.deepcopy(module.state_dict()), table()
+        model = TorchModel(module)
+        model.descend(random_w(model, 0)[None], Shards.whole(data), Picks.whole(1, 3), 0.5)
+        model.accuracy(random_w(model, 1), data)
+        assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+        assert all(parameter.grad is None for parameter in module.parameters())
+        assert module.training
+
+    def test_outputs_are_those_of_w_by_hand(self) -> None:
+        model, data = TorchModel(network()), table()
+        w = random_w(model, 4)
+        first, hidden, second, last = np.split(w, [35, 42, 63])  # 5 x 7, 7, 7 x 3, 3
+        expected = np.tanh(data.x @ first.reshape(7, 5).T + hidden) @ second.reshape(3, 7).T + last
+        module = model.trained(w)
+        with torch.no_grad():
+            np.testing.assert_allclose(module(torch.from_numpy(data.x)).numpy(), expected, atol=1e-5)
+        assert not module.training
+
+    def test_it_belongs_to_who_asked_for_it(self) -> None:
+        model, data = TorchModel(network()), table()
+        w = random_w(model, 4)
+        kept = w.copy()
+        one, other = model.trained(w), model.trained(w)
+        before = loss_over(model, w, data)
+        for parameter in one.parameters():
+            assert parameter.grad is None
+            with torch.no_grad():
+                parameter.fill_(3.0)
+        assert np.array_equal(flat(list(other.parameters())), kept)
+        assert np.array_equal(w, kept)
+        assert loss_over(model, w, data) == before
+        model.descend(w[None], Shards.whole(data), Picks.whole(1), 0.1)
+        assert all((parameter == 3.0).all() for parameter in one.parameters())
+
+    def test_it_can_be_trained_on_and_saved_as_any_module(self, tmp_path: Path) -> None:
+        model, data = TorchModel(network()), table()
+        module = model.trained(random_w(model, 4))
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        before, _ = by_autograd(module, data, np.arange(60))
+        F.cross_entropy(module(torch.from_numpy(data.x)), torch.from_numpy(data.y).long()).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        after, _ = by_autograd(module, data, np.arange(60))
+        assert after < before
+        torch.save(module.state_dict(), tmp_path / "state.pt")
+        again = network(seed=9)
+        again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+        assert by_autograd(again, data, np.arange(60))[0] == pytest.approx(after)
+
+
+class TestFigures:
+    def test_accuracy_is_the_share_of_right_classes(self) -> None:
+        x = np.eye(3, dtype=np.float32)[[0, 1, 2, 2]]  # the identity predicts 0, 1, 2, 2
+        model = TorchModel(nn.Linear(3, 3, bias=False))
+        right = model.accuracy(np.eye(3, dtype=np.float32).ravel(), Table(x, np.array([0, 1, 2, 0], np.float32)))
+        assert right == 0.75
+
+    @pytest.mark.parametrize("columns", [1, 0])
+    def test_accuracy_of_plus_and_minus_one_is_the_share_of_right_signs(self, columns: int) -> None:
+        module: nn.Module = nn.Linear(1, 1, bias=False)
+        if columns == 0:
+            module = nn.Sequential(module, nn.Flatten(0))
+        model = TorchModel(module, loss=F.soft_margin_loss, target="binary")
+        data = Table(np.array([[2], [-1], [3], [-4]], np.float32), np.array([1, 1, 1, -1], np.float32))
+        w = np.ones(1, np.float32)
+        assert model.accuracy(w, data) == 0.75
+        margins = np.array([2, -1, 3, 4])
+        assert loss_over(model, w, data) == pytest.approx(np.log1p(np.exp(-margins)).mean(), rel=1e-6)
+
+    def test_real_targets_have_no_accuracy_but_one_that_is_given(self) -> None:
+        data = table()
+        without = TorchModel(nn.Linear(5, 1), target="real")
+        assert without.accuracy(without.initial(0), data) is None
+        given = TorchModel(nn.Linear(5, 1), target="real", metrics={"accuracy": lambda output, y: 0.25})
+        assert given.accuracy(given.initial(0), data) == 0.25
+
+    def test_metrics_are_in_the_result_and_in_its_json(self) -> None:
+        def errors(output: Tensor, y: Tensor) -> Tensor:
+            return (output.argmax(dim=1) != y).sum()
+
+        model = TorchModel(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), metrics={"errors": errors})
+        result = fedbudget.train(model=model, dataset="digits", budget="time=1s")
+        assert result.accuracy is not None
+        assert result.metrics == {"errors": round(360 * (1 - result.accuracy))}  # of 360 test samples
+        assert json.loads(json.dumps(result.to_json()))["metrics"] == dict(result.metrics)
+
+    def test_accuracy_can_be_replaced(self) -> None:
+        def of_zeros(output: Tensor, y: Tensor) -> Tensor:
+            return (output[y == 0].argmax(dim=1) == 0).double().mean()
+
+        make = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10))  # noqa: E731
+        own, usual = (
+            fedbudget.train(model=TorchModel(make, metrics=metrics), dataset="digits", budget="time=1s")
+            for metrics in ({"accuracy": of_zeros}, None)
+        )
+        np.testing.assert_array_equal(own.w, usual.w)
+        module = TorchModel(make).trained(own.w)
+        digits = fedbudget.data.load("digits")
+        assert digits.test is not None
+        assert digits.test.labels is not None
+        x = torch.from_numpy(digits.test.x[digits.test.labels == 0] / np.float32(16))
+        assert own.accuracy == pytest.approx((module(x).argmax(dim=1) == 0).double().mean().item())
+        assert own.accuracy != usual.accuracy
+        assert own.rounds[-1].accuracy == own.accuracy
+
+    def test_a_column_of_outputs_is_compared_with_its_targets_one_by_one(self) -> None:
+        """[n, 1] - [n] would be [n, n]: with y = x the error is 0 only when each output meets its own target."""
+        x = np.arange(4, dtype=np.float32)[:, None]
+        data = Table(x, x[:, 0].copy())
+        error = {"error": lambda output, y: (output - y).abs().max()}
+        model = TorchModel(nn.Linear(1, 1, bias=False), target="real", metrics=error)
+        assert loss_over(model, np.ones(1, np.float32), data) == 0
+        assert loss_over(model, np.full(1, 3, np.float32), data) == pytest.approx((0 + 4 + 16 + 36) / 4)
+        assert model.metrics(np.ones(1, np.float32), data) == {"error": 0}
+
+    @pytest.mark.parametrize(
+        ("loss", "found"),
+        [
+            (lambda output, y: F.cross_entropy(output, y, reduction="none"), r"\(60,\)"),
+            (lambda output, y: F.cross_entropy(output, y)[None], r"\(1,\)"),
+            (lambda output, y: F.cross_entropy(output, y).item(), "float"),
+        ],
+    )
+    def test_a_loss_that_is_not_one_number_is_refused(self, loss: Any, found: str) -> None:
+        model = TorchModel(nn.Linear(5, 3), loss=loss)
+        with pytest.raises(UserError, match=f"linear's loss must be a tensor of one number, .*, not {found}"):
+            model.descend(model.initial(0)[None], Shards.whole(table()), Picks.whole(1), 0.1)
+
+    @pytest.mark.parametrize("target", ["binary", "none"])
+    def test_where_no_loss_is_usual_one_must_be_given(self, target: Any) -> None:
+        with pytest.raises(UserError, match=f"TorchModel needs a loss for target '{target}'"):
+            TorchModel(nn.Linear(5, 1), target=target)
+
+    @pytest.mark.parametrize("device", ["abacus", "cuda:77", "meta"])
+    def test_a_device_that_is_not_here_is_refused_in_one_line(self, device: str) -> None:
+        with pytest.raises(UserError, match=f"device '{device}' cannot be used") as error:
+            TorchModel(nn.Linear(5, 3), device=device)
+        assert "\n" not in str(error.value)
+
+    def test_it_is_named_after_its_module_or_as_one_likes(self) -> None:
+        assert TorchModel(nn.Linear(5, 3)).name == "linear"
+        assert TorchModel(network, name="mine").name == "mine"
+
+
+class TestRuns:
+    def test_a_small_network_learns_digits_from_nodes_with_one_or_two_of_them_each(self) -> None:
+        model = TorchModel(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)))
+        result = fedbudget.train(model=model, dataset="digits", case=2, budget="time=15s", step_size=0.1)
+        assert result.accuracy is not None
+        assert result.accuracy > 0.8
+        digits = fedbudget.data.load("digits")
+        assert digits.test is not None
+        assert digits.test.labels is not None
+        predicted = model.trained(result.w)(torch.from_numpy(digits.test.x / np.float32(16))).argmax(dim=1).numpy()
+        assert (predicted == digits.test.labels).mean() == pytest.approx(result.accuracy)
+
+    def test_a_comparison_trains_the_network_of_the_catalogue(self) -> None:
+        settings = Settings(model="cnn", dataset="digits", budget=("time=0.5s",), step_size=0.05, phi=5e-5)
+        (found,) = compare(settings, cases=[2], taus=[5], seeds=[1])
+        alone = fedbudget.train(
+            model="cnn", dataset="digits", case=2, budget="time=0.5s", step_size=0.05, phi=5e-5, tau=5, seed=1
+        )
+        assert (found.fixed[0].loss, found.fixed[0].accuracy) == (alone.loss, alone.accuracy)
+        assert found.adaptive.loss < 3.0
+
+
+class TestWithoutPyTorch:
+    INSTALL = "needs PyTorch; install it with: pip install 'fedbudget[torch]'"
+
+    def test_the_network_is_refused_with_how_to_get_it_and_the_rest_works(self, tmp_path: Path) -> None:
+        done = _python(
+            """
+            import sys
+            from importlib.machinery import PathFinder
+
+            class WithoutTorch(PathFinder):
+                @classmethod
+                def find_spec(cls, name, path=None, target=None):
+                    return None if name.partition(".")[0] == "torch" else PathFinder.find_spec(name, path, target)
+
+            sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutTorch
+            from fedbudget.cli.main import main
+            from fedbudget.errors import UserError
+
+            def code_of(*arguments):
+                try:
+                    main(["run", "--budget", "time=0.5s", "--json", *arguments])
+                except SystemExit as end:
+                    return end.code
+
+            print(code_of("--model", "cnn", "--out", "cnn"))
+            print(code_of("--out", "svm"))
+            try:
+                from fedbudget.models import TorchModel
+            except UserError as error:
+                print(error)
+            """,
+            tmp_path,
+        )
+        code, result, plain, refused = done.stdout.splitlines()
+        assert (code, plain) == ("2", "0")
+        assert done.stderr == f"fedbudget: --model cnn {self.INSTALL}\n"
+        assert refused == f"TorchModel {self.INSTALL}"
+        assert json.loads(result)["loss"] < 0.5
+        assert not (tmp_path / "cnn").exists()
+
+    @pytest.mark.parametrize(
+        "code",
+        [
+            "import fedbudget, fedbudget.models, fedbudget.models.catalogue, fedbudget.training, fedbudget.cli.main",
+            "import fedbudget; fedbudget.train(budget='time=0.5s')",
+        ],
+    )
+    def test_nothing_imports_it_until_it_is_needed(self, tmp_path: Path, code: str) -> None:
+        assert _python(f"{code}\nimport sys; print('torch' in sys.modules)", tmp_path).stdout == "False\n"
+
+
+def _python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    from textwrap import dedent
+
+    return subprocess.run(
+        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True, cwd=folder, timeout=120
+    )
