@@ -226,6 +226,40 @@ def algorithm_1(
     return Trajectory(tau, np.array(visited), np.array(centralized))
 
 
+def corrected_descent(
+    local: Sequence[LocalGradient],
+    sizes: Sequence[int],
+    w: Float64,
+    *,
+    taus: Sequence[int],
+    eta: float,
+    present: Sequence[Sequence[int]],
+    correct: Sequence[bool],
+) -> list[Float64]:
+    """The w of all aggregations with drift correction, where c is simply the mean of the c_i of all that ever came.
+
+    A node that comes for the first time has c_i = c; a round that is not corrected begins with every c_i = 0.
+    """
+    own: dict[int, Float64] = {}
+    visited = [w]
+    for tau, here, on in zip(taus, present, correct, strict=True):
+        known = list(own)
+        c = sum((sizes[i] * own[i] for i in known), np.zeros_like(w)) / max(1, sum(sizes[i] for i in known))
+        own |= {i: c for i in here if i not in own}
+        if not on:
+            own, c = dict.fromkeys(own, np.zeros_like(w)), np.zeros_like(w)
+        ends = {}
+        for i in here:
+            ends[i], along = w, []
+            for _ in range(tau):
+                along.append(local[i](ends[i]))
+                ends[i] = ends[i] - eta * (along[-1] - own[i] + c)
+            own[i] = np.mean(along, axis=0)
+        w = sum((sizes[i] * ends[i] for i in here), np.zeros_like(w)) / sum(sizes[i] for i in here)
+        visited.append(w)
+    return visited
+
+
 def unequal_parts(samples: int, nodes: int, seed: int) -> list[Int64]:
     """All rows, given to nodes in parts of different sizes, none of them empty."""
     rng = np.random.default_rng(seed)
@@ -244,15 +278,33 @@ CHEAP = costs([0.01], [0.01])
 
 
 def converse(
-    fleets: Sequence[Fleet], controller: Controller, *, eta: float, rounds: int, w: Float32, seconds: float = 1e6
+    fleets: Sequence[Fleet],
+    controller: Controller,
+    *,
+    eta: float,
+    rounds: int,
+    w: Float32,
+    seconds: float = 1e6,
+    present: Sequence[Sequence[int]] | None = None,
+    heard: Callable[[Report], Report] = lambda report: report,
+    **method: Any,
 ) -> Iterator[tuple[Broadcast, Report, Aggregator]]:
-    """A whole run with costs that do not matter: every broadcast with its answer and the aggregator after it."""
+    """A whole run with costs that do not matter: every broadcast with its answer and the aggregator after it.
+
+    Args:
+      present: the fleets that take part in each round; all in those after the last.
+      heard: what the aggregator makes of a report.
+      method: of the aggregator.
+    """
     aggregator = Aggregator(
-        w, budget=Budget({"time": seconds}), controller=controller, eta=eta, expected=CHEAP, rounds=rounds
+        w, budget=Budget({"time": seconds}), controller=controller, eta=eta, expected=CHEAP, rounds=rounds, **method
     )
     said: Broadcast | Outcome = aggregator.start()
     while isinstance(said, Broadcast):
-        report = Report.merge([fleet.answer(said) for fleet in fleets])
-        answer = aggregator.receive(report, CHEAP)
+        here = fleets
+        if present is not None and said.round <= len(present):
+            here = [fleets[index] for index in present[said.round - 1]]
+        report = Report.merge([fleet.answer(said) for fleet in here])
+        answer = aggregator.receive(heard(report), CHEAP)
         yield said, report, aggregator
         said = answer

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from fedbudget.control import AdaptiveTau, Decision, Estimates, FixedTau, Outlook, Reason
 from fedbudget.errors import UserError
 
-OUTLOOK = Outlook(Estimates(1.0, 2.0, 3.0), 0.01, np.array([0.013]), np.array([0.13]), np.array([15.0]))
+SOME = Estimates(1.0, 2.0, 3.0)
+OUTLOOK = Outlook(SOME, 0.01, np.array([0.013]), np.array([0.13]), np.array([15.0]))
 SAME_EVERYWHERE = replace(OUTLOOK, estimates=Estimates(0.0, 0.0, 0.0))
 
 
@@ -46,8 +47,13 @@ class TestAdaptiveTau:
     def test_looks_at_one_to_gamma_tau_and_no_further_than_tau_max(
         self, tau: int, gamma: float, tau_max: int, last: int
     ) -> None:
-        searched = AdaptiveTau(gamma=gamma, tau_max=tau_max).search_range(previous(tau))
+        searched = AdaptiveTau(gamma=gamma, tau_max=tau_max).search_range(previous(tau), SOME)
         assert searched.tolist() == list(range(1, last + 1))
+
+    def test_leaps_to_the_largest_tau_where_nodes_do_not_differ_if_it_may(self) -> None:
+        assert AdaptiveTau(leap=True).next(previous(1), SAME_EVERYWHERE) == Decision(100, Reason.SEARCH_LIMIT)
+        assert AdaptiveTau().next(previous(1), SAME_EVERYWHERE) == Decision(10, Reason.SEARCH_LIMIT)
+        assert AdaptiveTau(leap=True).next(previous(1), OUTLOOK).tau == 10
 
     def test_takes_the_minimum_of_g(self) -> None:
         # By a plain evaluation of eq. (18): G falls from 8.1563 at τ = 13 to 8.1504 at 14 and is 8.1676 at 15.

@@ -96,6 +96,8 @@ class AdaptiveTau:
       phi: the paper's control parameter; larger values give smaller τ.
       gamma: how many times larger than the last τ the next may be.
       tau_max: the largest τ of all.
+      leap: where nodes do not differ at all, δ̂ = 0, take the largest τ at once: γ guards against an h that is not known
+        well enough, and there is none. The paper has no such rule.
 
     >>> controller = AdaptiveTau(phi=0.025)
     >>> outlook = Outlook(Estimates(1.0, 2.0, 3.0), 0.01, np.array([0.013]), np.array([0.13]), np.array([15.0]))
@@ -106,6 +108,7 @@ class AdaptiveTau:
     phi: float = 0.025
     gamma: float = 10.0
     tau_max: int = 100
+    leap: bool = False
 
     def __post_init__(self) -> None:
         if not self.phi > 0:
@@ -130,16 +133,17 @@ class AdaptiveTau:
         limited = best == len(curve) - 1 and len(curve) > 1
         return Decision(best + 1, Reason.SEARCH_LIMIT if limited else Reason.MINIMUM)
 
-    def search_range(self, previous: Decision) -> Int64:
-        """The τ looked at: 1..min(⌊γτ*⌋, τ_max)."""
-        return np.arange(1, int(min(self.gamma * previous.tau, self.tau_max)) + 1)
+    def search_range(self, previous: Decision, estimates: Estimates) -> Int64:
+        """The τ looked at: 1..min(⌊γτ*⌋, τ_max), or to τ_max after a leap."""
+        leaps = self.leap and estimates.delta == 0
+        return np.arange(1, self.tau_max + 1 if leaps else int(min(self.gamma * previous.tau, self.tau_max)) + 1)
 
     def curve(self, previous: Decision, outlook: Outlook) -> Float64:
         """G over the search range."""
         if outlook.estimates is None:
             raise ValueError("there is no G before the first estimates")
         return theory.G(
-            self.search_range(previous),
+            self.search_range(previous, outlook.estimates),
             eta=outlook.eta,
             phi=self.phi,
             rho=outlook.estimates.rho,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedbudget import data
+from fedbudget.arrays import Float32
 from fedbudget.budget import Budget
 from fedbudget.data import partition
 from fedbudget.data.dataset import Dataset
@@ -23,12 +24,13 @@ from fedbudget.models import catalogue
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
+from fedbudget.protocol.messages import Broadcast, Drift
 from fedbudget.runs.settings import Settings
 
 DEFAULT_BATCH = 100
 DEFAULT_NODES = 5
 
-_PARTITION, _COSTS = 1, 2  # streams of random numbers, apart from each other
+_PARTITION, _COSTS, _ABSENCE = 1, 2, 3  # streams of random numbers, apart from each other
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Plan:
         if settings.method == "centralized":
             return f"{what}, centralized"
         tau = "adaptive τ" if settings.tau == "adaptive" else f"τ = {settings.tau}"
-        how = tau if settings.method == "paper" else settings.method
+        how = {"paper": tau, "frugal": f"{tau}, frugal"}.get(settings.method, settings.method)
         return f"{what}, {settings.nodes} nodes, {settings.partition}, {how}"
 
 
@@ -108,16 +110,37 @@ def _engine(settings: Settings, fleet: Fleet, meters: Meters, train: Table) -> t
         speeds = settings.speeds or asynchronous.default_speeds(len(fleet.shards))
         ledger = asynchronous.open_ledger(meters, fleet.shards, speeds)
         return None, partial(asynchronous.run, model, fleet.shards, speeds=speeds, ledger=ledger, **common)
-    controller, scratch = settings.controller(), _fleet(settings, model, fleet.shards)
+    return _federated(settings, fleet, meters, w)
+
+
+def _federated(settings: Settings, fleet: Fleet, meters: Meters, w: Float32) -> tuple[Aggregator, Engine]:
+    controller, eta = settings.controller(), settings.step_size
+    first = Broadcast(
+        round=1,
+        w=w,
+        tau=1,
+        eta=eta,
+        estimate=controller.estimates,
+        best=False,
+        stop=False,
+        gradient=settings.delta_from == "gradient",
+        drift=Drift(correct=True, share=1.0) if settings.corrects_drift else None,
+    )
     aggregator = Aggregator(
         w,
         budget=meters.budget,
         controller=controller,
-        eta=settings.step_size,
-        expected=meters.expect(in_process.trial([scratch], w, estimate=controller.estimates)),
+        eta=eta,
+        expected=meters.expect(in_process.trial([_fleet(settings, fleet.model, fleet.shards)], first)),
         rounds=settings.rounds,
+        correct_drift=settings.corrects_drift,
+        delta=settings.delta_from,
     )
-    return aggregator, partial(in_process.run, aggregator, [fleet], meters)
+    if settings.participation == 1:
+        return aggregator, partial(in_process.run, aggregator, [fleet], meters)
+    alone = [_fleet(settings, fleet.model, fleet.shards, [node]) for node in range(len(fleet.shards))]
+    present = in_process.some_absent(alone, settings.participation, np.random.default_rng([settings.seed, _ABSENCE]))
+    return aggregator, partial(in_process.run, aggregator, alone, meters, present=present)
 
 
 def load_dataset(settings: Settings) -> Dataset:
@@ -152,9 +175,11 @@ def _distribute(settings: Settings, dataset: Dataset) -> tuple[Settings, partiti
     return settings, partition.split(chosen, labels, nodes, np.random.default_rng([settings.seed, _PARTITION]))
 
 
-def _fleet(settings: Settings, model: Model, shards: Shards) -> Fleet:
-    batch = settings.batch_size
-    return Fleet(model, shards, batch=batch if isinstance(batch, int) else None, seed=settings.seed)
+def _fleet(settings: Settings, model: Model, shards: Shards, only: list[int] | None = None) -> Fleet:
+    """All nodes, or some, as one fleet."""
+    batch = settings.batch_size if isinstance(settings.batch_size, int) else None
+    shards = shards if only is None else shards.only(only)
+    return Fleet(model, shards, batch=batch, seed=settings.seed, numbers=only)
 
 
 def _meters(settings: Settings) -> Meters:

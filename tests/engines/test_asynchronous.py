@@ -94,9 +94,9 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def descend(self, w: Float32, shards: Shards, picks: Picks, eta: float, best: Float32 | None = None) -> Descent:
+    def descend(self, w: Float32, shards: Shards, picks: Picks, eta: float, *more: Any, **options: Any) -> Descent:
         self.asked.append((int(shards.start[0]), picks.of(0, 0, int(shards.size[0])).tolist()))
-        found: Descent = self._model.descend(w, shards, picks, eta, best)
+        found: Descent = self._model.descend(w, shards, picks, eta, *more, **options)
         return found
 
 

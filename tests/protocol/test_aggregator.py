@@ -66,19 +66,23 @@ class TestAverage:
         aggregator = make()
         said = aggregator.start()
         w = np.array([[1, 0], [np.nan, 8], [5, np.inf], [3, 4]], np.float32)
-        four = Report(1, np.array([2, 3, 7, 9]), np.array([10, 10, 10, 30]), np.ones(4), w=w)
+        four = Report(1, np.array([2, 3, 7, 9]), np.array([10, 10, 10, 30]), np.ones(4), np.ones(4), w=w)
         assert go_on(aggregator.receive(four, ONE)).w.tolist() == [2.5, 3]
         assert last(aggregator).left_out == (3, 7)
         assert said.w.tolist() == [0, 0]
 
 
 class TestBestW:
-    def play(self, losses: Sequence[float], bests: Sequence[float | None] | None = None) -> tuple[list[bool], Outcome]:
-        """The w of round k+1 is (k, -k); returns what broadcasts say of the one before them, and the outcome."""
+    def play(self, losses: Sequence[float], bests: Sequence[float] | None = None) -> tuple[list[bool], Outcome]:
+        """The w of round k+1 is (k, -k); returns what broadcasts say of the one before them, and the outcome.
+
+        Without `bests`, F(w^f) is the lowest loss so far, as with whole shards.
+        """
+        bests = bests or [float(np.nanmin(losses[: max(1, k)])) for k in range(len(losses))]
         aggregator = make(controller=FixedTau(1), rounds=len(losses) - 1)
         said: Broadcast | Outcome = aggregator.start()
         flags = []
-        for k, (loss, best) in enumerate(zip(losses, bests or [None] * len(losses), strict=True)):
+        for k, (loss, best) in enumerate(zip(losses, bests, strict=True)):
             said = go_on(said)
             flags.append(said.best)
             assert said.w.tolist() == w_of(k).tolist()
@@ -111,8 +115,8 @@ class TestBestW:
         aggregator = make(controller=FixedTau(1))
         said = aggregator.start()
         found = []
-        for k, loss in enumerate([5.0, 3.0, 4.0]):
-            said = go_on(aggregator.receive(report(said, loss, w=k), ONE))
+        for k, (loss, best) in enumerate([(5.0, 5.0), (3.0, 5.0), (4.0, 3.0)]):
+            said = go_on(aggregator.receive(report(said, loss, w=k, best=best), ONE))
             found.append((last(aggregator).loss, last(aggregator).best_loss))
         assert found == [(5, 5), (3, 3), (4, 3)]
 
@@ -148,7 +152,7 @@ class TestStopRule:
         final = go_on(aggregator.receive(report(aggregator.start(), 1, w=3), ONE))
         assert (final.tau, final.stop, aggregator.state) == (0, True, State.FINAL)
         assert final.w.tolist() == w_of(3).tolist()
-        outcome = ended(aggregator.receive(report(final, 0.5), ONE))
+        outcome = ended(aggregator.receive(report(final, 0.5, best=1), ONE))
         assert outcome.w.tolist() == w_of(3).tolist()
         assert outcome.stopped_by == "time"
 
@@ -291,7 +295,7 @@ class TestEstimates:
 class TestRecovery:
     def lost(self, aggregator: Aggregator, said: Broadcast, loss: float) -> Broadcast:
         nothing = np.full((2, 2), np.nan, np.float32)
-        return go_on(aggregator.receive(replace(report(said, loss), w=nothing), ONE))
+        return go_on(aggregator.receive(replace(report(said, loss, best=5), w=nothing), ONE))
 
     def test_goes_back_to_where_the_round_started_with_one_update(self) -> None:
         aggregator = make(1000)
@@ -305,7 +309,7 @@ class TestRecovery:
     def test_goes_further_back_when_the_loss_there_is_no_number(self) -> None:
         aggregator = make(1000)
         said = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
-        said = go_on(aggregator.receive(report(said, 4, w=2), ONE))
+        said = go_on(aggregator.receive(report(said, 4, w=2, best=5), ONE))
         again = self.lost(aggregator, said, loss=np.inf)
         assert again.w.tolist() == w_of(1).tolist()
 
@@ -362,7 +366,8 @@ class TestPeerErrors:
             make_and_first(1000).receive(replace(report(FIRST, 1), **wrong), ONE)  # type: ignore[arg-type]
 
     def test_a_report_of_nobody(self) -> None:
-        nobody = Report(1, np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), w=np.empty((0, 2), np.float32))
+        none = np.empty(0)
+        nobody = Report(1, none.astype(np.int64), none.astype(np.int64), none, none, np.empty((0, 2), np.float32))
         with pytest.raises(PeerError, match="a report needs nodes"):
             make_and_first(1000).receive(nobody, ONE)
 
@@ -395,7 +400,7 @@ class TestInterrupt:
     def test_gives_the_best_w_so_far_and_what_was_spent(self) -> None:
         aggregator = make(1000)
         said = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
-        aggregator.receive(report(said, 4, w=2), ONE)
+        aggregator.receive(report(said, 4, w=2, best=5), ONE)
         outcome = aggregator.interrupt()
         assert outcome.w.tolist() == w_of(1).tolist()
         assert outcome.stopped_by == "interrupted"

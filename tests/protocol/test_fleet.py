@@ -157,7 +157,7 @@ def test_without_estimation_nothing_more_is_sent() -> None:
     nodes = fleet(case, [np.arange(0, 15), np.arange(15, 60)])
     for round in (1, 2):
         report = nodes.answer(broadcast(case.start(round), round=round, estimate=False))
-        assert report.rho is report.beta is report.gradients is report.best_losses is None
+        assert report.rho is report.beta is report.gradients is report.plain is report.corrected is None
 
 
 def test_the_best_w_is_evaluated_again_on_the_rounds_own_mini_batch() -> None:

@@ -6,7 +6,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from fedbudget.protocol.messages import Broadcast, PeerError, Report
+from fedbudget.protocol.messages import Broadcast, Drift, News, PeerError, Report
 
 
 def report(*nodes: int, round: int = 4) -> Report:
@@ -24,10 +24,12 @@ def report(*nodes: int, round: int = 4) -> Report:
         rho=figure * 2,
         beta=figure * 3,
         gradients=-vectors,
+        plain=figure * 4,
+        corrected=figure * 5,
     )
 
 
-FIELDS = ("nodes", "sizes", "losses", "best_losses", "w", "rho", "beta", "gradients")
+FIELDS = ("nodes", "sizes", "losses", "best_losses", "w", "rho", "beta", "gradients", "plain", "corrected")
 
 
 class TestMerge:
@@ -51,7 +53,7 @@ class TestMerge:
         only = report(0, 1)
         assert Report.merge([only]) is only
 
-    @pytest.mark.parametrize("field", ["best_losses", "w", "rho", "beta", "gradients"])
+    @pytest.mark.parametrize("field", ["w", "rho", "beta", "gradients", "plain", "corrected"])
     def test_refuses_what_some_have_and_some_have_not(self, field: str) -> None:
         without = replace(report(1), **{field: None})  # type: ignore[arg-type]
         with pytest.raises(PeerError, match=f"some reports of round 4 have {field} and some have not"):
@@ -68,13 +70,24 @@ class TestWireBytes:
         assert said.wire_bytes == 32 + 4 * 784
 
     def test_a_report_is_a_message_from_each_node(self) -> None:
-        # Three nodes: header, four numbers of 8 bytes, two vectors of three float32.
-        assert report(0, 1, 2).wire_bytes == 3 * (32 + 4 * 8 + 2 * 12)
+        # Three nodes: header, six numbers of 8 bytes, two vectors of three float32.
+        assert report(0, 1, 2).wire_bytes == 3 * (32 + 6 * 8 + 2 * 12)
 
     def test_without_estimates_there_is_less_to_send(self) -> None:
-        plain = replace(report(0, 1, 2), best_losses=None, rho=None, beta=None, gradients=None)
-        assert plain.wire_bytes == 3 * (32 + 8 + 12)
-        assert replace(plain, w=None).wire_bytes == 3 * (32 + 8)
+        plain = replace(report(0, 1, 2), rho=None, beta=None, gradients=None, plain=None, corrected=None)
+        assert plain.wire_bytes == 3 * (32 + 16 + 12)
+        assert replace(plain, w=None).wire_bytes == 3 * (32 + 16)
+
+    def test_drift_correction_takes_one_number_of_a_broadcast(self) -> None:
+        said = Broadcast(2, np.zeros(784, np.float32), 1, 0.01, True, False, False)
+        assert replace(said, drift=Drift(correct=True, share=1.0)).wire_bytes == said.wire_bytes + 8
+
+    def test_news_are_only_for_those_who_were_away(self) -> None:
+        w = np.zeros(784, np.float32)
+        said = Broadcast(2, w, 1, 0.01, True, False, False)
+        assert replace(said, news=News(w)).wire_bytes == said.wire_bytes == said.wire_bytes_with_news
+        assert replace(said, news=News(w)).wire_bytes_with_news == said.wire_bytes + 8 + 4 * 784
+        assert replace(said, news=News(w, w)).wire_bytes_with_news == said.wire_bytes + 8 + 8 * 784
 
     def test_it_does_not_depend_on_how_nodes_make_fleets(self) -> None:
         assert report(0, 1, 2).wire_bytes == report(0, 2).wire_bytes + report(1).wire_bytes

@@ -36,6 +36,9 @@ records = st.builds(
     nodes=st.integers(1),
     left_out=st.lists(st.integers(0)).map(tuple),
     wall=finite,
+    corrected=st.booleans(),
+    plain_delta=st.none() | finite,
+    corrected_delta=st.none() | finite,
 )
 
 LEDGER = Ledger(
@@ -56,6 +59,9 @@ HAPPENED = Round(
     ledger=LEDGER,
     nodes=5,
     left_out=(3,),
+    corrected=True,
+    plain_delta=7.0,
+    corrected_delta=6.0,
 )
 
 
@@ -100,6 +106,9 @@ def test_a_record_names_resources_and_spells_reasons_out() -> None:
         "nodes": 5,
         "left_out": [3],
         "wall": 1.25,
+        "corrected": True,
+        "plain_delta": 7.0,
+        "corrected_delta": 6.0,
     }
 
 

@@ -60,6 +60,9 @@ def test_a_file_has_the_names_of_the_options_and_all_of_them(tmp_path: Path) -> 
         train_samples=1000,
         test_samples=100,
         speeds=(4.0, 1.0),
+        drift_correction=True,
+        delta="gradient",
+        phi=0.01,
     )
     written = read(tmp_path, everything.to_toml())
     assert written.keys() == {field.name for field in fields(Settings)}

@@ -17,7 +17,7 @@ from fedbudget.runs.settings import Settings
 
 Task = Annotated[str | None, typer.Option(help="Settings by a name, such as svm-sgd-mnist; see fedbudget tasks.")]
 Model = Annotated[
-    str | None, typer.Option(help="What is trained: svm, linear, kmeans, softmax or cnn.  [default: svm]")
+    str | None, typer.Option(help="What is trained: svm, linear, kmeans, softmax, mlp or cnn.  [default: svm]")
 ]
 Dataset = Annotated[
     str | None,
@@ -41,7 +41,23 @@ Case = Annotated[int | None, typer.Option(help="How data is spread: the paper's 
 Partition = Annotated[str | None, typer.Option(help="The same in general: case:N, dirichlet:ALPHA or files.")]
 Method = Annotated[
     str | None,
-    typer.Option(help="paper, or a baseline: centralized or asynchronous gradient descent.  [default: paper]"),
+    typer.Option(
+        help="frugal (drift corrected, no gradients sent), paper (to the letter), or a baseline: centralized or "
+        "asynchronous gradient descent.  [default: paper]"
+    ),
+]
+DriftCorrection = Annotated[
+    bool | None,
+    typer.Option(
+        "--drift-correction/--no-drift-correction",
+        help="Correct local updates for drift.  [default: as the method has it]",
+    ),
+]
+Delta = Annotated[
+    str | None, typer.Option(help="Estimate δ from parameters or gradient.  [default: as the method has it]")
+]
+Participation = Annotated[
+    float | None, typer.Option(help="The chance of a node to take part in a round, simulated.  [default: 1]")
 ]
 AggregationFactor = Annotated[
     float | None,
@@ -64,7 +80,13 @@ Costs = Annotated[
 ]
 BatchSize = Annotated[str | None, typer.Option(help="Samples in a mini-batch, or full.  [default: 100]")]
 StepSize = Annotated[float | None, typer.Option(help="Step size η.  [default: 0.01]")]
-Phi = Annotated[float | None, typer.Option(help="Control parameter φ; larger gives smaller τ.  [default: 0.025]")]
+Phi = Annotated[
+    float | None,
+    typer.Option(
+        help="Control parameter φ; larger gives smaller τ.  [default: 0.0025 with drift correction; else 0.025, or "
+        "5e-5 for cnn]"
+    ),
+]
 Gamma = Annotated[float | None, typer.Option(help="How many times the last τ the next may be.  [default: 10]")]
 TauMax = Annotated[int | None, typer.Option(help="The largest τ.  [default: 100]")]
 Seed = Annotated[int | None, typer.Option(help="Of everything random.  [default: 0]")]

@@ -72,7 +72,7 @@ def compare(
     seeds: Sequence[int],
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[CaseComparison]:
-    """Runs adaptive τ and every fixed τ in every case with every seed.
+    """Runs adaptive τ and, by the plain protocol, every fixed τ, in every case with every seed.
 
     Args:
       settings: of all runs; their τ, partition and seed are replaced.
@@ -82,8 +82,9 @@ def compare(
         raise UserError("compare needs at least one case, one tau and one seed")
     dataset = load_dataset(settings)
     choices: list[int | str] = ["adaptive", *taus]
+    plain = replace(settings, method="paper", drift_correction=None, delta=None)
     grid = [
-        (case, tau, replace(settings, partition=f"case:{case}", tau=tau, seed=seed))
+        (case, tau, replace(settings if tau == "adaptive" else plain, partition=f"case:{case}", tau=tau, seed=seed))
         for case in cases
         for tau in choices
         for seed in seeds

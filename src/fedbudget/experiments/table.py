@@ -23,6 +23,7 @@ except ImportError:
     raise UserError("sweep and reproduce need pyarrow; install it with: pip install 'fedbudget[sweep]'") from None
 
 _TYPES: Mapping[Any, "pyarrow.DataType"] = {
+    bool: pyarrow.bool_(),
     int: pyarrow.int64(),
     float: pyarrow.float64(),
     float | None: pyarrow.float64(),

@@ -60,8 +60,21 @@ class Model(Protocol):
     def losses(self, w: Float32, shards: Shards, picks: Picks) -> Float64:
         """F_i on the first mini-batch, [nodes]."""
 
-    def descend(self, w: Float32, shards: Shards, picks: Picks, eta: float, best: Float32 | None = None) -> Descent:
-        """One local update, eq. (4), for each mini-batch; `best` is w^f, [parameters], where its loss is wanted too."""
+    def descend(
+        self,
+        w: Float32,
+        shards: Shards,
+        picks: Picks,
+        eta: float,
+        best: Float32 | None = None,
+        shift: Float32 | None = None,
+    ) -> Descent:
+        """One local update, eq. (4), for each mini-batch.
+
+        Args:
+          best: w^f, [parameters], where its loss is wanted too.
+          shift: added to each node's gradients before the step, [nodes, parameters].
+        """
 
     def accuracy(self, w: Float32, table: Table) -> float | None:
         """The share of samples predicted right; None where that has no meaning."""
@@ -102,7 +115,15 @@ class KernelModel(BaseModel):
             kernels.losses(self.terms, np.float32(self.regularization), w, *_arrays(shards, picks), out)
         return out
 
-    def descend(self, w: Float32, shards: Shards, picks: Picks, eta: float, best: Float32 | None = None) -> Descent:
+    def descend(
+        self,
+        w: Float32,
+        shards: Shards,
+        picks: Picks,
+        eta: float,
+        best: Float32 | None = None,
+        shift: Float32 | None = None,
+    ) -> Descent:
         nodes = len(shards)
         out = np.empty((nodes, self.parameters), np.float32)
         losses, gradients, best_losses = np.empty(nodes), np.empty_like(out), np.empty(nodes)
@@ -114,6 +135,7 @@ class KernelModel(BaseModel):
                 np.float32(self.regularization),
                 w,
                 none if best is None else best[None],
+                none if shift is None else shift,
                 *_arrays(shards, picks),
                 np.float32(eta),
                 out,
@@ -141,7 +163,15 @@ class LoopModel(BaseModel):
     def losses(self, w: Float32, shards: Shards, picks: Picks) -> Float64:
         return np.array([self._at(w[i % len(w)], shards, picks, i, 0)[0] for i in range(len(shards))], dtype=np.float64)
 
-    def descend(self, w: Float32, shards: Shards, picks: Picks, eta: float, best: Float32 | None = None) -> Descent:
+    def descend(
+        self,
+        w: Float32,
+        shards: Shards,
+        picks: Picks,
+        eta: float,
+        best: Float32 | None = None,
+        shift: Float32 | None = None,
+    ) -> Descent:
         nodes = len(shards)
         out = np.empty((nodes, self.parameters), np.float32)
         losses, gradients = np.empty(nodes), np.empty_like(out)
@@ -151,7 +181,7 @@ class LoopModel(BaseModel):
                 loss, gradient = self._at(out[i], shards, picks, i, update)
                 if update == 0:
                     losses[i], gradients[i] = loss, gradient
-                out[i] -= np.float32(eta) * gradient
+                out[i] -= np.float32(eta) * (gradient if shift is None else gradient + shift[i])
         return Descent(out, losses, gradients, None if best is None else self.losses(best[None], shards, picks))
 
     def _at(self, w: Float32, shards: Shards, picks: Picks, node: int, update: int) -> tuple[float, Float32]:

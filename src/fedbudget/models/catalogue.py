@@ -29,11 +29,21 @@ def _cnn(dataset: Dataset, _: int, device: str) -> Model:
     return TorchModel(lambda: cnn((channels, height, width), classes), name="cnn", device=device)
 
 
+def _mlp(dataset: Dataset, _: int, device: str) -> Model:
+    require_torch("--model mlp")
+    from fedbudget.models.mlp import mlp
+    from fedbudget.models.torch_model import TorchModel
+
+    features, classes = dataset.features, max(1, len(dataset.classes))
+    return TorchModel(lambda: mlp(features, classes), name="mlp", device=device)
+
+
 MODELS: Mapping[str, Build] = {
     "svm": lambda dataset, *_: SquaredSvm(dataset.features),
     "linear": lambda dataset, *_: LinearRegression(dataset.features),
     "kmeans": lambda dataset, clusters, _: KMeans(dataset.features, clusters),
     "softmax": lambda dataset, *_: Softmax(dataset.features, max(1, len(dataset.classes))),
+    "mlp": _mlp,
     "cnn": _cnn,
 }
 

@@ -95,12 +95,18 @@ def _penalty(regularization, w):
 
 
 @njit(forceinline=True)
-def _step(regularization, eta, w, total, count, gradient):
-    """From the sum over rows to ∇F_i(w), which is kept, and to the next w."""
+def _step(regularization, eta, w, total, count, gradient, shift):
+    """From the sum over rows to ∇F_i(w), which is kept, and to the next w; a shift, where there is a row of it, is
+    added to the gradient that is stepped along, and not to the one that is kept."""
     share = 1.0 / count
-    for j in range(w.size):
-        gradient[j] = np.float32(total[j] * share) + regularization * w[j]
-        w[j] -= eta * gradient[j]
+    if len(shift):
+        for j in range(w.size):
+            gradient[j] = np.float32(total[j] * share) + regularization * w[j]
+            w[j] -= eta * (gradient[j] + shift[0, j])
+    else:
+        for j in range(w.size):
+            gradient[j] = np.float32(total[j] * share) + regularization * w[j]
+            w[j] -= eta * gradient[j]
 
 
 @njit(cache=True, parallel=True)
@@ -128,13 +134,14 @@ def losses(terms, regularization, w, x, y, scale, rows, start, size, positions, 
 
 @njit(cache=True, parallel=True)
 def descend(
-    terms, regularization, w, best, x, y, scale, rows, start, size, positions, group, eta,
+    terms, regularization, w, best, shift, x, y, scale, rows, start, size, positions, group, eta,
     out, losses, gradients, best_losses,
 ):  # fmt: skip
     """All updates of a round: out[i] ends as w_i(t); the loss and gradient before the first update are kept.
 
-    So is the loss at `best`, where that has a row, on the rows of the first update while they are at hand. A node is a
-    thread's own for the whole round, so threads never wait for each other between updates.
+    So is the loss at `best`, where that has a row, on the rows of the first update while they are at hand. Where there
+    are rows of `shift`, a node's own is added to each of its gradients before the step. A node is a thread's own for
+    the whole round, so threads never wait for each other between updates.
     """
     batch, parameters = positions.shape[2], out.shape[1]
     for i in prange(len(start)):
@@ -158,12 +165,14 @@ def descend(
                 losses[i] = loss / count + _penalty(regularization, out[i])
                 if len(best):
                     best_losses[i] = best_loss / count + _penalty(regularization, best[0])
-            _step(regularization, eta, out[i], total, count, gradients[i] if update == 0 else gradient)
+            _step(
+                regularization, eta, out[i], total, count, gradients[i] if update == 0 else gradient, shift[i : i + 1]
+            )
 
 
 @njit(cache=True, parallel=True)
 def descend_few(
-    terms, regularization, w, best, x, y, scale, rows, start, size, positions, group, eta,
+    terms, regularization, w, best, shift, x, y, scale, rows, start, size, positions, group, eta,
     out, losses, gradients, best_losses,
 ):  # fmt: skip
     """The same to the bit, for fewer nodes than threads: threads share out the blocks of a node's batch."""
@@ -204,7 +213,9 @@ def descend_few(
                 losses[i] = loss / count + _penalty(regularization, out[i])
                 if len(best):
                     best_losses[i] = best_loss / count + _penalty(regularization, best[0])
-            _step(regularization, eta, out[i], total, count, gradients[i] if update == 0 else gradient)
+            _step(
+                regularization, eta, out[i], total, count, gradients[i] if update == 0 else gradient, shift[i : i + 1]
+            )
 
 
 @njit(cache=True, parallel=True)

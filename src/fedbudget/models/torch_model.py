@@ -118,16 +118,26 @@ class TorchModel(BaseModel):
         with self._alone(train=picks.positions.shape[2] > 0), torch.no_grad():
             return self._evaluate(w, shards, picks)
 
-    def descend(self, w: Float32, shards: Shards, picks: Picks, eta: float, best: Float32 | None = None) -> Descent:
+    def descend(
+        self,
+        w: Float32,
+        shards: Shards,
+        picks: Picks,
+        eta: float,
+        best: Float32 | None = None,
+        shift: Float32 | None = None,
+    ) -> Descent:
         if self._together and len(shards) >= _MANY and picks.positions.shape[2] > 0:
             try:
                 with self._alone(train=True):
-                    return self._all_at_once(w, shards, picks, eta, best)
+                    return self._all_at_once(w, shards, picks, eta, best, shift)
             except RuntimeError:  # of torch.func; if something else is wrong, it will be when nodes take turns too
                 self._together = False
-        return self._in_turn(w, shards, picks, eta, best)
+        return self._in_turn(w, shards, picks, eta, best, shift)
 
-    def _in_turn(self, w: Float32, shards: Shards, picks: Picks, eta: float, best: Float32 | None) -> Descent:
+    def _in_turn(
+        self, w: Float32, shards: Shards, picks: Picks, eta: float, best: Float32 | None, shift: Float32 | None
+    ) -> Descent:
         nodes = len(shards)
         out = np.empty((nodes, self.parameters), np.float32)
         losses, gradients = np.empty(nodes), np.empty_like(out)
@@ -135,11 +145,12 @@ class TorchModel(BaseModel):
         with self._alone(train=True):
             for node in range(nodes):
                 self._set(w[node % len(w)])
+                along = None if shift is None else self._tensor(shift[node])
                 for update in range(picks.updates):
                     loss = self._backward(shards, picks, node, update)
                     if update == 0:
                         losses[node], gradients[node] = float(loss), self._gradient.cpu().numpy()
-                    self._w.add_(self._gradient, alpha=-eta)
+                    self._w.add_(self._gradient if along is None else self._gradient + along, alpha=-eta)
                 out[node] = self._w.cpu().numpy()
             self._refuse_changed_buffers()
             if best is not None:
@@ -147,9 +158,12 @@ class TorchModel(BaseModel):
                     best_losses = self._evaluate(best[None], shards, picks)
         return Descent(out, losses, gradients, best_losses)
 
-    def _all_at_once(self, w: Float32, shards: Shards, picks: Picks, eta: float, best: Float32 | None) -> Descent:
+    def _all_at_once(
+        self, w: Float32, shards: Shards, picks: Picks, eta: float, best: Float32 | None, shift: Float32 | None
+    ) -> Descent:
         shape = (len(shards), self.parameters)
         own = torch.from_numpy(np.broadcast_to(w, shape).copy()).to(self._device)
+        along = None if shift is None else self._tensor(shift)
         step = vmap(grad_and_value(self._loss_at))
         losses, gradients, best_losses = np.empty(0), np.empty(0, np.float32), None
         for update in range(picks.updates):
@@ -164,7 +178,7 @@ class TorchModel(BaseModel):
                     at = self._named(torch.from_numpy(best.copy()).to(self._device))
                     with torch.no_grad():
                         best_losses = vmap(self._loss_at, in_dims=(None, 0, 0))(at, x, y).double().cpu().numpy()
-            own.add_(gradient, alpha=-eta)
+            own.add_(gradient if along is None else gradient + along, alpha=-eta)
         return Descent(own.cpu().numpy(), losses, gradients, best_losses)
 
     def _loss_at(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:

@@ -13,8 +13,10 @@ The order of things in one `receive` of a round from t₀ to t:
        the w that is known to be good, with τ=1.
     2. F(w(t₀)), eq. (2); when it is below F(w^f), w^f ← w(t₀), and nodes are told so with the next broadcast. The loss
        of w(t) itself is known one round later, hence the final round.
-    3. ρ̂, β̂, δ̂ from the nodes' estimates, weighted by D_i. What is not a finite, sane number never reaches the
-       controller: that estimate stays what it was, and the round's record says so.
+    3. ρ̂, β̂, δ̂ from the nodes' estimates, weighted by D_i; δ̂ from their gradients as in the paper, or from the w_i(t)
+       that are here anyway: δ̂_i = ‖w_i(t) - w(t)‖ / ητ, the divergence of what the nodes stepped along, averaged over
+       the interval. What is not a finite, sane number never reaches the controller: that estimate stays what it was,
+       and the round's record says so. Where drift is corrected, nodes' divergences say whether to go on with it.
     4. The ledger is charged with what the round cost.
     5. The controller chooses τ. When the ledger says that this round would be the last to fit, τ falls to what fits and
        STOP is sent with it, and room is kept for the final loss, which then follows whatever the round has cost. When
@@ -23,13 +25,18 @@ The order of things in one `receive` of a round from t₀ to t:
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Literal
 
 import numpy as np
 
 from fedbudget.arrays import Flags, Float32, Float64, Int64
 from fedbudget.budget import Budget, Costs, Ledger
 from fedbudget.control import Controller, Decision, Estimates, Outlook, Reason
-from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
+from fedbudget.protocol.drift import mean_gradient, next_mean
+from fedbudget.protocol.messages import Broadcast, Drift, LocalError, News, PeerError, Report
+
+Delta = Literal["gradient", "parameters"]
+"""What δ is estimated from."""
 
 ABSURD = 1e12
 """An estimate beyond this is taken for an accident of rounding or divergence."""
@@ -59,6 +66,9 @@ class Round:
       ledger: what was spent until its end, with this round's costs.
       nodes: how many nodes took part.
       left_out: the numbers of those among them whose w_i was not finite.
+      corrected: whether drift was corrected in it.
+      plain_delta, corrected_delta: by how much nodes' gradients were apart in the round before, without drift
+        correction and with it; None where drift is never corrected.
     """
 
     round: int
@@ -73,6 +83,9 @@ class Round:
     ledger: Ledger
     nodes: int
     left_out: tuple[int, ...]
+    corrected: bool = False
+    plain_delta: float | None = None
+    corrected_delta: float | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,8 @@ class Aggregator:
       eta: step size.
       expected: what a round is thought to cost before the first one has been made.
       rounds: the most rounds to make, besides the budget.
+      correct_drift: whether local updates are corrected for drift, see drift.py.
+      delta: what δ is estimated from, the nodes' gradients or their parameters.
     """
 
     def __init__(
@@ -105,6 +120,8 @@ class Aggregator:
         eta: float,
         expected: Costs,
         rounds: int | None = None,
+        correct_drift: bool = False,
+        delta: Delta = "gradient",
     ) -> None:
         self.state = State.READY
         self.ledger = Ledger.open(budget, expected)
@@ -119,6 +136,12 @@ class Aggregator:
         self._t = 0
         self._decision = controller.first()
         self._estimates: Estimates | None = None
+        self._delta = delta
+        self._drift = Drift(correct=True, share=1.0) if correct_drift else None  # as the next broadcast says it
+        self._mean = np.zeros_like(w)  # c
+        self._uncorrected = 0  # the last round without correction
+        self._nodes = np.empty(0, np.int64)  # all that ever took part
+        self._sizes = np.empty(0, np.int64)
         self._broadcast: Broadcast | None = None
         self._stopped_by: str | None = None
 
@@ -140,8 +163,10 @@ class Aggregator:
             return self._finish()
         self._t += said.tau
         w, left_out = self._average(report)
-        kept = self._estimate(report, said, left_out)
+        kept = self._estimate(report, said, w, left_out)
         self._record(report, said, kept=kept, left_out=tuple(int(node) for node in report.nodes[left_out]))
+        if said.drift is not None:
+            self._follow_drift(report, said, said.drift, w, left_out)
         self._w = w
         return self._final(best=became_best) if said.stop else self._next(became_best, recover=bool(left_out.all()))
 
@@ -166,8 +191,9 @@ class Aggregator:
         vectors = {"w": report.w, "gradients": report.gradients}
         if said.tau > 0 and report.w is None:
             raise PeerError("a report without w")
+        numbers: dict[str, Int64 | Float64 | None]
         numbers = {"sizes": report.sizes, "losses": report.losses, "best losses": report.best_losses}
-        numbers |= {"rho": report.rho, "beta": report.beta}
+        numbers |= {"rho": report.rho, "beta": report.beta, "plain": report.plain, "corrected": report.corrected}
         for name, values in numbers.items():
             if values is not None and values.shape != report.nodes.shape:
                 raise PeerError(f"{name} has shape {values.shape}, not {report.nodes.shape}")
@@ -179,9 +205,7 @@ class Aggregator:
     def _keep_best(self, report: Report) -> bool:
         """Step 2: is w(t₀) the new w^f?"""
         loss = _weighted(report.sizes, report.losses)
-        if report.best_losses is not None:
-            self._best_loss = _weighted(report.sizes, report.best_losses)
-        self._loss = loss
+        self._loss, self._best_loss = loss, _weighted(report.sizes, report.best_losses)
         if self._t == 0 and self.state is State.ROUND:
             self._best_loss = loss
             return False
@@ -201,24 +225,55 @@ class Aggregator:
             return self._best, ~finite
         return _mean(report.sizes[finite], report.w[finite]), ~finite
 
-    def _estimate(self, report: Report, said: Broadcast, left_out: Flags) -> tuple[str, ...]:
+    def _estimate(self, report: Report, said: Broadcast, w: Float32, left_out: Flags) -> tuple[str, ...]:
         """Step 3: takes the new estimates in; returns the names of those that had to stay."""
-        if not said.estimate or report.rho is None or report.beta is None or report.gradients is None:
+        if not said.estimate or report.w is None:
             return ()
         usable = ~left_out if left_out.any() else slice(None)
-        sizes = report.sizes[usable]
-        fresh = {
-            "rho": _weighted(sizes, report.rho[usable]),
-            "beta": _weighted(sizes, report.beta[usable]),
-            "delta": _divergence(sizes, report.gradients[usable]),
-        }
+        sizes, fresh = report.sizes[usable], {}
+        delta = None
+        if not said.gradient:
+            delta = _divergence(sizes, report.w[usable], w) / (said.eta * said.tau)
+        elif report.gradients is not None:
+            delta = _divergence(sizes, report.gradients[usable], _mean(sizes, report.gradients[usable]))
+        if report.rho is not None and report.beta is not None:
+            fresh["rho"] = _weighted_known(sizes, report.rho[usable])
+            fresh["beta"] = _weighted_known(sizes, report.beta[usable])
+        elif delta == 0:  # in the first round, of nodes that do not differ: then ρ and β have no part in G
+            fresh["rho"] = fresh["beta"] = 0.0
+        if delta is not None:
+            fresh["delta"] = delta
         good = {name: value for name, value in fresh.items() if 0 <= value < ABSURD}
         kept = tuple(name for name in fresh if name not in good)
         if self._estimates is not None:
             self._estimates = replace(self._estimates, **good)
-        elif not kept:
+        elif len(good) == 3:
             self._estimates = Estimates(**good)
         return kept
+
+    def _follow_drift(self, report: Report, said: Broadcast, drift: Drift, w: Float32, left_out: Flags) -> None:
+        """Keeps c, and decides whether the next round is corrected."""
+        share = self._share_of(report, left_out)
+        before = self._mean if drift.correct else None
+        self._mean = next_mean(before, mean_gradient(said.w, w, said.eta * said.tau), share)
+        if not drift.correct:
+            self._uncorrected = said.round
+        if report.plain is None or report.corrected is None:
+            raise PeerError("a report without the divergences of a run that corrects drift")
+        plain, corrected = _weighted(report.sizes, report.plain), _weighted(report.sizes, report.corrected)
+        correct = corrected <= plain and not left_out.all()
+        if correct != drift.correct and self._estimates is not None:  # then δ̂ is of how it was, not of how it will be
+            self._estimates = replace(self._estimates, delta=corrected if correct else plain)
+        self._drift = Drift(correct, share)
+
+    def _share_of(self, report: Report, left_out: Flags) -> float:
+        """P: of the data of all nodes that ever took part, that of those whose w_i(t) made w(t)."""
+        if not np.array_equal(report.nodes, self._nodes):
+            nodes, sizes = np.append(report.nodes, self._nodes), np.append(report.sizes, self._sizes)
+            self._nodes, first = np.unique(nodes, return_index=True)
+            self._sizes = sizes[first]
+        present = np.add.reduce(report.sizes[~left_out] if left_out.any() else report.sizes)
+        return float(present / np.add.reduce(self._sizes))
 
     def _next(self, became_best: bool, *, recover: bool) -> Broadcast | Outcome:
         """Step 5."""
@@ -259,7 +314,19 @@ class Aggregator:
         return Outcome(self._best, self._stopped_by, self.ledger)
 
     def _say(self, tau: int, *, best: bool, stop: bool) -> Broadcast:
-        self._broadcast = Broadcast(self._number + 1, self._w, tau, self._eta, self._controller.estimates, best, stop)
+        mean = None if self._drift is None else self._mean
+        self._broadcast = Broadcast(
+            self._number + 1,
+            self._w,
+            tau,
+            self._eta,
+            estimate=self._controller.estimates,
+            best=best,
+            stop=stop,
+            gradient=self._delta == "gradient",
+            drift=self._drift,
+            news=News(self._best, mean, self._uncorrected) if self._number else None,
+        )
         return self._broadcast
 
     @property
@@ -281,6 +348,9 @@ class Aggregator:
             ledger=self.ledger,
             nodes=len(report.nodes),
             left_out=left_out,
+            corrected=said.drift is not None and said.drift.correct and said.tau > 0,
+            plain_delta=None if report.plain is None else _weighted(report.sizes, report.plain),
+            corrected_delta=None if report.corrected is None else _weighted(report.sizes, report.corrected),
         )
 
 
@@ -291,6 +361,12 @@ def _weighted(sizes: Int64, values: Float64) -> float:
     return float(np.add.reduce(sizes * values) / np.add.reduce(sizes))
 
 
+def _weighted_known(sizes: Int64, values: Float64) -> float:
+    """The same over nodes that have a value."""
+    known = ~np.isnan(values)
+    return _weighted(sizes[known], values[known])
+
+
 def _mean(sizes: Int64, vectors: Float32) -> Float32:
     """The same for vectors, [nodes, parameters] to [parameters], summed in float64, one node after the other."""
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found in the result
@@ -299,10 +375,10 @@ def _mean(sizes: Int64, vectors: Float32) -> Float32:
     return mean
 
 
-def _divergence(sizes: Int64, gradients: Float32) -> float:
-    """δ̂ = Σ D_i ‖∇F_i(w(t₀)) - ∇F(w(t₀))‖ / D."""
+def _divergence(sizes: Int64, vectors: Float32, mean: Float32) -> float:
+    """Σ D_i ‖v_i - v‖ / D; of gradients at w(t₀) it is δ̂."""
     if not len(sizes):
         return float("nan")
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite gives an estimate that is kept out
-        apart = np.square(gradients - _mean(sizes, gradients), dtype=np.float64).sum(axis=1)
+        apart = np.square(vectors - mean, dtype=np.float64).sum(axis=1)
     return _weighted(sizes, np.sqrt(apart))

@@ -3,7 +3,8 @@
 A round has three parts, so that an engine can read its meters between them; only the middle one is a local update, and
 the rest counts as aggregation, as in the paper:
 
-    receive(broadcast)   take w(t₀); evaluate what the estimates need at w_i(t₀), before it is given up
+    receive(broadcast)   take w(t₀), and what the interval before tells of drift; evaluate what the estimates need at
+                         w_i(t₀), before it is given up
     update()             τ local updates from w(t₀)
     report()             w_i(t), the losses, and ρ̂_i, β̂_i, ∇F_i(w(t₀)) where they are wanted
 
@@ -19,7 +20,8 @@ from fedbudget.arrays import Float32, Float64
 from fedbudget.data.sampling import Picks, Sampler
 from fedbudget.data.shards import Shards
 from fedbudget.models.base import Descent, Model
-from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
+from fedbudget.protocol.drift import Correction, mean_gradient, next_mean
+from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
 
 SAME = 1e-10
 """Below this distance w_i(t) and w(t) count as equal, and ρ̂_i and β̂_i as 0."""
@@ -48,7 +50,9 @@ class Fleet:
         self._broadcast: Broadcast | None = None
         self._picks: Picks | None = None
         self._w: Float32 | None = None  # w_i(t), [nodes, parameters], from the last updates
+        self._correction: Correction | None = None
         self._best: Float32 | None = None  # our copy of w^f
+        self._best_known: Float64 | None = None  # F_i(w^f) on whole shards
         self._local: Descent | None = None  # F_i and ∇F_i at w_i(t₀)
         self._distance: Float64 | None = None  # ‖w_i(t₀) - w(t₀)‖
         self._descent: Descent | None = None
@@ -68,16 +72,51 @@ class Fleet:
             )
         if broadcast.tau < 0:
             raise PeerError(f"tau is {broadcast.tau}")
-        if self._broadcast is None:
-            self._best = broadcast.w
-        elif broadcast.best:
-            self._best = self._broadcast.w
+        self._follow_best(broadcast)
+        if broadcast.drift is not None and broadcast.tau > 0:
+            self._follow_drift(broadcast, broadcast.drift)
         self._broadcast = broadcast
         self._picks = self.sampler.round(broadcast.tau)
         self._descent = self._losses = self._best_losses = self._local = self._distance = None
         if broadcast.estimate and broadcast.tau > 0 and self._w is not None:
             self._local = self.model.descend(self._w, self.shards, _first(self._picks), 0.0)
             self._distance = _distances(self._w, broadcast.w)
+
+    def _follow_best(self, broadcast: Broadcast) -> None:
+        """Keeps our copy of w^f, and of its loss where that is always the same."""
+        last = self._broadcast
+        if self._missed(broadcast):
+            self._best = broadcast.w if broadcast.news is None else broadcast.news.best
+            self._best_known = None
+        elif broadcast.best and last is not None:
+            self._best = last.w
+            self._best_known = None if self.sampler.batch else self._losses
+
+    def _missed(self, broadcast: Broadcast) -> bool:
+        """Whether we were not in the round before."""
+        last = self._broadcast
+        if last is not None and broadcast.round != last.round + 1 and broadcast.news is None:
+            raise PeerError(f"round {broadcast.round} after round {last.round}, without what happened in between")
+        return last is None or broadcast.round != last.round + 1
+
+    def _follow_drift(self, broadcast: Broadcast, drift: Drift) -> None:
+        """Learns c_i and c from the interval before, or c from the news where we missed it."""
+        last, correction, news = self._broadcast, self._correction, broadcast.news
+        if correction is None or last is None or last.drift is None or self._w is None:
+            mean = np.zeros_like(broadcast.w) if news is None or news.mean is None else news.mean
+            self._correction = Correction(len(self.shards), mean)
+            return
+        correction.learn(mean_gradient(last.w, self._w, last.eta * last.tau), used=last.drift.correct)
+        if not self._missed(broadcast):
+            before = correction.mean if last.drift.correct else None
+            gradient = mean_gradient(last.w, broadcast.w, last.eta * last.tau)
+            correction.meet(next_mean(before, gradient, drift.share))
+            return
+        if news is None or news.mean is None:
+            raise PeerError(f"round {broadcast.round} after round {last.round}, without the mean of all corrections")
+        if news.since > last.round:
+            correction.forget()
+        correction.meet(news.mean)
 
     def update(self) -> None:
         """τ local updates, eq. (4); with τ=0 the loss at w."""
@@ -89,35 +128,57 @@ class Fleet:
             if best is not None:
                 self._best_losses = self.model.losses(best[None], self.shards, self._picks)
         else:
-            self._descent = self.model.descend(said.w[None], self.shards, self._picks, said.eta, best)
+            self._descent = self.model.descend(said.w[None], self.shards, self._picks, said.eta, best, self._shift())
             self._losses, self._best_losses = self._descent.losses, self._descent.best_losses
             self._w = self._descent.w
-        if self._best_losses is None and self.sampler.batch is not None:
-            self._best_losses = self._losses
+        if self._best_losses is None:
+            self._best_losses = self._losses if self._best is said.w else self._best_known
+        if self.sampler.batch is None:
+            self._best_known = self._best_losses
 
     def report(self) -> Report:
-        if self._broadcast is None or self._picks is None or self._losses is None:
+        if self._broadcast is None or self._losses is None or self._best_losses is None:
             raise LocalError("report comes after update")
-        rho = beta = gradients = None
-        if self._local is not None and self._distance is not None and self._descent is not None:
-            gradients = self._descent.gradients
-            rho = _slope(_distances(self._local.losses[:, None], self._losses[:, None]), self._distance)
-            beta = _slope(_distances(self._local.gradients, gradients), self._distance)
+        rho = beta = gradients = plain = corrected = None
+        said, descent = self._broadcast, self._descent
+        if said.estimate and said.round > 1 and descent is not None:
+            rho, beta = self._slopes(descent)
+            if said.gradient:
+                shift = self._shift()
+                gradients = descent.gradients if shift is None else descent.gradients + shift
+        if descent is not None and self._correction is not None:
+            plain, corrected = self._correction.plain, self._correction.corrected
         return Report(
-            round=self._broadcast.round,
+            round=said.round,
             nodes=self.numbers,
             sizes=self.shards.size,
             losses=self._losses,
             best_losses=self._best_losses,
-            w=None if self._descent is None else self._descent.w,
+            w=None if descent is None else descent.w,
             rho=rho,
             beta=beta,
             gradients=gradients,
+            plain=plain,
+            corrected=corrected,
         )
+
+    def _slopes(self, descent: Descent) -> tuple[Float64, Float64]:
+        """ρ̂_i and β̂_i between w_i(t₀) and w(t₀); NaN of nodes that have just joined and have no w_i(t₀)."""
+        if self._local is None or self._distance is None:
+            none = np.full(len(self.shards), np.nan)
+            return none, none
+        losses = _distances(self._local.losses[:, None], descent.losses[:, None])
+        gradients = _distances(self._local.gradients, descent.gradients)
+        return _slope(losses, self._distance), _slope(gradients, self._distance)
+
+    def _shift(self) -> Float32 | None:
+        """What is added to gradients in this round, [nodes, parameters]."""
+        drift = None if self._broadcast is None else self._broadcast.drift
+        return self._correction.shift if drift is not None and drift.correct and self._correction is not None else None
 
     def _best_to_evaluate(self) -> Float32 | None:
         """w^f, unless its loss is known: whole shards give the same as ever, and w(t₀) may be w^f itself."""
-        known = self.sampler.batch is None or self._broadcast is None or self._best is self._broadcast.w
+        known = self._best_known is not None or self._broadcast is None or self._best is self._broadcast.w
         return None if known else self._best
 
 

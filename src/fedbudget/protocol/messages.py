@@ -1,4 +1,4 @@
-"""What is said between aggregator and fleets: two frozen messages, and what they would take on the wire.
+"""What is said between aggregator and fleets: frozen messages, and what they would take on the wire.
 
 A report is a structure of arrays over the nodes of one fleet, so that reports of several fleets add up: `Report.merge`
 puts them in node order, whatever order they arrived in.
@@ -24,6 +24,34 @@ class PeerError(ValueError):
 
 
 @dataclass(frozen=True)
+class Drift:
+    """What a broadcast says of drift correction, see drift.py.
+
+    Args:
+      correct: whether to correct in this round.
+      share: P of the round before: of all data, that of the nodes whose w_i(t) made w(t).
+    """
+
+    correct: bool
+    share: float
+
+
+@dataclass(frozen=True)
+class News:
+    """What a node that was not in the round before cannot know.
+
+    Args:
+      best: w^f, [parameters].
+      mean: c, [parameters], where drift is corrected.
+      since: the last round before this that was not corrected; what a node learned before it is void.
+    """
+
+    best: Float32
+    mean: Float32 | None = None
+    since: int = 0
+
+
+@dataclass(frozen=True)
 class Broadcast:
     """From the aggregator to every node.
 
@@ -32,9 +60,12 @@ class Broadcast:
       w: w(t₀), [parameters].
       tau: local updates to make; 0 asks for the loss at w alone (the final round).
       eta: step size of these updates.
-      estimate: whether ρ̂_i, β̂_i and the gradient are wanted back.
+      estimate: whether ρ̂_i and β̂_i are wanted back.
       best: the w of the broadcast before this one has become w^f.
       stop: no more local updates follow after these.
+      gradient: whether the gradient is wanted back, with the estimates.
+      drift: how drift is corrected, if it is.
+      news: for nodes that were not in the round before; others need not be sent it.
     """
 
     round: int
@@ -44,11 +75,22 @@ class Broadcast:
     estimate: bool
     best: bool
     stop: bool
+    gradient: bool = True
+    drift: Drift | None = None
+    news: News | None = None
 
     @property
     def wire_bytes(self) -> int:
-        """What one copy takes on the wire."""
-        return _HEADER + 4 * self.w.size
+        """What one copy takes on the wire, to a node that was in the round before."""
+        return _HEADER + 4 * self.w.size + (0 if self.drift is None else _SCALAR)
+
+    @property
+    def wire_bytes_with_news(self) -> int:
+        """The same to a node that was not."""
+        if self.news is None:
+            return self.wire_bytes
+        mean = 0 if self.news.mean is None else self.news.mean.size
+        return self.wire_bytes + _SCALAR + 4 * (self.news.best.size + mean)
 
 
 @dataclass(frozen=True)
@@ -60,27 +102,32 @@ class Report:
       nodes: the nodes' numbers, [n], rising.
       sizes: D_i, [n].
       losses: F_i(w(t₀)), [n].
-      best_losses: F_i(w^f) on the same mini-batch, [n]; None with whole shards, where the aggregator knows it already.
+      best_losses: F_i(w^f) on the same samples, [n].
       w: w_i(t), [n, parameters]; None in the final round.
-      rho, beta: ρ̂_i and β̂_i, [n], where they were asked for and t₀ > 0.
-      gradients: ∇F_i(w(t₀)), [n, parameters], with them.
+      rho, beta: ρ̂_i and β̂_i, [n], where they were asked for and t₀ > 0; NaN of a node that has none.
+      gradients: ∇F_i(w(t₀)) with the shift of drift correction, [n, parameters], where asked for with them.
+      plain, corrected: by how much nodes' mean gradients were apart in the round before, [n], without correction and
+        with it, where drift is corrected; see drift.py.
     """
 
     round: int
     nodes: Int64
     sizes: Int64
     losses: Float64
-    best_losses: Float64 | None = None
+    best_losses: Float64
     w: Float32 | None = None
     rho: Float64 | None = None
     beta: Float64 | None = None
     gradients: Float32 | None = None
+    plain: Float64 | None = None
+    corrected: Float64 | None = None
 
     @property
     def wire_bytes(self) -> int:
         """What the reports of all n nodes take on the wire, each sent by itself."""
         n = len(self.nodes)
-        scalars = sum(field is not None for field in (self.losses, self.best_losses, self.rho, self.beta))
+        numbers = (self.losses, self.best_losses, self.rho, self.beta, self.plain, self.corrected)
+        scalars = sum(field is not None for field in numbers)
         vectors = sum(4 * int(field.shape[1]) for field in (self.w, self.gradients) if field is not None)
         return n * (_HEADER + _SCALAR * scalars + vectors)
 
@@ -100,5 +147,5 @@ class Report:
 
         if len({report.round for report in reports}) != 1:
             raise PeerError(f"reports of different rounds: {sorted({report.round for report in reports})}")
-        fields = ("nodes", "sizes", "losses", "best_losses", "w", "rho", "beta", "gradients")
+        fields = ("nodes", "sizes", "losses", "best_losses", "w", "rho", "beta", "gradients", "plain", "corrected")
         return cls(reports[0].round, **{name: join(name) for name in fields})  # type: ignore[arg-type]

@@ -71,5 +71,5 @@ def explain(run: Run, number: int) -> Explanation:
             np.array([before.b[name] for name in limits.limits]),
             limits.array,
         )
-        candidates, curve = controller.search_range(previous), controller.curve(previous, outlook)
+        candidates, curve = controller.search_range(previous, estimates), controller.curve(previous, outlook)
     return Explanation(number, record.tau, reason, candidates, curve, estimates)

@@ -36,6 +36,9 @@ class RoundRecord:
     nodes: int
     left_out: tuple[int, ...]
     wall: float
+    corrected: bool = False
+    plain_delta: float | None = None
+    corrected_delta: float | None = None
 
     @classmethod
     def of(cls, happened: Round, *, accuracy: float | None, wall: float) -> "RoundRecord":
@@ -59,11 +62,14 @@ class RoundRecord:
             nodes=happened.nodes,
             left_out=happened.left_out,
             wall=wall,
+            corrected=happened.corrected,
+            plain_delta=happened.plain_delta,
+            corrected_delta=happened.corrected_delta,
         )
 
     def to_json(self) -> str:
-        losses = {"loss": json_value(self.loss), "best_loss": json_value(self.best_loss)}
-        return _ENCODER.encode({**vars(self), **losses})
+        doubtful = ("loss", "best_loss", "plain_delta", "corrected_delta")
+        return _ENCODER.encode({**vars(self), **{name: json_value(getattr(self, name)) for name in doubtful}})
 
     @classmethod
     def from_json(cls, line: str) -> "RoundRecord":
@@ -78,9 +84,9 @@ class RoundRecord:
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
-def json_value(value: float) -> float | None:
+def json_value(value: float | None) -> float | None:
     """JSON has no NaN or infinity: null instead."""
-    return value if math.isfinite(value) else None
+    return value if value is not None and math.isfinite(value) else None
 
 
 def average_tau(taus: list[int]) -> float:

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import tomli_w
 
@@ -16,8 +16,10 @@ from fedbudget.control import AdaptiveTau, Controller, FixedTau
 from fedbudget.data.dataset import require_test_share
 from fedbudget.data.partition import Partition
 from fedbudget.errors import UserError
+from fedbudget.protocol.aggregator import Delta
 
-METHODS = ("paper", "centralized", "asynchronous")
+FEDERATED = ("frugal", "paper")
+METHODS = (*FEDERATED, "centralized", "asynchronous")
 
 
 @dataclass(frozen=True)
@@ -34,15 +36,20 @@ class Settings:
       nodes: how many; 5 when not given, or as many as there are files.
       partition: how samples are given to nodes: case:1 to case:4, dirichlet:ALPHA, files; case:1 when not given, or
         files for a folder.
-      method: `paper`, or a baseline: `centralized` (all data in one place) or `asynchronous` (no node waits).
+      method: `frugal` (drift is corrected, and no gradients are sent), `paper` (to the letter), or a baseline:
+        `centralized` (all data in one place) or `asynchronous` (no node waits).
+      drift_correction: whether local updates are corrected for drift; as the method has it when not given.
+      delta: what δ is estimated from, `parameters` or `gradient`; as the method has it when not given.
       tau: `adaptive`, or a number of local updates.
       budget: limits, such as time=15s, energy=500J, bytes=20MB, cpu=30s, money=0.40.
       costs: `simulated` (the paper's measurements) or `measured` (this machine's clocks).
       aggregation_factor: how many times as long as in the paper's prototype an aggregation takes, simulated.
       speeds: of each node, with asynchronous descent; two of five 4 times as fast as the others when not given.
+      participation: the chance of a node to take part in a round, simulated.
       batch_size: samples in a mini-batch, or `full`; 100 when not given, or the smallest shard if that is smaller.
       step_size: η.
-      phi: φ, the paper's control parameter.
+      phi: φ, the control parameter; 0.0025 when drift is corrected and not given, else the paper's: 5e-5 for its
+        networks, 0.025 for all others.
       gamma: how many times larger than the last τ the next may be.
       tau_max: the largest τ.
       seed: of everything random.
@@ -64,14 +71,17 @@ class Settings:
     nodes: int | None = None
     partition: str | None = None
     method: str = "paper"
+    drift_correction: bool | None = None
+    delta: str | None = None
     tau: int | str = "adaptive"
     budget: tuple[str, ...] = ("time=15s",)
     costs: str = "simulated"
     aggregation_factor: float = 1.0
     speeds: tuple[float, ...] | None = None
+    participation: float = 1.0
     batch_size: int | str | None = None
     step_size: float = 0.01
-    phi: float = 0.025
+    phi: float | None = None
     gamma: float = 10.0
     tau_max: int = 100
     seed: int = 0
@@ -93,6 +103,12 @@ class Settings:
             raise UserError(f"costs must be simulated or measured, not {self.costs!r}")
         if self.method not in METHODS:
             raise UserError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
+        if self.delta not in (None, *get_args(Delta)):
+            raise UserError(f"delta must be one of {', '.join(get_args(Delta))}, not {self.delta!r}")
+        if self.method not in FEDERATED and (self.drift_correction or self.delta or self.participation != 1):
+            raise UserError(f"{self.method} descent has no drift-correction, delta or participation")
+        if not 0 < self.participation <= 1:
+            raise UserError(f"participation must be more than 0 and at most 1, not {self.participation:g}")
         if not 0 < self.aggregation_factor < float("inf"):
             raise UserError(f"aggregation-factor must be a positive number, not {self.aggregation_factor:g}")
         if not 0 < self.step_size < float("inf"):
@@ -109,10 +125,27 @@ class Settings:
 
     def controller(self) -> Controller:
         if self.tau == "adaptive":
-            return AdaptiveTau(self.phi, self.gamma, self.tau_max)
+            return AdaptiveTau(self._phi(), self.gamma, self.tau_max, leap=self.delta_from == "parameters")
         if not isinstance(self.tau, int):
             raise UserError(f"tau must be adaptive or a whole number, not {self.tau!r}")
         return FixedTau(self.tau)
+
+    @property
+    def corrects_drift(self) -> bool:
+        return self.method == "frugal" if self.drift_correction is None else self.drift_correction
+
+    @property
+    def delta_from(self) -> Delta:
+        if self.delta is None:
+            return "parameters" if self.method == "frugal" else "gradient"
+        return "gradient" if self.delta == "gradient" else "parameters"
+
+    def _phi(self) -> float:
+        if self.phi is not None:
+            return self.phi
+        if self.corrects_drift:
+            return 0.0025
+        return 5e-5 if self.model == "cnn" else 0.025
 
     def limits(self) -> Budget:
         return Budget.parse(self.budget)
@@ -160,7 +193,7 @@ def checked(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
         allowed = _TYPES.get(name, type(known[key].default))
         if isinstance(value, int) and not isinstance(value, bool) and allowed is float:
             value = float(value)
-        if isinstance(value, bool) or not isinstance(value, allowed):
+        if isinstance(value, bool) is not (allowed is bool) or not isinstance(value, allowed):
             raise UserError(f"{path}: {key} = {value!r} has the wrong type")
         fit[name] = value
     return fit
@@ -173,9 +206,12 @@ _TYPES: Mapping[str, Any] = {
     "test_samples": int,
     "nodes": int,
     "partition": str,
+    "drift_correction": bool,
+    "delta": str,
     "tau": (int, str),
     "speeds": tuple,
     "batch_size": (int, str),
+    "phi": float,
     "rounds": int,
 }
 """Types of the fields whose default does not tell."""

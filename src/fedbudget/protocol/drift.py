@@ -1,0 +1,90 @@
+"""Drift correction: local updates that do not drift apart, at no extra byte.
+
+Between two aggregations a node follows ∇F_i, which with data of its own kind leads away from where ∇F would. It can
+know by how much: an interval of τ updates from w(t₀) that ended at its own w_i(t) and at everyone's w(t) tells it its
+own mean gradient and, with P the share of all data whose nodes took part, that of all nodes,
+
+    c_i ← (w(t₀) - w_i(t)) / ητ - s_i,      c ← (1-P) c + P (w(t₀) - w(t)) / ητ,      s_i = c - c_i
+
+and in the next interval it steps along ∇F_i(w) + s_i. All start with c_i = c = 0. A node that was away keeps its c_i
+and is told c; a new one starts with c_i = c. (These are the control variates of SCAFFOLD, Karimireddy et al., ICML
+2020, in a form that needs nothing more on the wire.)
+
+c is always the mean of all c_i, Σ D_i c_i = D c, so that shifts cancel in the average of all nodes. Proof. It holds at
+the start, and when a node joins with c_i = c. Let it hold before an interval with nodes S, P = Σ_S D_i / D. Then
+
+    Σ D_i c_i' = Σ_S D_i ((w(t₀) - w_i(t)) / ητ - c + c_i) + Σ_others D_i c_i
+               = P D (w(t₀) - w(t)) / ητ - P D c + Σ_all D_i c_i              by w(t) = Σ_S D_i w_i(t) / Σ_S D_i
+               = P D (w(t₀) - w(t)) / ητ + (1-P) D c = D c'.
+
+An interval can also be made without the correction. It then begins with all c_i = c = 0, also of nodes that are away,
+and so the proof holds on: shifts are 0, and what is learned in it is right for the next.
+
+Whether to correct is decided by what it does to the divergence. A shift takes away what a node's gradient was off by
+in the interval before; where that was mostly noise, of small mini-batches say, it adds noise. After each interval a
+node tells by how much its mean gradient was apart from everyone's, as it is and with the shift it had at hand, used or
+not: ‖s_i'‖ and ‖s_i' - s_i‖, with s_i' what the interval gave. The aggregator corrects where the second is no larger.
+"""
+
+import numpy as np
+
+from fedbudget.arrays import Float32, Float64
+
+
+def mean_gradient(start: Float32, end: Float32, span: float) -> Float32:
+    """What an interval of τ updates went along on average, (w(t₀) - w(t)) / ητ, for any shape of w(t).
+
+    Args:
+      span: ητ.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged, and is left out
+        found: Float32 = (start - end) / np.float32(span)
+    return found
+
+
+def next_mean(mean: Float32 | None, gradient: Float32, share: float) -> Float32:
+    """c after an interval, from c before it, if that was used, the interval's mean gradient, and P."""
+    if share == 1:
+        return gradient
+    found: Float32 = np.float32(share) * gradient
+    return found if mean is None else np.float32(1 - share) * mean + found
+
+
+class Correction:
+    """What the n nodes of a fleet know of each other's gradients.
+
+    Args:
+      mean: c when they join, [parameters].
+    """
+
+    def __init__(self, nodes: int, mean: Float32) -> None:
+        self.mean = mean  # c
+        self.own = np.repeat(mean[None], nodes, axis=0)  # c_i, [nodes, parameters]
+        self.shift = np.zeros_like(self.own)  # c - c_i
+        self.plain = np.zeros(nodes)  # ‖s_i'‖ of the last interval
+        self.corrected = np.zeros(nodes)  # ‖s_i' - s_i‖
+
+    def learn(self, gradients: Float32, *, used: bool) -> None:
+        """c_i from the nodes' mean gradients over an interval; what is not finite teaches nothing.
+
+        Args:
+          gradients: along which the nodes went, with the shift if that was used, [nodes, parameters].
+        """
+        if used:
+            gradients -= self.shift
+        finite = np.asarray(np.isfinite(gradients).all(axis=1))
+        self.own = gradients if finite.all() else np.where(finite[:, None], gradients, self.own)
+
+    def forget(self) -> None:
+        """c_i ← 0: there was an interval without correction that these nodes missed."""
+        self.own = np.zeros_like(self.own)
+
+    def meet(self, mean: Float32) -> None:
+        """c as it is now, and with it the shifts of the coming interval."""
+        before, self.mean = self.shift, mean
+        self.shift = mean - self.own
+        self.plain, self.corrected = _norms(self.shift), _norms(self.shift - before)
+
+
+def _norms(vectors: Float32) -> Float64:
+    return np.asarray(np.sqrt(np.square(vectors, dtype=np.float64).sum(axis=1)))

@@ -1,0 +1,279 @@
+"""Drift correction: against a second implementation, with nodes that come and go, and where it must change nothing."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedbudget.arrays import Float32, Float64, Int64
+from fedbudget.control import AdaptiveTau, FixedTau
+from fedbudget.data.shards import Shards
+from fedbudget.protocol.drift import Correction, mean_gradient, next_mean
+from fedbudget.protocol.fleet import Fleet
+from fedbudget.protocol.messages import Broadcast, Drift, News, PeerError, Report
+from problems import MODELS, Problem, converse, corrected_descent, problem, unequal_parts
+
+FRUGAL: dict[str, Any] = {"correct_drift": True, "delta": "parameters"}
+
+
+def alone(case: Problem, parts: Sequence[Int64], batch: int | None = None) -> list[Fleet]:
+    """Each node as a fleet of its own."""
+    return [
+        Fleet(case.model, Shards.of(case.table, [part]), batch=batch, seed=9, numbers=[node])
+        for node, part in enumerate(parts)
+    ]
+
+
+def together(case: Problem, parts: Sequence[Int64], batch: int | None = None) -> Fleet:
+    return Fleet(case.model, Shards.of(case.table, parts), batch=batch, seed=9)
+
+
+def sorted_parts(case: Problem, nodes: int) -> list[Int64]:
+    """Data of its own kind on each node: rows in the order of what is to be predicted."""
+    return list(np.array_split(np.argsort(case.y, kind="stable"), nodes))
+
+
+@st.composite
+def attendances(draw: st.DrawFn, nodes: int = 4, rounds: int = 9) -> list[list[int]]:
+    """Who takes part in each round: nodes come late, miss rounds, and return."""
+    here = st.lists(st.integers(0, nodes - 1), min_size=1, unique=True).map(sorted)
+    return [draw(here) for _ in range(rounds)]
+
+
+class TestAgainstASecondImplementation:
+    @pytest.mark.parametrize("name", MODELS)
+    @settings(deadline=None, max_examples=8)
+    @given(seed=st.integers(0, 10**4), tau=st.integers(1, 6))
+    def test_all_nodes_in_all_rounds(self, name: str, seed: int, tau: int) -> None:
+        self.check(name, seed, tau, [list(range(4))] * 9, [True] * 9)
+
+    @settings(deadline=None, max_examples=40)
+    @given(seed=st.integers(0, 10**4), tau=st.integers(1, 6), present=attendances())
+    def test_nodes_that_come_late_miss_rounds_and_return(self, seed: int, tau: int, present: list[list[int]]) -> None:
+        self.check("svm", seed, tau, present, [True] * 9)
+
+    @settings(deadline=None, max_examples=40)
+    @given(present=attendances(), correct=st.lists(st.booleans(), min_size=8, max_size=8))
+    def test_rounds_that_are_not_corrected(self, present: list[list[int]], correct: list[bool]) -> None:
+        self.check("svm", 5, 3, present, [True, *correct])
+
+    def check(self, name: str, seed: int, tau: int, present: list[list[int]], correct: list[bool]) -> None:
+        case = problem(name, 3)
+        parts, start = unequal_parts(len(case.table), 4, seed), case.start(3)
+        expected = corrected_descent(
+            case.local(parts),
+            [len(part) for part in parts],
+            start.astype(np.float64),
+            taus=[tau] * 9,
+            eta=0.05,
+            present=present,
+            correct=correct,
+        )
+
+        def heard(report: Report) -> Report:
+            """Makes the aggregator decide as we want for the round after."""
+            if report.plain is None or report.round >= len(correct):
+                return report
+            worse = 0.0 if correct[report.round] else 1.0
+            return replace(report, plain=np.zeros(len(report.nodes)), corrected=np.full(len(report.nodes), worse))
+
+        said = [
+            said.w
+            for said, _, _ in converse(
+                alone(case, parts), FixedTau(tau), eta=0.05, rounds=9, w=start, present=present, heard=heard, **FRUGAL
+            )
+        ]
+        np.testing.assert_allclose(np.array(said), np.array(expected), atol=2e-5)
+
+
+class TestWhereItMustChangeNothing:
+    def visited(self, fleet: Fleet, w: Float32, tau: int, **method: Any) -> Float32:
+        return np.array([said.w for said, _, _ in converse([fleet], FixedTau(tau), eta=0.1, rounds=8, w=w, **method)])
+
+    @pytest.mark.parametrize("name", MODELS)
+    @pytest.mark.parametrize("batch", [None, 5])
+    def test_one_update_a_round(self, name: str, batch: int | None) -> None:
+        case = problem(name, 4)
+        parts = unequal_parts(len(case.table), 4, 12)
+        batch = batch and min(batch, *map(len, parts))
+        found, plain = (
+            self.visited(together(case, parts, batch), case.start(1), 1, **method) for method in (FRUGAL, {})
+        )
+        np.testing.assert_allclose(found, plain, atol=2e-6)
+
+    @pytest.mark.parametrize("name", MODELS)
+    @pytest.mark.parametrize("batch", [None, 5])
+    def test_identical_shards(self, name: str, batch: int | None) -> None:
+        case = problem(name, 4)
+        parts = [np.arange(len(case.table))] * 5
+        found, plain = (
+            self.visited(together(case, parts, batch), case.start(1), 7, **method) for method in (FRUGAL, {})
+        )
+        np.testing.assert_allclose(found, plain, atol=2e-6)
+
+
+@pytest.mark.parametrize("batch", [None, 5])
+def test_with_one_update_delta_from_parameters_is_the_papers(batch: int | None) -> None:
+    case = problem("svm", 8)
+    parts = sorted_parts(case, 4)
+    found = {}
+    for delta in ("gradient", "parameters"):
+        rounds = converse([together(case, parts, batch)], FixedTau1(), eta=0.1, rounds=6, w=case.start(1), delta=delta)
+        found[delta] = [aggregator.last.estimates for _, _, aggregator in rounds if aggregator.last is not None]
+    for paper, ours in zip(found["gradient"][1:], found["parameters"][1:], strict=True):
+        assert paper is not None
+        assert ours is not None
+        assert (ours.rho, ours.beta) == (paper.rho, paper.beta)
+        assert ours.delta == pytest.approx(paper.delta, rel=1e-4)
+
+
+class FixedTau1(FixedTau):
+    """τ=1, with estimates."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    @property
+    def estimates(self) -> bool:
+        return True
+
+
+def test_no_gradient_is_sent_when_delta_comes_from_parameters() -> None:
+    case = problem("svm", 8)
+    sizes = {}
+    for delta in ("gradient", "parameters"):
+        told = converse(
+            [together(case, sorted_parts(case, 4))], AdaptiveTau(), eta=0.1, rounds=3, w=case.start(1), delta=delta
+        )
+        sizes[delta] = [report.wire_bytes for _, report, _ in told]
+    assert [a - b for a, b in zip(sizes["gradient"], sizes["parameters"], strict=True)] == [
+        0,  # there is nothing to estimate from
+        4 * 4 * 5,  # four nodes, five float32
+        4 * 4 * 5,
+        0,  # the final loss
+    ]
+
+
+def test_it_takes_the_drift_away() -> None:
+    """With many updates a round, nodes with their own kind of data end where one place with all data would."""
+    case = problem("linear", 2)
+    parts, w = sorted_parts(case, 4), case.start(1)
+    everything: Float64 = w.astype(np.float64)
+    for _ in range(2000):
+        everything = everything - 0.1 * case.gradient(everything, case.x, case.y)
+    off = {}
+    for name, method in {"plain": {}, "corrected": FRUGAL}.items():
+        *_, (said, _, _) = converse([together(case, parts)], FixedTau(20), eta=0.1, rounds=100, w=w, **method)
+        off[name] = float(np.linalg.norm(said.w - everything))
+    assert off["corrected"] < 1e-4 < 0.1 < off["plain"]
+
+
+class TestDecidesByItself:
+    def corrected(self, batch: int | None, parts: Sequence[Int64], case: Problem) -> list[bool]:
+        rounds = converse(
+            [together(case, parts, batch)], FixedTau(5), eta=0.02, rounds=60, w=case.start(1), correct_drift=True
+        )
+        return [aggregator.last.corrected for _, _, aggregator in rounds if aggregator.last is not None][:-1]
+
+    def test_it_corrects_where_data_are_of_different_kinds(self) -> None:
+        case = problem("svm", 3, samples=400)
+        assert all(self.corrected(None, sorted_parts(case, 4), case))
+
+    def test_it_does_not_where_all_that_differs_is_noise(self) -> None:
+        # Mini-batches of one sample, from data of one kind: what a shift would take away is never there again.
+        case = problem("svm", 3, samples=400)
+        rng = np.random.default_rng(1)
+        parts = np.array_split(rng.permutation(400), 4)
+        parts = [part[: 97 + node] for node, part in enumerate(parts)]  # of different sizes, so of different samples
+        corrected = self.corrected(1, parts, case)
+        assert sum(corrected[10:]) < 10
+
+    def test_delta_is_that_of_the_coming_round(self) -> None:
+        case = problem("svm", 3)
+        aggregators = converse(
+            [together(case, sorted_parts(case, 4))],
+            AdaptiveTau(),
+            eta=0.05,
+            rounds=5,
+            w=case.start(1),
+            heard=lambda report: report if report.round != 3 else replace(report, corrected=np.full(4, 1e3)),
+            **FRUGAL,
+        )
+        seen = [(said.drift, report, aggregator._estimates) for said, report, aggregator in aggregators]
+        drift, report, estimates = seen[2]
+        assert drift is not None
+        assert drift.correct
+        assert report.plain is not None
+        assert estimates is not None
+        assert estimates.delta == pytest.approx(np.average(report.plain, weights=report.sizes))
+        after = seen[3][0]
+        assert after is not None
+        assert not after.correct
+
+
+class TestWhatDiverges:
+    def test_a_node_whose_w_is_not_finite_keeps_its_correction(self) -> None:
+        known = Correction(2, np.zeros(2, np.float32))
+        known.learn(np.array([[1, 2], [3, 4]], np.float32), used=True)
+        known.meet(np.array([2, 3], np.float32))
+        known.learn(np.array([[5, np.inf], [5, 6]], np.float32), used=True)  # less the shifts (1, 1) and (-1, -1)
+        assert known.own.tolist() == [[1, 2], [6, 7]]
+
+    def test_when_all_diverge_the_next_round_is_not_corrected(self) -> None:
+        case = problem("linear", 2)
+        told = converse(
+            [together(case, sorted_parts(case, 4))], FixedTau(50), eta=1e5, rounds=4, w=case.start(1), **FRUGAL
+        )
+        drifts = [said.drift for said, _, _ in told]
+        assert drifts[1] == Drift(correct=False, share=0.0)
+
+
+class TestNews:
+    def test_without_them_a_node_that_was_away_cannot_go_on(self) -> None:
+        case = problem("svm", 3)
+        fleet = together(case, sorted_parts(case, 2))
+        first = Broadcast(1, case.start(1), 2, 0.1, False, False, False, drift=Drift(correct=True, share=1.0))
+        fleet.answer(first)
+        with pytest.raises(PeerError, match="round 3 after round 1, without what happened in between"):
+            fleet.receive(replace(first, round=3))
+        with pytest.raises(PeerError, match="without the mean of all corrections"):
+            fleet.receive(replace(first, round=3, news=News(case.start(1))))
+
+    @pytest.mark.parametrize("batch", [None, 5])
+    def test_a_node_that_was_away_compares_with_the_right_best_w(self, batch: int | None) -> None:
+        case = problem("svm", 3)
+        parts = sorted_parts(case, 3)
+        present = [[0, 1, 2], [0], [0, 1], [2], [0, 1, 2], [1], [0, 1, 2]]
+        best = case.start(1)
+        for said, report, aggregator in converse(
+            alone(case, parts, batch), FixedTau(2), eta=0.05, rounds=7, w=best, present=present
+        ):
+            if batch is None:
+                for node, loss in zip(report.nodes, report.best_losses, strict=True):
+                    rows = parts[node]
+                    exact = case.loss(best.astype(np.float64), case.x[rows], case.y[rows])
+                    assert loss == pytest.approx(exact, rel=1e-5)
+            else:
+                own = {int(node) for node in report.nodes}
+                assert own <= {0, 1, 2}
+            if (
+                said.round > 1
+                and aggregator.last is not None
+                and np.average(report.losses, weights=report.sizes)
+                < np.average(report.best_losses, weights=report.sizes)
+            ):
+                best = said.w
+
+
+def test_the_mean_after_a_round_counts_those_who_took_part() -> None:
+    # c = 2, half of the data went along 10 on average: c' = 1 + 5.
+    start, end = np.array([1.0], np.float32), np.array([0.0], np.float32)
+    gradient = mean_gradient(start, end, 0.1)
+    assert gradient.tolist() == [10]
+    assert next_mean(np.array([2.0], np.float32), gradient, 0.5).tolist() == [6]
+    assert next_mean(np.array([2.0], np.float32), gradient, 1.0).tolist() == [10]
+    assert next_mean(None, gradient, 0.5).tolist() == [5]
