@@ -52,7 +52,7 @@ def speed() -> list[dict[str, Any]]:
 
 
 def adaptive_cost() -> dict[str, float]:
-    """What adaptive τ adds to a round of the same τ, in evaluations of one mini-batch at every node.
+    """What adaptive τ adds to a round of the same τ, in evaluations of one mini-batch at every node, by both methods.
 
     The paper asks for one: the loss and gradient at w_i.
     """
@@ -63,12 +63,15 @@ def adaptive_cost() -> dict[str, float]:
             {
                 "fixed": contenders.ours(nodes, rounds),
                 "adaptive": contenders.ours(nodes, rounds, tau="adaptive"),
+                "frugal": contenders.ours(nodes, rounds, tau="adaptive", method="frugal"),
                 "bare": contenders.bare_kernel(nodes, rounds),
             },
             turns=5,
         )
         evaluation = best["bare"] / (rounds * TAU)
-        found[f"extra_evaluations_per_round_{nodes}_nodes"] = (best["adaptive"] - best["fixed"]) / rounds / evaluation
+        for label, name in (("", "adaptive"), ("frugal_", "frugal")):
+            extra = (best[name] - best["fixed"]) / rounds / evaluation
+            found[f"{label}extra_evaluations_per_round_{nodes}_nodes"] = extra
     return found
 
 

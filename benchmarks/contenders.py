@@ -18,11 +18,13 @@ from fedbudget.training import execute
 Work = Callable[[], object]
 
 
-def ours(nodes: int, rounds: int, *, full: bool = False, tau: int | str = TAU) -> Callable[[], Work]:
+def ours(
+    nodes: int, rounds: int, *, full: bool = False, tau: int | str = TAU, method: str = "paper"
+) -> Callable[[], Work]:
     """A run through the public path, with its records written to disk; the plot that closes a run is left out."""
 
     def ready() -> Work:
-        return written(prepare(settings(nodes, rounds, full=full, tau=tau), dataset=dataset()))
+        return written(prepare(settings(nodes, rounds, full=full, tau=tau, method=method), dataset=dataset()))
 
     return ready
 

@@ -31,7 +31,9 @@ def dataset(samples: int = SAMPLES, features: int = FEATURES) -> Dataset:
     return Dataset("W1", part, part.rows(np.arange(1000)), classes=("0", "1"), scale=1 / 255)
 
 
-def settings(nodes: int, rounds: int, *, tau: int | str = TAU, full: bool = False, case: int = 1) -> Settings:
+def settings(
+    nodes: int, rounds: int, *, tau: int | str = TAU, full: bool = False, case: int = 1, method: str = "paper"
+) -> Settings:
     """W1 as settings of a run; the budget is out of reach, so that the number of rounds ends it.
 
     Adaptive τ gets a φ so small that it always goes to the end of its search range, which is W1's τ.
@@ -40,6 +42,7 @@ def settings(nodes: int, rounds: int, *, tau: int | str = TAU, full: bool = Fals
         model="svm",
         nodes=nodes,
         partition=f"case:{case}",
+        method=method,
         tau=tau,
         batch_size="full" if full else BATCH,
         step_size=ETA,

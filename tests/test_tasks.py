@@ -12,6 +12,7 @@ import torch
 from fedbudget import data, tasks
 from fedbudget.cli.main import main
 from fedbudget.cli.options import settings_from
+from fedbudget.control import AdaptiveTau
 from fedbudget.errors import UserError
 from fedbudget.models.catalogue import MODELS
 from fedbudget.plan import prepare
@@ -26,6 +27,9 @@ TASKS = {
     "cnn-mnist": ("cnn", "mnist", 100),
     "cnn-fashion-mnist": ("cnn", "fashion-mnist", 100),
     "cnn-cifar-10": ("cnn", "cifar-10", 100),
+    "svm-digits": ("svm", "digits", 100),
+    "softmax-digits": ("softmax", "digits", 100),
+    "mlp-digits": ("mlp", "digits", 100),
 }
 Command = Callable[[str], str]
 
@@ -88,11 +92,17 @@ class TestFiles:
 
     @pytest.mark.parametrize("name", tasks.names())
     def test_each_has_the_papers_parameters(self, name: str) -> None:
+        settings = settings_of(name, method="paper")
+        phi = 5e-5 if name.startswith("cnn-") else 0.025
+        assert settings.controller() == AdaptiveTau(phi, gamma=10, tau_max=100)
+        assert (settings.nodes, settings.step_size, settings.budget) == (5, 0.01, ("time=15s",))
+        assert (settings.delta_from, settings.corrects_drift, settings.costs) == ("gradient", False, "simulated")
+
+    @pytest.mark.parametrize("name", tasks.names())
+    def test_past_the_paper_one_phi_is_for_all(self, name: str) -> None:
         settings = settings_of(name)
-        assert settings.phi == (5e-5 if name.startswith("cnn-") else 0.025)
-        assert (settings.nodes, settings.step_size, settings.tau) == (5, 0.01, "adaptive")
-        assert (settings.gamma, settings.tau_max, settings.budget) == (10, 100, ("time=15s",))
-        assert (settings.method, settings.costs) == ("paper", "simulated")
+        assert settings.controller() == AdaptiveTau(0.0025, leap=True)
+        assert (settings.delta_from, settings.corrects_drift) == ("parameters", True)
 
     @pytest.mark.parametrize("name", tasks.names())
     def test_each_leaves_to_the_person_where_data_lies_and_which_seed(self, name: str) -> None:
@@ -174,8 +184,8 @@ class TestCommands:
         common = f"--task kmeans-user-knowledge --data-dir {students} --budget time=1s --json"
         (found,) = json.loads(fedbudget(f"compare {common} --cases 2 --taus 1,10 --seeds 1"))["cases"]
         alone = [
-            json.loads(fedbudget(f"run {common} --case 2 --tau {tau} --out tau-{tau}"))["loss"]
-            for tau in (1, 10, "adaptive")
+            json.loads(fedbudget(f"run {common} --case 2 --tau {tau} --method {method} --out tau-{tau}"))["loss"]
+            for tau, method in ((1, "paper"), (10, "paper"), ("adaptive", "frugal"))
         ]
         assert [*(each["loss"] for each in found["fixed"]), found["adaptive"]["loss"]] == alone
         assert len(set(alone)) > 1

@@ -232,7 +232,7 @@ class TestTasks:
     def test_the_rest_is_the_tasks(self, tmp_path: Path) -> None:
         fedbudget.train(task="cnn-cifar-10", dataset=DIGITS, model="svm", case=4, out=tmp_path / "run")
         settings = Run.open(tmp_path / "run").settings
-        assert (settings.phi, settings.evaluations, settings.partition) == (5e-5, 10, "case:4")
+        assert (settings.model, settings.evaluations, settings.partition) == ("svm", 10, "case:4")
 
 
 class TestOnDisk:
@@ -279,7 +279,7 @@ class TestMistakes:
         [
             ({"nodez": 5}, "option that it does not know: .*nodez"),
             ({"case": 7}, "case 7 does not exist"),
-            ({"model": "resnet"}, "unknown model 'resnet'; use one of svm, linear, kmeans, softmax, cnn"),
+            ({"model": "resnet"}, "unknown model 'resnet'; use one of svm, linear, kmeans, softmax, mlp, cnn"),
             ({"nodes": 2000}, "2000 nodes are more than the 1437 samples"),
             ({"batch_size": 0}, "batch-size must be at least 1, not 0"),
             ({"batch_size": 300}, "batch-size 300 is larger than the smallest shard"),

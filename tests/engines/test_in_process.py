@@ -75,15 +75,23 @@ class TestCharges:
 
     def test_bytes_are_every_vector_to_and_from_every_node(self) -> None:
         """Eight more parameters are 32 bytes more in every vector: w out and w back, the gradient too if asked for."""
+        plain = self.more_bytes(method="paper")
+        first, estimated, final = 32 * 2 * NODES, 32 * 3 * NODES, 32 * NODES
+        assert plain == [first, estimated, estimated, estimated, final]
+
+    def test_frugal_sends_no_gradient(self) -> None:
+        each, final = 32 * 2 * NODES, 32 * NODES
+        assert self.more_bytes(method="frugal") == [each, each, each, each, final]
+
+    def more_bytes(self, method: str) -> list[float]:
+        """What eight more parameters take in each of four rounds and the final one."""
         narrow, wide = (
-            carry_out(plan_of(features, budget=("bytes=30kB",), tau="adaptive", rounds=4))[1] for features in (8, 16)
+            carry_out(plan_of(features, budget=("bytes=30kB",), method=method, rounds=4))[1] for features in (8, 16)
         )
-        more = [
+        return [
             many.ledger.costs.aggregation[0] - few.ledger.costs.aggregation[0]
             for (few, _), (many, _) in zip(narrow, wide, strict=True)
         ]
-        first, estimated, final = 32 * 2 * NODES, 32 * 3 * NODES, 32 * NODES
-        assert more == [first, estimated, estimated, estimated, final]
 
     @pytest.mark.parametrize("tau", ["adaptive", 3])
     @pytest.mark.parametrize("batch", ["full", 4])
@@ -127,6 +135,50 @@ def test_however_nodes_are_grouped_into_fleets_the_bits_are_the_same() -> None:
     together = grouped([[0, 1, 2, 3, 4]])
     assert grouped([[2, 3, 4], [0, 1]]) == together
     assert grouped([[4], [0, 2], [1, 3]]) == together
+
+
+class TestAbsence:
+    def run(self, **settings: Any) -> tuple[list[Round], Outcome]:
+        plan = plan_of(batch_size=4, budget=("time=6s",), **settings)
+        rounds: list[Round] = []
+        outcome = plan.engine(observe=lambda happened, _: rounds.append(happened), interrupted=lambda: False)
+        return rounds, outcome
+
+    @pytest.mark.parametrize("method", ["frugal", "paper"])
+    def test_some_nodes_miss_some_rounds_but_never_all(self, method: str) -> None:
+        rounds, outcome = self.run(participation=0.4, method=method)
+        present = Counter(happened.nodes for happened in rounds)
+        assert set(present) <= set(range(1, NODES + 1))
+        assert len(present) > 2
+        assert np.isfinite(outcome.w).all()
+
+    def test_who_misses_which_is_drawn_from_the_seed(self) -> None:
+        first, again, other = (
+            [happened.nodes for happened in self.run(participation=0.5, seed=seed)[0]] for seed in (1, 1, 2)
+        )
+        assert first == again
+        assert first[:20] != other[:20]
+
+    def test_those_who_return_are_sent_what_they_missed(self) -> None:
+        plan = plan_of(tau=2, rounds=6, budget=("bytes=1MB",))
+        fleets = [
+            Fleet(plan.model, plan.fleet.shards.only([node]), batch=None, seed=0, numbers=[node])
+            for node in range(NODES)
+        ]
+        everyone, but_two = fleets, fleets[:-2]
+        present = iter([everyone, but_two, everyone, everyone, everyone, everyone, everyone])
+        charged: list[float] = []
+        in_process.run(
+            aggregator_of(plan),
+            fleets,
+            plan.meters,
+            observe=lambda happened, _: charged.append(float(happened.ledger.costs.aggregation[0])),
+            present=present,
+        )
+        per_node = charged[0] / NODES
+        assert charged[1] == pytest.approx((NODES - 2) * per_node)
+        assert charged[2] == pytest.approx(NODES * per_node + 2 * (8 + 2 * 4 * 8))  # w^f and c, of eight float32
+        assert charged[3] == charged[4] == pytest.approx(NODES * per_node)
 
 
 class TestEnd:

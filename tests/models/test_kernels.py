@@ -28,12 +28,12 @@ def threads() -> Iterator[None]:
     numba.set_num_threads(before)
 
 
-def run(driver: str, case: Problem, shards: Shards, picks: Picks, w: Float32) -> Descent:
+def run(driver: str, case: Problem, shards: Shards, picks: Picks, w: Float32, shift: Float32 | None = None) -> Descent:
     """One round with a driver of our choice, with η = 0.05, and with the losses of some other w."""
     with pytest.MonkeyPatch.context() as patch:
         for name in DRIVERS:
             patch.setattr(kernels, name, DRIVERS[driver])
-        return case.model.descend(w, shards, picks, 0.05, case.start(99))
+        return case.model.descend(w, shards, picks, 0.05, case.start(99), shift)
 
 
 def assert_same_bits(one: Descent, other: Descent) -> None:
@@ -66,7 +66,9 @@ def test_both_drivers_give_the_same_bits_on_mini_batches_and_from_different_w(ba
     shards = Shards.of(case.table, [np.arange(0, 300), np.arange(300, 900), np.arange(900, 1600)])
     picks = Sampler(shards.size, batch, seed=4).round(4)
     w = np.stack([case.start(seed) for seed in range(3)])
-    assert_same_bits(run("descend", case, shards, picks, w), run("descend_few", case, shards, picks, w))
+    for shift in (None, np.stack([case.start(seed) for seed in range(10, 13)])):
+        alone, shared = (run(driver, case, shards, picks, w, shift) for driver in DRIVERS)
+        assert_same_bits(alone, shared)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -81,6 +83,21 @@ def test_the_losses_of_another_w_are_those_of_the_first_mini_batch(name: str, dr
     for node in range(2):
         rows = shards.rows_of(node)[picks.of(node, 0, 0)]
         assert found.best_losses[node] == pytest.approx(case.loss(other, case.x[rows], case.y[rows]), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_shift_is_added_to_what_is_stepped_along_and_not_to_the_gradient(name: str, driver: str) -> None:
+    case = problem(name, seed=7, samples=300)
+    parts = [np.arange(0, 140), np.arange(140, 300)]
+    shift = np.stack([case.start(21), -case.start(22)])
+    found = run(driver, case, Shards.of(case.table, parts), Picks.whole(2, updates=4), case.start(1)[None], shift)
+    for node, gradient in enumerate(case.local(parts)):
+        w = case.start(1).astype(np.float64)
+        np.testing.assert_allclose(found.gradients[node], gradient(w), atol=1e-5)
+        for _ in range(4):
+            w = w - 0.05 * (gradient(w) + shift[node])
+        np.testing.assert_allclose(found.w[node], w, atol=1e-5)
 
 
 def test_a_shard_of_many_samples_keeps_its_digits() -> None:

@@ -119,8 +119,11 @@ class TestAgainstTheCompiledModels:
         own, kernel = TorchModel(nn.Linear(5, 3)), Softmax(5, 3)
         assert own.parameters == kernel.parameters
         w = np.stack([random_w(own, seed) for seed in range(3)])
-        found = own.descend(w, shards, picks, 0.2, best=w[0])
-        expected = kernel.descend(_biases_inside(w), shards, picks, 0.2, best=_biases_inside(w[:1])[0])
+        shift = np.stack([random_w(own, seed) for seed in range(30, 30 + len(shards))])
+        found = own.descend(w, shards, picks, 0.2, w[0], shift)
+        expected = kernel.descend(
+            _biases_inside(w), shards, picks, 0.2, _biases_inside(w[:1])[0], _biases_inside(shift)
+        )
         np.testing.assert_allclose(_biases_inside(found.w), expected.w, atol=1e-5)
         np.testing.assert_allclose(_biases_inside(found.gradients), expected.gradients, atol=1e-5)
         np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
@@ -172,7 +175,7 @@ class TestManyNodes:
             model = TorchModel(make, **options)
             w = np.stack([random_w(model, seed) for seed in range(self.NODES)])
             picks = Sampler(shards.size, self.BATCH, seed=3).round(self.UPDATES)
-            found.append(model.descend(w, shards, picks, 0.1, random_w(model, 99)))
+            found.append(model.descend(w, shards, picks, 0.1, random_w(model, 99), w[::-1].copy()))
         return found[0], found[1]
 
     @staticmethod

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.control import AdaptiveTau, FixedTau
 from fedbudget.data.shards import Shards
-from fedbudget.protocol.drift import Correction, mean_gradient, next_mean
+from fedbudget.protocol.drift import Correction, Divergence, mean_gradient, next_mean
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Drift, News, PeerError, Report
 from problems import MODELS, Problem, converse, corrected_descent, problem, unequal_parts
@@ -78,8 +78,10 @@ class TestAgainstASecondImplementation:
             """Makes the aggregator decide as we want for the round after."""
             if report.plain is None or report.round >= len(correct):
                 return report
-            worse = 0.0 if correct[report.round] else 1.0
-            return replace(report, plain=np.zeros(len(report.nodes)), corrected=np.full(len(report.nodes), worse))
+            # More each time, so that what was said before does not count.
+            weight, nodes = 10.0**report.round, len(report.nodes)
+            plain, corrected = (weight, 0.0) if correct[report.round] else (0.0, weight)
+            return replace(report, plain=np.full(nodes, plain), corrected=np.full(nodes, corrected))
 
         said = [
             said.w
@@ -203,16 +205,22 @@ class TestDecidesByItself:
             heard=lambda report: report if report.round != 3 else replace(report, corrected=np.full(4, 1e3)),
             **FRUGAL,
         )
-        seen = [(said.drift, report, aggregator._estimates) for said, report, aggregator in aggregators]
-        drift, report, estimates = seen[2]
+        seen = [(said.drift, aggregator.last) for said, _, aggregator in aggregators]
+        drift, last = seen[2]
         assert drift is not None
         assert drift.correct
-        assert report.plain is not None
-        assert estimates is not None
-        assert estimates.delta == pytest.approx(np.average(report.plain, weights=report.sizes))
+        assert last is not None
+        assert last.estimates is not None
+        assert last.divergence is not None
+        assert last.estimates.delta == last.divergence.plain
         after = seen[3][0]
         assert after is not None
         assert not after.correct
+
+    def test_it_judges_by_half_of_what_was_and_half_of_what_is(self) -> None:
+        assert Divergence(1.0, 0.0).then(Divergence(3.0, 4.0)) == Divergence(2.0, 2.0)
+        assert Divergence(2.0, 2.0).correct
+        assert not Divergence(2.0, 2.1).correct
 
 
 class TestWhatDiverges:

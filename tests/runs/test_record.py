@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fedbudget.budget import Budget, Costs, Ledger
 from fedbudget.control import Estimates, Reason
 from fedbudget.protocol.aggregator import Round
+from fedbudget.protocol.drift import Divergence
 from fedbudget.runs.record import RoundRecord, average_tau
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -60,8 +61,7 @@ HAPPENED = Round(
     nodes=5,
     left_out=(3,),
     corrected=True,
-    plain_delta=7.0,
-    corrected_delta=6.0,
+    divergence=Divergence(7.0, 6.0),
 )
 
 

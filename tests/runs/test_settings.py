@@ -89,6 +89,7 @@ def test_one_limit_needs_no_list_and_whole_numbers_may_stand_for_real_ones(tmp_p
         ("nodes = true", "nodes = True has the wrong type"),
         ("tau = [1]", r"tau = \[1\] has the wrong type"),
         ("phi = 'much'", "phi = 'much' has the wrong type"),
+        ("drift-correction = 1", "drift-correction = 1 has the wrong type"),
         ("model = 3", "model = 3 has the wrong type"),
         ("budget = 15", "budget = 15 has the wrong type"),
         ("budget = [15, 20]", r"budget = \[15, 20\] has the wrong type"),
@@ -128,6 +129,11 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         ({"batch_size": "half"}, "batch-size must be a whole number or full, not 'half'"),
         ({"nodes": 0}, "nodes must be at least 1"),
         ({"rounds": 0}, "rounds must be at least 1"),
+        ({"delta": "loss"}, "delta must be one of gradient, parameters, not 'loss'"),
+        ({"participation": 0.0}, "participation must be more than 0 and at most 1, not 0"),
+        ({"participation": 1.5}, "participation must be more than 0 and at most 1, not 1.5"),
+        ({"method": "centralized", "drift_correction": True}, "centralized descent has no drift-correction"),
+        ({"method": "asynchronous", "participation": 0.5}, "asynchronous descent has no .* participation"),
         ({"seed": -1}, "seed must not be negative"),
     ],
 )
@@ -136,6 +142,17 @@ def test_wrong_values_are_refused_when_settings_are_made(wrong: dict[str, object
         Settings(**wrong)  # type: ignore[arg-type]
 
 
+def test_each_part_of_a_method_can_be_set_alone() -> None:
+    paper, frugal = Settings(method="paper"), Settings(method="frugal")
+    assert (paper.corrects_drift, paper.delta_from) == (False, "gradient")
+    assert (frugal.corrects_drift, frugal.delta_from) == (True, "parameters")
+    mixed = Settings(method="paper", drift_correction=True)
+    assert (mixed.corrects_drift, mixed.delta_from, mixed.controller()) == (True, "gradient", AdaptiveTau(0.0025))
+    mixed = Settings(method="frugal", drift_correction=False, delta="gradient")
+    assert (mixed.corrects_drift, mixed.delta_from, mixed.controller()) == (False, "gradient", AdaptiveTau(0.025))
+
+
 def test_the_controller_is_the_one_asked_for() -> None:
-    assert Settings(phi=0.1, gamma=3.0, tau_max=9).controller() == AdaptiveTau(0.1, 3.0, 9)
+    assert Settings(method="paper", phi=0.1, gamma=3.0, tau_max=9).controller() == AdaptiveTau(0.1, 3.0, 9)
+    assert Settings(phi=0.1, gamma=3.0, tau_max=9).controller() == AdaptiveTau(0.1, 3.0, 9, leap=True)
     assert Settings(tau=12).controller() == FixedTau(12)

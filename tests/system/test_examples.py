@@ -22,9 +22,9 @@ def test_five_lines_learn_to_tell_even_from_odd() -> None:
     found = re.fullmatch(r"loss (\S+), accuracy (\S+), average τ (\S+)\n", output_of("five_lines.py"))
     assert found is not None
     loss, accuracy, tau = map(float, found.groups())
-    assert loss < 0.26
+    assert loss < 0.246
     assert accuracy > 0.85
-    assert 10 < tau < 25  # neither of the two ends: the nodes' data differ
+    assert 40 < tau < 80  # neither of the two ends: the nodes' data differ
 
 
 def test_a_model_of_ones_own_is_trained_within_both_budgets() -> None:

@@ -208,7 +208,8 @@ class TestCompare:
         losses = [
             json.loads(
                 fedbudget(
-                    f"run --case 2 --tau 10 --seed {seed} --budget time=2s --out {tmp_path}/{seed} --json", capsys
+                    f"run --case 2 --tau 10 --method paper --seed {seed} --budget time=2s --out {tmp_path}/{seed} --json",
+                    capsys,
                 )[0]
             )["loss"]
             for seed in (0, 1)
@@ -247,5 +248,5 @@ def test_without_out_a_run_finds_a_place_of_its_own(
     out, err = fedbudget("run --budget time=1s", capsys)
     (run,) = (tmp_path / "runs").iterdir()
     assert f"run: runs/{run.name}" in out.splitlines()
-    assert err.startswith("svm on digits, 5 nodes, case:1, adaptive τ; budget time=1s\n")
+    assert err.startswith("svm on digits, 5 nodes, case:1, adaptive τ, frugal; budget time=1s\n")
     assert json.loads((run / "summary.json").read_text())["run"] == f"runs/{run.name}"

@@ -47,13 +47,14 @@ def compare(
 ) -> None:
     """Compare adaptive τ with fixed τ, over cases and seeds.
 
-    The regret is what not knowing the best fixed τ costs, of what the worst one would: 0 is as good as the best.
+    The regret is what not knowing the best fixed τ costs, of what the worst one would: 0 is as good as the best, less
+    is better than any. Fixed τ is always that of plain federated averaging, whatever the method of adaptive τ.
 
     Examples:
 
       fedbudget compare --cases 1,2 --taus 1,10,100 --seeds 3
 
-      fedbudget compare --task svm-sgd-mnist --data-dir ~/data
+      fedbudget compare --task svm-sgd-mnist --data-dir ~/data --method paper
 
       fedbudget compare --model softmax --budget time=15s --budget bytes=1MB --json
     """
@@ -80,14 +81,14 @@ def compare(
     if json:
         print(jsonlib.dumps({"cases": [case.to_json() for case in found]}))
     else:
-        _print_table(found, seeds)
+        _print_table(found, seeds, settings.method)
 
 
-def _print_table(found: "list[CaseComparison]", seeds: int) -> None:
+def _print_table(found: "list[CaseComparison]", seeds: int, method: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    print(f"loss at the end of the budget, mean of {seeds} runs")
+    print(f"loss at the end of the budget, mean of {seeds} runs; adaptive τ by method {method}, fixed τ as it is")
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("τ", justify="right")
     for case in found:
@@ -100,4 +101,4 @@ def _print_table(found: "list[CaseComparison]", seeds: int) -> None:
     table.add_row("average τ", *(f"{case.adaptive.tau:.1f} " for case in found))
     table.add_row("regret", *("" if case.regret is None else f"{case.regret:.3f} " for case in found))
     Console().print(table)
-    print("* the best fixed τ in that case; regret is 0 for as good as that, 1 for as bad as the worst")
+    print("* the best fixed τ in that case; regret is 0 for as good as that, 1 for as bad as the worst, < 0 for better")

@@ -43,7 +43,7 @@ Method = Annotated[
     str | None,
     typer.Option(
         help="frugal (drift corrected, no gradients sent), paper (to the letter), or a baseline: centralized or "
-        "asynchronous gradient descent.  [default: paper]"
+        "asynchronous gradient descent.  [default: frugal]"
     ),
 ]
 DriftCorrection = Annotated[

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 
 from fedbudget import __version__
+from fedbudget.experiments.figures.figure import Table
 from fedbudget.experiments.reproduce import Made
 
 _TITLE = "Adaptive Federated Learning in Resource Constrained Edge Computing Systems, reproduced"
@@ -38,11 +39,13 @@ def markdown(made: Sequence[Made], out: Path) -> str:
     for each in made:
         for claim in each.claims:
             cells = claim.text, claim.measured, _verdict(claim.holds), f"[{each.name}](#{each.name})"
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            lines.append(_line(cells))
     lines += ["", "## Figures"]
     for each in made:
         picture = Path(os.path.relpath(each.picture, out)).as_posix()
         lines += ["", f"### {each.name}", "", f"{each.title}: {each.of}.", "", f"![{each.title}]({picture})"]
+        if each.table is not None:
+            lines += ["", *(_line(row) for row in (each.table.head, ["---"] * len(each.table.head), *each.table.rows))]
     return "\n".join([*lines, ""])
 
 
@@ -57,7 +60,8 @@ def html(made: Sequence[Made]) -> str:
     )
     figures = "\n".join(
         f'<section id="{each.name}"><h3>{escape(each.title)}</h3><p>{escape(each.of)}.</p>'
-        f'<img alt="{escape(each.title)}" src="data:image/png;base64,{_encoded(each.picture)}"></section>'
+        f'<img alt="{escape(each.title)}" src="data:image/png;base64,{_encoded(each.picture)}">'
+        f"{_html_table(each.table)}</section>"
         for each in made
     )
     return f"""<!doctype html>
@@ -73,6 +77,18 @@ def html(made: Sequence[Made]) -> str:
 {figures}
 </body></html>
 """
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _html_table(table: Table | None) -> str:
+    if table is None:
+        return ""
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
+    rows = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in table.rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table>"
 
 
 def _summary(made: Sequence[Made]) -> str:

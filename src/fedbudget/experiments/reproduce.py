@@ -1,4 +1,4 @@
-"""The paper's evaluation, repeated: each figure with the runs behind it, and a report with all claims.
+"""The paper's evaluation, repeated, and what goes past it: each figure with its runs, and a report with all claims.
 
     OUT/NAME/results.parquet    the runs of a figure
     OUT/NAME/NAME.png, .svg     the figure
@@ -6,12 +6,13 @@
     OUT/report.md, report.html  all figures in OUT, and all claims
 
 Runs that are there already are not made again. Without the real MNIST, figures of the SVM are made of `digits`, and say
-so; others are left out, with the reason.
+so; others are left out, with the reason. A figure of many tasks has those whose data are here.
 """
 
 import io
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from fedbudget.data.published.find import NotHere
 from fedbudget.errors import UserError
 from fedbudget.experiments import sweep
 from fedbudget.experiments.figures import FIGURES
-from fedbudget.experiments.figures.figure import Claim, Figure, Scope
+from fedbudget.experiments.figures.figure import Claim, Figure, Scope, Table
 from fedbudget.experiments.table import read_rows
 from fedbudget.plan import load_dataset
 from fedbudget.runs.settings import Settings
@@ -35,7 +36,8 @@ class Made:
     Args:
       name, title: of the figure.
       of: what it was made of: how many runs, on which data, by which method.
-      claims: the paper's, judged by it.
+      claims: judged by it.
+      table: its numbers, where it has a table.
       picture: the PNG.
     """
 
@@ -43,6 +45,7 @@ class Made:
     title: str
     of: str
     claims: tuple[Claim, ...]
+    table: Table | None
     picture: Path
 
 
@@ -74,14 +77,15 @@ def make(
     Raises:
       NotHere: its data are not on this machine.
     """
-    settings, on = _data(figure.settings(data_dir))
+    settings, on = _data(figure, data_dir)
     folder = out / figure.name
-    table = sweep.run(figure.sweep(settings, scope), folder, jobs=jobs, progress=progress)
+    grid = figure.sweep(settings, scope)
+    table = sweep.run(grid, folder, jobs=jobs, progress=progress)
     rows = table.to_pylist()
     errors = [row["error"] for row in rows if row["error"] is not None]
     if errors:
         raise RuntimeError(f"{figure.name}: {len(errors)} of its runs failed, the first with: {errors[0]}")
-    made = {"of": f"{_runs(figure, settings, scope)}, on {on}, method {settings.method}"}
+    made = {"of": f"{_runs(grid, scope)}, on {on}, {_methods(grid)}"}
     (folder / _MADE).write_text(json.dumps(made) + "\n", encoding="utf-8")
     picture = figure.draw(rows)
     picture.suptitle(f"{figure.title}, on {on}", fontsize="medium")
@@ -99,12 +103,26 @@ def made_in(out: Path) -> list[Made]:
         if (folder / _MADE).is_file() and (folder / sweep.RESULTS).is_file():
             rows = read_rows(folder / sweep.RESULTS)
             of = json.loads((folder / _MADE).read_text(encoding="utf-8"))["of"]
-            claims = tuple(figure.claims(rows))
-            found.append(Made(figure.name, figure.title, of, claims, folder / f"{figure.name}.png"))
+            claims, table = tuple(figure.claims(rows)), figure.table and figure.table(rows)
+            found.append(Made(figure.name, figure.title, of, claims, table, folder / f"{figure.name}.png"))
     return found
 
 
-def _data(settings: Settings) -> tuple[Settings, str]:
+def _data(figure: Figure, data_dir: str | None) -> tuple[list[Settings], str]:
+    """The settings of a figure's tasks with data that are here, and what these are."""
+    asked = figure.settings(data_dir)
+    if len(asked) == 1:
+        settings, on = _or_digits(asked[0])
+        return [settings], on
+    found = []
+    for settings in asked:
+        with suppress(NotHere):
+            load_dataset(settings)
+            found.append(settings)
+    return found, ", ".join(dict.fromkeys(settings.dataset for settings in found))
+
+
+def _or_digits(settings: Settings) -> tuple[Settings, str]:
     """Settings with data that are here, and what these are."""
     try:
         dataset = load_dataset(settings)
@@ -116,7 +134,12 @@ def _data(settings: Settings) -> tuple[Settings, str]:
     return settings, f"{settings.dataset} ({dataset.note})" if dataset.note else settings.dataset
 
 
-def _runs(figure: Figure, settings: Settings, scope: Scope) -> str:
-    seeds = len({cell.seed for cell in figure.sweep(settings, scope).cells})
+def _runs(grid: sweep.Sweep, scope: Scope) -> str:
+    seeds = len({cell.seed for cell in grid.cells})
     quick = ", a small grid for a first look" if scope.quick else ""
     return f"{'one run' if seeds == 1 else f'mean of {seeds} runs'} of each setting{quick}"
+
+
+def _methods(grid: sweep.Sweep) -> str:
+    methods = dict.fromkeys(cell.method for cell in grid.cells)
+    return f"{'method' if len(methods) == 1 else 'methods'} {', '.join(methods)}"

@@ -32,7 +32,7 @@ import numpy as np
 from fedbudget.arrays import Flags, Float32, Float64, Int64
 from fedbudget.budget import Budget, Costs, Ledger
 from fedbudget.control import Controller, Decision, Estimates, Outlook, Reason
-from fedbudget.protocol.drift import mean_gradient, next_mean
+from fedbudget.protocol.drift import Divergence, mean_gradient, next_mean
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, News, PeerError, Report
 
 Delta = Literal["gradient", "parameters"]
@@ -67,8 +67,8 @@ class Round:
       nodes: how many nodes took part.
       left_out: the numbers of those among them whose w_i was not finite.
       corrected: whether drift was corrected in it.
-      plain_delta, corrected_delta: by how much nodes' gradients were apart in the round before, without drift
-        correction and with it; None where drift is never corrected.
+      divergence: of the nodes' gradients without drift correction and with it, until the round before; None where
+        drift is never corrected.
     """
 
     round: int
@@ -84,8 +84,7 @@ class Round:
     nodes: int
     left_out: tuple[int, ...]
     corrected: bool = False
-    plain_delta: float | None = None
-    corrected_delta: float | None = None
+    divergence: Divergence | None = None
 
 
 @dataclass(frozen=True)
@@ -138,6 +137,7 @@ class Aggregator:
         self._estimates: Estimates | None = None
         self._delta = delta
         self._drift = Drift(correct=True, share=1.0) if correct_drift else None  # as the next broadcast says it
+        self._divergence: Divergence | None = None
         self._mean = np.zeros_like(w)  # c
         self._uncorrected = 0  # the last round without correction
         self._nodes = np.empty(0, np.int64)  # all that ever took part
@@ -164,9 +164,9 @@ class Aggregator:
         self._t += said.tau
         w, left_out = self._average(report)
         kept = self._estimate(report, said, w, left_out)
-        self._record(report, said, kept=kept, left_out=tuple(int(node) for node in report.nodes[left_out]))
         if said.drift is not None:
             self._follow_drift(report, said, said.drift, w, left_out)
+        self._record(report, said, kept=kept, left_out=tuple(int(node) for node in report.nodes[left_out]))
         self._w = w
         return self._final(best=became_best) if said.stop else self._next(became_best, recover=bool(left_out.all()))
 
@@ -260,10 +260,12 @@ class Aggregator:
             self._uncorrected = said.round
         if report.plain is None or report.corrected is None:
             raise PeerError("a report without the divergences of a run that corrects drift")
-        plain, corrected = _weighted(report.sizes, report.plain), _weighted(report.sizes, report.corrected)
-        correct = corrected <= plain and not left_out.all()
+        fresh = Divergence(_weighted(report.sizes, report.plain), _weighted(report.sizes, report.corrected))
+        self._divergence = fresh if self._divergence is None else self._divergence.then(fresh)
+        correct = self._divergence.correct and not left_out.all()
         if correct != drift.correct and self._estimates is not None:  # then δ̂ is of how it was, not of how it will be
-            self._estimates = replace(self._estimates, delta=corrected if correct else plain)
+            coming = self._divergence.corrected if correct else self._divergence.plain
+            self._estimates = replace(self._estimates, delta=coming)
         self._drift = Drift(correct, share)
 
     def _share_of(self, report: Report, left_out: Flags) -> float:
@@ -349,8 +351,7 @@ class Aggregator:
             nodes=len(report.nodes),
             left_out=left_out,
             corrected=said.drift is not None and said.drift.correct and said.tau > 0,
-            plain_delta=None if report.plain is None else _weighted(report.sizes, report.plain),
-            corrected_delta=None if report.corrected is None else _weighted(report.sizes, report.corrected),
+            divergence=self._divergence,
         )
 
 

@@ -24,7 +24,11 @@ Whether to correct is decided by what it does to the divergence. A shift takes a
 in the interval before; where that was mostly noise, of small mini-batches say, it adds noise. After each interval a
 node tells by how much its mean gradient was apart from everyone's, as it is and with the shift it had at hand, used or
 not: ‖s_i'‖ and ‖s_i' - s_i‖, with s_i' what the interval gave. The aggregator corrects where the second is no larger.
+Both are averaged over nodes, and over intervals, half old and half new: a single interval of small mini-batches is too
+noisy to judge by, and an interval that is left uncorrected by mistake drifts.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -48,6 +52,23 @@ def next_mean(mean: Float32 | None, gradient: Float32, share: float) -> Float32:
         return gradient
     found: Float32 = np.float32(share) * gradient
     return found if mean is None else np.float32(1 - share) * mean + found
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """By how much nodes' mean gradients are apart, without correction and with it."""
+
+    plain: float
+    corrected: float
+
+    def then(self, fresh: "Divergence") -> "Divergence":
+        """Half old and half new."""
+        return Divergence((self.plain + fresh.plain) / 2, (self.corrected + fresh.corrected) / 2)
+
+    @property
+    def correct(self) -> bool:
+        """Whether correction makes it smaller."""
+        return self.corrected <= self.plain
 
 
 class Correction:

@@ -15,6 +15,7 @@ class RoundRecord:
     Args:
       accuracy: of the w that the round started from, on the test samples; None where it was not evaluated.
       c, b, spent: per resource, by name.
+      plain_delta, corrected_delta: the round's `divergence`.
       wall: seconds since the run began, on this machine's clock.
     """
 
@@ -42,7 +43,7 @@ class RoundRecord:
 
     @classmethod
     def of(cls, happened: Round, *, accuracy: float | None, wall: float) -> "RoundRecord":
-        ledger, estimates = happened.ledger, happened.estimates
+        ledger, estimates, apart = happened.ledger, happened.estimates, happened.divergence
         return cls(
             round=happened.round,
             t=happened.t,
@@ -63,8 +64,8 @@ class RoundRecord:
             left_out=happened.left_out,
             wall=wall,
             corrected=happened.corrected,
-            plain_delta=happened.plain_delta,
-            corrected_delta=happened.corrected_delta,
+            plain_delta=None if apart is None else apart.plain,
+            corrected_delta=None if apart is None else apart.corrected,
         )
 
     def to_json(self) -> str:

@@ -70,7 +70,7 @@ class Settings:
     test_samples: int | None = None
     nodes: int | None = None
     partition: str | None = None
-    method: str = "paper"
+    method: str = "frugal"
     drift_correction: bool | None = None
     delta: str | None = None
     tau: int | str = "adaptive"

@@ -1,15 +1,18 @@
-"""All figures of the paper's evaluation, by name."""
+"""All figures by name: those of the paper's evaluation, and those that go past it."""
 
 from collections.abc import Mapping
 
 from fedbudget.experiments.figures.figure import Figure
 from fedbudget.experiments.figures.instantaneous import instantaneous
 from fedbudget.experiments.figures.loss_against_tau import loss_against_tau
+from fedbudget.experiments.figures.methods import methods
+from fedbudget.experiments.figures.one_phi import one_phi
 from fedbudget.experiments.figures.sensitivity import sensitivity
 from fedbudget.experiments.figures.synchrony import synchrony
 from fedbudget.experiments.figures.varying import AGGREGATION, BUDGET, NODES, varying
 
 _DGD, _SGD = "svm-dgd-mnist", "svm-sgd-mnist"
+_QUICK = ("svm-digits", "softmax-digits", "mlp-digits", _SGD, _DGD, "linear-energy", "kmeans-user-knowledge")
 
 FIGURES: Mapping[str, Figure] = {
     figure.name: figure
@@ -32,5 +35,7 @@ FIGURES: Mapping[str, Figure] = {
         sensitivity("phi-sgd", "SVM (SGD), control parameter φ", _SGD),
         synchrony("asynchronous-dgd", "SVM (DGD), synchronous and asynchronous", _DGD),
         synchrony("asynchronous-sgd", "SVM (SGD), synchronous and asynchronous", _SGD),
+        methods("methods", "The paper's method and frugal", _QUICK),
+        one_phi("one-phi", "The control parameter φ, with the paper's method and with frugal", _QUICK),
     )
 }

@@ -1,4 +1,4 @@
-"""What a figure of the paper is: the runs behind it, how it is drawn, and which claims of the paper it bears out.
+"""What a figure is: the runs behind it, how it is drawn, and which claims it bears out, the paper's or our own.
 
 A figure is drawn and its claims are judged from the rows of its sweep alone, so that both can be made again from the
 Parquet file at any time. A claim that does not hold is shown as not holding.
@@ -38,10 +38,10 @@ class Scope:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper.
+    """A claim of the paper, or of ours where the figure is.
 
     Args:
-      text: what the paper says.
+      text: what is said.
       measured: the numbers that decide.
       holds: whether they bear it out.
     """
@@ -52,35 +52,51 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Table:
+    """Numbers beside a figure, as text."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
 class Figure:
-    """A figure of the paper.
+    """A figure of the paper, or one more.
 
     Args:
       name: what it is called on the command line.
       title: what it shows.
-      task: the task that its runs start from.
-      sweep: its runs, from the task's settings.
+      tasks: the tasks that its runs start from; of several, those whose data are here.
+      runs: of one task, from its settings.
       draw: the picture of the rows.
-      claims: what the rows say of the paper's claims.
+      claims: what the rows say of claims.
+      table: the numbers, where a picture is not enough.
       long: whether it takes hours, and is made only when it is asked for.
     """
 
     name: str
     title: str
-    task: str
-    sweep: Callable[[Settings, Scope], Sweep]
+    tasks: tuple[str, ...]
+    runs: Callable[[Settings, Scope], Sweep]
     draw: Callable[[Rows], Picture]
     claims: Callable[[Rows], list[Claim]]
+    table: Callable[[Rows], Table] | None = None
     long: bool = False
 
-    def settings(self, data_dir: str | None) -> Settings:
-        """Of all its runs; accuracy is looked at once, at the end."""
-        found = Settings(**Settings.from_toml(tasks.path(self.task)))
-        return replace(found, data_dir=data_dir, evaluations=1)
+    def settings(self, data_dir: str | None) -> list[Settings]:
+        """Of each task, by the paper's method where none is said; accuracy is looked at once, at the end."""
+        found = [Settings(**Settings.from_toml(tasks.path(task))) for task in self.tasks]
+        return [replace(each, method="paper", data_dir=data_dir, evaluations=1) for each in found]
+
+    def sweep(self, settings: Sequence[Settings], scope: Scope) -> Sweep:
+        """All its runs, from the settings of its tasks."""
+        return joined(*(self.runs(each, scope) for each in settings))
 
 
 def joined(*sweeps: Sweep) -> Sweep:
     """Several sweeps as one, whose results have a column for whatever varies in any of them or between them."""
+    if len(sweeps) == 1:
+        return sweeps[0]
     varied = dict.fromkeys(name for sweep in sweeps for name in sweep.varied)
     between = [name for name in vars(sweeps[0].base) if len({getattr(sweep.base, name) for sweep in sweeps}) > 1]
     cells = tuple(cell for sweep in sweeps for cell in sweep.cells)

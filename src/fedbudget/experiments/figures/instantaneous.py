@@ -24,7 +24,7 @@ _PANELS = {
 
 
 def instantaneous(name: str, title: str, task: str) -> Figure:
-    return Figure(name, title, task, _sweep, _draw, lambda rows: _claims(rows, title))
+    return Figure(name, title, (task,), _sweep, _draw, lambda rows: _claims(rows, title))
 
 
 def _sweep(base: Settings, scope: Scope) -> Sweep:

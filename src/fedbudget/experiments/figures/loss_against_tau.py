@@ -25,7 +25,7 @@ def loss_against_tau(
       differs: no τ is the best in all cases.
       slower: with whole shards, Case 3 has more to do in a step than Case 1, and so ends with a higher loss.
     """
-    return Figure(name, title, task, _sweep, _draw, _claims(title, differs=differs, slower=slower), long)
+    return Figure(name, title, (task,), _sweep, _draw, _claims(title, differs=differs, slower=slower), long=long)
 
 
 def regret(rows: Rows, case: int) -> float:

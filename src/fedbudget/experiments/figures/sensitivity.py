@@ -19,7 +19,7 @@ _CONSTANT = 0.05  # the share of its mean by which τ* may vary and still count 
 
 
 def sensitivity(name: str, title: str, task: str) -> Figure:
-    return Figure(name, title, task, _sweep, _draw, lambda rows: _claims(rows, title))
+    return Figure(name, title, (task,), _sweep, _draw, lambda rows: _claims(rows, title))
 
 
 def _sweep(base: Settings, scope: Scope) -> Sweep:

@@ -18,7 +18,7 @@ _LABELS = {"paper": "synchronous (τ = 1)", "asynchronous": "asynchronous"}
 
 
 def synchrony(name: str, title: str, task: str) -> Figure:
-    return Figure(name, title, task, _sweep, _draw, lambda rows: _claims(rows, title))
+    return Figure(name, title, (task,), _sweep, _draw, lambda rows: _claims(rows, title))
 
 
 def _sweep(base: Settings, scope: Scope) -> Sweep:

@@ -85,7 +85,9 @@ def varying(name: str, title: str, task: str, varied: Varied) -> Figure:
         grid: dict[str, Any] = {"case": CASES, varied.setting: values, "tau": ["adaptive", FIXED], "seeds": scope.runs}
         return Sweep.of(base, grid)
 
-    return Figure(name, title, task, sweep, lambda rows: _draw(rows, varied), lambda rows: _claims(rows, title, varied))
+    return Figure(
+        name, title, (task,), sweep, lambda rows: _draw(rows, varied), lambda rows: _claims(rows, title, varied)
+    )
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:

@@ -1,0 +1,138 @@
+"""Past the paper: its method and ours, beside the best fixed τ, for many tasks and all cases.
+
+The fixed τ are those of the plain protocol. Where data are uniform (Case 1) nothing drifts: the paper's method there is
+the line that the other cases can be measured by.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Picture
+
+from fedbudget.experiments.figures.figure import CASES, TAUS, Claim, Figure, Scope, Table, joined
+from fedbudget.experiments.figures.rows import Row, Rows, distinct, mean, where
+from fedbudget.experiments.figures.style import BASELINE, COLOURS, finish, panels
+from fedbudget.experiments.sweep import Sweep
+from fedbudget.runs.settings import Settings
+
+REGRET = 0.03
+"""Of the way from the best to the worst fixed τ: ours is never further from the best."""
+WORSE = 0.02
+"""Of that way: ours is never further behind the paper's method."""
+GAP = 0.25
+"""Of the loss that the paper's method loses to other kinds of data: what ours may still lose."""
+
+_DRIFTING = ("svm", "softmax", "mlp")  # models that gain in Cases 2 and 4, not only lose nothing
+
+
+def methods(name: str, title: str, tasks: tuple[str, ...], *, long: bool = False) -> Figure:
+    return Figure(name, title, tasks, _runs, _draw, _claims, _table, long)
+
+
+class Cell:
+    """One task in one case."""
+
+    def __init__(self, rows: Rows, case: int) -> None:
+        here = where(rows, case=case)
+        fixed = [row for row in here if row["tau"] != "adaptive"]
+        losses = {tau: mean(where(fixed, tau=tau), "loss") for tau in distinct(fixed, "tau")}
+        self.case = case
+        self.best_tau = min(losses, key=losses.__getitem__)
+        self.best, self.worst = losses[self.best_tau], max(losses.values())
+        self.paper = mean(where(here, method="paper", tau="adaptive"), "loss")
+        self.frugal = mean(where(here, method="frugal"), "loss")
+
+    def regret(self, loss: float) -> float:
+        """0 for as good as the best fixed τ, 1 for as bad as the worst, less than 0 for better than any."""
+        return (loss - self.best) / (self.worst - self.best) if self.worst > self.best else 0.0
+
+
+def told(base: Settings) -> dict[str, list[Any]]:
+    """What tells one task's rows from another's, as part of a grid."""
+    return {"model": [base.model], "dataset": [base.dataset], "batch-size": [base.batch_size]}
+
+
+def tasks_in(rows: Rows) -> dict[str, list[Row]]:
+    """The rows of each task."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        whole = " (whole shards)" if row["batch_size"] == "full" else ""
+        found.setdefault(f"{row['model']}, {row['dataset']}{whole}", []).append(row)
+    return found
+
+
+def _runs(base: Settings, scope: Scope) -> Sweep:
+    taus = scope.some(TAUS, (1, 3, 10, 30, 100))
+    cases: dict[str, Any] = {"case": CASES, "seeds": scope.runs}
+    paper = Sweep.of(base, {**told(base), "method": ["paper"], "tau": ["adaptive", *taus], **cases})
+    return joined(paper, Sweep.of(base, {**told(base), "method": ["frugal"], "tau": ["adaptive"], **cases}))
+
+
+def _draw(rows: Rows) -> Picture:
+    found = tasks_in(rows)
+    drawn, axes = panels(list(found))
+    for number, (axis, own) in enumerate(zip(axes, found.values(), strict=True)):
+        _panel(axis, [Cell(own, case) for case in CASES])
+        finish(axis, "", "loss", legend=number == 0)
+    return drawn
+
+
+def _panel(axis: Axes, cells: list[Cell]) -> None:
+    x = [f"Case {cell.case}" for cell in cells]
+    axis.axhline(cells[0].paper, color=BASELINE, linewidth=1, label="paper, uniform data")
+    axis.plot(x, [cell.best for cell in cells], "_", color="black", markersize=22, label="best fixed τ")
+    axis.plot(x, [cell.paper for cell in cells], "s", color=COLOURS[2], label="paper")
+    axis.plot(x, [cell.frugal for cell in cells], "*", color=COLOURS[1], markersize=12, label="frugal")
+    axis.margins(x=0.15)
+
+
+def _claims(rows: Rows) -> list[Claim]:
+    found = []
+    for task, own in tasks_in(rows).items():
+        cells = [Cell(own, case) for case in CASES]
+        regrets = {cell.case: cell.regret(cell.frugal) for cell in cells}
+        behind = [cell.regret(cell.frugal) - cell.regret(cell.paper) for cell in cells]
+        gains = own[0]["model"] in _DRIFTING
+        found.append(
+            Claim(
+                f"{task}: frugal has a regret of at most {REGRET}{', below 0 in Cases 2 and 4' if gains else ''}",
+                f"{_numbers(regrets.values())} in Cases 1-4",
+                max(regrets.values()) <= REGRET and not (gains and max(regrets[2], regrets[4]) >= 0),
+            )
+        )
+        found.append(
+            Claim(
+                f"{task}: frugal is not behind the paper's method by more than {WORSE} of the spread of fixed τ",
+                f"{_numbers(behind)} in Cases 1-4",
+                max(behind) <= WORSE,
+            )
+        )
+        if (own[0]["model"], own[0]["dataset"], str(own[0]["batch_size"])) == ("svm", "mnist", "100"):
+            found.append(_gap(task, cells))
+    return found
+
+
+def _gap(task: str, cells: list[Cell]) -> Claim:
+    by_case = {cell.case: cell for cell in cells}
+    shares = [(by_case[case].frugal - by_case[1].frugal) / (by_case[case].paper - by_case[1].paper) for case in (2, 4)]
+    return Claim(
+        f"{task}: what Cases 2 and 4 lose to Case 1 shrinks to a quarter or less",
+        f"to {_numbers(shares)} of the paper's method's",
+        max(shares) <= GAP,
+    )
+
+
+def _table(rows: Rows) -> Table:
+    head = ("task", "case", "best fixed τ", "paper", "frugal", "regret, paper", "regret, frugal")
+    found = []
+    for task, own in tasks_in(rows).items():
+        for cell in (Cell(own, case) for case in CASES):
+            losses = f"{cell.best:.4f} (τ={cell.best_tau})", f"{cell.paper:.4f}", f"{cell.frugal:.4f}"
+            regrets = (f"{cell.regret(loss):+.3f}" for loss in (cell.paper, cell.frugal))
+            found.append((task, str(cell.case), *losses, *regrets))
+    return Table(head, tuple(found))
+
+
+def _numbers(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:+.3f}" for value in values)

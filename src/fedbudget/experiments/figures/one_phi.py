@@ -1,0 +1,82 @@
+"""Past the paper: how much the control parameter φ matters, with its method and with ours, for many tasks."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from matplotlib.figure import Figure as Picture
+from matplotlib.lines import Line2D
+
+from fedbudget.experiments.figures.figure import Claim, Figure, Scope, Table
+from fedbudget.experiments.figures.methods import tasks_in, told
+from fedbudget.experiments.figures.rows import Rows, mean, where
+from fedbudget.experiments.figures.style import COLOURS, MARKERS, finish, panels
+from fedbudget.experiments.sweep import Sweep
+from fedbudget.runs.settings import Settings
+
+FEW = 0.05
+"""Of the loss: a φ that is as near to the best φ as this is as good as any."""
+
+_PHI = (0.00025, 0.0025, 0.025, 0.25)
+_OURS = 0.0025
+_CASES = (1, 2, 4)  # in Case 3 nodes do not differ, and φ plays no part
+_LINES: Mapping[str, Literal[":", "-"]] = {"paper": ":", "frugal": "-"}
+
+
+def one_phi(name: str, title: str, tasks: tuple[str, ...]) -> Figure:
+    return Figure(name, title, tasks, _runs, _draw, _claims, _table)
+
+
+def _runs(base: Settings, scope: Scope) -> Sweep:
+    cases = scope.some(_CASES, (1, 4))
+    return Sweep.of(base, {**told(base), "method": list(_LINES), "case": cases, "phi": _PHI, "seeds": scope.runs})
+
+
+def _losses(rows: Rows, method: str, case: int) -> list[float]:
+    return [mean(where(rows, method=method, case=case, phi=phi), "loss") for phi in _PHI]
+
+
+def _draw(rows: Rows) -> Picture:
+    found = tasks_in(rows)
+    drawn, axes = panels(list(found))
+    for axis, own in zip(axes, found.values(), strict=True):
+        for case in _cases(own):
+            for method, line in _LINES.items():
+                losses = _losses(own, method, case)
+                axis.plot(_PHI, losses, linestyle=line, color=COLOURS[case], marker=MARKERS[case], markersize=4)
+        axis.set_xscale("log")
+        finish(axis, "φ", "loss")
+    cases = [Line2D([], [], color=COLOURS[case], marker=MARKERS[case], label=f"Case {case}") for case in _cases(rows)]
+    lines = [Line2D([], [], color="black", linestyle=line, label=method) for method, line in _LINES.items()]
+    axes[0].legend(handles=[*cases, *lines], fontsize="small")
+    return drawn
+
+
+def _claims(rows: Rows) -> list[Claim]:
+    found = []
+    for task, own in tasks_in(rows).items():
+        above = []
+        for case in _cases(own):
+            losses = _losses(own, "frugal", case)
+            above.append(losses[_PHI.index(_OURS)] / min(losses) - 1)
+        found.append(
+            Claim(
+                f"{task}: with frugal, φ = {_OURS} is within {FEW:.0%} of the best φ",
+                ", ".join(f"{share:+.1%}" for share in above) + f" in Cases {', '.join(map(str, _cases(own)))}",
+                max(above) <= FEW,
+            )
+        )
+    return found
+
+
+def _table(rows: Rows) -> Table:
+    head = ("task", "case", *(f"{method}, φ = {phi:g}" for method in _LINES for phi in _PHI))
+    found = []
+    for task, own in tasks_in(rows).items():
+        for case in _cases(own):
+            losses = [loss for method in _LINES for loss in _losses(own, method, case)]
+            found.append((task, str(case), *(f"{loss:.4f}" for loss in losses)))
+    return Table(head, tuple(found))
+
+
+def _cases(rows: Rows) -> list[int]:
+    return [case for case in _CASES if where(rows, case=case)]
