@@ -13,6 +13,7 @@ from fedbudget.errors import UserError
 from fedbudget.experiments import reproduce
 from fedbudget.experiments.figures import FIGURES
 from fedbudget.experiments.figures.figure import Scope
+from fedbudget.experiments.figures.methods import methods
 from fedbudget.experiments.report import write_report
 
 QUICK = Scope(1, quick=True)
@@ -55,6 +56,20 @@ def test_without_mnist_figures_of_the_svm_are_of_digits_and_say_so(made: Path) -
 def test_other_figures_need_their_data(tmp_path: Path) -> None:
     with pytest.raises(NotHere, match=r"energy is not here: .* fedbudget data get energy"):
         reproduce.make(FIGURES["linear"], tmp_path, QUICK)
+
+
+def test_a_figure_of_many_tasks_has_those_whose_data_are_here(tmp_path: Path) -> None:
+    figure = methods("methods", "Both methods", ("linear-energy", "svm-digits"))
+    reproduce.make(figure, tmp_path, QUICK)
+    rows = parquet.read_table(tmp_path / "methods" / "results.parquet").to_pylist()
+    assert {(row["model"], row["dataset"]) for row in rows} == {("svm", "digits")}
+    (found,) = reproduce.made_in(tmp_path)
+    assert found.of.endswith("on digits, methods paper, frugal")
+    assert found.table is not None
+    markdown, html = (page.read_text(encoding="utf-8") for page in write_report([found], tmp_path))
+    for row in found.table.rows:
+        assert f"| {' | '.join(row)} |" in markdown
+        assert "".join(f"<td>{cell}</td>" for cell in row) in html
 
 
 def test_a_second_time_no_run_is_made_again_and_the_results_are_the_same_bytes(made: Path) -> None:

@@ -205,13 +205,9 @@ class TestCompare:
         cases = json.loads(out)["cases"]
         assert [case["case"] for case in cases] == [1, 2]
         assert [each["tau"] for each in cases[1]["fixed"]] == [1, 10]
+        common = "--case 2 --tau 10 --method paper --budget time=2s --json"
         losses = [
-            json.loads(
-                fedbudget(
-                    f"run --case 2 --tau 10 --method paper --seed {seed} --budget time=2s --out {tmp_path}/{seed} --json",
-                    capsys,
-                )[0]
-            )["loss"]
+            json.loads(fedbudget(f"run {common} --seed {seed} --out {tmp_path}/{seed}", capsys)[0])["loss"]
             for seed in (0, 1)
         ]
         assert cases[1]["fixed"][1]["loss"] == pytest.approx(sum(losses) / 2)

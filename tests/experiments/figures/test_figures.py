@@ -183,3 +183,67 @@ class TestAsynchronous:
     def test_the_other_way_round_does_not(self) -> None:
         found = claims("asynchronous-sgd", self.rows({1: 0.1, 2: 0.1, 3: 0.0, 4: 0.01}))
         assert [claim.holds for claim in found.values()] == [False, False]
+
+
+class TestMethods:
+    @staticmethod
+    def rows(frugal: dict[int, float], *, model: str = "svm", dataset: str = "mnist") -> list[Row]:
+        """Fixed τ from 0.2 to 0.3; the paper's method at 0.21 in Case 1 and at 0.25 in all others."""
+        task = {"model": model, "dataset": dataset, "batch_size": "100"}
+        found = []
+        for case in CASES:
+            found += [runs(case=case, tau=str(tau), loss=loss, **task) for tau, loss in ((1, 0.3), (10, 0.2))]
+            found.append(runs(case=case, tau="adaptive", loss=0.21 if case == 1 else 0.25, **task))
+            found.append(runs(case=case, tau="adaptive", loss=frugal[case], **(task | {"method": "frugal"})))
+        return found
+
+    def test_better_than_any_fixed_tau_where_data_differ_holds(self) -> None:
+        found = FIGURES["methods"].claims(self.rows({1: 0.202, 2: 0.19, 3: 0.2, 4: 0.199}))
+        assert [claim.holds for claim in found] == [True, True, True]
+        assert found[0].measured == "+0.020, -0.100, +0.000, -0.010 in Cases 1-4"
+        assert found[1].measured == "-0.080, -0.600, -0.500, -0.510 in Cases 1-4"
+        assert found[2].measured == "to -0.300, -0.075 of the paper's method's"
+
+    def test_not_better_where_data_differ_is_enough_for_other_models_only(self) -> None:
+        same = {1: 0.2, 2: 0.2, 3: 0.2, 4: 0.2}
+        assert not FIGURES["methods"].claims(self.rows(same))[0].holds
+        assert FIGURES["methods"].claims(self.rows(same, model="linear", dataset="energy"))[0].holds
+
+    def test_a_regret_a_setback_or_a_gap_that_stays_does_not_hold(self) -> None:
+        far, behind, gap = FIGURES["methods"].claims(self.rows({1: 0.213, 2: 0.19, 3: 0.2, 4: 0.225}))
+        assert [far.holds, behind.holds, gap.holds] == [False, False, False]
+        assert gap.measured == "to -0.575, +0.300 of the paper's method's"
+
+    def test_the_table_has_a_row_for_every_task_and_case(self) -> None:
+        rows = self.rows(dict.fromkeys(CASES, 0.19)) + self.rows(dict.fromkeys(CASES, 0.2), model="linear")
+        table = FIGURES["methods"].table
+        assert table is not None
+        found = table(rows).rows
+        assert len(found) == 8
+        assert found[1] == ("svm, mnist", "2", "0.2000 (τ=10)", "0.2500", "0.1900", "+0.500", "-0.100")
+
+
+class TestOnePhi:
+    @staticmethod
+    def rows(losses: tuple[float, float, float, float]) -> list[Row]:
+        task = {"model": "svm", "dataset": "digits", "batch_size": 100}
+        return [
+            runs(case=case, phi=phi, loss=loss, **(task | {"method": method}))
+            for method in ("paper", "frugal")
+            for case in (1, 2, 4)
+            for phi, loss in zip((0.00025, 0.0025, 0.025, 0.25), losses, strict=True)
+        ]
+
+    def test_near_the_best_holds(self) -> None:
+        (claim,) = FIGURES["one-phi"].claims(self.rows((0.2, 0.208, 0.3, 0.3)))
+        assert (claim.holds, claim.measured) == (True, "+4.0%, +4.0%, +4.0% in Cases 1, 2, 4")
+
+    def test_far_from_it_does_not(self) -> None:
+        assert not FIGURES["one-phi"].claims(self.rows((0.2, 0.22, 0.3, 0.3)))[0].holds
+
+    def test_the_table_has_both_methods_side_by_side(self) -> None:
+        table = FIGURES["one-phi"].table
+        assert table is not None
+        found = table(self.rows((0.2, 0.21, 0.22, 0.23)))
+        assert len(found.head) == 2 + 2 * 4
+        assert found.rows[2] == ("svm, digits", "4", *("0.2000", "0.2100", "0.2200", "0.2300") * 2)
