@@ -27,7 +27,6 @@ result = fedbudget.train(
     shards=[hospital(rng, patients, shift) for patients, shift in ((400, -0.5), (250, 0.0), (900, 0.5))],
     test=hospital(rng, 500, 0.0),
     budget=["time=15s", "bytes=60kB"],
-    step_size=0.1,
 )
 print(f"loss {result.loss:.4f}, accuracy {result.accuracy:.3f}, stopped by {result.stopped_by}")
 print("spent:", {name: round(amount, 1) for name, amount in result.spent.items()})

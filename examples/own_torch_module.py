@@ -21,7 +21,7 @@ class Network(nn.Module):
 
 
 model = TorchModel(lambda: Network())
-result = fedbudget.train(model=model, dataset="digits", case=2, budget="time=15s", step_size=0.1)
+result = fedbudget.train(model=model, dataset="digits", case=2, budget="time=15s")
 print(f"loss {result.loss:.4f}, accuracy {result.accuracy:.3f}, average τ {result.average_tau:.1f}")
 
 network = model.trained(result.w)  # a plain nn.Module again

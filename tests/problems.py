@@ -20,6 +20,7 @@ from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.step_size import FixedStep, StepSize
 
 Loss = Callable[[Float64, Float64, Float64], float]
 """(w, x, y) to the mean loss over the rows of x, which are scaled already."""
@@ -281,7 +282,7 @@ def converse(
     fleets: Sequence[Fleet],
     controller: Controller,
     *,
-    eta: float,
+    eta: float | StepSize,
     rounds: int,
     w: Float32,
     seconds: float = 1e6,
@@ -297,7 +298,13 @@ def converse(
       method: of the aggregator.
     """
     aggregator = Aggregator(
-        w, budget=Budget({"time": seconds}), controller=controller, eta=eta, expected=CHEAP, rounds=rounds, **method
+        w,
+        budget=Budget({"time": seconds}),
+        controller=controller,
+        step_size=FixedStep(eta) if isinstance(eta, float) else eta,
+        expected=CHEAP,
+        rounds=rounds,
+        **method,
     )
     said: Broadcast | Outcome = aggregator.start()
     while isinstance(said, Broadcast):

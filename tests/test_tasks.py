@@ -17,6 +17,7 @@ from fedbudget.errors import UserError
 from fedbudget.models.catalogue import MODELS
 from fedbudget.plan import prepare
 from fedbudget.runs.settings import Settings
+from fedbudget.step_size import AutoStep, FixedStep
 from real_data import folder_with
 
 TASKS = {
@@ -95,13 +96,13 @@ class TestFiles:
         settings = settings_of(name, method="paper")
         phi = 5e-5 if name.startswith("cnn-") else 0.025
         assert settings.controller() == AdaptiveTau(phi, gamma=10, tau_max=100)
-        assert (settings.nodes, settings.step_size, settings.budget) == (5, 0.01, ("time=15s",))
+        assert (settings.nodes, settings.pacing(), settings.budget) == (5, FixedStep(0.01), ("time=15s",))
         assert (settings.delta_from, settings.corrects_drift, settings.costs) == ("gradient", False, "simulated")
 
     @pytest.mark.parametrize("name", tasks.names())
     def test_past_the_paper_one_phi_is_for_all(self, name: str) -> None:
         settings = settings_of(name)
-        assert settings.controller() == AdaptiveTau(0.0025, leap=True)
+        assert (settings.controller(), settings.pacing()) == (AdaptiveTau(0.0025, leap=True), AutoStep())
         assert (settings.delta_from, settings.corrects_drift) == ("parameters", True)
 
     @pytest.mark.parametrize("name", tasks.names())

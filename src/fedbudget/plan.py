@@ -96,7 +96,7 @@ def _engine(settings: Settings, fleet: Fleet, meters: Meters, train: Table) -> t
     model, w = fleet.model, fleet.model.initial(settings.seed)
     common: dict[str, Any] = {
         "w": w,
-        "eta": settings.step_size,
+        "eta": settings.pacing().first().eta,
         "batch": fleet.sampler.batch,
         "seed": settings.seed,
         "meters": meters,
@@ -114,23 +114,24 @@ def _engine(settings: Settings, fleet: Fleet, meters: Meters, train: Table) -> t
 
 
 def _federated(settings: Settings, fleet: Fleet, meters: Meters, w: Float32) -> tuple[Aggregator, Engine]:
-    controller, eta = settings.controller(), settings.step_size
+    controller, step_size = settings.controller(), settings.pacing()
     first = Broadcast(
         round=1,
         w=w,
         tau=1,
-        eta=eta,
-        estimate=controller.estimates,
+        eta=step_size.first().eta,
+        estimate=controller.estimates or step_size.adapts,
         best=False,
         stop=False,
         gradient=settings.delta_from == "gradient",
+        curvature=step_size.adapts,
         drift=Drift(correct=True, share=1.0) if settings.corrects_drift else None,
     )
     aggregator = Aggregator(
         w,
         budget=meters.budget,
         controller=controller,
-        eta=eta,
+        step_size=step_size,
         expected=meters.expect(in_process.trial([_fleet(settings, fleet.model, fleet.shards)], first)),
         rounds=settings.rounds,
         correct_drift=settings.corrects_drift,

@@ -11,6 +11,7 @@ from fedbudget.control import AdaptiveTau, Controller, Estimates, FixedTau, Reas
 from fedbudget.errors import UserError
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round, State
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
+from fedbudget.step_size import FixedStep
 from hand_made import report, w_of
 from problems import costs
 
@@ -26,7 +27,7 @@ def make(
         np.zeros(2, np.float32),
         budget=Budget({"time": seconds}),
         controller=controller or FixedTau(3),
-        eta=0.1,
+        step_size=FixedStep(0.1),
         expected=expected,
         rounds=rounds,
     )
@@ -194,7 +195,9 @@ class TestStopRule:
 class TestTwoResources:
     def run(self, time: float, data: float, both: Costs) -> Outcome:
         budget = Budget({"time": time, "bytes": data})
-        aggregator = Aggregator(np.zeros(2, np.float32), budget=budget, controller=FixedTau(5), eta=0.1, expected=both)
+        aggregator = Aggregator(
+            np.zeros(2, np.float32), budget=budget, controller=FixedTau(5), step_size=FixedStep(0.1), expected=both
+        )
         said: Broadcast | Outcome = aggregator.start()
         while isinstance(said, Broadcast):
             said = aggregator.receive(report(said, 1), both)

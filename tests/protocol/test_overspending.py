@@ -11,6 +11,7 @@ from fedbudget.budget import Budget, Costs
 from fedbudget.control import Decision, Outlook, Reason
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import Broadcast
+from fedbudget.step_size import FixedStep
 from hand_made import report
 
 
@@ -48,7 +49,7 @@ def a_run(rng: np.random.Generator) -> tuple[Aggregator, Costs]:
         np.zeros(2, np.float32),
         budget=Budget(dict(zip(NAMES, limits.tolist(), strict=False))),
         controller=Drawn(rng),
-        eta=0.1,
+        step_size=FixedStep(0.1),
         expected=expected,
         rounds=int(rng.integers(1, 20)) if rng.random() < 0.2 else None,
     )

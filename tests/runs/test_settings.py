@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fedbudget.control import AdaptiveTau, FixedTau
 from fedbudget.errors import UserError
 from fedbudget.runs.settings import Settings
+from fedbudget.step_size import AutoStep, FixedStep
 
 positive = st.floats(1e-9, 1e9)
 settings_of_any_kind = st.builds(
@@ -63,6 +64,7 @@ def test_a_file_has_the_names_of_the_options_and_all_of_them(tmp_path: Path) -> 
         drift_correction=True,
         delta="gradient",
         phi=0.01,
+        step_size="auto",
     )
     written = read(tmp_path, everything.to_toml())
     assert written.keys() == {field.name for field in fields(Settings)}
@@ -123,9 +125,11 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         ({"partition": "case:5"}, "case 5 does not exist"),
         ({"partition": "half"}, "partition 'half' is not understood"),
         ({"costs": "guessed"}, "costs must be simulated or measured, not 'guessed'"),
-        ({"step_size": 0.0}, "step-size must be a positive number"),
-        ({"step_size": float("nan")}, "step-size must be a positive number"),
-        ({"step_size": float("inf")}, "step-size must be a positive number"),
+        ({"step_size": 0.0}, "step-size must be auto or a positive number, not 0"),
+        ({"step_size": float("nan")}, "step-size must be auto or a positive number, not nan"),
+        ({"step_size": float("inf")}, "step-size must be auto or a positive number, not inf"),
+        ({"step_size": "large"}, "step-size must be auto or a positive number, not 'large'"),
+        ({"method": "centralized", "step_size": "auto"}, "centralized descent needs a step-size that is a number"),
         ({"batch_size": "half"}, "batch-size must be a whole number or full, not 'half'"),
         ({"nodes": 0}, "nodes must be at least 1"),
         ({"rounds": 0}, "rounds must be at least 1"),
@@ -140,6 +144,13 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 def test_wrong_values_are_refused_when_settings_are_made(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Settings(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_step_size_is_the_one_asked_for_or_as_the_method_has_it() -> None:
+    assert Settings().pacing() == AutoStep()
+    assert Settings(method="paper").pacing() == Settings(method="asynchronous").pacing() == FixedStep(0.01)
+    assert Settings(method="paper", step_size="auto").pacing() == AutoStep()
+    assert Settings(step_size=0.3).pacing() == FixedStep(0.3)
 
 
 def test_each_part_of_a_method_can_be_set_alone() -> None:

@@ -79,7 +79,7 @@ Costs = Annotated[
     typer.Option(help="simulated (the paper's prototype) or measured (this machine's clocks).  [default: simulated]"),
 ]
 BatchSize = Annotated[str | None, typer.Option(help="Samples in a mini-batch, or full.  [default: 100]")]
-StepSize = Annotated[float | None, typer.Option(help="Step size η.  [default: 0.01]")]
+StepSize = Annotated[str | None, typer.Option(help="Step size η, or auto.  [default: auto with frugal, else 0.01]")]
 Phi = Annotated[
     float | None,
     typer.Option(
@@ -118,6 +118,8 @@ def settings_from(given: Mapping[str, Any]) -> Settings:
         chosen["budget"] = tuple(chosen["budget"])
     if "speeds" in chosen:
         chosen["speeds"] = tuple(number("speeds", part) for part in chosen["speeds"].split(","))
+    if chosen.get("step_size", "auto") != "auto":
+        chosen["step_size"] = number("step-size", chosen["step_size"])
     for name, word in (("tau", "adaptive"), ("batch_size", "full")):
         if name in chosen and chosen[name] != word:
             chosen[name] = whole_number(name.replace("_", "-"), chosen[name], f" or {word}")

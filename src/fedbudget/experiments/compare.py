@@ -82,7 +82,8 @@ def compare(
         raise UserError("compare needs at least one case, one tau and one seed")
     dataset = load_dataset(settings)
     choices: list[int | str] = ["adaptive", *taus]
-    plain = replace(settings, method="paper", drift_correction=None, delta=None)
+    own = None if settings.step_size == "auto" else settings.step_size
+    plain = replace(settings, method="paper", drift_correction=None, delta=None, step_size=own)
     grid = [
         (case, tau, replace(settings if tau == "adaptive" else plain, partition=f"case:{case}", tau=tau, seed=seed))
         for case in cases

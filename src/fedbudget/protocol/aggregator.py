@@ -9,8 +9,8 @@ taken in node order.
 
 The order of things in one `receive` of a round from t₀ to t:
 
-    1. w(t) ← Σ D_i w_i(t) / D, eq. (5), over the nodes whose w_i(t) is finite. When none is, the run goes back to w^f,
-       the w that is known to be good, with τ=1.
+    1. w(t) ← Σ D_i w_i(t) / D, eq. (5), over the nodes whose w_i(t) is finite. When none is, or when η adapts and
+       F(w(t₀)) is far above F(w^f), the run goes back to w^f, the w that is known to be good, with τ=1.
     2. F(w(t₀)), eq. (2); when it is below F(w^f), w^f ← w(t₀), and nodes are told so with the next broadcast. The loss
        of w(t) itself is known one round later, hence the final round.
     3. ρ̂, β̂, δ̂ from the nodes' estimates, weighted by D_i; δ̂ from their gradients as in the paper, or from the w_i(t)
@@ -18,9 +18,9 @@ The order of things in one `receive` of a round from t₀ to t:
        the interval. What is not a finite, sane number never reaches the controller: that estimate stays what it was,
        and the round's record says so. Where drift is corrected, nodes' divergences say whether to go on with it.
     4. The ledger is charged with what the round cost.
-    5. The controller chooses τ. When the ledger says that this round would be the last to fit, τ falls to what fits and
-       STOP is sent with it, and room is kept for the final loss, which then follows whatever the round has cost. When
-       not even τ=1 fits, the final loss comes at once; when that does not fit, the run ends.
+    5. The step size chooses η, and the controller τ. When the ledger says that this round would be the last to fit, τ
+       falls to what fits and STOP is sent with it, and room is kept for the final loss, which then follows whatever the
+       round has cost. When not even τ=1 fits, the final loss comes at once; when that does not fit, the run ends.
 """
 
 from dataclasses import dataclass, replace
@@ -34,6 +34,7 @@ from fedbudget.budget import Budget, Costs, Ledger
 from fedbudget.control import Controller, Decision, Estimates, Outlook, Reason
 from fedbudget.protocol.drift import Divergence, mean_gradient, next_mean
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, News, PeerError, Report
+from fedbudget.step_size import Seen, StepSize
 
 Delta = Literal["gradient", "parameters"]
 """What δ is estimated from."""
@@ -103,7 +104,7 @@ class Aggregator:
       w: w(0), [parameters].
       budget: what may be spent.
       controller: which τ next.
-      eta: step size.
+      step_size: which η next.
       expected: what a round is thought to cost before the first one has been made.
       rounds: the most rounds to make, besides the budget.
       correct_drift: whether local updates are corrected for drift, see drift.py.
@@ -116,7 +117,7 @@ class Aggregator:
         *,
         budget: Budget,
         controller: Controller,
-        eta: float,
+        step_size: StepSize,
         expected: Costs,
         rounds: int | None = None,
         correct_drift: bool = False,
@@ -126,12 +127,15 @@ class Aggregator:
         self.ledger = Ledger.open(budget, expected)
         self.last: Round | None = None
         self._controller = controller
-        self._eta = eta
+        self._step_size = step_size
+        self._pace = step_size.first()
         self._rounds = rounds
         self._w = w  # w(t₀), as last broadcast
         self._loss = np.inf  # F(w(t₀))
         self._best = w  # w^f
         self._best_loss = np.inf
+        self._first_loss = np.inf  # F(w(0))
+        self._worse = False  # F(w(t₀)) was much larger than F(w^f)
         self._t = 0
         self._decision = controller.first()
         self._estimates: Estimates | None = None
@@ -163,12 +167,18 @@ class Aggregator:
             return self._finish()
         self._t += said.tau
         w, left_out = self._average(report)
+        astray = self._is_astray(left_out)
+        if astray:
+            w = self._best
         kept = self._estimate(report, said, w, left_out)
         if said.drift is not None:
-            self._follow_drift(report, said, said.drift, w, left_out)
+            self._follow_drift(report, said, said.drift, w, left_out, astray)
         self._record(report, said, kept=kept, left_out=tuple(int(node) for node in report.nodes[left_out]))
         self._w = w
-        return self._final(best=became_best) if said.stop else self._next(became_best, recover=bool(left_out.all()))
+        seen = Seen(_largest(report.beta), self.ledger.share)
+        follow = self._step_size.after_trouble if astray else self._step_size.next
+        self._pace = follow(self._pace, seen)
+        return self._final(best=became_best) if said.stop else self._next(became_best, recover=astray)
 
     def interrupt(self) -> Outcome:
         """Ends the run where it is, with w^f as known."""
@@ -207,7 +217,7 @@ class Aggregator:
         loss = _weighted(report.sizes, report.losses)
         self._loss, self._best_loss = loss, _weighted(report.sizes, report.best_losses)
         if self._t == 0 and self.state is State.ROUND:
-            self._best_loss = loss
+            self._best_loss = self._first_loss = loss
             return False
         if not loss < self._best_loss:
             return False
@@ -224,6 +234,20 @@ class Aggregator:
         if not finite.any():
             return self._best, ~finite
         return _mean(report.sizes[finite], report.w[finite]), ~finite
+
+    def _is_astray(self, left_out: Flags) -> bool:
+        """Whether to go back to w^f: nothing is finite or, where η adapts, w(t₀) is much worse than w^f.
+
+        A loss on small mini-batches is noisy, the more so where it is nearly 0: much worse is by half, by a tenth of
+        where the run started, and twice in a row, or tenfold at once.
+        """
+        limit = self._best_loss + max(0.5 * self._best_loss, 0.1 * self._first_loss)
+        before, self._worse = self._worse, not self._loss <= limit
+        worse = (before and self._worse) or not self._loss <= 10 * limit
+        if bool(left_out.all()) or (self._step_size.adapts and worse):
+            self._worse = False
+            return True
+        return False
 
     def _estimate(self, report: Report, said: Broadcast, w: Float32, left_out: Flags) -> tuple[str, ...]:
         """Step 3: takes the new estimates in; returns the names of those that had to stay."""
@@ -251,9 +275,11 @@ class Aggregator:
             self._estimates = Estimates(**good)
         return kept
 
-    def _follow_drift(self, report: Report, said: Broadcast, drift: Drift, w: Float32, left_out: Flags) -> None:
+    def _follow_drift(
+        self, report: Report, said: Broadcast, drift: Drift, w: Float32, left_out: Flags, astray: bool
+    ) -> None:
         """Keeps c, and decides whether the next round is corrected."""
-        share = self._share_of(report, left_out)
+        share = 0.0 if astray else self._share_of(report, left_out)
         before = self._mean if drift.correct else None
         self._mean = next_mean(before, mean_gradient(said.w, w, said.eta * said.tau), share)
         if not drift.correct:
@@ -262,7 +288,7 @@ class Aggregator:
             raise PeerError("a report without the divergences of a run that corrects drift")
         fresh = Divergence(_weighted(report.sizes, report.plain), _weighted(report.sizes, report.corrected))
         self._divergence = fresh if self._divergence is None else self._divergence.then(fresh)
-        correct = self._divergence.correct and not left_out.all()
+        correct = self._divergence.correct and not astray
         if correct != drift.correct and self._estimates is not None:  # then δ̂ is of how it was, not of how it will be
             coming = self._divergence.corrected if correct else self._divergence.plain
             self._estimates = replace(self._estimates, delta=coming)
@@ -281,10 +307,12 @@ class Aggregator:
         """Step 5."""
         if recover:
             self._decision = Decision(1, Reason.RECOVERY)
+        elif not self._pace.settled:
+            self._decision = Decision(1, Reason.START)
         else:
             ledger = self.ledger
             outlook = Outlook(
-                self._estimates, self._eta, ledger.costs.step, ledger.costs.aggregation, ledger.budget.array
+                self._estimates, self._pace.eta, ledger.costs.step, ledger.costs.aggregation, ledger.budget.array
             )
             self._decision = self._controller.next(self._decision, outlook)
         return self._within_budget(best=became_best)
@@ -321,11 +349,12 @@ class Aggregator:
             self._number + 1,
             self._w,
             tau,
-            self._eta,
-            estimate=self._controller.estimates,
+            self._pace.eta,
+            estimate=self._controller.estimates or self._step_size.adapts,
             best=best,
             stop=stop,
             gradient=self._delta == "gradient",
+            curvature=self._step_size.adapts,
             drift=self._drift,
             news=News(self._best, mean, self._uncorrected) if self._number else None,
         )
@@ -366,6 +395,14 @@ def _weighted_known(sizes: Int64, values: Float64) -> float:
     """The same over nodes that have a value."""
     known = ~np.isnan(values)
     return _weighted(sizes[known], values[known])
+
+
+def _largest(values: Float64 | None) -> float | None:
+    """The largest of what is a sane, positive number, if any is."""
+    if values is None:
+        return None
+    sane = values[(values > 0) & (values < ABSURD)]
+    return float(sane.max()) if len(sane) else None
 
 
 def _mean(sizes: Int64, vectors: Float32) -> Float32:

@@ -56,6 +56,7 @@ class Fleet:
         self._local: Descent | None = None  # F_i and ∇F_i at w_i(t₀)
         self._distance: Float64 | None = None  # ‖w_i(t₀) - w(t₀)‖
         self._descent: Descent | None = None
+        self._steep: Float32 | None = None  # by how much ∇F_i changed between w_i(t₀) and w(t₀), [nodes, parameters]
         self._losses: Float64 | None = None  # F_i(w(t₀))
         self._best_losses: Float64 | None = None  # F_i(w^f)
 
@@ -73,14 +74,33 @@ class Fleet:
         if broadcast.tau < 0:
             raise PeerError(f"tau is {broadcast.tau}")
         self._follow_best(broadcast)
+        before = self._broadcast
         if broadcast.drift is not None and broadcast.tau > 0:
             self._follow_drift(broadcast, broadcast.drift)
         self._broadcast = broadcast
-        self._picks = self.sampler.round(broadcast.tau)
+        self._picks = self.sampler.round(broadcast.tau, anew=broadcast.curvature)
         self._descent = self._losses = self._best_losses = self._local = self._distance = None
         if broadcast.estimate and broadcast.tau > 0 and self._w is not None:
-            self._local = self.model.descend(self._w, self.shards, _first(self._picks), 0.0)
-            self._distance = _distances(self._w, broadcast.w)
+            elsewhere, self._distance = self._w, _distances(self._w, broadcast.w)
+            same = self._distance <= SAME
+            if broadcast.curvature and before is not None and same.any():
+                elsewhere = np.where(same[:, None], self._aside(broadcast.w, before), elsewhere)
+                self._distance = _distances(elsewhere, broadcast.w)
+            self._local = self.model.descend(elsewhere, self.shards, _first(self._picks), 0.0)
+
+    def _aside(self, w: Float32, before: Broadcast) -> Float32:
+        """Points a step's length from w, to measure β_i between, [nodes, parameters].
+
+        Each lies where the gradient changed the most the last time: done again and again, as in power iteration, this
+        turns to the steepest direction of all. The first time it lies where w came from.
+        """
+        way = (w - before.w) / np.float32(max(1, before.tau))
+        if self._steep is None:
+            return np.repeat((w + way)[None], len(self.shards), axis=0)
+        length = np.linalg.norm(way.astype(np.float64))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            turned = self._steep / _norms(self._steep)[:, None]
+        return np.asarray(w + length * np.where(np.isfinite(turned), turned, 0), np.float32)
 
     def _follow_best(self, broadcast: Broadcast) -> None:
         """Keeps our copy of w^f, and of its loss where that is always the same."""
@@ -169,6 +189,8 @@ class Fleet:
             return none, none
         losses = _distances(self._local.losses[:, None], descent.losses[:, None])
         gradients = _distances(self._local.gradients, descent.gradients)
+        if self._broadcast is not None and self._broadcast.curvature:
+            self._steep = self._local.gradients - descent.gradients
         return _slope(losses, self._distance), _slope(gradients, self._distance)
 
     def _shift(self) -> Float32 | None:
@@ -187,7 +209,11 @@ def _first(picks: Picks) -> Picks:
     return Picks(np.ascontiguousarray(picks.positions[:, :1]), picks.group)
 
 
-def _distances(ours: Float32 | Float64, theirs: Float32 | Float64) -> Float64:
+def _norms(vectors: Float32) -> Float64:
+    return _distances(vectors, np.float32(0))
+
+
+def _distances(ours: Float32 | Float64, theirs: Float32 | Float64 | np.float32) -> Float64:
     """‖ours_i - theirs_i‖ of each node, [nodes, ...]; what diverged gives no number, and so no estimate."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(np.sqrt(np.square(ours - theirs, dtype=np.float64).sum(axis=1)))

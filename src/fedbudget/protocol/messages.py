@@ -64,6 +64,7 @@ class Broadcast:
       best: the w of the broadcast before this one has become w^f.
       stop: no more local updates follow after these.
       gradient: whether the gradient is wanted back, with the estimates.
+      curvature: whether β̂_i is wanted also of a node whose w_i is w, between w and the w before it.
       drift: how drift is corrected, if it is.
       news: for nodes that were not in the round before; others need not be sent it.
     """
@@ -76,6 +77,7 @@ class Broadcast:
     best: bool
     stop: bool
     gradient: bool = True
+    curvature: bool = False
     drift: Drift | None = None
     news: News | None = None
 

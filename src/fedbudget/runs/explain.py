@@ -42,7 +42,7 @@ class Explanation:
             Reason.BUDGET: f"no more than τ = {self.tau} fitted in what was left of the budget"
             + (f"; G(τ) is smallest at τ = {self.minimum}" if self.minimum else ""),
             Reason.FIXED: f"τ = {self.tau} was fixed by the settings",
-            Reason.RECOVERY: "the round before gave no finite parameters, so the run went back to the last good ones",
+            Reason.RECOVERY: "the round before went astray, so the run went back to the best parameters known",
             Reason.FINAL: "this last round only evaluated the loss of the final parameters",
         }[self.reason]
 

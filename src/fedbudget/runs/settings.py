@@ -17,6 +17,7 @@ from fedbudget.data.dataset import require_test_share
 from fedbudget.data.partition import Partition
 from fedbudget.errors import UserError
 from fedbudget.protocol.aggregator import Delta
+from fedbudget.step_size import AutoStep, FixedStep, StepSize
 
 FEDERATED = ("frugal", "paper")
 METHODS = (*FEDERATED, "centralized", "asynchronous")
@@ -47,7 +48,7 @@ class Settings:
       speeds: of each node, with asynchronous descent; two of five 4 times as fast as the others when not given.
       participation: the chance of a node to take part in a round, simulated.
       batch_size: samples in a mini-batch, or `full`; 100 when not given, or the smallest shard if that is smaller.
-      step_size: η.
+      step_size: η, or `auto`; auto when the method is frugal and not given, else the paper's 0.01.
       phi: φ, the control parameter; 0.0025 when drift is corrected and not given, else the paper's: 5e-5 for its
         networks, 0.025 for all others.
       gamma: how many times larger than the last τ the next may be.
@@ -80,7 +81,7 @@ class Settings:
     speeds: tuple[float, ...] | None = None
     participation: float = 1.0
     batch_size: int | str | None = None
-    step_size: float = 0.01
+    step_size: float | str | None = None
     phi: float | None = None
     gamma: float = 10.0
     tau_max: int = 100
@@ -111,8 +112,7 @@ class Settings:
             raise UserError(f"participation must be more than 0 and at most 1, not {self.participation:g}")
         if not 0 < self.aggregation_factor < float("inf"):
             raise UserError(f"aggregation-factor must be a positive number, not {self.aggregation_factor:g}")
-        if not 0 < self.step_size < float("inf"):
-            raise UserError(f"step-size must be a positive number, not {self.step_size:g}")
+        self.pacing()
         if self.batch_size is not None and self.batch_size != "full" and not isinstance(self.batch_size, int):
             raise UserError(f"batch-size must be a whole number or full, not {self.batch_size!r}")
         for name in ("nodes", "rounds", "train_samples", "test_samples", "evaluations"):
@@ -129,6 +129,16 @@ class Settings:
         if not isinstance(self.tau, int):
             raise UserError(f"tau must be adaptive or a whole number, not {self.tau!r}")
         return FixedTau(self.tau)
+
+    def pacing(self) -> StepSize:
+        step_size = ("auto" if self.method == "frugal" else 0.01) if self.step_size is None else self.step_size
+        if step_size == "auto":
+            if self.method not in FEDERATED:
+                raise UserError(f"{self.method} descent needs a step-size that is a number")
+            return AutoStep()
+        if isinstance(step_size, str):
+            raise UserError(f"step-size must be auto or a positive number, not {step_size!r}")
+        return FixedStep(step_size)
 
     @property
     def corrects_drift(self) -> bool:
@@ -191,7 +201,7 @@ def checked(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
         if name == "speeds" and isinstance(value, list) and all(type(each) in (int, float) for each in value):
             value = tuple(map(float, value))
         allowed = _TYPES.get(name, type(known[key].default))
-        if isinstance(value, int) and not isinstance(value, bool) and allowed is float:
+        if isinstance(value, int) and not isinstance(value, bool) and allowed in (float, (float, str)):
             value = float(value)
         if isinstance(value, bool) is not (allowed is bool) or not isinstance(value, allowed):
             raise UserError(f"{path}: {key} = {value!r} has the wrong type")
@@ -211,6 +221,7 @@ _TYPES: Mapping[str, Any] = {
     "tau": (int, str),
     "speeds": tuple,
     "batch_size": (int, str),
+    "step_size": (float, str),
     "phi": float,
     "rounds": int,
 }

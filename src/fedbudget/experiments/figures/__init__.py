@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from fedbudget.experiments.figures.figure import Figure
 from fedbudget.experiments.figures.instantaneous import instantaneous
 from fedbudget.experiments.figures.loss_against_tau import loss_against_tau
-from fedbudget.experiments.figures.methods import methods
+from fedbudget.experiments.figures.methods import methods, no_knobs
 from fedbudget.experiments.figures.one_phi import one_phi
 from fedbudget.experiments.figures.sensitivity import sensitivity
 from fedbudget.experiments.figures.synchrony import synchrony
@@ -36,6 +36,7 @@ FIGURES: Mapping[str, Figure] = {
         synchrony("asynchronous-dgd", "SVM (DGD), synchronous and asynchronous", _DGD),
         synchrony("asynchronous-sgd", "SVM (SGD), synchronous and asynchronous", _SGD),
         methods("methods", "The paper's method and frugal", _QUICK),
+        no_knobs("no-knobs", "The paper's method, and frugal with a step size of its own", _QUICK),
         one_phi("one-phi", "The control parameter φ, with the paper's method and with frugal", _QUICK),
     )
 }

@@ -1,6 +1,7 @@
 """Past the paper: how much the control parameter φ matters, with its method and with ours, for many tasks."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 from matplotlib.figure import Figure as Picture
@@ -28,7 +29,10 @@ def one_phi(name: str, title: str, tasks: tuple[str, ...]) -> Figure:
 
 def _runs(base: Settings, scope: Scope) -> Sweep:
     cases = scope.some(_CASES, (1, 4))
-    return Sweep.of(base, {**told(base), "method": list(_LINES), "case": cases, "phi": _PHI, "seeds": scope.runs})
+    return Sweep.of(
+        replace(base, step_size=0.01),
+        {**told(base), "method": list(_LINES), "case": cases, "phi": _PHI, "seeds": scope.runs},
+    )
 
 
 def _losses(rows: Rows, method: str, case: int) -> list[float]:

@@ -1,0 +1,165 @@
+"""Which step size η next.
+
+Gradient descent on a β-smooth loss is stable while η < 2/β and does its best near 1/β. Every node estimates its β
+anyway, so nobody has to set η. After each round
+
+    η ← min(κ/β̄, 3η),      β̄ = max(β̂, exp(mean of log β̂ + its mean deviation)),      β̂ = max_i β̂_i
+
+- The maximum over nodes, because one node that diverges spoils the average of all.
+- β̂ is measured between two points along one line, on one mini-batch: a single round can miss what is steep. So β̄ is
+  not below the upper end of what was seen of late, both means half old and half new. With smooth descent the deviation
+  is small, and η follows β̂; with mini-batches of one sample it is large, and η keeps its distance.
+- At most 3η, because a β̂ from points that are hardly apart can be anything.
+- A small η to start with, that may grow tenfold, with τ = 1 until it is what it should be: nothing is known yet, and
+  local updates would be wasted.
+- η falls to nothing over the last quarter of the budget, whose end is known: what is left of the loss then is noise of
+  mini-batches, which goes away with η. The fall is planned by the share of the budget that is spent, of whichever
+  resource is nearest to its limit.
+- A guard: when a run has gone astray (protocol/aggregator.py says when), it goes back to w^f, with a quarter of η and
+  half of κ.
+
+κ = 0.8 is one value for everything: 0.3 to 1 were all good, lower ones are slower where much is left to learn, and with
+1 the guard is needed more often (docs/decisions.md).
+
+A step size is a value and a pure step, as a controller is (control.py).
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from fedbudget.errors import UserError
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The step size of the coming round, and what the next one follows from.
+
+    Args:
+      eta: η.
+      steady: η before it falls towards the end of the budget.
+      settled: whether η is what it should be; until then τ stays 1.
+      kappa: κ.
+      level, deviation: the running mean of log β̂, once there is one, and its mean deviation.
+    """
+
+    eta: float
+    steady: float
+    settled: bool = True
+    kappa: float = 1.0
+    level: float | None = None
+    deviation: float = 0.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a step size may look at: the last round's max_i β̂_i, if there was any, and the share of the budget spent."""
+
+    beta: float | None
+    spent: float
+
+
+class StepSize(Protocol):
+    """Chooses η, round by round."""
+
+    @property
+    def adapts(self) -> bool:
+        """Whether nodes must estimate β for it, and the run goes back from where it has gone astray."""
+
+    def first(self) -> Pace:
+        """For the first round."""
+
+    def next(self, previous: Pace, seen: Seen) -> Pace:
+        """For the coming round."""
+
+    def after_trouble(self, previous: Pace, seen: Seen) -> Pace:
+        """For the coming round, when the last one has gone astray."""
+
+
+@dataclass(frozen=True)
+class FixedStep:
+    """The same η in every round."""
+
+    eta: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.eta < math.inf:
+            raise UserError(f"step-size must be auto or a positive number, not {self.eta:g}")
+
+    @property
+    def adapts(self) -> bool:
+        return False
+
+    def first(self) -> Pace:
+        return Pace(self.eta, self.eta)
+
+    def next(self, previous: Pace, seen: Seen) -> Pace:
+        return previous
+
+    def after_trouble(self, previous: Pace, seen: Seen) -> Pace:
+        return previous
+
+
+@dataclass(frozen=True)
+class AutoStep:
+    """η from the smoothness that nodes measure, see above.
+
+    Args:
+      kappa: κ; η is this share of 1/β̄.
+      start: η of the first rounds.
+      growth: how many times larger than the last η the next may be.
+      first_growth: the same until η has settled.
+      fall: the share of the budget, at its end, over which η falls.
+
+    >>> pace = AutoStep(kappa=0.5).next(Pace(0.01, 0.01, kappa=0.5), Seen(beta=20.0, spent=0.1))
+    >>> pace.eta
+    0.025
+    """
+
+    kappa: float = 0.8
+    start: float = 0.001
+    growth: float = 3.0
+    first_growth: float = 10.0
+    fall: float = 0.25
+
+    @property
+    def adapts(self) -> bool:
+        return True
+
+    def first(self) -> Pace:
+        return Pace(self.start, self.start, settled=False, kappa=self.kappa)
+
+    def next(self, previous: Pace, seen: Seen) -> Pace:
+        pace = _remember(previous, seen.beta)
+        if seen.beta is not None:
+            wanted = pace.kappa / _upper(pace, seen.beta)
+            most = (self.growth if pace.settled else self.first_growth) * pace.steady
+            pace = replace(pace, steady=min(wanted, most), settled=pace.settled or wanted <= most)
+        return self._falling(pace, seen.spent)
+
+    def after_trouble(self, previous: Pace, seen: Seen) -> Pace:
+        pace = _remember(previous, seen.beta)
+        steady, kappa = pace.steady / 4, pace.kappa / 2
+        if seen.beta is not None:
+            steady = min(steady, kappa / _upper(pace, seen.beta))
+        return self._falling(replace(pace, steady=steady, kappa=kappa), seen.spent)
+
+    def _falling(self, pace: Pace, spent: float) -> Pace:
+        """η as much below its steady value as the end of the budget is near, but never 0."""
+        return replace(pace, eta=pace.steady * min(1.0, max(0.02, (1 - spent) / self.fall)))
+
+
+def _remember(pace: Pace, beta: float | None) -> Pace:
+    """Both means with one more β̂."""
+    if beta is None:
+        return pace
+    if pace.level is None:
+        return replace(pace, level=math.log(beta))
+    off = math.log(beta) - pace.level
+    return replace(pace, level=pace.level + off / 2, deviation=(pace.deviation + abs(off)) / 2)
+
+
+def _upper(pace: Pace, beta: float) -> float:
+    """β̄."""
+    assert pace.level is not None
+    return max(beta, math.exp(pace.level + pace.deviation))

@@ -1,0 +1,156 @@
+"""Which step size next: the rule by hand, and that no run goes astray whatever the data are scaled by."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedbudget
+from fedbudget.data.dataset import Dataset
+from fedbudget.data.digits import load
+from fedbudget.errors import UserError
+from fedbudget.models.base import loss_over
+from fedbudget.plan import Plan, prepare
+from fedbudget.runs.settings import Settings
+from fedbudget.step_size import AutoStep, FixedStep, Pace, Seen
+from fedbudget.training import execute
+
+AUTO = AutoStep()
+EARLY = 0.1  # of the budget spent
+
+
+def follow(*betas: float | None, pace: Pace | None = None, spent: float = EARLY) -> Pace:
+    """The pace after rounds with these β̂."""
+    pace = pace or AUTO.first()
+    for beta in betas:
+        pace = AUTO.next(pace, Seen(beta, spent))
+    return pace
+
+
+class TestRule:
+    def test_starts_small_and_unsettled(self) -> None:
+        assert (AUTO.first().eta, AUTO.first().settled) == (0.001, False)
+
+    def test_is_kappa_over_beta_once_that_is_known(self) -> None:
+        pace = follow(None, 100.0)
+        assert pace.eta == pytest.approx(0.8 / 100)
+        assert pace.settled
+
+    def test_grows_tenfold_at_most_until_it_has_settled_and_threefold_afterwards(self) -> None:
+        first = follow(1.0)
+        assert first.eta == pytest.approx(0.01)
+        assert not first.settled
+        settled = follow(1.0, 1.0, 1.0)
+        assert settled.eta == pytest.approx(0.8)
+        assert settled.settled
+        # β̂ falls to nothing: level ln(1e-6)/2, deviation the same, so that β̄ would be 1.
+        assert follow(1e-6, pace=settled).eta == pytest.approx(0.8)
+        assert follow(1e-6, 1e-6, 1e-6, 1e-6, pace=settled).eta <= 0.8 * 3**4
+
+    def test_a_steep_round_counts_at_once_and_is_forgotten_slowly(self) -> None:
+        settled = follow(1.0, 1.0, 1.0)
+        assert follow(50.0, pace=settled).eta == pytest.approx(0.8 / 50)
+        after = follow(50.0, 1.0, pace=settled)
+        # level: half of ln 50, then a quarter; deviation: half of ln 50, then a half of that and of half of ln 50.
+        level, deviation = math.log(50) / 4, (math.log(50) / 2 + math.log(50) / 2) / 2
+        assert after.eta == pytest.approx(min(0.8 / math.exp(level + deviation), 3 * 0.8 / 50))
+
+    def test_no_estimate_changes_nothing(self) -> None:
+        settled = follow(1.0, 1.0, 1.0)
+        assert follow(None, pace=settled) == settled
+
+    def test_falls_over_the_last_quarter_of_the_budget_but_never_to_nothing(self) -> None:
+        settled = follow(1.0, 1.0, 1.0)
+        etas = [follow(1.0, pace=settled, spent=spent).eta for spent in (0.5, 0.75, 0.875, 0.99, 1.2)]
+        assert etas == pytest.approx([0.8, 0.8, 0.4, 0.8 * 0.04, 0.8 * 0.02])
+        assert follow(1.0, pace=follow(1.0, pace=settled, spent=0.875)).eta == pytest.approx(0.8)  # steady all the time
+
+    def test_after_trouble_a_quarter_of_eta_and_half_of_kappa(self) -> None:
+        settled = follow(1.0, 1.0, 1.0)
+        pace = AUTO.after_trouble(settled, Seen(1.0, EARLY))
+        assert pace.eta == pytest.approx(0.2)
+        assert pace.kappa == pytest.approx(0.4)
+        assert follow(1.0, pace=pace).eta == pytest.approx(0.4)
+
+    @given(st.lists(st.none() | st.floats(1e-9, 1e9), max_size=30), st.floats(0, 2))
+    def test_is_positive_and_never_above_kappa_over_the_last_beta(
+        self, betas: list[float | None], spent: float
+    ) -> None:
+        pace = follow(*betas, spent=spent)
+        assert 0 < pace.eta < math.inf
+        if betas and betas[-1] is not None:
+            assert pace.eta <= 0.8 / betas[-1] * (1 + 1e-9)
+
+
+def test_a_fixed_one_stays_and_must_be_positive() -> None:
+    step = FixedStep(0.3)
+    assert step.next(step.first(), Seen(5.0, 0.99)) == step.after_trouble(step.first(), Seen(5.0, 0.99)) == step.first()
+    with pytest.raises(UserError, match="step-size must be auto or a positive number, not -1"):
+        FixedStep(-1.0)
+
+
+class TestRuns:
+    @pytest.mark.parametrize("case", [1, 2, 3, 4])
+    def test_nobody_has_to_set_it(self, case: int) -> None:
+        """Softmax regression is far from done with η = 0.01, which is much too small for it."""
+        auto, small = (
+            fedbudget.train(model="softmax", case=case, step_size=step_size).loss for step_size in ("auto", 0.01)
+        )
+        assert auto < small / 3
+
+    def test_it_is_in_every_round_s_record_and_small_at_the_end(self) -> None:
+        rounds = [each for each in fedbudget.train(model="softmax", case=2).rounds if each.tau]
+        assert rounds[0].eta == 0.001
+        assert rounds[-1].eta < max(each.eta for each in rounds) / 2
+
+    def test_it_waits_with_local_updates_until_it_has_settled(self) -> None:
+        rounds = fedbudget.train(model="kmeans", case=3, batch_size="full", clusters=4).rounds
+        start = [each for each in rounds if each.reason == "start"]
+        assert all(each.tau == 1 for each in start)
+        assert len(start) > 2
+
+    def test_one_that_is_too_large_is_noticed_and_the_run_goes_back(self) -> None:
+        """With features a thousand times as large even the first η is far too large."""
+        digits = load()
+        result = fedbudget.train(model="svm", dataset=replace(digits, scale=digits.scale * 1000), case=2)
+        assert any(each.reason == "recovery" for each in result.rounds)
+        assert result.loss < 0.5
+
+    @pytest.mark.parametrize("seed", range(12))
+    def test_no_run_goes_astray(self, seed: int) -> None:
+        _assert_no_higher_than_at_the_start(seed)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("seed", range(12, 300))
+    def test_nor_do_many_more(self, seed: int) -> None:
+        _assert_no_higher_than_at_the_start(seed)
+
+
+def _assert_no_higher_than_at_the_start(seed: int) -> None:
+    plan = random_plan(seed)
+    start = loss_over(plan.model, plan.model.initial(plan.settings.seed), plan.train)
+    assert execute(plan).loss <= start, plan.settings
+
+
+def random_plan(seed: int) -> Plan:
+    """Any model, case, number of nodes, mini-batch and budget, with features scaled by 0.01 to 100."""
+    rng = np.random.default_rng(seed)
+    digits: Dataset = load()
+    scaled = replace(digits, scale=digits.scale * 10 ** rng.uniform(-2, 2))
+    settings = Settings(
+        model=str(rng.choice(["svm", "softmax", "kmeans", "linear"])),
+        partition=f"case:{rng.integers(1, 5)}",
+        nodes=int(rng.integers(2, 51)),
+        batch_size="full" if rng.random() < 0.2 else 1,
+        budget=(f"time={math.exp(rng.uniform(math.log(3), math.log(60))):.1f}s",),
+        seed=int(rng.integers(1000)),
+        evaluations=1,
+    )
+    plan = prepare(settings, dataset=scaled)
+    if settings.batch_size == "full" or rng.random() < 0.2:
+        return plan
+    most = min(200, int(plan.fleet.shards.size.min()))
+    return prepare(replace(settings, batch_size=round(math.exp(rng.uniform(0, math.log(most))))), dataset=scaled)
