@@ -36,7 +36,7 @@ class TestRule:
 
     def test_is_kappa_over_beta_once_that_is_known(self) -> None:
         pace = follow(None, 100.0)
-        assert pace.eta == pytest.approx(0.8 / 100)
+        assert pace.eta == pytest.approx(1 / 100)
         assert pace.settled
 
     def test_grows_tenfold_at_most_until_it_has_settled_and_threefold_afterwards(self) -> None:
@@ -44,19 +44,19 @@ class TestRule:
         assert first.eta == pytest.approx(0.01)
         assert not first.settled
         settled = follow(1.0, 1.0, 1.0)
-        assert settled.eta == pytest.approx(0.8)
+        assert settled.eta == pytest.approx(1)
         assert settled.settled
         # β̂ falls to nothing: level ln(1e-6)/2, deviation the same, so that β̄ would be 1.
-        assert follow(1e-6, pace=settled).eta == pytest.approx(0.8)
-        assert follow(1e-6, 1e-6, 1e-6, 1e-6, pace=settled).eta <= 0.8 * 3**4
+        assert follow(1e-6, pace=settled).eta == pytest.approx(1)
+        assert follow(1e-6, 1e-6, 1e-6, 1e-6, pace=settled).eta <= 3**4
 
     def test_a_steep_round_counts_at_once_and_is_forgotten_slowly(self) -> None:
         settled = follow(1.0, 1.0, 1.0)
-        assert follow(50.0, pace=settled).eta == pytest.approx(0.8 / 50)
+        assert follow(50.0, pace=settled).eta == pytest.approx(1 / 50)
         after = follow(50.0, 1.0, pace=settled)
         # level: half of ln 50, then a quarter; deviation: half of ln 50, then a half of that and of half of ln 50.
         level, deviation = math.log(50) / 4, (math.log(50) / 2 + math.log(50) / 2) / 2
-        assert after.eta == pytest.approx(min(0.8 / math.exp(level + deviation), 3 * 0.8 / 50))
+        assert after.eta == pytest.approx(min(1 / math.exp(level + deviation), 3 / 50))
 
     def test_no_estimate_changes_nothing(self) -> None:
         settled = follow(1.0, 1.0, 1.0)
@@ -65,15 +65,15 @@ class TestRule:
     def test_falls_over_the_last_quarter_of_the_budget_but_never_to_nothing(self) -> None:
         settled = follow(1.0, 1.0, 1.0)
         etas = [follow(1.0, pace=settled, spent=spent).eta for spent in (0.5, 0.75, 0.875, 0.99, 1.2)]
-        assert etas == pytest.approx([0.8, 0.8, 0.4, 0.8 * 0.04, 0.8 * 0.02])
-        assert follow(1.0, pace=follow(1.0, pace=settled, spent=0.875)).eta == pytest.approx(0.8)  # steady all the time
+        assert etas == pytest.approx([1, 1, 0.5, 0.04, 0.02])
+        assert follow(1.0, pace=follow(1.0, pace=settled, spent=0.875)).eta == pytest.approx(1)  # steady all the time
 
     def test_after_trouble_a_quarter_of_eta_and_half_of_kappa(self) -> None:
         settled = follow(1.0, 1.0, 1.0)
         pace = AUTO.after_trouble(settled, Seen(1.0, EARLY))
-        assert pace.eta == pytest.approx(0.2)
-        assert pace.kappa == pytest.approx(0.4)
-        assert follow(1.0, pace=pace).eta == pytest.approx(0.4)
+        assert pace.eta == pytest.approx(0.25)
+        assert pace.kappa == pytest.approx(0.5)
+        assert follow(1.0, pace=pace).eta == pytest.approx(0.5)
 
     @given(st.lists(st.none() | st.floats(1e-9, 1e9), max_size=30), st.floats(0, 2))
     def test_is_positive_and_never_above_kappa_over_the_last_beta(
@@ -82,7 +82,7 @@ class TestRule:
         pace = follow(*betas, spent=spent)
         assert 0 < pace.eta < math.inf
         if betas and betas[-1] is not None:
-            assert pace.eta <= 0.8 / betas[-1] * (1 + 1e-9)
+            assert pace.eta <= 1 / betas[-1] * (1 + 1e-9)
 
 
 def test_a_fixed_one_stays_and_must_be_positive() -> None:

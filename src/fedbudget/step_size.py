@@ -3,7 +3,7 @@
 Gradient descent on a β-smooth loss is stable while η < 2/β and does its best near 1/β. Every node estimates its β
 anyway, so nobody has to set η. After each round
 
-    η ← min(κ/β̄, 3η),      β̄ = max(β̂, exp(mean of log β̂ + its mean deviation)),      β̂ = max_i β̂_i
+    η ← min(κ/β̄, 3η),      β̄ = max(β̂, exp(mean of log β̂ + its mean deviation)),      β̂ = max_i β̂_i,      κ = 1
 
 - The maximum over nodes, because one node that diverges spoils the average of all.
 - β̂ is measured between two points along one line, on one mini-batch: a single round can miss what is steep. So β̄ is
@@ -18,8 +18,7 @@ anyway, so nobody has to set η. After each round
 - A guard: when a run has gone astray (protocol/aggregator.py says when), it goes back to w^f, with a quarter of η and
   half of κ.
 
-κ = 0.8 is one value for everything: 0.3 to 1 were all good, lower ones are slower where much is left to learn, and with
-1 the guard is needed more often (docs/decisions.md).
+docs/decisions.md has what this gives, and what was tried and did not help.
 
 A step size is a value and a pure step, as a controller is (control.py).
 """
@@ -116,7 +115,7 @@ class AutoStep:
     0.025
     """
 
-    kappa: float = 0.8
+    kappa: float = 1.0
     start: float = 0.001
     growth: float = 3.0
     first_growth: float = 10.0

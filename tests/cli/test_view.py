@@ -33,7 +33,20 @@ class TestPlainLog:
         assert seen.out == ""
         title, headings, *lines = seen.err.splitlines()
         assert title == "svm on digits, 5 nodes, case:2, τ = 1, frugal; budget time=20s"
-        assert headings.split() == ["round", "τ", "chosen", "by", "loss", "best", "accuracy", "ρ̂", "β̂", "δ̂", "spent"]
+        assert headings.split() == [
+            "round",
+            "τ",
+            "η",
+            "chosen",
+            "by",
+            "loss",
+            "best",
+            "accuracy",
+            "ρ̂",
+            "β̂",
+            "δ̂",
+            "spent",
+        ]
         numbers = [int(line.split()[0]) for line in lines]
         assert numbers[:3] == [1, 2, 3]
         assert numbers[-1] == len(result.rounds)

@@ -160,7 +160,7 @@ class TestAbsence:
         assert first[:20] != other[:20]
 
     def test_those_who_return_are_sent_what_they_missed(self) -> None:
-        plan = plan_of(tau=2, rounds=6, budget=("bytes=1MB",))
+        plan = plan_of(tau=2, rounds=6, budget=("bytes=1MB",), step_size=0.01)
         fleets = [
             Fleet(plan.model, plan.fleet.shards.only([node]), batch=None, seed=0, numbers=[node])
             for node in range(NODES)

@@ -1,7 +1,7 @@
 """Algorithm 3, and whole conversations: τ=1 is centralized descent, identical shards, and fleets of one."""
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -252,3 +252,48 @@ def test_estimates_cost_one_evaluation_a_round_and_w_f_one_with_mini_batches(
     calls = 0
     nodes.answer(broadcast(np.ones(2, np.float32), round=2, tau=3, estimate=estimate))
     assert calls == 2 * evaluations  # two nodes
+
+
+class TestForTheStepSize:
+    """What is asked of nodes when the step size follows β."""
+
+    def ask(self, round: int, w: Float32, tau: int = 1) -> Broadcast:
+        return replace(broadcast(w, round=round, tau=tau), curvature=True)
+
+    def test_nodes_that_do_not_differ_find_the_steepest_direction(self) -> None:
+        """The largest eigenvalue of the Hessian, after some rounds of power iteration."""
+        case = problem("linear", 3, regularization=0.0)
+        nodes = fleet(case, [np.arange(60)] * 3)
+        w, found = case.start(1), []
+        for round in range(1, 25):
+            report = nodes.answer(self.ask(round, w))
+            assert report.w is not None
+            w = report.w[0]
+            found.append(report.beta)
+        largest = float(np.linalg.eigvalsh(case.x.T @ case.x / 60).max())
+        assert found[0] is None
+        assert found[1] is not None
+        assert found[-1] is not None
+        assert 0 < found[1][0] < 0.95 * largest
+        np.testing.assert_allclose(found[-1], largest, rtol=0.01)
+
+    def test_others_are_measured_as_ever(self) -> None:
+        case = problem("svm", 3)
+        asked, plain = (fleet(case, [np.arange(20), np.arange(20, 60)]) for _ in range(2))
+        for round in (1, 2, 3):
+            w = case.start(round)
+            one, other = asked.answer(self.ask(round, w)), plain.answer(broadcast(w, round=round, tau=1))
+            if one.beta is not None and other.beta is not None:
+                np.testing.assert_array_equal(one.beta, other.beta)
+                np.testing.assert_array_equal(one.rho, other.rho)
+
+    def test_a_round_begins_with_a_mini_batch_that_w_was_not_just_fitted_to(self) -> None:
+        case = problem("svm", 3)
+        nodes = fleet(case, [np.arange(60)], batch=1)
+        drawn = []
+        for round in range(1, 11):
+            nodes.receive(self.ask(round, case.start(1), tau=2))
+            nodes.update()
+            assert nodes._picks is not None
+            drawn += nodes._picks.positions[0, :, 0].tolist()
+        assert len(set(drawn)) == 20

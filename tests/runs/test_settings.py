@@ -68,7 +68,7 @@ def test_a_file_has_the_names_of_the_options_and_all_of_them(tmp_path: Path) -> 
     )
     written = read(tmp_path, everything.to_toml())
     assert written.keys() == {field.name for field in fields(Settings)}
-    assert "step-size = 0.01" in Settings().to_toml().splitlines()
+    assert "step-size = 0.01" in Settings(step_size=0.01).to_toml().splitlines()
 
 
 def test_a_file_may_say_only_some(tmp_path: Path) -> None:

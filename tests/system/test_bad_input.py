@@ -89,7 +89,7 @@ WRONG = [
     ([*RUN, "--nodes", "many"], "'--nodes': 'many' is not a valid integer"),
     ([*RUN, "--batch-size", "0"], "batch-size must be at least 1, not 0"),
     ([*RUN, "--batch-size", "288"], "batch-size 288 is larger than the smallest shard, node 2's 287 samples"),
-    ([*RUN, "--step-size", "0"], "step-size must be a positive number"),
+    ([*RUN, "--step-size", "0"], "step-size must be auto or a positive number"),
     ([*RUN, "--watts", "-1"], "watts must be a number that is not negative"),
     ([*RUN, "--costs", "guessed"], "costs must be simulated or measured, not 'guessed'"),
     ([*RUN, "--dataset", "missing.csv"], r"missing\.csv, row 22: the value of b is missing"),

@@ -31,9 +31,11 @@ def explain(
     found = find(Run.open(run), number)
     if json:
         curve = [{"tau": int(t), "G": float(g)} for t, g in zip(found.candidates, found.curve, strict=True)]
-        print(jsonlib.dumps({"round": number, "tau": found.tau, "reason": found.reason, "curve": curve}))
+        about = {"round": number, "tau": found.tau, "eta": found.eta, "corrected": found.corrected}
+        print(jsonlib.dumps({**about, "reason": found.reason, "curve": curve}))
         return
     print(f"round {number}: τ = {found.tau}, chosen by {found.reason}: {found.words}.")
+    print(f"η = {found.eta:.4g}; local updates were {'' if found.corrected else 'not '}corrected for drift")
     if found.estimates is not None:
         estimates = found.estimates
         print(f"ρ̂ = {estimates.rho:.4g}, β̂ = {estimates.beta:.4g}, δ̂ = {estimates.delta:.4g}")

@@ -22,7 +22,7 @@ from fedbudget.training import Result, Watch
 
 _PATIENCE = 1.0  # seconds before a person is told what takes so long
 _LOG_LINES = 25  # of a plain log, at most, over the whole budget
-_COLUMNS = ("round", "τ", "chosen by", "loss", "best", "accuracy", "ρ̂", "β̂", "δ̂", "spent")
+_COLUMNS = ("round", "τ", "η", "chosen by", "loss", "best", "accuracy", "ρ̂", "β̂", "δ̂", "spent")
 
 
 @contextmanager
@@ -105,6 +105,7 @@ def cells(record: RoundRecord, budget: Mapping[str, float]) -> tuple[str, ...]:
     return (
         str(record.round),
         str(record.tau or ""),
+        number(record.eta if record.tau else None, ".3g"),
         record.reason,
         number(record.loss),
         number(record.best_loss),
@@ -160,7 +161,7 @@ class _LiveView:
 def _plain_log(plan: Plan) -> Watch:
     """One line now and then, evenly over the budget, with the first rounds and the last."""
     budget = plan.budget.limits
-    widths = (5, 4, 13, 8, 8, 8, 7, 7, 7, 6)
+    widths = (5, 4, 7, 13, 8, 8, 8, 7, 7, 7, 6)
     next_share = 0.0
 
     def line(texts: tuple[str, ...]) -> None:

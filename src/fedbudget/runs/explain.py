@@ -18,6 +18,8 @@ class Explanation:
       tau, reason: what was chosen, and why.
       candidates, curve: the τ looked at, and G at each; empty where G was not consulted.
       estimates: what G was figured from.
+      eta: the round's step size, for which G is.
+      corrected: whether local updates were corrected for drift.
     """
 
     round: int
@@ -26,6 +28,8 @@ class Explanation:
     candidates: Int64
     curve: Float64
     estimates: Estimates | None
+    eta: float
+    corrected: bool
 
     @property
     def minimum(self) -> int | None:
@@ -36,7 +40,7 @@ class Explanation:
     def words(self) -> str:
         """The reason in a sentence."""
         return {
-            Reason.START: "nothing had been estimated yet, so the run began with τ = 1",
+            Reason.START: "not enough had been estimated yet, so the run went on with τ = 1",
             Reason.MINIMUM: f"G(τ) is smallest at τ = {self.tau}",
             Reason.SEARCH_LIMIT: f"G(τ) still falls at τ = {self.tau}, the end of the range that was searched",
             Reason.BUDGET: f"no more than τ = {self.tau} fitted in what was left of the budget"
@@ -72,4 +76,4 @@ def explain(run: Run, number: int) -> Explanation:
             limits.array,
         )
         candidates, curve = controller.search_range(previous, estimates), controller.curve(previous, outlook)
-    return Explanation(number, record.tau, reason, candidates, curve, estimates)
+    return Explanation(number, record.tau, reason, candidates, curve, estimates, record.eta, record.corrected)

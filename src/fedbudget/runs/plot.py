@@ -30,13 +30,14 @@ def plot_run(rounds: Sequence[RoundRecord], budget: Mapping[str, float], *, titl
     """A PNG."""
     figure = Figure(figsize=(10, 8), layout="constrained", dpi=120)
     figure.suptitle(title)
-    panels = figure.subplot_mosaic("LLLAAA;TTTSSS;rrbbdd", height_ratios=[4, 4, 3])
+    panels = figure.subplot_mosaic("LLLLLLAAAAAA;TTTTTTSSSSSS;eeerrrbbbddd", height_ratios=[4, 4, 3])
     resource = RESOURCES[next(iter(budget))]
     x = [record.spent[resource.name] for record in rounds]
     _losses(panels["L"], rounds, x)
     _accuracy(panels["A"], rounds, x)
     _chosen(panels["T"], rounds, x)
     _spent(panels["S"], rounds, budget)
+    _step_sizes(panels["e"], rounds, x)
     _estimate(panels["r"], "rho", "ρ̂, Lipschitz", BLUE, rounds, x)
     _estimate(panels["b"], "beta", "β̂, smoothness", ORANGE, rounds, x)
     _estimate(panels["d"], "delta", "δ̂, divergence", GREEN, rounds, x)
@@ -92,6 +93,13 @@ def _spent(axis: Axes, rounds: Sequence[RoundRecord], budget: Mapping[str, float
     axis.legend()
 
 
+def _step_sizes(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> None:
+    taken = [(spent, record.eta) for spent, record in zip(x, rounds, strict=True) if record.tau > 0]
+    axis.plot(*zip(*taken, strict=True), color=PURPLE)
+    axis.set_ylabel("η, step size")
+    _from_zero(axis)
+
+
 def _estimate(
     axis: Axes, name: str, label: str, colour: str, rounds: Sequence[RoundRecord], x: Sequence[float]
 ) -> None:
@@ -99,9 +107,16 @@ def _estimate(
     axis.set_ylabel(label)
     if known:
         axis.plot(*zip(*known, strict=True), color=colour)
-        axis.set_ylim(bottom=0)
+        _from_zero(axis)
     else:
-        _say(axis, "not estimated\nwith a fixed τ")
+        _say(axis, "not\nestimated")
+
+
+def _from_zero(axis: Axes) -> None:
+    """A small panel: few numbers on the axes, and short ones."""
+    axis.set_ylim(bottom=0)
+    axis.ticklabel_format(scilimits=(-2, 3))
+    axis.locator_params(nbins=4)
 
 
 def _say(axis: Axes, text: str) -> None:

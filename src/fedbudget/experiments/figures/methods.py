@@ -26,7 +26,7 @@ GAP = 0.25
 """Of the loss that the paper's method loses to other kinds of data: what ours may still lose."""
 
 QUARTER = -0.25
-"""Of that way: with a step size of its own, ours is better than any fixed τ by more, where the paper's η is too small."""
+"""Of that way: with a step size of its own ours is further ahead of any fixed τ, where the paper's η is too small."""
 
 _ETA = 0.01  # the paper's
 _DRIFTING = ("svm", "softmax", "mlp")  # models that gain in Cases 2 and 4, not only lose nothing
