@@ -88,7 +88,7 @@ def _print_table(found: "list[CaseComparison]", seeds: int, method: str) -> None
     from rich.console import Console
     from rich.table import Table
 
-    print(f"loss at the end of the budget, mean of {seeds} runs; adaptive τ by method {method}, fixed τ as it is")
+    print(f"loss at the end of the budget, mean of {seeds} runs; adaptive: method {method}, fixed: plain averaging")
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("τ", justify="right")
     for case in found:

@@ -56,7 +56,8 @@ class Fleet:
         self._local: Descent | None = None  # F_i and ∇F_i at w_i(t₀)
         self._distance: Float64 | None = None  # ‖w_i(t₀) - w(t₀)‖
         self._descent: Descent | None = None
-        self._steep: Float32 | None = None  # by how much ∇F_i changed between w_i(t₀) and w(t₀), [nodes, parameters]
+        self._looks_aside = False  # some nodes do
+        self._steep: Float32 | None = None  # by how much ∇F_i changed there, [nodes, parameters]
         self._losses: Float64 | None = None  # F_i(w(t₀))
         self._best_losses: Float64 | None = None  # F_i(w^f)
 
@@ -80,13 +81,19 @@ class Fleet:
         self._broadcast = broadcast
         self._picks = self.sampler.round(broadcast.tau, anew=broadcast.curvature)
         self._descent = self._losses = self._best_losses = self._local = self._distance = None
-        if broadcast.estimate and broadcast.tau > 0 and self._w is not None:
-            elsewhere, self._distance = self._w, _distances(self._w, broadcast.w)
-            same = self._distance <= SAME
-            if broadcast.curvature and before is not None and same.any():
-                elsewhere = np.where(same[:, None], self._aside(broadcast.w, before), elsewhere)
-                self._distance = _distances(elsewhere, broadcast.w)
+        if broadcast.estimate and broadcast.tau > 0 and self._w is not None and before is not None:
+            elsewhere = self._elsewhere(self._w, broadcast, before)
+            self._distance = _distances(elsewhere, broadcast.w)
             self._local = self.model.descend(elsewhere, self.shards, _first(self._picks), 0.0)
+
+    def _elsewhere(self, own: Float32, broadcast: Broadcast, before: Broadcast) -> Float32:
+        """Where loss and gradient are compared with those at w(t₀): at w_i(t₀), [nodes, parameters].
+
+        For the step size, a node whose w_i(t₀) is w(t₀) looks aside instead.
+        """
+        same = _distances(own, broadcast.w) <= SAME
+        self._looks_aside = broadcast.curvature and bool(same.any())
+        return np.where(same[:, None], self._aside(broadcast.w, before), own) if self._looks_aside else own
 
     def _aside(self, w: Float32, before: Broadcast) -> Float32:
         """Points a step's length from w, to measure β_i between, [nodes, parameters].
@@ -189,7 +196,7 @@ class Fleet:
             return none, none
         losses = _distances(self._local.losses[:, None], descent.losses[:, None])
         gradients = _distances(self._local.gradients, descent.gradients)
-        if self._broadcast is not None and self._broadcast.curvature:
+        if self._looks_aside:
             self._steep = self._local.gradients - descent.gradients
         return _slope(losses, self._distance), _slope(gradients, self._distance)
 
