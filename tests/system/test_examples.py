@@ -44,7 +44,7 @@ def test_a_module_of_ones_own_learns_digits_and_is_a_module_again() -> None:
 
 
 def test_arrays_of_scikit_learn_are_spread_over_eight_nodes() -> None:
-    found = re.fullmatch(r"8 nodes, loss (\S+), accuracy (\S+), stopped by time\n", output_of("numpy_arrays.py"))
+    found = re.fullmatch(r"8 nodes, loss (\S+), accuracy (\S+), stopped by bytes\n", output_of("numpy_arrays.py"))
     assert found is not None
     assert float(found[1]) < 0.5  # of w = 0
     assert float(found[2]) > 0.9

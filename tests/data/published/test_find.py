@@ -161,6 +161,13 @@ class TestOpened:
         assert (contents is None) == (str(path) in message)
         assert matches(path, SMALL.files[0]) == (contents == CONTENTS["a.bin"])
 
+    @pytest.mark.parametrize("length", range(12))
+    def test_an_archive_cut_within_its_header_is_damaged(self, length: int, tmp_path: Path) -> None:
+        path = written(tmp_path, "small.tar.gz")
+        path.write_bytes(path.read_bytes()[:length])
+        with pytest.raises(UserError, match=r"small\.tar\.gz"), opened(path, "a.bin"):
+            pass
+
     def test_what_goes_on_after_the_right_contents_does_not_match(self, tmp_path: Path) -> None:
         path = written(tmp_path, "a.bin.gz")
         path.write_bytes(gzip.compress(CONTENTS["a.bin"] + b"x"))

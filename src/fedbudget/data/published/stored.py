@@ -20,7 +20,7 @@ from fedbudget.errors import UserError
 PART = ".part"
 """Ends the name of what is not complete yet."""
 
-DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error, tarfile.TarError)
+DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error, tarfile.TarError, TypeError)  # the last of a cut tar.gz header
 """What reading a damaged `.gz` or `.tar.gz` raises."""
 
 _CHUNK = 1 << 20
