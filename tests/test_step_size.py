@@ -18,7 +18,7 @@ from fedbudget.runs.settings import Settings
 from fedbudget.step_size import AutoStep, FixedStep, Pace, Seen
 from fedbudget.training import execute
 
-AUTO = AutoStep()
+AUTO = AutoStep(kappa=1.0, fall=0.25)  # simple numbers
 EARLY = 0.1  # of the budget spent
 
 

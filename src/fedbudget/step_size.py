@@ -3,8 +3,10 @@
 Gradient descent on a β-smooth loss is stable while η < 2/β and does its best near 1/β. Every node estimates its β
 anyway, so nobody has to set η. After each round
 
-    η ← min(κ/β̄, 3η),      β̄ = max(β̂, exp(mean of log β̂ + its mean deviation)),      β̂ = max_i β̂_i,      κ = 1
+    η ← min(κ/β̄, 3η),      β̄ = max(β̂, exp(mean of log β̂ + its mean deviation)),      β̂ = max_i β̂_i
 
+- κ = 1.3, one value for everything. β̄ is at the upper end of β, so η is about 1/β; and a network that is trained so
+  near to its limit finds its way to where the loss is flatter, which lets η grow, where with κ = 1 it does not.
 - The maximum over nodes, because one node that diverges spoils the average of all.
 - β̂ is measured between two points along one line, on one mini-batch: a single round can miss what is steep. So β̄ is
   not below the upper end of what was seen of late, both means half old and half new. With smooth descent the deviation
@@ -12,7 +14,7 @@ anyway, so nobody has to set η. After each round
 - At most 3η, because a β̂ from points that are hardly apart can be anything.
 - A small η to start with, that may grow tenfold, with τ = 1 until it is what it should be: nothing is known yet, and
   local updates would be wasted.
-- η falls to nothing over the last quarter of the budget, whose end is known: what is left of the loss then is noise of
+- η falls to nothing over the last third of the budget, whose end is known: what is left of the loss then is noise of
   mini-batches, which goes away with η. The fall is planned by the share of the budget that is spent, of whichever
   resource is nearest to its limit.
 - A guard: when a run has gone astray (protocol/aggregator.py says when), it goes back to w^f, with a quarter of η and
@@ -115,11 +117,11 @@ class AutoStep:
     0.025
     """
 
-    kappa: float = 1.0
+    kappa: float = 1.3
     start: float = 0.001
     growth: float = 3.0
     first_growth: float = 10.0
-    fall: float = 0.25
+    fall: float = 0.35
 
     @property
     def adapts(self) -> bool:

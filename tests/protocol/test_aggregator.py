@@ -394,7 +394,7 @@ class TestGoingAstray:
 
 
 def test_the_step_size_sees_the_steepest_node_that_is_sane() -> None:
-    aggregator = make(1000, step_size=AutoStep(start=0.01))
+    aggregator = make(1000, step_size=AutoStep(kappa=1.0, start=0.01))
     said = aggregator.start()
     assert said.estimate
     assert said.curvature
