@@ -288,8 +288,8 @@ class TestForTheStepSize:
                 np.testing.assert_array_equal(one.rho, other.rho)
 
     def test_a_round_begins_with_a_mini_batch_that_w_was_not_just_fitted_to(self) -> None:
-        case = problem("svm", 3)
-        nodes = fleet(case, [np.arange(60)], batch=1)
+        case = problem("svm", 3, samples=2000)
+        nodes = fleet(case, [np.arange(2000)], batch=1)
         drawn = []
         for round in range(1, 11):
             nodes.receive(self.ask(round, case.start(1), tau=2))

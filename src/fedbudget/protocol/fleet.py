@@ -21,6 +21,7 @@ from fedbudget.data.sampling import Picks, Sampler
 from fedbudget.data.shards import Shards
 from fedbudget.models.base import Descent, Model
 from fedbudget.protocol.drift import Correction, mean_gradient, next_mean
+from fedbudget.protocol.evidence import Evidence, gather, mini_batches
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
 
 SAME = 1e-10
@@ -54,6 +55,7 @@ class Fleet:
         self._best: Float32 | None = None  # our copy of w^f
         self._best_known: Float64 | None = None  # F_i(w^f) on whole shards
         self._local: Descent | None = None  # F_i and ∇F_i at w_i(t₀)
+        self._evidence: Evidence | None = None  # the same and more, of several mini-batches
         self._distance: Float64 | None = None  # ‖w_i(t₀) - w(t₀)‖
         self._descent: Descent | None = None
         self._looks_aside = False  # some nodes do
@@ -79,11 +81,17 @@ class Fleet:
         if broadcast.drift is not None and broadcast.tau > 0:
             self._follow_drift(broadcast, broadcast.drift)
         self._broadcast = broadcast
+        more = mini_batches(self.sampler.batch) if broadcast.curvature else 1
+        several = self.sampler.round(more, anew=True) if more > 1 else None
         self._picks = self.sampler.round(broadcast.tau, anew=broadcast.curvature)
-        self._descent = self._losses = self._best_losses = self._local = self._distance = None
-        if broadcast.estimate and broadcast.tau > 0 and self._w is not None and before is not None:
-            elsewhere = self._elsewhere(self._w, broadcast, before)
-            self._distance = _distances(elsewhere, broadcast.w)
+        self._descent = self._losses = self._best_losses = self._local = self._distance = self._evidence = None
+        if not broadcast.estimate or self._w is None or before is None:
+            return
+        elsewhere = self._elsewhere(self._w, broadcast, before)
+        self._distance = _distances(elsewhere, broadcast.w)
+        if several is not None and self._best is not None:
+            self._evidence = gather(self.model, self.shards, several, broadcast.w, self._best, elsewhere)
+        elif broadcast.tau > 0:
             self._local = self.model.descend(elsewhere, self.shards, _first(self._picks), 0.0)
 
     def _elsewhere(self, own: Float32, broadcast: Broadcast, before: Broadcast) -> Float32:
@@ -158,6 +166,8 @@ class Fleet:
             self._descent = self.model.descend(said.w[None], self.shards, self._picks, said.eta, best, self._shift())
             self._losses, self._best_losses = self._descent.losses, self._descent.best_losses
             self._w = self._descent.w
+        if self._evidence is not None:
+            self._losses, self._best_losses = self._evidence.losses, self._evidence.best_losses
         if self._best_losses is None:
             self._best_losses = self._losses if self._best is said.w else self._best_known
         if self.sampler.batch is None:
@@ -191,14 +201,21 @@ class Fleet:
 
     def _slopes(self, descent: Descent) -> tuple[Float64, Float64]:
         """ρ̂_i and β̂_i between w_i(t₀) and w(t₀); NaN of nodes that have just joined and have no w_i(t₀)."""
-        if self._local is None or self._distance is None:
-            none = np.full(len(self.shards), np.nan)
-            return none, none
-        losses = _distances(self._local.losses[:, None], descent.losses[:, None])
-        gradients = _distances(self._local.gradients, descent.gradients)
+        with np.errstate(over="ignore", invalid="ignore"):  # what diverged gives no number, and so no estimate
+            if self._evidence is not None:
+                losses, gradients = self._evidence.loss_change, self._evidence.steepest
+            elif self._local is not None:
+                losses, gradients = (
+                    np.abs(self._local.losses - descent.losses),
+                    self._local.gradients - descent.gradients,
+                )
+            else:
+                none = np.full(len(self.shards), np.nan)
+                return none, none
+        assert self._distance is not None
         if self._looks_aside:
-            self._steep = self._local.gradients - descent.gradients
-        return _slope(losses, self._distance), _slope(gradients, self._distance)
+            self._steep = gradients
+        return _slope(losses, self._distance), _slope(_norms(gradients), self._distance)
 
     def _shift(self) -> Float32 | None:
         """What is added to gradients in this round, [nodes, parameters]."""

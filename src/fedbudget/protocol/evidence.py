@@ -1,0 +1,66 @@
+"""More mini-batches than one to judge by, where mini-batches are small.
+
+A step size that adapts goes by the loss and the smoothness at w(t₀). On a mini-batch of a sample or two both say
+little: the loss may be 0 where the next sample's is not, and β̂_i may be that of the flattest sample of all, while η
+must suit the steepest. So nodes whose mini-batches have fewer than `ENOUGH` samples look at several, and report the
+mean of the losses and the largest β̂_i. Where nodes hold the same data (Case 3), they draw the same samples, and no
+other node makes up for it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedbudget.arrays import Float32, Float64
+from fedbudget.data.sampling import Picks
+from fedbudget.data.shards import Shards
+from fedbudget.models.base import Model
+
+ENOUGH = 32
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What several mini-batches say.
+
+    Args:
+      losses, best_losses: mean F_i at w(t₀) and at w^f, [nodes].
+      loss_change: mean |F_i| between w(t₀) and elsewhere, [nodes].
+      steepest: the largest change of ∇F_i between them, [nodes, parameters].
+    """
+
+    losses: Float64
+    best_losses: Float64
+    loss_change: Float64
+    steepest: Float32
+
+
+def mini_batches(batch: int | None) -> int:
+    """How many to look at; 1 is the one that a round begins with anyway."""
+    return 1 if batch is None else -(-ENOUGH // batch)
+
+
+def gather(model: Model, shards: Shards, picks: Picks, w: Float32, best: Float32, elsewhere: Float32) -> Evidence:
+    """Looks at all mini-batches of `picks`.
+
+    Args:
+      w, best: [parameters].
+      elsewhere: [nodes, parameters].
+    """
+    losses, best_losses, change = np.zeros((3, len(shards)))
+    steepest, size = np.zeros_like(elsewhere), np.zeros(len(shards))
+    with np.errstate(over="ignore", invalid="ignore"):  # what diverged gives no number, and so no estimate
+        for number in range(picks.updates):
+            one = Picks(np.ascontiguousarray(picks.positions[:, number : number + 1]), picks.group)
+            here = model.descend(w[None], shards, one, 0.0, best)
+            there = model.descend(elsewhere, shards, one, 0.0)
+            assert here.best_losses is not None
+            losses += here.losses
+            best_losses += here.best_losses
+            change += np.abs(there.losses - here.losses)
+            turned = there.gradients - here.gradients
+            found = np.square(turned, dtype=np.float64).sum(axis=1)
+            steepest = np.where((found > size)[:, None], turned, steepest)
+            size = np.fmax(found, size)
+    count = picks.updates
+    return Evidence(losses / count, best_losses / count, change / count, steepest)
