@@ -249,11 +249,47 @@ class TestOnRealData:
 
     @pytest.mark.slow
     def test_on_all_digits_adaptive_tau_is_as_good_as_the_best_fixed_one(self, fedbudget: Command) -> None:
-        folder = folder_with("mnist")
-        taus = "--taus 1,2,3,5,7,10,20,30,50,70,100"
-        cases = json.loads(
-            fedbudget(f"compare --task svm-sgd-mnist --data-dir {folder} --cases 1,2,3,4 {taus} --seeds 5 --json")
-        )["cases"]
-        regrets = {case["case"]: case["regret"] for case in cases}
-        assert sorted(regrets) == [1, 2, 3, 4]
+        paper = self.compared(fedbudget, "--method paper")
+        regrets = {case: found["regret"] for case, found in paper.items()}
         assert all(regret <= 0.05 for regret in regrets.values()), regrets
+
+    @pytest.mark.slow
+    def test_past_the_paper_it_is_better_where_data_differ_and_loses_next_to_nothing(self, fedbudget: Command) -> None:
+        frugal = self.compared(fedbudget, "--step-size 0.01")
+        regrets = {case: found["regret"] for case, found in frugal.items()}
+        assert all(regret <= 0.03 for regret in regrets.values()), regrets
+        assert max(regrets[2], regrets[4]) < 0
+        paper = self.compared(fedbudget, "--method paper")
+        for case in (2, 4):
+            ours, theirs = (found[case]["adaptive"]["loss"] - found[1]["adaptive"]["loss"] for found in (frugal, paper))
+            assert ours <= theirs / 4
+
+    @pytest.mark.slow
+    def test_past_the_paper_with_a_step_size_of_its_own_it_is_never_behind(self, fedbudget: Command) -> None:
+        auto, paper = (self.compared(fedbudget, options) for options in ("--step-size auto", "--method paper"))
+        for case in (1, 2, 3, 4):
+            assert auto[case]["adaptive"]["loss"] <= paper[case]["adaptive"]["loss"], case
+
+    def compared(self, fedbudget: Command, options: str) -> dict[int, Any]:
+        """The SVM on all of MNIST, by case."""
+        common = f"--task svm-sgd-mnist --data-dir {folder_with('mnist')} --cases 1,2,3,4 --seeds 5 --json"
+        taus = "--taus 1,2,3,5,7,10,20,30,50,70,100"
+        found = {case["case"]: case for case in json.loads(fedbudget(f"compare {common} {taus} {options}"))["cases"]}
+        assert sorted(found) == [1, 2, 3, 4]
+        return found
+
+    @pytest.mark.slow
+    def test_half_of_the_nodes_absent_costs_next_to_nothing(self, fedbudget: Command) -> None:
+        common = (
+            f"--model svm --dataset mnist --data-dir {folder_with('mnist')} --nodes 10 --case 2 --json --step-size 0.01"
+        )
+        losses = {
+            share: [
+                json.loads(fedbudget(f"run {common} --participation {share} --seed {seed} --out {share}-{seed}"))[
+                    "loss"
+                ]
+                for seed in range(3)
+            ]
+            for share in (1, 0.5)
+        }
+        assert np.mean(losses[0.5]) == pytest.approx(np.mean(losses[1]), abs=0.003)
