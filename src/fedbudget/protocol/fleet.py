@@ -87,21 +87,24 @@ class Fleet:
         self._descent = self._losses = self._best_losses = self._local = self._distance = self._evidence = None
         if not broadcast.estimate or self._w is None or before is None:
             return
-        elsewhere = self._elsewhere(self._w, broadcast, before)
-        self._distance = _distances(elsewhere, broadcast.w)
+        elsewhere, self._distance = self._elsewhere(self._w, broadcast, before)
         if several is not None and self._best is not None:
             self._evidence = gather(self.model, self.shards, several, broadcast.w, self._best, elsewhere)
         elif broadcast.tau > 0:
             self._local = self.model.descend(elsewhere, self.shards, _first(self._picks), 0.0)
 
-    def _elsewhere(self, own: Float32, broadcast: Broadcast, before: Broadcast) -> Float32:
-        """Where loss and gradient are compared with those at w(t₀): at w_i(t₀), [nodes, parameters].
+    def _elsewhere(self, own: Float32, broadcast: Broadcast, before: Broadcast) -> tuple[Float32, Float64]:
+        """Where loss and gradient are compared with those at w(t₀), [nodes, parameters], and how far from there it is.
 
-        For the step size, a node whose w_i(t₀) is w(t₀) looks aside instead.
+        It is w_i(t₀). For the step size, a node whose w_i(t₀) is w(t₀) looks aside instead.
         """
-        same = _distances(own, broadcast.w) <= SAME
+        distance = _distances(own, broadcast.w)
+        same = distance <= SAME
         self._looks_aside = broadcast.curvature and bool(same.any())
-        return np.where(same[:, None], self._aside(broadcast.w, before), own) if self._looks_aside else own
+        if not self._looks_aside:
+            return own, distance
+        elsewhere = np.where(same[:, None], self._aside(broadcast.w, before), own)
+        return elsewhere, _distances(elsewhere, broadcast.w)
 
     def _aside(self, w: Float32, before: Broadcast) -> Float32:
         """Points a step's length from w, to measure β_i between, [nodes, parameters].
@@ -234,13 +237,15 @@ def _first(picks: Picks) -> Picks:
 
 
 def _norms(vectors: Float32) -> Float64:
-    return _distances(vectors, np.float32(0))
-
-
-def _distances(ours: Float32 | Float64, theirs: Float32 | Float64 | np.float32) -> Float64:
-    """‖ours_i - theirs_i‖ of each node, [nodes, ...]; what diverged gives no number, and so no estimate."""
+    """‖v_i‖ of each node, [nodes, ...]; what diverged gives no number, and so no estimate."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.asarray(np.sqrt(np.square(ours - theirs, dtype=np.float64).sum(axis=1)))
+        return np.asarray(np.sqrt(np.square(vectors, dtype=np.float64).sum(axis=1)))
+
+
+def _distances(ours: Float32, theirs: Float32) -> Float64:
+    """‖ours_i - theirs_i‖ of each node."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _norms(ours - theirs)
 
 
 def _slope(change: Float64, distance: Float64) -> Float64:
