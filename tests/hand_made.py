@@ -1,9 +1,55 @@
-"""Reports as a test wants them, without a fleet."""
+"""An aggregator, and reports as a test wants them, without a fleet."""
+
+from typing import Any
 
 import numpy as np
 
 from fedbudget.arrays import Float32
+from fedbudget.budget import Budget, Costs
+from fedbudget.control import Controller, FixedTau
+from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.step_size import FixedStep, StepSize
+from problems import costs
+
+ONE = costs([1], [1])
+"""A local update takes 1s, the rest of a round 1s."""
+
+
+def make(
+    seconds: float = 1000.0,
+    *,
+    controller: Controller | None = None,
+    rounds: int | None = None,
+    expected: Costs = ONE,
+    step_size: StepSize | None = None,
+    **method: Any,
+) -> Aggregator:
+    """An aggregator with two parameters, w(0) = (0, 0)."""
+    return Aggregator(
+        np.zeros(2, np.float32),
+        budget=Budget({"time": seconds}),
+        controller=controller or FixedTau(3),
+        step_size=step_size or FixedStep(0.1),
+        expected=expected,
+        rounds=rounds,
+        **method,
+    )
+
+
+def go_on(answer: Broadcast | Outcome) -> Broadcast:
+    assert isinstance(answer, Broadcast)
+    return answer
+
+
+def ended(answer: Broadcast | Outcome) -> Outcome:
+    assert isinstance(answer, Outcome)
+    return answer
+
+
+def last(aggregator: Aggregator) -> Round:
+    assert aggregator.last is not None
+    return aggregator.last
 
 
 def w_of(number: float) -> Float32:

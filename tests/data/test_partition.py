@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from fedbudget.data.partition import Partition, Rows, by_file, labels_by_clustering, split
 from fedbudget.data.shards import Shards, Table
@@ -176,3 +177,14 @@ def test_clustering_finds_groups_that_are_far_apart() -> None:
     labels = labels_by_clustering(features, seed=0)
     assert len(set(zip(group.tolist(), labels.tolist(), strict=True))) <= 12
     assert labels.tolist() == labels_by_clustering(features, seed=0).tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_labels_by_clustering_do_not_depend_on_the_number_of_threads(seed: int) -> None:
+    """Over one cloud, where many samples lie between two clusters, and sums decide to which they go."""
+    features = np.random.default_rng(seed).normal(size=(20_000, 10)).astype(np.float32)
+    found = []
+    for threads in (1, 2):
+        with threadpool_limits(threads):
+            found.append(labels_by_clustering(features, seed))
+    np.testing.assert_array_equal(found[0], found[1])

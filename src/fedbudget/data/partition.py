@@ -92,9 +92,11 @@ def split(partition: Partition, labels: NDArray[np.int64], nodes: int, rng: np.r
 def labels_by_clustering(features: NDArray[np.float32], seed: int) -> NDArray[np.int64]:
     """Labels for data that has none, from K-means, so that the Cases have something to distribute by."""
     from sklearn.cluster import KMeans  # slow to import, and seldom needed
+    from threadpoolctl import threadpool_limits
 
     clusters = min(_CLUSTERS, len(np.unique(features, axis=0)))
-    found = KMeans(clusters, n_init=1, random_state=seed).fit(features)
+    with threadpool_limits(1):  # threads add up in another order, and a sample between two clusters changes sides
+        found = KMeans(clusters, n_init=1, random_state=seed).fit(features)
     return np.asarray(found.labels_, dtype=np.int64)
 
 

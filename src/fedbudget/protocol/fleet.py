@@ -10,6 +10,9 @@ the rest counts as aggregation, as in the paper:
 
 The loss and gradient at w(t₀) are the by-product of the first local update, and the loss at w^f is taken in the same
 pass over its mini-batch; only those at w_i(t₀) are evaluated for themselves. All of them use that one mini-batch.
+
+Where the step size adapts, three things differ: that mini-batch is a new one and not the last of the round before,
+small mini-batches are judged by several (evidence.py), and a node whose w_i(t₀) is w(t₀) looks aside for its β̂_i.
 """
 
 from collections.abc import Sequence

@@ -1,0 +1,103 @@
+"""Where a run goes back to w^f: when nothing is finite, and with a step size that adapts, when it has gone astray."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedbudget.control import AdaptiveTau, Estimates, Reason
+from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.messages import Broadcast, Drift
+from fedbudget.step_size import AutoStep
+from hand_made import ONE, go_on, last, make, report, w_of
+
+
+class TestRecovery:
+    def lost(self, aggregator: Aggregator, said: Broadcast, loss: float) -> Broadcast:
+        nothing = np.full((2, 2), np.nan, np.float32)
+        return go_on(aggregator.receive(replace(report(said, loss, best=5), w=nothing), ONE))
+
+    def test_goes_back_to_where_the_round_started_with_one_update(self) -> None:
+        aggregator = make(1000)
+        said = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
+        again = self.lost(aggregator, said, loss=4)
+        assert again.w.tolist() == w_of(1).tolist()
+        assert (again.tau, last(aggregator).left_out) == (1, (0, 1))
+        aggregator.receive(report(again, 4), ONE)
+        assert last(aggregator).reason is Reason.RECOVERY
+
+    def test_goes_further_back_when_the_loss_there_is_no_number(self) -> None:
+        aggregator = make(1000)
+        said = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
+        said = go_on(aggregator.receive(report(said, 4, w=2, best=5), ONE))
+        again = self.lost(aggregator, said, loss=np.inf)
+        assert again.w.tolist() == w_of(1).tolist()
+
+    def test_afterwards_the_controller_decides_again(self) -> None:
+        aggregator = make(1000)
+        again = self.lost(aggregator, aggregator.start(), loss=4)
+        assert go_on(aggregator.receive(report(again, 4), ONE)).tau == 3
+
+    def test_keeps_all_estimates(self) -> None:
+        aggregator = make(1000, controller=AdaptiveTau())
+        said = go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
+        said = go_on(aggregator.receive(report(said, 1, estimates=(1.0, 2.0, 3.0)), ONE))
+        nothing = np.full((2, 2), np.inf, np.float32)
+        aggregator.receive(replace(report(said, 1, estimates=(4.0, 5.0, 6.0)), w=nothing), ONE)
+        assert last(aggregator).kept == ("rho", "beta", "delta")
+        assert last(aggregator).estimates == Estimates(1.0, 2.0, 3.0)
+
+    def test_is_within_the_budget_too(self) -> None:
+        aggregator = make(7.5)
+        final = self.lost(aggregator, aggregator.start(), loss=4)
+        assert (final.tau, final.stop) == (0, True)
+
+
+class TestGoingAstray:
+    """With a step size that adapts, a run goes back from losses that are far above the best."""
+
+    def after(self, *losses: float, best: float = 1.0) -> tuple[Aggregator, Broadcast]:
+        """Losses on samples on which w^f has loss 1, after a first round with loss 1."""
+        aggregator = make(1000, step_size=AutoStep(), correct_drift=True, delta="parameters")
+        said = aggregator.start()
+        for k, loss in enumerate((1.0, *losses)):
+            answer = report(said, loss, w=k + 1, best=best)
+            said = go_on(aggregator.receive(replace(answer, plain=np.ones(2), corrected=np.zeros(2)), ONE))
+        return aggregator, said
+
+    def test_tenfold_at_once(self) -> None:
+        aggregator, said = self.after(1.2, 16.0)
+        assert said.w.tolist() == [0, 0]
+        assert (said.tau, said.eta) == (1, 0.001 / 4)
+        assert said.drift == Drift(correct=False, share=0.0)
+        aggregator.receive(replace(report(said, 1.0), plain=np.ones(2), corrected=np.zeros(2)), ONE)
+        assert last(aggregator).reason is Reason.RECOVERY
+
+    def test_by_half_twice_in_a_row(self) -> None:
+        assert self.after(1.6)[1].w.tolist() == w_of(2).tolist()
+        assert self.after(1.6, 1.2, 1.6)[1].w.tolist() == w_of(4).tolist()
+        assert self.after(1.6, 1.6)[1].w.tolist() == [0, 0]
+
+    def test_not_where_the_losses_are_all_next_to_nothing(self) -> None:
+        assert self.after(0.09, 0.09, best=0.001)[1].w.tolist() == w_of(3).tolist()
+        assert self.after(0.11, 0.11, best=0.001)[1].w.tolist() == [0, 0]
+
+    def test_a_loss_that_is_no_number_is_far_above(self) -> None:
+        assert self.after(np.nan)[1].w.tolist() == [0, 0]
+
+    def test_with_a_fixed_step_size_the_run_goes_on(self) -> None:
+        aggregator = make(1000)
+        said = aggregator.start()
+        for k, loss in enumerate((1.0, 100.0, 100.0)):
+            said = go_on(aggregator.receive(report(said, loss, w=k + 1, best=1.0), ONE))
+        assert said.w.tolist() == w_of(3).tolist()
+
+
+def test_the_step_size_sees_the_steepest_node_that_is_sane() -> None:
+    aggregator = make(1000, step_size=AutoStep(kappa=1.0, start=0.01))
+    said = aggregator.start()
+    assert said.estimate
+    assert said.curvature
+    said = go_on(aggregator.receive(report(said, 1.0), ONE))
+    answer = replace(report(said, 1.0, estimates=(1.0, 1.0, 1.0)), beta=np.array([np.inf, 40.0]))
+    assert go_on(aggregator.receive(answer, ONE)).eta == pytest.approx(1 / 40)
