@@ -15,7 +15,7 @@ from benchmarks.measure import take_turns
 from benchmarks.workload import BATCH, ETA
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.models.cnn import cnn
-from fedbudget.plan import Plan, prepare
+from fedbudget.plan import PlanHere, prepare
 from fedbudget.runs.settings import Settings
 
 _TAU, _SAMPLES = 10, 5_000
@@ -70,7 +70,7 @@ def _updates(rounds: int) -> Work:
     return work
 
 
-def _plan(rounds: int) -> Plan:
+def _plan(rounds: int) -> PlanHere:
     settings = Settings(
         model="cnn",
         nodes=1,

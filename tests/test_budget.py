@@ -101,6 +101,16 @@ class TestLedger:
         assert second.spent.tolist() == [16, 33]
         assert (second.costs.step.tolist(), second.costs.aggregation.tolist()) == ([3, 1], [2, 20])
 
+    def test_what_is_charged_need_not_be_what_is_expected(self) -> None:
+        ledger = two(100, 100).charge(4, costs([2.5, 0], [30, 12]), expected=costs([2, 0], [1, 11]))
+        assert ledger.spent.tolist() == [40, 12]
+        assert (ledger.costs.step.tolist(), ledger.costs.aggregation.tolist()) == ([2, 0], [1, 11])
+
+    def test_costs_of_another_number_of_resources_are_refused(self) -> None:
+        for wrong in ((costs([1], [1]),), (costs([1, 1], [1]),), (costs([1, 1], [1, 1]), costs([1], [1]))):
+            with pytest.raises(ValueError, match="costs of 2 resources are wanted"):
+                two(100, 100).charge(1, *wrong)
+
     def test_is_a_value(self) -> None:
         ledger = two(100, 100)
         ledger.charge(4, costs([1, 1], [1, 1]))

@@ -13,7 +13,7 @@ from fedbudget.data.dataset import Dataset
 from fedbudget.data.digits import load
 from fedbudget.errors import UserError
 from fedbudget.models.base import loss_over
-from fedbudget.plan import Plan, prepare
+from fedbudget.plan import PlanHere, prepare
 from fedbudget.runs.settings import Settings
 from fedbudget.step_size import AutoStep, FixedStep, Pace, Seen
 from fedbudget.training import execute
@@ -135,7 +135,7 @@ def _assert_no_higher_than_at_the_start(seed: int) -> None:
     assert execute(plan).loss <= start, plan.settings
 
 
-def random_plan(seed: int) -> Plan:
+def random_plan(seed: int) -> PlanHere:
     """Any model, case, number of nodes, mini-batch and budget, with features scaled by 0.01 to 100."""
     rng = np.random.default_rng(seed)
     digits: Dataset = load()

@@ -4,7 +4,8 @@ A resource is a name, a unit and how nodes combine: time takes the slowest node,
 any number M of resources with a limit each, and every rule here is written for M at once.
 
 The ledger is a value. Charging a round gives a new ledger with the newest cost estimates ĉ_m, b̂_m and the spent s_m of
-Algorithm 2; nothing is changed in place.
+Algorithm 2; nothing is changed in place. What a round cost is the best guess at the next one's cost, unless something
+is known to have been out of the ordinary: then it is charged as it was, and another figure is expected.
 """
 
 import math
@@ -132,7 +133,12 @@ class Costs:
 
 @dataclass(frozen=True)
 class Ledger:
-    """What was spent so far, and what the last round says the next will cost."""
+    """What was spent so far, and what the next round is thought to cost, by the last one.
+
+    Args:
+      costs: ĉ_m and b̂_m; not always what the last round was charged.
+      spent: s_m, [M].
+    """
 
     budget: Budget
     costs: Costs
@@ -151,9 +157,17 @@ class Ledger:
                 )
         return cls(budget, expected, np.zeros(len(budget.limits)))
 
-    def charge(self, updates: int, costs: Costs) -> "Ledger":
-        """s_m ← s_m + ĉ_m τ + b̂_m, with ĉ_m and b̂_m as the new estimates."""
-        return Ledger(self.budget, costs, self.spent + costs.step * updates + costs.aggregation)
+    def charge(self, updates: int, costs: Costs, expected: Costs | None = None) -> "Ledger":
+        """s_m ← s_m + c_m τ + b_m, and new estimates ĉ_m and b̂_m.
+
+        Args:
+          costs: c_m and b_m, what the round cost.
+          expected: ĉ_m and b̂_m, what the next is thought to cost; the same as this one when left out.
+        """
+        for what in (costs, expected or costs):
+            if what.step.shape != self.spent.shape or what.aggregation.shape != self.spent.shape:
+                raise ValueError(f"costs of {len(self.spent)} resources are wanted, not {what}")
+        return Ledger(self.budget, expected or costs, self.spent + costs.step * updates + costs.aggregation)
 
     def must_stop_with(self, tau: int) -> bool:
         """Algorithm 2's stop rule: is a round of τ updates, and the final loss after it, the last that can fit?"""

@@ -1,9 +1,10 @@
 """From settings to a run that is ready to start: everything checked, nothing written, nothing spent."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +26,12 @@ from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Drift
+from fedbudget.runs.checkpoint import Checkpoint
+from fedbudget.runs.record import RoundRecord
 from fedbudget.runs.settings import Settings
+
+if TYPE_CHECKING:
+    from fedbudget.engines.network.hub import Attendance
 
 DEFAULT_BATCH = 100
 DEFAULT_NODES = 5
@@ -33,30 +39,39 @@ DEFAULT_NODES = 5
 _PARTITION, _COSTS, _ABSENCE = 1, 2, 3  # streams of random numbers, apart from each other
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """A run that is ready to start.
 
     Args:
       settings: as asked for, completed with what was decided.
-      train, test: all samples, as the model wants them.
-      fleet: the nodes with their shards.
+      train, test: all samples, as the model wants them; those to train on may be on other machines.
       aggregator: of a federated run; the baselines have none.
       engine: makes the run.
       repeatable: whether the settings alone say what was trained on what.
+      keep: saves where the run has come to, so that it can go on from there after a crash; given its folder, and the
+        last round's record; without one before the first round.
+      wake: ends what the engine is waiting for, when the run is interrupted.
+      resumed: where the run goes on from, if it does.
+      attendance: how nodes on other machines are doing.
+      traffic: what has passed between them and the aggregator, in bytes and numbers by name.
     """
 
     settings: Settings
     budget: Budget
     dataset: Dataset
     model: Model
-    train: Table
     test: Table | None
-    fleet: Fleet
     meters: Meters
     aggregator: Aggregator | None
     engine: Engine
     repeatable: bool
+    train: Table | None = None
+    keep: Callable[[Path, RoundRecord | None], None] | None = None
+    wake: Callable[[], None] = lambda: None
+    resumed: Checkpoint | None = None
+    attendance: "Callable[[], Sequence[Attendance]] | None" = None
+    traffic: Callable[[], Mapping[str, int]] | None = None
 
     @property
     def title(self) -> str:
@@ -67,11 +82,24 @@ class Plan:
         if settings.method == "centralized":
             return f"{what}, centralized"
         tau = "adaptive τ" if settings.tau == "adaptive" else f"τ = {settings.tau}"
+        spread = "" if settings.partition is None else f", {settings.partition}"
         how = {"paper": tau, "frugal": f"{tau}, frugal"}.get(settings.method, settings.method)
-        return f"{what}, {settings.nodes} nodes, {settings.partition}, {how}"
+        return f"{what}, {settings.nodes} nodes{spread}, {how}"
 
 
-def prepare(settings: Settings, *, dataset: Dataset | None = None, model: Model | None = None) -> Plan:
+@dataclass(frozen=True, kw_only=True)
+class PlanHere(Plan):
+    """The plan of a run whose data are here.
+
+    Args:
+      fleet: the nodes with their shards.
+    """
+
+    train: Table
+    fleet: Fleet
+
+
+def prepare(settings: Settings, *, dataset: Dataset | None = None, model: Model | None = None) -> PlanHere:
     """Loads the data, gives it to nodes, and finds out what a round costs; refuses what cannot work."""
     repeatable = dataset is None and model is None
     if dataset is None:
@@ -82,13 +110,25 @@ def prepare(settings: Settings, *, dataset: Dataset | None = None, model: Model 
         model = catalogue.build(settings.model, dataset, clusters=settings.clusters, device=settings.device)
     train = dataset.table(dataset.train, model.target)
     test = None if dataset.test is None else dataset.table(dataset.test, model.target)
-    settings, rows = _distribute(settings, dataset)
+    settings, rows = distribute(settings, dataset)
     shards = Shards.of(train, rows)
     if settings.batch_size is None:
         settings = replace(settings, batch_size=min(DEFAULT_BATCH, int(shards.size.min())))
-    meters, fleet = _meters(settings), _fleet(settings, model, shards)
+    meters, fleet = meters_of(settings), _fleet(settings, model, shards)
     aggregator, engine = _engine(settings, fleet, meters, train)
-    return Plan(settings, meters.budget, dataset, model, train, test, fleet, meters, aggregator, engine, repeatable)
+    return PlanHere(
+        settings=settings,
+        budget=meters.budget,
+        dataset=dataset,
+        model=model,
+        train=train,
+        test=test,
+        meters=meters,
+        aggregator=aggregator,
+        engine=engine,
+        repeatable=repeatable,
+        fleet=fleet,
+    )
 
 
 def _engine(settings: Settings, fleet: Fleet, meters: Meters, train: Table) -> tuple[Aggregator | None, Engine]:
@@ -160,7 +200,7 @@ def _from_any_folder(settings: Settings) -> Settings:
     return settings
 
 
-def _distribute(settings: Settings, dataset: Dataset) -> tuple[Settings, partition.Rows]:
+def distribute(settings: Settings, dataset: Dataset) -> tuple[Settings, partition.Rows]:
     """The rows of each node, and the settings with what was decided."""
     files = len(dataset.files)
     chosen = Partition.parse(settings.partition or ("files" if files else "case:1"))
@@ -183,11 +223,16 @@ def _fleet(settings: Settings, model: Model, shards: Shards, only: list[int] | N
     return Fleet(model, shards, batch=batch, seed=settings.seed, numbers=only)
 
 
-def _meters(settings: Settings) -> Meters:
+def meters_of(settings: Settings, measured: Callable[[Budget, Energy, Money], Meters] = measured_meters) -> Meters:
+    """The meters of a run.
+
+    Args:
+      measured: makes those that measure.
+    """
     energy = Energy(settings.watts, settings.joules_per_byte)
     money = Money(settings.price_per_hour, settings.price_per_gigabyte)
     if settings.costs == "measured":
-        return measured_meters(settings.limits(), energy, money)
+        return measured(settings.limits(), energy, money)
     rng = np.random.default_rng([settings.seed, _COSTS])
     return simulated_meters(settings.limits(), energy, money, _profile(settings), rng)
 

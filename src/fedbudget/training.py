@@ -3,6 +3,7 @@
 The command line and the Python API both come through here.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from fedbudget.models.base import Model, loss_over
 from fedbudget.plan import Plan, prepare
 from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.messages import Broadcast
-from fedbudget.runs.folder import PLOT, RunWriter, SavedModel
+from fedbudget.runs.folder import PLOT, Run, RunWriter, SavedModel
 from fedbudget.runs.record import RoundRecord, average_tau
 from fedbudget.runs.settings import Settings
 
@@ -35,11 +36,12 @@ class Result:
     """What a run gave.
 
     Args:
-      loss: F(w^f) on all training samples.
+      loss: F(w^f) on all training samples; where these are on other machines, as nodes last told it.
       accuracy: on the test samples; None where it has no meaning.
       average_tau: Σ τ² / Σ τ over rounds.
       aggregations, local_updates: K and T; in one place nothing is aggregated.
       spent, budget, overshoot: per resource.
+      sources: how each of these is known: measured, estimated, declared or simulated.
       stopped_by: a resource, `rounds` or `interrupted`.
       metrics: further figures on the test samples, where the model has some.
       note: in which way the data were less than the whole dataset, if they were.
@@ -56,6 +58,7 @@ class Result:
     spent: Mapping[str, float]
     budget: Mapping[str, float]
     overshoot: Mapping[str, float]
+    sources: Mapping[str, str]
     stopped_by: str
     metrics: Mapping[str, float]
     note: str
@@ -75,6 +78,7 @@ class Result:
             "spent": dict(self.spent),
             "budget": dict(self.budget),
             "overshoot": dict(self.overshoot),
+            "sources": dict(self.sources),
             "stopped_by": self.stopped_by,
             **({"note": self.note} if self.note else {}),
             "run": None if self.run is None else str(self.run),
@@ -134,8 +138,8 @@ def train(
 
 def execute(plan: Plan, *, out: Path | None = None, watch: Watch | None = None, plot: bool = True) -> Result:
     """Makes the run; with `out` it is also written to disk, round by round, and with `plot` drawn at its end."""
-    with interruptible() as interrupted:
-        writer = None if out is None else RunWriter(out, _config(plan))
+    with interruptible(plan.wake) as interrupted:
+        writer = None if out is None else _writer(plan, out)
         diary = _Diary(plan, writer, watch)
         outcome = plan.engine(observe=diary.observe, interrupted=interrupted)
         result = _result(plan, outcome, diary.records, out)
@@ -157,16 +161,22 @@ def default_folder(settings: Settings) -> Path:
     return path
 
 
+def _writer(plan: Plan, out: Path) -> RunWriter:
+    return RunWriter(out, _config(plan)) if plan.resumed is None else RunWriter.resume(out, plan.resumed.record)
+
+
 class _Diary:
     """Turns rounds into records, for the disk and for whoever watches."""
 
     def __init__(self, plan: Plan, writer: RunWriter | None, watch: Watch | None) -> None:
-        self.records: list[RoundRecord] = []
+        self.records = [] if plan.resumed is None or writer is None else Run.open(writer.path).rounds
         self._plan = plan
         self._writer = writer
         self._watch = watch
-        self._began = time.perf_counter()
+        self._began = time.perf_counter() - (self.records[-1].wall if self.records else 0.0)
         self._next_evaluation = 0.0
+        if plan.keep is not None and writer is not None and not self.records:
+            plan.keep(writer.path, None)
 
     def observe(self, happened: Round, said: Broadcast) -> None:
         accuracy, share = None, happened.ledger.share
@@ -177,6 +187,8 @@ class _Diary:
         record = RoundRecord.of(happened, accuracy=accuracy, wall=time.perf_counter() - self._began)
         self.records.append(record)
         if self._writer is not None:
+            if self._plan.keep is not None:
+                self._plan.keep(self._writer.path, record)
             self._writer.append(record)
         if self._watch is not None:
             self._watch(record)
@@ -186,7 +198,7 @@ def _result(plan: Plan, outcome: Outcome, records: Sequence[RoundRecord], out: P
     taus = [record.tau for record in records if record.tau > 0]
     budget, ledger = plan.budget, outcome.ledger
     return Result(
-        loss=loss_over(plan.model, outcome.w, plan.train),
+        loss=_loss(plan, outcome, records),
         accuracy=None if plan.test is None else plan.model.accuracy(outcome.w, plan.test),
         average_tau=average_tau(taus),
         aggregations=0 if plan.settings.method == "centralized" else len(taus),
@@ -194,6 +206,7 @@ def _result(plan: Plan, outcome: Outcome, records: Sequence[RoundRecord], out: P
         spent=budget.label(ledger.spent),
         budget=dict(budget.limits),
         overshoot=budget.label(ledger.overshoot),
+        sources=plan.meters.sources,
         stopped_by=outcome.stopped_by,
         metrics={} if plan.test is None else plan.model.metrics(outcome.w, plan.test),
         note=plan.dataset.note,
@@ -203,10 +216,17 @@ def _result(plan: Plan, outcome: Outcome, records: Sequence[RoundRecord], out: P
     )
 
 
+def _loss(plan: Plan, outcome: Outcome, records: Sequence[RoundRecord]) -> float:
+    if plan.train is not None:
+        return loss_over(plan.model, outcome.w, plan.train)
+    return records[-1].best_loss if records else math.nan
+
+
 def _config(plan: Plan) -> str:
     config = plan.settings.to_toml()
     if not plan.repeatable:
-        config = "# The model or the data was given in Python: this file alone does not repeat the run.\n" + config
+        where = "data were with the nodes" if plan.train is None else "model or the data was given in Python"
+        config = f"# The {where}: this file alone does not repeat the run.\n{config}"
     return f"# fedbudget {__version__}\n{config}"
 
 
@@ -214,7 +234,7 @@ def _save(plan: Plan, writer: RunWriter, result: Result) -> None:
     summary = {
         **result.to_json(),
         "status": "interrupted" if result.stopped_by == "interrupted" else "finished",
-        "sources": plan.meters.sources,
+        **({} if plan.traffic is None else {"network": dict(plan.traffic())}),
         "parameters": plan.model.parameters,
         "version": __version__,
     }

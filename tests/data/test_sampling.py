@@ -133,3 +133,24 @@ def test_where_nothing_is_aggregated_no_mini_batch_comes_twice_in_an_epoch() -> 
     for _ in range(3):
         epoch = [sampler.round(1, anew=True).positions[0, 0] for _ in range(6)]
         assert sorted(np.concatenate(epoch)) == list(range(60))
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    before=st.lists(st.integers(1, 6), max_size=5),
+    ours=st.lists(st.integers(0, 6), max_size=8),
+    its=st.lists(st.integers(0, 6), max_size=8),
+    ours_first=st.booleans(),
+)
+def test_a_fork_draws_what_the_sampler_would_and_neither_notices_the_other(
+    before: list[int], ours: list[int], its: list[int], ours_first: bool
+) -> None:
+    own = sampler(7, 12, batch=3)
+    in_use(own, before)
+    twin = own.fork()
+    again = twin.fork()  # a fork of a fork
+    pairs = [(own, ours), (twin, its), (again, ours)]
+    for one, taus in pairs if ours_first else pairs[::-1]:
+        undisturbed = sampler(7, 12, batch=3)
+        in_use(undisturbed, before)
+        assert in_use(one, taus) == in_use(undisturbed, taus)

@@ -15,7 +15,7 @@ from fedbudget.control import Reason
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.engines import in_process
 from fedbudget.meters.measured import Instant
-from fedbudget.plan import Plan, prepare
+from fedbudget.plan import PlanHere, prepare
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast
@@ -34,17 +34,17 @@ def pixels(features: int, samples: int) -> Dataset:
     return Dataset("pixels", Part(x.astype(np.uint8), labels), classes=tuple("0123"), scale=1 / 255, parity=True)
 
 
-def plan_of(features: int = 8, samples: int = 60, **settings: Any) -> Plan:
+def plan_of(features: int = 8, samples: int = 60, **settings: Any) -> PlanHere:
     asked = {"nodes": NODES, "partition": "case:2", "batch_size": "full", **settings}
     return prepare(Settings(dataset="pixels", **asked), dataset=pixels(features, samples))
 
 
-def aggregator_of(plan: Plan) -> Aggregator:
+def aggregator_of(plan: PlanHere) -> Aggregator:
     assert plan.aggregator is not None
     return plan.aggregator
 
 
-def carry_out(plan: Plan) -> tuple[Outcome, History]:
+def carry_out(plan: PlanHere) -> tuple[Outcome, History]:
     history: History = []
     outcome = in_process.run(
         aggregator_of(plan), [plan.fleet], plan.meters, observe=lambda happened, said: history.append((happened, said))
@@ -225,7 +225,7 @@ class TestBudgetIsKept:
 
     RUNS = 200
 
-    def random_plan(self, number: int) -> Plan:
+    def random_plan(self, number: int) -> PlanHere:
         rng = np.random.default_rng([2024, number])
         chosen = rng.permutation(list(RESOURCES))[: rng.integers(1, len(RESOURCES) + 1)]
         settings: dict[str, Any] = {

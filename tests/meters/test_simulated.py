@@ -1,10 +1,12 @@
 """The paper's simulated time: its appendix's figures once more, and what is drawn from them."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 
+from fedbudget.errors import UserError
 from fedbudget.meters.meter import RoundTrip
 from fedbudget.meters.simulated import CENTRALIZED_SGD, DGD, SGD, Gaussian, Profile, SimulatedTime
 
@@ -84,3 +86,22 @@ def test_wall_clocks_have_no_say_in_simulated_time() -> None:
     slow = RoundTrip(updates=3, nodes=5, wire_bytes=0, step_seconds=1e6, seconds=1e9, step_cpu=1e6, cpu=1e9)
     one, other = (SimulatedTime(SGD, np.random.default_rng(1)) for _ in range(2))
     assert one.read(slow) == other.read(trip(updates=3))
+
+
+def test_draws_go_on_from_a_state_that_went_through_json() -> None:
+    time = SimulatedTime(SGD, np.random.default_rng(3))
+    for updates in (1, 4, 2):
+        time.read(trip(updates))
+    state = json.dumps(time.state())
+    expected = [time.read(trip(updates)) for updates in (3, 1, 5)]
+    again = SimulatedTime(SGD, np.random.default_rng(0))
+    again.restore(json.loads(state))
+    assert [again.read(trip(updates)) for updates in (3, 1, 5)] == expected
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"bit_generator": "MT19937"}, {"bit_generator": "PCG64", "state": {"state": "x"}}]
+)
+def test_a_state_that_is_none_is_refused(state: dict[str, object]) -> None:
+    with pytest.raises(UserError, match="the state of the simulated time is not one"):
+        SimulatedTime(SGD, np.random.default_rng(3)).restore(state)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedbudget.arrays import Float32
 from fedbudget.budget import Budget, Costs
 from fedbudget.control import AdaptiveTau, Estimates, FixedTau, Reason
 from fedbudget.errors import UserError
@@ -13,6 +14,7 @@ from fedbudget.protocol.aggregator import Aggregator, Outcome, Round, State
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
 from fedbudget.step_size import FixedStep
 from hand_made import ONE, ended, go_on, last, make, report, w_of
+from methods import bits, new_aggregator, nodes, one_round, simulated_time
 from problems import costs
 
 FIRST = Broadcast(1, np.zeros(2, np.float32), 3, 0.1, False, False, False)
@@ -300,13 +302,24 @@ class TestPeerErrors:
         with pytest.raises(PeerError, match="a report needs nodes"):
             make_and_first(1000).receive(nobody, ONE)
 
-    def test_a_refused_report_changes_nothing(self) -> None:
-        aggregator = make_and_first(1000)
+    @pytest.mark.parametrize("wrong", [{"round": 9}, {"w": None}, {"corrected": None}, {"plain": np.zeros(3)}])
+    def test_a_refused_report_changes_nothing(self, wrong: dict[str, object]) -> None:
+        aggregator = make(1000, correct_drift=True)
+        right = replace(report(aggregator.start(), 1, w=1), plain=np.zeros(2), corrected=np.zeros(2))
+        right = replace(right, round=go_on(aggregator.receive(right, ONE)).round, losses=np.full(2, 0.5))
+        before, record = bits(aggregator.memory()), aggregator.last
         with pytest.raises(PeerError):
-            aggregator.receive(replace(report(FIRST, 1), round=9), ONE)
-        assert aggregator.last is None
-        assert aggregator.ledger.spent.tolist() == [0]
-        assert go_on(aggregator.receive(report(FIRST, 1, w=1), ONE)).round == 2
+            aggregator.receive(replace(right, **wrong), ONE)  # type: ignore[arg-type]
+        assert aggregator.last is record
+        assert bits(aggregator.memory()) == before
+        assert go_on(aggregator.receive(right, ONE)).round == 3
+
+    def test_nor_do_costs_that_are_wrong(self) -> None:
+        aggregator = make_and_first(1000)
+        before = bits(aggregator.memory())
+        with pytest.raises(ValueError, match="costs of 1 resources are wanted"):
+            aggregator.receive(report(FIRST, 1), costs([1, 1], [1, 1]))
+        assert bits(aggregator.memory()) == before
 
 
 class TestOrder:
@@ -338,6 +351,103 @@ class TestInterrupt:
 
     def test_before_the_first_report_it_is_the_first_w(self) -> None:
         assert make_and_first(1000).interrupt().w.tolist() == [0, 0]
+
+    def test_what_the_unfinished_round_has_cost_can_be_charged(self) -> None:
+        aggregator = make(1000)
+        aggregator.receive(report(aggregator.start(), 5, w=1), ONE)
+        outcome = aggregator.interrupt(costs([7], [2.5]))
+        assert outcome.ledger.spent.tolist() == [4 + 2.5]  # no update counts
+        assert outcome.ledger.costs is ONE
+
+    def test_not_twice(self) -> None:
+        aggregator = make_and_first(1000)
+        aggregator.interrupt()
+        with pytest.raises(LocalError, match="has ended already"):
+            aggregator.interrupt()
+
+
+class TestGivingUp:
+    def test_charges_the_round_that_never_came_together_and_ends_with_the_best_w(self) -> None:
+        aggregator = make(20)
+        said = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
+        aggregator.receive(report(said, 4, w=2, best=5), ONE)
+        outcome = aggregator.give_up(costs([0], [13]), "time")
+        assert outcome.w.tolist() == w_of(1).tolist()
+        assert outcome.stopped_by == "time"
+        assert outcome.ledger.spent.tolist() == [8 + 13]
+        assert outcome.ledger.overshoot.tolist() == [1]
+        assert last(aggregator).round == 2
+        assert aggregator.state is State.DONE
+
+    def test_also_of_the_final_loss(self) -> None:
+        aggregator = make(7.9)
+        final = go_on(aggregator.receive(report(aggregator.start(), 1, w=3), ONE))
+        assert final.tau == 0
+        assert aggregator.give_up(costs([0], [1]), "time").w.tolist() == [0, 0]
+
+    def test_there_must_be_a_round(self) -> None:
+        with pytest.raises(LocalError, match="no round to give up: the run is ready"):
+            make().give_up(ONE, "time")
+        aggregator = make_and_first(1000)
+        aggregator.interrupt()
+        with pytest.raises(LocalError, match="no round to give up: the run is done"):
+            aggregator.give_up(ONE, "time")
+
+
+class TestExpectedCosts:
+    def test_what_is_expected_decides_and_what_was_is_charged(self) -> None:
+        # The round cost 3 + 9, of which 8 were a wait that does not come again: 12 spent, (24 - 12 - 1 - 2) fit.
+        aggregator = make(24, controller=FixedTau(10), expected=costs([0.1], [0.1]))
+        said = aggregator.start()
+        answer = report(said, 1)
+        second = go_on(aggregator.receive(answer, costs([0.3], [9]), expected=costs([1], [1])))
+        assert last(aggregator).ledger.spent.tolist() == [12]
+        assert last(aggregator).ledger.costs.aggregation.tolist() == [1]
+        assert (second.tau, second.stop) == (9, True)
+
+
+class TestSettling:
+    """Where nodes hold something else than the average, everything goes by what they hold."""
+
+    def test_the_next_w_is_what_nodes_will_hold(self) -> None:
+        asked = []
+
+        def settle(new: Float32, old: Float32) -> Float32:
+            asked.append((new.tolist(), old.tolist()))
+            return np.asarray(old + np.rint(new - old), np.float32)
+
+        aggregator = make(settle=settle)
+        second = go_on(aggregator.receive(report(aggregator.start(), 5, w=1.4), ONE))
+        third = go_on(aggregator.receive(report(second, 4, w=3.75, best=5), ONE))
+        assert (second.w.tolist(), third.w.tolist()) == (w_of(1).tolist(), w_of(4).tolist())
+        assert asked == [(w_of(1.4).tolist(), [0, 0]), (w_of(3.75).tolist(), w_of(1).tolist())]
+        assert third.best
+        assert aggregator.interrupt().w.tolist() == w_of(1).tolist()
+
+    def test_going_back_is_settled_too(self) -> None:
+        aggregator = make(settle=lambda new, old: np.asarray((new + old) / 2, np.float32))
+        second = go_on(aggregator.receive(report(aggregator.start(), 5, w=8), ONE))
+        assert second.w.tolist() == w_of(4).tolist()
+        nothing = replace(report(second, 6, best=5), w=np.full((2, 2), np.nan, np.float32))
+        third = go_on(aggregator.receive(nothing, ONE))
+        assert third.w.tolist() == w_of(2).tolist()  # half the way from (4, -4) to w^f, which is (0, 0)
+
+    def test_nodes_and_aggregator_know_the_same_mean_gradient(self) -> None:
+        def settle(new: Float32, old: Float32) -> Float32:
+            return np.asarray(old + (new - old).astype(np.float16), np.float32)
+
+        fleets, time = nodes("svm", 5), simulated_time()
+        aggregator = new_aggregator("svm", "frugal", settle=settle)
+        aggregator.start()
+        compared = 0
+        while aggregator.pending is not None:
+            happened = one_round(aggregator, fleets, time)
+            news, known = happened.said.news, fleets[1]._correction
+            if news is not None and news.mean is not None and happened.said.tau > 0:
+                assert known is not None
+                assert known.mean.tobytes() == news.mean.tobytes()
+                compared += 1
+        assert compared > 5
 
 
 class TestRecord:

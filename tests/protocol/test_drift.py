@@ -10,11 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbudget.arrays import Float32, Float64, Int64
-from fedbudget.control import AdaptiveTau, FixedTau
+from fedbudget.budget import Budget
+from fedbudget.control import AdaptiveTau, Controller, FixedTau
 from fedbudget.data.shards import Shards
+from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.drift import Correction, Divergence, mean_gradient, next_mean
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, Drift, News, PeerError, Report
+from fedbudget.protocol.messages import Broadcast, Drift, LocalError, News, PeerError, Report
+from fedbudget.step_size import FixedStep
+from hand_made import ONE, go_on
+from methods import bits
 from problems import MODELS, Problem, converse, corrected_descent, problem, unequal_parts
 
 FRUGAL: dict[str, Any] = {"correct_drift": True, "delta": "parameters"}
@@ -42,6 +47,13 @@ def attendances(draw: st.DrawFn, nodes: int = 4, rounds: int = 9) -> list[list[i
     """Who takes part in each round: nodes come late, miss rounds, and return."""
     here = st.lists(st.integers(0, nodes - 1), min_size=1, unique=True).map(sorted)
     return [draw(here) for _ in range(rounds)]
+
+
+def starting(w: Float32, controller: Controller, **method: Any) -> Aggregator:
+    """An aggregator with a budget that does not matter."""
+    return Aggregator(
+        w, budget=Budget({"time": 1e6}), controller=controller, step_size=FixedStep(0.1), expected=ONE, **method
+    )
 
 
 class TestAgainstASecondImplementation:
@@ -172,6 +184,102 @@ def test_it_takes_the_drift_away() -> None:
         *_, (said, _, _) = converse([together(case, parts)], FixedTau(20), eta=0.1, rounds=100, w=w, **method)
         off[name] = float(np.linalg.norm(said.w - everything))
     assert off["corrected"] < 1e-4 < 0.1 < off["plain"]
+
+
+class TestForgettingNodes:
+    """Nodes leave for good, or come back without their memory."""
+
+    NODES = 4
+
+    @settings(deadline=None, max_examples=40)
+    @given(
+        seed=st.integers(0, 10**4),
+        before=attendances(rounds=4),
+        after=attendances(rounds=4),
+        lost=st.sets(st.integers(0, 3), min_size=1, max_size=3),
+        tau=st.integers(1, 5),
+    )
+    def test_those_who_stay_go_on_as_if_they_began_there(
+        self, seed: int, before: list[list[int]], after: list[list[int]], lost: set[int], tau: int
+    ) -> None:
+        """An interval without correction begins with all c_i = c = 0, as a run does: nothing of the past is left.
+
+        Those that are lost may come back later; then they are new.
+        """
+        case = problem("svm", 3)
+        parts = unequal_parts(len(case.table), self.NODES, seed)
+        stay = [node for node in range(self.NODES) if node not in lost]
+        fleets = alone(case, parts)
+        aggregator = starting(case.start(3), FixedTau(tau), correct_drift=True)
+        said = aggregator.start()
+        visited = []
+        for number, here in enumerate([*before, stay, *after]):
+            if number == len(before):
+                said = aggregator.forget(lost)
+                for node in lost:
+                    fleets[node] = alone(case, parts)[node]
+            visited.append(said.w)
+            report = Report.merge([fleets[node].answer(said) for node in here])
+            said = go_on(aggregator.receive(self.always_correct(report), ONE))
+        visited.append(said.w)
+        expected = corrected_descent(
+            case.local(parts),
+            [len(part) for part in parts],
+            visited[len(before)].astype(np.float64),
+            taus=[tau] * 5,
+            eta=0.1,
+            present=[stay, *after],
+            correct=[True] * 5,
+        )
+        np.testing.assert_allclose(np.array(visited[len(before) :]), np.array(expected), atol=2e-5)
+
+    def always_correct(self, report: Report) -> Report:
+        return replace(report, plain=np.ones(len(report.nodes)), corrected=np.zeros(len(report.nodes)))
+
+    def after_three(self, **method: Any) -> tuple[Aggregator, Broadcast]:
+        case = problem("svm", 3)
+        fleet = together(case, sorted_parts(case, 4))
+        aggregator = starting(case.start(1), AdaptiveTau(), **method)
+        said = aggregator.start()
+        for _ in range(3):
+            said = go_on(aggregator.receive(fleet.answer(said), ONE))
+        return aggregator, said
+
+    def test_the_next_round_is_the_same_but_for_the_correction(self) -> None:
+        aggregator, said = self.after_three(**FRUGAL)
+        assert said.drift == Drift(correct=True, share=1.0)
+        instead = aggregator.forget([2])
+        assert instead.drift == Drift(correct=False, share=1.0)
+        assert bits(replace(instead, drift=said.drift)) == bits(said)
+        assert aggregator.pending is instead
+        assert aggregator.memory().nodes.tolist() == [0, 1, 3]
+
+    def test_delta_is_that_of_the_coming_round(self) -> None:
+        aggregator, _ = self.after_three(**FRUGAL)
+        aggregator.forget([2])
+        memory = aggregator.memory()
+        assert memory.estimates is not None
+        assert memory.divergence is not None
+        assert memory.estimates.delta == memory.divergence.plain != memory.divergence.corrected
+
+    def test_nodes_that_never_took_part_have_nothing_to_forget(self) -> None:
+        aggregator, said = self.after_three(**FRUGAL)
+        assert aggregator.forget([7, 9]) is said
+        assert aggregator.forget([]) is said
+
+    def test_without_correction_there_is_nothing_to_do(self) -> None:
+        aggregator, said = self.after_three()
+        assert aggregator.forget([2]) is said
+
+    def test_a_round_that_is_not_corrected_anyway_stays_as_it_is(self) -> None:
+        aggregator, _ = self.after_three(**FRUGAL)
+        once = aggregator.forget([2])
+        assert aggregator.forget([3]) is once
+        assert aggregator.memory().nodes.tolist() == [0, 1]
+
+    def test_only_between_rounds(self) -> None:
+        with pytest.raises(LocalError, match="forgotten between rounds: the run is ready"):
+            starting(np.zeros(2, np.float32), FixedTau(1), correct_drift=True).forget([1])
 
 
 class TestDecidesByItself:

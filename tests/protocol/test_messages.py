@@ -63,6 +63,15 @@ class TestMerge:
         with pytest.raises(PeerError, match=r"reports of different rounds: \[4, 5\]"):
             Report.merge([report(1, round=5), report(0)])
 
+    def test_refuses_a_node_that_is_in_two_reports(self) -> None:
+        with pytest.raises(PeerError, match="a node reported twice in round 4"):
+            Report.merge([report(0, 2), report(1), report(2)])
+
+    def test_refuses_vectors_of_different_lengths(self) -> None:
+        longer = replace(report(1), w=np.zeros((1, 4), np.float32))
+        with pytest.raises(PeerError, match="reports of round 4 have w of different shapes"):
+            Report.merge([report(0), longer])
+
 
 class TestWireBytes:
     def test_a_broadcast_is_its_header_and_w(self) -> None:

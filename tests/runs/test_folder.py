@@ -1,6 +1,7 @@
 """A run's folder: what is written can be read, what is there already stays, and nothing is ever half written."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from fedbudget.errors import UserError
 from fedbudget.runs.folder import Run, RunWriter, SavedModel
 from fedbudget.runs.record import RoundRecord
 from fedbudget.runs.settings import Settings
+from small_disk import fill, small_disk
 
 SETTINGS = Settings(nodes=3, partition="case:2", batch_size=10)
 
@@ -66,6 +68,15 @@ class TestRun:
             assert run.summary is None
         writer.finish({}, b"")
 
+    def test_half_a_line_at_the_end_is_one_that_is_being_written(self, tmp_path: Path) -> None:
+        writer = RunWriter(tmp_path / "run", SETTINGS.to_toml())
+        writer.append(record(1))
+        writer.close()
+        whole = record(2).to_json()
+        for length in range(len(whole)):
+            (tmp_path / "run" / "rounds.jsonl").write_text(record(1).to_json() + "\n" + whole[:length])
+            assert Run.open(tmp_path / "run").rounds == [record(1)]
+
     @pytest.mark.parametrize("missing", ["config.toml", "rounds.jsonl"])
     def test_a_folder_without_its_files_is_no_run(self, tmp_path: Path, missing: str) -> None:
         RunWriter(tmp_path / "run", SETTINGS.to_toml()).finish({}, b"")
@@ -107,19 +118,110 @@ class TestRunWriter:
             RunWriter(tmp_path / out, SETTINGS.to_toml())
         assert files(tmp_path) == {"file": b"a file"}
 
-    def test_a_file_is_replaced_whole_or_not_at_all(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        writer = RunWriter(tmp_path / "run", SETTINGS.to_toml())
-        writer.finish({"loss": 1.0}, b"the first model")
-        write_bytes = Path.write_bytes
+    def test_a_file_is_replaced_whole_or_not_at_all(self, tmp_path: Path) -> None:
+        with small_disk(tmp_path / "disk", 2**18) as disk:
+            writer = RunWriter(disk / "run", SETTINGS.to_toml())
+            writer.finish({"loss": 1.0}, b"the first model")
+            fill(disk)
+            with pytest.raises(OSError, match="No space left"):
+                writer.replace("model.safetensors", b"the second model")
+            assert files(writer.path)["model.safetensors"] == b"the first model"
 
-        def fill_the_disk(path: Path, content: bytes) -> int:
-            write_bytes(path, content[: len(content) // 2])
-            raise OSError(28, "No space left on device")
+    @pytest.mark.parametrize("room", [0, 300])
+    def test_a_record_that_the_disk_has_no_room_for_leaves_no_half_of_it(self, tmp_path: Path, room: int) -> None:
+        with small_disk(tmp_path / "disk", 2**18) as disk:
+            writer = RunWriter(disk / "run", SETTINGS.to_toml())
+            size, number = len(record(1).to_json()) + 1, 0
+            while (number + 1) * size < 4096 - room:  # up to the end of a block, or so that half a record fits
+                number += 1
+                writer.append(record(number))
+            fill(disk)
+            before = files(writer.path)["rounds.jsonl"]
+            long = replace(record(number + 1), kept=("x" * 4096,))
+            for _ in range(2):
+                with pytest.raises(OSError, match="No space left"):
+                    writer.append(long)
+                assert files(writer.path)["rounds.jsonl"] == before
+            (disk / "filler").unlink()
+            writer.append(record(number + 1))
+            writer.finish({}, b"")
+            assert Run.open(writer.path).rounds == [record(k + 1) for k in range(number + 1)]
 
-        monkeypatch.setattr(Path, "write_bytes", fill_the_disk)
-        with pytest.raises(OSError, match="No space left"):
-            writer.replace("model.safetensors", b"the second model")
-        assert files(writer.path)["model.safetensors"] == b"the first model"
+
+class TestGoingOn:
+    """A run that was broken off goes on from its checkpoint, of which only the record matters here."""
+
+    def broken_off(self, path: Path, *numbers: int, rest: str = "") -> Path:
+        writer = RunWriter(path, SETTINGS.to_toml())
+        for number in numbers:
+            writer.append(record(number))
+        writer.close()
+        with (path / "rounds.jsonl").open("a") as file:
+            file.write(rest)
+        return path
+
+    def rounds(self, path: Path) -> list[int]:
+        lines = (path / "rounds.jsonl").read_text().splitlines(keepends=True)
+        assert all(line.endswith("\n") for line in lines)
+        return [each.round for each in Run.open(path).rounds]
+
+    HALF = record(4).to_json()[:50]
+
+    @pytest.mark.parametrize(
+        ("written", "rest", "checkpoint", "kept"),
+        [
+            ((1, 2, 3), "", 3, [1, 2, 3]),
+            ((1, 2), "", 3, [1, 2, 3]),  # the checkpoint is written first
+            ((1, 2), HALF, 3, [1, 2, 3]),
+            ((1, 2, 3), HALF, 3, [1, 2, 3]),
+            ((1, 2, 3), record(4).to_json(), 3, [1, 2, 3]),  # whole but for the end of the line
+            ((1, 2, 3, 4, 5), "", 3, [1, 2, 3]),
+            ((1, 2, 3, 4, 5), HALF, 1, [1]),
+            ((1, 2), "", None, []),
+            ((), HALF, None, []),
+        ],
+    )
+    def test_records_are_those_until_the_checkpoint(
+        self, tmp_path: Path, written: tuple[int, ...], rest: str, checkpoint: int | None, kept: list[int]
+    ) -> None:
+        path = self.broken_off(tmp_path / "run", *written, rest=rest)
+        writer = RunWriter.resume(path, None if checkpoint is None else record(checkpoint).to_json())
+        assert self.rounds(path) == kept
+        following = (checkpoint or 0) + 1
+        writer.append(record(following))
+        assert self.rounds(path) == [*kept, following]
+        writer.finish({"status": "finished"}, b"")
+
+    def test_the_settings_and_all_other_files_stay(self, tmp_path: Path) -> None:
+        path = self.broken_off(tmp_path / "run", 1)
+        (path / "checkpoint.safetensors").write_bytes(b"some")
+        RunWriter.resume(path, record(1).to_json()).finish({}, b"model")
+        assert Run.open(path).settings == SETTINGS
+        assert files(path)["checkpoint.safetensors"] == b"some"
+
+    def test_the_summary_of_an_interruption_goes_away(self, tmp_path: Path) -> None:
+        path = self.broken_off(tmp_path / "run", 1)
+        (path / "summary.json").write_text('{"status": "interrupted"}')
+        RunWriter.resume(path, record(1).to_json()).close()
+        assert Run.open(path).summary is None
+
+    def test_a_run_that_has_finished_is_refused_and_stays_as_it_is(self, tmp_path: Path) -> None:
+        path = self.broken_off(tmp_path / "run", 1, 2)
+        (path / "summary.json").write_text('{"status": "finished"}')
+        before = files(path)
+        with pytest.raises(UserError, match="the run has finished; there is nothing to go on with"):
+            RunWriter.resume(path, record(1).to_json())
+        assert files(path) == before
+
+    @pytest.mark.parametrize("line", ["", "{}", "[1]", "{half"])
+    def test_a_record_that_is_none_is_refused(self, tmp_path: Path, line: str) -> None:
+        path = self.broken_off(tmp_path / "run", 1)
+        with pytest.raises(UserError, match="the checkpoint's last record cannot be read"):
+            RunWriter.resume(path, line)
+
+    def test_no_run_no_going_on(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="is not the folder of a run"):
+            RunWriter.resume(tmp_path, None)
 
 
 class TestSavedModel:

@@ -40,6 +40,7 @@ records = st.builds(
     corrected=st.booleans(),
     plain_delta=st.none() | finite,
     corrected_delta=st.none() | finite,
+    missed=st.lists(st.integers(0)).map(tuple),
 )
 
 LEDGER = Ledger(
@@ -62,6 +63,7 @@ HAPPENED = Round(
     left_out=(3,),
     corrected=True,
     divergence=Divergence(7.0, 6.0),
+    missed=(1, 4),
 )
 
 
@@ -109,6 +111,7 @@ def test_a_record_names_resources_and_spells_reasons_out() -> None:
         "corrected": True,
         "plain_delta": 7.0,
         "corrected_delta": 6.0,
+        "missed": [1, 4],
     }
 
 

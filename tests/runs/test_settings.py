@@ -65,6 +65,9 @@ def test_a_file_has_the_names_of_the_options_and_all_of_them(tmp_path: Path) -> 
         delta="gradient",
         phi=0.01,
         step_size="auto",
+        min_nodes=3,
+        round_timeout=2.5,
+        compress="8-bit",
     )
     written = read(tmp_path, everything.to_toml())
     assert written.keys() == {field.name for field in fields(Settings)}

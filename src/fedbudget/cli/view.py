@@ -6,10 +6,11 @@ The view goes to standard error, so that results on standard output can be piped
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -20,8 +21,12 @@ from fedbudget.plan import Plan
 from fedbudget.runs.record import RoundRecord
 from fedbudget.training import Result, Watch
 
+if TYPE_CHECKING:
+    from fedbudget.engines.network.hub import Attendance
+
 _PATIENCE = 1.0  # seconds before a person is told what takes so long
 _LOG_LINES = 25  # of a plain log, at most, over the whole budget
+_NODES = 12  # of those shown, at most
 _COLUMNS = ("round", "τ", "η", "chosen by", "loss", "best", "accuracy", "ρ̂", "β̂", "δ̂", "spent")
 
 
@@ -77,7 +82,8 @@ def print_result(result: Result) -> None:
     for name, limit in result.budget.items():
         resource, over = RESOURCES[name], result.overshoot[name]
         beyond = f", {resource.format(over)} over" if over else ""
-        print(f"{name}: {resource.format(result.spent[name])} of {resource.format(limit)} spent{beyond}")
+        spent = f"{resource.format(result.spent[name])} of {resource.format(limit)} spent{beyond}"
+        print(f"{name}: {spent} ({result.sources[name]})")
     if result.run is not None:
         print(f"run: {result.run}")
 
@@ -131,6 +137,7 @@ class _LiveView:
 
     def __init__(self, plan: Plan) -> None:
         self._title = plan.title
+        self._attendance = plan.attendance
         self._budget = plan.budget.limits
         self._latest: deque[RoundRecord] = deque(maxlen=12)
         self._spent = dict.fromkeys(self._budget, 0.0)
@@ -143,6 +150,7 @@ class _LiveView:
         return self.render()
 
     def render(self) -> Group:
+        parts: list[RenderableType]
         gauges = Table.grid(padding=(0, 1))
         for name, limit in self._budget.items():
             resource = RESOURCES[name]
@@ -150,12 +158,31 @@ class _LiveView:
             amounts = f"{resource.format(spent)} of {resource.format(limit)}"
             gauges.add_row(name, ProgressBar(total=limit, completed=min(spent, limit), width=40), amounts)
         accuracy = "" if self._accuracy is None else f"accuracy {self._accuracy:.4f}"
-        return Group(
+        parts = [
             Text(self._title, style="bold"),
             gauges,
             Text(accuracy),
             rounds_table(list(self._latest), self._budget),
-        )
+        ]
+        if self._attendance is not None:
+            parts += [Text(""), nodes_table(self._attendance())]
+        return Group(*parts)
+
+
+def nodes_table(nodes: "Sequence[Attendance]") -> Table:
+    """Nodes on other machines; of many, those first that there is something to say of."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("node", "samples", "ms per update", "rounds", "missed", "now"):
+        table.add_column(heading, justify="left" if heading in ("node", "now") else "right", no_wrap=True)
+    shown = nodes
+    if len(nodes) > _NODES:
+        shown = sorted(nodes, key=lambda node: (node.state != "away", -node.missed))[: _NODES - 1]
+    for node in shown:
+        cost = "" if node.step_seconds is None else f"{1000 * node.step_seconds:.2f}"
+        table.add_row(node.name, f"{node.samples:,}", cost, str(node.rounds), str(node.missed or ""), node.state)
+    if len(shown) < len(nodes):
+        table.add_row(f"and {len(nodes) - len(shown)} more")
+    return table
 
 
 def _plain_log(plan: Plan) -> Watch:

@@ -9,6 +9,7 @@ A new mini-batch is drawn for every local update, except that the first one afte
 before it; with τ=1 that would be the same one for ever, so a mini-batch is used at most twice.
 """
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,12 +90,19 @@ class Sampler:
             self._last = positions[:, -1]
         return Picks(positions, self._group)
 
+    def fork(self) -> "Sampler":
+        """Another sampler that draws from here on what this one would, whatever this one does."""
+        twin = copy.copy(self)  # positions are never changed in place
+        twin._streams = [stream.fork() for stream in self._streams]
+        return twin
+
 
 class _Stream:
     """The mini-batches of shards of one size, epoch after epoch."""
 
     def __init__(self, size: int, batch: int, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
+        self._shared = False  # with a fork, that must not notice when we draw
         self._size = size
         self._per_epoch = size // batch
         self._epoch = np.empty((0, batch), np.int32)  # what is left of this epoch, [mini-batches, batch]
@@ -104,9 +112,15 @@ class _Stream:
         done = 0
         while done < len(out):
             if not len(self._epoch):
+                if self._shared:
+                    self._rng, self._shared = copy.deepcopy(self._rng), False
                 order = self._rng.permutation(self._size).astype(np.int32)
                 self._epoch = order[: self._per_epoch * out.shape[1]].reshape(self._per_epoch, -1)
             taken = self._epoch[: len(out) - done]
             out[done : done + len(taken)] = taken
             self._epoch = self._epoch[len(taken) :]
             done += len(taken)
+
+    def fork(self) -> "_Stream":
+        self._shared = True  # to copy the generator here would take longer than all the rest of a fork
+        return copy.copy(self)

@@ -47,7 +47,8 @@ def run(
         said, here = message, next(attendance)
         report, trip = _round(here, said, mark, now, before)
         mark += Instant(trip.seconds, trip.cpu)
-        message = aggregator.receive(report, meters.read(trip))
+        costs = meters.read(trip)
+        message = aggregator.receive(report, costs, meters.expected(costs))
         assert aggregator.last is not None
         paused = now()
         observe(aggregator.last, said)

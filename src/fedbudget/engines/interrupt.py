@@ -8,10 +8,13 @@ from types import FrameType
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
+def interruptible(wake: Callable[[], None] = lambda: None) -> Iterator[Callable[[], bool]]:
     """Gives a function that tells whether the run should end; a second Ctrl-C ends it at once.
 
     Signals can be caught in a program's main thread only; elsewhere they stay what they are.
+
+    Args:
+      wake: called when it should, for an engine that waits for something else.
     """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -22,6 +25,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         if asked.is_set():
             raise KeyboardInterrupt
         asked.set()
+        wake()
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -8,7 +8,7 @@ from fedbudget.meters.meter import Cost, RoundTrip, Source
 
 
 class WireBytes:
-    """Bytes: what the messages of a round take on the wire. Local updates send nothing."""
+    """Bytes: what the messages of a round would take on the wire. Local updates send nothing."""
 
     source: ClassVar[Source] = "declared"
 

@@ -1,10 +1,12 @@
 """Time as the paper simulates it: Gaussians with the means and deviations measured on its prototype (appendix)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
+from fedbudget.errors import UserError
 from fedbudget.meters.meter import Cost, RoundTrip, Source
 
 _LEAST = 1e-10  # a draw is never less than this, nor negative
@@ -62,3 +64,14 @@ class SimulatedTime:
 
     def expect(self, trip: RoundTrip) -> Cost:
         return Cost(self.profile.step.mean, self.profile.aggregation.mean)
+
+    def state(self) -> dict[str, Any]:
+        """Where the draws have come to, as plain JSON."""
+        return dict(self._rng.bit_generator.state)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from where `state` was taken."""
+        try:
+            self._rng.bit_generator.state = dict(state)
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            raise UserError(f"the state of the simulated time is not one: {error}") from None

@@ -1,28 +1,33 @@
 """Algorithm 2 as a state machine: reports and costs in, the next broadcast or the outcome out.
 
-Rules: no clock, no file, no randomness; a state changes in `start`, `receive` and `interrupt` only; sums over nodes are
-taken in node order.
+Rules: no clock, no file, no randomness; a state changes in `start`, `receive`, `interrupt` and `give_up` only; a report
+that is refused changes nothing; sums over nodes are taken in node order.
 
     READY --start--> ROUND --receive--> ROUND ... --receive--> FINAL --receive--> DONE
-                       |                                         ^
-                       '-- nothing more fits, or only the final loss does --'
+                       |                                         ^                 ^
+                       '-- nothing more fits, or only the final loss does --'      |
+    any state --interrupt--> DONE            ROUND or FINAL --give_up--------------'
+
+Between two rounds an engine may `forget` nodes, and take the aggregator's `memory` to disk; `recall` goes on from it.
 
 The order of things in one `receive` of a round from t₀ to t:
 
     1. w(t) ← Σ D_i w_i(t) / D, eq. (5), over the nodes whose w_i(t) is finite. When none is, or when η adapts and
-       F(w(t₀)) is far above F(w^f), the run goes back to w^f, the w that is known to be good, with τ=1.
+       F(w(t₀)) is far above F(w^f), the run goes back to w^f, the w that is known to be good, with τ=1. Where messages
+       are compressed with loss, w(t) is settled: it becomes what nodes will hold of it, before all that follows.
     2. F(w(t₀)), eq. (2); when it is below F(w^f), w^f ← w(t₀), and nodes are told so with the next broadcast. The loss
        of w(t) itself is known one round later, hence the final round.
     3. ρ̂, β̂, δ̂ from the nodes' estimates, weighted by D_i; δ̂ from their gradients as in the paper, or from the w_i(t)
        that are here anyway: δ̂_i = ‖w_i(t) - w(t)‖ / ητ, the divergence of what the nodes stepped along, averaged over
        the interval. What is not a finite, sane number never reaches the controller: that estimate stays what it was,
        and the round's record says so. Where drift is corrected, nodes' divergences say whether to go on with it.
-    4. The ledger is charged with what the round cost.
+    4. The ledger is charged with what the round cost, and told what the next is thought to cost.
     5. The step size chooses η, and the controller τ. When the ledger says that this round would be the last to fit, τ
        falls to what fits and STOP is sent with it, and room is kept for the final loss, which then follows whatever the
        round has cost. When not even τ=1 fits, the final loss comes at once; when that does not fit, the run ends.
 """
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
@@ -32,12 +37,17 @@ import numpy as np
 from fedbudget.arrays import Flags, Float32, Float64, Int64
 from fedbudget.budget import Budget, Costs, Ledger
 from fedbudget.control import Controller, Decision, Estimates, Outlook, Reason
+from fedbudget.errors import UserError
 from fedbudget.protocol.drift import Divergence, mean_gradient, next_mean
+from fedbudget.protocol.memory import Memory
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, News, PeerError, Report
 from fedbudget.step_size import Seen, StepSize
 
 Delta = Literal["gradient", "parameters"]
 """What δ is estimated from."""
+
+Settle = Callable[[Float32, Float32], Float32]
+"""What nodes will hold of a new w, from it and the w of the broadcast before."""
 
 ABSURD = 1e12
 """An estimate beyond this is taken for an accident of rounding or divergence."""
@@ -64,9 +74,11 @@ class Round:
       best_loss: F(w^f) on the same samples, w^f as of the end of the round.
       estimates: ρ̂, β̂, δ̂ as they stand after the round.
       kept: the estimates among them that this round could not give, and that are still an earlier round's.
-      ledger: what was spent until its end, with this round's costs.
+      ledger: what was spent until its end, and the estimates ĉ and b̂ of what the next round costs; these are what this
+        one cost, unless something else was expected.
       nodes: how many nodes took part.
       left_out: the numbers of those among them whose w_i was not finite.
+      missed: the numbers of nodes that were asked to take part and did not answer in time; the engine knows.
       corrected: whether drift was corrected in it.
       divergence: of the nodes' gradients without drift correction and with it, until the round before; None where
         drift is never corrected.
@@ -86,11 +98,12 @@ class Round:
     left_out: tuple[int, ...]
     corrected: bool = False
     divergence: Divergence | None = None
+    missed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: w^f, and what stopped it (a resource's name, `rounds` or `interrupted`)."""
+    """How a run ended: w^f, and what stopped it (a resource's name, `rounds`, `interrupted`)."""
 
     w: Float32
     stopped_by: str
@@ -109,6 +122,7 @@ class Aggregator:
       rounds: the most rounds to make, besides the budget.
       correct_drift: whether local updates are corrected for drift, see drift.py.
       delta: what δ is estimated from, the nodes' gradients or their parameters.
+      settle: what nodes will hold of a new w; the w itself when left out.
     """
 
     def __init__(
@@ -122,6 +136,7 @@ class Aggregator:
         rounds: int | None = None,
         correct_drift: bool = False,
         delta: Delta = "gradient",
+        settle: Settle | None = None,
     ) -> None:
         self.state = State.READY
         self.ledger = Ledger.open(budget, expected)
@@ -140,11 +155,12 @@ class Aggregator:
         self._decision = controller.first()
         self._estimates: Estimates | None = None
         self._delta = delta
+        self._settle = settle
         self._drift = Drift(correct=True, share=1.0) if correct_drift else None  # as the next broadcast says it
         self._divergence: Divergence | None = None
         self._mean = np.zeros_like(w)  # c
         self._uncorrected = 0  # the last round without correction
-        self._nodes = np.empty(0, np.int64)  # all that ever took part
+        self._nodes = np.empty(0, np.int64)  # all that ever took part, but for those forgotten
         self._sizes = np.empty(0, np.int64)
         self._broadcast: Broadcast | None = None
         self._stopped_by: str | None = None
@@ -157,11 +173,16 @@ class Aggregator:
         assert isinstance(answer, Broadcast)  # a ledger opens only when one round fits
         return answer
 
-    def receive(self, report: Report, costs: Costs) -> Broadcast | Outcome:
-        """One round's reports, merged, and what the round cost."""
+    def receive(self, report: Report, costs: Costs, expected: Costs | None = None) -> Broadcast | Outcome:
+        """One round's reports, merged, and what the round cost.
+
+        Args:
+          costs: what is charged.
+          expected: what the next round is thought to cost, ĉ and b̂; the same when left out.
+        """
         said = self._expect(report)
+        self.ledger = self.ledger.charge(max(1, said.tau), costs, expected)
         became_best = self._keep_best(report)
-        self.ledger = self.ledger.charge(max(1, said.tau), costs)
         if self.state is State.FINAL:
             self._record(report, said, kept=(), left_out=())
             return self._finish()
@@ -170,6 +191,8 @@ class Aggregator:
         astray = self._is_astray(left_out)
         if astray:
             w = self._best
+        if self._settle is not None:
+            w = self._settle(w, self._w)
         kept = self._estimate(report, said, w, left_out)
         if said.drift is not None:
             self._follow_drift(report, said, said.drift, w, left_out, astray)
@@ -180,12 +203,144 @@ class Aggregator:
         self._pace = follow(self._pace, seen)
         return self._final(best=became_best) if said.stop else self._next(became_best, recover=astray)
 
-    def interrupt(self) -> Outcome:
-        """Ends the run where it is, with w^f as known."""
+    def interrupt(self, costs: Costs | None = None) -> Outcome:
+        """Ends the run where it is, with w^f as known.
+
+        Args:
+          costs: what the unfinished round has cost so far, as `aggregation`.
+        """
         if self.state is State.DONE:
             raise LocalError("the run has ended already")
-        self._stopped_by = "interrupted"
-        return self._finish()
+        return self._end(costs, "interrupted")
+
+    def charge(self, costs: Costs) -> None:
+        """What was spent besides rounds that were counted: on one that did not come together, say."""
+        self.ledger = self.ledger.charge(0, costs, self.ledger.costs)
+
+    def give_up(self, costs: Costs, stopped_by: str) -> Outcome:
+        """Ends the run in the middle of a round that never came together, with w^f as known.
+
+        Args:
+          costs: what that round has cost, as `aggregation`; no updates are counted.
+          stopped_by: a resource that is gone, say.
+        """
+        if self.state not in (State.ROUND, State.FINAL):
+            raise LocalError(f"there is no round to give up: the run is {self.state.value}")
+        return self._end(costs, stopped_by)
+
+    def forget(self, nodes: Collection[int]) -> Broadcast:
+        """Nodes that have left for good, or have come back without their memory, no longer count.
+
+        To be called between rounds, before the broadcast is sent that was answered last; returns the one to send
+        instead. Where these nodes' c_i had a part in c, it asks for a round without correction (drift.py says why), and
+        is otherwise the same.
+        """
+        said = self.pending
+        if said is None:
+            raise LocalError(f"nodes are forgotten between rounds: the run is {self.state.value}")
+        known = np.isin(self._nodes, np.array(sorted(nodes), np.int64))
+        self._nodes, self._sizes = self._nodes[~known], self._sizes[~known]
+        if said.drift is None or not said.drift.correct or said.tau == 0 or not known.any():
+            return said
+        self._drift = replace(said.drift, correct=False)
+        self._foresee_divergence()
+        self._broadcast = replace(said, drift=self._drift)
+        return self._broadcast
+
+    @property
+    def pending(self) -> Broadcast | None:
+        """What was last said and is not answered yet."""
+        return self._broadcast if self.state in (State.ROUND, State.FINAL) else None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the run ended, if it did."""
+        return (
+            Outcome(self._best, self._stopped_by, self.ledger)
+            if self.state is State.DONE and self._stopped_by
+            else None
+        )
+
+    def memory(self) -> Memory:
+        """All that is needed to go on from here, once the run has started; `pending` is part of it."""
+        said = self._broadcast
+        if self.state is State.READY or said is None:
+            raise LocalError("a run that has not started has nothing to remember")
+        return Memory(
+            state=self.state.value,
+            round=said.round,
+            tau=said.tau,
+            became_best=said.best,
+            stop=said.stop,
+            w=self._w,
+            best=self._best,
+            mean=None if self._drift is None else self._mean,
+            loss=self._loss,
+            best_loss=self._best_loss,
+            first_loss=self._first_loss,
+            worse=self._worse,
+            t=self._t,
+            decision=self._decision,
+            pace=self._pace,
+            estimates=self._estimates,
+            drift=self._drift,
+            divergence=self._divergence,
+            uncorrected=self._uncorrected,
+            nodes=self._nodes,
+            sizes=self._sizes,
+            costs=self.ledger.costs,
+            spent=self.ledger.spent,
+            stopped_by=self._stopped_by,
+        )
+
+    @classmethod
+    def recall(
+        cls,
+        memory: Memory,
+        *,
+        budget: Budget,
+        controller: Controller,
+        step_size: StepSize,
+        rounds: int | None = None,
+        correct_drift: bool = False,
+        delta: Delta = "gradient",
+        settle: Settle | None = None,
+    ) -> "Aggregator":
+        """The aggregator that `memory` was taken from; the other arguments are what that one was made with."""
+        if memory.spent.shape != budget.array.shape:
+            raise UserError(f"the run that is to go on has a budget of {len(memory.spent)} resources, not {budget}")
+        if (memory.mean is not None) != correct_drift or (memory.drift is not None) != correct_drift:
+            does, not_so = ("does not correct", "does") if correct_drift else ("corrects", "does not")
+            raise UserError(f"the run that is to go on {does} drift, and what it is to go on with {not_so}")
+        nothing = np.zeros_like(memory.spent)
+        self = cls(
+            memory.w,
+            budget=budget,
+            controller=controller,
+            step_size=step_size,
+            expected=Costs(nothing, nothing),
+            rounds=rounds,
+            correct_drift=correct_drift,
+            delta=delta,
+            settle=settle,
+        )
+        self.ledger = Ledger(budget, memory.costs, memory.spent)
+        self._pace = memory.pace
+        self._loss = memory.loss
+        self._best, self._best_loss = memory.best, memory.best_loss
+        self._first_loss = memory.first_loss
+        self._worse = memory.worse
+        self._t = memory.t
+        self._decision = memory.decision
+        self._estimates = memory.estimates
+        self._drift, self._divergence = memory.drift, memory.divergence
+        self._mean = self._mean if memory.mean is None else memory.mean
+        self._uncorrected = memory.uncorrected
+        self._nodes, self._sizes = memory.nodes, memory.sizes
+        self._stopped_by = memory.stopped_by
+        self._broadcast = self._message(memory.round, memory.tau, best=memory.became_best, stop=memory.stop)
+        self.state = State(memory.state)
+        return self
 
     def _expect(self, report: Report) -> Broadcast:
         """Checks a report against what was asked for."""
@@ -194,13 +349,15 @@ class Aggregator:
         said = self._broadcast
         if report.round != said.round:
             raise PeerError(f"a report of round {report.round} in round {said.round}")
-        if not len(report.nodes) or (report.sizes < 1).any():
+        if report.nodes.ndim != 1 or not len(report.nodes) or (report.sizes < 1).any():
             raise PeerError("a report needs nodes with samples")
         if (report.nodes[1:] <= report.nodes[:-1]).any():
             raise PeerError("a node reported twice, or reports are not in node order")
         vectors = {"w": report.w, "gradients": report.gradients}
         if said.tau > 0 and report.w is None:
             raise PeerError("a report without w")
+        if said.tau > 0 and said.drift is not None and (report.plain is None or report.corrected is None):
+            raise PeerError("a report without the divergences of a run that corrects drift")
         numbers: dict[str, Int64 | Float64 | None]
         numbers = {"sizes": report.sizes, "losses": report.losses, "best losses": report.best_losses}
         numbers |= {"rho": report.rho, "beta": report.beta, "plain": report.plain, "corrected": report.corrected}
@@ -284,19 +441,24 @@ class Aggregator:
         self._mean = next_mean(before, mean_gradient(said.w, w, said.eta * said.tau), share)
         if not drift.correct:
             self._uncorrected = said.round
-        if report.plain is None or report.corrected is None:
-            raise PeerError("a report without the divergences of a run that corrects drift")
+        assert report.plain is not None
+        assert report.corrected is not None
         fresh = Divergence(_weighted(report.sizes, report.plain), _weighted(report.sizes, report.corrected))
         self._divergence = fresh if self._divergence is None else self._divergence.then(fresh)
         correct = self._divergence.correct and not astray
-        if correct != drift.correct and self._estimates is not None:  # then δ̂ is of how it was, not of how it will be
-            coming = self._divergence.corrected if correct else self._divergence.plain
-            self._estimates = replace(self._estimates, delta=coming)
         self._drift = Drift(correct, share)
+        if correct != drift.correct:
+            self._foresee_divergence()
+
+    def _foresee_divergence(self) -> None:
+        """The coming round is corrected where the last was not, or the other way: δ̂ is of how it was, so far."""
+        if self._estimates is not None and self._divergence is not None and self._drift is not None:
+            coming = self._divergence.corrected if self._drift.correct else self._divergence.plain
+            self._estimates = replace(self._estimates, delta=coming)
 
     def _share_of(self, report: Report, left_out: Flags) -> float:
         """P: of the data of all nodes that ever took part, that of those whose w_i(t) made w(t)."""
-        if not np.array_equal(report.nodes, self._nodes):
+        if not (np.array_equal(report.nodes, self._nodes) and np.array_equal(report.sizes, self._sizes)):
             nodes, sizes = np.append(report.nodes, self._nodes), np.append(report.sizes, self._sizes)
             self._nodes, first = np.unique(nodes, return_index=True)
             self._sizes = sizes[first]
@@ -343,10 +505,21 @@ class Aggregator:
         assert self._stopped_by is not None
         return Outcome(self._best, self._stopped_by, self.ledger)
 
+    def _end(self, costs: Costs | None, stopped_by: str) -> Outcome:
+        """Before its time; what the next round would cost is still what it was."""
+        if costs is not None:
+            self.charge(costs)
+        self._stopped_by = stopped_by
+        return self._finish()
+
     def _say(self, tau: int, *, best: bool, stop: bool) -> Broadcast:
+        self._broadcast = self._message(self._number + 1, tau, best=best, stop=stop)
+        return self._broadcast
+
+    def _message(self, number: int, tau: int, *, best: bool, stop: bool) -> Broadcast:
         mean = None if self._drift is None else self._mean
-        self._broadcast = Broadcast(
-            self._number + 1,
+        return Broadcast(
+            number,
             self._w,
             tau,
             self._pace.eta,
@@ -356,9 +529,8 @@ class Aggregator:
             gradient=self._delta == "gradient",
             curvature=self._step_size.adapts,
             drift=self._drift,
-            news=News(self._best, mean, self._uncorrected) if self._number else None,
+            news=News(self._best, mean, self._uncorrected) if number > 1 else None,
         )
-        return self._broadcast
 
     @property
     def _number(self) -> int:

@@ -18,7 +18,9 @@ the start, and when a node joins with c_i = c. Let it hold before an interval wi
                = P D (w(t₀) - w(t)) / ητ + (1-P) D c = D c'.
 
 An interval can also be made without the correction. It then begins with all c_i = c = 0, also of nodes that are away,
-and so the proof holds on: shifts are 0, and what is learned in it is right for the next.
+and so the proof holds on: shifts are 0, and what is learned in it is right for the next. This is also the way on when
+nodes leave for good, or come back without their memory: their c_i are lost, so that c is no longer the mean of those
+that are left, and an interval without the correction begins anew with the nodes that there are, who alone make up D.
 
 Whether to correct is decided by what it does to the divergence. A shift takes away what a node's gradient was off by
 in the interval before; where that was mostly noise, of small mini-batches say, it adds noise. After each interval a
@@ -28,6 +30,7 @@ Both are averaged over nodes, and over intervals, half old and half new: a singl
 noisy to judge by, and an interval that is left uncorrected by mistake drifts.
 """
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,6 +87,10 @@ class Correction:
         self.shift = np.zeros_like(self.own)  # c - c_i
         self.plain = np.zeros(nodes)  # ‖s_i'‖ of the last interval
         self.corrected = np.zeros(nodes)  # ‖s_i' - s_i‖
+
+    def fork(self) -> "Correction":
+        """Another that knows the same, and goes its own way from here on."""
+        return copy.copy(self)  # arrays are replaced, never changed in place
 
     def learn(self, gradients: Float32, *, used: bool) -> None:
         """c_i from the nodes' mean gradients over an interval; what is not finite teaches nothing.

@@ -8,6 +8,9 @@ the rest counts as aggregation, as in the paper:
     update()             τ local updates from w(t₀)
     report()             w_i(t), the losses, and ρ̂_i, β̂_i, ∇F_i(w(t₀)) where they are wanted
 
+A round may come to nothing: a report is late, or the aggregator goes on from an earlier round. A fleet that was forked
+before such a round goes back to the fork, and has then never heard of it.
+
 The loss and gradient at w(t₀) are the by-product of the first local update, and the loss at w^f is taken in the same
 pass over its mini-batch; only those at w_i(t₀) are evaluated for themselves. All of them use that one mini-batch.
 
@@ -15,6 +18,7 @@ Where the step size adapts, three things differ: that mini-batch is a new one an
 small mini-batches are judged by several (evidence.py), and a node whose w_i(t₀) is w(t₀) looks aside for its β̂_i.
 """
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -65,6 +69,13 @@ class Fleet:
         self._steep: Float32 | None = None  # by how much ∇F_i changed there, [nodes, parameters]
         self._losses: Float64 | None = None  # F_i(w(t₀))
         self._best_losses: Float64 | None = None  # F_i(w^f)
+
+    def fork(self) -> "Fleet":
+        """Another fleet with the same memory, that goes its own way from here on; model and shards are shared."""
+        twin = copy.copy(self)  # arrays are replaced, never changed in place
+        twin.sampler = self.sampler.fork()
+        twin._correction = None if self._correction is None else self._correction.fork()
+        return twin
 
     def answer(self, broadcast: Broadcast) -> Report:
         """A whole round at once."""

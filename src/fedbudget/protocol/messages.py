@@ -135,17 +135,27 @@ class Report:
 
     @classmethod
     def merge(cls, reports: "Sequence[Report]") -> "Report":
-        """One report over the nodes of all, in node order."""
+        """One report over the nodes of all, in node order; a node that is in two of them is refused."""
         if len(reports) == 1:
             return reports[0]
-        order = np.argsort(np.concatenate([report.nodes for report in reports]), kind="stable")
+        nodes = np.concatenate([report.nodes for report in reports])
+        order = np.argsort(nodes, kind="stable")
+        in_order = bool((order[1:] > order[:-1]).all())  # then vectors, which may be large, need not be copied again
+        if len(np.unique(nodes)) != len(nodes):
+            raise PeerError(f"a node reported twice in round {reports[0].round}")
 
         def join(name: str) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None":
             parts = [getattr(report, name) for report in reports]
             present = [part is not None for part in parts]
             if any(present) and not all(present):
                 raise PeerError(f"some reports of round {reports[0].round} have {name} and some have not")
-            return np.concatenate(parts)[order] if all(present) else None
+            if not all(present):
+                return None
+            try:
+                joined = np.concatenate(parts)
+                return joined if in_order else joined[order]
+            except (ValueError, IndexError):
+                raise PeerError(f"reports of round {reports[0].round} have {name} of different shapes") from None
 
         if len({report.round for report in reports}) != 1:
             raise PeerError(f"reports of different rounds: {sorted({report.round for report in reports})}")

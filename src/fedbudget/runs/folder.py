@@ -5,16 +5,22 @@
     summary.json        how it ended
     model.safetensors   w^f, and how features were standardised
     plot.png            the picture of the run
+    checkpoint.safetensors   where a run over a network has come to, to go on from (checkpoint.py)
 
 `RunWriter` writes one, `Run` reads one. A folder appears only when a run really starts, and whole files are written
-beside their place and then moved there, so that nobody ever reads half of one.
+beside their place and then moved there, so that nobody ever reads half of one. A record is one line, added to the end;
+half a line there is one that is being written, or was when the program died, and is not read.
+
+Where there is a checkpoint, a round's record is added only when the checkpoint that holds it is on disk, so that nobody
+ever reads of a round, and of what was spent in it, that is taken back.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -23,6 +29,7 @@ from safetensors.numpy import save
 from fedbudget.arrays import Float32
 from fedbudget.data.dataset import Standardization
 from fedbudget.errors import UserError
+from fedbudget.runs import whole_file
 from fedbudget.runs.record import RoundRecord
 from fedbudget.runs.settings import Settings
 
@@ -39,24 +46,60 @@ class RunWriter:
             if any(path.iterdir()):
                 raise UserError(f"{path} is not empty; a run needs a folder of its own")
             self.replace(CONFIG, config.encode())
-            self._rounds: TextIO = (path / ROUNDS).open("w", encoding="utf-8")
+            self._rounds = (path / ROUNDS).open("wb", buffering=0)
         except OSError as error:
             raise UserError(f"{path} cannot be written to: {error.strerror}") from None
 
+    @classmethod
+    def resume(cls, path: Path, record: str | None) -> "RunWriter":
+        """Opens the folder of a run that was broken off, to go on from its checkpoint.
+
+        Records after the checkpoint's are cut off, and its own is added if it is missing. A summary that an
+        interruption left goes away; a run that has finished is refused.
+
+        Args:
+          record: the checkpoint's, as its JSON line; None when no round was over.
+        """
+        run = Run.open(path)
+        if run.summary is not None and run.summary.get("status") != "interrupted":
+            raise UserError(f"{path}: the run has finished; there is nothing to go on with")
+        last = None if record is None else _from_json(path, record)
+        kept = [] if last is None else [*(own for own in run.rounds if own.round < last.round), last]
+        self = cls.__new__(cls)
+        self.path = path
+        try:
+            self.replace(ROUNDS, b"".join(_line(own) for own in kept))
+            (path / SUMMARY).unlink(missing_ok=True)
+            self._rounds = (path / ROUNDS).open("ab", buffering=0)
+        except OSError as error:
+            raise UserError(f"{path} cannot be written to: {error.strerror}") from None
+        return self
+
     def append(self, record: RoundRecord) -> None:
-        self._rounds.write(record.to_json() + "\n")
-        self._rounds.flush()
+        """Adds a round's record, or raises an OSError and leaves no half of it, when the disk is full say."""
+        end = (self.path / ROUNDS).stat().st_size
+        line = memoryview(_line(record))
+        try:
+            while line:  # without a buffer, which would try again later; then a write may be a part of one
+                line = line[self._rounds.write(line) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._rounds.truncate(end)
+                self._rounds.seek(end)
+            raise
+
+    def close(self) -> None:
+        """Leaves the run as it is, to go on with another time."""
+        self._rounds.close()
 
     def finish(self, summary: Mapping[str, Any], model: bytes) -> None:
-        self._rounds.close()
+        self.close()
         self.replace(MODEL, model)
         self.replace(SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
 
     def replace(self, name: str, content: bytes) -> None:
         """Writes a whole file in one step."""
-        beside = self.path / f".{name}.new"
-        beside.write_bytes(content)
-        beside.replace(self.path / name)
+        whole_file.replace(self.path / name, content)
 
 
 @dataclass(frozen=True)
@@ -73,8 +116,7 @@ class Run:
         if not (path / CONFIG).is_file() or not (path / ROUNDS).is_file():
             raise UserError(f"{path} is not the folder of a run: {CONFIG} or {ROUNDS} is missing")
         try:
-            lines = (path / ROUNDS).read_text(encoding="utf-8").splitlines()
-            rounds = [RoundRecord.from_json(line) for line in lines]
+            rounds = _records((path / ROUNDS).read_text(encoding="utf-8"))
             summary = json.loads((path / SUMMARY).read_text()) if (path / SUMMARY).exists() else None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: the run's records cannot be read: {error}") from None
@@ -82,6 +124,26 @@ class Run:
 
     def model(self) -> "SavedModel":
         return SavedModel.load(self.path / MODEL)
+
+
+def _line(record: RoundRecord) -> bytes:
+    return (record.to_json() + "\n").encode()
+
+
+def _records(text: str) -> list[RoundRecord]:
+    """All records, without a last line that is half written."""
+    *whole, half = text.split("\n")
+    records = [RoundRecord.from_json(line) for line in whole]
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        records.append(RoundRecord.from_json(half))
+    return records
+
+
+def _from_json(path: Path, line: str) -> RoundRecord:
+    try:
+        return RoundRecord.from_json(line)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: the checkpoint's last record cannot be read: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ class RoundRecord:
     corrected: bool = False
     plain_delta: float | None = None
     corrected_delta: float | None = None
+    missed: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, happened: Round, *, accuracy: float | None, wall: float) -> "RoundRecord":
@@ -66,6 +67,7 @@ class RoundRecord:
             corrected=happened.corrected,
             plain_delta=None if apart is None else apart.plain,
             corrected_delta=None if apart is None else apart.corrected,
+            missed=happened.missed,
         )
 
     def to_json(self) -> str:
@@ -78,7 +80,8 @@ class RoundRecord:
         for name in ("loss", "best_loss"):
             if found[name] is None:
                 found[name] = math.nan
-        found["kept"], found["left_out"] = tuple(found["kept"]), tuple(found["left_out"])
+        for name in ("kept", "left_out", "missed"):
+            found[name] = tuple(found.get(name, ()))
         return cls(**found)
 
 

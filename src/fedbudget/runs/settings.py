@@ -20,6 +20,7 @@ from fedbudget.protocol.aggregator import Delta
 from fedbudget.step_size import AutoStep, FixedStep, StepSize
 
 FEDERATED = ("frugal", "paper")
+COMPRESSIONS = ("none", "16-bit", "8-bit")
 METHODS = (*FEDERATED, "centralized", "asynchronous")
 
 
@@ -58,6 +59,10 @@ class Settings:
       evaluations: accuracy is looked at, at no more than so many points of the run, evenly over the budget.
       clusters: of K-means.
       device: where PyTorch computes: `auto` (a GPU when there is one), `cpu`, `cuda`, ...
+      min_nodes: over a network, the fewest nodes to make a round with; 1 when not given.
+      round_timeout: over a network, seconds until nodes that have not reported are left out; from what rounds took so
+        far when not given.
+      compress: over a network, how parameters are sent: `none`, `16-bit` or `8-bit`.
       watts, joules_per_byte: what energy is figured from, per node.
       price_per_hour, price_per_gigabyte: what money is figured from, per node.
     """
@@ -90,6 +95,9 @@ class Settings:
     evaluations: int = 50
     clusters: int = 4
     device: str = "auto"
+    min_nodes: int | None = None
+    round_timeout: float | None = None
+    compress: str | None = None
     watts: float = 5.0
     joules_per_byte: float = 1e-6
     price_per_hour: float = 0.1
@@ -115,7 +123,11 @@ class Settings:
         self.pacing()
         if self.batch_size is not None and self.batch_size != "full" and not isinstance(self.batch_size, int):
             raise UserError(f"batch-size must be a whole number or full, not {self.batch_size!r}")
-        for name in ("nodes", "rounds", "train_samples", "test_samples", "evaluations"):
+        if self.compress not in (None, *COMPRESSIONS):
+            raise UserError(f"compress must be one of {', '.join(COMPRESSIONS)}, not {self.compress!r}")
+        if self.round_timeout is not None and not 0 < self.round_timeout < float("inf"):
+            raise UserError(f"round-timeout must be a positive number of seconds, not {self.round_timeout:g}")
+        for name in ("nodes", "min_nodes", "rounds", "train_samples", "test_samples", "evaluations"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name.replace('_', '-')} must be at least 1, not {value}")
@@ -224,5 +236,8 @@ _TYPES: Mapping[str, Any] = {
     "step_size": (float, str),
     "phi": float,
     "rounds": int,
+    "min_nodes": int,
+    "round_timeout": float,
+    "compress": str,
 }
 """Types of the fields whose default does not tell."""

@@ -1,0 +1,227 @@
+"""The conversation with all that a network does to it, in any order: hypothesis plays the network.
+
+Nodes join, leave, and come back with or without their memory; reports are lost, come twice, or come too late; the
+aggregator is killed and recalled. Whatever happens:
+
+- what was spent, t and the round never fall, and are the sums over the rounds that were closed, each counted once;
+- a report that is refused changes nothing;
+- a node that answers the same broadcast again says the same, to the last bit;
+- every node compares with the right w^f, and with whole shards and all nodes present w^f never gets worse;
+- c is the mean of all c_i, where the proof in protocol/drift.py says so, and every node knows its own c_i.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fedbudget.arrays import Float32, Float64
+from fedbudget.budget import Budget
+from fedbudget.control import AdaptiveTau, FixedTau
+from fedbudget.data.shards import Shards
+from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.fleet import Fleet
+from fedbudget.protocol.memory import Memory
+from fedbudget.protocol.messages import Broadcast, PeerError, Report
+from fedbudget.step_size import AutoStep, FixedStep
+from hand_made import go_on
+from methods import bits
+from problems import costs, problem
+
+CASE = problem("svm", 3)
+NODES = range(4)
+PARTS = np.split(np.argsort(CASE.x[:, 0]), [7, 22, 40])  # data of their own kinds, in different amounts
+SIZES = [len(part) for part in PARTS]
+node_numbers = st.sampled_from(NODES)
+
+METHODS: dict[str, dict[str, Any]] = {
+    "plain": {"controller": FixedTau(2), "step_size": FixedStep(0.1)},
+    "corrected": {"controller": FixedTau(3), "step_size": FixedStep(0.1), "correct_drift": True},
+    "frugal": {
+        "controller": AdaptiveTau(tau_max=6),
+        "step_size": AutoStep(start=0.02),
+        "correct_drift": True,
+        "delta": "parameters",
+    },
+}
+
+
+def new_fleet(node: int, batch: int | None) -> Fleet:
+    return Fleet(CASE.model, Shards.of(CASE.table, [PARTS[node]]), batch=batch, seed=9, numbers=[node])
+
+
+def loss(w: Float32, nodes: list[int]) -> float:
+    """F over these nodes' samples, in float64."""
+    rows = np.concatenate([PARTS[node] for node in nodes])
+    return CASE.loss(w.astype(np.float64), CASE.x[rows], CASE.y[rows])
+
+
+class Network(RuleBasedStateMachine):
+    """Carries messages between an aggregator and four nodes, badly."""
+
+    @initialize(method=st.sampled_from(sorted(METHODS)), batch=st.sampled_from([None, 3]))
+    def start(self, method: str, batch: int | None) -> None:
+        self.how, self.batch = {"budget": Budget({"time": 1e6}), **METHODS[method]}, batch
+        self.aggregator = Aggregator(CASE.start(1), expected=costs([1], [1]), **self.how)
+        self.said = self.aggregator.start()
+        self.fleets = {node: new_fleet(node, batch) for node in NODES}
+        self.connected: set[int] = set()
+        self.without_memory: set[int] = set()  # to be forgotten when the round is over
+        self.before: dict[int, Fleet] = {}  # forks of those who have answered in this round
+        self.arrived: dict[int, Report] = {}
+        self.answered: dict[int, Any] = {}  # the bits of all answers in this round
+        self.late: list[Report] = []
+        self.own: dict[int, Float64] = {}  # c_i of all that count, worked out here
+        self.spent, self.t, self.rounds = 0.0, 0, 0
+
+    # Nodes.
+
+    @rule(node=node_numbers)
+    def join(self, node: int) -> None:
+        self.connected.add(node)
+
+    @rule(node=node_numbers)
+    def leave(self, node: int) -> None:
+        self.connected.discard(node)
+
+    @rule(node=node_numbers)
+    def lose_memory(self, node: int) -> None:
+        self.fleets[node] = new_fleet(node, self.batch)
+        self.before.pop(node, None)
+        self.without_memory.add(node)
+
+    @rule(node=node_numbers, fate=st.sampled_from(["arrives", "arrives", "arrives", "is lost", "is late"]))
+    def answer(self, node: int, fate: str) -> None:
+        if node not in self.connected or node in self.before or node in self.without_memory:
+            return  # who comes back without memory takes part from the next round on
+        fleet = self.fleets[node]
+        self.before[node] = fleet.fork()
+        report = fleet.answer(self.said)
+        self.check_answer(node, fleet, report)
+        if fate == "arrives":
+            self.arrived[node] = report
+        elif fate == "is late":
+            self.late.append(report)
+
+    @rule()
+    def everyone_answers(self) -> None:
+        for node in NODES:
+            self.join(node)
+            self.answer(node, "arrives")
+
+    def check_answer(self, node: int, fleet: Fleet, report: Report) -> None:
+        assert self.answered.setdefault(node, bits(report)) == bits(report)
+        if self.batch is None:
+            best = self.aggregator.memory().best
+            assert report.best_losses[0] == pytest.approx(loss(best, [node]), rel=1e-5)
+        drift, known = self.said.drift, fleet._correction
+        if drift is not None and drift.correct and known is not None and node in self.own:
+            np.testing.assert_allclose(known.own[0], self.own[node], atol=1e-3)
+
+    # The aggregator.
+
+    @precondition(lambda self: self.arrived)
+    @rule(random=st.randoms(use_true_random=False), seconds=st.floats(0, 3))
+    def close_the_round(self, random: Any, seconds: float) -> None:
+        said, before = self.said, self.aggregator.memory()
+        reports = list(self.arrived.values())
+        random.shuffle(reports)
+        report = Report.merge(reports)
+        answer = go_on(self.aggregator.receive(report, costs([seconds], [1]), expected=costs([1], [1])))
+        self.spent += seconds * said.tau + 1
+        self.t += said.tau
+        self.rounds += 1
+        assert self.aggregator.last is not None
+        assert self.aggregator.last.nodes == len(reports)
+        self.learn(said, report)
+        self.check_best(before)
+        for node, fork in self.before.items():
+            if node not in self.arrived:  # what it said came to nothing
+                self.fleets[node] = fork
+        self.said = answer
+        self.check_mean()
+        if self.without_memory:
+            self.said = self.aggregator.forget(self.without_memory)
+            for node in self.without_memory:
+                self.own.pop(node, None)
+        self.before, self.arrived, self.answered, self.without_memory = {}, {}, {}, set()
+
+    def learn(self, said: Broadcast, report: Report) -> None:
+        """Each c_i after an interval, by its definition."""
+        assert report.w is not None
+        corrected = said.drift is not None and said.drift.correct
+        if not corrected:
+            self.own = {node: np.zeros(CASE.model.parameters) for node in self.own}
+        c = self.mean()
+        for node, w in zip(report.nodes.tolist(), report.w, strict=True):
+            shift = c - self.own.get(node, c) if corrected else 0.0
+            along = (said.w.astype(np.float64) - w) / (said.eta * said.tau)
+            self.own[node] = along - shift
+
+    def mean(self) -> Float64:
+        if not self.own:
+            return np.zeros(CASE.model.parameters)
+        weights = [SIZES[node] for node in self.own]
+        return np.asarray(np.average(list(self.own.values()), axis=0, weights=weights))
+
+    def check_mean(self) -> None:
+        drift, news = self.said.drift, self.said.news
+        if drift is not None and drift.correct:
+            assert news is not None
+            assert news.mean is not None
+            np.testing.assert_allclose(news.mean, self.mean(), atol=1e-3)
+
+    def check_best(self, before: Memory) -> None:
+        if self.batch is None and set(self.arrived) == set(NODES):
+            everyone = list(NODES)
+            assert loss(self.aggregator.memory().best, everyone) <= loss(before.best, everyone) + 1e-6
+
+    @rule()
+    def kill_and_recall_the_aggregator(self) -> None:
+        """What had arrived is gone; nodes go back, and do the round again."""
+        before = self.aggregator.memory()
+        self.aggregator = Aggregator.recall(before, **self.how)
+        assert bits(self.aggregator.memory()) == bits(before)
+        assert bits(self.aggregator.pending) == bits(self.said)
+        self.fleets |= self.before
+        self.before, self.arrived = {}, {}
+
+    # What must be refused.
+
+    def check_refused(self, *reports: Report) -> None:
+        before, record = bits(self.aggregator.memory()), self.aggregator.last
+        with pytest.raises(PeerError):
+            self.aggregator.receive(Report.merge(reports), costs([1], [1]))
+        assert bits(self.aggregator.memory()) == before
+        assert self.aggregator.last is record
+
+    @precondition(lambda self: self.arrived)
+    @rule(data=st.data())
+    def a_report_comes_twice(self, data: st.DataObject) -> None:
+        twice = self.arrived[data.draw(st.sampled_from(sorted(self.arrived)))]
+        self.check_refused(*self.arrived.values(), twice)
+
+    @precondition(lambda self: any(report.round < self.said.round for report in self.late))
+    @rule(data=st.data(), alone=st.booleans())
+    def a_report_comes_late(self, data: st.DataObject, alone: bool) -> None:
+        old = [number for number, report in enumerate(self.late) if report.round < self.said.round]
+        late = self.late.pop(data.draw(st.sampled_from(old)))
+        self.check_refused(late, *([] if alone else self.arrived.values()))
+
+    # What always holds.
+
+    @invariant()
+    def every_round_is_counted_once_and_nothing_is_taken_back(self) -> None:
+        if not hasattr(self, "rounds"):
+            return  # hypothesis looks before the start, too
+        memory = self.aggregator.memory()
+        assert memory.round == self.rounds + 1
+        assert memory.t == self.t
+        assert memory.spent[0] == pytest.approx(self.spent, rel=1e-12)
+
+
+Network.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestNetwork = Network.TestCase

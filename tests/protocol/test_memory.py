@@ -1,0 +1,125 @@
+"""An aggregator that forgets all but its memory between rounds, and goes on as if nothing had happened."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedbudget.arrays import Float32
+from fedbudget.budget import Budget
+from fedbudget.control import FixedTau, Reason
+from fedbudget.errors import UserError
+from fedbudget.protocol.aggregator import Aggregator, Outcome, Settle, State
+from fedbudget.protocol.messages import LocalError
+from fedbudget.step_size import FixedStep
+from hand_made import ONE, go_on, make, report
+from methods import METHODS, bits, new_aggregator, nodes, one_round, recall, simulated_time
+from problems import MODELS
+
+
+def halfway(new: Float32, old: Float32) -> Float32:
+    """A w that 16-bit differences leave."""
+    return np.asarray(old + (new - old).astype(np.float16), np.float32)
+
+
+@pytest.mark.parametrize("batch", [None, 5])
+@pytest.mark.parametrize("settle", [None, halfway])
+@pytest.mark.parametrize(
+    ("name", "method"), [*((name, "frugal") for name in MODELS), *(("svm", how) for how in METHODS)]
+)
+def test_a_run_recalled_after_every_round_is_the_same_to_the_last_bit(
+    name: str, method: str, batch: int | None, settle: Settle | None
+) -> None:
+    def run(*, forgetful: bool) -> list[object]:
+        aggregator, fleets, time = new_aggregator(name, method, settle=settle), nodes(name, batch), simulated_time()
+        aggregator.start()
+        found: list[object] = []
+        while aggregator.pending is not None:
+            if forgetful:
+                before, aggregator = aggregator.pending, recall(aggregator.memory(), method, settle=settle)
+                assert bits(aggregator.pending) == bits(before)
+            happened = one_round(aggregator, fleets, time)
+            found.append(bits(happened))
+            if method == "astray" and happened.record is not None:
+                reasons.add(happened.record.reason)
+        assert isinstance(happened.answer, Outcome)
+        ended = recall(aggregator.memory(), method, settle=settle)
+        assert ended.state is State.DONE
+        assert bits(ended.outcome) == bits(happened.answer)
+        return found
+
+    reasons: set[Reason] = set()
+    undisturbed = run(forgetful=False)
+    assert len(undisturbed) > 5
+    assert (method != "astray") or Reason.RECOVERY in reasons
+    assert run(forgetful=True) == undisturbed
+
+
+def test_there_is_none_before_the_start() -> None:
+    with pytest.raises(LocalError, match="has not started"):
+        make().memory()
+
+
+def test_what_comes_after_does_not_change_it() -> None:
+    aggregator, fleets, time = new_aggregator("svm", "frugal"), nodes("svm", 5), simulated_time()
+    aggregator.start()
+    for _ in range(3):
+        one_round(aggregator, fleets, time)
+    memory = aggregator.memory()
+    before = bits(memory)
+    for _ in range(3):
+        one_round(aggregator, fleets, time)
+    assert bits(memory) == before
+    assert bits(aggregator.memory()) != before
+
+
+def test_what_is_pending_is_what_was_said_last_until_the_run_ends() -> None:
+    aggregator = make()
+    pending = [aggregator.pending]
+    said = aggregator.start()
+    pending.append(aggregator.pending)
+    again = go_on(aggregator.receive(report(said, 1), ONE))
+    pending.append(aggregator.pending)
+    assert aggregator.outcome is None
+    outcome = aggregator.interrupt()
+    pending.append(aggregator.pending)
+    assert [bits(each) for each in pending] == [None, bits(said), bits(again), None]
+    assert bits(aggregator.outcome) == bits(outcome)
+
+
+class TestWhatItWasNotTakenFrom:
+    def test_another_budget_is_refused(self) -> None:
+        aggregator = make()
+        aggregator.start()
+        with pytest.raises(UserError, match="a budget of 1 resources, not time=10s, bytes=10B"):
+            Aggregator.recall(
+                aggregator.memory(),
+                budget=Budget({"time": 10, "bytes": 10}),
+                controller=FixedTau(3),
+                step_size=FixedStep(0.1),
+            )
+
+    @pytest.mark.parametrize("correct", [False, True])
+    def test_drift_that_is_corrected_or_not(self, correct: bool) -> None:
+        aggregator = make(correct_drift=not correct)
+        aggregator.start()
+        with pytest.raises(UserError, match="drift, and what it is to go on with does"):
+            Aggregator.recall(
+                aggregator.memory(),
+                budget=Budget({"time": 10}),
+                controller=FixedTau(3),
+                step_size=FixedStep(0.1),
+                correct_drift=correct,
+            )
+
+
+def test_more_may_have_been_spent_than_it_says() -> None:
+    """As where a round was broken off: what it cost is charged, and the round is made again."""
+    aggregator = make(20)
+    go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
+    memory = replace(aggregator.memory(), spent=np.array([4.0 + 7.0]))
+    again = Aggregator.recall(memory, budget=Budget({"time": 20}), controller=FixedTau(3), step_size=FixedStep(0.1))
+    assert again.pending is not None
+    third = go_on(again.receive(report(again.pending, 1), ONE))
+    assert again.ledger.spent.tolist() == [15]
+    assert (third.tau, third.stop) == (2, True)  # (20 - 15 - 1 - 2) / 1
