@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-slow check bench clean
+.PHONY: run test test-slow check bench proto clean
 
 run: .venv/installed
 	@echo '$$ fedbudget run --dataset digits --model svm --nodes 5 --case 2 --budget time=15s'
@@ -25,6 +25,13 @@ check: .venv/installed-dev
 
 bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks
+
+# The messages on the wire. An older compiler on purpose: what it writes works with protobuf 5.29 and newer.
+proto: .venv/bin/python
+	$(PYTHON) -m venv .venv-proto
+	.venv-proto/bin/pip install -q grpcio-tools==1.71.2 setuptools
+	.venv-proto/bin/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/fedbudget/engines/network/wire.proto
+	rm -rf .venv-proto
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,13 +1,16 @@
 """What a person sees of a run: the same figures as the records, not too many of them, and on the right stream."""
 
+import io
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from fedbudget import data
-from fedbudget.cli.view import cells, preparing, print_result, watching
+from fedbudget.cli.view import cells, nodes_table, preparing, print_result, watching
+from fedbudget.engines.network.hub import Attendance
 from fedbudget.plan import Plan, prepare
 from fedbudget.runs.settings import Settings
 from fedbudget.training import Result, execute
@@ -97,6 +100,7 @@ class TestResultInLines:
             spent={"time": 2.5, "bytes": 1_500_000.0},
             budget={"time": 2.0, "bytes": 20e6},
             overshoot={"time": 0.5, "bytes": 0.0},
+            sources={"time": "measured", "bytes": "declared"},
             stopped_by="time",
             run=Path("runs/x"),
         )
@@ -104,8 +108,8 @@ class TestResultInLines:
         assert capsys.readouterr().out.splitlines() == [
             "loss 0.2500, accuracy 0.8750",
             "7 aggregations, 80 local updates per node, average τ 12.3; stopped by time",
-            "time: 2.5s of 2s spent, 0.5s over",
-            "bytes: 1.5MB of 20MB spent",
+            "time: 2.5s of 2s spent, 0.5s over (measured)",
+            "bytes: 1.5MB of 20MB spent (declared)",
             "run: runs/x",
         ]
 
@@ -114,6 +118,19 @@ class TestResultInLines:
         out = capsys.readouterr().out
         assert "accuracy" not in out
         assert "run:" not in out
+
+
+def test_of_many_nodes_those_come_first_that_there_is_something_to_say_of() -> None:
+    nodes = [Attendance(f"node-{i}", 1000 + i, "at work", 7, 0, 0.002) for i in range(40)]
+    nodes[30] = replace(nodes[30], state="away")
+    nodes[20] = replace(nodes[20], missed=3)
+    printed = io.StringIO()
+    Console(width=100, file=printed).print(nodes_table(nodes))
+    lines = [line.rstrip() for line in printed.getvalue().splitlines()]
+    assert lines[1].split() == ["node-30", "1,030", "2.00", "7", "away"]
+    assert lines[2].split() == ["node-20", "1,020", "2.00", "7", "3", "at", "work"]
+    assert lines[-1].strip() == "and 29 more"
+    assert len(lines) == 1 + 12
 
 
 def test_a_row_of_the_table_shows_the_largest_share_of_any_budget() -> None:

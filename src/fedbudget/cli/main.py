@@ -6,8 +6,22 @@ from typing import Annotated, Any
 import typer
 
 from fedbudget import __version__
-from fedbudget.cli import compare, data, evaluate, explain, reproduce, run, show, sweep, tasks
-from fedbudget.errors import UserError
+from fedbudget.cli import (
+    certs,
+    compare,
+    data,
+    evaluate,
+    explain,
+    join,
+    local,
+    reproduce,
+    run,
+    serve,
+    show,
+    sweep,
+    tasks,
+)
+from fedbudget.errors import UserError, WorkError
 
 app = typer.Typer(
     help="Train a model on data that stays on its nodes, as well as a budget of time, energy, bytes or money allows.",
@@ -17,6 +31,10 @@ app = typer.Typer(
 )
 for command in (
     run.run,
+    local.local,
+    serve.serve,
+    join.join,
+    certs.certs,
     compare.compare,
     sweep.sweep,
     reproduce.reproduce,
@@ -57,7 +75,7 @@ def _code(arguments: list[str] | None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 1
-    except OSError as error:
+    except (OSError, WorkError) as error:
         return _complain(str(error), 1)
     except Exception as error:
         # Typer's own errors of usage, whichever module they come from in the version at hand.

@@ -96,6 +96,26 @@ Evaluations = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="Where PyTorch computes: auto, cpu, cuda.  [default: auto]")]
 Clusters = Annotated[int | None, typer.Option(help="Clusters of kmeans.  [default: 4]")]
+MinNodes = Annotated[int | None, typer.Option(help="The fewest nodes to make a round with.  [default: 1]")]
+RoundTimeout = Annotated[
+    float | None,
+    typer.Option(
+        help="Seconds until nodes that have not reported are left out of a round.  [default: from what rounds took]"
+    ),
+]
+Compress = Annotated[str | None, typer.Option(help="How parameters are sent: none, 16-bit or 8-bit.  [default: none]")]
+Data = Annotated[
+    Path | None, typer.Option(help="The node's own samples: a .csv, a .npz, or images in IDX (…-images-idx3-ubyte).")
+]
+Labels = Annotated[Path | None, typer.Option(help="The labels that go with --data in IDX.  [default: beside it]")]
+Shard = Annotated[
+    str | None,
+    typer.Option(help="For trials, in place of --data: of --dataset the share of node I among N, as I/N or I-J/N."),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(help="A file with the token of all nodes, or a line NAME TOKEN for each.  [default: FEDBUDGET_TOKEN]"),
+]
 Watts = Annotated[float | None, typer.Option(help="Power of a node, for energy.  [default: 5]")]
 JoulesPerByte = Annotated[float | None, typer.Option(help="Energy of sending a byte.  [default: 1e-6]")]
 PricePerHour = Annotated[float | None, typer.Option(help="Of a node, for money.  [default: 0.1]")]
@@ -105,8 +125,12 @@ Jobs = Annotated[int | None, typer.Option(help="How many runs at a time.  [defau
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
-def settings_from(given: Mapping[str, Any]) -> Settings:
-    """Settings from a command's options: those of `--config`, if any, and before them those that were given."""
+def settings_from(given: Mapping[str, Any], **defaults: Any) -> Settings:
+    """Settings from a command's options: those of `--config`, if any, and before them those that were given.
+
+    Args:
+      defaults: of this command, where they are not those of `Settings`.
+    """
     names = {field.name for field in fields(Settings)}
     chosen = {name: value for name, value in given.items() if name in names and value not in (None, [])}
     case = given.get("case")
@@ -123,7 +147,7 @@ def settings_from(given: Mapping[str, Any]) -> Settings:
     for name, word in (("tau", "adaptive"), ("batch_size", "full")):
         if name in chosen and chosen[name] != word:
             chosen[name] = whole_number(name.replace("_", "-"), chosen[name], f" or {word}")
-    return Settings(**{**_from_file(given.get("config"), given.get("task")), **chosen})
+    return Settings(**{**defaults, **_from_file(given.get("config"), given.get("task")), **chosen})
 
 
 def _from_file(config: Path | None, task: str | None) -> dict[str, Any]:

@@ -24,6 +24,14 @@ def reproduce(
     out: Annotated[
         Path, typer.Option(help="Where figures and report go.  [default: reproduction]", show_default=False)
     ] = Path("reproduction"),
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="What makes the runs: in-process, or network, which is the prototype's experiment for real (figures "
+            "that begin with instantaneous).  [default: in-process]",
+            show_default=False,
+        ),
+    ] = "in-process",
     jobs: o.Jobs = None,
     data_dir: o.DataDir = None,
 ) -> None:
@@ -40,14 +48,20 @@ def reproduce(
       fedbudget reproduce svm-sgd nodes --runs 5 --data-dir ~/data
 
       fedbudget reproduce cnn-mnist --quick
+
+      fedbudget reproduce instantaneous --engine network
     """
+    if engine == "network":
+        from fedbudget.cli.network import require_network
+
+        require_network()
     from fedbudget.cli.sweep import showing
     from fedbudget.data.published.find import NotHere
     from fedbudget.experiments import reproduce as work
     from fedbudget.experiments.figures.figure import Scope
     from fedbudget.experiments.report import write_report
 
-    chosen = work.choose(figures or [], with_cnn=with_cnn)
+    chosen = work.choose(figures or [], with_cnn=with_cnn, engine=engine)
     scope = Scope(runs or (work.QUICK_RUNS if quick else work.RUNS), quick)
     for number, figure in enumerate(chosen, start=1):
         print(f"figure {number} of {len(chosen)}: {figure.name}", file=sys.stderr, flush=True)

@@ -24,18 +24,20 @@ Shard = tuple[ArrayLike, ArrayLike | None]
 """One node's samples: features [samples, ...] and targets [samples], None where there is nothing to predict."""
 
 
-def load(path: Path, *, target: str | None = None, test_share: float = 0.2) -> Dataset:
+def load(path: Path, *, target: str | None = None, test_share: float = 0.2, standardise: bool | None = None) -> Dataset:
     """Reads a file, or a folder whose files are the nodes' shards.
 
     Args:
       target: the CSV column to predict; the last one when not given.
       test_share: how much to hold out for testing, where the data has no test samples of its own.
+      standardise: whether features are standardised; those of a `.csv` when not given.
     """
     paths = _files_of(path)
     dataset = from_columns(path.name, [_read(each, target) for each in paths], test_share=test_share)
     if not path.is_dir():
         dataset = replace(dataset, files=())
-    return _standardised(dataset) if paths[0].suffix == ".csv" else dataset
+    standardise = paths[0].suffix == ".csv" if standardise is None else standardise
+    return _standardised(dataset) if standardise else dataset
 
 
 def from_columns(name: str, read: Sequence[tuple[Columns, Columns | None]], *, test_share: float) -> Dataset:

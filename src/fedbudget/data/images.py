@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.data.published.find import find, opened
 from fedbudget.data.read_cifar import SHAPE, read_cifar
-from fedbudget.data.read_idx import read_idx
+from fedbudget.data.read_idx import read_idx, read_shape
 from fedbudget.errors import UserError
 
 _FASHION = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
@@ -46,6 +46,32 @@ def cifar_10(data_dir: Path | None) -> Dataset:
         shape=SHAPE,
         note=_note(len(train), _BATCHES * _BATCH, test, _BATCH),
     )
+
+
+def from_idx(path: Path, labels: Path | None = None) -> Dataset:
+    """Images and labels of the user's own, in IDX as MNIST's are; classes are numbers, of which digits are there.
+
+    Args:
+      labels: beside the images when not given, under the name that goes with theirs.
+    """
+    if labels is None:
+        labels = path.with_name(path.name.replace("images-idx3", "labels-idx1"))
+        if labels == path:
+            raise UserError(f"which labels belong to {path}? Give --labels")
+    for each in (path, labels):
+        if not each.is_file():
+            raise UserError(f"{each} does not exist")
+    with opened(path, path.name) as stream:
+        count, *sides = read_shape(stream, path, dimensions=3)
+    with opened(path, path.name) as stream:
+        images = read_idx(stream, path, most=count, sides=(sides[0], sides[1]))
+    with opened(labels, labels.name) as stream:
+        numbers = read_idx(stream, labels, most=count)
+    if len(images) != len(numbers):
+        raise UserError(f"{path} has {len(images)} images, but {labels} {len(numbers)} labels")
+    classes = tuple(str(number) for number in range(max(10, int(numbers.max()) + 1)))
+    part = _part(images, numbers, labels, len(classes))
+    return Dataset(path.name, part, classes=classes, scale=1 / 255, parity=len(classes) == 10, shape=(1, *sides))
 
 
 def _idx(name: str, data_dir: Path | None, classes: tuple[str, ...], *, parity: bool) -> Dataset:

@@ -22,14 +22,19 @@ def read_idx(stream: BinaryIO, path: Path, *, most: int, sides: tuple[int, ...] 
       most: the most samples that it may hold, so that a header cannot ask for all the memory there is.
       sides: the height and width of an image; nothing for labels.
     """
-    dimensions = 1 + len(sides)
+    shape = read_shape(stream, path, dimensions=1 + len(sides))
+    if not 0 < shape[0] <= most or tuple(shape[1:]) != sides:
+        says, expected = (" x ".join(map(str, each)) for each in (shape, (most, *sides)))
+        raise UserError(f"{path} says that it holds {says} bytes; expected are at most {expected}")
+    return exactly(stream, math.prod(shape), path).reshape(shape)
+
+
+def read_shape(stream: BinaryIO, path: Path, *, dimensions: int) -> list[int]:
+    """What a header says: how many samples, and their height and width."""
     header = stream.read(4 + 4 * dimensions)
     if len(header) < 4 + 4 * dimensions:
         raise UserError(f"{path} is not an IDX file: it ends within its header")
     zero, kind, found, *shape = struct.unpack(f">HBB{dimensions}I", header)
     if (zero, kind, found) != (0, _BYTES, dimensions):
         raise UserError(f"{path} is not the IDX file expected: its magic number should be {_BYTES << 8 | dimensions}")
-    if not 0 < shape[0] <= most or tuple(shape[1:]) != sides:
-        says, expected = (" x ".join(map(str, each)) for each in (shape, (most, *sides)))
-        raise UserError(f"{path} says that it holds {says} bytes; expected are at most {expected}")
-    return exactly(stream, math.prod(shape), path).reshape(shape)
+    return shape

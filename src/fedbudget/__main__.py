@@ -1,0 +1,5 @@
+"""`python -m fedbudget`."""
+
+from fedbudget.cli.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""Aggregator and nodes on different machines, over gRPC."""

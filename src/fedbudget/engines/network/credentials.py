@@ -1,0 +1,327 @@
+"""Who may take part, how that is proved, and when a connection is private enough to prove it on.
+
+Rules here:
+- A token is never shown: not in an error, not in a repr. What is wrong with a file of tokens is told by its line.
+- An aggregator keeps only digests of tokens, and compares these in constant time, for names it does not know too.
+- Half of what TLS needs is an error, never a connection in plain text.
+- What may be a slip (an empty variable, a key of another certificate) is an error at the start, not at the handshake.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import re
+import secrets
+import ssl
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+from fedbudget.errors import UserError
+
+DEFAULT_PORT = 7700
+TOKEN_VARIABLE = "FEDBUDGET_TOKEN"
+
+_SHORTEST_TOKEN = 16
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_TOKEN = re.compile(r"[!-~]+")
+_COMMENT = re.compile(r"(^|\s)#.*")
+_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST_NAME = re.compile(rf"({_LABEL}\.)*{_LABEL}")
+_ALL_DIGITS = re.compile(r"(.*\.)?[0-9]+")
+
+
+# Names of nodes
+
+
+def valid_name(name: str) -> bool:
+    """Whether a node may be called so: such a name is safe in a log, in a certificate and as the name of a file.
+
+    >>> [valid_name(name) for name in ("edge-1", "", "../edge", "edge 1")]
+    [True, False, False, False]
+    """
+    return _NAME.fullmatch(name) is not None
+
+
+def check_name(name: str) -> str:
+    if not valid_name(name):
+        raise UserError(
+            f"{name[:80]!r} cannot be the name of a node; use up to 64 of the letters a-z and A-Z, digits, dots, "
+            "dashes and underscores, and begin with a letter or digit"
+        )
+    return name
+
+
+# Tokens
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What a node must know to take part: one token shared by all, one for each name, or nothing.
+
+    >>> Tokens().allows("edge-1", "anything")
+    True
+    """
+
+    _shared: bytes | None = field(default=None, repr=False)
+    _by_name: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    # What an unknown name is compared with: as much work as for a known one, and equal to nothing.
+    _nobody: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False, compare=False)
+
+    @classmethod
+    def load(cls, path: Path | None) -> "Tokens":
+        """From a file, or else from FEDBUDGET_TOKEN; without either, none is required.
+
+        The file has one token, or a line `NAME TOKEN` for each node; blank lines and what follows a # are ignored.
+        """
+        if path is None:
+            token = _token_from_environment()
+            return cls() if token is None else cls(_shared=_digest(token))
+        lines = _read_tokens(path)
+        if all(name is None for name, _ in lines.values()):
+            return cls(_shared=_digest(_only_token(path, lines)))
+        by_name: dict[str, bytes] = {}
+        for number, (name, token) in lines.items():
+            if name is None:
+                raise UserError(f"{path}, line {number}: other lines are NAME TOKEN, this one has no name")
+            if name in by_name:
+                raise UserError(f"{path}, line {number}: this name has a token already")
+            # With a token in common, each of two nodes could take part under the other's name.
+            if _digest(token) in by_name.values():
+                raise UserError(f"{path}, line {number}: another node has the same token; give each its own")
+            by_name[name] = _digest(token)
+        return cls(_by_name=by_name)
+
+    @property
+    def required(self) -> bool:
+        return self._shared is not None or bool(self._by_name)
+
+    def allows(self, name: str, token: str) -> bool:
+        """Whether a node of this name that says this token may take part."""
+        expected = self._by_name.get(name, self._nobody) if self._shared is None else self._shared
+        equal = hmac.compare_digest(_digest(token), expected)
+        return equal or not self.required
+
+
+def node_token(path: Path | None) -> str | None:
+    """A node's own token, from a file with nothing else, or else from FEDBUDGET_TOKEN; None without either."""
+    return _token_from_environment() if path is None else _only_token(path, _read_tokens(path))
+
+
+def _digest(token: str) -> bytes:
+    # Of equal length for all tokens, so that a comparison does not tell the length either.
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def _token_from_environment() -> str | None:
+    token = os.environ.get(TOKEN_VARIABLE)
+    return None if token is None else _check_token(token.strip(), f"the variable {TOKEN_VARIABLE}")
+
+
+def _only_token(path: Path, lines: Mapping[int, tuple[str | None, str]]) -> str:
+    if len(lines) > 1:
+        raise UserError(
+            f"{path} has {len(lines)} lines with tokens; give one token, or a line NAME TOKEN for each node"
+        )
+    ((number, (name, token)),) = lines.items()
+    if name is not None:
+        raise UserError(f"{path}, line {number}: a node's file has its token only, without a name")
+    return token
+
+
+def _read_tokens(path: Path) -> dict[int, tuple[str | None, str]]:
+    """Name, where there is one, and token of each line that has them."""
+    lines: dict[int, tuple[str | None, str]] = {}
+    for number, line in enumerate(_read_secret(path).splitlines(), start=1):
+        words = _COMMENT.sub("", line).split()
+        where = f"{path}, line {number}"
+        if len(words) > 2:
+            raise UserError(f"{where}: expected TOKEN or NAME TOKEN, found {len(words)} words")
+        # The name is not shown: where the two were swapped, it is the token.
+        if len(words) == 2 and not valid_name(words[0]):
+            raise UserError(f"{where}: expected NAME TOKEN, and the first word cannot be the name of a node")
+        if words:
+            lines[number] = (words[0] if len(words) == 2 else None, _check_token(words[-1], where))
+    if not lines:
+        raise UserError(f"{path} has no token")
+    return lines
+
+
+def _check_token(token: str, where: str) -> str:
+    if len(token) < _SHORTEST_TOKEN:
+        raise UserError(
+            f"{where}: a token has at least {_SHORTEST_TOKEN} characters, not {len(token)}; "
+            "openssl rand -hex 32 makes a good one"
+        )
+    if _TOKEN.fullmatch(token) is None:
+        raise UserError(f"{where}: a token has ASCII letters, digits and signs only, and no spaces")
+    return token
+
+
+def _read_secret(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            # Of the file that was opened, not of whatever has its name by now. Windows has no such modes.
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if os.name == "posix" and mode & 0o077:
+                raise UserError(f"others can read or change {path} (mode {mode:03o}); chmod 600 {path}")
+            return file.read().decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"cannot read the token file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"the token file {path} is not a text file") from None
+
+
+# Certificates
+
+
+def aggregator_credentials(
+    cert: Path | None, key: Path | None, client_ca: Path | None
+) -> grpc.ServerCredentials | None:
+    """TLS of the aggregator, or None for plain text. With `client_ca`, each node must show a certificate of that CA."""
+    if cert is None and key is None and client_ca is None:
+        return None
+    if cert is None or key is None:
+        raise UserError(f"--cert and --key go together; {_missing(cert=cert, key=key)}")
+    return grpc.ssl_server_credentials(
+        [_key_and_chain(cert, key)],
+        root_certificates=None if client_ca is None else _read_certificates(client_ca),
+        require_client_auth=client_ca is not None,
+    )
+
+
+def node_credentials(ca: Path | None, cert: Path | None, key: Path | None) -> grpc.ChannelCredentials | None:
+    """TLS of a node, or None for plain text. The aggregator's certificate must be of `ca`; `cert` is the node's own."""
+    if ca is None and cert is None and key is None:
+        return None
+    if ca is None:
+        raise UserError(
+            "--cert and --key need --ca, the file of the CA that the aggregator's certificate is from; "
+            "for a public CA that is the system's, often /etc/ssl/certs/ca-certificates.crt"
+        )
+    if (cert is None) != (key is None):
+        raise UserError(f"--cert and --key go together; {_missing(cert=cert, key=key)}")
+    private_key, chain = (None, None) if cert is None or key is None else _key_and_chain(cert, key)
+    return grpc.ssl_channel_credentials(_read_certificates(ca), private_key, chain)
+
+
+def peer_names(auth_context: Mapping[str, Sequence[bytes]]) -> set[str]:
+    """The names that a peer's certificate proves; none where it showed no certificate."""
+    found = (auth_context.get(key) or () for key in ("x509_common_name", "x509_subject_alternative_name"))
+    return {name.decode("utf-8", "replace") for names in found for name in names}
+
+
+def _missing(**options: Path | None) -> str:
+    names = [f"--{name}" for name, value in options.items() if value is None]
+    return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} missing"
+
+
+def _key_and_chain(cert: Path, key: Path) -> tuple[bytes, bytes]:
+    """A pair of private key and certificate, in the order in which gRPC wants them."""
+    chain, private_key = _read_certificates(cert), _read(key)
+    form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+    try:
+        belongs = load_pem_private_key(private_key, password=None).public_key().public_bytes(*form)
+    except TypeError:
+        raise UserError(f"{key} is protected by a password; give a key without one, in a file of mode 600") from None
+    except Exception:  # what cryptography raises for a key that it cannot use depends on its version
+        raise UserError(f"{key} is not a private key in PEM format") from None
+    # The first certificate of a chain is the one that the key belongs to.
+    if belongs != x509.load_pem_x509_certificate(chain).public_key().public_bytes(*form):
+        raise UserError(f"{key} is not the key of the certificate {cert}")
+    return private_key, chain
+
+
+def _read_certificates(path: Path) -> bytes:
+    text = _read(path)
+    try:
+        # By OpenSSL, which takes the bundles of systems with all their oddities, and comments in any language.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text.decode("ascii", "ignore"))
+    except (ssl.SSLError, ValueError):
+        raise UserError(f"{path} is not a certificate in PEM format") from None
+    return text
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+
+
+# Addresses
+
+
+def require_privacy(address: str, *, encrypted: bool, insecure: bool) -> None:
+    """Refuses plain text on a network, where tokens and models could be read and changed on the way."""
+    if encrypted or insecure or address.startswith(("unix:", "unix-abstract:")) or _loopback(split_address(address)[0]):
+        return
+    raise UserError(
+        f"{address} is not on this machine, and without TLS everyone on the way can read and change what is sent; "
+        "make certificates with fedbudget certs and give --cert and --key to serve and --ca to join, "
+        "or say --insecure to go on without"
+    )
+
+
+def split_address(address: str, *, port: int | None = DEFAULT_PORT) -> tuple[str, int]:
+    """Host and port of HOST:PORT, where the port may be left out unless `port` is None.
+
+    >>> split_address("edge.example:9000"), split_address("[::1]:0"), split_address("127.0.0.1")
+    (('edge.example', 9000), ('::1', 0), ('127.0.0.1', 7700))
+    """
+    found = re.fullmatch(r"(?:\[(?P<six>[^\[\]]*)\]|(?P<host>[^\[\]:]*))(?::(?P<port>[^:]*))?", address)
+    if found is None:
+        hint = (
+            "; an IPv6 address goes in brackets, as in [::1]:7700" if re.fullmatch(r"[0-9A-Fa-f:.]+", address) else ""
+        )
+        raise UserError(f"{address[:300]!r} is not an address HOST:PORT{hint}")
+    six, host, given = found["six"], found["host"], found["port"]
+    if given is not None and (re.fullmatch("[0-9]{1,5}", given) is None or int(given) > 65535):
+        raise UserError(f"the port of {address[:300]!r} must be a whole number from 0 to 65535")
+    if given is None and port is None:
+        raise UserError(f"{address[:300]!r} has no port; give HOST:PORT")
+    if six is not None and not _is_ip(six, 6):
+        raise UserError(f"{six[:300]!r}, in brackets, is not an IPv6 address")
+    if host == "":
+        raise UserError(f"{address[:300]!r} has no host; 0.0.0.0:{given or port} is all of this machine's addresses")
+    if host is not None and not valid_host(host):
+        raise UserError(f"{host[:300]!r} is neither an IP address nor a host's name")
+    return six if host is None else host, int(given) if given is not None else port or 0
+
+
+def join_address(host: str, port: int) -> str:
+    """The inverse of `split_address`.
+
+    >>> join_address("::1", 7700)
+    '[::1]:7700'
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def valid_host(host: str) -> bool:
+    """Whether this is an IP address, or may be the name of a host."""
+    if _is_ip(host, 4) or _is_ip(host, 6):
+        return True
+    # A last label of digits is never a name, but an IP address gone wrong, or written in a way that hides what it is.
+    return len(host) <= 253 and _HOST_NAME.fullmatch(host) is not None and _ALL_DIGITS.fullmatch(host) is None
+
+
+def _is_ip(host: str, version: int) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == version
+    except ValueError:
+        return False
+
+
+def _loopback(host: str) -> bool:
+    if not (_is_ip(host, 4) or _is_ip(host, 6)):
+        return host.lower() == "localhost"
+    address = ipaddress.ip_address(host)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

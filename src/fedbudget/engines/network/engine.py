@@ -1,0 +1,178 @@
+"""The network engine: carries messages between the aggregator and nodes on other machines, and reads the meters.
+
+The clock never stops: a time budget is wall time, from the first broadcast to the end. What there is to do between two
+rounds (records, checkpoint, test accuracy) is done while the nodes are at work on the next. A report of that next round
+counts only once the round before it is on disk, so that an aggregator that crashes has at most one round to make again
+that nodes have seen, and one that they have begun.
+"""
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fedbudget.budget import Costs
+from fedbudget.engines.in_process import Observer
+from fedbudget.engines.network.hub import Gathered, Hub
+from fedbudget.engines.network.wire import Answer, NodeCosts
+from fedbudget.meters.measured import Instant
+from fedbudget.meters.meter import Meters, RoundTrip
+from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
+from fedbudget.protocol.messages import Broadcast, Report
+
+OVERTIME = 0.03
+"""The share of a time budget by which a round that has begun may go over it."""
+
+_PATIENCE, _FIRST_PATIENCE, _TIMES = (
+    3.0,
+    30.0,
+    4.0,
+)  # a deadline: so many seconds, and so many times what it should take
+_WARMING_UP = 3  # rounds until it is known what one takes
+
+
+def run(
+    aggregator: Aggregator,
+    hub: Hub,
+    meters: Meters,
+    *,
+    least: int,
+    timeout: float | None,
+    observe: Observer,
+    interrupted: Callable[[], bool],
+    keep: Callable[[], None],
+) -> Outcome:
+    """Carries messages until the budget is spent.
+
+    Args:
+      least: the fewest nodes to make a round with.
+      timeout: seconds until nodes that have not reported are left out; from what rounds took when not given.
+      keep: saves where the run has come to, when it is interrupted.
+    """
+    clock = _Clock(meters, timeout)
+    message = aggregator.pending or aggregator.outcome or aggregator.start()
+    happened: tuple[Round, Broadcast] | None = None
+    mark, counted = Instant.now(), _traffic(hub)
+    while isinstance(message, Broadcast):
+        lost = hub.lost(message.round)
+        said = aggregator.forget(lost) if lost else message
+        left = clock.left(aggregator, Instant.now().seconds - mark.seconds)
+        hub.begin(said, least=least, timeout=clock.deadline(said), left=left)
+        if happened is not None:
+            observe(*happened)
+        gathered = hub.finish()
+        now, traffic = Instant.now(), _traffic(hub)
+        if interrupted() or not gathered.enough:
+            costs = _unfinished(meters, now - mark, traffic - counted)
+            if not interrupted():
+                return aggregator.give_up(costs, "time")
+            aggregator.charge(costs)
+            keep()
+            return aggregator.interrupt()
+        trip = _trip(said, gathered.answers, now - mark, traffic - counted)
+        mark, counted = now, traffic
+        clock.saw(trip)
+        costs = meters.read(trip)
+        report = Report.merge([answer.report for answer in gathered.answers])
+        message = aggregator.receive(report, costs, meters.expected(costs))
+        happened = _with_absent(aggregator, gathered), said
+    if happened is not None:
+        observe(*happened)
+    return message
+
+
+def trial(answers: Sequence[NodeCosts], nodes: int, wire_bytes: int) -> RoundTrip:
+    """What a round is thought to take, from trial rounds that nodes have made by themselves."""
+    return RoundTrip(
+        updates=1,
+        nodes=nodes,
+        wire_bytes=wire_bytes,
+        step_seconds=max(costs.step_seconds for costs in answers),
+        seconds=max(costs.seconds for costs in answers),
+        step_cpu=sum(costs.step_cpu for costs in answers),
+        cpu=sum(costs.cpu for costs in answers),
+    )
+
+
+class _Clock:
+    """How long a round may take."""
+
+    def __init__(self, meters: Meters, timeout: float | None) -> None:
+        self._timeout = timeout
+        self._limit = meters.budget.limits.get("time") if meters.time.source == "measured" else None
+        self._steps: deque[float] = deque(maxlen=9)
+        self._rests: deque[float] = deque(maxlen=9)
+
+    def saw(self, trip: RoundTrip) -> None:
+        self._steps.append(trip.step_seconds)
+        self._rests.append(trip.seconds - trip.updates * trip.step_seconds)
+
+    def deadline(self, said: Broadcast) -> float:
+        """Seconds until nodes that have not reported are left out."""
+        if self._timeout is not None:
+            return self._timeout
+        usual = 0.0
+        if self._steps:
+            usual = max(1, said.tau) * statistics.median(self._steps) + statistics.median(self._rests)
+        return max(_PATIENCE if len(self._steps) >= _WARMING_UP else _FIRST_PATIENCE, _TIMES * usual)
+
+    def left(self, aggregator: Aggregator, already: float) -> float:
+        """Seconds until a time budget is gone for good."""
+        if self._limit is None:
+            return float("inf")
+        spent = aggregator.ledger.budget.label(aggregator.ledger.spent)["time"]
+        return max(0.0, (1 + OVERTIME) * self._limit - spent - already)
+
+
+def _traffic(hub: Hub) -> int:
+    """Bytes that have passed so far."""
+    return hub.counters.sent + hub.counters.received
+
+
+def _trip(said: Broadcast, answers: Sequence[Answer], took: Instant, wire_bytes: int) -> RoundTrip:
+    costs = [answer.costs for answer in answers]
+    elsewhere = [each for each in costs if not each.here]
+    metered = [answer for answer in answers if answer.costs.joules is not None]
+    step_joules, joules = _by_host([answer.costs for answer in metered])
+    return RoundTrip(
+        updates=max(1, said.tau),
+        nodes=sum(len(answer.report.nodes) for answer in answers),
+        wire_bytes=wire_bytes,
+        step_seconds=max(each.step_seconds for each in costs),
+        seconds=took.seconds,
+        step_cpu=sum(each.step_cpu for each in costs),
+        cpu=took.cpu + sum(each.cpu for each in elsewhere),
+        metered=sum(len(answer.report.nodes) for answer in metered),
+        step_joules=step_joules,
+        joules=joules,
+    )
+
+
+def _by_host(costs: Sequence[NodeCosts]) -> tuple[float | None, float | None]:
+    """Energy of a step and of a round: nodes of one machine read one meter, which counts once."""
+    steps: dict[str, float] = {}
+    wholes: dict[str, float] = {}
+    for each in costs:
+        assert each.joules is not None
+        steps[each.host] = max(steps.get(each.host, 0.0), each.step_joules or 0.0)
+        wholes[each.host] = max(wholes.get(each.host, 0.0), each.joules)
+    return (sum(steps.values()), sum(wholes.values())) if costs else (None, None)
+
+
+def _unfinished(meters: Meters, took: Instant, wire_bytes: int) -> Costs:
+    """What a round has cost that did not come together; nothing where costs are simulated."""
+    nothing = np.zeros(len(meters.budget.limits))
+    if meters.time.source == "simulated":
+        return Costs(nothing, nothing)
+    trip = RoundTrip(1, 0, wire_bytes, 0.0, took.seconds, 0.0, took.cpu)
+    return Costs(nothing, meters.read(trip).aggregation)
+
+
+def _with_absent(aggregator: Aggregator, gathered: Gathered) -> Round:
+    """The round's record, with who was asked and is not in the average."""
+    last = aggregator.last
+    assert last is not None
+    left_out = tuple(sorted({*last.left_out, *gathered.broken}))
+    return replace(last, missed=gathered.missed, left_out=left_out)

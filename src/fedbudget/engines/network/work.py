@@ -1,0 +1,169 @@
+"""A node's work, without the network: what it does with a broadcast, what it remembers, what it measures.
+
+A node remembers how its fleet stood after each of its last rounds, because the aggregator may not have counted them:
+its report came too late, or the aggregator crashed and goes on from an earlier round. With every broadcast it is told
+after which round its memory must stand. It goes back to there, as if it had never heard of what came later, and a round
+that is made again is the same to the bit.
+"""
+
+import copy
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedbudget.arrays import Float32
+from fedbudget.engines import in_process
+from fedbudget.engines.network import compression
+from fedbudget.engines.network.compression import Feedback
+from fedbudget.engines.network.holdings import Holdings
+from fedbudget.engines.network.task import Task
+from fedbudget.engines.network.wire import Half, NodeCosts, Told, Welcome
+from fedbudget.meters.measured import Instant
+from fedbudget.meters.meter import MeterError
+from fedbudget.meters.rapl import Rapl
+from fedbudget.protocol.fleet import Fleet
+from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
+
+_BACK = 2
+"""How many rounds the aggregator may go back: one that it was saving, and one that it had not yet saved."""
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """A fleet as it stands after a round, the w of that round's broadcast, and what compression has lost until then."""
+
+    round: int
+    fleet: Fleet
+    w: Float32 | None
+    feedback: Feedback
+
+    def fork(self) -> "_Standing":
+        return replace(self, fleet=self.fleet.fork(), feedback=copy.copy(self.feedback))
+
+
+class Work:
+    """What a node does.
+
+    Args:
+      holdings: its samples.
+      device: where PyTorch computes.
+      pace: how many times as long as it could a local update takes, to stand for a slower machine.
+      energy: the machine's meter, where there is one.
+    """
+
+    def __init__(
+        self, holdings: Holdings, *, device: str = "auto", pace: float = 1.0, energy: Rapl | None = None
+    ) -> None:
+        self.holdings = holdings
+        self.run = ""
+        self.made = 0  # rounds, counted by the aggregator or not
+        self._device = device
+        self._pace = pace
+        self._energy = energy
+        self._counted: float | None = None  # the meter when the last report was made
+        self._task: Task | None = None
+        self._new: Fleet | None = None  # as it stands before its first round
+        self._standings: list[_Standing] = []
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """After which our memory may stand."""
+        return tuple(standing.round for standing in self._standings)
+
+    def start(self, welcome: Welcome) -> NodeCosts:
+        """Takes the task, and makes a trial round, which also compiles what there is to compile."""
+        if welcome.run != self.run or welcome.task != self._task:
+            self._new = self.holdings.fleet(welcome.task, welcome.numbers, device=self._device)
+            self._standings = []
+            self.run, self._task = welcome.run, welcome.task
+        assert self._new is not None
+        return self._trial(self._new.fork(), welcome.task)
+
+    def before(self, half: Half) -> Float32 | None:
+        """The w of the broadcast after which our memory is to stand."""
+        return self._standing(half.stands).w
+
+    def answer(self, told: Told) -> tuple[Report, NodeCosts, bytes]:
+        """A round: the report, what it cost, and its vectors as they are sent."""
+        if self._task is None:
+            raise LocalError("an answer comes after a welcome")
+        past = self._standing(told.stands)
+        now = past.fork()
+        report, costs = self._round(now.fleet, told.said)
+        vectors = self._encoded(report, told.said, self._task, now.feedback)
+        self.made += 1
+        kept = [standing for standing in self._standings if standing.round <= past.round][-_BACK:]
+        self._standings = [*kept, replace(now, round=told.said.round, w=told.said.w)]
+        return report, costs, vectors
+
+    def _standing(self, number: int) -> _Standing:
+        if number == 0:
+            if self._new is None:
+                raise LocalError("a round comes after a welcome")
+            return _Standing(0, self._new, None, Feedback())
+        for standing in self._standings:
+            if standing.round == number:
+                return standing
+        raise PeerError(f"our memory cannot stand after round {number}, only after {list(self.rounds)}")
+
+    def _encoded(self, report: Report, said: Broadcast, task: Task, feedback: Feedback) -> bytes:
+        if report.w is None:
+            return b""
+        if task.compress == "none":
+            w = compression.encode("none", report.w)
+        else:
+            w = feedback.send(task.compress, report.w - said.w)
+        return w if report.gradients is None else w + compression.encode(task.compress, report.gradients)
+
+    def _round(self, fleet: Fleet, said: Broadcast) -> tuple[Report, NodeCosts]:
+        began, joules = Instant.now(), self._counted if self._counted is not None else self._joules()
+        fleet.receive(said)
+        updating, updating_joules = Instant.now(), self._joules()
+        fleet.update()
+        took = Instant.now() - updating
+        if self._pace > 1:
+            time.sleep((self._pace - 1) * took.seconds)
+            took = Instant.now() - updating
+        updated = self._joules()
+        report = fleet.report()
+        whole, updates = Instant.now() - began, max(1, said.tau)
+        step_joules, self._counted = _between(updating_joules, updated), self._joules()
+        return report, NodeCosts(
+            took.seconds / updates,
+            whole.seconds,
+            took.cpu / updates,
+            whole.cpu,
+            None if step_joules is None else step_joules / updates,
+            _between(joules, self._counted),  # from report to report: waiting for others costs energy too
+            "" if self._energy is None else self._energy.host,
+        )
+
+    def _joules(self) -> float | None:
+        """What the meter says; a meter that fails says nothing, which is not zero."""
+        try:
+            return None if self._energy is None else self._energy.joules()
+        except MeterError:
+            return None
+
+    def _trial(self, fleet: Fleet, task: Task) -> NodeCosts:
+        asked = task.asked
+        first = Broadcast(
+            1,
+            np.asarray(fleet.model.initial(task.seed)),
+            1,
+            1e-3,
+            estimate=asked.estimate,
+            best=False,
+            stop=False,
+            gradient=asked.gradient,
+            curvature=asked.curvature,
+            drift=Drift(correct=True, share=1.0) if asked.drift else None,
+        )
+        trip = in_process.trial([fleet], first)
+        slower = self._pace * trip.step_seconds
+        return NodeCosts(slower, trip.seconds - trip.step_seconds + slower, trip.step_cpu, trip.cpu)
+
+
+def _between(earlier: float | None, later: float | None) -> float | None:
+    return None if earlier is None or later is None else later - earlier
