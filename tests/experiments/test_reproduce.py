@@ -102,23 +102,35 @@ def test_the_page_needs_nothing_from_elsewhere(made: Path) -> None:
     assert all(address.startswith(("data:image/png;base64,", "#")) for address in addresses)
 
 
+def chosen(*names: str, with_cnn: bool = False, engine: str = "in-process") -> list[str]:
+    return [figure.name for figure in reproduce.choose(names, with_cnn=with_cnn, engine=engine)]
+
+
 def test_all_leaves_the_networks_out_unless_they_are_asked_for() -> None:
-    networks = {name for name in FIGURES if name.startswith("cnn-")}
-    every = {figure.name for figure in reproduce.choose(["all"], with_cnn=False)}
-    assert every == FIGURES.keys() - networks
-    assert {figure.name for figure in reproduce.choose(["all"], with_cnn=True)} == set(FIGURES)
-    assert [figure.name for figure in reproduce.choose(["nodes", "cnn-mnist"], with_cnn=False)] == [
-        "cnn-mnist",
-        "nodes",
-    ]
+    here = {name for name, figure in FIGURES.items() if figure.engine == "in-process"}
+    assert set(chosen("all")) == {name for name in here if not name.startswith("cnn-")}
+    assert set(chosen("all", with_cnn=True)) == here
+    assert chosen("nodes", "cnn-mnist") == ["cnn-mnist", "nodes"]
+
+
+def test_the_first_part_of_a_name_stands_for_all_that_begin_with_it() -> None:
+    assert chosen("budget", "svm-sgd") == ["svm-sgd", "budget-sgd", "budget-dgd"]
+    assert chosen("instantaneous") == ["instantaneous-dgd", "instantaneous-sgd"]
+    assert chosen("instantaneous", engine="network") == ["instantaneous-dgd-network", "instantaneous-sgd-network"]
 
 
 @pytest.mark.parametrize(
-    ("names", "said"), [([], "which figures"), (["svm"], "unknown figure 'svm'; use all, or some")]
+    ("names", "engine", "said"),
+    [
+        ([], "in-process", "which figures"),
+        (["sv"], "in-process", "unknown figure 'sv'; use all, or some"),
+        (["nodes"], "network", "unknown figure 'nodes'; use all, or some of instantaneous-dgd-network"),
+        (["nodes"], "ray", "engine must be one of in-process, network, not 'ray'"),
+    ],
 )
-def test_a_figure_that_does_not_exist_is_refused_with_those_that_do(names: list[str], said: str) -> None:
+def test_a_figure_that_does_not_exist_is_refused_with_those_that_do(names: list[str], engine: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        reproduce.choose(names, with_cnn=False)
+        reproduce.choose(names, with_cnn=False, engine=engine)
 
 
 def _times(folder: Path) -> dict[str, int]:

@@ -183,7 +183,7 @@ class TestTable:
                 row = {"tau_setting": str(tau), "nodes_setting": nodes, **vars(record), "error": None}
                 for name in ("c", "b", "spent"):
                     row[f"{name}_time"] = row.pop(name)["time"]
-                row["kept"], row["left_out"] = list(record.kept), list(record.left_out)
+                row |= {name: list(getattr(record, name)) for name in ("kept", "left_out", "missed")}
                 del row["wall"]
                 expected.append(row)
         assert table.to_pylist() == expected

@@ -13,7 +13,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,9 @@ from fedbudget.training import Result, execute
 
 Each = Literal["run", "round"]
 """What has a row of its own in the results."""
+
+EngineName = Literal["in-process", "network"]
+"""What makes a run: this process, or an aggregator and nodes that are processes of their own."""
 
 Figures = dict[str, list[Any]]
 """Columns by name, all of one length: a value for the run, or for each of its rounds."""
@@ -57,10 +60,10 @@ class Failure:
     error: str
 
 
-def attempt(settings: Settings, *, each: Each) -> Figures | Failure:
+def attempt(settings: Settings, *, each: Each, engine: EngineName = "in-process") -> Figures | Failure:
     """Makes a run; whatever goes wrong in one must not stop the others."""
     try:
-        return figures(_run(settings), each)
+        return figures(_run(settings) if engine == "in-process" else _run_over_network(settings), each)
     except UserError as error:
         return Failure(str(error))
     except Exception as error:
@@ -77,9 +80,10 @@ def figures(result: Result, each: Each) -> Figures:
 class Cells:
     """The cells that are kept in a sweep's folder."""
 
-    def __init__(self, folder: Path, each: Each) -> None:
+    def __init__(self, folder: Path, each: Each, engine: EngineName = "in-process") -> None:
         self._folder = folder / "cells"
         self._each = each
+        self._engine = "" if engine == "in-process" else f"engine {engine}\n"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -103,7 +107,7 @@ class Cells:
         beside.replace(path)
 
     def _path(self, settings: Settings) -> Path:
-        told = f"fedbudget {__version__}\neach {self._each}\n{settings.to_toml()}"
+        told = f"fedbudget {__version__}\neach {self._each}\n{self._engine}{settings.to_toml()}"
         return self._folder / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.json"
 
 
@@ -114,6 +118,19 @@ def _run(settings: Settings) -> Result:
         plan = prepare(settings, dataset=dataset)
         with _one_thread(sys.modules.get("torch")):  # which is there by now if the model needs it
             result = execute(plan)
+    if result.stopped_by == "interrupted":
+        raise KeyboardInterrupt
+    return result
+
+
+def _run_over_network(settings: Settings) -> Result:
+    """Makes a run with a process for each node; nodes that are slower than the fastest are slowed down to it."""
+    from fedbudget.local import on_this_machine
+
+    speeds = settings.speeds or (1.0,) * (settings.nodes or 1)
+    paces = [max(speeds) / speed for speed in speeds]
+    with on_this_machine(replace(settings, speeds=None), len(speeds), paces=paces) as plan:
+        result = execute(plan)
     if result.stopped_by == "interrupted":
         raise KeyboardInterrupt
     return result

@@ -15,10 +15,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 from fedbudget.data.published.find import NotHere
 from fedbudget.errors import UserError
 from fedbudget.experiments import sweep
+from fedbudget.experiments.cells import EngineName
 from fedbudget.experiments.figures import FIGURES
 from fedbudget.experiments.figures.figure import Claim, Figure, Scope, Table
 from fedbudget.experiments.table import read_rows
@@ -49,18 +51,25 @@ class Made:
     picture: Path
 
 
-def choose(names: Sequence[str], *, with_cnn: bool) -> list[Figure]:
-    """The figures of some names, or of `all`."""
+def choose(names: Sequence[str], *, with_cnn: bool, engine: str = "in-process") -> list[Figure]:
+    """The figures of some names, or of `all`; the first part of a name stands for all that begin with it."""
+    if engine not in get_args(EngineName):
+        raise UserError(f"engine must be one of {', '.join(get_args(EngineName))}, not {engine!r}")
+    figures = {name: figure for name, figure in FIGURES.items() if figure.engine == engine}
     if not names:
-        raise UserError(f"which figures? all, or some of {', '.join(FIGURES)}")
-    unknown = [name for name in names if name not in FIGURES and name != "all"]
-    if unknown:
-        raise UserError(f"unknown figure {unknown[0]!r}; use all, or some of {', '.join(FIGURES)}")
+        raise UserError(f"which figures? all, or some of {', '.join(figures)}")
+    for asked in names:
+        if asked != "all" and not any(_is_called(name, asked) for name in figures):
+            raise UserError(f"unknown figure {asked!r}; use all, or some of {', '.join(figures)}")
     return [
         figure
-        for figure in FIGURES.values()
-        if figure.name in names or ("all" in names and (with_cnn or not figure.long))
+        for name, figure in figures.items()
+        if any(_is_called(name, asked) for asked in names) or ("all" in names and (with_cnn or not figure.long))
     ]
+
+
+def _is_called(name: str, asked: str) -> bool:
+    return name == asked or name.startswith(f"{asked}-")
 
 
 def make(
@@ -80,7 +89,8 @@ def make(
     settings, on = _data(figure, data_dir)
     folder = out / figure.name
     grid = figure.sweep(settings, scope)
-    table = sweep.run(grid, folder, jobs=jobs, progress=progress)
+    alone = figure.engine == "network"  # its runs measure time, and would be in each other's way
+    table = sweep.run(grid, folder, jobs=1 if alone else jobs, progress=progress, engine=figure.engine)
     rows = table.to_pylist()
     errors = [row["error"] for row in rows if row["error"] is not None]
     if errors:

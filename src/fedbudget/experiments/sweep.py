@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from fedbudget import tasks
 from fedbudget.errors import UserError
-from fedbudget.experiments.cells import Cells, Each, Failure, attempt
+from fedbudget.experiments.cells import Cells, Each, EngineName, Failure, attempt
 from fedbudget.experiments.pool import require, unordered
 from fedbudget.experiments.table import gather, write
 from fedbudget.runs.settings import Settings, checked, read_toml
@@ -102,6 +102,7 @@ def run(
     jobs: int | None = None,
     backend: str | None = None,
     progress: Progress = lambda done, of, failed: None,
+    engine: EngineName = "in-process",
 ) -> "pyarrow.Table":
     """Makes the runs that the folder does not have yet, and gives the table of all, which is also written there.
 
@@ -111,13 +112,14 @@ def run(
     Args:
       jobs: how many runs at a time; as many as there are cores when not given. One is made in this process.
       backend: of joblib, such as `loky`, `dask` or `ray`; the active one when not given.
+      engine: what makes each run.
     """
     require(jobs, backend)
-    kept, failures = Cells(folder, sweep.each), dict[Settings, Failure]()
+    kept, failures = Cells(folder, sweep.each, engine), dict[Settings, Failure]()
     missing = [settings for settings in sweep.cells if settings not in kept]
     done = len(sweep.cells) - len(missing)
     progress(done, len(sweep.cells), 0)
-    work = partial(attempt, each=sweep.each)
+    work = partial(attempt, each=sweep.each, engine=engine)
     with closing(unordered(work, missing, jobs=jobs, backend=backend)) as outcomes:
         for settings, outcome in outcomes:
             if isinstance(outcome, Failure):

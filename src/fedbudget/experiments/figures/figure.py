@@ -11,6 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure as Picture
 
 from fedbudget import tasks
+from fedbudget.experiments.cells import EngineName
 from fedbudget.experiments.figures.rows import Rows
 from fedbudget.experiments.sweep import Sweep
 from fedbudget.runs.settings import Settings
@@ -72,6 +73,7 @@ class Figure:
       claims: what the rows say of claims.
       table: the numbers, where a picture is not enough.
       long: whether it takes hours, and is made only when it is asked for.
+      engine: what makes its runs.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Figure:
     claims: Callable[[Rows], list[Claim]]
     table: Callable[[Rows], Table] | None = None
     long: bool = False
+    engine: EngineName = "in-process"
 
     def settings(self, data_dir: str | None) -> list[Settings]:
         """Of each task, by the paper's method where none is said; accuracy is looked at once, at the end."""

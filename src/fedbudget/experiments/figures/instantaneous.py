@@ -1,4 +1,8 @@
-"""How a single run of 30 seconds goes, round by round, in Cases 1-4."""
+"""How a single run of 30 seconds goes, round by round, in Cases 1-4: simulated, or for real.
+
+For real it is the paper's prototype in small: five processes that talk over this machine's network, two of them four
+times as fast as the others, and 30 seconds of wall clock.
+"""
 
 from dataclasses import replace
 
@@ -10,6 +14,8 @@ from fedbudget.experiments.figures.rows import Rows, mean, where
 from fedbudget.experiments.figures.style import case_line, finish, picture
 from fedbudget.experiments.sweep import Sweep
 from fedbudget.runs.settings import Settings
+
+_SPEEDS = (4.0, 4.0, 1.0, 1.0, 1.0)  # two laptops and three Raspberry Pis
 
 _PANELS = {
     "loss": "loss of this round's samples",
@@ -27,9 +33,19 @@ def instantaneous(name: str, title: str, task: str) -> Figure:
     return Figure(name, title, (task,), _sweep, _draw, lambda rows: _claims(rows, title))
 
 
+def for_real(name: str, title: str, task: str) -> Figure:
+    """The same over a network."""
+    return Figure(name, title, (task,), _real_sweep, _draw, lambda rows: _claims(rows, title), engine="network")
+
+
 def _sweep(base: Settings, scope: Scope) -> Sweep:
     base = replace(base, budget=("time=30s",), evaluations=50)
     return Sweep.of(base, {"case": CASES, "seeds": 1}, each="round")
+
+
+def _real_sweep(base: Settings, scope: Scope) -> Sweep:
+    base = replace(base, costs="measured", nodes=len(_SPEEDS), speeds=_SPEEDS)
+    return _sweep(replace(base, evaluations=50), scope)
 
 
 def _draw(rows: Rows) -> Picture:
