@@ -32,7 +32,7 @@ from fedbudget.engines.network.wire import KINDS, Farewell, task_in, task_out
 from fedbudget.engines.network.work import Work
 from fedbudget.errors import UserError
 from fedbudget.meters import network_meters
-from fedbudget.meters.meter import Meters
+from fedbudget.meters.meter import Meters, RoundTrip
 from fedbudget.meters.rapl import Rapl
 from fedbudget.models import catalogue
 from fedbudget.models.base import Model
@@ -125,7 +125,6 @@ def serving(
             opened(hub)
             plan = _gather(settings, hub, shortener, interrupted, test, resumed, metrics)
             yield plan
-            farewell = Farewell("the run is over")
         except UserError as error:
             farewell = Farewell(str(error))
             raise
@@ -163,7 +162,8 @@ def _gather(
         model = _model(settings, task.samples)
         hub.start(task, _recalled_members(resumed))
     meters = meters_of(settings, network_meters)
-    if not hub.wait_for(nodes, interrupted, ready=True):
+    over = resumed is not None and resumed.memory.state == "done"  # only its summary is missing: nodes have gone home
+    if not hub.wait_for(0 if over else nodes, interrupted, ready=True):
         raise Interrupted
     settings = replace(settings, nodes=nodes, dataset=NODES)
     options: dict[str, Any] = {
@@ -175,17 +175,26 @@ def _gather(
         "delta": settings.delta_from,
         "settle": shortener.settle,
     }
+    trial = engine.slowest(hub.trials())
     if resumed is None:
         vectors = 2 if settings.delta_from == "parameters" else 3
-        expected = engine.trial(hub.trials(), nodes, vectors * 4 * task.parameters * nodes)
-        aggregator = Aggregator(model.initial(settings.seed), expected=meters.expect(expected), **options)
+        wire_bytes = vectors * 4 * task.parameters * nodes
+        trip = RoundTrip(1, nodes, wire_bytes, trial.step_seconds, trial.seconds, trial.step_cpu, trial.cpu)
+        aggregator = Aggregator(model.initial(settings.seed), expected=meters.expect(trip), **options)
         aggregator.start()  # before the first checkpoint, which is of a run that has
     else:
         _restore(meters, hub.counters, resumed)
         aggregator = Aggregator.recall(resumed.memory, **options)
     keeper = _Keeper(aggregator, hub, meters, task, metrics, resumed)
     run = partial(
-        engine.run, aggregator, hub, meters, least=least, timeout=settings.round_timeout, keep=keeper.keep_again
+        engine.run,
+        aggregator,
+        hub,
+        meters,
+        least=least,
+        timeout=settings.round_timeout,
+        trial=trial,
+        keep=keeper.keep_again,
     )
     described = task.samples.empty()
     return Plan(

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 
 from fedbudget.data.dataset import Dataset
@@ -98,8 +98,7 @@ def _start(port: int, settings: Settings, shard: str, pace: float | None) -> "su
 def _tell_end(process: "subprocess.Popen[bytes]", hub: Hub) -> None:
     """A node that ends before all are there is not waited for."""
     process.wait()
-    with suppress(RuntimeError):  # when the hub has ended too
-        hub.look()
+    hub.look()
 
 
 def _knowing(plan: Plan, settings: Settings, dataset: Dataset) -> Plan:

@@ -69,12 +69,17 @@ def local(
     require_network()
     settings = o.settings_from({**locals(), "nodes": None}, costs="measured", budget=("time=15s",))
 
-    from fedbudget.cli.view import print_result, watching
+    from contextlib import ExitStack
+
+    from fedbudget.cli.view import preparing, print_result, watching
     from fedbudget.local import on_this_machine
     from fedbudget.training import default_folder, execute
 
     paces = None if pace is None else [o.number("pace", part) for part in pace.split(",")]
-    with on_this_machine(settings, nodes, paces=paces) as plan, watching(plan, quiet=json) as watch:
+    with ExitStack() as stack:
+        with preparing():
+            plan = stack.enter_context(on_this_machine(settings, nodes, paces=paces))
+        watch = stack.enter_context(watching(plan, quiet=json))
         result = execute(plan, out=out or default_folder(plan.settings), watch=watch)
     if json:
         print(jsonlib.dumps(result.to_json()))

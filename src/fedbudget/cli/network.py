@@ -68,9 +68,10 @@ def own_holdings(given: Mapping[str, Any], settings: Settings) -> "Holdings | No
 class Waiting:
     """Tells how many nodes there are, until there are enough."""
 
-    def __init__(self, nodes: int, *, quiet: bool) -> None:
+    def __init__(self, nodes: int, *, quiet: bool, any_port: bool) -> None:
         self._nodes = nodes
         self._quiet = quiet
+        self._any_port = any_port
         self._last = -1
         self._hub: Hub | None = None
         self._over = False
@@ -78,15 +79,16 @@ class Waiting:
 
     def opened(self, hub: "Hub") -> None:
         self._hub = hub
-        self._say(f"listening on port {hub.port}; waiting for {self._nodes} nodes")
+        if not self._quiet or self._any_port:
+            print(f"listening on port {hub.port}; waiting for {self._nodes} nodes", file=sys.stderr, flush=True)
 
     def changed(self, connected: int) -> None:
         with self._lock:
             if self._over or connected == self._last or self._hub is None:
                 return
             self._last = connected
-        if connected:
-            self._say(f"{connected} of {self._nodes} nodes are here")
+        if connected and not self._quiet:
+            print(f"{connected} of {self._nodes} nodes are here", file=sys.stderr, flush=True)
 
     def over(self) -> None:
         self._over = True
@@ -95,14 +97,14 @@ class Waiting:
         if self._hub is not None:
             self._hub.wake()
 
-    def _say(self, text: str) -> None:
-        if not self._quiet:
-            print(text, file=sys.stderr, flush=True)
-
 
 @contextmanager
-def waiting(nodes: int, *, quiet: bool) -> Iterator[Waiting]:
-    """Shows what happens until there are enough nodes; after that only what is out of the ordinary is logged."""
+def waiting(nodes: int, *, quiet: bool, any_port: bool) -> Iterator[Waiting]:
+    """Shows what happens until there are enough nodes; after that only what is out of the ordinary is logged.
+
+    Args:
+      quiet: nothing is shown, but a port that nobody could know otherwise.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     handler.setLevel(logging.WARNING)
@@ -110,7 +112,7 @@ def waiting(nodes: int, *, quiet: bool) -> Iterator[Waiting]:
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
-        yield Waiting(nodes, quiet=quiet)
+        yield Waiting(nodes, quiet=quiet, any_port=any_port)
     finally:
         log.removeHandler(handler)
 

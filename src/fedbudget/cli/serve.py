@@ -116,7 +116,9 @@ def serve(
     )
     own = own_holdings(given, settings)
     tested = None if test is None else test_samples(test, settings)
-    with waiting(settings.nodes or settings.min_nodes or 1, quiet=json) as waits, interruptible(waits.wake) as asked:
+    wanted = settings.nodes or settings.min_nodes or 1
+    waits_for = waiting(wanted, quiet=json, any_port=address.endswith(":0"))
+    with waits_for as waits, interruptible(waits.wake) as asked:
         serve_run = serving(
             settings,
             listening,

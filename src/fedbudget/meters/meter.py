@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from fedbudget.budget import Budget, Costs
+from fedbudget.errors import WorkError
 from fedbudget.meters.expectation import Expectation
 
 _ROUNDING = 1e-9
@@ -26,7 +27,7 @@ _ROUNDING = 1e-9
 Source = Literal["measured", "estimated", "simulated", "declared"]
 
 
-class MeterError(RuntimeError):
+class MeterError(WorkError):
     """A meter that should be read cannot be, or says what cannot be."""
 
 

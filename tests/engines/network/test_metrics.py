@@ -65,6 +65,7 @@ COUNTED: dict[tuple[str, Labels], float] = {
     ("refused_peers_total", ()): 0.0,
     ("sent_bytes_total", ()): 0.0,
     ("received_bytes_total", ()): 0.0,
+    ("saved_bytes_total", ()): 0.0,
 }
 
 
@@ -123,13 +124,8 @@ def test_the_engine_counts() -> None:
     metrics = Metrics({})
     metrics.connected.set(5)
     metrics.connected.dec()
-    metrics.late.inc()
-    metrics.late.inc()
-    metrics.dropped.inc()
-    metrics.refused.inc(3)
-    metrics.sent.inc(1000)
-    metrics.sent.inc(24)
-    metrics.received.inc(2**40)
+    metrics.count(late=1, dropped=1, sent=1000, saved=0)
+    metrics.count(late=2, dropped=1, refused=3, sent=1024, received=2**40, saved=7)  # totals, not what was added
     assert scrape(metrics) == {
         ("connected_nodes", ()): 4.0,
         ("late_reports_total", ()): 2.0,
@@ -137,12 +133,13 @@ def test_the_engine_counts() -> None:
         ("refused_peers_total", ()): 3.0,
         ("sent_bytes_total", ()): 1024.0,
         ("received_bytes_total", ()): float(2**40),
+        ("saved_bytes_total", ()): 7.0,
     }
 
 
 def test_metrics_of_two_runs_do_not_mix() -> None:
     one, other = Metrics({}), Metrics({})
-    one.late.inc()
+    one.count(late=1)
     one.observe(RECORD)
     assert scrape(other) == COUNTED
 

@@ -16,7 +16,7 @@ import numpy as np
 from fedbudget.budget import Costs
 from fedbudget.engines.in_process import Observer
 from fedbudget.engines.network.hub import Gathered, Hub
-from fedbudget.engines.network.wire import Answer, NodeCosts
+from fedbudget.engines.network.wire import Answer, Farewell, NodeCosts
 from fedbudget.meters.measured import Instant
 from fedbudget.meters.meter import Meters, RoundTrip
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
@@ -31,6 +31,7 @@ _PATIENCE, _FIRST_PATIENCE, _TIMES = (
     4.0,
 )  # a deadline: so many seconds, and so many times what it should take
 _WARMING_UP = 3  # rounds until it is known what one takes
+_SLOW_LINE = 250e3  # bytes a second that a node is thought to have until then
 
 
 def run(
@@ -40,18 +41,34 @@ def run(
     *,
     least: int,
     timeout: float | None,
+    trial: NodeCosts,
     observe: Observer,
     interrupted: Callable[[], bool],
     keep: Callable[[], None],
 ) -> Outcome:
-    """Carries messages until the budget is spent.
+    """Carries messages until the budget is spent, and then lets the nodes go.
 
     Args:
       least: the fewest nodes to make a round with.
       timeout: seconds until nodes that have not reported are left out; from what rounds took when not given.
+      trial: what a round of one update took at the slowest node, before the first.
       keep: saves where the run has come to, when it is interrupted.
     """
-    clock = _Clock(meters, timeout)
+    outcome = _rounds(aggregator, hub, meters, _Clock(meters, timeout, trial), least, observe, interrupted, keep)
+    hub.close(Farewell("the aggregator was interrupted" if interrupted() else "the run is over"))
+    return outcome
+
+
+def _rounds(
+    aggregator: Aggregator,
+    hub: Hub,
+    meters: Meters,
+    clock: "_Clock",
+    least: int,
+    observe: Observer,
+    interrupted: Callable[[], bool],
+    keep: Callable[[], None],
+) -> Outcome:
     message = aggregator.pending or aggregator.outcome or aggregator.start()
     happened: tuple[Round, Broadcast] | None = None
     mark, counted = Instant.now(), _traffic(hub)
@@ -83,24 +100,22 @@ def run(
     return message
 
 
-def trial(answers: Sequence[NodeCosts], nodes: int, wire_bytes: int) -> RoundTrip:
-    """What a round is thought to take, from trial rounds that nodes have made by themselves."""
-    return RoundTrip(
-        updates=1,
-        nodes=nodes,
-        wire_bytes=wire_bytes,
-        step_seconds=max(costs.step_seconds for costs in answers),
-        seconds=max(costs.seconds for costs in answers),
-        step_cpu=sum(costs.step_cpu for costs in answers),
-        cpu=sum(costs.cpu for costs in answers),
+def slowest(trials: Sequence[NodeCosts]) -> NodeCosts:
+    """What a round is thought to take, from trial rounds that nodes have made by themselves, if any are here."""
+    return NodeCosts(
+        step_seconds=max((costs.step_seconds for costs in trials), default=0.0),
+        seconds=max((costs.seconds for costs in trials), default=0.0),
+        step_cpu=sum(costs.step_cpu for costs in trials),
+        cpu=sum(costs.cpu for costs in trials),
     )
 
 
 class _Clock:
     """How long a round may take."""
 
-    def __init__(self, meters: Meters, timeout: float | None) -> None:
+    def __init__(self, meters: Meters, timeout: float | None, trial: NodeCosts) -> None:
         self._timeout = timeout
+        self._trial = trial
         self._limit = meters.budget.limits.get("time") if meters.time.source == "measured" else None
         self._steps: deque[float] = deque(maxlen=9)
         self._rests: deque[float] = deque(maxlen=9)
@@ -113,10 +128,11 @@ class _Clock:
         """Seconds until nodes that have not reported are left out."""
         if self._timeout is not None:
             return self._timeout
-        usual = 0.0
-        if self._steps:
-            usual = max(1, said.tau) * statistics.median(self._steps) + statistics.median(self._rests)
-        return max(_PATIENCE if len(self._steps) >= _WARMING_UP else _FIRST_PATIENCE, _TIMES * usual)
+        updates = max(1, said.tau)
+        if len(self._steps) < _WARMING_UP:
+            usual = self._trial.seconds + (updates - 1) * self._trial.step_seconds + 12 * said.w.size / _SLOW_LINE
+            return max(_FIRST_PATIENCE, _TIMES * usual)
+        return max(_PATIENCE, _TIMES * (updates * statistics.median(self._steps) + statistics.median(self._rests)))
 
     def left(self, aggregator: Aggregator, already: float) -> float:
         """Seconds until a time budget is gone for good."""

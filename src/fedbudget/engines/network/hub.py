@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -64,6 +65,7 @@ _READY_PATIENCE = 600.0  # to compile and try, on a small device
 _PART_PATIENCE = 30.0  # between two parts of one report
 _BROKEN_IN_A_ROW = 3  # reports that are not finite, until their node is dropped
 _CONNECTIONS, _WITHIN = 20, 10.0  # how often a node may connect, and within how many seconds
+_NAMES = 10_000  # that are remembered for that, before old ones are forgotten
 
 _LOG = logging.getLogger("fedbudget.network")
 _Result = TypeVar("_Result")
@@ -129,6 +131,7 @@ class _Peer:
     Args:
       blank: it has no memory of rounds that were counted.
       asked: the broadcast that it owes a report of.
+      fault: why it is dropped, once it is.
     """
 
     name: str
@@ -142,6 +145,7 @@ class _Peer:
     ready: NodeCosts | None = None
     blank: bool = True
     asked: Broadcast | None = None
+    fault: str | None = None
 
 
 @dataclass
@@ -263,6 +267,7 @@ class Hub:
         self._own_trial: NodeCosts | None = None
         self._peers: dict[str, _Peer] = {}
         self._gathering: _Gathering | None = None
+        self._woken = False  # the run was interrupted
         self._begun: concurrent.futures.Future[None] | None = None
         self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._lately: dict[str, deque[float]] = {}
@@ -353,11 +358,13 @@ class Hub:
 
     def wake(self) -> None:
         """Ends what is being waited for; from any thread, or a signal's handler."""
-        self._loop.call_soon_threadsafe(self._wake)
+        with suppress(RuntimeError):  # when the hub is closed, nothing is
+            self._loop.call_soon_threadsafe(self._wake)
 
     def look(self) -> None:
         """Looks again whether what is waited for has come; from any thread."""
-        self._loop.call_soon_threadsafe(self._changed)
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._changed)
 
     def close(self, farewell: Farewell) -> None:
         """Says farewell to all nodes, and stops."""
@@ -426,16 +433,23 @@ class Hub:
                 self._welcome(peer, self._task)
             await self._follow(peer)
         except PeerError as error:
-            self.counters.dropped += 1
-            _LOG.warning("%s at %s is dropped: %s", name, context.peer(), error)
-            self._forget_peer(peer)
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:1000])
+            await self._drop(name, peer, context, str(error))
+        except asyncio.CancelledError:
+            if peer is None or peer.fault is None:
+                raise
+            await self._drop(name, peer, context, peer.fault)
         except _Refusal as refusal:
             self.counters.refused += 1
             _LOG.warning("%s at %s is refused: %s", name, context.peer(), refusal)
             await context.abort(refusal.code, str(refusal)[:1000])
         finally:
             self._forget_peer(peer)
+
+    async def _drop(self, name: str, peer: _Peer | None, context: Any, fault: str) -> None:
+        self.counters.dropped += 1
+        _LOG.warning("%s at %s is dropped: %s", name, context.peer(), fault)
+        self._forget_peer(peer)
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault[:1000])
 
     def _admit(self, context: Any) -> str:
         """Who a peer is, from what it said before its first message."""
@@ -448,7 +462,10 @@ class Hub:
         proven = peer_names(context.auth_context() or {})
         if proven and name not in proven:
             raise _Refusal(grpc.StatusCode.PERMISSION_DENIED, f"{name} is not a name that its certificate is for")
-        now, lately = time.monotonic(), self._lately.setdefault(name, deque(maxlen=_CONNECTIONS))
+        now = time.monotonic()
+        if len(self._lately) > _NAMES:
+            self._lately = {each: times for each, times in self._lately.items() if now - times[-1] < _WITHIN}
+        lately = self._lately.setdefault(name, deque(maxlen=_CONNECTIONS))
         if len(lately) == _CONNECTIONS and now - lately[0] < _WITHIN:
             raise _Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{name} connects too often")
         lately.append(now)
@@ -478,9 +495,7 @@ class Hub:
         if before is None and self._count() + len(hello.samples.sizes) > self._most:
             raise _Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"there are {self._count()} nodes already")
         if before is not None:
-            self._forget_peer(before)
-            if before.handler is not None:
-                before.handler.cancel()
+            self._dismiss(before, "the node has connected anew")
         peer = _Peer(
             name,
             hello.instance,
@@ -562,9 +577,24 @@ class Hub:
         _LOG.info("%s has left", peer.name)
         self._changed()
 
+    def _dismiss(self, peer: _Peer, reason: str) -> None:
+        """Ends a connection that has done no wrong."""
+
+        async def end() -> None:
+            with suppress(grpc.aio.BaseError, grpc.RpcError, asyncio.InvalidStateError):
+                await peer.context.abort(grpc.StatusCode.ABORTED, reason)  # a handler that is cancelled says nothing
+            if peer.handler is not None:
+                peer.handler.cancel()
+
+        self._forget_peer(peer)
+        self._spawn(end())
+
     def _send(self, peer: _Peer, messages: list[bytes]) -> None:
         """Sends in a task of its own, so that a slow peer holds nobody up."""
-        task = self._loop.create_task(self._write(peer, messages))
+        self._spawn(self._write(peer, messages))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
@@ -620,6 +650,7 @@ class Hub:
 
     async def _begin(self, said: Broadcast, least: int, timeout: float, left: float) -> None:
         gathering = self._gathering = _Gathering(said, least, set(), self._loop.create_future())
+        gathering.expired = self._woken  # an interruption between two rounds is not lost
         self._ask_all(gathering)
 
         def overdue() -> None:
@@ -711,8 +742,7 @@ class Hub:
         _LOG.warning("%s's report is not finite, and is set aside", name)
         if member.broken >= _BROKEN_IN_A_ROW and peer is not None:
             member.broken = 0
-            self.counters.dropped += 1
-            _LOG.warning("%s is dropped: %d of its reports in a row were not finite", name, _BROKEN_IN_A_ROW)
+            peer.fault = f"{_BROKEN_IN_A_ROW} of its reports in a row were not finite"
             self._forget_peer(peer)
             if peer.handler is not None:
                 peer.handler.cancel()
@@ -748,6 +778,7 @@ class Hub:
             self._waiting.remove(waiting)
 
     def _wake(self) -> None:
+        self._woken = True
         if self._gathering is not None:
             self._gathering.expired = True
         self._changed()

@@ -33,7 +33,7 @@ from fedbudget.protocol.messages import PeerError
 
 _FIRST_WAIT, _LONGEST_WAIT, _GROWTH = 0.2, 30.0, 1.7  # seconds between attempts
 
-_QUICK = 2e-3  # seconds: rounds that took less are made where messages are read
+_QUICK = 5e-3  # seconds: rounds that took less are made where messages are read
 
 _LOG = logging.getLogger("fedbudget.network")
 
@@ -128,10 +128,9 @@ async def _once(
                 joined.set()
                 heard(f"joined {address} as {name}, to train {found.task.model} ({found.task.parameters} parameters)")
             elif isinstance(found, Half):
-                began = time.perf_counter()
-                # A thread is for work that would keep the connection waiting; to hand it little takes longer than that.
-                messages = _answer(work, found) if quick else await asyncio.to_thread(_answer, work, found)
-                quick = time.perf_counter() - began < _QUICK
+                # A thread is for work that would keep the connection waiting; to hand it less takes longer than that.
+                messages, seconds = _answer(work, found) if quick else await asyncio.to_thread(_answer, work, found)
+                quick = seconds < _QUICK
                 await _send(call, messages)
 
 
@@ -142,9 +141,11 @@ def _start(work: Work, welcome: Welcome) -> Any:
         raise Refused(str(error)) from None
 
 
-def _answer(work: Work, half: Half) -> list[bytes]:
+def _answer(work: Work, half: Half) -> tuple[list[bytes], float]:
+    """The report, and how long it took to make."""
+    began = time.perf_counter()
     report, costs, vectors = work.answer(half.told(work.before(half)))
-    return pack_report(report, costs, vectors)
+    return pack_report(report, costs, vectors), time.perf_counter() - began
 
 
 async def _send(call: Any, messages: list[bytes]) -> None:
@@ -159,6 +160,8 @@ def _channel(address: str, credentials: Any) -> Any:
     options = [
         ("grpc.max_receive_message_length", LONGEST),
         ("grpc.max_send_message_length", LONGEST),
+        # A network that is away for less than 20 s breaks no connection: TCP sends again, and nothing is to be set up
+        # anew. What is away for longer is found out within 40 s, before TCP would wait for minutes between attempts.
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.use_local_subchannel_pool", 1),  # nodes of one process have a connection each

@@ -19,6 +19,7 @@ from fedbudget.engines.network import compression
 from fedbudget.engines.network import wire_pb2 as pb
 from fedbudget.engines.network.compression import Kind
 from fedbudget.engines.network.task import Asked, Moments, Samples, Task
+from fedbudget.errors import UserError
 from fedbudget.protocol.messages import Broadcast, Drift, News, PeerError, Report
 
 VERSION = 1
@@ -30,11 +31,11 @@ LONGEST = PART + 2**18
 
 _MORE_OF_REPORT = pb.FromNode.MORE_FIELD_NUMBER << 3 | 2  # how protobuf announces these fields
 _MORE_OF_BROADCAST = pb.FromAggregator.MORE_FIELD_NUMBER << 3 | 2
-_MOST_NODES = 100_000  # of one fleet
+_MOST_NODES = 5_000  # of one fleet: their numbers fit in a report's first message, beside a part of its vectors
 _MOST_PARAMETERS = 2**34
 _MOST_UPDATES = 10**9
 _LONG_NAME = 200
-_MOST_FEATURES = 10_000_000
+_MOST_FEATURES = 2**28
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def pack_hello(hello: Hello) -> list[bytes]:
         run=hello.run,
         rounds=hello.rounds,
     )
-    return [pb.FromNode(hello=message).SerializeToString()]
+    return [_in_one(pb.FromNode(hello=message).SerializeToString())]
 
 
 def pack_ready(costs: NodeCosts) -> list[bytes]:
@@ -240,7 +241,7 @@ def _report_in(found: pb.Report, data: bytearray, said: Broadcast, numbers: Int6
     one = compression.encoded_size(kind, n * d)
     vectors = [_decoded(kind, data, at, n * d).reshape(n, d) for at in range(0, len(data), one)]
     if vectors and kind != "none":
-        with np.errstate(over="ignore"):  # what is not finite is found in the result
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found in the result
             vectors[0] += said.w  # differences are what is compressed
     report = Report(
         said.round,
@@ -263,7 +264,7 @@ def _report_in(found: pb.Report, data: bytearray, said: Broadcast, numbers: Int6
 
 def pack_welcome(welcome: Welcome) -> list[bytes]:
     message = pb.Welcome(version=VERSION, run=welcome.run, task=task_out(welcome.task), numbers=welcome.numbers)
-    return [pb.FromAggregator(welcome=message).SerializeToString()]
+    return [_in_one(pb.FromAggregator(welcome=message).SerializeToString())]
 
 
 def pack_broadcast(said: Broadcast, *, stands: int, news: bool, difference: bytes | None) -> list[bytes]:
@@ -373,7 +374,7 @@ class Half:
             size = compression.encoded_size(task.compress, d)
             if before is None:
                 raise PeerError("a difference to parameters that were never told")
-            with np.errstate(over="ignore"):  # what is not finite is found below
+            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
                 w = before + _decoded(task.compress, self.data, 0, d)
         else:
             size = 4 * d
@@ -437,6 +438,16 @@ class _Vectors:
     @property
     def complete(self) -> bool:
         return len(self.data) == self._expected
+
+
+def _in_one(message: bytes) -> bytes:
+    """A message that describes samples, which goes in one piece or not at all."""
+    if len(message) > LONGEST:
+        raise UserError(
+            f"what the samples are like takes {len(message)} bytes to tell, and {LONGEST} is the most: there are "
+            "too many classes, or too many columns to standardise (a .npz is used as it is)"
+        )
+    return message
 
 
 def _parts(tag: int, vectors: bytes) -> Iterator[bytes]:

@@ -73,6 +73,8 @@ class Work:
 
     def start(self, welcome: Welcome) -> NodeCosts:
         """Takes the task, and makes a trial round, which also compiles what there is to compile."""
+        if len(welcome.numbers) != len(self.holdings.rows):
+            raise PeerError(f"numbers for {len(welcome.numbers)} nodes, where there are {len(self.holdings.rows)}")
         if welcome.run != self.run or welcome.task != self._task:
             self._new = self.holdings.fleet(welcome.task, welcome.numbers, device=self._device)
             self._standings = []
