@@ -145,6 +145,7 @@ class _Peer:
     ready: NodeCosts | None = None
     blank: bool = True
     asked: Broadcast | None = None
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     fault: str | None = None
 
 
@@ -600,9 +601,10 @@ class Hub:
 
     async def _write(self, peer: _Peer, messages: list[bytes]) -> None:
         try:
-            for message in messages:
-                await peer.context.write(message)
-                self.counters.sent += len(message) + FRAME
+            async with peer.writing:  # one message after the other: a farewell may come while a broadcast is being sent
+                for message in messages:
+                    await peer.context.write(message)
+                    self.counters.sent += len(message) + FRAME
         except (grpc.aio.BaseError, grpc.RpcError, asyncio.InvalidStateError):
             self._forget_peer(peer)
 

@@ -1,0 +1,182 @@
+"""What edge networks do to nodes: they are killed, they hang, they come late, they come back; and disks fill up.
+
+Nodes fail in the middle of a round, after the broadcast and before the report, each time at the same place.
+"""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedbudget import Settings, train
+from fedbudget.data.files import from_arrays
+from fedbudget.engines import in_process
+from fedbudget.plan import PlanHere, prepare
+from fedbudget.protocol.aggregator import Round
+from fedbudget.protocol.fleet import Fleet
+from fedbudget.runs.checkpoint import Checkpoint
+from fedbudget.runs.folder import Run
+from processes import commands, made, records, summary
+from small_disk import fill, small_disk
+
+OPTIONS = ["--model", "softmax", "--tau", "5", "--costs", "simulated", "--budget", "time=1000000s", "--seed", "3"]
+
+
+def test_nodes_killed_in_the_middle_of_a_round_until_one_is_left(tmp_path: Path) -> None:
+    with commands(tmp_path) as start:
+        start.write(3)
+        options = ["--nodes", "3", "--method", "paper", "--rounds", "10", "--out", "run"]
+        aggregator = start.serve(*options, *OPTIONS)
+        stays, *others = (
+            start.join(aggregator.port, "--data", "n1.npz", name="n1"),
+            start.failing(aggregator.port, 2, 4, signal.SIGKILL),
+            start.failing(aggregator.port, 3, 7, signal.SIGKILL),
+        )
+        assert aggregator.end() == 0
+        assert stays.end() == 0
+        assert [node.end() for node in others] == [-signal.SIGKILL, -signal.SIGKILL]
+    run = Run.open(tmp_path / "run")
+    assert [record.nodes for record in run.rounds] == [3, 3, 3, 2, 2, 2, 1, 1, 1, 1, 1]
+    assert {record.round: record.missed for record in run.rounds if record.missed} == {4: (1,), 7: (2,)}
+    assert run.summary is not None
+    assert (run.summary["status"], run.summary["stopped_by"]) == ("finished", "rounds")
+    assert run.model().w.tobytes() == with_absences([[0, 1, 2]] * 3 + [[0, 2]] * 3 + [[0]] * 5)
+
+
+def with_absences(present: list[list[int]]) -> bytes:
+    """w of the same in one process, where in each round these nodes are there and the others are not."""
+    settings = Settings(
+        model="softmax", method="paper", tau=5, rounds=10, budget=("time=1000000s",), seed=3, partition="files"
+    )
+    plan: PlanHere = prepare(settings, dataset=from_arrays(made(3), None))
+    fleets = [
+        Fleet(plan.model, plan.fleet.shards.only([node]), batch=plan.fleet.sampler.batch, seed=3, numbers=[node])
+        for node in range(3)
+    ]
+
+    def attendance() -> Iterator[list[Fleet]]:
+        for there in present:
+            yield [fleets[node] for node in there]
+
+    def observe(happened: Round, said: object) -> None:
+        pass
+
+    assert plan.aggregator is not None
+    return in_process.run(plan.aggregator, fleets, plan.meters, observe=observe, present=attendance()).w.tobytes()
+
+
+def test_nodes_that_hang_come_late_come_twice_and_come_back(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def has_round_with(nodes: int, after: int) -> int:
+        """The number of a round with so many nodes."""
+        return next((each.round for each in records(run) if each.round > after and each.nodes == nodes), 0)
+
+    with commands(tmp_path) as start:
+        start.write(3)
+        aggregator = start.serve("--nodes", "2", "--round-timeout", "3", "--out", "run", *OPTIONS)
+        port = aggregator.port
+        first = start.join(port, "--data", "n1.npz", "--pace", "3", name="n1")  # so that there are not too many rounds
+        hangs = start.failing(port, 2, 5, signal.SIGSTOP)
+        alone = aggregator.wait_until(lambda: has_round_with(1, 5))
+        assert counter(run, "late") == 0
+
+        late = start.join(port, "--data", "n3.npz", name="n3")
+        twice = start.join(port, "--data", "n1.npz", name="n1")
+        joined = aggregator.wait_until(lambda: has_round_with(2, alone))
+        assert twice.end() == 1
+        assert twice.said.splitlines() == [
+            f"fedbudget: 127.0.0.1:{port} refused n1: there is a node with the name n1 already"
+        ]
+
+        hangs.send(signal.SIGCONT)
+        all_there = aggregator.wait_until(lambda: has_round_with(3, joined))
+        aggregator.wait_until(lambda: counter(run, "late") == 1)
+
+        assert late.end(signal.SIGKILL) == -signal.SIGKILL
+        gone = aggregator.wait_until(lambda: has_round_with(2, all_there))
+        again = start.join(port, "--data", "n3.npz", name="n3")
+        aggregator.wait_until(lambda: has_round_with(3, gone))
+        assert aggregator.end(signal.SIGTERM) == 0
+        assert [node.end() for node in (first, hangs, again)] == [0, 0, 0]
+
+    found = records(run)
+    assert [record.round for record in found] == list(range(1, len(found) + 1))
+    assert [record.nodes for record in found[:4]] == [2, 2, 2, 2]
+    assert (found[4].nodes, found[4].missed) == (1, (1,))
+    assert [record.nodes for record in found[5 : joined - 1]] == [1] * (joined - 6)
+    assert not any(record.missed for record in found if record.nodes == 3)
+    members = Checkpoint.load(run).engine["members"]
+    assert {name: member["numbers"] for name, member in members.items()} == {"n1": [0], "n2": [1], "n3": [2]}
+
+
+def counter(run: Path, name: str) -> int:
+    return int(Checkpoint.load(run).engine["counters"][name])
+
+
+def test_with_too_few_nodes_the_clock_runs_on_to_the_end_of_the_budget(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ["--model", "softmax", "--tau", "5", "--budget", "time=6s", "--out", "run"]
+    with commands(tmp_path) as start:
+        aggregator = start.serve("--nodes", "2", "--min-nodes", "2", *options)
+        nodes = start.nodes(aggregator.port, 2, "--pace", "10")
+        aggregator.wait_until(lambda: len(records(run)) >= 3)
+        for node in nodes:
+            assert node.end(signal.SIGKILL) == -signal.SIGKILL
+        made_until_then = len(records(run))
+        assert aggregator.end() == 0
+    found, end = records(run), summary(run)
+    assert len(found) <= made_until_then + 1
+    assert all(record.nodes == 2 for record in found)
+    assert (end["status"], end["stopped_by"], end["budget"]) == ("finished", "time", {"time": 6.0})
+    assert end["spent"]["time"] >= 6 > found[-1].spent["time"]
+    assert end["loss"] == found[-1].best_loss == min(record.loss for record in found)
+    assert Run.open(run).model().w.shape == (3 * 7,)
+
+
+@pytest.mark.slow
+def test_with_too_few_nodes_others_are_waited_for(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with commands(tmp_path) as start:
+        start.write(3)
+        aggregator = start.serve("--nodes", "2", "--min-nodes", "2", "--rounds", "12", "--out", "run", *OPTIONS)
+        stays = start.join(aggregator.port, "--data", "n1.npz", name="n1")
+        killed = start.failing(aggregator.port, 2, 6, signal.SIGKILL)
+        assert killed.end() == -signal.SIGKILL
+        other = start.join(aggregator.port, "--data", "n3.npz", name="n3")
+        assert aggregator.end() == 0
+        assert [node.end() for node in (stays, other)] == [0, 0]
+    found = records(run)
+    assert [record.nodes for record in found] == [2] * 13
+    assert {record.round: record.missed for record in found if record.missed} == {6: (1,)}
+
+
+def test_a_full_disk_ends_the_run_in_a_line_and_it_goes_on_when_there_is_space(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 8 << 20) as disk, commands(tmp_path) as start:
+        run = disk / "run"
+        aggregator = start.serve("--nodes", "1", "--rounds", "30", "--out", str(run), *OPTIONS)
+        port = aggregator.port
+        start.write(1)
+        node = start.held(port, 1, 20)
+        aggregator.wait_until(lambda: len(records(run)) == 19)
+        fill(disk)
+        start.let_go()
+        assert aggregator.end() == 1
+        assert aggregator.said.splitlines()[-1].startswith("fedbudget: ")
+        assert "No space left on device" in aggregator.said.splitlines()[-1]
+        assert "Traceback" not in aggregator.said
+        before = records(run)
+        assert (len(before), Checkpoint.load(run).memory.round) == (19, 20)
+        assert not (run / "summary.json").exists()
+        node.wait_for("not connected")
+        assert node.process.poll() is None
+
+        (disk / "filler").unlink()
+        aggregator = start.serve("--resume", str(run), port=port)
+        assert aggregator.end() == 0
+        assert node.end() == 0
+        assert records(run)[: len(before)] == before
+        assert [record.round for record in records(run)] == list(range(1, 32))
+        whole = train(model="softmax", shards=made(1), tau=5, budget="time=1000000s", rounds=30, seed=3)
+        assert Run.open(run).model().w.tobytes() == whole.w.tobytes()

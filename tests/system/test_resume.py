@@ -1,0 +1,238 @@
+"""An aggregator that is killed at any point of a round, or told to stop, goes on as if nothing had happened.
+
+The nodes are not told of any of it: they keep running, and come back by themselves.
+"""
+
+import io
+import signal
+import sys
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedbudget import train
+from fedbudget.cli.main import main
+from fedbudget.runs.folder import Run
+from fedbudget.training import Result
+from processes import Command, Commands, but_wall, commands, made, records, summary
+
+OPTIONS = ["--model", "softmax", "--costs", "simulated", "--budget", "time=3s", "--tau-max", "5", "--seed", "3"]
+
+# Run with a phase and a round before the command: kills itself there, as a crash or a power cut would.
+KILLED = """
+import os, signal, sys, time
+from fedbudget.cli.main import main
+from fedbudget.engines.network.hub import Hub
+from fedbudget.runs import whole_file
+from fedbudget.runs.checkpoint import CHECKPOINT, Checkpoint
+from fedbudget.runs.folder import MODEL, RunWriter, _line
+from fedbudget.runs.record import RoundRecord
+
+phase, when = sys.argv[1], int(sys.argv[2])
+begin, finish, save, append, replace = (
+    Hub.begin, Hub.finish, Checkpoint.save, RunWriter.append, whole_file.replace
+)
+now = 0  # the round that was begun last
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def begun(hub):
+    gathering = hub._gathering
+    return gathering is not None and gathering.said.round == now and gathering.asked
+
+def killed_begin(hub, said, **options):
+    global now
+    now = said.round
+    begin(hub, said, **options)
+    if phase == "broadcast sent" and now == when:
+        while not begun(hub) or hub._sending:
+            time.sleep(0.001)
+        die()
+
+def killed_finish(hub):
+    gathered = finish(hub)
+    if phase == "reports there" and now == when:
+        die()
+    return gathered
+
+def killed_save(checkpoint, folder):
+    if checkpoint.record is not None and RoundRecord.from_json(checkpoint.record).round == when:
+        if phase == "reports of the next round there too":
+            while not begun(hubs[0]) or hubs[0]._gathering.owing:
+                time.sleep(0.001)
+            die()
+    save(checkpoint, folder)
+
+def killed_replace(path, content):
+    if phase == "half of the checkpoint written" and path.name == CHECKPOINT and now == when:
+        path.with_name(f".{path.name}.new").write_bytes(content[:len(content) // 2])
+        die()
+    replace(path, content)
+    if phase == "model saved, no summary" and path.name == MODEL:
+        die()
+
+def killed_append(writer, record):
+    if record.round == when:
+        if phase == "checkpoint saved, no record":
+            die()
+        if phase == "half of the record written":
+            line = _line(record)
+            writer._rounds.write(line[:len(line) // 2])
+            die()
+    append(writer, record)
+    if phase == "record written" and record.round == when:
+        die()
+
+hubs = []
+opened = Hub.open
+Hub.open = lambda hub: hubs.append(hub) or opened(hub)
+Hub.begin, Hub.finish, Checkpoint.save, RunWriter.append = killed_begin, killed_finish, killed_save, killed_append
+whole_file.replace = killed_replace
+main(sys.argv[3:])
+"""
+
+FIRST = ("broadcast sent", 1)
+OTHERS = [
+    ("broadcast sent", 4),
+    ("reports of the next round there too", 5),
+    ("checkpoint saved, no record", 7),
+    ("half of the record written", 9),
+    ("model saved, no summary", 0),
+]
+MORE = [
+    ("reports there", 1),
+    ("checkpoint saved, no record", 1),
+    ("half of the checkpoint written", 3),
+    ("record written", 6),
+    ("reports there", 8),
+]
+
+
+def undisturbed(nodes: int = 2, **options: Any) -> Result:
+    """The same in one process, from which a run over a network differs in nothing (test_network.py)."""
+    return train(model="softmax", shards=made(nodes), costs="simulated", budget="time=3s", tau_max=5, seed=3, **options)
+
+
+def crash(start: Commands, phase: str, when: int, *options: str, port: int = 0) -> Command:
+    return start.serve(*options, port=port, program=[sys.executable, "-c", KILLED, phase, str(when)])
+
+
+def assert_nothing_taken_back(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> None:
+    """What was read of rounds, and of what was spent in them, stays so."""
+    assert after[: len(before)] == before
+
+
+def assert_same_run(run: Path, whole: Result) -> None:
+    found = Run.open(run)
+    assert [record.round for record in found.rounds] == list(range(1, len(found.rounds) + 1))
+    assert but_wall(found.rounds) == but_wall(whole.rounds)
+    assert found.model().w.tobytes() == whole.w.tobytes()
+    assert found.summary is not None
+    assert found.summary["status"] == "finished"
+    assert found.summary["spent"] == dict(whole.spent)
+    assert found.rounds[-2].spent["time"] < 3  # no round began when all was spent
+    assert found.summary["stopped_by"] == whole.stopped_by == "time"
+
+
+@pytest.mark.parametrize(
+    "phases", [OTHERS, pytest.param(sorted(MORE + OTHERS, key=lambda each: each[1] or 99), marks=pytest.mark.slow)]
+)
+def test_killed_in_one_phase_of_a_round_after_the_other(tmp_path: Path, phases: list[tuple[str, int]]) -> None:
+    run = tmp_path / "run"
+    with commands(tmp_path) as start:
+        aggregator = crash(start, *FIRST, "--nodes", "2", "--out", "run", *OPTIONS)
+        port = aggregator.port
+        nodes = start.nodes(port, 2)
+        assert aggregator.end() == -signal.SIGKILL
+        for phase, when in phases:
+            before = but_wall(records(run))
+            aggregator = crash(start, phase, when, "--resume", "run", port=port)
+            assert aggregator.end() == -signal.SIGKILL, (phase, aggregator.said)
+            assert_nothing_taken_back(before, but_wall(records(run)))
+        before = but_wall(records(run))
+        aggregator = start.serve("--resume", "run", port=port)
+        assert aggregator.end() == 0
+        assert_nothing_taken_back(before, but_wall(records(run)))
+        assert [node.end() for node in nodes] == [0, 0]
+    assert_same_run(run, undisturbed())
+    assert refused(run) == f"fedbudget: {run}: the run has finished; there is nothing to go on with"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["paper", "frugal"])
+@pytest.mark.parametrize("batch", ["full", "8"])
+@pytest.mark.parametrize(("phase", "when"), [FIRST, *OTHERS, *MORE])
+def test_killed_once(tmp_path: Path, phase: str, when: int, method: str, batch: str) -> None:
+    run = tmp_path / "run"
+    options = [*OPTIONS, "--method", method, "--batch-size", batch]
+    with commands(tmp_path) as start:
+        aggregator = crash(start, phase, when, "--nodes", "3", "--out", "run", *options)
+        port = aggregator.port
+        nodes = start.nodes(port, 3)
+        assert aggregator.end() == -signal.SIGKILL
+        before = but_wall(records(run))
+        aggregator = start.serve("--resume", "run", port=port)
+        assert aggregator.end() == 0
+        assert_nothing_taken_back(before, but_wall(records(run)))
+        assert [node.end() for node in nodes] == [0, 0, 0]
+    assert_same_run(run, undisturbed(3, method=method, batch_size=batch if batch == "full" else int(batch)))
+
+
+def test_killed_while_a_node_is_at_work_which_comes_back_with_what_it_knows(tmp_path: Path) -> None:
+    with commands(tmp_path) as start:
+        aggregator = crash(start, "broadcast sent", 4, "--nodes", "2", "--out", "run", *OPTIONS)
+        port = aggregator.port
+        start.write(2)
+        nodes = [start.held(port, node, 4) for node in (1, 2)]
+        assert aggregator.end() == -signal.SIGKILL
+        start.let_go()
+        aggregator = start.serve("--resume", "run", port=port)
+        assert aggregator.end() == 0
+        assert [node.end() for node in nodes] == [0, 0]
+    assert_same_run(tmp_path / "run", undisturbed())
+
+
+def test_a_run_that_was_told_to_stop_goes_on_with_what_was_spent_and_in_no_other_way(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with commands(tmp_path) as start:
+        aggregator = start.serve("--nodes", "1", "--model", "softmax", "--budget", "time=1h", "--out", "run")
+        port = aggregator.port
+        (node,) = start.nodes(port, 1)
+        aggregator.wait_until(lambda: len(records(run)) >= 5)
+        assert (aggregator.end(signal.SIGTERM), node.end()) == (0, 0)
+        before, first = records(run), summary(run)
+        assert (first["status"], first["stopped_by"]) == ("interrupted", "interrupted")
+        # What the unfinished round has cost until then is in the summary, and in no record.
+        assert first["spent"]["time"] >= before[-1].spent["time"]
+
+        assert "seed is 0 there, and cannot be 7 now" in refused(run, "--seed", "7")
+        assert "budget is ('time=1h',) there" in refused(run, "--budget", "time=2h")
+        assert "model is softmax there, and cannot be linear now" in refused(run, "--model", "linear")
+        assert "give neither --out nor --config" in refused(run, "--out", str(tmp_path / "elsewhere"))
+        assert records(run) == before
+
+        aggregator = start.serve("--resume", "run", "--model", "softmax", port=port)
+        (node,) = start.nodes(port, 1)
+        aggregator.wait_until(lambda: len(records(run)) >= len(before) + 5)
+        assert not (run / "summary.json").exists()  # it is not over
+        assert (aggregator.end(signal.SIGINT), node.end()) == (0, 0)
+    after = records(run)
+    assert after[: len(before)] == before
+    assert [record.round for record in after] == list(range(1, len(after) + 1))
+    spent = [record.spent["time"] for record in after]
+    assert spent == sorted(spent)
+    assert spent[len(before)] >= first["spent"]["time"]
+    assert summary(run)["spent"]["time"] >= spent[-1]
+
+
+def refused(run: Path, *options: str) -> str:
+    """What is said of an attempt to go on that is refused as a mistake in the command."""
+    said = io.StringIO()
+    with redirect_stderr(said), pytest.raises(SystemExit) as ended:
+        main(["serve", "127.0.0.1:0", "--resume", str(run), *options])
+    assert ended.value.code == 2
+    (line,) = said.getvalue().splitlines()
+    return line
