@@ -13,7 +13,7 @@ import numba
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import contenders, memory, networks, startup
+from benchmarks import contenders, memory, networks, rounds, startup
 from benchmarks.measure import exponent, take_turns
 from benchmarks.workload import FEATURES, NODES, SAMPLES, TAU, dataset, settings
 from fedbudget.plan import prepare
@@ -144,6 +144,7 @@ SECTIONS: Mapping[str, Callable[[], Any]] = {
     },
     "startup": lambda: _startup(),
     "network": lambda: {**networks.network_speed(), **networks.batching()},
+    "rounds": rounds.round_trips,
 }
 
 
@@ -180,9 +181,22 @@ def _print(found: dict[str, Any]) -> None:
         ratios = f"{row['ours_over_numpy']:.1f}x", f"{row['ours_over_bare']:.2f}"
         table.add_row(str(row["batch"]), str(row["nodes"]), *rates, *ratios)
     _CONSOLE.print(table)
-    for section in [name for name in SECTIONS if name in found and name != "speed"]:
+    if "rounds" in found:
+        _print_rounds(found["rounds"])
+    for section in [name for name in SECTIONS if name in found and name not in ("speed", "rounds")]:
         for name, value in found[section].items():
             _CONSOLE.print(f"{section}: {name.replace('_', ' ')}: {value:.3g}", highlight=False)
+
+
+def _print_rounds(rows: list[dict[str, Any]]) -> None:
+    table = Table(title="Rounds over a network: milliseconds beyond local work", title_justify="left", box=None)
+    for heading in ("nodes", "d", "method", "tau", "TLS", "fedbudget", "saving", "bare echo", "of bare"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        what = [str(row[name]) for name in ("nodes", "parameters", "method", "tau")]
+        taken = [f"{row[f'{name}_milliseconds']:.1f}" for name in ("ours", "saving", "bare")]
+        table.add_row(*what, "yes" if row["tls"] else "no", *taken, f"{row['ours_over_bare']:.2f}")
+    _CONSOLE.print(table)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,393 @@
+"""What a round over a network costs beyond local work, against a bare echo of the same bytes.
+
+On loopback, with and without TLS: an aggregator in a process of its own, and nodes in two processes that share them, a
+connection each. Ours is a whole run by the public path: protocol, ledger, controller, and records and a checkpoint that
+are on disk after every round. The bare echo is what gRPC alone would take: the same processes, streams and messages,
+sent to all and awaited from all, with nothing done with them. The two take turns, and medians over rounds are compared.
+
+A round is from one last report to the next, at the aggregator; what the slowest node says that its own work took is
+taken off.
+
+`python -m benchmarks.rounds aggregator` and `... nodes` are the processes: they read what to do from standard input, a
+line of JSON each, and answer in the same way.
+"""
+
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+TURNS, WARMING_UP = 3, 5  # of each contender, and the rounds at the beginning of a turn that do not count
+PROCESSES = 2  # that share the nodes: one for each would not fit on a small machine
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured.
+
+    Args:
+      rounds: in one turn.
+      method, tau: as of `Settings`.
+    """
+
+    nodes: int
+    parameters: int
+    rounds: int
+    method: str = "paper"
+    tau: int | str = 1
+
+
+CASES = (
+    Case(5, 784, 200),
+    Case(5, 784, 200, "frugal", "adaptive"),
+    Case(50, 784, 60),
+    Case(200, 784, 30),
+    Case(5, 1_000_000, 20),
+)
+
+
+def round_trips(cases: Sequence[Case] = CASES) -> list[dict[str, Any]]:
+    """Milliseconds a round, ours beyond local work and the bare echo's, for every case, without and with TLS."""
+    from fedbudget.engines.network import certificates
+
+    found = []
+    with tempfile.TemporaryDirectory() as folder, _processes() as processes:
+        certificates.make(Path(folder), hosts=["localhost", "127.0.0.1"])
+        for case in cases:
+            for tls in (False, True):
+                found.append(_measured(case, folder if tls else None, processes))
+    return found
+
+
+def _measured(case: Case, certificates: str | None, processes: "list[_Process]") -> dict[str, Any]:
+    taken: dict[str, list[float]] = {"ours": [], "whole": [], "saving": [], "bare": []}
+    for _ in range(TURNS):
+        for contender in ("ours", "bare"):
+            for what, seconds in _turn(contender, case, certificates, processes).items():
+                taken[what] += seconds[WARMING_UP:]
+    medians = {what: 1000 * statistics.median(seconds) for what, seconds in taken.items()}
+    return {
+        "nodes": case.nodes,
+        "parameters": case.parameters,
+        "method": case.method,
+        "tau": case.tau,
+        "tls": certificates is not None,
+        **{f"{what}_milliseconds": milliseconds for what, milliseconds in medians.items()},
+        "ours_over_bare": medians["bare"] / medians["ours"],
+    }
+
+
+def _turn(contender: str, case: Case, certificates: str | None, processes: "list[_Process]") -> dict[str, list[float]]:
+    """Seconds of each round of one turn; of ours, also with local work, and what saving the checkpoint took."""
+    aggregator, *others = processes
+    asked = {"contender": contender, "case": asdict(case), "certificates": certificates}
+    aggregator.tell(asked)
+    port = aggregator.hear()["port"]
+    for index, process in enumerate(others):
+        process.tell({**asked, "port": port, "numbers": list(range(index, case.nodes, len(others)))})
+    taken: dict[str, list[float]] = aggregator.hear()
+    for process in others:
+        process.hear()
+    return taken
+
+
+class _Process:
+    """One of the processes, and what is said to it and by it."""
+
+    def __init__(self, role: str) -> None:
+        # One thread for kernels: nodes would have a machine of their own, and here they share two cores.
+        environment = {**os.environ, "NUMBA_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "benchmarks.rounds", role]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def tell(self, words: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        print(json.dumps(words), file=self._process.stdin, flush=True)
+
+    def hear(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("a process of the benchmark has ended; what it said is above")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+@contextmanager
+def _processes() -> Iterator[list[_Process]]:
+    with ExitStack() as stack:
+        found = []
+        for role in ("aggregator", *["nodes"] * PROCESSES):
+            found.append(_Process(role))
+            stack.callback(found[-1].end)
+        yield found
+
+
+# In the processes.
+
+
+def _aggregate(asked: dict[str, Any]) -> None:
+    case, folder = Case(**asked["case"]), asked["certificates"]
+    certificates = None if folder is None else Path(folder)
+
+    def opened(port: int) -> None:
+        _say({"port": port})
+
+    aggregate = _aggregate_bare if asked["contender"] == "bare" else _aggregate_ours
+    _say(aggregate(case, certificates, opened))
+
+
+def _attend(asked: dict[str, Any]) -> None:
+    case, folder, address = Case(**asked["case"]), asked["certificates"], f"127.0.0.1:{asked['port']}"
+    attend = _attend_bare if asked["contender"] == "bare" else _attend_ours
+    asyncio.run(attend(case, None if folder is None else Path(folder), address, asked["numbers"]))
+    _say({})
+
+
+def _say(words: dict[str, Any]) -> None:
+    print(json.dumps(words), flush=True)
+
+
+def _aggregate_ours(case: Case, certificates: Path | None, opened: Callable[[int], None]) -> dict[str, list[float]]:
+    from fedbudget.deployment import Listening, serving
+    from fedbudget.engines.network.hub import Gathered, Hub
+    from fedbudget.runs.settings import Settings
+    from fedbudget.training import execute
+
+    settings = Settings(
+        model="nothing",
+        nodes=case.nodes,
+        method=case.method,
+        tau=case.tau,
+        batch_size=2,
+        step_size=0.01,
+        budget=("time=1000h",),
+        rounds=case.rounds,
+        tau_max=2,
+    )
+    cert, key = (None, None) if certificates is None else (certificates / f"aggregator.{end}" for end in ("pem", "key"))
+    ended: list[float] = []
+    working: list[float] = []
+    saving: list[float] = []
+
+    def watch(hub: Hub) -> None:
+        finish = hub.finish
+
+        def finish_and_note() -> Gathered:
+            gathered = finish()
+            ended.append(time.perf_counter())
+            working.append(max(answer.costs.seconds for answer in gathered.answers))
+            return gathered
+
+        hub.finish = finish_and_note  # type: ignore[method-assign]
+        opened(hub.port)
+
+    listening = Listening("127.0.0.1:0", cert=cert, key=key)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(settings, listening, interrupted=lambda: False, opened=watch) as plan,
+    ):
+        keep = plan.keep
+        assert keep is not None
+
+        def keep_and_note(*given: Any) -> None:
+            began = time.perf_counter()
+            keep(*given)
+            saving.append(time.perf_counter() - began)
+
+        execute(replace(plan, keep=keep_and_note), out=Path(folder) / "run", plot=False)
+    whole = [after - before for before, after in pairwise(ended)]
+    beyond = [seconds - work for seconds, work in zip(whole, working[1:], strict=True)]
+    return {"ours": beyond, "whole": whole, "saving": saving}
+
+
+async def _attend_ours(case: Case, certificates: Path | None, address: str, numbers: Sequence[int]) -> None:
+    import numpy as np
+
+    from fedbudget.data.dataset import Dataset, Part
+    from fedbudget.engines.network import node
+    from fedbudget.engines.network.credentials import node_credentials
+    from fedbudget.engines.network.holdings import Holdings
+    from fedbudget.engines.network.work import Work
+
+    samples = 100
+    dataset = Dataset("nothing", Part(np.zeros((samples, case.parameters), np.uint8)))
+    credentials = node_credentials(None if certificates is None else certificates / "ca.pem", None, None)
+    works = [Work(Holdings(dataset, [np.arange(samples)])) for _ in numbers]
+    await asyncio.gather(
+        *(
+            node.attend(address, work, name=f"node-{number}", credentials=credentials)
+            for number, work in zip(numbers, works, strict=True)
+        )
+    )
+
+
+def _do_nothing() -> None:
+    """Makes a model known, by the name "nothing", whose local updates leave w as it is: then only the round is left."""
+    import numpy as np
+
+    from fedbudget.arrays import Float32, Float64
+    from fedbudget.data.sampling import Picks
+    from fedbudget.data.shards import Shards, Table
+    from fedbudget.models import catalogue
+    from fedbudget.models.base import BaseModel, Descent, Target
+
+    class Nothing(BaseModel):
+        name = "nothing"
+        target: Target = "none"
+
+        def __init__(self, parameters: int) -> None:
+            self._parameters = parameters
+
+        @property
+        def parameters(self) -> int:
+            return self._parameters
+
+        def initial(self, seed: int) -> Float32:
+            return np.zeros(self._parameters, np.float32)
+
+        def losses(self, w: Float32, shards: Shards, picks: Picks) -> Float64:
+            return np.ones(len(shards))
+
+        def descend(
+            self,
+            w: Float32,
+            shards: Shards,
+            picks: Picks,
+            eta: float,
+            best: Float32 | None = None,
+            shift: Float32 | None = None,
+        ) -> Descent:
+            losses = self.losses(w, shards, picks)
+            same = np.repeat(w, len(shards) // len(w), axis=0)
+            return Descent(same, losses, np.zeros_like(same), None if best is None else losses)
+
+        def accuracy(self, w: Float32, table: Table) -> float | None:
+            return None
+
+    catalogue.MODELS = {**catalogue.MODELS, "nothing": lambda dataset, *_: Nothing(dataset.features)}
+
+
+# The bare echo.
+
+_ECHO = "/echo.Echo/Converse"
+
+
+def _aggregate_bare(case: Case, certificates: Path | None, opened: Callable[[int], None]) -> dict[str, list[float]]:
+    return {"bare": asyncio.run(_echo_rounds(case, certificates, opened))}
+
+
+async def _echo_rounds(case: Case, certificates: Path | None, opened: Callable[[int], None]) -> list[float]:
+    import grpc
+
+    from fedbudget.engines.network.credentials import aggregator_credentials
+    from fedbudget.engines.network.wire import LONGEST
+
+    broadcast, report = _messages(case)
+    everyone, over = asyncio.Event(), asyncio.Event()
+    contexts: list[Any] = []
+
+    async def converse(_: Any, context: Any) -> None:
+        contexts.append(context)
+        if len(contexts) == case.nodes:
+            everyone.set()
+        await over.wait()
+
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", LONGEST), ("grpc.so_reuseport", 0)])
+    handler = grpc.stream_stream_rpc_method_handler(converse)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo.Echo", {"Converse": handler}),))
+    if certificates is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        credentials = aggregator_credentials(certificates / "aggregator.pem", certificates / "aggregator.key", None)
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    opened(port)
+    await everyone.wait()
+
+    async def trip(context: Any) -> None:
+        for message in broadcast:
+            await context.write(message)
+        for _ in report:
+            await context.read()
+
+    ended = [time.perf_counter()]
+    for _ in range(case.rounds):
+        await asyncio.gather(*(trip(context) for context in contexts))
+        ended.append(time.perf_counter())
+    over.set()
+    await server.stop(0.2)
+    return [after - before for before, after in pairwise(ended)]
+
+
+async def _attend_bare(case: Case, certificates: Path | None, address: str, numbers: Sequence[int]) -> None:
+    import grpc
+
+    from fedbudget.engines.network.credentials import node_credentials
+    from fedbudget.engines.network.wire import LONGEST
+
+    broadcast, report = _messages(case)
+    options = [("grpc.max_receive_message_length", LONGEST), ("grpc.use_local_subchannel_pool", 1)]
+    credentials = node_credentials(None if certificates is None else certificates / "ca.pem", None, None)
+
+    async def answer() -> None:
+        if credentials is None:
+            channel = grpc.aio.insecure_channel(address, options=options)
+        else:
+            channel = grpc.aio.secure_channel(address, credentials, options=options)
+        async with channel:
+            call = channel.stream_stream(_ECHO)()
+            while True:
+                for _ in broadcast:
+                    if await call.read() is grpc.aio.EOF:
+                        return
+                for message in report:
+                    await call.write(message)
+
+    await asyncio.gather(*(answer() for _ in numbers))
+
+
+def _messages(case: Case) -> tuple[list[bytes], list[bytes]]:
+    """A broadcast and a report as they are in such a run, packed."""
+    import numpy as np
+
+    from fedbudget.engines.network.wire import NodeCosts, pack_broadcast, pack_report
+    from fedbudget.protocol.messages import Broadcast, Drift, Report
+
+    w = np.random.default_rng(0).normal(size=case.parameters).astype(np.float32)
+    frugal, one = case.method == "frugal", np.full(1, 0.5)
+    said = Broadcast(
+        9, w, 1, 0.01, estimate=frugal, best=True, stop=False, drift=Drift(True, 1.0) if frugal else None
+    )  # fmt: skip
+    more = {"rho": one, "beta": one, "plain": one, "corrected": one} if frugal else {}
+    report = Report(9, np.arange(1), np.full(1, 4), one, one, w[None], **more)
+    costs = NodeCosts(1e-4, 1e-3, 1e-4, 1e-3)
+    return pack_broadcast(said, stands=8, news=False, difference=None), pack_report(report, costs, w.tobytes())
+
+
+def main(role: str) -> None:
+    _do_nothing()
+    work = {"aggregator": _aggregate, "nodes": _attend}[role]
+    for line in sys.stdin:
+        work(json.loads(line))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
