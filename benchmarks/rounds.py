@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,7 @@ def _say(words: dict[str, Any]) -> None:
 def _aggregate_ours(case: Case, certificates: Path | None, opened: Callable[[int], None]) -> dict[str, list[float]]:
     from fedbudget.deployment import Listening, serving
     from fedbudget.engines.network.hub import Gathered, Hub
+    from fedbudget.runs.checkpoint import Checkpoint
     from fedbudget.runs.settings import Settings
     from fedbudget.training import execute
 
@@ -204,15 +205,18 @@ def _aggregate_ours(case: Case, certificates: Path | None, opened: Callable[[int
         tempfile.TemporaryDirectory() as folder,
         serving(settings, listening, interrupted=lambda: False, opened=watch) as plan,
     ):
-        keep = plan.keep
-        assert keep is not None
+        save = Checkpoint.save
 
-        def keep_and_note(*given: Any) -> None:
+        def save_and_note(checkpoint: Checkpoint, folder: Path) -> None:
             began = time.perf_counter()
-            keep(*given)
+            save(checkpoint, folder)
             saving.append(time.perf_counter() - began)
 
-        execute(replace(plan, keep=keep_and_note), out=Path(folder) / "run", plot=False)
+        Checkpoint.save = save_and_note  # type: ignore[method-assign, assignment]
+        try:
+            execute(plan, out=Path(folder) / "run", plot=False)
+        finally:
+            Checkpoint.save = save  # type: ignore[method-assign]
     whole = [after - before for before, after in pairwise(ended)]
     beyond = [seconds - work for seconds, work in zip(whole, working[1:], strict=True)]
     return {"ours": beyond, "whole": whole, "saving": saving}

@@ -27,7 +27,7 @@ from fedbudget.engines.network.holdings import Holdings
 from fedbudget.engines.network.hub import Counters, Hub, Member, Shortener
 from fedbudget.engines.network.metrics import Metrics
 from fedbudget.engines.network.metrics import serving as serving_metrics
-from fedbudget.engines.network.task import Asked, Samples, Task, agree
+from fedbudget.engines.network.task import Asked, Samples, Task, agree, rounds_ahead
 from fedbudget.engines.network.wire import KINDS, Farewell, task_in, task_out
 from fedbudget.engines.network.work import Work
 from fedbudget.errors import UserError
@@ -41,6 +41,7 @@ from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.messages import PeerError
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.record import RoundRecord
+from fedbudget.runs.saver import Append, Saver
 from fedbudget.runs.settings import FEDERATED, Settings
 
 NODES = "nodes"
@@ -179,7 +180,9 @@ def _gather(
     if resumed is None:
         vectors = 2 if settings.delta_from == "parameters" else 3
         wire_bytes = vectors * 4 * task.parameters * nodes
-        trip = RoundTrip(1, nodes, wire_bytes, trial.step_seconds, trial.seconds, trial.step_cpu, trial.cpu)
+        trip = RoundTrip(
+            1, nodes, wire_bytes, trial.step_seconds, trial.seconds, trial.step_cpu or 0.0, trial.cpu or 0.0
+        )
         aggregator = Aggregator(model.initial(settings.seed), expected=meters.expect(trip), **options)
         aggregator.start()  # before the first checkpoint, which is of a run that has
     else:
@@ -207,7 +210,7 @@ def _gather(
         aggregator=aggregator,
         engine=run,
         repeatable=False,
-        keep=keeper.keep,
+        keeper=keeper,
         wake=hub.wake,
         resumed=resumed,
         attendance=hub.attendance,
@@ -237,6 +240,7 @@ def _agreed(settings: Settings, described: list[Samples]) -> tuple[Settings, Tas
             gradient=settings.delta_from == "gradient",
             curvature=pacing.adapts,
             drift=settings.corrects_drift,
+            cpu="cpu" in settings.limits().limits,
         ),
     )
     for each in described:
@@ -282,23 +286,34 @@ class _Keeper:
         self._hub = hub
         self._meters = meters
         self._task = task_out(task).SerializeToString().hex()
+        self._parameters = task.parameters
         self._metrics = metrics
-        self._folder: Path | None = None
-        self._record = None if resumed is None else resumed.record
+        self._resumed = resumed
+        self._saver: Saver | None = None
 
-    def keep(self, folder: Path, record: RoundRecord | None) -> None:
-        self._folder, self._record = folder, None if record is None else record.to_json()
-        self._save(folder)
-        if record is not None:
-            self._metrics.observe(record)
+    def open(self, folder: Path, append: Append) -> None:
+        records = () if self._resumed is None else self._resumed.records
+        self._saver = Saver(folder, append, ahead=rounds_ahead(self._parameters), records=records)
+        if self._resumed is None:
+            self._save(None)
+
+    def keep(self, record: RoundRecord) -> None:
+        self._save(record)
+        self._metrics.observe(record)
         self._metrics.count(**vars(self._hub.counters))
 
     def keep_again(self) -> None:
         """With what was spent since the last round."""
-        if self._folder is not None:
-            self._save(self._folder)
+        self._save(None)
 
-    def _save(self, folder: Path) -> None:
+    def close(self) -> None:
+        if self._saver is not None:
+            self._saver.flush()
+            self._saver.close()
+
+    def _save(self, record: RoundRecord | None) -> None:
+        if self._saver is None:
+            return
         members = {
             name: {
                 "numbers": member.numbers.tolist(),
@@ -315,7 +330,7 @@ class _Keeper:
             "meters": self._meters.state(),
             "counters": vars(self._hub.counters).copy(),
         }
-        Checkpoint(self._aggregator.memory(), self._record, known).save(folder)
+        self._saver.save(self._aggregator.memory(), known, record)
 
 
 def _restore(meters: Meters, counters: Counters, resumed: Checkpoint) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Drift
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.record import RoundRecord
+from fedbudget.runs.saver import Append
 from fedbudget.runs.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,6 +38,23 @@ DEFAULT_BATCH = 100
 DEFAULT_NODES = 5
 
 _PARTITION, _COSTS, _ABSENCE = 1, 2, 3  # streams of random numbers, apart from each other
+
+
+class Keeper(Protocol):
+    """Keeps where a run has come to."""
+
+    def open(self, folder: Path, append: Append) -> None:
+        """Before the first round.
+
+        Args:
+          append: adds a record to the run's, when it is safe to.
+        """
+
+    def keep(self, record: RoundRecord) -> None:
+        """After a round."""
+
+    def close(self) -> None:
+        """After the last: returns when all is on disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +67,7 @@ class Plan:
       aggregator: of a federated run; the baselines have none.
       engine: makes the run.
       repeatable: whether the settings alone say what was trained on what.
-      keep: saves where the run has come to, so that it can go on from there after a crash; given its folder, and the
-        last round's record; without one before the first round.
+      keeper: keeps where the run has come to, so that it can go on from there after a crash.
       wake: ends what the engine is waiting for, when the run is interrupted.
       resumed: where the run goes on from, if it does.
       attendance: how nodes on other machines are doing.
@@ -67,7 +84,7 @@ class Plan:
     engine: Engine
     repeatable: bool
     train: Table | None = None
-    keep: Callable[[Path, RoundRecord | None], None] | None = None
+    keeper: Keeper | None = None
     wake: Callable[[], None] = lambda: None
     resumed: Checkpoint | None = None
     attendance: "Callable[[], Sequence[Attendance]] | None" = None

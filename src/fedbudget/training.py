@@ -142,6 +142,8 @@ def execute(plan: Plan, *, out: Path | None = None, watch: Watch | None = None, 
         writer = None if out is None else _writer(plan, out)
         diary = _Diary(plan, writer, watch)
         outcome = plan.engine(observe=diary.observe, interrupted=interrupted)
+        if plan.keeper is not None:
+            plan.keeper.close()
         result = _result(plan, outcome, diary.records, out)
         if writer is not None:
             _save(plan, writer, result)
@@ -162,7 +164,7 @@ def default_folder(settings: Settings) -> Path:
 
 
 def _writer(plan: Plan, out: Path) -> RunWriter:
-    return RunWriter(out, _config(plan)) if plan.resumed is None else RunWriter.resume(out, plan.resumed.record)
+    return RunWriter(out, _config(plan)) if plan.resumed is None else RunWriter.resume(out, plan.resumed.records)
 
 
 class _Diary:
@@ -175,8 +177,8 @@ class _Diary:
         self._watch = watch
         self._began = time.perf_counter() - (self.records[-1].wall if self.records else 0.0)
         self._next_evaluation = 0.0
-        if plan.keep is not None and writer is not None and not self.records:
-            plan.keep(writer.path, None)
+        if plan.keeper is not None and writer is not None:
+            plan.keeper.open(writer.path, writer.append)
 
     def observe(self, happened: Round, said: Broadcast) -> None:
         accuracy, share = None, happened.ledger.share
@@ -187,9 +189,7 @@ class _Diary:
         record = RoundRecord.of(happened, accuracy=accuracy, wall=time.perf_counter() - self._began)
         self.records.append(record)
         if self._writer is not None:
-            if self._plan.keep is not None:
-                self._plan.keep(self._writer.path, record)
-            self._writer.append(record)
+            (self._writer.append if self._plan.keeper is None else self._plan.keeper.keep)(record)
         if self._watch is not None:
             self._watch(record)
 

@@ -39,7 +39,7 @@ def test_a_run_goes_on_from_any_checkpoint_to_the_same_bits(
     while aggregator.pending is not None:
         folder = tmp_path / str(len(happened))
         folder.mkdir()
-        Checkpoint(aggregator.memory(), line(happened), {"time": time.state()}).save(folder)
+        Checkpoint(aggregator.memory(), lines(happened), {"time": time.state()}).save(folder)
         forks.append([fleet.fork() for fleet in fleets])
         happened.append(one_round(aggregator, fleets, time))
     assert len(happened) > 5
@@ -50,13 +50,13 @@ def test_a_run_goes_on_from_any_checkpoint_to_the_same_bits(
         for expected in happened[number:]:
             assert bits(one_round(again, own, time)) == bits(expected)
         assert again.pending is None
-        assert checkpoint.record == line(happened[:number])
+        assert checkpoint.records == lines(happened[:number])
 
 
-def line(happened: list[Happened]) -> str | None:
-    """The last record, as rounds.jsonl has it."""
-    record = happened[-1].record if happened else None
-    return None if record is None else RoundRecord.of(record, accuracy=None, wall=0.5).to_json()
+def lines(happened: list[Happened]) -> tuple[str, ...]:
+    """The last two records, as rounds.jsonl has them."""
+    records = [each.record for each in happened[-2:] if each.record is not None]
+    return tuple(RoundRecord.of(record, accuracy=None, wall=0.5).to_json() for record in records)
 
 
 def memory(**other: Any) -> Memory:
@@ -98,7 +98,9 @@ RECORD = RoundRecord(
     (),
     0.2,
 ).to_json()
-EXAMPLE = Checkpoint(memory(), RECORD, {"names": {"0": "a “node”"}, "wide": 2**127 + 1, "none": None, "list": [1, 2.5]})
+EXAMPLE = Checkpoint(
+    memory(), (RECORD,), {"names": {"0": "a “node”"}, "wide": 2**127 + 1, "none": None, "list": [1, 2.5]}
+)
 
 
 class TestWhatIsWrittenIsRead:
@@ -116,7 +118,7 @@ class TestWhatIsWrittenIsRead:
         checkpoint.save(tmp_path)
         found = Checkpoint.load(tmp_path)
         assert bits(found.memory) == bits(checkpoint.memory)
-        assert (found.record, found.engine) == (checkpoint.record, checkpoint.engine)
+        assert (found.records, found.engine) == (checkpoint.records, checkpoint.engine)
         assert type(found.memory.decision.reason) is Reason
 
     @settings(max_examples=50)
@@ -219,7 +221,7 @@ class TestNothingIsTrusted:
         EXAMPLE.save(folder)
         content = (folder / CHECKPOINT).read_bytes()
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        return load_file(folder / CHECKPOINT), json.loads(header["__metadata__"]["fedbudget-checkpoint"][64:])
+        return load_file(folder / CHECKPOINT), json.loads(header["__metadata__"]["fedbudget-checkpoint"][8:])
 
     @pytest.mark.parametrize(
         ("name", "value"),
@@ -283,9 +285,10 @@ class TestNothingIsTrusted:
             {"version": 2},
             {"version": None},
             {"memory": []},
-            {"record": 3},
-            {"record": "{}"},
-            {"record": "no"},
+            {"records": 3},
+            {"records": ["{}"]},
+            {"records": ["no"]},
+            {"records": [RECORD, RECORD]},
             {"engine": 1},
         ],
     )

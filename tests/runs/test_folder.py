@@ -185,24 +185,29 @@ class TestGoingOn:
         self, tmp_path: Path, written: tuple[int, ...], rest: str, checkpoint: int | None, kept: list[int]
     ) -> None:
         path = self.broken_off(tmp_path / "run", *written, rest=rest)
-        writer = RunWriter.resume(path, None if checkpoint is None else record(checkpoint).to_json())
+        writer = RunWriter.resume(path, [] if checkpoint is None else [record(checkpoint).to_json()])
         assert self.rounds(path) == kept
         following = (checkpoint or 0) + 1
         writer.append(record(following))
         assert self.rounds(path) == [*kept, following]
         writer.finish({"status": "finished"}, b"")
 
+    def test_several_records_of_the_checkpoint_are_there_once(self, tmp_path: Path) -> None:
+        path = self.broken_off(tmp_path / "run", 1, 2, 3)
+        RunWriter.resume(path, [record(number).to_json() for number in (3, 4, 5)]).close()
+        assert self.rounds(path) == [1, 2, 3, 4, 5]
+
     def test_the_settings_and_all_other_files_stay(self, tmp_path: Path) -> None:
         path = self.broken_off(tmp_path / "run", 1)
         (path / "checkpoint.safetensors").write_bytes(b"some")
-        RunWriter.resume(path, record(1).to_json()).finish({}, b"model")
+        RunWriter.resume(path, [record(1).to_json()]).finish({}, b"model")
         assert Run.open(path).settings == SETTINGS
         assert files(path)["checkpoint.safetensors"] == b"some"
 
     def test_the_summary_of_an_interruption_goes_away(self, tmp_path: Path) -> None:
         path = self.broken_off(tmp_path / "run", 1)
         (path / "summary.json").write_text('{"status": "interrupted"}')
-        RunWriter.resume(path, record(1).to_json()).close()
+        RunWriter.resume(path, [record(1).to_json()]).close()
         assert Run.open(path).summary is None
 
     def test_a_run_that_has_finished_is_refused_and_stays_as_it_is(self, tmp_path: Path) -> None:
@@ -210,18 +215,18 @@ class TestGoingOn:
         (path / "summary.json").write_text('{"status": "finished"}')
         before = files(path)
         with pytest.raises(UserError, match="the run has finished; there is nothing to go on with"):
-            RunWriter.resume(path, record(1).to_json())
+            RunWriter.resume(path, [record(1).to_json()])
         assert files(path) == before
 
     @pytest.mark.parametrize("line", ["", "{}", "[1]", "{half"])
     def test_a_record_that_is_none_is_refused(self, tmp_path: Path, line: str) -> None:
         path = self.broken_off(tmp_path / "run", 1)
         with pytest.raises(UserError, match="the checkpoint's last record cannot be read"):
-            RunWriter.resume(path, line)
+            RunWriter.resume(path, [line])
 
     def test_no_run_no_going_on(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="is not the folder of a run"):
-            RunWriter.resume(tmp_path, None)
+            RunWriter.resume(tmp_path, [])
 
 
 class TestSavedModel:

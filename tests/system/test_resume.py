@@ -59,7 +59,7 @@ def killed_finish(hub):
     return gathered
 
 def killed_save(checkpoint, folder):
-    if checkpoint.record is not None and RoundRecord.from_json(checkpoint.record).round == when:
+    if any(RoundRecord.from_json(line).round == when for line in checkpoint.records):
         if phase == "reports of the next round there too":
             while not begun(hubs[0]) or hubs[0]._gathering.owing:
                 time.sleep(0.001)

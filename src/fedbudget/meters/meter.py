@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -149,13 +150,14 @@ class Meters:
 
     def state(self) -> dict[str, Any]:
         """All that a run must keep of its meters to go on later, as plain JSON."""
-        return {name: meter.state() for name, meter in self._remembering().items()}
+        return {name: meter.state() for name, meter in self._remembering.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from where `state` was taken, of meters of the same kinds."""
-        for name, meter in self._remembering().items():
+        for name, meter in self._remembering.items():
             meter.restore(state[name])
 
+    @cached_property
     def _remembering(self) -> dict[str, Remembering]:
         parts = {"expectation": self.expectation, "time": self.time, **self.others}
         return {name: part for name, part in parts.items() if isinstance(part, Remembering)}

@@ -11,13 +11,13 @@
 beside their place and then moved there, so that nobody ever reads half of one. A record is one line, added to the end;
 half a line there is one that is being written, or was when the program died, and is not read.
 
-Where there is a checkpoint, a round's record is added only when the checkpoint that holds it is on disk, so that nobody
-ever reads of a round, and of what was spent in it, that is taken back.
+Where there is a checkpoint, a round's record is added only when a checkpoint that holds it is on disk (saver.py), so
+that nobody ever reads of a round, and of what was spent in it, that is taken back.
 """
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,20 +51,20 @@ class RunWriter:
             raise UserError(f"{path} cannot be written to: {error.strerror}") from None
 
     @classmethod
-    def resume(cls, path: Path, record: str | None) -> "RunWriter":
+    def resume(cls, path: Path, records: Sequence[str]) -> "RunWriter":
         """Opens the folder of a run that was broken off, to go on from its checkpoint.
 
-        Records after the checkpoint's are cut off, and its own is added if it is missing. A summary that an
+        Records after the checkpoint's are cut off, and its own are added if they are missing. A summary that an
         interruption left goes away; a run that has finished is refused.
 
         Args:
-          record: the checkpoint's, as its JSON line; None when no round was over.
+          records: the checkpoint's, as their JSON lines; none when no round was over.
         """
         run = Run.open(path)
         if run.summary is not None and run.summary.get("status") != "interrupted":
             raise UserError(f"{path}: the run has finished; there is nothing to go on with")
-        last = None if record is None else _from_json(path, record)
-        kept = [] if last is None else [*(own for own in run.rounds if own.round < last.round), last]
+        last = [_from_json(path, line) for line in records]
+        kept = [*(own for own in run.rounds if last and own.round < last[0].round), *last]
         self = cls.__new__(cls)
         self.path = path
         try:

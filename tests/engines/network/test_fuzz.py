@@ -219,7 +219,7 @@ def check(found: Any) -> None:
         assert min(found.samples.sizes) >= 1
         assert 1 <= len(found.samples.shape) <= 4
     elif isinstance(found, Ready):
-        assert min(found.costs.seconds, found.costs.step_seconds, found.costs.cpu, found.costs.step_cpu) >= 0
+        assert min(found.costs.seconds, found.costs.step_seconds, found.costs.cpu or 0, found.costs.step_cpu or 0) >= 0
     elif isinstance(found, Answer):
         report = found.report
         assert (report.round, report.losses.shape, report.best_losses.shape) == (5, (NODES,), (NODES,))

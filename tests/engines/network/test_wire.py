@@ -328,7 +328,7 @@ def changed(message: Any, path: str, value: Any) -> bytes:
         ("version", 2),
         ("instance", "x" * 201),
         ("run", "x" * 201),
-        ("rounds", [1] * 9),
+        ("rounds", [1] * 17),
         ("samples", None),
         ("samples.sizes", []),
         ("samples.sizes", [5, 0]),

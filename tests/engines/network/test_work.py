@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedbudget.engines.network import work as network_work
 from fedbudget.engines.network.compression import Kind, decode
+from fedbudget.engines.network.task import rounds_ahead
 from fedbudget.engines.network.wire import Told, Welcome
 from fedbudget.engines.network.work import Work
 from fedbudget.meters.rapl import Rapl
@@ -48,8 +50,8 @@ def test_a_round_that_is_made_again_is_the_same_to_the_bit(method: str) -> None:
     first = answers(work, said)
     fleet = holdings(0).fleet(task(method, batch=5), [0])
     assert bits(first) == bits([fleet.answer(each) for each in said])
-    assert work.rounds == (4, 5, 6)
-    for back in (6, 5, 6, 5):
+    assert work.rounds == (1, 2, 3, 4, 5, 6)
+    for back in (6, 5, 6, 2, 4, 1):
         again = [work.answer(Told(each, each.round - 1))[0] for each in said[back - 1 :]]
         assert bits(again) == bits(first[back - 1 :])
 
@@ -61,21 +63,30 @@ def test_a_round_that_was_not_counted_leaves_no_trace() -> None:
     answers(other, said[:3])
     elsewhere = replace(said[3], w=said[3].w + np.float32(1), tau=2)
     work.answer(Told(elsewhere, 3))
-    assert work.rounds == (2, 3, 4)
+    assert work.rounds == (1, 2, 3, 4)
     assert bits(answers(work, said[3:])) == bits(answers(other, said[3:]))
 
 
-def test_a_memory_goes_back_two_rounds_and_no_further() -> None:
-    said, work = broadcasts(), started()
-    answers(work, said[:5])
-    assert list(work.rounds) == [3, 4, 5]
-    work.answer(Told(said[3], 3))
-    assert list(work.rounds) == [3, 4]
-    for number in (2, 5, 6):
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_a_memory_goes_back_as_far_as_the_aggregator_may_and_no_further(
+    ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network_work, "rounds_ahead", lambda parameters: ahead)
+    said, work = broadcasts(rounds=9), started()
+    answers(work, said[:8])
+    first = 8 - ahead - 2  # those that are not on disk, the one before, and the one that nodes have just made
+    assert list(work.rounds) == list(range(first, 9))
+    work.answer(Told(said[first], first))
+    assert list(work.rounds) == [first, first + 1]
+    for number in (first - 1, first + 2, 9):
         with pytest.raises(PeerError, match=f"cannot stand after round {number}, only after"):
-            work.answer(Told(replace(said[5], round=7), number))
+            work.answer(Told(replace(said[8], round=10), number))
     work.answer(Told(said[5], 0))  # as one that has just joined
     assert list(work.rounds) == [6]
+
+
+def test_a_large_model_is_remembered_for_fewer_rounds() -> None:
+    assert rounds_ahead(784) > rounds_ahead(1_000_000) >= 1
 
 
 def test_another_run_or_task_begins_anew_and_the_same_does_not() -> None:

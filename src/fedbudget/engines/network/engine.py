@@ -1,14 +1,14 @@
 """The network engine: carries messages between the aggregator and nodes on other machines, and reads the meters.
 
 The clock never stops: a time budget is wall time, from the first broadcast to the end. What there is to do between two
-rounds (records, checkpoint, test accuracy) is done while the nodes are at work on the next. A report of that next round
-counts only once the round before it is on disk, so that an aggregator that crashes has at most one round to make again
-that nodes have seen, and one that they have begun.
+rounds (records, checkpoint, test accuracy) is done while the nodes are at work on the next. A run may be some rounds
+ahead of its disk (runs/saver.py): nodes remember as many, and an aggregator that has crashed makes them again.
 """
 
+import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -71,16 +71,17 @@ def _rounds(
 ) -> Outcome:
     message = aggregator.pending or aggregator.outcome or aggregator.start()
     happened: tuple[Round, Broadcast] | None = None
-    mark, counted = Instant.now(), _traffic(hub)
+    read = Instant.now if "cpu" in meters.budget.limits else Instant.wall_only
+    mark, counted = read(), _traffic(hub)
     while isinstance(message, Broadcast):
         lost = hub.lost(message.round)
         said = aggregator.forget(lost) if lost else message
-        left = clock.left(aggregator, Instant.now().seconds - mark.seconds)
+        left = clock.left(aggregator, Instant.wall_only().seconds - mark.seconds)
         hub.begin(said, least=least, timeout=clock.deadline(said), left=left)
         if happened is not None:
             observe(*happened)
         gathered = hub.finish()
-        now, traffic = Instant.now(), _traffic(hub)
+        now, traffic = read(), _traffic(hub)
         if interrupted() or not gathered.enough:
             costs = _unfinished(meters, now - mark, traffic - counted)
             if not interrupted():
@@ -105,8 +106,8 @@ def slowest(trials: Sequence[NodeCosts]) -> NodeCosts:
     return NodeCosts(
         step_seconds=max((costs.step_seconds for costs in trials), default=0.0),
         seconds=max((costs.seconds for costs in trials), default=0.0),
-        step_cpu=sum(costs.step_cpu for costs in trials),
-        cpu=sum(costs.cpu for costs in trials),
+        step_cpu=_sum(costs.step_cpu for costs in trials),
+        cpu=_sum(costs.cpu for costs in trials),
     )
 
 
@@ -158,12 +159,17 @@ def _trip(said: Broadcast, answers: Sequence[Answer], took: Instant, wire_bytes:
         wire_bytes=wire_bytes,
         step_seconds=max(each.step_seconds for each in costs),
         seconds=took.seconds,
-        step_cpu=sum(each.step_cpu for each in costs),
-        cpu=took.cpu + sum(each.cpu for each in elsewhere),
+        step_cpu=_sum(each.step_cpu for each in costs),
+        cpu=took.cpu + _sum(each.cpu for each in elsewhere),
         metered=sum(len(answer.report.nodes) for answer in metered),
         step_joules=step_joules,
         joules=joules,
     )
+
+
+def _sum(readings: Iterable[float | None]) -> float:
+    """Of all; nan when one is not known."""
+    return sum(math.nan if reading is None else reading for reading in readings)
 
 
 def _by_host(costs: Sequence[NodeCosts]) -> tuple[float | None, float | None]:

@@ -156,17 +156,21 @@ class _Gathering:
     Args:
       least: how many nodes must report.
       owing: names of peers that were asked and have not answered.
+      instances: of those that have been asked.
       overdue: its deadline has passed.
+      expired: it ends with what it has.
+      trouble: what went wrong on our side.
     """
 
     said: Broadcast
     least: int
-    owing: set[str]
-    done: "asyncio.Future[None]"
+    owing: set[str] = field(default_factory=set)
     answers: dict[str, Answer] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
+    instances: dict[str, str] = field(default_factory=dict)
     overdue: bool = False
     expired: bool = False
+    trouble: Exception | None = None
     lean: list[bytes] | None = None
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
 
@@ -269,7 +273,8 @@ class Hub:
         self._peers: dict[str, _Peer] = {}
         self._gathering: _Gathering | None = None
         self._woken = False  # the run was interrupted
-        self._begun: concurrent.futures.Future[None] | None = None
+        self._told = threading.Event()  # the broadcast is on its way
+        self._awaited: concurrent.futures.Future[Gathered] | None = None
         self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._lately: dict[str, deque[float]] = {}
         self._loop = asyncio.new_event_loop()
@@ -348,14 +353,15 @@ class Hub:
           timeout: seconds until those that have not are left out.
           left: seconds until the round ends whatever it has.
         """
-        # Not waited for: the aggregator has other things to do meanwhile. What goes wrong in it is heard by `finish`.
-        self._begun = asyncio.run_coroutine_threadsafe(self._begin(said, least, timeout, left), self._loop)
+        self._told.clear()
+        self._loop.call_soon_threadsafe(self._begin, said, least, timeout, left)
+        self._told.wait()  # so that what this thread does next does not keep the hub's from sending
 
     def finish(self) -> Gathered:
         """Waits until the round is over."""
-        assert self._begun is not None
-        self._begun.result()
-        return self._call(self._finish())
+        over: concurrent.futures.Future[Gathered] = concurrent.futures.Future()
+        self._loop.call_soon_threadsafe(self._await, over)
+        return over.result()
 
     def wake(self) -> None:
         """Ends what is being waited for; from any thread, or a signal's handler."""
@@ -545,7 +551,7 @@ class Hub:
     async def _read(self, context: Any, patience: float | None) -> bytes | None:
         """The next message; None when no more come."""
         try:
-            data = await asyncio.wait_for(context.read(), patience)
+            data = await (context.read() if patience is None else asyncio.wait_for(context.read(), patience))
         except TimeoutError:
             raise PeerError(f"nothing was heard of it for {patience:g} seconds, in the middle of something") from None
         if data is grpc.aio.EOF:
@@ -650,10 +656,14 @@ class Hub:
         away = name not in self._peers and name != OWN
         return bool(member.stands) and away and coming - member.stands > GONE_FOR_GOOD
 
-    async def _begin(self, said: Broadcast, least: int, timeout: float, left: float) -> None:
-        gathering = self._gathering = _Gathering(said, least, set(), self._loop.create_future())
+    def _begin(self, said: Broadcast, least: int, timeout: float, left: float) -> None:
+        gathering = self._gathering = _Gathering(said, least)
         gathering.expired = self._woken  # an interruption between two rounds is not lost
-        self._ask_all(gathering)
+        try:
+            self._ask_all(gathering)
+        except Exception as error:
+            gathering.trouble, gathering.expired = error, True
+        self._loop.call_soon(self._told.set)  # after the first part of what is asked was written
 
         def overdue() -> None:
             gathering.overdue = True
@@ -680,6 +690,7 @@ class Hub:
         peer.asked = said
         gathering.owing.add(peer.name)
         gathering.asked.add(peer.name)
+        gathering.instances[peer.name] = peer.instance
         peer.reader.expect_report(said, member.numbers, member.sizes, self._shortener.kind)
         stands = 0 if peer.blank else member.stands
         if stands != said.round - 1:
@@ -697,6 +708,7 @@ class Hub:
         self._own_owes = said
         gathering.owing.add(OWN)
         gathering.asked.add(OWN)
+        gathering.instances[OWN] = OWN
         work = self._loop.run_in_executor(self._computing, own.answer, Told(said, member.stands))
 
         def take(done: "asyncio.Future[Any]") -> None:
@@ -707,23 +719,28 @@ class Hub:
 
         work.add_done_callback(take)
 
-    async def _finish(self) -> Gathered:
-        gathering = self._gathering
-        assert gathering is not None
+    def _await(self, over: "concurrent.futures.Future[Gathered]") -> None:
+        self._awaited = over
         self._look()
-        await gathering.done
+
+    def _close_round(self, gathering: _Gathering) -> Gathered:
+        """Counts what has come; nobody's standing changes before the aggregator asks for it."""
+        if gathering.trouble is not None:
+            raise gathering.trouble
         for timer in gathering.timers:
             timer.cancel()
         self._gathering = None
         whole = {name: answer for name, answer in gathering.answers.items() if _is_finite(answer)}
         counted = whole or gathering.answers  # when none is finite, the aggregator knows what to do
         broken = [name for name in gathering.answers if name not in counted]
-        for name in counted:
+        for name, answer in counted.items():
             member, peer = self.members[name], self._peers.get(name)
-            member.stands, member.broken = gathering.said.round, 0
+            member.broken = 0
             member.rounds += 1
-            member.step_seconds = counted[name].costs.step_seconds
-            if peer is not None:
+            member.step_seconds = answer.costs.step_seconds
+            if peer is None or peer.instance == gathering.instances[name]:  # and not another that has come in its place
+                member.stands = gathering.said.round
+            if peer is not None and peer.instance == gathering.instances[name]:
                 peer.blank = False
         for name in broken:
             self._set_aside(name)
@@ -756,15 +773,17 @@ class Hub:
 
     def _look(self) -> None:
         """Looks whether what is waited for has come."""
-        gathering = self._gathering
-        if gathering is not None and not gathering.done.done():
-            if gathering.expired:
-                gathering.done.set_result(None)
-            elif not gathering.owing or gathering.overdue:
-                if sum(len(self.members[name]) for name in gathering.answers) >= gathering.least:
-                    gathering.done.set_result(None)
-                else:
-                    self._ask_all(gathering)
+        gathering, awaited = self._gathering, self._awaited
+        if gathering is not None and (gathering.expired or gathering.overdue or not gathering.owing):
+            enough = sum(len(self.members[name]) for name in gathering.answers) >= gathering.least
+            if not (enough or gathering.expired):
+                self._ask_all(gathering)
+            elif awaited is not None:
+                self._awaited = None
+                try:
+                    awaited.set_result(self._close_round(gathering))
+                except Exception as error:
+                    awaited.set_exception(error)
         for condition, future in list(self._waiting):
             if condition() and not future.done():
                 future.set_result(None)

@@ -98,6 +98,7 @@ class Asked:
     gradient: bool
     curvature: bool
     drift: bool
+    cpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,11 @@ class Task:
             raise PeerError(f"its class {new[0]!r} is not one of {', '.join(self.samples.classes)}")
         if self.batch is not None and min(theirs.sizes) < self.batch:
             raise PeerError(f"it has {min(theirs.sizes)} samples, fewer than the mini-batches of {self.batch}")
+
+
+def rounds_ahead(parameters: int) -> int:
+    """How many rounds an aggregator may be ahead of its disk; nodes remember as many, so fewer where that is much."""
+    return 4 if parameters <= 250_000 else 1
 
 
 def agree(samples: Sequence[Samples]) -> Samples:

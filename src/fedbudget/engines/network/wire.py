@@ -43,17 +43,17 @@ class NodeCosts:
     """What a round took at a node.
 
     Args:
-      step_seconds, step_cpu: of one local update.
+      step_seconds, step_cpu, step_joules: of one local update.
       seconds, cpu: of the whole round.
-      step_joules, joules: the same in energy, where it was measured.
+      step_joules, joules: where energy was measured.
       host: whose energy that is; several nodes may be on one machine.
       here: in the aggregator's own process, whose clock has it already.
     """
 
     step_seconds: float
     seconds: float
-    step_cpu: float
-    cpu: float
+    step_cpu: float | None = None
+    cpu: float | None = None
     step_joules: float | None = None
     joules: float | None = None
     host: str = ""
@@ -517,7 +517,7 @@ def _hello_in(found: pb.Hello) -> Hello:
             f"it speaks version {found.version} of the protocol, and this is version {VERSION}; install the same "
             "fedbudget on both sides"
         )
-    if len(found.rounds) > 8:
+    if len(found.rounds) > 16:
         raise PeerError(f"a memory of {len(found.rounds)} rounds")
     samples = _samples_in(found.samples)
     if not samples.sizes:
@@ -570,7 +570,7 @@ def task_in(found: pb.Task) -> Task:
         next(kind for kind in KINDS if kind == found.compress),
         found.tau_max,
         _samples_in(found.samples),
-        Asked(asked.estimate, asked.gradient, asked.curvature, asked.drift),
+        Asked(asked.estimate, asked.gradient, asked.curvature, asked.drift, asked.cpu),
     )
 
 
@@ -638,14 +638,18 @@ def _costs_out(costs: NodeCosts) -> pb.Costs:
     )
 
 
-_JOULES: tuple[Literal["step_joules", "joules"], ...] = ("step_joules", "joules")
+_OPTIONAL: tuple[Literal["step_cpu", "cpu", "step_joules", "joules"], ...] = (
+    "step_cpu",
+    "cpu",
+    "step_joules",
+    "joules",
+)
 
 
 def _costs_in(found: pb.Costs) -> NodeCosts:
-    names = ("step_seconds", "seconds", "step_cpu", "cpu")
-    step_seconds, seconds, step_cpu, cpu = (_finite(name, getattr(found, name), least=0.0) for name in names)
-    step_joules, joules = (
-        _finite(name, getattr(found, name), least=0.0) if found.HasField(name) else None for name in _JOULES
+    seconds = [_finite(name, getattr(found, name), least=0.0) for name in ("step_seconds", "seconds")]
+    step_cpu, cpu, step_joules, joules = (
+        _finite(name, getattr(found, name), least=0.0) if found.HasField(name) else None for name in _OPTIONAL
     )
     host = _text("name of a host", found.host)
-    return NodeCosts(step_seconds, seconds, step_cpu, cpu, step_joules, joules, host)
+    return NodeCosts(seconds[0], seconds[1], step_cpu, cpu, step_joules, joules, host)

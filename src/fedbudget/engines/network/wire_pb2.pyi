@@ -108,16 +108,18 @@ class Task(_message.Message):
     def __init__(self, model: _Optional[str] = ..., parameters: _Optional[int] = ..., batch: _Optional[int] = ..., seed: _Optional[int] = ..., clusters: _Optional[int] = ..., compress: _Optional[str] = ..., tau_max: _Optional[int] = ..., samples: _Optional[_Union[Samples, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ...) -> None: ...
 
 class Asked(_message.Message):
-    __slots__ = ("estimate", "gradient", "curvature", "drift")
+    __slots__ = ("estimate", "gradient", "curvature", "drift", "cpu")
     ESTIMATE_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_FIELD_NUMBER: _ClassVar[int]
     CURVATURE_FIELD_NUMBER: _ClassVar[int]
     DRIFT_FIELD_NUMBER: _ClassVar[int]
+    CPU_FIELD_NUMBER: _ClassVar[int]
     estimate: bool
     gradient: bool
     curvature: bool
     drift: bool
-    def __init__(self, estimate: bool = ..., gradient: bool = ..., curvature: bool = ..., drift: bool = ...) -> None: ...
+    cpu: bool
+    def __init__(self, estimate: bool = ..., gradient: bool = ..., curvature: bool = ..., drift: bool = ..., cpu: bool = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("costs",)

@@ -17,16 +17,13 @@ from fedbudget.engines import in_process
 from fedbudget.engines.network import compression
 from fedbudget.engines.network.compression import Feedback
 from fedbudget.engines.network.holdings import Holdings
-from fedbudget.engines.network.task import Task
+from fedbudget.engines.network.task import Task, rounds_ahead
 from fedbudget.engines.network.wire import Half, NodeCosts, Told, Welcome
 from fedbudget.meters.measured import Instant
 from fedbudget.meters.meter import MeterError
 from fedbudget.meters.rapl import Rapl
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
-
-_BACK = 2
-"""How many rounds the aggregator may go back: one that it was saving, and one that it had not yet saved."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +89,17 @@ class Work:
             raise LocalError("an answer comes after a welcome")
         past = self._standing(told.stands)
         now = past.fork()
-        report, costs = self._round(now.fleet, told.said)
+        report, costs = self._round(now.fleet, told.said, cpu=self._task.asked.cpu)
         vectors = self._encoded(report, told.said, self._task, now.feedback)
         self.made += 1
-        kept = [standing for standing in self._standings if standing.round <= past.round][-_BACK:]
+        kept = [standing for standing in self._standings if standing.round <= past.round][-self._back(self._task) :]
         self._standings = [*kept, replace(now, round=told.said.round, w=told.said.w)]
         return report, costs, vectors
+
+    @staticmethod
+    def _back(task: Task) -> int:
+        """The most rounds that the aggregator may go back: those not on its disk, the one before, and this one."""
+        return rounds_ahead(task.parameters) + 2
 
     def _standing(self, number: int) -> _Standing:
         if number == 0:
@@ -118,24 +120,25 @@ class Work:
             w = feedback.send(task.compress, report.w - said.w)
         return w if report.gradients is None else w + compression.encode(task.compress, report.gradients)
 
-    def _round(self, fleet: Fleet, said: Broadcast) -> tuple[Report, NodeCosts]:
-        began, joules = Instant.now(), self._counted if self._counted is not None else self._joules()
+    def _round(self, fleet: Fleet, said: Broadcast, *, cpu: bool) -> tuple[Report, NodeCosts]:
+        now = Instant.now if cpu else Instant.wall_only
+        began, joules = now(), self._counted if self._counted is not None else self._joules()
         fleet.receive(said)
-        updating, updating_joules = Instant.now(), self._joules()
+        updating, updating_joules = now(), self._joules()
         fleet.update()
-        took = Instant.now() - updating
+        took = now() - updating
         if self._pace > 1:
             time.sleep((self._pace - 1) * took.seconds)
-            took = Instant.now() - updating
+            took = now() - updating
         updated = self._joules()
         report = fleet.report()
-        whole, updates = Instant.now() - began, max(1, said.tau)
+        whole, updates = now() - began, max(1, said.tau)
         step_joules, self._counted = _between(updating_joules, updated), self._joules()
         return report, NodeCosts(
             took.seconds / updates,
             whole.seconds,
-            took.cpu / updates,
-            whole.cpu,
+            took.cpu / updates if cpu else None,
+            whole.cpu if cpu else None,
             None if step_joules is None else step_joules / updates,
             _between(joules, self._counted),  # from report to report: waiting for others costs energy too
             "" if self._energy is None else self._energy.host,
