@@ -167,7 +167,8 @@ def _say(words: dict[str, Any]) -> None:
 
 def _aggregate_ours(case: Case, certificates: Path | None, opened: Callable[[int], None]) -> dict[str, list[float]]:
     from fedbudget.deployment import Listening, serving
-    from fedbudget.engines.network.hub import Gathered, Hub
+    from fedbudget.engines.network.gathering import Gathered
+    from fedbudget.engines.network.hub import Hub
     from fedbudget.runs.checkpoint import Checkpoint
     from fedbudget.runs.settings import Settings
     from fedbudget.training import execute

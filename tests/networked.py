@@ -21,13 +21,23 @@ from fedbudget.budget import Budget
 from fedbudget.control import AdaptiveTau, FixedTau
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.engines.network import node as node_module
-from fedbudget.engines.network.compression import Kind
+from fedbudget.engines.network.compression import Kind, Shortener
 from fedbudget.engines.network.credentials import Tokens
+from fedbudget.engines.network.gathering import Gathered
 from fedbudget.engines.network.holdings import Holdings
-from fedbudget.engines.network.hub import METHOD, NAME, TOKEN, Gathered, Hub, Shortener
+from fedbudget.engines.network.hub import Hub
 from fedbudget.engines.network.node import attend
 from fedbudget.engines.network.task import Asked, Task, agree
-from fedbudget.engines.network.wire import Farewell, Hello, NodeCosts, pack_hello, pack_ready
+from fedbudget.engines.network.wire import (
+    METHOD,
+    NAME,
+    TOKEN,
+    Farewell,
+    Hello,
+    NodeCosts,
+    pack_hello,
+    pack_ready,
+)
 from fedbudget.engines.network.work import Work
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import Broadcast, Report

@@ -21,10 +21,11 @@ from fedbudget.data.images import from_idx
 from fedbudget.data.shards import Table
 from fedbudget.engines.network import engine
 from fedbudget.engines.network import wire_pb2 as pb
-from fedbudget.engines.network.compression import Kind
+from fedbudget.engines.network.compression import Kind, Shortener
 from fedbudget.engines.network.credentials import Tokens, aggregator_credentials, require_privacy
 from fedbudget.engines.network.holdings import Holdings
-from fedbudget.engines.network.hub import Counters, Hub, Member, Shortener
+from fedbudget.engines.network.hub import Hub
+from fedbudget.engines.network.members import Counters, Member
 from fedbudget.engines.network.metrics import Metrics
 from fedbudget.engines.network.metrics import serving as serving_metrics
 from fedbudget.engines.network.task import Asked, Samples, Task, agree, rounds_ahead

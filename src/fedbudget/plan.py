@@ -32,7 +32,7 @@ from fedbudget.runs.saver import Append
 from fedbudget.runs.settings import Settings
 
 if TYPE_CHECKING:
-    from fedbudget.engines.network.hub import Attendance
+    from fedbudget.engines.network.members import Attendance
 
 DEFAULT_BATCH = 100
 DEFAULT_NODES = 5

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedbudget import data
 from fedbudget.cli.view import cells, nodes_table, preparing, print_result, watching
-from fedbudget.engines.network.hub import Attendance
+from fedbudget.engines.network.members import Attendance
 from fedbudget.plan import Plan, prepare
 from fedbudget.runs.settings import Settings
 from fedbudget.training import Result, execute

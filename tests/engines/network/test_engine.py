@@ -14,7 +14,8 @@ from fedbudget.deployment import Listening
 from fedbudget.engines import in_process
 from fedbudget.engines.network import engine
 from fedbudget.engines.network.engine import OVERTIME
-from fedbudget.engines.network.hub import Gathered, Hub
+from fedbudget.engines.network.gathering import Gathered
+from fedbudget.engines.network.hub import Hub
 from fedbudget.engines.network.node import attend
 from fedbudget.engines.network.wire import Answer, NodeCosts
 from fedbudget.engines.network.work import Work

@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 
 from fedbudget.engines.network import hub as hub_module
-from fedbudget.engines.network import wire
+from fedbudget.engines.network import reception, wire
 from fedbudget.engines.network import wire_pb2 as pb
 from fedbudget.engines.network.certificates import make
 from fedbudget.engines.network.compression import encode
 from fedbudget.engines.network.credentials import Tokens, aggregator_credentials, node_credentials
-from fedbudget.engines.network.hub import GONE_FOR_GOOD, Hub
+from fedbudget.engines.network.hub import Hub
+from fedbudget.engines.network.members import GONE_FOR_GOOD
 from fedbudget.engines.network.node import Refused
 from fedbudget.engines.network.task import Samples
 from fedbudget.engines.network.wire import (
@@ -109,7 +110,7 @@ def test_a_token_of_one_name_is_of_no_use_to_another(tmp_path: Path) -> None:
 def test_who_guesses_tokens_does_not_keep_the_node_of_that_name_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_module, "_CONNECTIONS", 3)
+    monkeypatch.setattr(reception, "_CONNECTIONS", 3)
     with network(tokens=tokens(tmp_path, SHARED)) as net:
         for _ in range(5):
             assert net.peer("node-0", token=OWN).ended()[0] == grpc.StatusCode.UNAUTHENTICATED
@@ -197,8 +198,8 @@ def test_no_more_nodes_are_let_in_than_were_allowed(caplog: pytest.LogCaptureFix
 def test_a_peer_that_connects_too_often_is_refused_and_others_are_not(
     net: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(hub_module, "_CONNECTIONS", 3)
-    monkeypatch.setattr(hub_module, "_WITHIN", 1000.0)
+    monkeypatch.setattr(reception, "_CONNECTIONS", 3)
+    monkeypatch.setattr(reception, "_WITHIN", 1000.0)
     for _ in range(3):
         peer = net.peer()
         peer.say(b"\xff")
@@ -573,13 +574,13 @@ def test_a_peer_that_leaves_in_the_middle_of_a_large_broadcast(net: Network, cap
 
 
 def test_names_that_came_once_are_not_kept_for_ever(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "_NAMES", 5)
-    monkeypatch.setattr(hub_module, "_WITHIN", 0.0)
+    monkeypatch.setattr(reception, "_NAMES", 5)
+    monkeypatch.setattr(reception, "_WITHIN", 0.0)
     for number in range(20):
         peer = net.peer(f"passer-by-{number}")
         peer.say(b"\xff")
         peer.ended()
-    assert len(net.hub._lately) <= 6
+    assert len(net.hub._reception._lately) <= 6
     assert_undisturbed(net)
 
 

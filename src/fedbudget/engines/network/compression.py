@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32
-from fedbudget.protocol.messages import LocalError, PeerError
+from fedbudget.protocol.messages import Broadcast, LocalError, PeerError
 
 Kind = Literal["none", "16-bit", "8-bit"]
 
@@ -104,6 +104,27 @@ class Feedback:
             lost = meant - decode(kind, data, meant.size).reshape(meant.shape)
         self._lost = lost if np.isfinite(lost).all() else None
         return data
+
+
+class Shortener:
+    """Lossy compression of broadcasts: what nodes will hold of a new w is what the aggregator goes on with."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self._w: Float32 | None = None
+        self._difference: bytes | None = None
+
+    def settle(self, w: Float32, before: Float32) -> Float32:
+        if self.kind == "none":
+            return w
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._difference = encode(self.kind, w - before)
+            self._w = before + decode(self.kind, self._difference, w.size)
+        return self._w
+
+    def difference(self, said: Broadcast) -> bytes | None:
+        """The difference to the broadcast before, where it is what was settled on."""
+        return self._difference if self._w is said.w else None
 
 
 def _rounded(kind: Kind, blocks: Float32, largest: Float32) -> tuple[Float32, NDArray[Any]]:

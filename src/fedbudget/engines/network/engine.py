@@ -15,7 +15,8 @@ import numpy as np
 
 from fedbudget.budget import Costs
 from fedbudget.engines.in_process import Observer
-from fedbudget.engines.network.hub import Gathered, Hub
+from fedbudget.engines.network.gathering import Gathered
+from fedbudget.engines.network.hub import Hub
 from fedbudget.engines.network.wire import Answer, Farewell, NodeCosts
 from fedbudget.meters.measured import Instant
 from fedbudget.meters.meter import Meters, RoundTrip

@@ -13,10 +13,7 @@ import asyncio
 import concurrent.futures
 import copy
 import logging
-import re
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -25,13 +22,16 @@ from typing import Any, TypeVar
 import grpc
 import numpy as np
 
-from fedbudget.arrays import Float32, Int64
 from fedbudget.engines.network import compression
-from fedbudget.engines.network.compression import Kind
-from fedbudget.engines.network.credentials import Tokens, peer_names, valid_name
+from fedbudget.engines.network.compression import Shortener
+from fedbudget.engines.network.credentials import Tokens
+from fedbudget.engines.network.gathering import Gathered, Gathering
+from fedbudget.engines.network.members import GONE_FOR_GOOD, OWN, Attendance, Counters, Member, name_order
+from fedbudget.engines.network.reception import Reception, Refusal
 from fedbudget.engines.network.task import Samples, Task
 from fedbudget.engines.network.wire import (
     LONGEST,
+    METHOD,
     Answer,
     Farewell,
     Hello,
@@ -48,80 +48,15 @@ from fedbudget.engines.network.work import Work
 from fedbudget.errors import UserError
 from fedbudget.protocol.messages import Broadcast, PeerError
 
-METHOD = "/fedbudget.Aggregator/Converse"
-NAME, TOKEN = "fedbudget-node", "fedbudget-token"
-"""Keys of what a node says before the first message."""
-OWN = "aggregator"
-"""The name of the node that the aggregator is itself, where it holds data."""
-
 FRAME = 5
 """Bytes that gRPC puts before a message."""
-
-GONE_FOR_GOOD = 10
-"""A node that missed so many rounds in a row is no longer counted on."""
 
 _HELLO_PATIENCE = 20.0  # seconds until a peer that has connected must have said hello
 _READY_PATIENCE = 600.0  # to compile and try, on a small device
 _PART_PATIENCE = 30.0  # between two parts of one report
 _BROKEN_IN_A_ROW = 3  # reports that are not finite, until their node is dropped
-_CONNECTIONS, _WITHIN = 20, 10.0  # how often a node may connect, and within how many seconds
-_NAMES = 10_000  # that are remembered for that, before old ones are forgotten
-
 _LOG = logging.getLogger("fedbudget.network")
 _Result = TypeVar("_Result")
-
-
-class _Refusal(Exception):
-    """A peer is turned away; unlike a `PeerError`, with a code that tells it what to do about it."""
-
-    def __init__(self, code: Any, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
-
-
-@dataclass
-class Member:
-    """A node that takes part in the run, connected or not.
-
-    Args:
-      numbers: of its fleet among all nodes.
-      sizes: how many samples each of them has.
-      stands: the last round in which its report was counted; 0 for none.
-      lost: it came back without its memory, or is gone for good, and what it knew of drift is lost.
-      broken: how many of its reports in a row were not finite.
-      rounds, missed: how many it took part in, and how many it was asked to and did not.
-      step_seconds: of a local update, lately.
-    """
-
-    numbers: Int64
-    sizes: Int64
-    stands: int = 0
-    lost: bool = False
-    broken: int = 0
-    rounds: int = 0
-    missed: int = 0
-    step_seconds: float | None = None
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-
-@dataclass(frozen=True)
-class Attendance:
-    """How a node is doing.
-
-    Args:
-      state: in words.
-      rounds, missed: that it took part in, and that it was asked to and did not.
-      step_seconds: of a local update, lately.
-    """
-
-    name: str
-    samples: int
-    state: str
-    rounds: int
-    missed: int
-    step_seconds: float | None
 
 
 @dataclass(eq=False)
@@ -149,89 +84,6 @@ class _Peer:
     fault: str | None = None
 
 
-@dataclass
-class _Gathering:
-    """A round in progress.
-
-    Args:
-      least: how many nodes must report.
-      owing: names of peers that were asked and have not answered.
-      instances: of those that have been asked.
-      overdue: its deadline has passed.
-      expired: it ends with what it has.
-      trouble: what went wrong on our side.
-    """
-
-    said: Broadcast
-    least: int
-    owing: set[str] = field(default_factory=set)
-    answers: dict[str, Answer] = field(default_factory=dict)
-    asked: set[str] = field(default_factory=set)
-    instances: dict[str, str] = field(default_factory=dict)
-    overdue: bool = False
-    expired: bool = False
-    trouble: Exception | None = None
-    lean: list[bytes] | None = None
-    timers: list[asyncio.TimerHandle] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """What came of a round.
-
-    Args:
-      answers: in the order of nodes' numbers.
-      broken: numbers of nodes whose report was not finite, and was set aside.
-      missed: numbers of nodes that were asked and did not answer in time.
-      enough: whether as many as were needed have answered.
-    """
-
-    answers: list[Answer]
-    broken: tuple[int, ...]
-    missed: tuple[int, ...]
-    enough: bool
-
-
-class Shortener:
-    """Lossy compression of broadcasts: what nodes will hold of a new w is what the aggregator goes on with."""
-
-    def __init__(self, kind: Kind) -> None:
-        self.kind = kind
-        self._w: Float32 | None = None
-        self._difference: bytes | None = None
-
-    def settle(self, w: Float32, before: Float32) -> Float32:
-        if self.kind == "none":
-            return w
-        with np.errstate(over="ignore", invalid="ignore"):
-            self._difference = compression.encode(self.kind, w - before)
-            self._w = before + compression.decode(self.kind, self._difference, w.size)
-        return self._w
-
-    def difference(self, said: Broadcast) -> bytes | None:
-        """The difference to the broadcast before, where it is what was settled on."""
-        return self._difference if self._w is said.w else None
-
-
-@dataclass
-class Counters:
-    """What happened so far, in bytes and numbers.
-
-    Args:
-      sent, received: bytes of all messages, with gRPC's frames.
-      saved: bytes that compression has saved.
-      late: reports that came after their round.
-      dropped, refused: peers that broke the rules, and that were not let in.
-    """
-
-    sent: int = 0
-    received: int = 0
-    saved: int = 0
-    late: int = 0
-    dropped: int = 0
-    refused: int = 0
-
-
 class Hub:
     """Serves nodes in a thread of its own.
 
@@ -240,7 +92,7 @@ class Hub:
       run: the run's name.
       credentials: for TLS; None for plain text.
       tokens: who may come in.
-      compress: how vectors are sent.
+      shortener: how vectors are sent.
       most: the most nodes to let in.
       changed: told when nodes come and go, with how many are connected; in the hub's thread.
     """
@@ -262,7 +114,7 @@ class Hub:
         self.port = 0
         self._address = address
         self._credentials = credentials
-        self._tokens = tokens
+        self._reception = Reception(tokens)
         self._shortener = shortener or Shortener("none")
         self._most = most
         self._on_change = changed
@@ -271,12 +123,11 @@ class Hub:
         self._own_owes: Broadcast | None = None
         self._own_trial: NodeCosts | None = None
         self._peers: dict[str, _Peer] = {}
-        self._gathering: _Gathering | None = None
+        self._gathering: Gathering | None = None
         self._woken = False  # the run was interrupted
         self._told = threading.Event()  # the broadcast is on its way
         self._awaited: concurrent.futures.Future[Gathered] | None = None
         self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
-        self._lately: dict[str, deque[float]] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="fedbudget-hub", daemon=True)
         self._server: Any = None
@@ -299,7 +150,7 @@ class Hub:
         """What the samples of all that are connected are like, by name in the order of numbers to come."""
         found = self._in_loop(lambda: {peer.name: peer.samples for peer in self._peers.values()})
         own = {} if self._own is None else {OWN: self._own.holdings.samples()}
-        return own | dict(sorted(found.items(), key=lambda item: _order(item[0])))
+        return own | dict(sorted(found.items(), key=lambda item: name_order(item[0])))
 
     def hold(self, own: Work) -> None:
         """Makes the aggregator a node too."""
@@ -434,7 +285,7 @@ class Hub:
         peer: _Peer | None = None
         name = "a peer"
         try:
-            name = self._admit(context)
+            name = self._reception.admit(context)
             peer = await self._greet(name, context)
             if self._task is not None:
                 self._welcome(peer, self._task)
@@ -445,7 +296,7 @@ class Hub:
             if peer is None or peer.fault is None:
                 raise
             await self._drop(name, peer, context, peer.fault)
-        except _Refusal as refusal:
+        except Refusal as refusal:
             self.counters.refused += 1
             _LOG.warning("%s at %s is refused: %s", name, context.peer(), refusal)
             await context.abort(refusal.code, str(refusal)[:1000])
@@ -458,26 +309,6 @@ class Hub:
         self._forget_peer(peer)
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault[:1000])
 
-    def _admit(self, context: Any) -> str:
-        """Who a peer is, from what it said before its first message."""
-        said = dict(context.invocation_metadata() or ())
-        name, token = str(said.get(NAME, "")), str(said.get(TOKEN, ""))
-        if not valid_name(name) or name == OWN:
-            raise _Refusal(grpc.StatusCode.INVALID_ARGUMENT, "its name is not one that a node may have")
-        if self._tokens.required and not self._tokens.allows(name, token):
-            raise _Refusal(grpc.StatusCode.UNAUTHENTICATED, f"{name} has not given the right token")
-        proven = peer_names(context.auth_context() or {})
-        if proven and name not in proven:
-            raise _Refusal(grpc.StatusCode.PERMISSION_DENIED, f"{name} is not a name that its certificate is for")
-        now = time.monotonic()
-        if len(self._lately) > _NAMES:
-            self._lately = {each: times for each, times in self._lately.items() if now - times[-1] < _WITHIN}
-        lately = self._lately.setdefault(name, deque(maxlen=_CONNECTIONS))
-        if len(lately) == _CONNECTIONS and now - lately[0] < _WITHIN:
-            raise _Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{name} connects too often")
-        lately.append(now)
-        return name
-
     async def _greet(self, name: str, context: Any) -> _Peer:
         """The hello, and whether there is a place for who said it."""
         reader = NodeReader()
@@ -488,19 +319,19 @@ class Hub:
         assert isinstance(hello, Hello)
         before = self._peers.get(name)
         if before is not None and before.instance != hello.instance:
-            raise _Refusal(grpc.StatusCode.ALREADY_EXISTS, f"there is a node with the name {name} already")
+            raise Refusal(grpc.StatusCode.ALREADY_EXISTS, f"there is a node with the name {name} already")
         member = self.members.get(name)
         if self._task is not None:
             try:
                 self._task.admit(hello.samples)
             except PeerError as error:
-                raise _Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"{name}'s data do not fit: {error}") from None
+                raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"{name}'s data do not fit: {error}") from None
         if member is not None and len(member) != len(hello.samples.sizes):
-            raise _Refusal(
+            raise Refusal(
                 grpc.StatusCode.FAILED_PRECONDITION, f"{name} had {len(member)} nodes, not {len(hello.samples.sizes)}"
             )
         if before is None and self._count() + len(hello.samples.sizes) > self._most:
-            raise _Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"there are {self._count()} nodes already")
+            raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"there are {self._count()} nodes already")
         if before is not None:
             self._dismiss(before, "the node has connected anew")
         peer = _Peer(
@@ -626,7 +457,7 @@ class Hub:
             self._own_trial = await self._loop.run_in_executor(self._computing, self._own.start, welcome)
             if self.members[OWN].stands:
                 self.members[OWN].stands, self.members[OWN].lost = 0, True
-        for peer in sorted(self._peers.values(), key=lambda peer: _order(peer.name)):
+        for peer in sorted(self._peers.values(), key=lambda peer: name_order(peer.name)):
             self._welcome(peer, task)
 
     def _attendance(self, name: str, member: Member) -> Attendance:
@@ -657,7 +488,7 @@ class Hub:
         return bool(member.stands) and away and coming - member.stands > GONE_FOR_GOOD
 
     def _begin(self, said: Broadcast, least: int, timeout: float, left: float) -> None:
-        gathering = self._gathering = _Gathering(said, least)
+        gathering = self._gathering = Gathering(said, least)
         gathering.expired = self._woken  # an interruption between two rounds is not lost
         try:
             self._ask_all(gathering)
@@ -677,7 +508,7 @@ class Hub:
             if seconds < 1e6:
                 gathering.timers.append(self._loop.call_later(max(0.0, seconds), then))
 
-    def _ask_all(self, gathering: _Gathering) -> None:
+    def _ask_all(self, gathering: Gathering) -> None:
         """All that are idle, and were not asked in this round."""
         for peer in self._peers.values():
             if peer.ready is not None and peer.asked is None and peer.name not in gathering.answers:
@@ -685,12 +516,10 @@ class Hub:
         if self._own is not None and self._own_owes is None and OWN not in gathering.answers:
             self._ask_own(gathering, self._own)
 
-    def _ask(self, gathering: _Gathering, peer: _Peer) -> None:
+    def _ask(self, gathering: Gathering, peer: _Peer) -> None:
         said, member = gathering.said, self.members[peer.name]
         peer.asked = said
-        gathering.owing.add(peer.name)
-        gathering.asked.add(peer.name)
-        gathering.instances[peer.name] = peer.instance
+        gathering.ask(peer.name, peer.instance)
         peer.reader.expect_report(said, member.numbers, member.sizes, self._shortener.kind)
         stands = 0 if peer.blank else member.stands
         if stands != said.round - 1:
@@ -703,17 +532,21 @@ class Hub:
             self.counters.saved += 4 * said.w.size - len(difference)
         self._send(peer, gathering.lean)
 
-    def _ask_own(self, gathering: _Gathering, own: Work) -> None:
+    def _ask_own(self, gathering: Gathering, own: Work) -> None:
         said, member = gathering.said, self.members[OWN]
         self._own_owes = said
-        gathering.owing.add(OWN)
-        gathering.asked.add(OWN)
-        gathering.instances[OWN] = OWN
+        gathering.ask(OWN, OWN)
         work = self._loop.run_in_executor(self._computing, own.answer, Told(said, member.stands))
 
         def take(done: "asyncio.Future[Any]") -> None:
             self._own_owes = None
-            if not done.cancelled():
+            if done.cancelled():
+                return
+            error = done.exception()
+            if isinstance(error, Exception):
+                gathering.trouble, gathering.expired = error, True
+                self._look()
+            else:
                 report, costs, _ = done.result()
                 self._take(OWN, said, Answer(report, replace(costs, here=True)))
 
@@ -723,15 +556,14 @@ class Hub:
         self._awaited = over
         self._look()
 
-    def _close_round(self, gathering: _Gathering) -> Gathered:
+    def _close_round(self, gathering: Gathering) -> Gathered:
         """Counts what has come; nobody's standing changes before the aggregator asks for it."""
         if gathering.trouble is not None:
             raise gathering.trouble
         for timer in gathering.timers:
             timer.cancel()
         self._gathering = None
-        whole = {name: answer for name, answer in gathering.answers.items() if _is_finite(answer)}
-        counted = whole or gathering.answers  # when none is finite, the aggregator knows what to do
+        counted = gathering.counted()
         broken = [name for name in gathering.answers if name not in counted]
         for name, answer in counted.items():
             member, peer = self.members[name], self._peers.get(name)
@@ -775,7 +607,7 @@ class Hub:
         """Looks whether what is waited for has come."""
         gathering, awaited = self._gathering, self._awaited
         if gathering is not None and (gathering.expired or gathering.overdue or not gathering.owing):
-            enough = sum(len(self.members[name]) for name in gathering.answers) >= gathering.least
+            enough = gathering.nodes(self.members) >= gathering.least
             if not (enough or gathering.expired):
                 self._ask_all(gathering)
             elif awaited is not None:
@@ -826,15 +658,3 @@ class Hub:
 
     def _numbers(self, names: Any) -> tuple[int, ...]:
         return tuple(sorted(number for name in names for number in self.members[name].numbers.tolist()))
-
-
-def _is_finite(answer: Answer) -> bool:
-    report = answer.report
-    parts = (report.losses, report.best_losses, report.w)
-    return all(part is None or bool(np.isfinite(part).all()) for part in parts)
-
-
-def _order(name: str) -> tuple[tuple[int, str], ...]:
-    """Names with numbers in them by these numbers: node-2 before node-10."""
-    parts = re.split(r"(\d+)", name)
-    return tuple((int(part), "") if part.isdigit() else (0, part) for part in parts)

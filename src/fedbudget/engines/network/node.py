@@ -15,9 +15,11 @@ from typing import Any
 
 import grpc
 
-from fedbudget.engines.network.hub import METHOD, NAME, TOKEN
 from fedbudget.engines.network.wire import (
     LONGEST,
+    METHOD,
+    NAME,
+    TOKEN,
     AggregatorReader,
     Farewell,
     Half,

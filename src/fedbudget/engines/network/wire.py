@@ -22,6 +22,10 @@ from fedbudget.engines.network.task import Asked, Moments, Samples, Task
 from fedbudget.errors import UserError
 from fedbudget.protocol.messages import Broadcast, Drift, News, PeerError, Report
 
+METHOD = "/fedbudget.Aggregator/Converse"
+NAME, TOKEN = "fedbudget-node", "fedbudget-token"
+"""Keys of what a node says before the first message."""
+
 VERSION = 1
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PART = 2**20
