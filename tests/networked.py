@@ -151,6 +151,12 @@ class Network:
         own = work or Work(holdings(node))
         return self.spawn(attend(self.address, own, name=name or f"node-{node}", **more))
 
+    def leave(self, node: "Future[Farewell]") -> None:
+        """A node's process ends."""
+        connected = self.hub._count()
+        node.cancel()
+        until(lambda: self.hub._count() < connected)
+
     def peer(self, name: str = "intruder", **more: Any) -> "RawPeer":
         self._peers.append(RawPeer(self, name, **more))
         return self._peers[-1]

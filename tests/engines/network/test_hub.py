@@ -810,3 +810,42 @@ def test_an_interruption_between_two_rounds_is_not_lost(net: Network) -> None:
     net.hub.wake()
     net.hub.standing()  # the hub has heard of it
     assert not net.round(least=3).enough
+
+
+def test_what_goes_wrong_in_the_aggregators_own_work_is_heard() -> None:
+    class Failing(Work):
+        def answer(self, told: Any) -> Any:
+            if told.said.round == 2:
+                raise ZeroDivisionError("of our own")
+            return super().answer(told)
+
+    with network() as net:
+        net.hub.hold(Failing(holdings(0)))
+        net.join(1)
+        net.start(2)
+        net.round(least=2)
+        net.begin(least=2)
+        with pytest.raises(ZeroDivisionError, match="of our own"):
+            net.hub.finish()
+
+
+def test_a_node_that_restarts_after_its_report_is_not_thought_to_remember_it() -> None:
+    """Its old process has answered, its new one has joined, and the round is not over yet."""
+    with network() as net:
+        held = HeldWork(holdings(1))
+        first, _ = net.join(0), net.join(1, work=held)
+        net.start(2)
+        net.round(least=2)
+        held.go.clear()
+        net.begin(least=2)
+        until(lambda: net.hub.members["node-0"].rounds == 1 and net.hub._gathering is not None)
+        until(lambda: "node-0" in net.hub._gathering.answers)  # type: ignore[union-attr]
+        net.leave(first)
+        net.join(0)
+        net.ready(2)
+        held.go.set()
+        assert [answer.report.nodes.tolist() for answer in net.finish().answers] == [[0], [1]]
+        assert net.hub.members["node-0"].stands == 0
+        gathered = net.round(least=2)  # as one without a memory, and in order
+        assert (len(gathered.answers), gathered.missed) == (2, ())
+        assert net.hub.counters.dropped == 0
