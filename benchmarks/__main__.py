@@ -197,6 +197,18 @@ def _print_rounds(rows: list[dict[str, Any]]) -> None:
         taken = [f"{row[f'{name}_milliseconds']:.1f}" for name in ("ours", "saving", "bare")]
         table.add_row(*what, "yes" if row["tls"] else "no", *taken, f"{row['ours_over_bare']:.2f}")
     _CONSOLE.print(table)
+    for row in rows:
+        if "flower" in row:
+            _CONSOLE.print(f"rounds: {_beside_flower(row)}", highlight=False, markup=False)
+
+
+def _beside_flower(row: dict[str, Any]) -> str:
+    if "flower_milliseconds" not in row:
+        return f"{row['flower']}, so there are no rounds of Flower's beside ours"
+    return (
+        f"{row['flower']}, deployed, {row['nodes']} nodes, d={row['parameters']}: {row['flower_milliseconds']:.0f} ms a"
+        f" whole round, {row['flower_over_whole']:.0f} times fedbudget's {row['whole_milliseconds']:.1f} ms"
+    )
 
 
 if __name__ == "__main__":

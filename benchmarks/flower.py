@@ -1,8 +1,9 @@
-"""The same rounds on Flower's deployed engine, when flwr is installed: how long one takes, from the last reply to the next.
+"""The same rounds on Flower's deployed engine, when flwr is installed.
 
-On loopback without TLS: a SuperLink that keeps its state in memory, a SuperNode a node, each a process of its own, and a
-run started with `flwr run`, all with Flower's own defaults. Its ServerApp sends w to every node and averages what comes
-back; the ClientApp sends w back as it is. Nothing is written to disk between rounds, and local work is not taken off.
+On loopback without TLS: a SuperLink that keeps its state in memory, a SuperNode for every node, each a process of its
+own, and a run started with `flwr run`, all with Flower's own defaults. Its ServerApp sends w to every node and averages
+what comes back; the ClientApp sends w back as it is. A round is from one last reply to the next, at the ServerApp;
+nothing is saved between rounds, and local work is not taken off.
 
 All that Flower keeps is in a temporary folder, it sends no telemetry and looks for no updates, and its processes are
 ended with the measurement, whatever comes of it.
@@ -19,12 +20,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeAlias
 
-ROUNDS, WARMING_UP = 8, 2  # they take seconds each; the first also load the app
-PATIENCE = 60.0  # seconds, for the processes to be there, and for every round
+ROUNDS = 6  # that count, after a first that does not; they take seconds each
+PATIENCE = 60.0  # seconds, for the SuperLink to listen, for `flwr run`, and for every round
+
+Process: TypeAlias = "subprocess.Popen[bytes]"
+Start: TypeAlias = Callable[..., Process]
 
 
 class FlowerFailedError(Exception):
@@ -46,35 +52,42 @@ def round_milliseconds(nodes: int, parameters: int) -> float:
     Raises:
       FlowerFailedError: with the end of what its processes have said.
     """
-    with tempfile.TemporaryDirectory(prefix="flower-") as name:
+    with tempfile.TemporaryDirectory(prefix="flower-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        times, log = folder / "times.json", folder / "log"
-        with _processes(folder, log) as start:
+        with _processes(folder) as start:
             try:
-                port, *others = _free_ports(1 + nodes)
-                _write_app(folder, port, {"nodes": nodes, "parameters": parameters, "rounds": ROUNDS}, times)
-                address = f"127.0.0.1:{port}"
-                started = [
-                    start("flower-superlink", "--insecure", "--disable-runtime-dependency-installation",
-                          "--host", "127.0.0.1", "--port", str(port))
-                ]  # fmt: skip
-                _wait(lambda: _listens(port), PATIENCE, started)
-                for other in others:
-                    started.append(
-                        start("flower-supernode", "--insecure", "--superlink", address, "--port", str(other))
-                    )
-                if start("flwr", "run", str(folder / "app"), "loopback").wait(PATIENCE) != 0:
-                    raise FlowerFailedError("`flwr run` has failed")
-                _wait(times.exists, PATIENCE * (1 + ROUNDS), started)
+                ended = _rounds_ended(folder, nodes, parameters, start)
             except (FlowerFailedError, subprocess.TimeoutExpired) as error:
-                raise FlowerFailedError(f"{error}; it said last:\n{_end_of(log)}") from error
-        ended = json.loads(times.read_text())
-    seconds = [after - before for before, after in pairwise(ended)]
-    return 1000 * statistics.median(seconds[WARMING_UP:])
+                raise FlowerFailedError(f"{error}; its processes said last:\n{_end_of(folder / _LOG)}") from error
+    return 1000 * statistics.median(after - before for before, after in pairwise(ended))
 
 
-_APP = '''
-import json, os, time
+_LOG = "log"  # of all processes, in their folder
+
+
+def _rounds_ended(folder: Path, nodes: int, parameters: int, start: Start) -> list[float]:
+    """When each round has ended, by the ServerApp's clock in seconds."""
+    port, *others = _free_ports(1 + nodes)
+    times = folder / "times"
+    times.touch()
+    _write_app(folder, port, {"nodes": nodes, "parameters": parameters, "rounds": 1 + ROUNDS, "times": str(times)})
+
+    # Without the option it would make an environment for the app, from the package index.
+    link = start("flower-superlink", "--insecure", "--disable-runtime-dependency-installation", "--port", str(port))
+    _wait(partial(_listens, port), [link])
+    address = f"127.0.0.1:{port}"
+    running = [
+        start("flower-supernode", "--insecure", "--superlink", address, "--port", str(other)) for other in others
+    ]
+    if start("flwr", "run", str(folder / "app"), "loopback").wait(PATIENCE) != 0:
+        raise FlowerFailedError("`flwr run` has failed")
+    for done in range(1, 2 + ROUNDS):
+        _wait(partial(_has_lines, times, done), [link, *running])
+    return [float(line) for line in times.read_text().splitlines()]
+
+
+_APP = """
+import time
 import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -86,23 +99,22 @@ client = ClientApp()
 @server.main()
 def main(grid, context):
     asked = context.run_config
-    w, ended = np.zeros(asked["parameters"], np.float32), []
+    w = np.zeros(asked["parameters"], np.float32)
     while len(nodes := list(grid.get_node_ids())) < asked["nodes"]:
         time.sleep(0.1)
-    for _ in range(asked["rounds"] + 1):
+    for _ in range(asked["rounds"]):
         content = RecordDict({"w": ArrayRecord([w])})
         replies = list(grid.send_and_receive([Message(content, node, "train") for node in nodes]))
         w = np.mean([reply.content["w"].to_numpy_ndarrays()[0] for reply in replies], axis=0, dtype=np.float32)
-        ended.append(time.perf_counter())
-    assert len(replies) == asked["nodes"]
-    with open(asked["times"] + ".part", "w") as file:
-        json.dump(ended, file)
-    os.replace(asked["times"] + ".part", asked["times"])
+        ended = time.perf_counter()
+        assert len(replies) == asked["nodes"]
+        with open(asked["times"], "a") as file:
+            print(ended, file=file)
 
 @client.train()
 def train(message, context):
     return Message(RecordDict({"w": message.content["w"]}), reply_to=message)
-'''
+"""
 
 _PROJECT = """
 [project]
@@ -121,18 +133,17 @@ clientapp = "rounds:client"
 """
 
 
-def _write_app(folder: Path, port: int, numbers: dict[str, int], times: Path) -> None:
+def _write_app(folder: Path, port: int, asked: dict[str, int | str]) -> None:
     (folder / "app").mkdir()
     (folder / "app" / "rounds.py").write_text(_APP)
-    values = {**numbers, "times": str(times)}
-    config = "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+    config = "".join(f"{name} = {json.dumps(value)}\n" for name, value in asked.items())
     (folder / "app" / "pyproject.toml").write_text(_PROJECT + config)
     connection = f'[superlink.loopback]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     (folder / "config.toml").write_text(connection)
 
 
 @contextmanager
-def _processes(folder: Path, log: Path) -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
+def _processes(folder: Path) -> Iterator[Start]:
     """Gives what starts one of Flower's programs; all of them, and what they have started, end with the block."""
     here = {
         "FLWR_HOME": str(folder),
@@ -142,10 +153,10 @@ def _processes(folder: Path, log: Path) -> Iterator[Callable[..., "subprocess.Po
         # Its programs start one another by their bare names.
         "PATH": os.pathsep.join([str(_program("flwr").parent), os.environ.get("PATH", "")]),
     }
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[Process] = []
 
-    def start(program: str, *arguments: str) -> "subprocess.Popen[bytes]":
-        with log.open("ab") as said:
+    def start(program: str, *arguments: str) -> Process:
+        with (folder / _LOG).open("ab") as said:
             process = subprocess.Popen(
                 [str(_program(program)), *arguments],
                 cwd=folder,
@@ -163,7 +174,7 @@ def _processes(folder: Path, log: Path) -> Iterator[Callable[..., "subprocess.Po
     finally:
         for end in (signal.SIGTERM, signal.SIGKILL):
             for process in started:
-                with suppress(ProcessLookupError):
+                if process.poll() is None:  # else its number may be another's by now
                     os.killpg(process.pid, end)
             # Some have left the group that they were started in; that folder is in the environment of no other process.
             for stray in _having(f"FLWR_HOME={folder}"):
@@ -172,7 +183,7 @@ def _processes(folder: Path, log: Path) -> Iterator[Callable[..., "subprocess.Po
             _gone(folder, started, 5.0)
 
 
-def _gone(folder: Path, started: Sequence["subprocess.Popen[bytes]"], seconds: float) -> None:
+def _gone(folder: Path, started: Sequence[Process], seconds: float) -> None:
     """Waits until all have ended, but no longer than that."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -192,14 +203,18 @@ def _having(variable: str) -> list[int]:
     return found
 
 
-def _wait(there: Callable[[], bool], seconds: float, needed: Sequence["subprocess.Popen[bytes]"]) -> None:
-    until = time.monotonic() + seconds
+def _wait(there: Callable[[], bool], needed: Sequence[Process]) -> None:
+    until = time.monotonic() + PATIENCE
     while not there():
         if any(process.poll() is not None for process in needed):
             raise FlowerFailedError("one of its processes has ended")
         if time.monotonic() > until:
-            raise FlowerFailedError(f"nothing came of it in {seconds:.0f} seconds")
+            raise FlowerFailedError(f"nothing came of it in {PATIENCE:.0f} seconds")
         time.sleep(0.1)
+
+
+def _has_lines(file: Path, number: int) -> bool:
+    return file.read_text().count("\n") >= number
 
 
 def _listens(port: int) -> bool:

@@ -6,7 +6,8 @@ are on disk after every round. The bare echo is what gRPC alone would take: the 
 sent to all and awaited from all, with nothing done with them. The two take turns, and medians over rounds are compared.
 
 A round is from one last report to the next, at the aggregator; what the slowest node says that its own work took is
-taken off.
+taken off. Where flwr is installed, the rounds of the first case, without TLS, are also made on Flower's deployed engine
+(flower.py), and whole rounds are compared.
 
 `python -m benchmarks.rounds aggregator` and `... nodes` are the processes: they read what to do from standard input, a
 line of JSON each, and answer in the same way.
@@ -26,6 +27,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from benchmarks import flower
 
 TURNS, WARMING_UP = 3, 5  # of each contender, and the rounds at the beginning of a turn that do not count
 PROCESSES = 2  # that share the nodes: one for each would not fit on a small machine
@@ -66,6 +69,7 @@ def round_trips(cases: Sequence[Case] = CASES) -> list[dict[str, Any]]:
         for case in cases:
             for tls in (False, True):
                 found.append(_measured(case, folder if tls else None, processes))
+    found[0] |= _flower(cases[0], found[0]["whole_milliseconds"])
     return found
 
 
@@ -84,6 +88,22 @@ def _measured(case: Case, certificates: str | None, processes: "list[_Process]")
         "tls": certificates is not None,
         **{f"{what}_milliseconds": milliseconds for what, milliseconds in medians.items()},
         "ours_over_bare": medians["bare"] / medians["ours"],
+    }
+
+
+def _flower(case: Case, whole_milliseconds: float) -> dict[str, Any]:
+    """Flower's rounds beside whole ones of ours, or why there are none: what is optional must not end the benchmark."""
+    version = flower.version()
+    if version is None:
+        return {"flower": "flwr is not installed"}
+    try:
+        milliseconds = flower.round_milliseconds(case.nodes, case.parameters)
+    except flower.FlowerFailedError as error:
+        return {"flower": f"flwr {version} has failed: {error}"}
+    return {
+        "flower": f"flwr {version}",
+        "flower_milliseconds": milliseconds,
+        "flower_over_whole": milliseconds / whole_milliseconds,
     }
 
 

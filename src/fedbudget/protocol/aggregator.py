@@ -53,6 +53,9 @@ ABSURD = 1e12
 """An estimate beyond this is taken for an accident of rounding or divergence."""
 
 
+_AT_ONCE = 2**20  # numbers
+
+
 class State(Enum):
     READY = "ready"
     ROUND = "round"
@@ -589,6 +592,9 @@ def _divergence(sizes: Int64, vectors: Float32, mean: Float32) -> float:
     """Σ D_i ‖v_i - v‖ / D; of gradients at w(t₀) it is δ̂."""
     if not len(sizes):
         return float("nan")
+    apart, rows = np.empty(len(sizes)), max(1, _AT_ONCE // mean.size)
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite gives an estimate that is kept out
-        apart = np.square(vectors - mean, dtype=np.float64).sum(axis=1)
+        for first in range(0, len(sizes), rows):  # in parts, because a copy of all would be much memory
+            some = slice(first, first + rows)
+            apart[some] = np.square(vectors[some] - mean, dtype=np.float64).sum(axis=1)
     return _weighted(sizes, np.sqrt(apart))
