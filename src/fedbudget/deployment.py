@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,7 @@ def _gather(
         budget=meters.budget,
         dataset=replace(described, name=NODES),
         model=model,
-        test=None if test is None else _test_table(test, described, model),
+        test=None if test is None else _test_table(test, task.samples, model),
         meters=meters,
         aggregator=aggregator,
         engine=run,
@@ -263,15 +264,17 @@ def _kind(settings: Settings) -> Kind:
     return next(kind for kind in KINDS if kind == (settings.compress or "none"))
 
 
-def _test_table(test: Dataset, described: Dataset, model: Model) -> Table:
+def _test_table(test: Dataset, agreed: Samples, model: Model) -> Table:
     """Test samples as the model wants them, with everyone's class numbers and standardised as everyone's."""
-    whole = Holdings(replace(test, train=test.train if test.test is None else test.test), [])
-    samples = Samples((), (), classes=described.classes)
-    agreed = replace(whole._as_agreed(samples), standardization=described.standardization)
-    part = agreed.train
-    if described.standardization is not None:
-        part = described.standardization.apply(part)
-    return agreed.table(part, model.target)
+    samples = test.train if test.test is None else test.test
+    unknown = [name for name in test.classes if agreed.classes and name not in agreed.classes]
+    if unknown:
+        raise UserError(f"{test.name}, to test on, has class {unknown[0]!r}, which no node has")
+    if test.features != prod(agreed.shape):
+        raise UserError(f"{test.name}, to test on, has {test.features} features, and nodes' data {prod(agreed.shape)}")
+    held = Holdings(replace(test, train=samples, test=None), [], standardise=True)
+    dataset = held.as_agreed(agreed)
+    return dataset.table(dataset.train, model.target)
 
 
 # A run that goes on.
@@ -414,7 +417,7 @@ def _shard(text: str) -> tuple[int, int, int]:
     return found
 
 
-def test_samples(name: str, settings: Settings) -> Dataset:
+def samples_to_test_on(name: str, settings: Settings) -> Dataset:
     """Samples to test on: those of a dataset, or all of a file that names none."""
     if name in data.DATASETS:
         return load_dataset(replace(settings, dataset=name))

@@ -100,7 +100,7 @@ def serve(
     settings, checkpoint = resumed_from(given) if resume is not None else (_settings(given), None)
 
     from fedbudget.cli.view import print_result, watching
-    from fedbudget.deployment import Interrupted, Listening, serving, test_samples
+    from fedbudget.deployment import Interrupted, Listening, samples_to_test_on, serving
     from fedbudget.engines.interrupt import interruptible
     from fedbudget.training import execute
 
@@ -115,7 +115,7 @@ def serve(
         metrics=metrics_port,
     )
     own = own_holdings(given, settings)
-    tested = None if test is None else test_samples(test, settings)
+    tested = None if test is None else samples_to_test_on(test, settings)
     wanted = settings.nodes or settings.min_nodes or 1
     waits_for = waiting(wanted, quiet=json, any_port=address.endswith(":0"))
     with waits_for as waits, interruptible(waits.wake) as asked:

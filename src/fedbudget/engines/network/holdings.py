@@ -56,7 +56,7 @@ class Holdings:
 
     def fleet(self, task: Task, numbers: Sequence[int], *, device: str = "auto") -> Fleet:
         """The nodes, ready to train; refuses a task that is not the one this data is for."""
-        dataset = self._as_agreed(task.samples)
+        dataset = self.as_agreed(task.samples)
         model = catalogue.build(task.model, dataset, clusters=task.clusters, device=device)
         if model.parameters != task.parameters:
             raise UserError(
@@ -66,8 +66,8 @@ class Holdings:
         shards = Shards.of(dataset.table(dataset.train, model.target), self.rows)
         return Fleet(model, shards, batch=task.batch, seed=task.seed, numbers=numbers)
 
-    def _as_agreed(self, agreed: Samples) -> Dataset:
-        """The dataset with everyone's class numbers, and features standardised as everyone's."""
+    def as_agreed(self, agreed: Samples) -> Dataset:
+        """The dataset with everyone's class numbers, and features standardised as everyone's; train samples only."""
         dataset, how = self.dataset, agreed.standardization
         if agreed.classes and agreed.classes != dataset.classes and dataset.train.labels is not None:
             number = {name: index for index, name in enumerate(agreed.classes)}
