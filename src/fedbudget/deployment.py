@@ -300,6 +300,7 @@ class _Keeper:
         self._saver = Saver(folder, append, ahead=rounds_ahead(self._parameters), records=records)
         if self._resumed is None:
             self._save(None)
+            self._saver.flush()  # there is something to go on from before the first node begins
 
     def keep(self, record: RoundRecord) -> None:
         self._save(record)
