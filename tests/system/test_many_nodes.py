@@ -26,6 +26,7 @@ FEATURES, SAMPLES = 64, 10
 """Of each node: as many features as the digits have, and little to compute, as it is the conversation that counts."""
 
 
+@pytest.mark.slow
 def test_sixty_nodes_take_part_in_every_round(tmp_path: Path) -> None:
     _memory_over(tmp_path, nodes=60, seconds=6.0)
 

@@ -4,6 +4,7 @@ Outcomes come as soon as there are any, in any order. Ctrl-C is for this process
 and are ended by this one, at once and without a word.
 """
 
+import os
 import signal
 import threading
 import warnings
@@ -78,7 +79,7 @@ def unordered(
 def _streamed(work: Callable[[Item], Outcome], items: Sequence[Item], jobs: int) -> Iterator[tuple[int, Outcome]]:
     # One item at a time, because an outcome that waits for others of its batch would be lost with them.
     parallel = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
-    with _deaf_to_interrupts():
+    with _deaf_to_interrupts(), _tracked_quietly():
         numbered: Iterator[tuple[int, Outcome]] = parallel(_tasks(work, items, range(len(items))))
     return numbered
 
@@ -123,6 +124,20 @@ def _deaf_to_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _tracked_quietly() -> Iterator[None]:
+    """The process that clears up after the others is started in it, and does not complain of what is gone already."""
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join([*([before] if before else []), "ignore:resource_tracker"])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 @contextmanager
