@@ -115,6 +115,7 @@ def counter(run: Path, name: str) -> int:
     return int(Checkpoint.load(run).engine["counters"][name])
 
 
+@pytest.mark.slow
 def test_with_too_few_nodes_the_clock_runs_on_to_the_end_of_the_budget(tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = ["--model", "softmax", "--tau", "5", "--budget", "time=6s", "--out", "run"]
