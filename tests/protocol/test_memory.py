@@ -1,5 +1,7 @@
-"""An aggregator that forgets all but its memory between rounds, and goes on as if nothing had happened."""
+"""An aggregator and fleets that forget all but their memory between rounds, and go on as if nothing had happened."""
 
+import pickle
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +12,7 @@ from fedbudget.budget import Budget
 from fedbudget.control import FixedTau, Reason
 from fedbudget.errors import UserError
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Settle, State
+from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import LocalError
 from fedbudget.step_size import FixedStep
 from hand_made import ONE, go_on, make, report
@@ -20,6 +23,13 @@ from problems import MODELS
 def halfway(new: Float32, old: Float32) -> Float32:
     """A w that 16-bit differences leave."""
     return np.asarray(old + (new - old).astype(np.float16), np.float32)
+
+
+def _reborn(old: Fleet, new: Fleet) -> Fleet:
+    """The new one with the old one's memory, as another process would have it; as it is before the first round."""
+    with suppress(LocalError):
+        new.recall(pickle.loads(pickle.dumps(old.memory())))
+    return new
 
 
 @pytest.mark.parametrize("batch", [None, 5])
@@ -38,6 +48,7 @@ def test_a_run_recalled_after_every_round_is_the_same_to_the_last_bit(
             if forgetful:
                 before, aggregator = aggregator.pending, recall(aggregator.memory(), method, settle=settle)
                 assert bits(aggregator.pending) == bits(before)
+                fleets = [_reborn(fleet, new) for fleet, new in zip(fleets, nodes(name, batch), strict=True)]
             happened = one_round(aggregator, fleets, time)
             found.append(bits(happened))
             if method == "astray" and happened.record is not None:
@@ -123,3 +134,15 @@ def test_more_may_have_been_spent_than_it_says() -> None:
     third = go_on(again.receive(report(again.pending, 1), ONE))
     assert again.ledger.spent.tolist() == [15]
     assert (third.tau, third.stop) == (2, True)  # (20 - 15 - 1 - 2) / 1
+
+
+def test_a_fleet_has_something_to_remember_after_a_round_and_recalls_only_what_is_its_own() -> None:
+    first, second, _ = nodes("svm", None)
+    with pytest.raises(LocalError, match="after a round"):
+        first.memory()
+    said = new_aggregator("svm", "fixed").start()
+    first.answer(said)
+    memory = first.memory()
+    with pytest.raises(LocalError, match="is not of"):
+        second.recall(replace(memory, losses=np.zeros(2)))
+    assert bits(second.answer(said)) == bits(nodes("svm", None)[1].answer(said))  # refused, it has changed nothing

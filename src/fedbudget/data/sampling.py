@@ -10,7 +10,9 @@ before it; with τ=1 that would be the same one for ever, so a mini-batch is use
 """
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +46,23 @@ class Picks:
         """The positions that one node takes in one update."""
         chosen = self.positions[self.group[node], update]
         return chosen if chosen.size else np.arange(size, dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a sampler has come to.
+
+    Args:
+      generators: the state of each shard size's generator, as numpy tells it: names, numbers and such mappings.
+      left: the mini-batches that are left of each one's epoch, [mini-batches, batch].
+      last: the mini-batches that were drawn last, [groups, batch].
+      last_used: how often they were used.
+    """
+
+    generators: tuple[Mapping[str, Any], ...]
+    left: tuple[NDArray[np.int32], ...]
+    last: NDArray[np.int32] | None
+    last_used: int
 
 
 class Sampler:
@@ -96,6 +115,17 @@ class Sampler:
         twin._streams = [stream.fork() for stream in self._streams]
         return twin
 
+    @property
+    def position(self) -> Position:
+        states, left = [stream.state for stream in self._streams], [stream.left for stream in self._streams]
+        return Position(tuple(states), tuple(left), self._last, self._last_used)
+
+    def go_to(self, position: Position) -> None:
+        """Draws from here on what the sampler would that was at this position; it is of shards of the same sizes."""
+        for stream, state, left in zip(self._streams, position.generators, position.left, strict=True):
+            stream.go_to(state, left)
+        self._last, self._last_used = position.last, position.last_used
+
 
 class _Stream:
     """The mini-batches of shards of one size, epoch after epoch."""
@@ -105,21 +135,30 @@ class _Stream:
         self._shared = False  # with a fork, that must not notice when we draw
         self._size = size
         self._per_epoch = size // batch
-        self._epoch = np.empty((0, batch), np.int32)  # what is left of this epoch, [mini-batches, batch]
+        self.left = np.empty((0, batch), np.int32)  # what is left of this epoch, [mini-batches, batch]
 
     def fill(self, out: NDArray[np.int32]) -> None:
         """The next mini-batches, [mini-batches, batch]."""
         done = 0
         while done < len(out):
-            if not len(self._epoch):
+            if not len(self.left):
                 if self._shared:
                     self._rng, self._shared = copy.deepcopy(self._rng), False
                 order = self._rng.permutation(self._size).astype(np.int32)
-                self._epoch = order[: self._per_epoch * out.shape[1]].reshape(self._per_epoch, -1)
-            taken = self._epoch[: len(out) - done]
+                self.left = order[: self._per_epoch * out.shape[1]].reshape(self._per_epoch, -1)
+            taken = self.left[: len(out) - done]
             out[done : done + len(taken)] = taken
-            self._epoch = self._epoch[len(taken) :]
+            self.left = self.left[len(taken) :]
             done += len(taken)
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        return self._rng.bit_generator.state
+
+    def go_to(self, state: Mapping[str, Any], left: NDArray[np.int32]) -> None:
+        self._rng, self._shared = np.random.default_rng(), False
+        self._rng.bit_generator.state = dict(state)
+        self.left = left
 
     def fork(self) -> "_Stream":
         self._shared = True  # to copy the generator here would take longer than all the rest of a fork

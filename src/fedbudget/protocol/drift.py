@@ -92,6 +92,13 @@ class Correction:
         """Another that knows the same, and goes its own way from here on."""
         return copy.copy(self)  # arrays are replaced, never changed in place
 
+    @classmethod
+    def known(cls, mean: Float32, own: Float32, shift: Float32) -> "Correction":
+        """With what nodes knew already."""
+        self = cls(len(own), mean)
+        self.own, self.shift = own, shift
+        return self
+
     def learn(self, gradients: Float32, *, used: bool) -> None:
         """c_i from the nodes' mean gradients over an interval; what is not finite teaches nothing.
 

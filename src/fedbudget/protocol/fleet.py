@@ -9,7 +9,8 @@ the rest counts as aggregation, as in the paper:
     report()             w_i(t), the losses, and ρ̂_i, β̂_i, ∇F_i(w(t₀)) where they are wanted
 
 A round may come to nothing: a report is late, or the aggregator goes on from an earlier round. A fleet that was forked
-before such a round goes back to the fork, and has then never heard of it.
+before such a round goes back to the fork, and has then never heard of it. A fleet whose process does not last gives
+its `memory` to the next one, that has the same nodes.
 
 The loss and gradient at w(t₀) are the by-product of the first local update, and the loss at w^f is taken in the same
 pass over its mini-batch; only those at w_i(t₀) are evaluated for themselves. All of them use that one mini-batch.
@@ -20,6 +21,7 @@ small mini-batches are judged by several (evidence.py), and a node whose w_i(t�
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,6 +31,7 @@ from fedbudget.data.shards import Shards
 from fedbudget.models.base import Descent, Model
 from fedbudget.protocol.drift import Correction, mean_gradient, next_mean
 from fedbudget.protocol.evidence import Evidence, gather, mini_batches
+from fedbudget.protocol.memory import FleetMemory
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
 
 SAME = 1e-10
@@ -76,6 +79,38 @@ class Fleet:
         twin.sampler = self.sampler.fork()
         twin._correction = None if self._correction is None else self._correction.fork()
         return twin
+
+    def memory(self) -> FleetMemory:
+        """All that is needed to go on from here, once a round was made."""
+        said, best, losses, correction = self._broadcast, self._best, self._losses, self._correction
+        if said is None or best is None or losses is None:
+            raise LocalError("a fleet has something to remember after a round")
+        return FleetMemory(
+            said=replace(said, news=None),
+            w=self._w,
+            best=best,
+            losses=losses,
+            best_known=self._best_known,
+            steep=self._steep,
+            mean=None if correction is None else correction.mean,
+            own=None if correction is None else correction.own,
+            shift=None if correction is None else correction.shift,
+            position=self.sampler.position,
+        )
+
+    def recall(self, memory: FleetMemory) -> None:
+        """Stands from here on as the fleet did that `memory` was taken from: one of the same nodes."""
+        shape = (len(self.shards), self.model.parameters)
+        if memory.losses.shape != shape[:1] or memory.best.shape != shape[1:]:
+            raise LocalError(
+                f"a memory of {len(memory.losses)} nodes and {memory.best.size} parameters is not of {shape}"
+            )
+        self._broadcast, self._w, self._best = memory.said, memory.w, memory.best
+        self._losses, self._best_known, self._steep = memory.losses, memory.best_known, memory.steep
+        self._correction = None
+        if memory.mean is not None and memory.own is not None and memory.shift is not None:
+            self._correction = Correction.known(memory.mean, memory.own, memory.shift)
+        self.sampler.go_to(memory.position)
 
     def answer(self, broadcast: Broadcast) -> Report:
         """A whole round at once."""

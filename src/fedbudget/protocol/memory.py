@@ -1,7 +1,8 @@
-"""What an aggregator needs to know to go on after a crash: plain numbers and arrays, taken between two rounds.
+"""What must be known to go on after a crash, or in another process: plain numbers and arrays, between two rounds.
 
-The rest (budget, controller, step size and so on) comes from the run's settings. `Aggregator.memory` gives one, and
-`Aggregator.recall` makes of it an aggregator that says what was said last, bit for bit.
+The rest comes from the run's settings (budget, controller, step size and so on), and from the nodes' own data.
+`Aggregator.memory` gives a `Memory`, and `Aggregator.recall` makes of it an aggregator that says what was said last, to
+the bit; `Fleet.memory` and `Fleet.recall` do the same for a fleet.
 """
 
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ from typing import Literal
 from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.budget import Costs
 from fedbudget.control import Decision, Estimates
+from fedbudget.data.sampling import Position
 from fedbudget.protocol.drift import Divergence
-from fedbudget.protocol.messages import Drift
+from fedbudget.protocol.messages import Broadcast, Drift
 from fedbudget.step_size import Pace
 
 
@@ -63,3 +65,30 @@ class Memory:
     costs: Costs
     spent: Float64
     stopped_by: str | None
+
+
+@dataclass(frozen=True)
+class FleetMemory:
+    """A fleet of n nodes between two rounds.
+
+    Args:
+      said: the last broadcast; of its news nothing is needed.
+      w: w_i(t), [n, parameters]; None when no update was ever made.
+      best: w^f.
+      losses: F_i at the last broadcast's w, [n].
+      best_known: F_i(w^f) on whole shards, where these are what is descended on, [n].
+      steep: where the gradient changes the most, [n, parameters], if that was looked for.
+      mean, own, shift: c, c_i and c - c_i, [parameters] and [n, parameters], where drift is corrected.
+      position: of the mini-batches.
+    """
+
+    said: Broadcast
+    w: Float32 | None
+    best: Float32
+    losses: Float64
+    best_known: Float64 | None
+    steep: Float32 | None
+    mean: Float32 | None
+    own: Float32 | None
+    shift: Float32 | None
+    position: Position
