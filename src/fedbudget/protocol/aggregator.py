@@ -1,7 +1,7 @@
 """Algorithm 2 as a state machine: reports and costs in, the next broadcast or the outcome out.
 
 Rules: no clock, no file, no randomness; a state changes in `start`, `receive`, `interrupt` and `give_up` only; a report
-that is refused changes nothing; sums over nodes are taken in node order.
+that is refused changes nothing; of nodes only sums are looked at, which are the same bits whoever summed (sums.py).
 
     READY --start--> ROUND --receive--> ROUND ... --receive--> FINAL --receive--> DONE
                        |                                         ^                 ^
@@ -27,6 +27,7 @@ The order of things in one `receive` of a round from t₀ to t:
        round has cost. When not even τ=1 fits, the final loss comes at once; when that does not fit, the run ends.
 """
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -34,13 +35,14 @@ from typing import Literal
 
 import numpy as np
 
-from fedbudget.arrays import Flags, Float32, Float64, Int64
+from fedbudget.arrays import Float32
 from fedbudget.budget import Budget, Costs, Ledger
 from fedbudget.control import Controller, Decision, Estimates, Outlook, Reason
 from fedbudget.errors import UserError
 from fedbudget.protocol.drift import Divergence, mean_gradient, next_mean
 from fedbudget.protocol.memory import Memory
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, News, PeerError, Report
+from fedbudget.protocol.sums import ABSURD, Reports, ReportsHere, Sums
 from fedbudget.step_size import Seen, StepSize
 
 Delta = Literal["gradient", "parameters"]
@@ -48,12 +50,6 @@ Delta = Literal["gradient", "parameters"]
 
 Settle = Callable[[Float32, Float32], Float32]
 """What nodes will hold of a new w, from it and the w of the broadcast before."""
-
-ABSURD = 1e12
-"""An estimate beyond this is taken for an accident of rounding or divergence."""
-
-
-_AT_ONCE = 2**20  # numbers
 
 
 class State(Enum):
@@ -176,32 +172,33 @@ class Aggregator:
         assert isinstance(answer, Broadcast)  # a ledger opens only when one round fits
         return answer
 
-    def receive(self, report: Report, costs: Costs, expected: Costs | None = None) -> Broadcast | Outcome:
-        """One round's reports, merged, and what the round cost.
+    def receive(self, report: Report | Reports, costs: Costs, expected: Costs | None = None) -> Broadcast | Outcome:
+        """One round's reports, merged or already summed, and what the round cost.
 
         Args:
           costs: what is charged.
           expected: what the next round is thought to cost, ĉ and b̂; the same when left out.
         """
         said = self._expect(report)
+        reports = ReportsHere(report) if isinstance(report, Report) else report
+        sums = reports.sums
         self.ledger = self.ledger.charge(max(1, said.tau), costs, expected)
-        became_best = self._keep_best(report)
+        became_best = self._keep_best(sums)
         if self.state is State.FINAL:
-            self._record(report, said, kept=(), left_out=())
+            self._record(sums, said, kept=())
             return self._finish()
         self._t += said.tau
-        w, left_out = self._average(report)
-        astray = self._is_astray(left_out)
-        if astray:
-            w = self._best
+        astray = self._is_astray(sums)
+        w = self._best if astray or sums.w is None else sums.mean(sums.w)
         if self._settle is not None:
             w = self._settle(w, self._w)
-        kept = self._estimate(report, said, w, left_out)
+        kept = self._estimate(reports, said, w)
         if said.drift is not None:
-            self._follow_drift(report, said, said.drift, w, left_out, astray)
-        self._record(report, said, kept=kept, left_out=tuple(int(node) for node in report.nodes[left_out]))
+            everyone = self._meet(report) if isinstance(report, Report) else sums.everyone
+            self._follow_drift(sums, said, said.drift, w, everyone or sums.totals.data, astray)
+        self._record(sums, said, kept=kept)
         self._w = w
-        seen = Seen(_largest(report.beta), self.ledger.share)
+        seen = Seen(sums.largest_beta, self.ledger.share)
         follow = self._step_size.after_trouble if astray else self._step_size.next
         self._pace = follow(self._pace, seen)
         return self._final(best=became_best) if said.stop else self._next(became_best, recover=astray)
@@ -345,37 +342,22 @@ class Aggregator:
         self.state = State(memory.state)
         return self
 
-    def _expect(self, report: Report) -> Broadcast:
-        """Checks a report against what was asked for."""
+    def _expect(self, report: Report | Reports) -> Broadcast:
+        """Checks a report against what was asked for; of sums that is for whoever summed to do."""
         if self._broadcast is None or self.state not in (State.ROUND, State.FINAL):
             raise LocalError(f"no report is expected: the run is {self.state.value}")
         said = self._broadcast
-        if report.round != said.round:
-            raise PeerError(f"a report of round {report.round} in round {said.round}")
-        if report.nodes.ndim != 1 or not len(report.nodes) or (report.sizes < 1).any():
-            raise PeerError("a report needs nodes with samples")
-        if (report.nodes[1:] <= report.nodes[:-1]).any():
-            raise PeerError("a node reported twice, or reports are not in node order")
-        vectors = {"w": report.w, "gradients": report.gradients}
-        if said.tau > 0 and report.w is None:
-            raise PeerError("a report without w")
-        if said.tau > 0 and said.drift is not None and (report.plain is None or report.corrected is None):
-            raise PeerError("a report without the divergences of a run that corrects drift")
-        numbers: dict[str, Int64 | Float64 | None]
-        numbers = {"sizes": report.sizes, "losses": report.losses, "best losses": report.best_losses}
-        numbers |= {"rho": report.rho, "beta": report.beta, "plain": report.plain, "corrected": report.corrected}
-        for name, values in numbers.items():
-            if values is not None and values.shape != report.nodes.shape:
-                raise PeerError(f"{name} has shape {values.shape}, not {report.nodes.shape}")
-        for name, vector in vectors.items():
-            if vector is not None and vector.shape != (len(report.nodes), said.w.size):
-                raise PeerError(f"{name} has shape {vector.shape}, not {(len(report.nodes), said.w.size)}")
+        number = report.round if isinstance(report, Report) else report.sums.round
+        if number != said.round:
+            raise PeerError(f"a report of round {number} in round {said.round}")
+        if isinstance(report, Report):
+            report.require_answers(said)
         return said
 
-    def _keep_best(self, report: Report) -> bool:
+    def _keep_best(self, sums: Sums) -> bool:
         """Step 2: is w(t₀) the new w^f?"""
-        loss = _weighted(report.sizes, report.losses)
-        self._loss, self._best_loss = loss, _weighted(report.sizes, report.best_losses)
+        loss = sums.totals.loss / sums.totals.data
+        self._loss, self._best_loss = loss, sums.totals.best_loss / sums.totals.data
         if self._t == 0 and self.state is State.ROUND:
             self._best_loss = self._first_loss = loss
             return False
@@ -384,18 +366,7 @@ class Aggregator:
         self._best, self._best_loss = self._w, loss
         return True
 
-    def _average(self, report: Report) -> tuple[Float32, Flags]:
-        """Step 1: w(t), and which nodes were left out of it."""
-        assert report.w is not None
-        mean = _mean(report.sizes, report.w)
-        if np.isfinite(mean).all():  # then every w_i is
-            return mean, np.zeros(len(report.nodes), dtype=bool)
-        finite = np.asarray(np.isfinite(report.w).all(axis=1))
-        if not finite.any():
-            return self._best, ~finite
-        return _mean(report.sizes[finite], report.w[finite]), ~finite
-
-    def _is_astray(self, left_out: Flags) -> bool:
+    def _is_astray(self, sums: Sums) -> bool:
         """Whether to go back to w^f: nothing is finite or, where η adapts, w(t₀) is much worse than w^f.
 
         A loss on small mini-batches is noisy, the more so where it is nearly 0: much worse is by half, by a tenth of
@@ -404,25 +375,28 @@ class Aggregator:
         limit = self._best_loss + max(0.5 * self._best_loss, 0.1 * self._first_loss)
         before, self._worse = self._worse, not self._loss <= limit
         worse = (before and self._worse) or not self._loss <= 10 * limit
-        if bool(left_out.all()) or (self._step_size.adapts and worse):
+        if not sums.totals.used or (self._step_size.adapts and worse):
             self._worse = False
             return True
         return False
 
-    def _estimate(self, report: Report, said: Broadcast, w: Float32, left_out: Flags) -> tuple[str, ...]:
+    def _estimate(self, reports: Reports, said: Broadcast, w: Float32) -> tuple[str, ...]:
         """Step 3: takes the new estimates in; returns the names of those that had to stay."""
-        if not said.estimate or report.w is None:
+        sums = reports.sums
+        if not said.estimate or sums.w is None:
             return ()
-        usable = ~left_out if left_out.any() else slice(None)
-        sizes, fresh = report.sizes[usable], {}
+        totals, fresh = sums.totals, {}
         delta = None
         if not said.gradient:
-            delta = _divergence(sizes, report.w[usable], w) / (said.eta * said.tau)
-        elif report.gradients is not None:
-            delta = _divergence(sizes, report.gradients[usable], _mean(sizes, report.gradients[usable]))
-        if report.rho is not None and report.beta is not None:
-            fresh["rho"] = _weighted_known(sizes, report.rho[usable])
-            fresh["beta"] = _weighted_known(sizes, report.beta[usable])
+            delta = _ratio(float(sums.total(reports.apart("w", w))[0]), totals.used) / (said.eta * said.tau)
+        elif sums.gradients is not None and totals.used:
+            apart = reports.apart("gradients", sums.mean(sums.gradients))
+            delta = _ratio(float(sums.total(apart)[0]), totals.used)
+        elif sums.gradients is not None:
+            delta = math.nan
+        if sums.slopes:
+            fresh["rho"] = _ratio(totals.rho, totals.rho_of)
+            fresh["beta"] = _ratio(totals.beta, totals.beta_of)
         elif delta == 0:  # in the first round, of nodes that do not differ: then ρ and β have no part in G
             fresh["rho"] = fresh["beta"] = 0.0
         if delta is not None:
@@ -436,17 +410,19 @@ class Aggregator:
         return kept
 
     def _follow_drift(
-        self, report: Report, said: Broadcast, drift: Drift, w: Float32, left_out: Flags, astray: bool
+        self, sums: Sums, said: Broadcast, drift: Drift, w: Float32, everyone: float, astray: bool
     ) -> None:
-        """Keeps c, and decides whether the next round is corrected."""
-        share = 0.0 if astray else self._share_of(report, left_out)
+        """Keeps c, and decides whether the next round is corrected.
+
+        Args:
+          everyone: D of all nodes that ever took part.
+        """
+        share = 0.0 if astray else sums.totals.used / everyone
         before = self._mean if drift.correct else None
         self._mean = next_mean(before, mean_gradient(said.w, w, said.eta * said.tau), share)
         if not drift.correct:
             self._uncorrected = said.round
-        assert report.plain is not None
-        assert report.corrected is not None
-        fresh = Divergence(_weighted(report.sizes, report.plain), _weighted(report.sizes, report.corrected))
+        fresh = Divergence(sums.totals.plain / sums.totals.data, sums.totals.corrected / sums.totals.data)
         self._divergence = fresh if self._divergence is None else self._divergence.then(fresh)
         correct = self._divergence.correct and not astray
         self._drift = Drift(correct, share)
@@ -459,14 +435,13 @@ class Aggregator:
             coming = self._divergence.corrected if self._drift.correct else self._divergence.plain
             self._estimates = replace(self._estimates, delta=coming)
 
-    def _share_of(self, report: Report, left_out: Flags) -> float:
-        """P: of the data of all nodes that ever took part, that of those whose w_i(t) made w(t)."""
+    def _meet(self, report: Report) -> float:
+        """D of all nodes that ever took part, with these."""
         if not (np.array_equal(report.nodes, self._nodes) and np.array_equal(report.sizes, self._sizes)):
             nodes, sizes = np.append(report.nodes, self._nodes), np.append(report.sizes, self._sizes)
             self._nodes, first = np.unique(nodes, return_index=True)
             self._sizes = sizes[first]
-        present = np.add.reduce(report.sizes[~left_out] if left_out.any() else report.sizes)
-        return float(present / np.add.reduce(self._sizes))
+        return float(np.add.reduce(self._sizes))
 
     def _next(self, became_best: bool, *, recover: bool) -> Broadcast | Outcome:
         """Step 5."""
@@ -540,7 +515,7 @@ class Aggregator:
         """The round that was last broadcast."""
         return 0 if self._broadcast is None else self._broadcast.round
 
-    def _record(self, report: Report, said: Broadcast, *, kept: tuple[str, ...], left_out: tuple[int, ...]) -> None:
+    def _record(self, sums: Sums, said: Broadcast, *, kept: tuple[str, ...]) -> None:
         self.last = Round(
             round=said.round,
             t=self._t,
@@ -552,49 +527,12 @@ class Aggregator:
             estimates=self._estimates,
             kept=kept,
             ledger=self.ledger,
-            nodes=len(report.nodes),
-            left_out=left_out,
+            nodes=sums.nodes,
+            left_out=sums.left_out,
             corrected=said.drift is not None and said.drift.correct and said.tau > 0,
             divergence=self._divergence,
         )
 
 
-def _weighted(sizes: Int64, values: Float64) -> float:
-    """Σ D_i v_i / D, in node order."""
-    if not len(sizes):
-        return float("nan")
-    return float(np.add.reduce(sizes * values) / np.add.reduce(sizes))
-
-
-def _weighted_known(sizes: Int64, values: Float64) -> float:
-    """The same over nodes that have a value."""
-    known = ~np.isnan(values)
-    return _weighted(sizes[known], values[known])
-
-
-def _largest(values: Float64 | None) -> float | None:
-    """The largest of what is a sane, positive number, if any is."""
-    if values is None:
-        return None
-    sane = values[(values > 0) & (values < ABSURD)]
-    return float(sane.max()) if len(sane) else None
-
-
-def _mean(sizes: Int64, vectors: Float32) -> Float32:
-    """The same for vectors, [nodes, parameters] to [parameters], summed in float64, one node after the other."""
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found in the result
-        total = np.einsum("i,ij->j", sizes.astype(np.float64), vectors)  # adds rows in order, whatever the threads
-        mean: Float32 = (total / np.add.reduce(sizes)).astype(np.float32)
-    return mean
-
-
-def _divergence(sizes: Int64, vectors: Float32, mean: Float32) -> float:
-    """Σ D_i ‖v_i - v‖ / D; of gradients at w(t₀) it is δ̂."""
-    if not len(sizes):
-        return float("nan")
-    apart, rows = np.empty(len(sizes)), max(1, _AT_ONCE // mean.size)
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite gives an estimate that is kept out
-        for first in range(0, len(sizes), rows):  # in parts, because a copy of all would be much memory
-            some = slice(first, first + rows)
-            apart[some] = np.square(vectors[some] - mean, dtype=np.float64).sum(axis=1)
-    return _weighted(sizes, np.sqrt(apart))
+def _ratio(amount: float, of: float) -> float:
+    return amount / of if of else math.nan

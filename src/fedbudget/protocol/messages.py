@@ -133,6 +133,26 @@ class Report:
         vectors = sum(4 * int(field.shape[1]) for field in (self.w, self.gradients) if field is not None)
         return n * (_HEADER + _SCALAR * scalars + vectors)
 
+    def require_answers(self, said: Broadcast) -> None:
+        """Refuses a report that is not what a broadcast asks for."""
+        if self.nodes.ndim != 1 or not len(self.nodes) or (self.sizes < 1).any():
+            raise PeerError("a report needs nodes with samples")
+        if (self.nodes[1:] <= self.nodes[:-1]).any():
+            raise PeerError("a node reported twice, or reports are not in node order")
+        if said.tau > 0 and self.w is None:
+            raise PeerError("a report without w")
+        if said.tau > 0 and said.drift is not None and (self.plain is None or self.corrected is None):
+            raise PeerError("a report without the divergences of a run that corrects drift")
+        numbers: dict[str, Int64 | Float64 | None]
+        numbers = {"sizes": self.sizes, "losses": self.losses, "best losses": self.best_losses}
+        numbers |= {"rho": self.rho, "beta": self.beta, "plain": self.plain, "corrected": self.corrected}
+        for name, values in numbers.items():
+            if values is not None and values.shape != self.nodes.shape:
+                raise PeerError(f"{name} has shape {values.shape}, not {self.nodes.shape}")
+        for name, vector in {"w": self.w, "gradients": self.gradients}.items():
+            if vector is not None and vector.shape != (len(self.nodes), said.w.size):
+                raise PeerError(f"{name} has shape {vector.shape}, not {(len(self.nodes), said.w.size)}")
+
     @classmethod
     def merge(cls, reports: "Sequence[Report]") -> "Report":
         """One report over the nodes of all, in node order; a node that is in two of them is refused."""

@@ -1,0 +1,211 @@
+"""A round's reports as the aggregator sees them: sums over nodes, wherever the nodes' own numbers are.
+
+Algorithm 2 needs nothing of single nodes, only sums: Σ D_i w_i, Σ D_i F_i and so on and, once the mean is known,
+Σ D_i ‖v_i - v‖ for δ̂. So whoever has many nodes can sum by itself, and the aggregator's work and memory do not grow
+with them. Sums come as rows over branches of the tree of nodes (tree.py), and so are the same bits whoever made them;
+the rows of several parties add up.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from fedbudget.arrays import Flags, Float32, Float64, Int64
+from fedbudget.protocol.messages import Report
+from fedbudget.protocol.tree import add_up
+
+ABSURD = 1e12
+"""An estimate beyond this is taken for an accident of rounding or divergence."""
+
+Vectors = Literal["w", "gradients"]
+
+_AT_ONCE = 2**20  # numbers
+
+
+class Numbers(NamedTuple):
+    """What is summed over nodes, besides vectors, each times D_i.
+
+    Nodes whose w_i is not finite have no part in the estimates. Sums named *_of are of those that have the estimate.
+    """
+
+    data: float
+    """1, so that the sum is D."""
+    used: float
+    """1 for nodes whose w_i is finite."""
+    loss: float
+    """F_i(w(t₀))."""
+    best_loss: float
+    """F_i(w^f)."""
+    rho: float
+    rho_of: float
+    beta: float
+    beta_of: float
+    plain: float
+    """By how much gradients were apart without drift correction, see drift.py."""
+    corrected: float
+    """And with it."""
+
+    @classmethod
+    def of(cls, report: Report, usable: Flags) -> Float64:
+        """Of each node, [nodes, numbers]."""
+        found = np.zeros((len(report.nodes), len(cls._fields)))
+        by_name = dict(zip(cls._fields, found.T, strict=True))
+        by_name["data"][:] = 1
+        by_name["used"][:] = usable
+        by_name["loss"][:], by_name["best_loss"][:] = report.losses, report.best_losses
+        for name, values in (("rho", report.rho), ("beta", report.beta)):
+            if values is not None:
+                known = usable & ~np.isnan(values)
+                by_name[name][known] = values[known]
+                by_name[f"{name}_of"][:] = known
+        if report.plain is not None and report.corrected is not None:
+            by_name["plain"][:], by_name["corrected"][:] = report.plain, report.corrected
+        return found
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over the nodes of a round, a row for each branch.
+
+    Args:
+      round: the broadcast's.
+      nodes: how many reported.
+      left_out: the numbers of those whose w_i is not finite; they have no part in sums of vectors.
+      begins: the first node of each branch, rising, [branches].
+      numbers: [branches, numbers], see `Numbers`.
+      w, gradients: Σ D_i w_i(t) and Σ D_i ∇F_i(w(t₀)), [branches, parameters], where they were reported.
+      slopes: whether ρ̂_i and β̂_i were reported.
+      largest_beta: the largest β̂_i that is a sane, positive number, if any is.
+      everyone: D of all nodes that ever took part, where whoever summed knows it.
+    """
+
+    round: int
+    nodes: int
+    left_out: tuple[int, ...]
+    begins: Int64
+    numbers: Float64
+    w: Float64 | None
+    gradients: Float64 | None
+    slopes: bool
+    largest_beta: float | None
+    everyone: float | None = None
+
+    @classmethod
+    def merge(cls, parts: "Sequence[Sums]") -> "Sums":
+        """Of several parties, each with nodes of its own, in node order."""
+        if len(parts) == 1:
+            return parts[0]
+
+        def join(name: str) -> Float64 | None:
+            rows = [getattr(part, name) for part in parts]
+            return None if rows[0] is None else np.concatenate(rows)
+
+        everyone = [part.everyone for part in parts if part.everyone is not None]
+        return replace(
+            parts[0],
+            nodes=sum(part.nodes for part in parts),
+            left_out=tuple(node for part in parts for node in part.left_out),
+            begins=np.concatenate([part.begins for part in parts]),
+            numbers=np.concatenate([part.numbers for part in parts]),
+            w=join("w"),
+            gradients=join("gradients"),
+            largest_beta=max((part.largest_beta for part in parts if part.largest_beta is not None), default=None),
+            everyone=sum(everyone) if everyone else None,
+        )
+
+    def total(self, rows: Float64) -> Float64:
+        """Of all branches, [branches, any] to [any]."""
+        return rows[0] if len(rows) == 1 else add_up(self.begins, np.ones(len(rows)), rows)
+
+    @cached_property
+    def totals(self) -> Numbers:
+        return Numbers(*self.total(self.numbers).tolist())
+
+    def mean(self, rows: Float64) -> Float32:
+        """Σ D_i v_i / Σ D_i of vectors; there must be a node that is not left out."""
+        found: Float32 = (self.total(rows) / self.totals.used).astype(np.float32)
+        return found
+
+
+class Reports(Protocol):
+    """The reports of a round, wherever they are."""
+
+    @property
+    def sums(self) -> Sums: ...
+
+    def apart(self, vectors: Vectors, mean: Float32) -> Float64:
+        """Σ D_i ‖v_i - mean‖ over each branch's nodes but for those left out, [branches, 1]."""
+
+
+class ReportsHere:
+    """Reports that are at hand.
+
+    Args:
+      begins: of the branches to sum by; one for all when not given.
+    """
+
+    def __init__(self, report: Report, begins: Int64 | None = None) -> None:
+        self._report = report
+        self._weights = report.sizes.astype(np.float64)
+        self._begins = report.nodes[:1] if begins is None else begins
+        self._usable = np.ones(len(report.nodes), dtype=bool)
+        w = self._vectors(report.w)
+        if (
+            report.w is not None and w is not None and not np.isfinite(w).all()
+        ):  # then some w_i is not; sums of finite ones always are
+            self._usable = np.asarray(np.isfinite(report.w).all(axis=1))
+            w = self._vectors(report.w)
+        self.sums = Sums(
+            round=report.round,
+            nodes=len(report.nodes),
+            left_out=tuple(report.nodes[~self._usable].tolist()),
+            begins=self._begins,
+            numbers=self._rows(report.nodes, self._weights, Numbers.of(report, self._usable)),
+            w=w,
+            gradients=self._vectors(report.gradients),
+            slopes=report.rho is not None and report.beta is not None,
+            largest_beta=_largest(report.beta),
+        )
+
+    def apart(self, vectors: Vectors, mean: Float32) -> Float64:
+        found = getattr(self._report, vectors)
+        return self._rows_of_usable(_distances(found, mean)[:, None])
+
+    def _vectors(self, vectors: Float32 | None) -> Float64 | None:
+        return None if vectors is None else self._rows_of_usable(vectors)
+
+    def _rows_of_usable(self, values: Float32 | Float64) -> Float64:
+        usable = self._usable
+        if usable.all():
+            return self._rows(self._report.nodes, self._weights, values)
+        return self._rows(self._report.nodes[usable], self._weights[usable], values[usable])
+
+    def _rows(self, nodes: Int64, weights: Float64, values: Float32 | Float64) -> Float64:
+        """A sum for each branch, [branches, any]."""
+        if len(self._begins) == 1:
+            return add_up(nodes, weights, values)[None]
+        cuts = [0, *np.searchsorted(nodes, self._begins[1:]).tolist(), len(nodes)]
+        parts = [slice(first, end) for first, end in pairwise(cuts)]
+        return np.array([add_up(nodes[part], weights[part], values[part]) for part in parts])
+
+
+def _distances(vectors: Float32, mean: Float32) -> Float64:
+    """‖v_i - mean‖ of each node."""
+    apart, rows = np.empty(len(vectors)), max(1, _AT_ONCE // mean.size)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite gives an estimate that is kept out
+        for first in range(0, len(vectors), rows):  # in parts, because a copy of all would be much memory
+            some = slice(first, first + rows)
+            apart[some] = np.square(vectors[some] - mean, dtype=np.float64).sum(axis=1)
+    return np.sqrt(apart)
+
+
+def _largest(values: Float64 | None) -> float | None:
+    """The largest of what is a sane, positive number, if any is."""
+    if values is None:
+        return None
+    sane = values[(values > 0) & (values < ABSURD)]
+    return float(sane.max()) if len(sane) else None
