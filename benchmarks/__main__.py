@@ -1,4 +1,4 @@
-"""`make bench`: ratios side by side, the cost of the protocol, growth, memory, start-up, networks; and JSON of it."""
+"""`make bench`: ratios side by side, the cost of the protocol, growth, memory, start-up, networks, Flower; and JSON."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import numba
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import contenders, memory, networks, rounds, startup
+from benchmarks import contenders, flower_simulation, memory, networks, rounds, startup
 from benchmarks.measure import exponent, take_turns
 from benchmarks.workload import FEATURES, NODES, SAMPLES, TAU, dataset, settings
 from fedbudget.plan import prepare
@@ -145,6 +145,7 @@ SECTIONS: Mapping[str, Callable[[], Any]] = {
     "startup": lambda: _startup(),
     "network": lambda: {**networks.network_speed(), **networks.batching()},
     "rounds": rounds.round_trips,
+    "simulation": flower_simulation.beside_flower,
 }
 
 
@@ -183,7 +184,9 @@ def _print(found: dict[str, Any]) -> None:
     _CONSOLE.print(table)
     if "rounds" in found:
         _print_rounds(found["rounds"])
-    for section in [name for name in SECTIONS if name in found and name not in ("speed", "rounds")]:
+    if "simulation" in found:
+        _CONSOLE.print(f"simulation: {_beside_simulation(found['simulation'])}", highlight=False, markup=False)
+    for section in [name for name in SECTIONS if name in found and name not in ("speed", "rounds", "simulation")]:
         for name, value in found[section].items():
             _CONSOLE.print(f"{section}: {name.replace('_', ' ')}: {value:.3g}", highlight=False)
 
@@ -208,6 +211,16 @@ def _beside_flower(row: dict[str, Any]) -> str:
     return (
         f"{row['flower']}, deployed, {row['nodes']} nodes, d={row['parameters']}: {row['flower_milliseconds']:.0f} ms a"
         f" whole round, {row['flower_over_whole']:.0f} times fedbudget's {row['whole_milliseconds']:.1f} ms"
+    )
+
+
+def _beside_simulation(row: dict[str, Any]) -> str:
+    ours = f"W1 with {row['nodes']} nodes: {row['ours_milliseconds']:.2f} ms a whole round"
+    if "flower_milliseconds" not in row:
+        return f"{ours}; {row['flower']}, so there are no rounds of Flower's beside ours"
+    return (
+        f"{ours}; {row['flower']}, simulated: {row['flower_milliseconds']:.0f} ms,"
+        f" {row['flower_over_ours']:.0f} times that"
     )
 
 

@@ -7,15 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbudget.deployment import (
-    Listening,
-    _test_table,
-    from_dataset,
-    from_file,
-    same_settings,
-    samples_to_test_on,
-    serving,
-)
+from fedbudget.agreement import table_to_test_on
+from fedbudget.deployment import Listening, from_dataset, from_file, same_settings, samples_to_test_on, serving
 from fedbudget.engines.network.task import agree
 from fedbudget.errors import UserError
 from fedbudget.models import Softmax
@@ -64,7 +57,7 @@ class TestTestedOn:
         agreed = agree([each.samples() for each in held])
         assert agreed.classes == ("blue", "green", "red")
         path = write(tmp_path / "test.csv", [(1.0, 2.0, "red"), (3.0, 4.0, "green")])
-        table = _test_table(samples_to_test_on(str(path), Settings()), agreed, Softmax(2, 3))
+        table = table_to_test_on(samples_to_test_on(str(path), Settings()), agreed, Softmax(2, 3))
         assert table.y.tolist() == [2, 1]
         everything = np.array([[a, b] for a, b, _ in (*ONE, *OTHER)])
         expected = (np.array([[1, 2], [3, 4]]) - everything.mean(axis=0)) / everything.std(axis=0)
@@ -73,7 +66,7 @@ class TestTestedOn:
     def test_the_test_samples_of_a_dataset_are_its_own(self) -> None:
         whole = prepare(TRIAL)
         agreed = from_dataset(TRIAL, "1/5").samples()
-        table = _test_table(samples_to_test_on("digits", Settings()), agreed, whole.model)
+        table = table_to_test_on(samples_to_test_on("digits", Settings()), agreed, whole.model)
         assert whole.test is not None
         assert np.array_equal(table.x, whole.test.x)
         assert np.array_equal(table.y, whole.test.y)
@@ -82,9 +75,9 @@ class TestTestedOn:
         agreed = agree([from_file(write(tmp_path / "one.csv", ONE)).samples()])
         path = write(tmp_path / "test.csv", [(1.0, 2.0, "mauve"), (1.0, 2.0, "red")])
         with pytest.raises(UserError, match="has class 'mauve', which no node has"):
-            _test_table(samples_to_test_on(str(path), Settings()), agreed, Softmax(2, 2))
+            table_to_test_on(samples_to_test_on(str(path), Settings()), agreed, Softmax(2, 2))
         with pytest.raises(UserError, match="has 64 features, and nodes' data 2"):
-            _test_table(samples_to_test_on("digits", Settings()), replace(agreed, classes=()), Softmax(2, 2))
+            table_to_test_on(samples_to_test_on("digits", Settings()), replace(agreed, classes=()), Softmax(2, 2))
 
 
 def test_a_run_goes_on_by_its_own_settings_only() -> None:

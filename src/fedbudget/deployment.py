@@ -1,4 +1,4 @@
-"""From settings to a run with nodes on other machines, and from files to what a node holds.
+"""From settings to a run with nodes on other machines.
 
 The counterpart of plan.py: there the data are here, and a plan is ready at once; here nodes have to come first. When
 enough of them have, all agree on what is trained, and the plan is carried out by training.py like any other.
@@ -9,45 +9,38 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedbudget import data
-from fedbudget.data import files
+from fedbudget.agreement import NODES, agreed, kind_of, model_of, table_to_test_on
 from fedbudget.data.dataset import Dataset
-from fedbudget.data.images import from_idx
-from fedbudget.data.shards import Table
 from fedbudget.engines.network import engine
 from fedbudget.engines.network import wire_pb2 as pb
-from fedbudget.engines.network.compression import Kind, Shortener
+from fedbudget.engines.network.compression import Shortener
 from fedbudget.engines.network.credentials import Tokens, aggregator_credentials, require_privacy
 from fedbudget.engines.network.holdings import Holdings
 from fedbudget.engines.network.hub import Hub
 from fedbudget.engines.network.members import Counters, Member
 from fedbudget.engines.network.metrics import Metrics
 from fedbudget.engines.network.metrics import serving as serving_metrics
-from fedbudget.engines.network.task import Asked, Samples, Task, agree, rounds_ahead
-from fedbudget.engines.network.wire import KINDS, Farewell, task_in, task_out
+from fedbudget.engines.network.task import Task, rounds_ahead
+from fedbudget.engines.network.wire import Farewell, task_in, task_out
 from fedbudget.engines.network.work import Work
 from fedbudget.errors import UserError
 from fedbudget.meters import network_meters
 from fedbudget.meters.meter import Meters, RoundTrip
 from fedbudget.meters.rapl import Rapl
-from fedbudget.models import catalogue
-from fedbudget.models.base import Model
-from fedbudget.plan import DEFAULT_BATCH, Plan, distribute, load_dataset, meters_of
+from fedbudget.plan import Plan, meters_of
 from fedbudget.protocol.aggregator import Aggregator
-from fedbudget.protocol.messages import PeerError
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.record import RoundRecord
 from fedbudget.runs.saver import Append, Saver
 from fedbudget.runs.settings import FEDERATED, Settings
-
-NODES = "nodes"
-"""The dataset of a run whose data nobody has seen as a whole."""
+from fedbudget.shares import from_dataset as from_dataset
+from fedbudget.shares import from_file as from_file
+from fedbudget.shares import samples_to_test_on as samples_to_test_on
 
 
 @dataclass(frozen=True)
@@ -110,7 +103,7 @@ def serving(
         metrics = Metrics(settings.limits().limits)
         if listening.metrics is not None:
             stack.enter_context(serving_metrics(metrics, listening.metrics))
-        shortener = Shortener(_kind(settings))
+        shortener = Shortener(kind_of(settings))
         hub = Hub(
             listening.address,
             run=secrets.token_hex(8) if resumed is None else str(resumed.engine["run"]),
@@ -158,11 +151,11 @@ def _gather(
     if resumed is None:
         if not hub.wait_for(nodes, interrupted):
             raise Interrupted
-        settings, task, model = _agreed(settings, list(hub.descriptions().values()))
+        settings, task, model = agreed(settings, list(hub.descriptions().values()))
         hub.start(task)
     else:
         task = _recalled_task(resumed)
-        model = _model(settings, task.samples)
+        model = model_of(settings, task.samples)
         hub.start(task, _recalled_members(resumed))
     meters = meters_of(settings, network_meters)
     over = resumed is not None and resumed.memory.state == "done"  # only its summary is missing: nodes have gone home
@@ -207,7 +200,7 @@ def _gather(
         budget=meters.budget,
         dataset=replace(described, name=NODES),
         model=model,
-        test=None if test is None else _test_table(test, task.samples, model),
+        test=None if test is None else table_to_test_on(test, task.samples, model),
         meters=meters,
         aggregator=aggregator,
         engine=run,
@@ -218,63 +211,6 @@ def _gather(
         attendance=hub.attendance,
         traffic=lambda: vars(hub.counters),
     )
-
-
-def _agreed(settings: Settings, described: list[Samples]) -> tuple[Settings, Task, Model]:
-    """What is trained, from what the nodes have."""
-    samples = agree(described)
-    smallest = min(size for each in described for size in each.sizes)
-    if settings.batch_size is None:
-        settings = replace(settings, batch_size=min(DEFAULT_BATCH, smallest))
-    model = _model(settings, samples)
-    controller, pacing = settings.controller(), settings.pacing()
-    task = Task(
-        settings.model,
-        model.parameters,
-        settings.batch_size if isinstance(settings.batch_size, int) else None,
-        settings.seed,
-        settings.clusters,
-        _kind(settings),
-        settings.tau if isinstance(settings.tau, int) else settings.tau_max,
-        samples,
-        Asked(
-            estimate=controller.estimates or pacing.adapts,
-            gradient=settings.delta_from == "gradient",
-            curvature=pacing.adapts,
-            drift=settings.corrects_drift,
-            cpu="cpu" in settings.limits().limits,
-        ),
-    )
-    for each in described:
-        try:
-            task.admit(each)
-        except PeerError as error:
-            raise UserError(f"a node's data do not fit: {error}") from None
-    return settings, task, model
-
-
-def _model(settings: Settings, samples: Samples) -> Model:
-    dataset = samples.empty()
-    model = catalogue.build(settings.model, dataset, clusters=settings.clusters, device=settings.device)
-    dataset.table(dataset.train, model.target)  # refuses a target that the data have not
-    return model
-
-
-def _kind(settings: Settings) -> Kind:
-    return next(kind for kind in KINDS if kind == (settings.compress or "none"))
-
-
-def _test_table(test: Dataset, agreed: Samples, model: Model) -> Table:
-    """Test samples as the model wants them, with everyone's class numbers and standardised as everyone's."""
-    samples = test.train if test.test is None else test.test
-    unknown = [name for name in test.classes if agreed.classes and name not in agreed.classes]
-    if unknown:
-        raise UserError(f"{test.name}, to test on, has class {unknown[0]!r}, which no node has")
-    if test.features != prod(agreed.shape):
-        raise UserError(f"{test.name}, to test on, has {test.features} features, and nodes' data {prod(agreed.shape)}")
-    held = Holdings(replace(test, train=samples, test=None), [], standardise=True)
-    dataset = held.as_agreed(agreed)
-    return dataset.table(dataset.train, model.target)
 
 
 # A run that goes on.
@@ -373,53 +309,3 @@ def same_settings(path: Path, saved: Settings, asked: Settings) -> None:
         if now != before:
             option = name.replace("_", "-")
             raise UserError(f"{path} goes on as it began: {option} is {before} there, and cannot be {now} now")
-
-
-# What a node holds.
-
-
-def from_file(path: Path, *, labels: Path | None = None, target: str | None = None) -> Holdings:
-    """All samples of a `.csv`, a `.npz` or a pair of IDX files, as one node's."""
-    if "idx" in path.name:
-        dataset = from_idx(path, labels)
-        return Holdings(dataset, [np.arange(len(dataset.train))])
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; a node has a file of its own")
-    dataset = files.load(path, target=target, test_share=0.0, standardise=False)
-    return Holdings(dataset, [np.arange(len(dataset.train))], standardise=path.suffix == ".csv")
-
-
-def from_dataset(settings: Settings, shard: str) -> Holdings:
-    """A share of a dataset, as `fedbudget run` would give it to a node, for trials.
-
-    Args:
-      settings: the dataset, how it is given to nodes, and the seed.
-      shard: 2/5 for the second of five nodes, 1-3/5 for the first three of them together.
-    """
-    first, last, of = _shard(shard)
-    dataset = load_dataset(settings).sample(settings.train_samples, settings.test_samples, settings.seed)
-    _, rows = distribute(replace(settings, nodes=of), dataset)
-    return Holdings(dataset, rows[first - 1 : last])
-
-
-def _shard(text: str) -> tuple[int, int, int]:
-    """
-    >>> _shard("2/5"), _shard("1-3/5")
-    ((2, 2, 5), (1, 3, 5))
-    """
-    which, _, of = text.partition("/")
-    first, _, last = which.partition("-")
-    try:
-        found = int(first), int(last or first), int(of)
-    except ValueError:
-        raise UserError(f"shard {text!r} is not understood; write I/N, such as 2/5 for the second of five") from None
-    if not 1 <= found[0] <= found[1] <= found[2]:
-        raise UserError(f"shard {text}: of {found[2]} shards there are 1 to {found[2]}")
-    return found
-
-
-def samples_to_test_on(name: str, settings: Settings) -> Dataset:
-    """Samples to test on: those of a dataset, or all of a file that names none."""
-    if name in data.DATASETS:
-        return load_dataset(replace(settings, dataset=name))
-    return files.load(Path(name), target=settings.target, test_share=0.0, standardise=False)

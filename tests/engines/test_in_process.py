@@ -108,7 +108,7 @@ class TestCharges:
         _, history = carry_out(plan)
         for happened, said in history:
             report = fresh.answer(said)
-            assert np.average(report.losses, weights=report.sizes) == happened.loss
+            assert np.average(report.losses, weights=report.sizes) == pytest.approx(happened.loss, rel=1e-12)
 
     def test_what_was_spent_is_the_sum_of_what_rounds_cost(self) -> None:
         outcome, history = carry_out(plan_of(budget=("time=4s", "energy=1kJ")))

@@ -15,12 +15,8 @@ Sums along a tree are also more exact than one after the other: errors grow with
 """
 
 import numpy as np
-from numba import njit
 
 from fedbudget.arrays import Float32, Float64, Int64
-
-_COLUMNS = 1024  # at a time, so that what is added stays in the cache
-_DEPTH = 65  # levels of a tree over numbers of 64 bits
 
 
 def add_up(numbers: Int64, weights: Float64, values: Float32 | Float64) -> Float64:
@@ -32,8 +28,10 @@ def add_up(numbers: Int64, weights: Float64, values: Float32 | Float64) -> Float
     >>> add_up(np.array([0, 1, 2]), np.ones(3), np.array([[1e16], [1.0], [-1e16]]))  # not 1: the order is fixed
     array([0.])
     """
+    from fedbudget.protocol import tree_kernel  # numba is slow to import, and not needed to read a run's records
+
     total = np.zeros(values.shape[1])
-    _add_up(numbers, weights, values, total)
+    tree_kernel.add_up(numbers, weights, values, total)
     return total
 
 
@@ -51,34 +49,3 @@ def branches(first: int, end: int) -> Int64:
             size >>= 1
         begins.append(at + size)
     return np.array(begins, np.int64)
-
-
-@njit(cache=True, nogil=True)
-def _add_up(numbers, weights, values, total):
-    partial = np.empty((_DEPTH, _COLUMNS))
-    level = np.empty(_DEPTH, np.int64)  # where a partial sum is joined to the one before it
-    for first in range(0, values.shape[1], _COLUMNS):
-        columns = min(_COLUMNS, values.shape[1] - first)
-        held = 0
-        for node in range(len(numbers)):
-            joined = 0
-            if node > 0:
-                apart = numbers[node] ^ numbers[node - 1]
-                while apart > 0:
-                    joined += 1
-                    apart >>= 1
-            while held > 1 and level[held - 1] < joined:
-                held -= 1
-                for column in range(columns):
-                    partial[held - 1, column] += partial[held, column]
-            level[held] = joined
-            for column in range(columns):
-                partial[held, column] = weights[node] * values[node, first + column]
-            held += 1
-        while held > 1:
-            held -= 1
-            for column in range(columns):
-                partial[held - 1, column] += partial[held, column]
-        if held:
-            for column in range(columns):
-                total[first + column] += partial[0, column]  # never -0, which a branch without nodes would change
