@@ -16,11 +16,11 @@ from fedbudget.data.dataset import Dataset
 from fedbudget.data.partition import Partition
 from fedbudget.data.shards import Shards, Table
 from fedbudget.engines import asynchronous, centralized, in_process
-from fedbudget.engines.in_process import Engine
+from fedbudget.engines.simulation import Engine
 from fedbudget.errors import UserError
 from fedbudget.meters import measured_meters, simulated, simulated_meters
 from fedbudget.meters.declared import Energy, Money
-from fedbudget.meters.meter import Meters
+from fedbudget.meters.meter import Meters, RoundTrip
 from fedbudget.models import catalogue
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
@@ -118,34 +118,58 @@ class PlanHere(Plan):
 
 def prepare(settings: Settings, *, dataset: Dataset | None = None, model: Model | None = None) -> PlanHere:
     """Loads the data, gives it to nodes, and finds out what a round costs; refuses what cannot work."""
-    repeatable = dataset is None and model is None
-    if dataset is None:
-        dataset = load_dataset(settings)
-        settings = _from_any_folder(settings)
-    dataset = dataset.sample(settings.train_samples, settings.test_samples, settings.seed)
-    if model is None:
-        model = catalogue.build(settings.model, dataset, clusters=settings.clusters, device=settings.device)
-    train = dataset.table(dataset.train, model.target)
-    test = None if dataset.test is None else dataset.table(dataset.test, model.target)
-    settings, rows = distribute(settings, dataset)
-    shards = Shards.of(train, rows)
-    if settings.batch_size is None:
-        settings = replace(settings, batch_size=min(DEFAULT_BATCH, int(shards.size.min())))
-    meters, fleet = meters_of(settings), _fleet(settings, model, shards)
-    aggregator, engine = _engine(settings, fleet, meters, train)
+    subject = Subject.of(settings, dataset, model)
+    settings, rows = distribute(subject.settings, subject.dataset)
+    shards = Shards.of(subject.train, rows)
+    settings = with_batch_size(settings, int(shards.size.min()))
+    meters, fleet = meters_of(settings), fleet_of(settings, subject.model, shards)
+    aggregator, engine = _engine(settings, fleet, meters, subject.train)
     return PlanHere(
         settings=settings,
         budget=meters.budget,
-        dataset=dataset,
-        model=model,
-        train=train,
-        test=test,
+        dataset=subject.dataset,
+        model=subject.model,
+        train=subject.train,
+        test=subject.test,
         meters=meters,
         aggregator=aggregator,
         engine=engine,
-        repeatable=repeatable,
+        repeatable=subject.repeatable,
         fleet=fleet,
     )
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is trained on what.
+
+    Args:
+      settings: as asked for, with paths that do not depend on where we are.
+      dataset: of its samples, as many as were asked for.
+      train, test: the samples as the model wants them.
+      repeatable: whether the settings alone say all this.
+    """
+
+    settings: Settings
+    dataset: Dataset
+    model: Model
+    train: Table
+    test: Table | None
+    repeatable: bool
+
+    @classmethod
+    def of(cls, settings: Settings, dataset: Dataset | None, model: Model | None) -> "Subject":
+        """From what was given, or as the settings say."""
+        repeatable = dataset is None and model is None
+        if dataset is None:
+            dataset = load_dataset(settings)
+            settings = _from_any_folder(settings)
+        dataset = dataset.sample(settings.train_samples, settings.test_samples, settings.seed)
+        if model is None:
+            model = catalogue.build(settings.model, dataset, clusters=settings.clusters, device=settings.device)
+        train = dataset.table(dataset.train, model.target)
+        test = None if dataset.test is None else dataset.table(dataset.test, model.target)
+        return cls(settings, dataset, model, train, test, repeatable)
 
 
 def _engine(settings: Settings, fleet: Fleet, meters: Meters, train: Table) -> tuple[Aggregator | None, Engine]:
@@ -171,6 +195,23 @@ def _engine(settings: Settings, fleet: Fleet, meters: Meters, train: Table) -> t
 
 
 def _federated(settings: Settings, fleet: Fleet, meters: Meters, w: Float32) -> tuple[Aggregator, Engine]:
+    twin = fleet_of(settings, fleet.model, fleet.shards)
+    aggregator = aggregator_of(settings, meters, w, lambda first: in_process.trial([twin], first))
+    if settings.participation == 1:
+        return aggregator, partial(in_process.run, aggregator, [fleet], meters)
+    alone = [fleet_of(settings, fleet.model, fleet.shards.only([node]), [node]) for node in range(len(fleet.shards))]
+    present = in_process.some_absent(alone, settings.participation, absence(settings))
+    return aggregator, partial(in_process.run, aggregator, alone, meters, present=present)
+
+
+def aggregator_of(
+    settings: Settings, meters: Meters, w: Float32, trial: Callable[[Broadcast], RoundTrip]
+) -> Aggregator:
+    """The aggregator of a simulated fleet, with a ledger opened.
+
+    Args:
+      trial: makes a round that does not count, from what the first broadcast says.
+    """
     controller, step_size = settings.controller(), settings.pacing()
     first = Broadcast(
         round=1,
@@ -184,21 +225,21 @@ def _federated(settings: Settings, fleet: Fleet, meters: Meters, w: Float32) -> 
         curvature=step_size.adapts,
         drift=Drift(correct=True, share=1.0) if settings.corrects_drift else None,
     )
-    aggregator = Aggregator(
+    return Aggregator(
         w,
         budget=meters.budget,
         controller=controller,
         step_size=step_size,
-        expected=meters.expect(in_process.trial([_fleet(settings, fleet.model, fleet.shards)], first)),
+        expected=meters.expect(trial(first)),
         rounds=settings.rounds,
         correct_drift=settings.corrects_drift,
         delta=settings.delta_from,
     )
-    if settings.participation == 1:
-        return aggregator, partial(in_process.run, aggregator, [fleet], meters)
-    alone = [_fleet(settings, fleet.model, fleet.shards, [node]) for node in range(len(fleet.shards))]
-    present = in_process.some_absent(alone, settings.participation, np.random.default_rng([settings.seed, _ABSENCE]))
-    return aggregator, partial(in_process.run, aggregator, alone, meters, present=present)
+
+
+def absence(settings: Settings) -> np.random.Generator:
+    """Says who is absent in which round."""
+    return np.random.default_rng([settings.seed, _ABSENCE])
 
 
 def load_dataset(settings: Settings) -> Dataset:
@@ -219,25 +260,37 @@ def _from_any_folder(settings: Settings) -> Settings:
 
 def distribute(settings: Settings, dataset: Dataset) -> tuple[Settings, partition.Rows]:
     """The rows of each node, and the settings with what was decided."""
+    settings = with_nodes(settings, dataset)
+    assert settings.nodes is not None
+    chosen = Partition.parse(str(settings.partition))
+    if settings.partition == "files":
+        return settings, partition.by_file(dataset.files)
+    rng = np.random.default_rng([settings.seed, _PARTITION])
+    labels = dataset.partition_labels(settings.seed)
+    return settings, partition.split(chosen, labels, settings.nodes, rng)
+
+
+def with_nodes(settings: Settings, dataset: Dataset) -> Settings:
+    """The settings with how many nodes there are, and how data is given to them."""
     files = len(dataset.files)
     chosen = Partition.parse(settings.partition or ("files" if files else "case:1"))
     nodes = settings.nodes or files or DEFAULT_NODES
-    settings = replace(settings, nodes=nodes, partition=str(chosen))
-    if settings.partition == "files":
-        if nodes != files:
-            raise UserError(
-                f"partition files gives each node a file, but {settings.dataset} has {files} for {nodes} nodes"
-            )
-        return settings, partition.by_file(dataset.files)
-    labels = dataset.partition_labels(settings.seed)
-    return settings, partition.split(chosen, labels, nodes, np.random.default_rng([settings.seed, _PARTITION]))
+    if str(chosen) == "files" and nodes != files:
+        raise UserError(f"partition files gives each node a file, but {settings.dataset} has {files} for {nodes} nodes")
+    return replace(settings, nodes=nodes, partition=str(chosen))
 
 
-def _fleet(settings: Settings, model: Model, shards: Shards, only: list[int] | None = None) -> Fleet:
-    """All nodes, or some, as one fleet."""
+def with_batch_size(settings: Settings, smallest: int) -> Settings:
+    """The settings with the size of mini-batches, from that of the smallest shard."""
+    if settings.batch_size is not None:
+        return settings
+    return replace(settings, batch_size=min(DEFAULT_BATCH, smallest))
+
+
+def fleet_of(settings: Settings, model: Model, shards: Shards, numbers: Sequence[int] | None = None) -> Fleet:
+    """Nodes as one fleet, with their numbers among all nodes of the run."""
     batch = settings.batch_size if isinstance(settings.batch_size, int) else None
-    shards = shards if only is None else shards.only(only)
-    return Fleet(model, shards, batch=batch, seed=settings.seed, numbers=only)
+    return Fleet(model, shards, batch=batch, seed=settings.seed, numbers=numbers)
 
 
 def meters_of(settings: Settings, measured: Callable[[Budget, Energy, Money], Meters] = measured_meters) -> Meters:

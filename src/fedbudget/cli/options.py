@@ -38,7 +38,9 @@ TestShare = Annotated[
 ]
 Nodes = Annotated[int | None, typer.Option(help="How many nodes.  [default: 5, or one per file]")]
 Case = Annotated[int | None, typer.Option(help="How data is spread: the paper's case 1, 2, 3 or 4.  [default: 1]")]
-Partition = Annotated[str | None, typer.Option(help="The same in general: case:N, dirichlet:ALPHA or files.")]
+Partition = Annotated[
+    str | None, typer.Option(help="The same in general: case:N, dirichlet:ALPHA, draw:SAMPLES or files.")
+]
 Method = Annotated[
     str | None,
     typer.Option(

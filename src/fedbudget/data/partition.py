@@ -1,4 +1,4 @@
-"""Who holds which samples: the paper's Cases 1-4, and Dirichlet(α).
+"""Who holds which samples: the paper's Cases 1-4, Dirichlet(α), and draws for fleets larger than the data.
 
 Every function gives the row numbers of each node. No node is ever empty; where that cannot be, a clear error says so.
 Random choices come from the generator that is given, and from nothing else.
@@ -22,41 +22,52 @@ _CLUSTERS = 10
 
 @dataclass(frozen=True)
 class Partition:
-    """How samples are given to nodes: a Case of the paper, Dirichlet(alpha), or one file per node (neither).
+    """How samples are given to nodes: a Case of the paper, Dirichlet(alpha), draws, or, with none of them, by file.
 
     >>> Partition.parse("dirichlet:0.5").alpha
     0.5
+    >>> Partition.parse("draw:30").draws
+    30
     """
 
     case: int | None = None
     alpha: float | None = None
+    draws: int | None = None
 
     def __post_init__(self) -> None:
         if self.case is not None and self.case not in CASES:
             raise UserError(f"case {self.case} does not exist; the paper has cases 1, 2, 3 and 4")
         if self.alpha is not None and not (np.isfinite(self.alpha) and self.alpha > 0):
             raise UserError(f"dirichlet:{self.alpha:g}: alpha must be a positive number")
+        if self.draws is not None and self.draws < 1:
+            raise UserError(f"draw:{self.draws}: a node draws at least one sample")
 
     @classmethod
     def parse(cls, text: str) -> "Partition":
-        """Reads `case:2`, `dirichlet:0.5` or `files`."""
+        """Reads `case:2`, `dirichlet:0.5`, `draw:30` or `files`."""
         kind, _, value = text.partition(":")
         try:
             if kind == "case":
                 return cls(case=int(value))
             if kind == "dirichlet":
                 return cls(alpha=float(value))
+            if kind == "draw":
+                return cls(draws=int(value))
             if text == "files":
                 return cls()
         except UserError:
             raise
         except ValueError:
             pass
-        raise UserError(f"partition {text!r} is not understood; use case:1 to case:4, dirichlet:ALPHA or files")
+        raise UserError(
+            f"partition {text!r} is not understood; use case:1 to case:4, dirichlet:ALPHA, draw:SAMPLES or files"
+        )
 
     def __str__(self) -> str:
         if self.case is not None:
             return f"case:{self.case}"
+        if self.draws is not None:
+            return f"draw:{self.draws}"
         return "files" if self.alpha is None else f"dirichlet:{self.alpha:g}"
 
 
@@ -64,10 +75,13 @@ def split(partition: Partition, labels: NDArray[np.int64], nodes: int, rng: np.r
     """The rows of each node.
 
     Args:
-      labels: one per sample; the Cases and Dirichlet distribute samples by them.
+      labels: one per sample; the Cases and Dirichlet distribute samples by them. Draws do not look at them: each node
+        takes its own at random, and may take one twice, so that there can be any number of nodes.
     """
     if nodes < 1:
         raise UserError(f"nodes must be at least 1, not {nodes}")
+    if partition.draws is not None:
+        return list(rng.integers(len(labels), size=(nodes, partition.draws)))
     if nodes > len(labels):
         raise UserError(f"{nodes} nodes are more than the {len(labels)} samples; a node needs at least one")
     samples = np.arange(len(labels))

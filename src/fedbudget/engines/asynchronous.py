@@ -46,7 +46,7 @@ from fedbudget.budget import Costs, Ledger
 from fedbudget.data.sampling import Sampler
 from fedbudget.data.shards import Shards
 from fedbudget.engines.centralized import as_round
-from fedbudget.engines.in_process import Observer
+from fedbudget.engines.simulation import Observer
 from fedbudget.errors import UserError
 from fedbudget.meters.meter import Cost, Meters, RoundTrip, TimeMeter
 from fedbudget.models.base import Model

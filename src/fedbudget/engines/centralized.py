@@ -20,7 +20,7 @@ from fedbudget.budget import Costs, Ledger
 from fedbudget.control import Reason
 from fedbudget.data.sampling import Sampler
 from fedbudget.data.shards import Shards, Table
-from fedbudget.engines.in_process import Observer
+from fedbudget.engines.simulation import Observer
 from fedbudget.errors import UserError
 from fedbudget.meters import simulated
 from fedbudget.meters.measured import Instant

@@ -1,5 +1,7 @@
 """The network engine: carries messages between the aggregator and nodes on other machines, and reads the meters.
 
+What is between them is a hub, or anything else that can ask nodes and gather what they answer, such as Flower's grid.
+
 The clock never stops: a time budget is wall time, from the first broadcast to the end. What there is to do between two
 rounds (records, checkpoint, test accuracy) is done while the nodes are at work on the next. A run may be some rounds
 ahead of its disk (runs/saver.py): nodes remember as many, and an aggregator that has crashed makes them again.
@@ -10,14 +12,15 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
 from fedbudget.budget import Costs
-from fedbudget.engines.in_process import Observer
 from fedbudget.engines.network.gathering import Gathered
-from fedbudget.engines.network.hub import Hub
+from fedbudget.engines.network.members import Counters
 from fedbudget.engines.network.wire import Answer, Farewell, NodeCosts
+from fedbudget.engines.simulation import Observer
 from fedbudget.meters.measured import Instant
 from fedbudget.meters.meter import Meters, RoundTrip
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
@@ -35,9 +38,33 @@ _WARMING_UP = 3  # rounds until it is known what one takes
 _SLOW_LINE = 250e3  # bytes a second that a node is thought to have until then
 
 
+class Nodes(Protocol):
+    """Whoever asks nodes on other machines, and gathers what they answer."""
+
+    counters: Counters
+
+    def lost(self, coming: int) -> list[int]:
+        """Numbers of nodes whose knowledge of drift is lost, as of the round to come; they are told of once."""
+
+    def begin(self, said: Broadcast, *, least: int, timeout: float, left: float) -> None:
+        """Sends a broadcast to all that are idle.
+
+        Args:
+          least: how many nodes must report.
+          timeout: seconds until those that have not are left out.
+          left: seconds until the round ends whatever it has.
+        """
+
+    def finish(self) -> Gathered:
+        """Waits until the round is over."""
+
+    def close(self, farewell: Farewell) -> None:
+        """Lets all nodes go."""
+
+
 def run(
     aggregator: Aggregator,
-    hub: Hub,
+    hub: Nodes,
     meters: Meters,
     *,
     least: int,
@@ -62,7 +89,7 @@ def run(
 
 def _rounds(
     aggregator: Aggregator,
-    hub: Hub,
+    hub: Nodes,
     meters: Meters,
     clock: "_Clock",
     least: int,
@@ -144,7 +171,7 @@ class _Clock:
         return max(0.0, (1 + OVERTIME) * self._limit - spent - already)
 
 
-def _traffic(hub: Hub) -> int:
+def _traffic(hub: Nodes) -> int:
     """Bytes that have passed so far."""
     return hub.counters.sent + hub.counters.received
 

@@ -1,0 +1,274 @@
+"""The Ray engine: a simulated fleet in parties on the machines of a cluster, each an actor with its nodes' shards.
+
+    ray.put(broadcast) --once per machine--> actors --sums--> the aggregator, here
+
+Broadcasts pass through the object store, which every machine keeps one copy in; sums come back (sums.py), so that what
+is done and held here does not grow with the number of nodes.
+
+An actor can be lost at any time, with its process or its whole machine. It is then made again from its definition, and
+hears again what it had heard; a copy of its memory, taken now and then into the object store of its machine, saves most
+of that unless the machine is gone too. Then the round is asked for again. All this is the same to the bit.
+"""
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Protocol, TypeVar
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to Ray's makers, unless someone wants them
+
+import numba
+import numpy as np
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from fedbudget.arrays import Flags, Float32, Float64
+from fedbudget.engines.party import Party, PartyMemory
+from fedbudget.engines.simulation import Effort
+from fedbudget.errors import UserError, WorkError
+from fedbudget.meters.measured import Instant
+from fedbudget.meters.meter import RoundTrip
+from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.sums import Sums, Vectors
+
+KEPT = 20
+"""After so many rounds a copy of an actor's memory is taken."""
+
+_ATTEMPTS = 4  # to get one answer out of a party whose actor is lost again and again
+_SPARE = 8  # units that a party's nodes are counted in, at least, so that parties are made up of few branches
+
+T = TypeVar("T")
+
+
+class Definition(Protocol):
+    """What parties are made from, anywhere."""
+
+    def party(self, first: int, end: int) -> Party:
+        """Of nodes first..end-1."""
+
+
+@contextlib.contextmanager
+def cluster(address: str | None) -> Iterator[float]:
+    """Connects to a Ray cluster, or starts one on this machine; gives how many cores it has.
+
+    A connection that is there already is used, and left as it is.
+
+    Args:
+      address: HOST:PORT, ray://HOST:PORT or auto; on this machine when not given.
+    """
+    ours = not ray.is_initialized()
+    if ours:
+        quiet = {"logging_level": "ERROR", "log_to_driver": False}
+        local = {"include_dashboard": False, "num_cpus": os.cpu_count()} if address is None else {}
+        try:
+            with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of what Ray will do with GPUs
+                ray.init(address=address or "local", **quiet, **local)
+        except (RayError, OSError, ValueError, RuntimeError) as error:
+            where = "on this machine" if address is None else f"at {address}"
+            raise WorkError(f"Ray cannot be reached {where}: {str(error).splitlines()[0]}") from None
+    try:
+        yield float(ray.cluster_resources().get("CPU", 1.0))
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def cuts(nodes: int, actors: int) -> list[int]:
+    """The first node of each actor, and after the last: even shares, as far as each is made up of few branches.
+
+    >>> cuts(100_000, 2), cuts(5, 4)
+    ([0, 49152, 100000], [0, 1, 2, 4, 5])
+    """
+    unit = 1 << max(0, (nodes // (_SPARE * actors)).bit_length() - 1)
+    return [*(round(nodes * actor / actors / unit) * unit for actor in range(actors)), nodes]
+
+
+class NodesOnRay:
+    """The nodes of a run, as parties on a cluster.
+
+    Args:
+      definition: of all parties.
+      nodes: how many there are.
+      actors: how many parties, of at least one node each.
+      cpus: cores of the cluster, that actors share.
+      present: who takes part, round after round; everyone when not given.
+    """
+
+    def __init__(
+        self, definition: Definition, *, nodes: int, actors: int, cpus: float, present: Iterator[Flags] | None = None
+    ) -> None:
+        placed = ray.put(definition)
+        self._places = [_Place(placed, first, end, cpus / actors) for first, end in pairwise(cuts(nodes, actors))]
+        self._present = present
+        self._here: Sequence[_Place] = ()  # those with nodes in the last round
+        for place in self._places:  # all at once
+            place.start()
+        self._each(self._places, lambda place: place.actor.hold.remote())
+
+    def trial(self, first: Broadcast) -> RoundTrip:
+        """What a round takes, as far as the parties can tell."""
+        said = ray.put(first)
+        trips: list[RoundTrip] = self._each(self._places, lambda place: place.actor.trial.remote(said))
+        return RoundTrip(
+            updates=1,
+            nodes=sum(trip.nodes for trip in trips),
+            wire_bytes=sum(trip.wire_bytes for trip in trips),
+            step_seconds=max(trip.step_seconds for trip in trips),
+            seconds=max(trip.seconds for trip in trips),
+            step_cpu=sum(trip.step_cpu for trip in trips),
+            cpu=sum(trip.cpu for trip in trips),
+        )
+
+    def answer(self, said: Broadcast) -> tuple["NodesOnRay", Effort]:
+        message = ray.put(said)
+        here = None if self._present is None else next(self._present)
+
+        def ask(place: "_Place") -> Any:
+            return place.actor.answer.remote(message, place.own(here))
+
+        answers: list[tuple[Sums | None, Effort]] = self._each(self._places, ask)
+        for place, (sums, _) in zip(self._places, answers, strict=True):
+            place.remember(message, place.own(here), sums)
+        self._here = [place for place, (sums, _) in zip(self._places, answers, strict=True) if sums is not None]
+        merged = Sums.merge([sums for sums, _ in answers if sums is not None])
+        self.sums = replace(merged, everyone=sum(place.met for place in self._places))
+        efforts = [effort for _, effort in answers]
+        return self, Effort(
+            nodes=sum(effort.nodes for effort in efforts),
+            wire_bytes=sum(effort.wire_bytes for effort in efforts),
+            updating=Instant(
+                max(effort.updating.seconds for effort in efforts), sum(effort.updating.cpu for effort in efforts)
+            ),
+            cpu=sum(effort.cpu for effort in efforts),
+        )
+
+    def apart(self, vectors: Vectors, mean: Float32) -> Float64:
+        """Of the round that was answered last; see `Reports`."""
+        message = ray.put(mean)
+        return np.concatenate(self._each(self._here, lambda place: place.actor.apart.remote(vectors, message)))
+
+    def _each(self, places: Sequence["_Place"], ask: Callable[["_Place"], Any]) -> list[Any]:
+        """What every party answers, in node order; a party whose actor is lost is made again and asked again."""
+        asked = [ask(place) for place in places]
+        return [self._answer(place, answer, ask) for place, answer in zip(places, asked, strict=True)]
+
+    def _answer(self, place: "_Place", answer: Any, ask: Callable[["_Place"], Any]) -> Any:
+        for attempt in range(_ATTEMPTS):
+            try:
+                return ray.get(answer)
+            except RayTaskError as error:
+                raise (error.cause if isinstance(error.cause, UserError | WorkError) else error) from None
+            except RayActorError as error:
+                if attempt == _ATTEMPTS - 1:
+                    raise WorkError(
+                        f"the process of nodes {place.first} to {place.end - 1} was lost {_ATTEMPTS} times in a row: "
+                        f"{str(error).splitlines()[0]}"
+                    ) from None
+                place.start_again()
+                answer = ask(place)
+        raise AssertionError
+
+
+@dataclass
+class _Place:
+    """Where a party is.
+
+    Args:
+      definition: in the object store.
+      share: of cores, that it may use.
+      heard: all broadcasts so far, with who was here; they are in the object store, and so on disk if they are much.
+      copy: of its memory, after how many of these.
+      met: the data of its nodes that ever took part.
+    """
+
+    definition: Any
+    first: int
+    end: int
+    share: float
+    actor: Any = None
+    heard: list[tuple[Any, Flags | None]] = field(default_factory=list)
+    copy: tuple[Any, int] | None = None
+    met: float = 0.0
+
+    def start(self) -> None:
+        threads = max(1, int(self.share))
+        cores = threads if self.share >= 1 else self.share
+        self.actor = _Remote.options(num_cpus=cores, max_restarts=0).remote(
+            self.definition, self.first, self.end, threads
+        )
+
+    def start_again(self) -> None:
+        """The same party in another process, that has heard the same."""
+        self.start()
+        known = 0
+        if self.copy is not None:
+            memory, rounds = self.copy
+            try:
+                ray.get(self.actor.recall.remote(memory))
+                known = rounds
+            except RayActorError:
+                raise
+            except RayError:  # the copy was lost with its machine
+                self.start()
+                self.copy = None
+        for message, here in self.heard[known:]:
+            self.actor.hear.remote(message, here)
+
+    def own(self, here: Flags | None) -> Flags | None:
+        return None if here is None else here[self.first : self.end]
+
+    def remember(self, message: Any, here: Flags | None, sums: Sums | None) -> None:
+        """A round that was answered."""
+        self.heard.append((message, here))
+        if sums is not None and sums.everyone is not None:
+            self.met = sums.everyone
+        if len(self.heard) % KEPT == 0:
+            self.copy = self.actor.memory.remote(), len(self.heard)
+
+
+class _Actor:
+    """A party in a process of its own; what it is asked for is done in the order of asking."""
+
+    def __init__(self, definition: Definition, first: int, end: int, threads: int) -> None:
+        self._make = lambda: definition.party(first, end)
+        self._made: Party | None = None
+        self._threads = threads
+
+    def hold(self) -> None:
+        """Makes the party, if that was not done; not in __init__, where no error would be told."""
+        _ = self._party
+
+    @property
+    def _party(self) -> Party:
+        if self._made is None:
+            numba.set_num_threads(min(self._threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[no-untyped-call]
+            self._made = self._make()
+            torch = sys.modules.get("torch")  # which is there by now if the model needs it
+            if torch is not None:
+                torch.set_num_threads(self._threads)
+        return self._made
+
+    def trial(self, first: Broadcast) -> RoundTrip:
+        return self._party.trial(first)
+
+    def answer(self, said: Broadcast, here: Flags | None) -> tuple[Sums | None, Effort]:
+        return self._party.answer(said, here)
+
+    def hear(self, said: Broadcast, here: Flags | None) -> None:
+        self._party.answer(said, here)
+
+    def apart(self, vectors: Vectors, mean: Float32) -> Float64:
+        return self._party.apart(vectors, mean)
+
+    def memory(self) -> PartyMemory:
+        return self._party.memory()
+
+    def recall(self, memory: PartyMemory) -> None:
+        self._party.recall(memory)
+
+
+_Remote: Any = ray.remote(_Actor)
