@@ -7,7 +7,7 @@ No option has a default here: what is not given comes from `--config` or `--task
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -124,6 +124,15 @@ PricePerHour = Annotated[float | None, typer.Option(help="Of a node, for money. 
 PricePerGigabyte = Annotated[float | None, typer.Option(help="Of sending, for money.  [default: 0.1]")]
 Config = Annotated[Path | None, typer.Option(help="A TOML file with settings; options given here come first.")]
 Jobs = Annotated[int | None, typer.Option(help="How many runs at a time.  [default: one per core]")]
+Engine = Annotated[
+    str | None, typer.Option(help="What makes the run: in-process, or ray, on a cluster.  [default: in-process]")
+]
+RayAddress = Annotated[
+    str | None, typer.Option(help="Of the Ray cluster: HOST:PORT, ray://HOST:PORT or auto.  [default: this machine]")
+]
+Actors = Annotated[
+    int | None, typer.Option(help="How many of Ray's processes share the nodes.  [default: one per core]")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -159,6 +168,15 @@ def _from_file(config: Path | None, task: str | None) -> dict[str, Any]:
     if task is not None:
         config = tasks.path(task)
     return {} if config is None else Settings.from_toml(config)
+
+
+def engine(name: str | None, ray_address: str | None) -> Literal["in-process", "ray"]:
+    """What `--engine` says."""
+    if name not in (None, "in-process", "ray"):
+        raise UserError(f"unknown engine {name!r}; use in-process or ray")
+    if ray_address is not None and name != "ray":
+        raise UserError("--ray-address goes with --engine ray")
+    return "ray" if name == "ray" else "in-process"
 
 
 def whole_number(option: str, text: str, otherwise: str = "") -> int:

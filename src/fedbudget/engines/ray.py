@@ -12,10 +12,12 @@ of that unless the machine is gone too. Then the round is asked for again. All t
 
 import contextlib
 import os
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
@@ -38,6 +40,7 @@ from fedbudget.protocol.sums import Sums, Vectors
 KEPT = 20
 """After so many rounds a copy of an actor's memory is taken."""
 
+_PATIENCE = 10.0  # seconds, for a cluster to be reached
 _ATTEMPTS = 4  # to get one answer out of a party whose actor is lost again and again
 _SPARE = 8  # units that a party's nodes are counted in, at least, so that parties are made up of few branches
 
@@ -65,6 +68,9 @@ def cluster(address: str | None) -> Iterator[float]:
         quiet = {"logging_level": "ERROR", "log_to_driver": False}
         local = {"include_dashboard": False, "num_cpus": os.cpu_count()} if address is None else {}
         try:
+            if address is not None and ":" in address:
+                host, _, port = address.removeprefix("ray://").rpartition(":")
+                socket.create_connection((host, int(port)), timeout=_PATIENCE).close()  # Ray would try for minutes
             with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of what Ray will do with GPUs
                 ray.init(address=address or "local", **quiet, **local)
         except (RayError, OSError, ValueError, RuntimeError) as error:
@@ -105,9 +111,13 @@ class NodesOnRay:
         self._places = [_Place(placed, first, end, cpus / actors) for first, end in pairwise(cuts(nodes, actors))]
         self._present = present
         self._here: Sequence[_Place] = ()  # those with nodes in the last round
-        for place in self._places:  # all at once
-            place.start()
-        self._each(self._places, lambda place: place.actor.hold.remote())
+        try:
+            for place in self._places:  # all at once
+                place.start()
+            self._each(self._places, lambda place: place.actor.hold.remote())
+        except BaseException:
+            self.close()
+            raise
 
     def trial(self, first: Broadcast) -> RoundTrip:
         """What a round takes, as far as the parties can tell."""
@@ -150,6 +160,12 @@ class NodesOnRay:
         """Of the round that was answered last; see `Reports`."""
         message = ray.put(mean)
         return np.concatenate(self._each(self._here, lambda place: place.actor.apart.remote(vectors, message)))
+
+    def close(self) -> None:
+        """Lets the actors go, and with them their cores and memory."""
+        for place in self._places:
+            if place.actor is not None:
+                ray.kill(place.actor)
 
     def _each(self, places: Sequence["_Place"], ask: Callable[["_Place"], Any]) -> list[Any]:
         """What every party answers, in node order; a party whose actor is lost is made again and asked again."""
@@ -234,7 +250,7 @@ class _Actor:
     """A party in a process of its own; what it is asked for is done in the order of asking."""
 
     def __init__(self, definition: Definition, first: int, end: int, threads: int) -> None:
-        self._make = lambda: definition.party(first, end)
+        self._make = partial(definition.party, first, end)
         self._made: Party | None = None
         self._threads = threads
 
@@ -245,9 +261,9 @@ class _Actor:
     @property
     def _party(self) -> Party:
         if self._made is None:
-            numba.set_num_threads(min(self._threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[no-untyped-call]
+            numba.set_num_threads(min(self._threads, numba.config.NUMBA_NUM_THREADS))
             self._made = self._make()
-            torch = sys.modules.get("torch")  # which is there by now if the model needs it
+            torch: Any = sys.modules.get("torch")  # which is there by now if the model needs it
             if torch is not None:
                 torch.set_num_threads(self._threads)
         return self._made
