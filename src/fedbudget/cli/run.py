@@ -73,10 +73,11 @@ def run(
     from fedbudget.cli.view import preparing, watching
     from fedbudget.training import default_folder, execute, planned
 
+    chosen = o.engine(engine, ray_address)
+    wait = preparing("starting Ray, and giving its processes their nodes") if chosen == "ray" else preparing()
     with ExitStack() as stack:
-        with preparing():
-            chosen = planned(settings, engine=o.engine(engine, ray_address), ray_address=ray_address, actors=actors)
-            plan = stack.enter_context(chosen)
+        with wait:
+            plan = stack.enter_context(planned(settings, engine=chosen, ray_address=ray_address, actors=actors))
         with watching(plan, quiet=json) as watch:
             result = execute(plan, out=out or default_folder(plan.settings), watch=watch)
     if json:
