@@ -100,8 +100,9 @@ def serve(
     settings, checkpoint = resumed_from(given) if resume is not None else (_settings(given), None)
 
     from fedbudget.cli.view import print_result, watching
-    from fedbudget.deployment import Interrupted, Listening, samples_to_test_on, serving
+    from fedbudget.deployment import Interrupted, Listening, serving
     from fedbudget.engines.interrupt import interruptible
+    from fedbudget.shares import samples_to_test_on
     from fedbudget.training import execute
 
     listening = Listening(
