@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
 import fedbudget
 from fedbudget.cluster import Definition, on_ray
@@ -70,29 +71,40 @@ def test_one_two_and_four_actors_give_the_bits_of_the_in_process_engine(options:
 @pytest.mark.parametrize(
     ("method", "copies"),
     [
-        ("frugal", True),
-        pytest.param("frugal", False, marks=pytest.mark.slow),
-        pytest.param("paper", True, marks=pytest.mark.slow),
+        ("frugal", "taken"),
+        pytest.param("frugal", "lost", marks=pytest.mark.slow),
+        pytest.param("frugal", "never", marks=pytest.mark.slow),
+        pytest.param("paper", "taken", marks=pytest.mark.slow),
     ],
 )
 def test_kill_9_of_an_actor_in_the_middle_of_a_run_changes_nothing(
-    method: str, copies: bool, monkeypatch: pytest.MonkeyPatch
+    method: str, copies: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once before the first copy of its memory is taken and once after, or with none; then twice in a row."""
-    monkeypatch.setattr(engine, "KEPT", 4 if copies else 1000)
+    """Once before the first copy of its memory is taken, and twice after, if any is; the last may be lost by then."""
+    monkeypatch.setattr(engine, "KEPT", 1000 if copies == "never" else 3)
     settings = replace(SMALL, method=method, rounds=12)
     here = execute(prepare(settings))
     killed: list[int] = []
 
-    def kill(record: RoundRecord) -> None:
-        if record.round in (2, 7, 8):
-            pids = process_ids()
-            assert len(pids) == 2
-            os.kill(pids[record.round % 2], signal.SIGKILL)
-            killed.append(pids[record.round % 2])
+    with on_ray(settings, actors=2) as plan:
+        places = plan.engine.args[1]._places  # type: ignore[attr-defined]
 
-    assert_same_run(on_cluster(settings, 2, watch=kill), here)
+        def kill(record: RoundRecord) -> None:
+            if record.round in (2, 7, 8):
+                pids = process_ids()
+                assert len(pids) == 2
+                os.kill(pids[record.round % 2], signal.SIGKILL)
+                killed.append(pids[record.round % 2])
+            if record.round == 7 and copies == "lost":
+                for place in places:
+                    place.copies[-1] = (ray.remote(_fail).remote(), 6)
+
+        assert_same_run(execute(plan, watch=kill), here)
     assert len(set(killed)) == 3
+
+
+def _fail() -> None:
+    raise RuntimeError("there is no copy")
 
 
 def process_ids() -> list[int]:

@@ -197,7 +197,7 @@ class _Place:
       definition: in the object store.
       share: of cores, that it may use.
       heard: all broadcasts so far, with who was here; they are in the object store, and so on disk if they are much.
-      copy: of its memory, after how many of these.
+      copies: of its memory, with after how many of these; the last two, because the last may not have been made.
       met: the data of its nodes that ever took part.
     """
 
@@ -207,7 +207,7 @@ class _Place:
     share: float
     actor: Any = None
     heard: list[tuple[Any, Flags | None]] = field(default_factory=list)
-    copy: tuple[Any, int] | None = None
+    copies: list[tuple[Any, int]] = field(default_factory=list)
     met: float = 0.0
 
     def start(self) -> None:
@@ -219,18 +219,17 @@ class _Place:
 
     def start_again(self) -> None:
         """The same party in another process, that has heard the same."""
-        self.start()
         known = 0
-        if self.copy is not None:
-            memory, rounds = self.copy
+        while self.copies and not known:
+            self.start()
+            memory, rounds = self.copies[-1]
             try:
                 ray.get(self.actor.recall.remote(memory))
                 known = rounds
-            except RayActorError:
-                raise
-            except RayError:  # the copy was lost with its machine
-                self.start()
-                self.copy = None
+            except RayError:  # lost with its machine, or never made because the actor was lost first
+                self.copies.pop()
+        if not known:
+            self.start()
         for message, here in self.heard[known:]:
             self.actor.hear.remote(message, here)
 
@@ -243,7 +242,7 @@ class _Place:
         if sums is not None and sums.everyone is not None:
             self.met = sums.everyone
         if len(self.heard) % KEPT == 0:
-            self.copy = self.actor.memory.remote(), len(self.heard)
+            self.copies = [*self.copies[-1:], (self.actor.memory.remote(), len(self.heard))]
 
 
 class _Actor:
