@@ -46,6 +46,8 @@ def run(
     price_per_gigabyte: o.PricePerGigabyte = None,
     config: o.Config = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.  [default: a new one in runs/]")] = None,
+    track: o.Track = None,
+    dashboard: o.Dashboard = False,
     json: o.Json = False,
 ) -> None:
     """Train under a budget, and keep a record of it.
@@ -64,14 +66,18 @@ def run(
     """
     settings = o.settings_from(locals())
 
+    from fedbudget.cli.dashboard import beside
     from fedbudget.cli.view import preparing, watching
     from fedbudget.plan import prepare
+    from fedbudget.trackers import chosen
     from fedbudget.training import default_folder, execute
 
+    trackers = chosen(track or ())
     with preparing():
         plan = prepare(settings)
-    with watching(plan, quiet=json) as watch:
-        result = execute(plan, out=out or default_folder(plan.settings), watch=watch)
+    folder = out or default_folder(plan.settings)
+    with beside(folder, wanted=dashboard), watching(plan, quiet=json) as watch:
+        result = execute(plan, out=folder, watch=watch, trackers=trackers)
     if json:
         print(jsonlib.dumps(result.to_json()))
         return
