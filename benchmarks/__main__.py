@@ -13,7 +13,7 @@ import numba
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import contenders, flower_simulation, memory, networks, rounds, startup
+from benchmarks import contenders, flower_simulation, memory, networks, rounds, scale, startup
 from benchmarks.measure import exponent, take_turns
 from benchmarks.workload import FEATURES, NODES, SAMPLES, TAU, dataset, settings
 from fedbudget.plan import prepare
@@ -146,6 +146,7 @@ SECTIONS: Mapping[str, Callable[[], Any]] = {
     "network": lambda: {**networks.network_speed(), **networks.batching()},
     "rounds": rounds.round_trips,
     "simulation": flower_simulation.beside_flower,
+    "scale": scale.large_fleet,
 }
 
 

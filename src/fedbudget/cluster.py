@@ -1,7 +1,7 @@
 """From settings to a run whose simulated nodes are on a Ray cluster; all the rest is here."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -61,14 +61,18 @@ def on_ray(
     meters, present = meters_of(settings), None
     if settings.participation < 1:
         present = in_process.attendance(settings.nodes, settings.participation, absence(settings))
-    with cluster(address) as cpus:
-        nodes = NodesOnRay(
-            Definition(settings, subject.dataset, subject.model),
-            nodes=settings.nodes,
-            actors=min(settings.nodes, actors or max(1, int(cpus))),
-            cpus=cpus,
-            present=present,
-        )
+    with (
+        cluster(address) as cpus,
+        closing(
+            NodesOnRay(
+                Definition(settings, subject.dataset, subject.model),
+                nodes=settings.nodes,
+                actors=min(settings.nodes, actors or max(1, int(cpus))),
+                cpus=cpus,
+                present=present,
+            )
+        ) as nodes,
+    ):
         aggregator = aggregator_of(settings, meters, subject.model.initial(settings.seed), nodes.trial)
         yield Plan(
             settings=settings,

@@ -40,9 +40,6 @@ from fedbudget.runs.nodes import NodeSeen, Roll
 from fedbudget.runs.record import RoundRecord
 from fedbudget.runs.saver import Append, Saver
 from fedbudget.runs.settings import FEDERATED, Settings
-from fedbudget.shares import from_dataset as from_dataset
-from fedbudget.shares import from_file as from_file
-from fedbudget.shares import samples_to_test_on as samples_to_test_on
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ The command line and the Python API both come through here.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from fedbudget.trackers.tracker import About, Tracker
 
 RUNS = Path("runs")
 Watch = Callable[[RoundRecord], None]
+EngineName = Literal["in-process", "ray"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,9 @@ def train(
     out: str | Path | None = None,
     watch: Watch | None = None,
     track: str | Sequence[str] = (),
+    engine: EngineName = "in-process",
+    ray_address: str | None = None,
+    actors: int | None = None,
     **options: Any,
 ) -> Result:
     """Trains a model under a budget; does what `fedbudget run` does.
@@ -117,6 +121,9 @@ def train(
       out: a folder for the run; nothing is written without it.
       watch: called with the record of every round.
       track: where the run is followed besides its folder: `mlflow`, `tensorboard` or both.
+      engine: `in-process`, or `ray` for a cluster.
+      ray_address: of the Ray cluster; this machine when not given.
+      actors: how many of Ray's processes share the nodes; one per core when not given.
       options: the other fields of `fedbudget.Settings`.
 
     >>> result = train(model="svm", dataset="digits", case=2, budget="time=2s")
@@ -140,8 +147,33 @@ def train(
         settings = Settings(**options)
     except TypeError as error:
         raise UserError(f"train() was given an option that it does not know: {error}") from None
-    plan = prepare(settings, dataset=found, model=None if isinstance(model, str | None) else model)
-    return execute(plan, out=None if out is None else Path(out), watch=watch, trackers=trackers)
+    own = None if isinstance(model, str | None) else model
+    with planned(settings, engine=engine, ray_address=ray_address, actors=actors, dataset=found, model=own) as plan:
+        return execute(plan, out=None if out is None else Path(out), watch=watch, trackers=trackers)
+
+
+@contextmanager
+def planned(
+    settings: Settings,
+    *,
+    engine: EngineName = "in-process",
+    ray_address: str | None = None,
+    actors: int | None = None,
+    dataset: Dataset | None = None,
+    model: Model | None = None,
+) -> Iterator[Plan]:
+    """The plan of a run, as long as what makes it is there; see `train` for what is given."""
+    if engine == "ray":
+        from fedbudget.cluster import on_ray  # Ray is an extra
+
+        with on_ray(settings, address=ray_address, actors=actors, dataset=dataset, model=model) as plan:
+            yield plan
+    elif engine != "in-process":
+        raise UserError(f"unknown engine {engine!r}; use in-process or ray")
+    elif ray_address is not None or actors is not None:
+        raise UserError("a Ray address, or a number of actors, goes with engine ray")
+    else:
+        yield prepare(settings, dataset=dataset, model=model)
 
 
 def execute(

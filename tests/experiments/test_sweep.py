@@ -132,7 +132,9 @@ def test_a_file_that_is_not_there_and_a_grid_of_nothing_are_refused(tmp_path: Pa
     ("options", "message"),
     [
         ({"jobs": 0}, "jobs must be at least 1, not 0"),
-        ({"backend": "abacus"}, "unknown backend 'abacus'; use loky, dask or ray"),
+        ({"backend": "abacus"}, "unknown backend 'abacus'; use loky or dask"),
+        ({"backend": "ray"}, "use --engine ray"),
+        ({"backend": "loky", "engine": "ray"}, "not both"),
         ({"backend": "threading"}, "backend threading is not made for runs in parallel"),
     ],
 )

@@ -127,7 +127,7 @@ def join_holdings(given: Mapping[str, Any]) -> "Holdings":
 
 
 def _holdings(given: Mapping[str, Any], seed: int) -> "Holdings":
-    from fedbudget.deployment import from_dataset, from_file
+    from fedbudget.shares import from_dataset, from_file
 
     if given["data"] is not None:
         if given["shard"] is not None or given["dataset"] is not None:

@@ -7,7 +7,7 @@ No option has a default here: what is not given comes from `--config` or `--task
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -136,6 +136,15 @@ Track = Annotated[
     typer.Option(help="Where the run is followed too: mlflow or tensorboard; may be repeated."),
 ]
 Dashboard = Annotated[bool, typer.Option("--dashboard", help="Show the run in a web page while it is made.")]
+Engine = Annotated[
+    str | None, typer.Option(help="What makes the run: in-process, or ray, on a cluster.  [default: in-process]")
+]
+RayAddress = Annotated[
+    str | None, typer.Option(help="Of the Ray cluster: HOST:PORT, ray://HOST:PORT or auto.  [default: this machine]")
+]
+Actors = Annotated[
+    int | None, typer.Option(help="How many of Ray's processes share the nodes.  [default: one per core]")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -171,6 +180,15 @@ def _from_file(config: Path | None, task: str | None) -> dict[str, Any]:
     if task is not None:
         config = tasks.path(task)
     return {} if config is None else Settings.from_toml(config)
+
+
+def engine(name: str | None, ray_address: str | None) -> Literal["in-process", "ray"]:
+    """What `--engine` says."""
+    if name not in (None, "in-process", "ray"):
+        raise UserError(f"unknown engine {name!r}; use in-process or ray")
+    if ray_address is not None and name != "ray":
+        raise UserError("--ray-address goes with --engine ray")
+    return "ray" if name == "ray" else "in-process"
 
 
 def whole_number(option: str, text: str, otherwise: str = "") -> int:

@@ -1,6 +1,7 @@
 """`fedbudget run`."""
 
 import json as jsonlib
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -45,6 +46,9 @@ def run(
     price_per_hour: o.PricePerHour = None,
     price_per_gigabyte: o.PricePerGigabyte = None,
     config: o.Config = None,
+    engine: o.Engine = None,
+    ray_address: o.RayAddress = None,
+    actors: o.Actors = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.  [default: a new one in runs/]")] = None,
     track: o.Track = None,
     dashboard: o.Dashboard = False,
@@ -62,22 +66,25 @@ def run(
 
       fedbudget run --tau 10 --costs measured --budget time=5s --json
 
+      fedbudget run --engine ray --nodes 100000 --partition draw:30 --rounds 20 --method paper
+
       fedbudget run --config runs/NAME/config.toml
     """
     settings = o.settings_from(locals())
 
     from fedbudget.cli.dashboard import beside
     from fedbudget.cli.view import preparing, watching
-    from fedbudget.plan import prepare
     from fedbudget.trackers import chosen
-    from fedbudget.training import default_folder, execute
+    from fedbudget.training import default_folder, execute, planned
 
-    trackers = chosen(track or ())
-    with preparing():
-        plan = prepare(settings)
-    folder = out or default_folder(plan.settings)
-    with beside(folder, wanted=dashboard), watching(plan, quiet=json) as watch:
-        result = execute(plan, out=folder, watch=watch, trackers=trackers)
+    trackers, makes = chosen(track or ()), o.engine(engine, ray_address)
+    wait = preparing("starting Ray, and giving its processes their nodes") if makes == "ray" else preparing()
+    with ExitStack() as stack:
+        with wait:
+            plan = stack.enter_context(planned(settings, engine=makes, ray_address=ray_address, actors=actors))
+        folder = out or default_folder(plan.settings)
+        with beside(folder, wanted=dashboard), watching(plan, quiet=json) as watch:
+            result = execute(plan, out=folder, watch=watch, trackers=trackers)
     if json:
         print(jsonlib.dumps(result.to_json()))
         return

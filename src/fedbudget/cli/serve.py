@@ -104,8 +104,9 @@ def serve(
 
     from fedbudget.cli.dashboard import beside
     from fedbudget.cli.view import print_result, watching
-    from fedbudget.deployment import Interrupted, Listening, samples_to_test_on, serving
+    from fedbudget.deployment import Interrupted, Listening, serving
     from fedbudget.engines.interrupt import interruptible
+    from fedbudget.shares import samples_to_test_on
     from fedbudget.trackers import chosen
     from fedbudget.training import execute
 

@@ -25,7 +25,9 @@ def sweep(
         Path | None, typer.Option(help="The sweep's folder.  [default: sweeps/ and the file's name]")
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="How many runs at a time.  [default: one per core]")] = None,
-    backend: Annotated[str | None, typer.Option(help="Of joblib: loky, dask or ray.  [default: loky]")] = None,
+    backend: Annotated[str | None, typer.Option(help="Of joblib: loky or dask.  [default: loky]")] = None,
+    engine: o.Engine = None,
+    ray_address: o.RayAddress = None,
     data_dir: o.DataDir = None,
     json: o.Json = False,
 ) -> None:
@@ -43,14 +45,17 @@ def sweep(
       seeds = 15                   # short for seed = [0, 1, ..., 14]
 
     All figures are in results.parquet in the sweep's folder. What is done stays done: after Ctrl-C, or when the grid
-    has grown, the same command makes only the runs that are missing. With costs = "measured" use --jobs 1, or runs
-    measure each other.
+    has grown, the same command makes only the runs that are missing, here or on a cluster: with --engine ray, runs are
+    made on the machines of a Ray cluster, which need fedbudget and the data where this one has them. With
+    costs = "measured" use --jobs 1, or runs measure each other.
 
     Examples:
 
       fedbudget sweep examples/sweep.toml
 
       fedbudget sweep mine.toml --out results/mine --jobs 4 --json
+
+      fedbudget sweep mine.toml --engine ray --ray-address auto
 
       DASK_SCHEDULER_ADDRESS=tcp://host:8786 fedbudget sweep mine.toml --backend dask
     """
@@ -68,7 +73,15 @@ def sweep(
                 done, failed = now_done, now_failed
                 show(done, of, failed)
 
-            found = run(asked, folder, jobs=jobs, backend=backend, progress=progress)
+            found = run(
+                asked,
+                folder,
+                jobs=jobs,
+                backend=backend,
+                progress=progress,
+                engine=o.engine(engine, ray_address),
+                ray_address=ray_address,
+            )
     except KeyboardInterrupt:
         kept = f"{done - failed} of {len(asked.cells)} runs are done"
         print(f"fedbudget: interrupted; {kept}, and the same command goes on from there", file=sys.stderr)

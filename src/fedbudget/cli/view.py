@@ -31,14 +31,14 @@ _COLUMNS = ("round", "τ", "η", "chosen by", "loss", "best", "accuracy", "ρ̂"
 
 
 @contextmanager
-def preparing() -> Iterator[None]:
+def preparing(what: str = "preparing; on first use kernels are compiled") -> Iterator[None]:
     """Says so when preparation takes long, to a person; a log should hold nothing but what happened."""
     if not sys.stderr.isatty():
         yield
         return
     notice = threading.Timer(
         _PATIENCE,
-        lambda: print("preparing; on first use kernels are compiled, which takes some seconds", file=sys.stderr),
+        lambda: print(f"{what}, which takes some seconds", file=sys.stderr),
     )
     notice.daemon = True
     notice.start()

@@ -12,10 +12,12 @@ of that unless the machine is gone too. Then the round is asked for again. All t
 
 import contextlib
 import os
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
@@ -38,6 +40,7 @@ from fedbudget.protocol.sums import Sums, Vectors
 KEPT = 20
 """After so many rounds a copy of an actor's memory is taken."""
 
+_PATIENCE = 10.0  # seconds, for a cluster to be reached
 _ATTEMPTS = 4  # to get one answer out of a party whose actor is lost again and again
 _SPARE = 8  # units that a party's nodes are counted in, at least, so that parties are made up of few branches
 
@@ -65,6 +68,9 @@ def cluster(address: str | None) -> Iterator[float]:
         quiet = {"logging_level": "ERROR", "log_to_driver": False}
         local = {"include_dashboard": False, "num_cpus": os.cpu_count()} if address is None else {}
         try:
+            if address is not None and ":" in address:
+                host, _, port = address.removeprefix("ray://").rpartition(":")
+                socket.create_connection((host, int(port)), timeout=_PATIENCE).close()  # Ray would try for minutes
             with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of what Ray will do with GPUs
                 ray.init(address=address or "local", **quiet, **local)
         except (RayError, OSError, ValueError, RuntimeError) as error:
@@ -105,9 +111,13 @@ class NodesOnRay:
         self._places = [_Place(placed, first, end, cpus / actors) for first, end in pairwise(cuts(nodes, actors))]
         self._present = present
         self._here: Sequence[_Place] = ()  # those with nodes in the last round
-        for place in self._places:  # all at once
-            place.start()
-        self._each(self._places, lambda place: place.actor.hold.remote())
+        try:
+            for place in self._places:  # all at once
+                place.start()
+            self._each(self._places, lambda place: place.actor.hold.remote())
+        except BaseException:
+            self.close()
+            raise
 
     def trial(self, first: Broadcast) -> RoundTrip:
         """What a round takes, as far as the parties can tell."""
@@ -151,6 +161,12 @@ class NodesOnRay:
         message = ray.put(mean)
         return np.concatenate(self._each(self._here, lambda place: place.actor.apart.remote(vectors, message)))
 
+    def close(self) -> None:
+        """Lets the actors go, and with them their cores and memory."""
+        for place in self._places:
+            if place.actor is not None:
+                ray.kill(place.actor)
+
     def _each(self, places: Sequence["_Place"], ask: Callable[["_Place"], Any]) -> list[Any]:
         """What every party answers, in node order; a party whose actor is lost is made again and asked again."""
         asked = [ask(place) for place in places]
@@ -181,7 +197,7 @@ class _Place:
       definition: in the object store.
       share: of cores, that it may use.
       heard: all broadcasts so far, with who was here; they are in the object store, and so on disk if they are much.
-      copy: of its memory, after how many of these.
+      copies: of its memory, with after how many of these; the last two, because the last may not have been made.
       met: the data of its nodes that ever took part.
     """
 
@@ -191,7 +207,7 @@ class _Place:
     share: float
     actor: Any = None
     heard: list[tuple[Any, Flags | None]] = field(default_factory=list)
-    copy: tuple[Any, int] | None = None
+    copies: list[tuple[Any, int]] = field(default_factory=list)
     met: float = 0.0
 
     def start(self) -> None:
@@ -203,18 +219,17 @@ class _Place:
 
     def start_again(self) -> None:
         """The same party in another process, that has heard the same."""
-        self.start()
         known = 0
-        if self.copy is not None:
-            memory, rounds = self.copy
+        while self.copies and not known:
+            self.start()
+            memory, rounds = self.copies[-1]
             try:
                 ray.get(self.actor.recall.remote(memory))
                 known = rounds
-            except RayActorError:
-                raise
-            except RayError:  # the copy was lost with its machine
-                self.start()
-                self.copy = None
+            except RayError:  # lost with its machine, or never made because the actor was lost first
+                self.copies.pop()
+        if not known:
+            self.start()
         for message, here in self.heard[known:]:
             self.actor.hear.remote(message, here)
 
@@ -227,14 +242,14 @@ class _Place:
         if sums is not None and sums.everyone is not None:
             self.met = sums.everyone
         if len(self.heard) % KEPT == 0:
-            self.copy = self.actor.memory.remote(), len(self.heard)
+            self.copies = [*self.copies[-1:], (self.actor.memory.remote(), len(self.heard))]
 
 
 class _Actor:
     """A party in a process of its own; what it is asked for is done in the order of asking."""
 
     def __init__(self, definition: Definition, first: int, end: int, threads: int) -> None:
-        self._make = lambda: definition.party(first, end)
+        self._make = partial(definition.party, first, end)
         self._made: Party | None = None
         self._threads = threads
 
@@ -245,9 +260,9 @@ class _Actor:
     @property
     def _party(self) -> Party:
         if self._made is None:
-            numba.set_num_threads(min(self._threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[no-untyped-call]
+            numba.set_num_threads(min(self._threads, numba.config.NUMBA_NUM_THREADS))
             self._made = self._make()
-            torch = sys.modules.get("torch")  # which is there by now if the model needs it
+            torch: Any = sys.modules.get("torch")  # which is there by now if the model needs it
             if torch is not None:
                 torch.set_num_threads(self._threads)
         return self._made

@@ -1,9 +1,10 @@
-"""Work in parallel processes, by joblib: on this machine, or on a cluster of dask or ray.
+"""Work in parallel processes: by joblib on this machine or a cluster of dask, or on a Ray cluster.
 
 Outcomes come as soon as there are any, in any order. Ctrl-C is for this process alone: the others do not hear of it,
 and are ended by this one, at once and without a word.
 """
 
+import itertools
 import os
 import signal
 import threading
@@ -15,7 +16,6 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 import joblib
-from joblib.parallel import get_active_backend
 
 from fedbudget.errors import UserError
 
@@ -31,20 +31,20 @@ def require(jobs: int | None, backend: str | None) -> None:
         return
     if backend in ("sequential", "threading", "multiprocessing"):
         # They have one process, or one that forks with all its threads, and then Ctrl-C may not end it.
-        raise UserError(f"backend {backend} is not made for runs in parallel; use loky, dask or ray")
+        raise UserError(f"backend {backend} is not made for runs in parallel; use loky or dask")
+    if backend == "ray":
+        raise UserError("ray is an engine and not a backend: use --engine ray")
     try:
         if backend == "dask":
             import_module("dask.distributed")
             return
-        if backend == "ray":
-            import_module("ray.util.joblib").register_ray()
         with joblib.parallel_config(backend=backend):
             pass
     except ImportError:
         package = "dask[distributed]" if backend == "dask" else backend
         raise UserError(f"backend {backend} is not installed; install it with: pip install '{package}'") from None
     except ValueError:
-        raise UserError(f"unknown backend {backend!r}; use loky, dask or ray") from None
+        raise UserError(f"unknown backend {backend!r}; use loky or dask") from None
 
 
 def unordered(
@@ -65,8 +65,7 @@ def unordered(
             _start_dask(stack)
         if backend is not None:
             stack.enter_context(joblib.parallel_config(backend=backend))
-        outcomes = _streamed if get_active_backend()[0].supports_return_generator else _in_groups
-        numbered = outcomes(work, items, min(joblib.effective_n_jobs(jobs or -1), len(items)))
+        numbered = _streamed(work, items, min(joblib.effective_n_jobs(jobs or -1), len(items)))
         stack.enter_context(_closed_quietly(numbered))
         try:
             yield from ((items[index], outcome) for index, outcome in numbered)
@@ -76,19 +75,43 @@ def unordered(
             ) from None
 
 
+def unordered_on_ray(
+    work: Callable[[Item], Outcome], items: Sequence[Item], *, jobs: int | None, address: str | None
+) -> Generator[tuple[Item, Outcome], None, None]:
+    """The same on the machines of a Ray cluster, each item on a core; one whose process is lost is done again.
+
+    Args:
+      address: of the cluster; this machine when not given.
+    """
+    try:
+        import ray
+
+        from fedbudget.engines.ray import cluster
+    except ImportError:
+        raise UserError("Ray is not installed; install it with: pip install 'fedbudget[ray]'") from None
+    if not items:
+        return
+    with cluster(address) as cores:
+        remote = ray.remote(num_cpus=1)(_numbered)
+        waiting, limit = iter(range(len(items))), jobs or max(1, int(cores))
+        under_way = [remote.remote(work, index, items[index]) for index in itertools.islice(waiting, limit)]
+        try:
+            while under_way:
+                [done], under_way = ray.wait(under_way, num_returns=1)
+                under_way += [remote.remote(work, index, items[index]) for index in itertools.islice(waiting, 1)]
+                index, outcome = ray.get(done)
+                yield items[index], outcome
+        finally:
+            for task in under_way:  # on a cluster that others use, what nobody waits for must not go on
+                ray.cancel(task, force=True)
+
+
 def _streamed(work: Callable[[Item], Outcome], items: Sequence[Item], jobs: int) -> Iterator[tuple[int, Outcome]]:
     # One item at a time, because an outcome that waits for others of its batch would be lost with them.
     parallel = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
     with _deaf_to_interrupts(), _tracked_quietly():
         numbered: Iterator[tuple[int, Outcome]] = parallel(_tasks(work, items, range(len(items))))
     return numbered
-
-
-def _in_groups(work: Callable[[Item], Outcome], items: Sequence[Item], jobs: int) -> Iterator[tuple[int, Outcome]]:
-    """The same on backends that give nothing before all is done, as ray's: a few items after the other."""
-    with joblib.Parallel(n_jobs=jobs, batch_size=1) as parallel:
-        for first in range(0, len(items), jobs):
-            yield from parallel(_tasks(work, items, range(len(items))[first : first + jobs]))
 
 
 def _tasks(work: Callable[[Item], Outcome], items: Sequence[Item], indices: range) -> Iterator[Any]:

@@ -22,12 +22,12 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedbudget import tasks
 from fedbudget.errors import UserError
 from fedbudget.experiments.cells import Cells, Each, EngineName, Failure, attempt
-from fedbudget.experiments.pool import require, unordered
+from fedbudget.experiments.pool import require, unordered, unordered_on_ray
 from fedbudget.experiments.table import gather, write
 from fedbudget.runs.settings import Settings, checked, read_toml
 
@@ -102,7 +102,8 @@ def run(
     jobs: int | None = None,
     backend: str | None = None,
     progress: Progress = lambda done, of, failed: None,
-    engine: EngineName = "in-process",
+    engine: EngineName | Literal["ray"] = "in-process",
+    ray_address: str | None = None,
 ) -> "pyarrow.Table":
     """Makes the runs that the folder does not have yet, and gives the table of all, which is also written there.
 
@@ -111,16 +112,24 @@ def run(
 
     Args:
       jobs: how many runs at a time; as many as there are cores when not given. One is made in this process.
-      backend: of joblib, such as `loky`, `dask` or `ray`; the active one when not given.
-      engine: what makes each run.
+      backend: of joblib, such as `loky` or `dask`; the active one when not given.
+      engine: what makes each run; with `ray` they are made in process on the machines of a Ray cluster.
+      ray_address: of that cluster; this machine when not given.
     """
     require(jobs, backend)
-    kept, failures = Cells(folder, sweep.each, engine), dict[Settings, Failure]()
+    if backend is not None and engine == "ray":
+        raise UserError("give --backend or --engine ray, not both")
+    makes: EngineName = "in-process" if engine == "ray" else engine
+    kept, failures = Cells(folder, sweep.each, makes), dict[Settings, Failure]()
     missing = [settings for settings in sweep.cells if settings not in kept]
     done = len(sweep.cells) - len(missing)
     progress(done, len(sweep.cells), 0)
-    work = partial(attempt, each=sweep.each, engine=engine)
-    with closing(unordered(work, missing, jobs=jobs, backend=backend)) as outcomes:
+    work = partial(attempt, each=sweep.each, engine=makes)
+    if engine == "ray":
+        pool = unordered_on_ray(work, missing, jobs=jobs, address=ray_address)
+    else:
+        pool = unordered(work, missing, jobs=jobs, backend=backend)
+    with closing(pool) as outcomes:
         for settings, outcome in outcomes:
             if isinstance(outcome, Failure):
                 failures[settings] = outcome

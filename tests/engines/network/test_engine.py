@@ -29,6 +29,7 @@ from fedbudget.plan import prepare
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.runs.settings import Settings
+from fedbudget.shares import from_dataset
 from fedbudget.training import execute
 from hand_made import make, report
 from methods import bits
@@ -267,7 +268,7 @@ def trained(compress: str) -> tuple[float, int]:
     def opened(hub: Hub) -> None:
         counters.append(hub.counters)
         for number in (1, 2, 3):
-            work = Work(deployment.from_dataset(settings, f"{number}/3"))
+            work = Work(from_dataset(settings, f"{number}/3"))
             joining = attend(f"127.0.0.1:{hub.port}", work, name=f"node-{number}")
             threads.append(threading.Thread(target=asyncio.run, args=(joining,), daemon=True))
             threads[-1].start()

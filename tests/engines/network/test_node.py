@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from fedbudget.data.dataset import Dataset, Part
-from fedbudget.deployment import from_file
 from fedbudget.engines.network import node as node_module
 from fedbudget.engines.network import wire_pb2 as pb
 from fedbudget.engines.network.credentials import Tokens
@@ -32,6 +31,7 @@ from fedbudget.engines.network.wire import (
 from fedbudget.engines.network.work import Work
 from fedbudget.errors import UserError
 from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.shares import from_file
 from methods import bits
 from networked import LONG, METHODS, RUN, aggregator, holdings, network, task, until, without_network
 

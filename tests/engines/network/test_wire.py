@@ -59,7 +59,7 @@ SAMPLES = st.builds(
     st.booleans(),
     st.none() | st.integers(0, 100),
 )
-ASKED = st.builds(Asked, st.booleans(), st.booleans(), st.booleans(), st.booleans())
+ASKED = st.builds(Asked, *[st.booleans()] * 5)
 TASKS = st.builds(
     Task,
     NAMES,

@@ -214,3 +214,24 @@ def test_all_hold_the_same_w_and_what_was_saved_is_counted(method: str, kind: Ki
     exact = without_network([[0, 1, 2]] * 5, method, batch=5)[-2]
     if method == "fixed":
         assert np.abs(last - exact).max() < {"none": 1e-30, "16-bit": 1e-3, "8-bit": 2e-2}[kind] * np.abs(exact).max()
+
+
+def test_work_that_recalls_the_memories_of_other_work_goes_on_to_the_bit() -> None:
+    said = broadcasts()
+    first, alone = started(), answers(started(), said)
+    answers(first, said[:4])
+    second = Work(holdings(0))
+    second.take(Welcome(RUN, task("frugal", "none", batch=5), (0,)))
+    second.recall(first.memories(2))
+    assert second.rounds == (3, 4)
+    assert bits(answers(second, said[3:])) == bits(alone[3:])  # from the older of the two
+    with pytest.raises(PeerError, match="cannot stand after round 2, only after"):
+        second.answer(Told(said[2], 2))
+
+
+def test_an_update_to_warm_up_leaves_no_trace() -> None:
+    said = broadcasts()
+    work, alone = started(), answers(started(), said)
+    for each, expected in zip(said, alone, strict=True):
+        work.warm_up(Told(each, each.round - 1))
+        assert bits(work.answer(Told(each, each.round - 1))[0]) == bits(expected)

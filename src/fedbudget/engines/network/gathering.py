@@ -3,12 +3,15 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
 from fedbudget.engines.network.members import Member
 from fedbudget.engines.network.wire import Answer
 from fedbudget.protocol.messages import Broadcast
+
+_Name = TypeVar("_Name", str, int)
 
 
 @dataclass
@@ -47,8 +50,8 @@ class Gathering:
         return sum(len(members[name]) for name in self.answers)
 
     def counted(self) -> dict[str, Answer]:
-        """The reports that are finite; all of them when none is: the aggregator knows what to do then."""
-        return {name: answer for name, answer in self.answers.items() if _is_finite(answer)} or self.answers
+        """The reports that count."""
+        return finite(self.answers)
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,11 @@ class Gathered:
     broken: tuple[int, ...]
     missed: tuple[int, ...]
     enough: bool
+
+
+def finite(answers: dict[_Name, Answer]) -> dict[_Name, Answer]:
+    """The reports that are finite; all of them when none is: the aggregator knows what to do then."""
+    return {name: answer for name, answer in answers.items() if _is_finite(answer)} or answers
 
 
 def _is_finite(answer: Answer) -> bool:

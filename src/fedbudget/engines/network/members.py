@@ -38,6 +38,10 @@ class Member:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    def forget(self) -> None:
+        """It remembers nothing of the rounds in which it was counted."""
+        self.lost, self.stands = self.lost or bool(self.stands), 0
+
 
 @dataclass(frozen=True)
 class Attendance:

@@ -553,7 +553,13 @@ def task_out(task: Task) -> pb.Task:
         compress=task.compress,
         tau_max=task.tau_max,
         samples=_samples_out(task.samples),
-        asked=pb.Asked(estimate=asked.estimate, gradient=asked.gradient, curvature=asked.curvature, drift=asked.drift),
+        asked=pb.Asked(
+            estimate=asked.estimate,
+            gradient=asked.gradient,
+            curvature=asked.curvature,
+            drift=asked.drift,
+            cpu=asked.cpu,
+        ),
     )
 
 

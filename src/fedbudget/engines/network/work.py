@@ -8,6 +8,7 @@ that is made again is the same to the bit.
 
 import copy
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +24,7 @@ from fedbudget.meters.energy import EnergyMeter
 from fedbudget.meters.measured import Instant
 from fedbudget.meters.meter import MeterError
 from fedbudget.protocol.fleet import Fleet
+from fedbudget.protocol.memory import FleetMemory
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
 
 
@@ -37,6 +39,12 @@ class _Standing:
 
     def fork(self) -> "_Standing":
         return replace(self, fleet=self.fleet.fork(), feedback=copy.copy(self.feedback))
+
+    def recalled(self, memory: FleetMemory) -> "_Standing":
+        """The same fleet as it stood when `memory` was taken."""
+        twin = self.fork()
+        twin.fleet.recall(memory)
+        return replace(twin, round=memory.said.round, w=memory.said.w)
 
 
 class Work:
@@ -70,6 +78,10 @@ class Work:
 
     def start(self, welcome: Welcome) -> NodeCosts:
         """Takes the task, and makes a trial round, which also compiles what there is to compile."""
+        return self._trial(self.take(welcome).fork(), welcome.task)
+
+    def take(self, welcome: Welcome) -> Fleet:
+        """Takes the task; gives the fleet as it stands before its first round."""
         if len(welcome.numbers) != len(self.holdings.rows):
             raise PeerError(f"numbers for {len(welcome.numbers)} nodes, where there are {len(self.holdings.rows)}")
         if welcome.run != self.run or welcome.task != self._task:
@@ -77,7 +89,25 @@ class Work:
             self._standings = []
             self.run, self._task = welcome.run, welcome.task
         assert self._new is not None
-        return self._trial(self._new.fork(), welcome.task)
+        return self._new
+
+    def memories(self, last: int) -> dict[int, FleetMemory]:
+        """How the fleet stood after each of the last rounds, for a process to come."""
+        return {standing.round: standing.fleet.memory() for standing in self._standings[-last:]}
+
+    def recall(self, memories: Mapping[int, FleetMemory]) -> None:
+        """Goes on with the task that was taken, from the memories of an earlier process; nothing was compressed."""
+        fresh = self._standing(0)
+        self._standings = [fresh.recalled(memories[number]) for number in sorted(memories)]
+
+    def warm_up(self, told: Told) -> None:
+        """Makes one update that does not count, so that what a new process has to load or compile for it is there.
+
+        The time of the updates that count would be wrong otherwise, where every round has a new process.
+        """
+        fleet = self._standing(told.stands).fleet.fork()
+        fleet.receive(replace(told.said, tau=min(1, told.said.tau)))
+        fleet.update()
 
     def before(self, half: Half) -> Float32 | None:
         """The w of the broadcast after which our memory is to stand."""

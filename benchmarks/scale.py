@@ -1,0 +1,72 @@
+"""A large simulated fleet: in process and on Ray, side by side, each in a process of its own.
+
+Nodes draw 30 of W1's samples each, for 20 rounds of τ=10 with mini-batches of 10. What counts is the whole, from
+settings to the outcome. What Ray needs to start is what passes until a fleet a hundred times smaller could begin.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+NODES, FEW, ROUNDS, DRAWN, BATCH = 100_000, 1_000, 20, 30, 10
+
+
+def large_fleet() -> dict[str, float]:
+    """Seconds and megabytes; engines take turns, and the quicker of two counts."""
+    _child("in-process", FEW)  # fills the cache of compiled kernels
+    turns = [(_child("in-process", NODES), _child("ray", NODES), _child("ray", FEW)) for _ in range(2)]
+    here, there, few = (min(found, key=lambda one: one["whole"]) for found in zip(*turns, strict=True))
+    if here["w"] != there["w"]:
+        raise AssertionError("Ray's w is another than the in-process engine's")
+    return {
+        "nodes": NODES,
+        "in_process_seconds": here["whole"],
+        "in_process_seconds_a_round": here["rounds"] / ROUNDS,
+        "ray_seconds": there["whole"],
+        "ray_seconds_a_round": there["rounds"] / ROUNDS,
+        "ray_seconds_to_start": few["start"],
+        "ray_without_start_over_in_process": (there["whole"] - few["start"]) / here["whole"],
+        "in_process_megabytes": here["megabytes"],
+        "ray_aggregator_megabytes": there["megabytes"],
+        f"ray_aggregator_megabytes_with_{FEW}_nodes": few["megabytes"],
+    }
+
+
+def _child(engine: str, nodes: int) -> dict[str, Any]:
+    """Measured in a new process, whose memory is its own."""
+    command = [sys.executable, "-m", "benchmarks.scale", engine, str(nodes)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _measure(engine: str, nodes: int) -> dict[str, Any]:
+    from benchmarks.workload import dataset, settings
+    from fedbudget.training import EngineName, execute, planned
+
+    name: EngineName = "ray" if engine == "ray" else "in-process"
+    asked = replace(settings(nodes, ROUNDS), partition=f"draw:{DRAWN}", batch_size=BATCH)
+    samples = dataset()
+    began = time.perf_counter()
+    with planned(asked, engine=name, dataset=samples) as plan:
+        ready = time.perf_counter()
+        result = execute(plan)
+        ended = time.perf_counter()
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert peak is not None
+    return {
+        "whole": ended - began,
+        "start": ready - began,
+        "rounds": ended - ready,
+        "megabytes": int(peak[1]) / 1024,
+        "w": result.w.tobytes().hex(),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure(sys.argv[1], int(sys.argv[2]))))

@@ -1,0 +1,106 @@
+"""What a person has written: a run's configuration becomes settings, a node's becomes what it holds.
+
+The keys of a run's configuration are those of a run's config.toml. Flower has no lists in it, so that several limits of
+a budget are one text with commas; and it lets a key be given on the command line only where the project has it, so that
+an empty text stands for what is not given.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from flwr.app import UserConfigValue
+
+from fedbudget.engines.network.holdings import Holdings
+from fedbudget.errors import UserError
+from fedbudget.runs.settings import FEDERATED, Settings, checked
+from fedbudget.shares import all_shares, from_file
+
+Config = Mapping[str, UserConfigValue]
+"""As Flower reads it: names, and texts, numbers or truths."""
+
+PARTITION, PARTITIONS = "partition-id", "num-partitions"
+"""Flower's own keys of a node's configuration, for its share of a dataset."""
+
+_WHERE = Path("[tool.flwr.app.config]")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A run that is asked for.
+
+    Args:
+      out: its folder, at the ServerApp; a new one in runs/ when not given.
+      test: what to test on, at the ServerApp: a dataset's name, or a file.
+    """
+
+    settings: Settings
+    out: Path | None = None
+    test: str | None = None
+
+
+def wanted(config: Config) -> Wanted:
+    """What a run's configuration asks for."""
+    given = {key: value for key, value in config.items() if value != ""}
+    out, test = _text(given, "out"), _text(given, "test")
+    found = {key: _limits(value) if key == "budget" else value for key, value in given.items()}
+    for own in ("out", "test"):
+        found.pop(own, None)
+    settings = Settings(**{"costs": "measured", **checked(_WHERE, found)})
+    if settings.method not in FEDERATED:
+        raise UserError(f"{_WHERE}: method = {settings.method!r} has no nodes; use {' or '.join(FEDERATED)}")
+    if settings.compress not in (None, "none"):
+        raise UserError(f"{_WHERE}: compress is not for Flower, whose messages carry arrays as they are")
+    if settings.participation != 1:
+        raise UserError(f"{_WHERE}: participation is simulated in one process only; here nodes are there or not")
+    return Wanted(settings, None if out is None else Path(out).expanduser(), test)
+
+
+def holdings(node: Config, run: Config) -> Holdings:
+    """What a node holds, by its configuration and the run's."""
+    if "data" in node:
+        path, labels = _text(node, "data"), _text(node, "labels")
+        target = _text(node, "target") or wanted(run).settings.target
+        return from_file(Path(path or ""), labels=None if labels is None else Path(labels), target=target)
+    if PARTITION in node and PARTITIONS in node:
+        number, of = _whole(node, PARTITION), _whole(node, PARTITIONS)
+        if not 0 <= number < of:
+            raise UserError(f"{PARTITION}={number}: of {of} partitions there are 0 to {of - 1}")
+        dataset, rows = _shares(wanted(run).settings, of)
+        return Holdings(dataset, [rows[number]])
+    raise UserError(
+        f"a node has no data: start its SuperNode with --node-config \"data='FILE'\", or with "
+        f'"{PARTITION}=I {PARTITIONS}=N" for a share of the run\'s dataset (there is {", ".join(node) or "nothing"})'
+    )
+
+
+def partition(node: Config) -> int | None:
+    """Which share of the run's dataset a node has, if that is what it has."""
+    return _whole(node, PARTITION) if PARTITION in node and PARTITIONS in node and "data" not in node else None
+
+
+# In a simulation one process is many nodes, one after the other.
+_shares = lru_cache(maxsize=1)(all_shares)
+
+
+def _limits(value: UserConfigValue) -> UserConfigValue | list[str]:
+    """
+    >>> _limits("time=60s, bytes=20MB")
+    ['time=60s', 'bytes=20MB']
+    """
+    return [limit.strip() for limit in value.split(",")] if isinstance(value, str) else value
+
+
+def _text(config: Config, key: str) -> str | None:
+    value = config.get(key)
+    if value is not None and not isinstance(value, str):
+        raise UserError(f"{key} = {value!r} must be a text, in quotes")
+    return value
+
+
+def _whole(config: Config, key: str) -> int:
+    value = config[key]
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UserError(f"{key} = {value!r} must be a whole number")
+    return value

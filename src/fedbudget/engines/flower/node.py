@@ -1,0 +1,109 @@
+"""A node, as Flower's ClientApp is called: with one message, in a process that may be gone after it.
+
+What the node remembers is in the context that Flower keeps for it: how its fleet stood after each of the last two
+rounds that it made, because the last may not have been counted. A node that does not remember what it must says so.
+
+A person's mistake (a file that is not there) is an answer too, and not an error: it is told where the run was started.
+"""
+
+from collections.abc import Callable
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from fedbudget.engines.flower import configuration, records
+from fedbudget.engines.network.holdings import Holdings
+from fedbudget.engines.network.wire import Hello, Welcome
+from fedbudget.engines.network.work import Work
+from fedbudget.errors import UserError
+from fedbudget.meters.rapl import Rapl
+from fedbudget.protocol.memory import FleetMemory
+from fedbudget.protocol.messages import LocalError, PeerError
+
+Data = Callable[[Context], Holdings]
+"""What a node holds, where that is not in a file."""
+
+_ROUNDS = 2  # that are remembered
+_MEMORY = "fedbudget"  # how the names of all our records in the context begin
+_warm: set[str] = set()  # runs that this process has made an update of
+
+
+def describe(message: Message, context: Context, data: Data | None) -> Message:
+    """What the node's samples are like."""
+
+    def answer() -> RecordDict:
+        held = _holdings(context, data)
+        partition = configuration.partition(context.node_config) if data is None else None
+        return records.hello_out(Hello(str(context.node_id), held.samples()), partition)
+
+    return _reply(message, answer)
+
+
+def trial(message: Message, context: Context, data: Data | None) -> Message:
+    """What a round takes, before the first."""
+
+    def answer() -> RecordDict:
+        return records.costs_out(_work(context, data).start(records.welcome_in(message.content)))
+
+    return _reply(message, answer)
+
+
+def train(message: Message, context: Context, data: Data | None) -> Message:
+    """A round."""
+
+    def answer() -> RecordDict:
+        welcome, told = records.welcome_in(message.content), records.told_in(message.content)
+        work = _work(context, data)
+        work.take(welcome)
+        try:
+            memories = recall(context.state, welcome)
+            work.recall(memories)
+        except (LocalError, KeyError, ValueError) as error:
+            return records.refusal_out(f"the memory cannot be read: {error}", lost=True)
+        if told.stands not in (0, *memories):
+            reason = f"the memory cannot stand after round {told.stands}, only after {sorted(memories)}"
+            return records.refusal_out(reason, lost=True)
+        if told.said.tau > 0 and welcome.run not in _warm:
+            work.warm_up(told)
+            _warm.add(welcome.run)
+        report, costs, _ = work.answer(told)
+        remember(context.state, welcome, work.memories(_ROUNDS))
+        return records.answer_out(report, costs)
+
+    return _reply(message, answer)
+
+
+def remember(state: RecordDict, welcome: Welcome, memories: dict[int, FleetMemory]) -> None:
+    """Puts memories in the place of all that were there."""
+    for name in [name for name in state if name.startswith(_MEMORY)]:
+        del state[name]
+    state[_MEMORY] = ConfigRecord({"run": welcome.run, "rounds": list(memories)})
+    for number, memory in memories.items():
+        state[f"{_MEMORY}-{number}-arrays"], state[f"{_MEMORY}-{number}-numbers"] = records.memory_out(memory)
+
+
+def recall(state: RecordDict, welcome: Welcome) -> dict[int, FleetMemory]:
+    """The memories of this run, by their rounds; a context may be older than the run."""
+    known = state.config_records.get(_MEMORY)
+    if known is None or known["run"] != welcome.run:
+        return {}
+    names = [f"{_MEMORY}-{int(number)}" for number in known["rounds"]]  # type: ignore[union-attr]
+    arrays, numbers = state.array_records, state.config_records
+    memories = [records.memory_in(arrays[f"{name}-arrays"], numbers[f"{name}-numbers"]) for name in names]
+    return {memory.said.round: memory for memory in memories}
+
+
+def _reply(message: Message, answer: Callable[[], RecordDict]) -> Message:
+    try:
+        content = answer()
+    except (UserError, PeerError) as error:
+        content = records.refusal_out(str(error))
+    return Message(content, reply_to=message)
+
+
+def _work(context: Context, data: Data | None) -> Work:
+    device = configuration.wanted(context.run_config).settings.device
+    return Work(_holdings(context, data), device=device, energy=Rapl.find())
+
+
+def _holdings(context: Context, data: Data | None) -> Holdings:
+    return configuration.holdings(context.node_config, context.run_config) if data is None else data(context)

@@ -1,0 +1,193 @@
+"""Messages and memories as Flower's records: they arrive to the bit, and what is not whole is refused."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from fedbudget.arrays import Float32
+from fedbudget.engines.flower import records
+from fedbudget.engines.network.wire import Hello, NodeCosts, Told, Welcome
+from fedbudget.protocol.memory import FleetMemory
+from fedbudget.protocol.messages import Broadcast, Drift, News, PeerError, Report
+from flower_grid import carried
+from methods import METHODS, bits, new_aggregator, nodes, one_round, simulated_time
+from networked import holdings, task
+
+SIZE = 5
+COSTS = NodeCosts(0.25, 2.0, 0.125, 1.0, 3.0, 40.0, "here")
+vectors = arrays(np.float32, SIZE, elements=st.floats(width=32, allow_subnormal=True))
+rows = arrays(np.float32, (2, SIZE), elements=st.floats(width=32))
+numbers = arrays(np.float64, 2, elements=st.floats(allow_nan=True))
+shares = st.floats(0, 1)
+
+
+@st.composite
+def broadcasts(draw: st.DrawFn) -> Broadcast:
+    number = draw(st.integers(1, 2**31 - 1))
+    drift = draw(st.none() | st.builds(Drift, st.booleans(), shares))
+    return Broadcast(
+        number,
+        draw(vectors),
+        draw(st.integers(0, 10**9)),
+        draw(st.floats(1e-300, 1e300)),
+        **draw(st.fixed_dictionaries({name: st.booleans() for name in records._FLAGS})),
+        drift=drift,
+        news=draw(st.none() | st.builds(News, vectors, st.none() if drift is None else vectors, st.integers(0, 9))),
+    )
+
+
+@given(broadcasts(), st.integers(0, 2**31))
+def test_a_broadcast_arrives_to_the_bit(said: Broadcast, stands: int) -> None:
+    assert bits(records.told_in(carried(records.told_out(Told(said, stands), news=True)))) == bits(Told(said, stands))
+    without = records.told_in(carried(records.told_out(Told(said, stands), news=False)))
+    assert bits(without) == bits(Told(replace(said, news=None), stands))
+
+
+def answering(said: Broadcast, draw: Any) -> Report:
+    """What a fleet of two would say, whatever the numbers."""
+    estimates = said.estimate and said.round > 1 and said.tau > 0
+    drift = said.drift is not None and said.tau > 0
+    some = {"rho": draw(numbers), "beta": draw(numbers)} if estimates else {}
+    some |= {"plain": draw(numbers), "corrected": draw(numbers)} if drift else {}
+    return Report(
+        said.round,
+        np.array([3, 4]),
+        np.array([10, 20]),
+        draw(numbers),
+        draw(numbers),
+        w=draw(rows) if said.tau > 0 else None,
+        gradients=draw(rows) if estimates and said.gradient else None,
+        **some,
+    )
+
+
+@given(broadcasts(), st.data())
+def test_a_report_arrives_to_the_bit_with_what_it_cost(said: Broadcast, data: st.DataObject) -> None:
+    report = answering(said, data.draw)
+    found = records.answer_in(carried(records.answer_out(report, COSTS)), said, report.nodes, report.sizes)
+    assert bits(found.report) == bits(report)
+    assert found.costs == COSTS
+
+
+@pytest.mark.parametrize("costs", [COSTS, NodeCosts(0.5, 1.0), NodeCosts(0.0, 0.0, cpu=2.0, step_cpu=1.0)])
+def test_costs_that_were_not_measured_are_not_told(costs: NodeCosts) -> None:
+    assert records.costs_in(carried(records.costs_out(costs))) == costs
+
+
+@pytest.mark.parametrize("batch", [None, 5])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_fleet_that_remembers_through_records_goes_on_to_the_bit(method: str, batch: int | None) -> None:
+    def stored(memory: FleetMemory) -> FleetMemory:
+        some, others = records.memory_out(memory)
+        state = carried(RecordDict({"arrays": some, "numbers": others}))
+        return records.memory_in(state.array_records["arrays"], state.config_records["numbers"])
+
+    aggregator, fleets, time = new_aggregator("svm", method), nodes("svm", batch), simulated_time()
+    aggregator.start()
+    while aggregator.pending is not None:
+        one_round(aggregator, fleets, time)
+        for fleet in fleets:
+            memory = fleet.memory()
+            assert bits(stored(memory)) == bits(memory)
+
+
+def test_all_that_a_memory_has_is_stored() -> None:
+    assert {field.name for field in fields(FleetMemory)} == {"said", "position", *records._REMEMBERED}
+
+
+def test_a_node_and_the_aggregator_introduce_themselves() -> None:
+    hello = Hello("17", holdings(1).samples())
+    for partition in (None, 0, 4):
+        assert records.hello_in(carried(records.hello_out(hello, partition))) == (hello, partition)
+    welcome = Welcome("a-run", task("paper", batch=7), (2, 3))
+    assert records.welcome_in(carried(records.welcome_out(welcome))) == welcome
+    assert records.refusal_in(carried(records.refusal_out("no", lost=True))) == ("no", True)
+    assert records.refusal_in(carried(records.welcome_out(welcome))) is None
+
+
+def test_bytes_are_those_of_arrays_and_numbers() -> None:
+    w = np.zeros(1000, np.float32)
+    said = Broadcast(1, w, 1, 0.1, estimate=False, best=False, stop=False)
+    assert 4000 < records.size(records.told_out(Told(said, 0), news=False)) < 4000 + 600
+    assert records.size(RecordDict()) == 0
+
+
+# What is not whole.
+
+SAID = Broadcast(3, np.zeros(SIZE, np.float32), 2, 0.1, estimate=True, best=False, stop=False)
+W: Float32 = np.ones((2, SIZE), np.float32)
+ONES = np.ones(2)
+WHOLE = Report(3, np.array([0, 1]), np.array([5, 5]), ONES, ONES, w=W, rho=ONES, beta=ONES, gradients=W)
+
+
+def spoilt(record: str, key: str, value: Any) -> RecordDict:
+    """A whole report, but for one value; None leaves it out."""
+    content = records.answer_out(WHOLE, COSTS)
+    if value is None:
+        del content[record][key]
+    else:
+        content[record][key] = value
+    return content
+
+
+@pytest.mark.parametrize(
+    ("record", "key", "value", "reason"),
+    [
+        ("report", "round", 2, "not of round 3"),
+        ("report", "round", None, "not of round 3"),
+        ("report", "losses", None, "a report with"),
+        ("report", "rho", None, "a report with"),
+        ("report", "plain", [1.0, 1.0], "a report with"),
+        ("report", "losses", [1.0], "2 numbers for losses"),
+        ("report", "losses", 1.0, "2 numbers for losses"),
+        ("vectors", "w", None, "a report with"),
+        ("vectors", "more", Array(W), "a report with"),
+        ("vectors", "w", Array(W[:1]), r"shape \(1, 5\)"),
+        ("vectors", "w", Array(W.astype(np.float64)), "type float64"),
+        ("vectors", "w", Array(W[:, :4]), r"shape \(2, 4\)"),
+        ("vectors", "w", Array("float32", (2, 5), "numpy.ndarray", b"what is no array"), "cannot be read"),
+        ("costs", "seconds", None, "without the seconds"),
+        ("costs", "seconds", float("nan"), "seconds is nan"),
+        ("costs", "step_seconds", -1.0, "step_seconds is -1"),
+        ("costs", "cpu", [1.0], "cpu is"),
+    ],
+)
+def test_a_report_that_is_not_whole_is_refused(record: str, key: str, value: Any, reason: str) -> None:
+    with pytest.raises(PeerError, match=reason):
+        records.answer_in(spoilt(record, key, value), SAID, WHOLE.nodes, WHOLE.sizes)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RecordDict(),
+        RecordDict({"hello": ConfigRecord({"hello": b"\xff\xff"})}),
+        RecordDict({"hello": ConfigRecord({"hello": "text"})}),
+        RecordDict({"welcome": ConfigRecord({"welcome": b""})}),
+        RecordDict({"broadcast": ConfigRecord({"round": "three"}), "vectors": ArrayRecord([np.zeros(2)])}),
+        RecordDict({"costs": MetricRecord({})}),
+    ],
+    ids=["nothing", "no bytes of ours", "a text", "empty", "no broadcast", "no costs"],
+)
+def test_what_is_no_message_of_ours_is_refused(content: RecordDict) -> None:
+    for read in (records.hello_in, records.welcome_in, records.told_in, records.costs_in):
+        with pytest.raises(PeerError):
+            read(content)
+
+
+def test_nothing_pickled_is_read() -> None:
+    import io
+    import pickle
+
+    held = io.BytesIO()
+    np.save(held, np.array([{"a": 1}], object), allow_pickle=True)
+    assert pickle.dumps({"a": 1})[:2] in held.getvalue()
+    content = spoilt("vectors", "w", Array("object", (1,), "numpy.ndarray", held.getvalue()))
+    with pytest.raises(PeerError, match="cannot be read"):
+        records.answer_in(content, SAID, WHOLE.nodes, WHOLE.sizes)
