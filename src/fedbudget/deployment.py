@@ -5,6 +5,7 @@ enough of them have, all agree on what is trained, and the plan is carried out b
 """
 
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -30,11 +31,12 @@ from fedbudget.engines.network.wire import Farewell, task_in, task_out
 from fedbudget.engines.network.work import Work
 from fedbudget.errors import UserError
 from fedbudget.meters import network_meters
+from fedbudget.meters.energy import energy_meter as meter_of
 from fedbudget.meters.meter import Meters, RoundTrip
-from fedbudget.meters.rapl import Rapl
 from fedbudget.plan import Plan, meters_of
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.runs.checkpoint import Checkpoint
+from fedbudget.runs.nodes import NodeSeen, Roll
 from fedbudget.runs.record import RoundRecord
 from fedbudget.runs.saver import Append, Saver
 from fedbudget.runs.settings import FEDERATED, Settings
@@ -75,6 +77,7 @@ def serving(
     *,
     interrupted: Callable[[], bool],
     own: Holdings | None = None,
+    energy_meter: str | None = None,
     test: Dataset | None = None,
     resumed: Checkpoint | None = None,
     opened: Callable[[Hub], None] = lambda hub: None,
@@ -86,6 +89,7 @@ def serving(
       settings: `nodes` is how many to wait for.
       interrupted: whether to stop waiting.
       own: samples that the aggregator holds itself.
+      energy_meter: of this machine, where it holds some; see `meters.energy`.
       test: samples to test on.
       resumed: where to go on from.
       opened: told when nodes can connect.
@@ -93,6 +97,8 @@ def serving(
     """
     if settings.method not in FEDERATED:
         raise UserError(f"{settings.method} descent is not made over a network; use --method {' or '.join(FEDERATED)}")
+    if energy_meter is not None and own is None:
+        raise UserError("energy-meter is of a machine that holds data; give it to fedbudget join, or here with --data")
     credentials = aggregator_credentials(listening.cert, listening.key, listening.client_ca)
     require_privacy(listening.address, encrypted=credentials is not None, insecure=listening.insecure)
     tokens = Tokens.load(listening.token_file)
@@ -111,7 +117,7 @@ def serving(
             changed=lambda connected: _told(connected, metrics, changed),
         )
         if own is not None:
-            hub.hold(Work(own, device=settings.device, energy=Rapl.find()))
+            hub.hold(Work(own, device=settings.device, energy=meter_of(energy_meter)))
         hub.open()
         farewell = Farewell("the aggregator has stopped, and may go on later", again=True)
         try:
@@ -227,6 +233,7 @@ class _Keeper:
         self._metrics = metrics
         self._resumed = resumed
         self._saver: Saver | None = None
+        self._roll: Roll | None = None
 
     def open(self, folder: Path, append: Append) -> None:
         records = () if self._resumed is None else self._resumed.records
@@ -234,6 +241,7 @@ class _Keeper:
         if self._resumed is None:
             self._save(None)
             self._saver.flush()  # there is something to go on from before the first node begins
+        self._roll = Roll(folder, self._call_the_roll)
 
     def keep(self, record: RoundRecord) -> None:
         self._save(record)
@@ -245,9 +253,28 @@ class _Keeper:
         self._save(None)
 
     def close(self) -> None:
+        if self._roll is not None:
+            self._roll.close()
         if self._saver is not None:
             self._saver.flush()
             self._saver.close()
+
+    def _call_the_roll(self) -> list[NodeSeen]:
+        now, members = time.time(), self._hub.standing()
+        return [
+            NodeSeen(
+                name=node.name,
+                numbers=tuple(members[node.name].numbers.tolist()),
+                samples=node.samples,
+                state=node.state,
+                rounds=node.rounds,
+                missed=node.missed,
+                step_seconds=node.step_seconds,
+                last_seen=None if node.state == "away" else now,
+            )
+            for node in self._hub.glance()
+            if node.name in members
+        ]
 
     def _save(self, record: RoundRecord | None) -> None:
         if self._saver is None:

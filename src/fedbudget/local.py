@@ -22,12 +22,15 @@ _PATIENCE = 10.0  # seconds for node processes to end by themselves
 
 
 @contextmanager
-def on_this_machine(settings: Settings, nodes: int, *, paces: Sequence[float] | None = None) -> Iterator[Plan]:
+def on_this_machine(
+    settings: Settings, nodes: int, *, paces: Sequence[float] | None = None, energy_meter: str | None = None
+) -> Iterator[Plan]:
     """Starts nodes, and gives the plan of a run with them.
 
     Args:
       settings: the dataset, and how it is given to nodes, and all else as of any run.
       paces: how many times as slow as it could each node is.
+      energy_meter: of the nodes; see `meters.energy`.
     """
     if paces is not None and len(paces) != nodes:
         raise UserError(f"pace is given for {len(paces)} nodes, and there are {nodes}")
@@ -45,7 +48,8 @@ def on_this_machine(settings: Settings, nodes: int, *, paces: Sequence[float] | 
     def start(hub: Hub) -> None:
         hubs.append(hub)
         for number in range(1, nodes + 1):
-            process = _start(hub.port, settings, f"{number}/{nodes}", None if paces is None else paces[number - 1])
+            pace = None if paces is None else paces[number - 1]
+            process = _start(hub.port, settings, f"{number}/{nodes}", pace, energy_meter)
             processes.append(process)
             threading.Thread(target=_tell_end, args=(process, hub), daemon=True).start()
 
@@ -77,7 +81,9 @@ def on_this_machine(settings: Settings, nodes: int, *, paces: Sequence[float] | 
             os.environ[TOKEN_VARIABLE] = before
 
 
-def _start(port: int, settings: Settings, shard: str, pace: float | None) -> "subprocess.Popen[bytes]":
+def _start(
+    port: int, settings: Settings, shard: str, pace: float | None, energy_meter: str | None
+) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "fedbudget", "join", f"127.0.0.1:{port}", "--shard", shard]
     command += ["--dataset", settings.dataset, "--seed", str(settings.seed), "--device", settings.device]
     command += ["--patience", "30", "--quiet"]
@@ -87,6 +93,7 @@ def _start(port: int, settings: Settings, shard: str, pace: float | None) -> "su
         ("--target", settings.target),
         ("--train-samples", settings.train_samples),
         ("--pace", pace),
+        ("--energy-meter", energy_meter),
     ):
         if value is not None:
             command += [option, str(value)]

@@ -6,7 +6,7 @@ The command line and the Python API both come through here.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,12 +21,16 @@ from fedbudget.data.files import Shard, from_arrays
 from fedbudget.engines.interrupt import interruptible
 from fedbudget.errors import UserError
 from fedbudget.models.base import Model, loss_over
-from fedbudget.plan import Plan, prepare
+from fedbudget.plan import Plan, PlanHere, prepare
 from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.messages import Broadcast
+from fedbudget.runs import nodes
 from fedbudget.runs.folder import PLOT, Run, RunWriter, SavedModel
 from fedbudget.runs.record import RoundRecord, average_tau
 from fedbudget.runs.settings import Settings
+from fedbudget.trackers import chosen
+from fedbudget.trackers.following import following
+from fedbudget.trackers.tracker import About, Tracker
 
 RUNS = Path("runs")
 Watch = Callable[[RoundRecord], None]
@@ -98,6 +102,7 @@ def train(
     case: int | None = None,
     out: str | Path | None = None,
     watch: Watch | None = None,
+    track: str | Sequence[str] = (),
     engine: EngineName = "in-process",
     ray_address: str | None = None,
     actors: int | None = None,
@@ -115,6 +120,7 @@ def train(
       case: 1 to 4, short for `partition="case:N"`.
       out: a folder for the run; nothing is written without it.
       watch: called with the record of every round.
+      track: where the run is followed besides its folder: `mlflow`, `tensorboard` or both.
       engine: `in-process`, or `ray` for a cluster.
       ray_address: of the Ray cluster; this machine when not given.
       actors: how many of Ray's processes share the nodes; one per core when not given.
@@ -124,6 +130,7 @@ def train(
     >>> result.stopped_by, sorted(result.spent)
     ('time', ['time'])
     """
+    trackers = chosen((track,) if isinstance(track, str) else track)
     found = dataset if isinstance(dataset, Dataset) else None
     if shards is not None:
         found = from_arrays(shards, test)
@@ -142,7 +149,7 @@ def train(
         raise UserError(f"train() was given an option that it does not know: {error}") from None
     own = None if isinstance(model, str | None) else model
     with planned(settings, engine=engine, ray_address=ray_address, actors=actors, dataset=found, model=own) as plan:
-        return execute(plan, out=None if out is None else Path(out), watch=watch)
+        return execute(plan, out=None if out is None else Path(out), watch=watch, trackers=trackers)
 
 
 @contextmanager
@@ -169,22 +176,53 @@ def planned(
         yield prepare(settings, dataset=dataset, model=model)
 
 
-def execute(plan: Plan, *, out: Path | None = None, watch: Watch | None = None, plot: bool = True) -> Result:
-    """Makes the run; with `out` it is also written to disk, round by round, and with `plot` drawn at its end."""
-    with interruptible(plan.wake) as interrupted:
+def execute(
+    plan: Plan,
+    *,
+    out: Path | None = None,
+    watch: Watch | None = None,
+    plot: bool = True,
+    trackers: Sequence[Tracker] = (),
+) -> Result:
+    """Makes the run; with `out` it is also written to disk, round by round, and with `plot` drawn at its end.
+
+    Trackers follow a run that is written to disk, and show what is there.
+    """
+    if trackers and out is None:
+        raise UserError("a run that is tracked needs a folder; say which with out")
+    with interruptible(plan.wake) as interrupted, ExitStack() as stack:
         writer = None if out is None else _writer(plan, out)
+        if writer is not None and plan.keeper is None:  # a keeper adds records at its own pace
+            stack.callback(writer.close)
+        if writer is not None and trackers:
+            earlier = [] if plan.resumed is None else Run.open(writer.path).rounds
+            began = time.time() - (earlier[-1].wall if earlier else 0.0)
+            about = About(writer.path, plan.title, plan.settings, began)
+            followed = stack.enter_context(following(trackers, about, earlier))
+            watch = _each_of(followed.observe, watch)
         diary = _Diary(plan, writer, watch)
         outcome = plan.engine(observe=diary.observe, interrupted=interrupted)
         if plan.keeper is not None:
             plan.keeper.close()
         result = _result(plan, outcome, diary.records, out)
         if writer is not None:
-            _save(plan, writer, result)
+            summary = _save(plan, writer, result)
         if writer is not None and plot:
             from fedbudget.runs.plot import plot_run  # matplotlib is slow to import, and not needed until here
 
             writer.replace(PLOT, plot_run(result.rounds, result.budget, title=plan.title))
+        if trackers:
+            followed.finish(summary)
     return result
+
+
+def _each_of(first: Watch, second: Watch | None) -> Watch:
+    def watch(record: RoundRecord) -> None:
+        first(record)
+        if second is not None:
+            second(record)
+
+    return watch
 
 
 def default_folder(settings: Settings) -> Path:
@@ -197,7 +235,12 @@ def default_folder(settings: Settings) -> Path:
 
 
 def _writer(plan: Plan, out: Path) -> RunWriter:
-    return RunWriter(out, _config(plan)) if plan.resumed is None else RunWriter.resume(out, plan.resumed.records)
+    if plan.resumed is not None:
+        return RunWriter.resume(out, plan.resumed.records)
+    writer = RunWriter(out, _config(plan))
+    if isinstance(plan, PlanHere):
+        nodes.write_simulated(out, plan.fleet.shards.size)
+    return writer
 
 
 class _Diary:
@@ -263,7 +306,8 @@ def _config(plan: Plan) -> str:
     return f"# fedbudget {__version__}\n{config}"
 
 
-def _save(plan: Plan, writer: RunWriter, result: Result) -> None:
+def _save(plan: Plan, writer: RunWriter, result: Result) -> dict[str, Any]:
+    """Writes how the run ended, and what was trained; gives the summary."""
     summary = {
         **result.to_json(),
         "status": "interrupted" if result.stopped_by == "interrupted" else "finished",
@@ -273,3 +317,4 @@ def _save(plan: Plan, writer: RunWriter, result: Result) -> None:
     }
     saved = SavedModel(result.w, plan.settings.model, plan.dataset.classes, plan.dataset.standardization)
     writer.finish(summary, saved.to_bytes())
+    return summary

@@ -106,10 +106,11 @@ class TestJson:
         assert summary["sources"] == {"time": "simulated", "energy": "declared"}
 
 
-def test_a_run_leaves_five_files(run: Path) -> None:
+def test_a_run_leaves_six_files(run: Path) -> None:
     assert {path.name for path in run.iterdir()} == {
         "config.toml",
         "rounds.jsonl",
+        "nodes.json",
         "summary.json",
         "model.safetensors",
         "plot.png",

@@ -31,6 +31,7 @@ def join(
         bool, typer.Option("--insecure", help="Plain text, readable by all, also beyond this machine.")
     ] = False,
     device: o.Device = None,
+    energy_meter: o.EnergyMeter = None,
     pace: Annotated[
         float,
         typer.Option(
@@ -71,6 +72,7 @@ def join(
         key=key,
         insecure=insecure,
         device=device or "auto",
+        energy_meter=energy_meter,
         pace=pace,
         patience=patience,
         quiet=quiet,

@@ -50,8 +50,11 @@ def local(
     joules_per_byte: o.JoulesPerByte = None,
     price_per_hour: o.PricePerHour = None,
     price_per_gigabyte: o.PricePerGigabyte = None,
+    energy_meter: o.EnergyMeter = None,
     config: o.Config = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.  [default: a new one in runs/]")] = None,
+    track: o.Track = None,
+    dashboard: o.Dashboard = False,
     json: o.Json = False,
 ) -> None:
     """Try it on this machine: an aggregator and its nodes, each a process of its own, over a real network stack.
@@ -71,16 +74,21 @@ def local(
 
     from contextlib import ExitStack
 
+    from fedbudget.cli.dashboard import beside
     from fedbudget.cli.view import preparing, print_result, watching
     from fedbudget.local import on_this_machine
+    from fedbudget.trackers import chosen
     from fedbudget.training import default_folder, execute
 
+    trackers = chosen(track or ())
     paces = None if pace is None else [o.number("pace", part) for part in pace.split(",")]
     with ExitStack() as stack:
         with preparing():
-            plan = stack.enter_context(on_this_machine(settings, nodes, paces=paces))
+            plan = stack.enter_context(on_this_machine(settings, nodes, paces=paces, energy_meter=energy_meter))
+        folder = out or default_folder(plan.settings)
+        stack.enter_context(beside(folder, wanted=dashboard))
         watch = stack.enter_context(watching(plan, quiet=json))
-        result = execute(plan, out=out or default_folder(plan.settings), watch=watch)
+        result = execute(plan, out=folder, watch=watch, trackers=trackers)
     if json:
         print(jsonlib.dumps(result.to_json()))
         return

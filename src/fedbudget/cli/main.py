@@ -9,11 +9,13 @@ from fedbudget import __version__
 from fedbudget.cli import (
     certs,
     compare,
+    dashboard,
     data,
     evaluate,
     explain,
     join,
     local,
+    report,
     reproduce,
     run,
     serve,
@@ -41,6 +43,8 @@ for command in (
     show.show,
     explain.explain,
     evaluate.evaluate,
+    dashboard.dashboard,
+    report.report,
     tasks.tasks,
 ):
     app.command()(command)

@@ -160,6 +160,7 @@ def attend(
     key: Path | None,
     insecure: bool,
     device: str,
+    energy_meter: str | None,
     pace: float,
     patience: float | None,
     quiet: bool,
@@ -175,14 +176,14 @@ def attend(
     from fedbudget.engines.network.node import Refused
     from fedbudget.engines.network.node import attend as work_for
     from fedbudget.engines.network.work import Work
-    from fedbudget.meters.rapl import Rapl
+    from fedbudget.meters.energy import energy_meter as meter_of
 
     if not 1 <= pace < float("inf"):
         raise UserError(f"pace must be at least 1, not {pace:g}")
     where = join_address(*split_address(address))
     credentials, token = node_credentials(ca, cert, key), node_token(token_file)
     require_privacy(where, encrypted=credentials is not None, insecure=insecure)
-    work = Work(holdings, device=device, pace=pace, energy=Rapl.find())
+    work = Work(holdings, device=device, pace=pace, energy=meter_of(energy_meter))
 
     def say(text: str) -> None:
         if not quiet:

@@ -118,12 +118,24 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(help="A file with the token of all nodes, or a line NAME TOKEN for each.  [default: FEDBUDGET_TOKEN]"),
 ]
+EnergyMeter = Annotated[
+    str | None,
+    typer.Option(
+        help="What tells a node's energy: rapl (its processors), codecarbon (an estimate), declared (the aggregator's "
+        "--watts), or auto: rapl where it can be read, else declared.  [default: auto]"
+    ),
+]
 Watts = Annotated[float | None, typer.Option(help="Power of a node, for energy.  [default: 5]")]
 JoulesPerByte = Annotated[float | None, typer.Option(help="Energy of sending a byte.  [default: 1e-6]")]
 PricePerHour = Annotated[float | None, typer.Option(help="Of a node, for money.  [default: 0.1]")]
 PricePerGigabyte = Annotated[float | None, typer.Option(help="Of sending, for money.  [default: 0.1]")]
 Config = Annotated[Path | None, typer.Option(help="A TOML file with settings; options given here come first.")]
 Jobs = Annotated[int | None, typer.Option(help="How many runs at a time.  [default: one per core]")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(help="Where the run is followed too: mlflow or tensorboard; may be repeated."),
+]
+Dashboard = Annotated[bool, typer.Option("--dashboard", help="Show the run in a web page while it is made.")]
 Engine = Annotated[
     str | None, typer.Option(help="What makes the run: in-process, or ray, on a cluster.  [default: in-process]")
 ]

@@ -50,6 +50,8 @@ def run(
     ray_address: o.RayAddress = None,
     actors: o.Actors = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.  [default: a new one in runs/]")] = None,
+    track: o.Track = None,
+    dashboard: o.Dashboard = False,
     json: o.Json = False,
 ) -> None:
     """Train under a budget, and keep a record of it.
@@ -70,16 +72,19 @@ def run(
     """
     settings = o.settings_from(locals())
 
+    from fedbudget.cli.dashboard import beside
     from fedbudget.cli.view import preparing, watching
+    from fedbudget.trackers import chosen
     from fedbudget.training import default_folder, execute, planned
 
-    chosen = o.engine(engine, ray_address)
-    wait = preparing("starting Ray, and giving its processes their nodes") if chosen == "ray" else preparing()
+    trackers, makes = chosen(track or ()), o.engine(engine, ray_address)
+    wait = preparing("starting Ray, and giving its processes their nodes") if makes == "ray" else preparing()
     with ExitStack() as stack:
         with wait:
-            plan = stack.enter_context(planned(settings, engine=chosen, ray_address=ray_address, actors=actors))
-        with watching(plan, quiet=json) as watch:
-            result = execute(plan, out=out or default_folder(plan.settings), watch=watch)
+            plan = stack.enter_context(planned(settings, engine=makes, ray_address=ray_address, actors=actors))
+        folder = out or default_folder(plan.settings)
+        with beside(folder, wanted=dashboard), watching(plan, quiet=json) as watch:
+            result = execute(plan, out=folder, watch=watch, trackers=trackers)
     if json:
         print(jsonlib.dumps(result.to_json()))
         return

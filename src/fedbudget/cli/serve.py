@@ -42,6 +42,7 @@ def serve(
     joules_per_byte: o.JoulesPerByte = None,
     price_per_hour: o.PricePerHour = None,
     price_per_gigabyte: o.PricePerGigabyte = None,
+    energy_meter: o.EnergyMeter = None,
     config: o.Config = None,
     test: Annotated[
         str | None, typer.Option(help="What to test on: a dataset's name, a .csv or a .npz.  [default: nothing]")
@@ -76,6 +77,8 @@ def serve(
         Path | None, typer.Option(help="Go on with this run, that was broken off, from its last round.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.  [default: a new one in runs/]")] = None,
+    track: o.Track = None,
+    dashboard: o.Dashboard = False,
     json: o.Json = False,
 ) -> None:
     """Be the aggregator: wait for nodes, train with them under a budget, and keep a record of it.
@@ -99,12 +102,15 @@ def serve(
     given = locals()
     settings, checkpoint = resumed_from(given) if resume is not None else (_settings(given), None)
 
+    from fedbudget.cli.dashboard import beside
     from fedbudget.cli.view import print_result, watching
     from fedbudget.deployment import Interrupted, Listening, serving
     from fedbudget.engines.interrupt import interruptible
     from fedbudget.shares import samples_to_test_on
+    from fedbudget.trackers import chosen
     from fedbudget.training import execute
 
+    trackers = chosen(track or ())
     listening = Listening(
         address,
         cert=cert,
@@ -125,6 +131,7 @@ def serve(
             listening,
             interrupted=asked,
             own=own,
+            energy_meter=energy_meter,
             test=tested,
             resumed=checkpoint,
             opened=waits.opened,
@@ -133,8 +140,9 @@ def serve(
         try:
             with serve_run as plan:
                 waits.over()
-                with watching(plan, quiet=json) as watch:
-                    result = execute(plan, out=folder_of(out, resume, plan.settings), watch=watch)
+                folder = folder_of(out, resume, plan.settings)
+                with beside(folder, wanted=dashboard), watching(plan, quiet=json) as watch:
+                    result = execute(plan, out=folder, watch=watch, trackers=trackers)
         except Interrupted:
             raise KeyboardInterrupt from None
     if json:

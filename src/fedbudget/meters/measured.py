@@ -47,7 +47,7 @@ class MeasuredEnergy:
 
     def __init__(self, declared: Energy) -> None:
         self._declared = declared
-        self._read, self._figured = False, False  # whether any node's joules were read so far, or figured
+        self._read, self._figured = False, False  # whether any node's joules were told so far, or figured
 
     @property
     def source(self) -> Source:
@@ -61,7 +61,7 @@ class MeasuredEnergy:
         if trip.metered:
             read = Cost.split("the energy", trip.step_joules, trip.joules, trip.updates)
         self._read |= trip.metered > 0
-        self._figured |= trip.metered < trip.nodes
+        self._figured |= trip.metered < trip.nodes or trip.estimated
         return Cost(read.step + figured.step, read.aggregation + figured.aggregation)
 
     def state(self) -> list[bool]:

@@ -47,6 +47,7 @@ class RoundTrip:
       metered: how many of the nodes run on machines that measure their energy.
       step_joules: energy per local update of these machines together, each counted once; None when there are none.
       joules: their energy of the whole round.
+      estimated: whether any of these joules are an estimate, and not read from a meter.
     """
 
     updates: int
@@ -59,6 +60,7 @@ class RoundTrip:
     metered: int = 0
     step_joules: float | None = None
     joules: float | None = None
+    estimated: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.metered <= self.nodes:

@@ -9,25 +9,23 @@ The counters are the machine's, not a process's: nodes that share a machine read
 so.
 """
 
-import hashlib
 import re
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedbudget.meters.host import this_host
 from fedbudget.meters.meter import MeterError
 
 POWERCAP = Path("/sys/class/powercap")
 
 _TOP_LEVEL = re.compile(r"intel-rapl:[0-9]+")
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Rapl:
     """The energy of this machine's processors since this was made."""
 
     def __init__(self, packages: "list[_Package]") -> None:
-        self.host = _host()
+        self.host = this_host()
         """Of which machine, without saying its name."""
         self._packages = packages
         self._last = [package.microjoules() for package in packages]
@@ -105,12 +103,3 @@ def _text(path: Path) -> str:
         raise MeterError(f"{path} is readable by root only; chmod a+r lets others read it") from None
     except OSError as error:
         raise MeterError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def _host() -> str:
-    """The same for all processes of a machine until it starts again, in containers too."""
-    try:
-        name = _BOOT.read_text().strip()
-    except OSError:
-        name = socket.gethostname()
-    return hashlib.sha256(name.encode()).hexdigest()[:16]

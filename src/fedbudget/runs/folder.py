@@ -5,6 +5,8 @@
     summary.json        how it ended
     model.safetensors   w^f, and how features were standardised
     plot.png            the picture of the run
+    nodes.json          who takes part, for pages to show (nodes.py)
+    events.out.tfevents.*    what TensorBoard reads, where that was asked for (trackers/tensorboard.py)
     checkpoint.safetensors   where a run over a network has come to, to go on from (checkpoint.py)
 
 `RunWriter` writes one, `Run` reads one. A folder appears only when a run really starts, and whole files are written

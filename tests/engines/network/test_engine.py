@@ -21,6 +21,7 @@ from fedbudget.engines.network.wire import Answer, NodeCosts
 from fedbudget.engines.network.work import Work
 from fedbudget.meters import network_meters, simulated, simulated_meters
 from fedbudget.meters.declared import Energy, Money
+from fedbudget.meters.host import estimated
 from fedbudget.meters.measured import Instant
 from fedbudget.meters.meter import Meters, RoundTrip
 from fedbudget.models.base import loss_over
@@ -150,6 +151,14 @@ def test_energy_counts_once_for_each_machine() -> None:
     found = engine._trip(said(), answers, Instant(1.0, 1.0), 0)
     assert (found.metered, found.nodes) == (6, 8)
     assert (found.joules, found.step_joules) == (16.0, 2.5)
+
+
+def test_an_estimate_of_energy_is_of_the_same_machine_and_makes_all_of_it_one() -> None:
+    read = answer(0, host="a", joules=10.0, step_joules=1.0)
+    estimate = answer(1, host=estimated("a"), joules=12.0, step_joules=3.0)
+    both = engine._trip(said(), [read, estimate], Instant(1.0, 1.0), 0)
+    assert (both.joules, both.step_joules, both.estimated) == (12.0, 3.0, True)
+    assert not engine._trip(said(), [read], Instant(1.0, 1.0), 0).estimated
 
 
 def test_the_final_loss_counts_as_one_update() -> None:

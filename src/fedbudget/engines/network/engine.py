@@ -21,6 +21,7 @@ from fedbudget.engines.network.gathering import Gathered
 from fedbudget.engines.network.members import Counters
 from fedbudget.engines.network.wire import Answer, Farewell, NodeCosts
 from fedbudget.engines.simulation import Observer
+from fedbudget.meters.host import is_estimate, machine
 from fedbudget.meters.measured import Instant
 from fedbudget.meters.meter import Meters, RoundTrip
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
@@ -192,6 +193,7 @@ def _trip(said: Broadcast, answers: Sequence[Answer], took: Instant, wire_bytes:
         metered=sum(len(answer.report.nodes) for answer in metered),
         step_joules=step_joules,
         joules=joules,
+        estimated=any(is_estimate(answer.costs.host) for answer in metered),
     )
 
 
@@ -206,8 +208,9 @@ def _by_host(costs: Sequence[NodeCosts]) -> tuple[float | None, float | None]:
     wholes: dict[str, float] = {}
     for each in costs:
         assert each.joules is not None
-        steps[each.host] = max(steps.get(each.host, 0.0), each.step_joules or 0.0)
-        wholes[each.host] = max(wholes.get(each.host, 0.0), each.joules)
+        host = machine(each.host)
+        steps[host] = max(steps.get(host, 0.0), each.step_joules or 0.0)
+        wholes[host] = max(wholes.get(host, 0.0), each.joules)
     return (sum(steps.values()), sum(wholes.values())) if costs else (None, None)
 
 

@@ -196,6 +196,10 @@ class Hub:
         """How all members are doing, in the order of their numbers."""
         return self._in_loop(lambda: [self._attendance(name, member) for name, member in self.members.items()])
 
+    def glance(self) -> list[Attendance]:
+        """The same from any thread and at any time, also after the end; what changes meanwhile may be half seen."""
+        return [self._attendance(name, member) for name, member in list(self.members.items())]
+
     def begin(self, said: Broadcast, *, least: int, timeout: float, left: float) -> None:
         """Sends a broadcast to all that are idle.
 

@@ -20,9 +20,9 @@ from fedbudget.engines.network.compression import Feedback
 from fedbudget.engines.network.holdings import Holdings
 from fedbudget.engines.network.task import Task, rounds_ahead
 from fedbudget.engines.network.wire import Half, NodeCosts, Told, Welcome
+from fedbudget.meters.energy import EnergyMeter
 from fedbudget.meters.measured import Instant
 from fedbudget.meters.meter import MeterError
-from fedbudget.meters.rapl import Rapl
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.memory import FleetMemory
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
@@ -58,7 +58,7 @@ class Work:
     """
 
     def __init__(
-        self, holdings: Holdings, *, device: str = "auto", pace: float = 1.0, energy: Rapl | None = None
+        self, holdings: Holdings, *, device: str = "auto", pace: float = 1.0, energy: EnergyMeter | None = None
     ) -> None:
         self.holdings = holdings
         self.run = ""

@@ -1,0 +1,102 @@
+"""`fedbudget dashboard`, and the page beside a run."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedbudget.errors import UserError
+
+
+def dashboard(
+    runs: Annotated[
+        Path, typer.Argument(help="A folder with runs, or a run's own folder.  [default: runs]", show_default=False)
+    ] = Path("runs"),
+    host: Annotated[
+        str,
+        typer.Option(
+            help="The address to listen on; others than this machine's own need a token.  [default: 127.0.0.1]"
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[int | None, typer.Option(help="Of the page.  [default: 8700, or the next that is free]")] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="A file with the token that the page needs.  [default: FEDBUDGET_TOKEN, with --host]"),
+    ] = None,
+    open_browser: Annotated[
+        bool | None, typer.Option("--open/--no-open", help="Open it in a browser.  [default: from a terminal]")
+    ] = None,
+) -> None:
+    """Show runs in a web page, also while they are made.
+
+    The page is read-only, and loads nothing from elsewhere. It is for this machine alone unless --host says otherwise.
+
+    Examples:
+
+      fedbudget dashboard
+
+      fedbudget dashboard runs/NAME --port 9000 --no-open
+
+      FEDBUDGET_TOKEN=$(openssl rand -hex 32) fedbudget dashboard --host 0.0.0.0
+    """
+    require_dashboard()
+
+    from fedbudget.dashboard.serving import Dashboard
+
+    page = Dashboard(runs, host=host, port=port, token=_token(host, token_file))
+    hint = "" if page.open else "/?token=TOKEN the first time; "
+    print(f"{page.address()}  ({hint}Ctrl-C ends it)", file=sys.stderr, flush=True)
+    if open_browser if open_browser is not None else sys.stderr.isatty() and page.open:
+        import webbrowser
+
+        webbrowser.open(page.address())
+    page.serve()
+
+
+@contextmanager
+def beside(folder: Path, *, wanted: bool) -> Iterator[None]:
+    """The page of a run while it is made, where that is wanted.
+
+    Args:
+      folder: of the run; it need not be there yet.
+    """
+    if not wanted:
+        yield
+        return
+    require_dashboard()
+
+    from fedbudget.dashboard.serving import Dashboard
+
+    parent = folder.resolve().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    page = Dashboard(parent)
+    print(f"dashboard: {page.address(folder.resolve().name)}", file=sys.stderr, flush=True)
+    with page.beside():
+        yield
+
+
+def require_dashboard() -> None:
+    if any(find_spec(name) is None for name in ("starlette", "uvicorn", "plotly")):
+        raise UserError("this needs a web server and plotly; install them with: pip install 'fedbudget[dashboard]'")
+
+
+def _token(host: str, token_file: Path | None) -> str | None:
+    """What the page needs to be told, if anything."""
+    if token_file is None and host in ("127.0.0.1", "::1", "localhost"):
+        return None
+    from fedbudget.cli.network import require_network
+
+    require_network()
+    from fedbudget.engines.network.credentials import node_token
+
+    token = node_token(token_file)
+    if token is None:
+        raise UserError(
+            f"--host {host} lets other machines see the runs, so it needs a token: give --token-file FILE, or set "
+            "FEDBUDGET_TOKEN; openssl rand -hex 32 makes a good one"
+        )
+    return token

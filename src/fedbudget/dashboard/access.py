@@ -1,0 +1,144 @@
+"""Who may look at the page, and what the page may do.
+
+Rules here:
+- Everything is read, nothing is written: GET and HEAD, and no other method.
+- A request must name a host that we are: a page elsewhere, whose name was made to point here, is refused.
+- Beyond this machine a token is needed. It comes once in the address, and then as a cookie, which holds a digest of it.
+- The page loads nothing from elsewhere, and the browser is told to see to it.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import socket
+from dataclasses import dataclass, field
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fedbudget.dashboard.shell import complaint
+
+COOKIE = "fedbudget_dashboard"
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_ANY = ("0.0.0.0", "::")
+_HEADERS = {
+    # Plotly puts styles of its own into the page, and makes pictures from data: and blob: addresses.
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who is let in.
+
+    Args:
+      host: that we listen on.
+      token: that must be known; None where all may look.
+    """
+
+    host: str
+    token: str | None = field(default=None, repr=False)
+
+    def knows(self, host: str) -> bool:
+        """Whether we are the host of a request.
+
+        >>> Access("127.0.0.1").knows("localhost"), Access("127.0.0.1").knows("evil.example")
+        (True, False)
+        """
+        if host in _LOOPBACK or host == self.host.lower():
+            return True
+        # Who listens on all addresses has many; but only a name can be made to point to somebody else.
+        return self.host in _ANY and (_is_ip(host) or host == socket.gethostname().lower())
+
+    def admits(self, token: str | None) -> bool:
+        return self.token is None or (token is not None and hmac.compare_digest(_digest(token), _digest(self.token)))
+
+    def remembers(self, cookie: str | None) -> bool:
+        return self.token is None or (cookie is not None and hmac.compare_digest(cookie.encode(), self.cookie.encode()))
+
+    @property
+    def cookie(self) -> str:
+        """What shows that the token was known."""
+        return "" if self.token is None else hmac.new(self.token.encode(), COOKIE.encode(), hashlib.sha256).hexdigest()
+
+
+class Guard:
+    """Stands before the app."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        await (self._refusal(scope) or self._app)(scope, receive, send_with_headers)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        if scope["method"] not in ("GET", "HEAD"):
+            return refusal(scope, 405, "this page can only be read")
+        if not self._access.knows(_host(headers.get("host", ""))):
+            return refusal(scope, 403, "this page has another address; open it as fedbudget printed it")
+        if self._access.token is None:
+            return None
+        asked = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        token = dict(asked).get("token")
+        if token is not None and self._access.admits(token):
+            # To the same page without the token, which should not stay in the browser's history.
+            rest = urlencode([(name, value) for name, value in asked if name != "token"])
+            path = "/" + scope["raw_path"].decode("latin-1").split("?")[0].lstrip("/")
+            response = RedirectResponse(path + (f"?{rest}" if rest else ""), status_code=303)
+            response.set_cookie(COOKIE, self._access.cookie, httponly=True, samesite="strict", path="/")
+            return response
+        if token is None and self._access.remembers(_cookie(headers.get("cookie", ""))):
+            return None
+        return refusal(scope, 401, "this page needs a token: open it once as /?token=TOKEN")
+
+
+def refusal(scope: Scope, status: int, why: str) -> Response:
+    """An error as those who ask want it: a page, or JSON for the page's own requests."""
+    if scope["path"].startswith("/api/"):
+        return JSONResponse({"error": why}, status)
+    return Response(complaint(status, why), status, media_type="text/html")
+
+
+def _host(header: str) -> str:
+    """Without the port, and an IPv6 address without its brackets."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0].lower()
+    return header.partition(":")[0].lower()
+
+
+def _cookie(header: str) -> str | None:
+    try:
+        found = SimpleCookie(header).get(COOKIE)
+    except CookieError:
+        return None
+    return None if found is None else found.value
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

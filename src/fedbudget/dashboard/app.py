@@ -1,0 +1,148 @@
+"""What the page asks for, and what it gets: JSON from the runs' folder, and events as a run goes on."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from fedbudget.dashboard import series
+from fedbudget.dashboard.access import Access, Guard, refusal
+from fedbudget.dashboard.reading import Reading, Seen
+from fedbudget.dashboard.shelf import Shelf
+from fedbudget.dashboard.shell import page_files, plotly_js
+from fedbudget.errors import UserError
+
+LOOK = 0.5
+"""Seconds between two looks at a run that is being written."""
+
+_AT_ONCE = 200  # rows of an event, about; a page that was not there for a while asks for all anyway
+_ALIVE = 15.0  # seconds after which something is said even when nothing happens, so that nobody hangs up
+
+
+def make_app(shelf: Shelf, access: Access, ending: Callable[[], bool] = lambda: False) -> Starlette:
+    """The app.
+
+    Args:
+      ending: whether it is to end, and events with it.
+    """
+
+    def run_page(request: Request) -> Response:
+        _reading(request)
+        return _file("index.html")
+
+    def runs(request: Request) -> Response:
+        return JSONResponse({"folder": shelf.shown, "runs": shelf.overviews()})
+
+    def run(request: Request) -> Response:
+        return JSONResponse(series.view(_reading(request).look()))
+
+    def rows(request: Request) -> Response:
+        first, last = _number(request, "from"), _number(request, "to")
+        return JSONResponse(series.rows(_reading(request).look(), first, last))
+
+    def choice(request: Request) -> Response:
+        return JSONResponse(series.choice(_reading(request).look(), request.path_params["number"]))
+
+    async def events(request: Request) -> Response:
+        reading = await run_in_threadpool(_reading, request)
+        told = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
+        after = int(told) if told.isdecimal() else 0
+        return StreamingResponse(_events(request, reading, after, ending), media_type="text/event-stream")
+
+    def _reading(request: Request) -> Reading:
+        name = request.path_params["name"]
+        found = shelf.reading(name)
+        if found is None:
+            raise _NotFound(f"there is no run {name!r} in {shelf.shown}")
+        return found
+
+    return Starlette(
+        routes=[
+            Route("/", lambda request: _file("index.html"), methods=["GET"]),
+            Route("/compare", lambda request: _file("index.html"), methods=["GET"]),
+            Route("/run/{name}", run_page, methods=["GET"]),
+            Route("/page/{name}", _page_file, methods=["GET"]),
+            Route("/plotly.js", _plotly, methods=["GET"]),
+            Route("/favicon.ico", lambda request: _file("icon.svg"), methods=["GET"]),
+            Route("/api/runs", runs, methods=["GET"]),
+            Route("/api/runs/{name}", run, methods=["GET"]),
+            Route("/api/runs/{name}/rows", rows, methods=["GET"]),
+            Route("/api/runs/{name}/rounds/{number:int}", choice, methods=["GET"]),
+            Route("/api/runs/{name}/events", events, methods=["GET"]),
+        ],
+        middleware=[Middleware(Guard, access=access)],
+        exception_handlers={
+            _NotFound: lambda request, error: refusal(request.scope, 404, str(error)),
+            UserError: lambda request, error: refusal(request.scope, 422, str(error)),
+            404: lambda request, error: refusal(request.scope, 404, "there is nothing here"),
+        },
+    )
+
+
+class _NotFound(Exception):
+    pass
+
+
+async def _events(request: Request, reading: Reading, after: int, ending: Callable[[], bool]) -> AsyncIterator[str]:
+    """Rows after a round, as they are written, with gauges and nodes; the last event is the end of the run."""
+    yield "retry: 1000\n\n"
+    generation: int | None = None
+    said: dict[str, Any] = {}
+    silence = 0.0
+    while not await request.is_disconnected():
+        last_look = ending()
+        seen = await run_in_threadpool(reading.look)
+        rounds = seen.run.rounds
+        last = rounds[-1].round if rounds else 0
+        if last < after or generation not in (None, seen.generation):
+            yield _event("reset", {}, last)
+            return
+        generation = seen.generation
+        told = await run_in_threadpool(series.now, seen)
+        if told != said or last > after:
+            news = {"columns": await run_in_threadpool(_columns_after, seen, after), **told}
+            yield _event("now" if seen.run.summary is None else "end", news, last)
+            said, after, silence = told, last, 0.0
+        if last_look or seen.run.summary is not None:
+            return
+        if silence >= _ALIVE:
+            yield ": nothing new\n\n"
+            silence = 0.0
+        await asyncio.sleep(LOOK)
+        silence += LOOK
+
+
+def _columns_after(seen: Seen, after: int) -> dict[str, Any]:
+    return series.columns(series.thinned([record for record in seen.run.rounds if record.round > after], _AT_ONCE))
+
+
+def _event(name: str, what: dict[str, Any], number: int) -> str:
+    return f"id: {number}\nevent: {name}\ndata: {json.dumps(what, allow_nan=False)}\n\n"
+
+
+def _number(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "")
+    if not text.isdecimal():
+        raise UserError(f"{name} must be the number of a round, not {text[:50]!r}")
+    return int(text)
+
+
+def _page_file(request: Request) -> Response:
+    name = request.path_params["name"]
+    return _file(name) if name in page_files() else refusal(request.scope, 404, "there is nothing here")
+
+
+def _file(name: str) -> Response:
+    content, media_type = page_files()[name]
+    return Response(content, media_type=media_type, headers={"cache-control": "no-cache"})
+
+
+def _plotly(request: Request) -> Response:
+    return FileResponse(plotly_js(), media_type="text/javascript", headers={"cache-control": "max-age=86400"})

@@ -1,0 +1,194 @@
+// The charts, drawn by plotly.js from columns; the page and the report have the same ones.
+//
+// A chart is a function from columns and an x axis to traces and a layout. What is said by colour is also said by the
+// shape of a marker or the dashes of a line.
+
+import { colours } from "./theme.js";
+
+export const REASONS = {
+  "start": { symbol: "circle-open", colour: "c5" },
+  "minimum of G": { symbol: "circle", colour: "c1" },
+  "search limit": { symbol: "triangle-up", colour: "c2" },
+  "budget": { symbol: "square", colour: "c4" },
+  "fixed": { symbol: "diamond", colour: "c1" },
+  "recovery": { symbol: "x", colour: "c2" },
+};
+const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
+const COLOURS = ["c1", "c2", "c3", "c4", "c5"];
+const SYMBOLS = ["circle", "square", "triangle-up", "diamond", "x", "star"];
+
+// What the x axis can be: [key, label].
+export function axes(resources) {
+  const unit = (resource) => (resource.unit ? ` (${resource.unit})` : "");
+  return [
+    ...resources.map((resource) => [resource.name, `${resource.name} spent${unit(resource)}`]),
+    ["round", "round"],
+    ["wall", "wall clock (s)"],
+  ];
+}
+
+export function xOf(columns, key) {
+  if (key === "round" || key === "wall") return columns[key];
+  return columns.spent[key] || columns.round;
+}
+
+function line(columns, key, y, name, colour, dash, more = {}) {
+  const shown = { type: "scatter", mode: "lines", hovertemplate: "%{y:.4g}", line: { color: colour, width: 2, dash } };
+  return { ...shown, x: xOf(columns, key), y, name, customdata: columns.round, ...more };
+}
+
+export function loss(columns, key) {
+  const c = colours();
+  return {
+    traces: [
+      line(columns, key, columns.loss, "F(w), latest", c.c1, "solid"),
+      line(columns, key, columns.best_loss, "F(wᶠ), best", c.c2, "dash"),
+    ],
+    layout: { showlegend: true },
+  };
+}
+
+export function accuracy(columns, key) {
+  const c = colours();
+  const kept = columns.accuracy.map((value, at) => at).filter((at) => columns.accuracy[at] !== null);
+  const x = xOf(columns, key);
+  return {
+    traces: kept.length === 0 ? [] : [{
+      type: "scatter", mode: "lines+markers", x: kept.map((at) => x[at]), y: kept.map((at) => columns.accuracy[at]),
+      customdata: kept.map((at) => columns.round[at]), name: "accuracy", hovertemplate: "%{y:.2%}",
+      line: { color: c.c3, width: 2 }, marker: { size: 5 },
+    }],
+    layout: { yaxis: { tickformat: ".0%" } },
+    empty: "no accuracy for this model or data",
+  };
+}
+
+export function chosen(columns, key) {
+  const c = colours();
+  const x = xOf(columns, key);
+  const made = columns.tau.map((tau, at) => at).filter((at) => columns.tau[at] > 0);
+  const traces = [{
+    type: "scatter", mode: "lines", x: made.map((at) => x[at]), y: made.map((at) => columns.tau[at]),
+    customdata: made.map((at) => columns.round[at]), line: { color: c.c5, width: 1, shape: "hv" }, hoverinfo: "skip", showlegend: false,
+  }];
+  for (const [reason, { symbol, colour }] of Object.entries(REASONS)) {
+    const those = made.filter((at) => columns.reason[at] === reason);
+    if (those.length === 0) continue;
+    traces.push({
+      type: "scatter", mode: "markers", name: reason, x: those.map((at) => x[at]), y: those.map((at) => columns.tau[at]),
+      customdata: those.map((at) => columns.round[at]), marker: { symbol, color: c[colour], size: those.length > 400 ? 5 : 7 },
+      hovertemplate: `τ = %{y}, ${reason}<extra></extra>`,
+    });
+  }
+  return { traces, layout: { showlegend: true, yaxis: { rangemode: "tozero" } } };
+}
+
+export function shares(columns, key, resources) {
+  const c = colours();
+  return {
+    traces: resources.map((resource, at) =>
+      line(columns, key, (columns.spent[resource.name] || []).map((spent) => spent / resource.limit), resource.name,
+        c[COLOURS[at % COLOURS.length]], DASHES[at % DASHES.length], { hovertemplate: "%{y:.1%}" })),
+    layout: {
+      showlegend: true, yaxis: { tickformat: ".0%", rangemode: "tozero" },
+      shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: c.c5, dash: "dot", width: 1 } }],
+    },
+  };
+}
+
+// One of the small charts: a single curve.
+export function single(columns, key, y, colour) {
+  const known = y.some((value) => value !== null);
+  return {
+    traces: known ? [line(columns, key, y, "", colours()[colour], "solid", { line: { color: colours()[colour], width: 1.5 } })] : [],
+    layout: { margin: { l: 48, r: 8, t: 6, b: 26 }, yaxis: { rangemode: "tozero", nticks: 4 }, xaxis: { nticks: 4, title: { text: "" } } },
+    empty: "not estimated",
+  };
+}
+
+export function curve(choice) {
+  const c = colours();
+  const at = (tau) => choice.candidates.indexOf(tau);
+  const mark = (tau, name, symbol, colour, size) => at(tau) < 0 ? [] : [{
+    type: "scatter", mode: "markers", x: [tau], y: [choice.G[at(tau)]], name,
+    marker: { symbol, size, color: c[colour], line: { width: 2, color: c[colour] } }, hovertemplate: `${name}: τ = ${tau}<extra></extra>`,
+  }];
+  const finite = choice.G.filter((value) => value !== null && value > 0);
+  const low = Math.min(...finite), high = Math.max(...finite);
+  // G soon grows beyond all bounds; what matters is around its minimum, and where the choice is.
+  const top = Math.max(Math.min(high, 300 * low), choice.G[at(choice.record.tau)] ?? 0);
+  const upright = high / low > 20
+    ? { type: "log", range: [Math.log10(low) - 0.2, Math.log10(top) + 0.1], dtick: 1, exponentformat: "power" } : { nticks: 5 };
+  const last = choice.candidates[choice.candidates.length - 1];
+  const ticks = [1, 10, 100, 1000, 10000].flatMap((ten) => [ten, 2 * ten, 5 * ten]).filter((tau) => tau <= last);
+  return {
+    traces: finite.length === 0 ? [] : [
+      { type: "scatter", mode: "lines", x: choice.candidates, y: choice.G, name: "G(τ)", line: { color: c.c1, width: 2 }, hovertemplate: "τ = %{x}: %{y:.4g}<extra></extra>" },
+      ...mark(choice.minimum, "smallest G", "circle-open", "c3", 13),
+      ...mark(choice.record.tau, "chosen τ", "diamond", "c2", 10),
+    ],
+    layout: {
+      showlegend: true, yaxis: upright,
+      xaxis: { title: { text: "τ, local updates in a round", standoff: 6, font: { size: 12 } }, ...(last > 30 ? { type: "log", tickvals: ticks } : {}) },
+    },
+    empty: "G was not looked at in this round",
+  };
+}
+
+// Several runs in one chart, each with its own colour, dashes and markers.
+export function compared(runs, key, what) {
+  const c = colours();
+  return {
+    traces: runs.map((run, at) => {
+      const x = xOf(run.columns, key);
+      const kept = run.columns[what].map((value, row) => row).filter((row) => run.columns[what][row] !== null);
+      return {
+        type: "scatter", mode: "lines+markers", name: run.name, x: kept.map((row) => x[row]), y: kept.map((row) => run.columns[what][row]),
+        line: { color: c[COLOURS[at % COLOURS.length]], dash: DASHES[at % DASHES.length], width: 2 },
+        marker: { symbol: SYMBOLS[at % SYMBOLS.length], size: 8, maxdisplayed: 14 },
+        hovertemplate: "%{y:.4g}",
+      };
+    }),
+    layout: { showlegend: true, xaxis: { rangemode: "tozero" }, yaxis: what === "accuracy" ? { tickformat: ".0%" } : {} },
+    empty: "nothing to compare",
+  };
+}
+
+// Draws into an element, or says why there is nothing to draw.
+export function draw(element, figure, { label = "", range = null, still = false } = {}) {
+  if (figure.traces.length === 0) {
+    Plotly.purge(element);
+    element.classList.add("empty");
+    element.textContent = figure.empty || "nothing yet";
+    return false;
+  }
+  if (element.classList.contains("empty")) {
+    element.classList.remove("empty");
+    element.textContent = "";
+  }
+  const c = colours();
+  const axis = { gridcolor: c.grid, linecolor: c.line, zerolinecolor: c.line, automargin: true, tickfont: { size: 11 } };
+  const own = figure.layout || {};
+  const touch = matchMedia("(pointer: coarse)").matches;
+  const layout = {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "x", hoverdistance: -1,
+    font: { family: "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', sans-serif", color: c.text, size: 12 },
+    margin: { l: 52, r: 12, t: 8, b: 40 }, dragmode: touch || still ? false : "zoom",
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11.5 }, itemclick: false, itemdoubleclick: false },
+    hoverlabel: { bgcolor: c.card, bordercolor: c.line, font: { color: c.text } },
+    ...own,
+    xaxis: { ...axis, title: { text: label, standoff: 6, font: { size: 12 } }, fixedrange: touch || still, ...(range ? { range } : { autorange: true }), ...own.xaxis },
+    yaxis: { ...axis, fixedrange: true, ...own.yaxis },
+  };
+  Plotly.react(element, figure.traces, layout, { displayModeBar: false, responsive: true, doubleClick: false });
+  return true;
+}
+
+// Where a value of x is in a drawn chart: left, top and height in pixels; null where it is out of sight.
+export function position(element, x) {
+  const layout = element._fullLayout;
+  if (!layout || !layout.xaxis || x === null || x === undefined) return null;
+  const [low, high] = layout.xaxis.range;
+  if (x < low || x > high) return null;
+  return { left: layout.xaxis._offset + layout.xaxis.l2p(x), top: layout._size.t, height: layout._size.h };
+}

@@ -1,0 +1,30 @@
+// Several runs in one chart, against what was spent, with a small table.
+
+import { choose, el, number, percent, state, table } from "./dom.js";
+import * as charts from "./charts.js";
+
+const WHAT = [["best_loss", "best loss"], ["loss", "latest loss"], ["accuracy", "accuracy"], ["tau", "τ"]];
+
+export function compareView(runs) {
+  const common = charts.axes(runs[0].resources).filter(([key]) =>
+    key === "round" || key === "wall" || runs.every((run) => run.resources.some((resource) => resource.name === key)));
+  const at = { key: common[0][0], what: "best_loss" };
+  const element = el("div", { class: "plot", role: "img", "aria-label": "Runs compared", "data-chart": "compared", style: "height: 430px" });
+  const rows = el("div", { class: "scroll" });
+  const page = el("article", { class: "compare" },
+    el("div", { class: "bar-of-controls" },
+      choose("Show", WHAT, at.what, (what) => { at.what = what; show(); }),
+      choose("against", common, at.key, (key) => { at.key = key; show(); })),
+    el("div", { class: "charts" }, el("section", { class: "card" }, element)),
+    el("section", { class: "card" }, rows));
+  function show() {
+    charts.draw(element, charts.compared(runs, at.key, at.what), { label: common.find(([key]) => key === at.key)[1] });
+    rows.replaceChildren(table("", ["run", "state", "method", "τ", "#loss", "#accuracy", "#average τ", "#rounds", "spent"],
+      runs.map((run) => [
+        run.link ? el("a", { href: run.link }, run.name) : run.name, state(run.state), run.settings.method, run.settings.tau, number(run.loss), percent(run.accuracy),
+        run.summary ? run.summary.average_tau.toFixed(1) : "–", number(run.rounds), run.gauges.map((gauge) => `${gauge.name} ${gauge.text}`).join(", "),
+      ]), "stacks"));
+    page.dataset.traces = String(runs.length);
+  }
+  return { page, begin: show, redraw: show, update(found) { runs = found; show(); }, end() { Plotly.purge(element); } };
+}

@@ -1,0 +1,72 @@
+// Which page this is, by its address; and its life: asked for, shown, kept up to date.
+
+import { ask, liveSource } from "./source.js";
+import { compareView } from "./compare.js";
+import { el } from "./dom.js";
+import { listView } from "./list.js";
+import { runView } from "./run.js";
+import { themed } from "./theme.js";
+
+const EVERY = 2000; // milliseconds between two looks at a list
+const content = document.getElementById("content");
+let redraw = () => {};
+
+// The charts' library is large: figures are asked for while it is still being read.
+const library = new Promise((ready) => {
+  if (window.Plotly) ready();
+  else document.addEventListener("DOMContentLoaded", ready, { once: true });
+});
+
+function where(...parts) {
+  document.title = [...parts.filter((part) => typeof part === "string"), "fedbudget"].join(" · ");
+  document.getElementById("where").replaceChildren(...parts.flatMap((part) => [" / ", part]).slice(1));
+}
+
+// Again and again, while somebody looks.
+function repeat(work) {
+  setInterval(() => { if (!document.hidden) work().catch(() => {}); }, EVERY);
+}
+
+async function list() {
+  where("Runs");
+  const view = listView(new Set());
+  content.replaceChildren(view.page);
+  const look = async () => view.show(await ask("/api/runs"));
+  await look();
+  repeat(look);
+}
+
+async function run(name) {
+  where(el("a", { href: "/" }, "Runs"), name);
+  const source = liveSource(name);
+  const [figures] = await Promise.all([source.view(), library]);
+  const view = runView(source, figures);
+  content.replaceChildren(view.page);
+  view.begin();
+  redraw = view.redraw;
+}
+
+async function compare(names) {
+  where(el("a", { href: "/" }, "Runs"), "Compare");
+  const look = () => Promise.all(names.map(async (name) => ({ ...await liveSource(name).view(), link: `/run/${encodeURIComponent(name)}` })));
+  let [found] = await Promise.all([look(), library]);
+  const view = compareView(found);
+  content.replaceChildren(el("h1", {}, `${names.length} runs compared`), view.page);
+  view.begin();
+  redraw = view.redraw;
+  repeat(async () => {
+    if (found.every((each) => each.summary)) return;
+    found = await look();
+    view.update(found);
+  });
+}
+
+function complain(error) {
+  content.replaceChildren(el("h1", {}, "This cannot be shown"), el("p", {}, error.message), el("p", {}, el("a", { href: "/" }, "All runs")));
+}
+
+themed(document.getElementById("theme"), () => redraw());
+const asked = new URLSearchParams(location.search).getAll("run");
+const named = location.pathname.match(/^\/run\/(.+)$/);
+const page = named ? run(decodeURIComponent(named[1])) : location.pathname === "/compare" && asked.length ? compare(asked) : list();
+page.catch(complain);

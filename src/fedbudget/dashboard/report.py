@@ -1,0 +1,88 @@
+"""Runs as one HTML file to keep, to send and to open from disk: charts, library, figures and words are all in it.
+
+Rules here:
+- The file asks for nothing from anywhere, and tells the browser to see to it.
+- Figures are JSON inside the page, with every `<` written as an escape: no text of a run can end the script it is in.
+"""
+
+import html
+import json
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from fedbudget import __version__
+from fedbudget.dashboard import series, words
+from fedbudget.dashboard.reading import Seen
+from fedbudget.dashboard.shell import page_files, plotly_js
+
+CURVES = 300
+"""The most rounds of a run whose G curve is kept."""
+
+_MODULES = ("dom.js", "theme.js", "charts.js", "run.js", "compare.js", "report.js")  # each after what it imports
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+_IMPORT = re.compile(r'^import (?:\* as )?(.*) from "\./(\w+)\.js";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?function (\w+)|const (\w+))", re.MULTILINE)
+
+
+def report(runs: Sequence[Seen]) -> str:
+    """The file's text."""
+    names = ", ".join(seen.name for seen in runs)
+    files = {name: content for name, (content, _) in page_files().items()}
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="generator" content="fedbudget {__version__}">
+<title>{html.escape(names)} · fedbudget</title>
+<style>{files["style.css"]}</style>
+</head>
+<body>
+<a class="skip" href="#content">Skip to the content</a>
+<header class="top">
+  <span class="brand">fedbudget</span>
+  <span class="muted" style="flex: 1">Report of {datetime.now():%Y-%m-%d %H:%M}</span>
+  <button id="theme" type="button">Theme</button>
+</header>
+<main id="content" tabindex="-1"></main>
+<script type="application/json" id="figures">{_embedded({"runs": figures(runs)})}</script>
+<script>{plotly_js().read_text(encoding="utf-8")}</script>
+<script type="module">{bundled(files)}</script>
+</body>
+</html>
+"""
+
+
+def figures(runs: Sequence[Seen]) -> list[dict[str, Any]]:
+    """What is shown of each run: the page's figures, and G curves."""
+    others = [seen.run for seen in runs]
+    found = []
+    for seen in runs:
+        kept = series.thinned(seen.run.rounds)
+        every = max(1, -(-len(kept) // CURVES))
+        choices = [series.choice(seen, record.round) for record in [*kept[:-1:every], *kept[-1:]]]
+        found.append({**series.view(seen), "paragraph": words.paragraph(seen.run, others), "choices": choices})
+    return found
+
+
+def bundled(files: dict[str, str]) -> str:
+    """The page's modules as one, because a file opened from disk may not import others.
+
+    Each becomes a block with names of its own, which leaves what it exports in an object with the module's name.
+    """
+    blocks = []
+    for name in _MODULES:
+        exports = [first or second for first, second in _EXPORT.findall(files[name])]
+        body = _EXPORT.sub("", _IMPORT.sub(r"const \1 = $\2;", files[name]))
+        blocks.append(
+            f"const ${name.removesuffix('.js')} = (() => {{\n{body}\nreturn {{ {', '.join(exports)} }};\n}})();\n"
+        )
+    return "".join(blocks)
+
+
+def _embedded(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

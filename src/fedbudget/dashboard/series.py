@@ -1,0 +1,199 @@
+"""What charts and gauges show of a run, as plain JSON values: the one source of the page and of the report.
+
+Rules here:
+- Many rounds are thinned to what a screen can show: of each stretch of rounds the smallest and the largest value of
+  every curve, every change of the reason, the first round and the last. No spike is lost, and no value is made up.
+- JSON has no NaN or infinity: null instead.
+- Amounts come with their text, so that units are known in one place.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedbudget.arrays import Float64, Int64
+from fedbudget.budget import RESOURCES
+from fedbudget.dashboard import words
+from fedbudget.dashboard.reading import Seen
+from fedbudget.errors import UserError
+from fedbudget.runs.explain import explain
+from fedbudget.runs.record import RoundRecord, json_value
+
+MOST = 1500
+"""Rounds of a chart, about; never more than twice as many."""
+
+_RECENT = 20  # rounds that the pace is figured from
+_CURVE = 80  # points of a G curve, about
+_FIELDS = ("round", "t", "tau", "reason", "eta", "loss", "best_loss", "accuracy", "rho", "beta", "delta", "wall")
+
+
+def view(seen: Seen) -> dict[str, Any]:
+    """All that the page of a run shows, but for G curves."""
+    run = seen.run
+    return {
+        "name": seen.name,
+        "title": words.title(run.settings),
+        "settings": _settings(seen),
+        "resources": [
+            {"name": name, "unit": RESOURCES[name].unit, "limit": limit} for name, limit in _limits(seen).items()
+        ],
+        "columns": columns(thinned(run.rounds)),
+        **now(seen),
+    }
+
+
+def now(seen: Seen) -> dict[str, Any]:
+    """What changes while a run goes on, besides its rows."""
+    run = seen.run
+    evaluated = next((record.accuracy for record in reversed(run.rounds) if record.accuracy is not None), None)
+    last = run.rounds[-1] if run.rounds else None
+    return {
+        "state": seen.state,
+        "paragraph": words.paragraph(run),
+        "rounds": last.round if last else 0,
+        "loss": json_value((run.summary or {}).get("loss", last.best_loss if last else None)),
+        "accuracy": (run.summary or {}).get("accuracy", evaluated),
+        "summary": run.summary,
+        "gauges": gauges(seen),
+        "nodes": seen.nodes,
+        "written": seen.written,
+    }
+
+
+def rows(seen: Seen, first: int, last: int) -> dict[str, Any]:
+    """The columns of rounds `first` to `last`: exact where they are few enough, else thinned."""
+    rounds = seen.run.rounds
+    start = bisect_left(rounds, first, key=lambda record: record.round)
+    end = bisect_right(rounds, last, key=lambda record: record.round)
+    found = rounds[start:end]
+    return {"columns": columns(thinned(found)), "exact": len(found) <= MOST}
+
+
+def columns(records: Sequence[RoundRecord]) -> dict[str, Any]:
+    """Records by column; those per resource by name again."""
+    found: dict[str, Any] = {name: [_value(getattr(record, name)) for record in records] for name in _FIELDS}
+    resources = list(records[0].spent) if records else []
+    for name in ("c", "b", "spent"):
+        found[name] = {each: [_value(getattr(record, name)[each]) for record in records] for each in resources}
+    return found
+
+
+def thinned(records: Sequence[RoundRecord], most: int = MOST) -> list[RoundRecord]:
+    """All of few records; of many, those that make the same picture."""
+    if len(records) <= most:
+        return list(records)
+    resource = next(iter(records[0].spent))
+    curves = [_array([getattr(record, name) for record in records]) for name in ("tau", "loss", "rho", "beta", "delta")]
+    curves += [_array([getattr(record, name)[resource] for record in records]) for name in ("c", "b")]
+    kept = {0, len(records) - 1}
+    for curve in curves:
+        kept |= _extremes(curve, most // (2 * len(curves)))
+    accuracy = _array([record.accuracy for record in records])
+    evaluated = np.flatnonzero(~np.isnan(accuracy))
+    kept |= set(evaluated.tolist()) if len(evaluated) <= most // 4 else _extremes(accuracy, most // 8)
+    reasons = np.array([record.reason for record in records])
+    changes = np.flatnonzero(reasons[1:] != reasons[:-1]) + 1
+    kept |= set(_evenly(changes, most // 2).tolist())
+    return [records[index] for index in sorted(kept)]
+
+
+def gauges(seen: Seen) -> list[dict[str, Any]]:
+    """Of each resource what was spent, what is left, and until when at the pace of the last rounds."""
+    rounds, limits = seen.run.rounds, _limits(seen)
+    spent = rounds[-1].spent if rounds else dict.fromkeys(limits, 0.0)
+    sources = (seen.run.summary or {}).get("sources", {})
+    found = []
+    for name, limit in limits.items():
+        resource, left = RESOURCES[name], max(0.0, limit - spent[name])
+        seconds = _seconds_left(rounds, name, left) if seen.state == "running" else None
+        found.append(
+            {
+                "name": name,
+                "spent": spent[name],
+                "limit": limit,
+                "share": spent[name] / limit,
+                "text": f"{resource.format(spent[name])} of {resource.format(limit)}",
+                "left": resource.format(left),
+                "over": resource.format(spent[name] - limit) if spent[name] > limit else None,
+                "source": sources.get(name),
+                "until": None if seconds is None else seen.written + seconds,
+            }
+        )
+    return found
+
+
+def choice(seen: Seen, number: int) -> dict[str, Any]:
+    """One round, why it had its τ, and the G curve that the controller looked at."""
+    rounds = seen.run.rounds
+    at = bisect_left(rounds, number, key=lambda record: record.round)
+    if at == len(rounds) or rounds[at].round != number:
+        raise UserError(f"{seen.name} has no round {number}; it has rounds 1 to {rounds[-1].round if rounds else 0}")
+    record = rounds[at]
+    found = explain(replace(seen.run, rounds=rounds[max(0, at - 1) : at + 1]), number)  # it needs these two
+    drawn = _drawn(len(found.curve), {tau - 1 for tau in (found.tau, found.minimum or 0)})
+    return {
+        "record": {name: values[0] for name, values in columns([record]).items() if name in _FIELDS},
+        "spent": {name: RESOURCES[name].format(amount) for name, amount in record.spent.items()},
+        "words": found.words,
+        "candidates": found.candidates[drawn].tolist(),
+        "G": [_value(float(f"{value:.6g}")) for value in found.curve[drawn]],
+        "minimum": found.minimum,
+        "present": record.nodes,
+        "missed": len(record.missed) + len(record.left_out),
+    }
+
+
+def _limits(seen: Seen) -> Mapping[str, float]:
+    return seen.run.settings.limits().limits
+
+
+def _settings(seen: Seen) -> dict[str, str]:
+    """As in config.toml, without what was left open."""
+    values = {name.replace("_", "-"): value for name, value in vars(seen.run.settings).items() if value is not None}
+    return {
+        key: ", ".join(map(str, value)) if isinstance(value, tuple) else str(value) for key, value in values.items()
+    }
+
+
+def _seconds_left(rounds: Sequence[RoundRecord], name: str, left: float) -> float | None:
+    if len(rounds) < 2:
+        return None
+    before, last = rounds[-min(len(rounds), _RECENT)], rounds[-1]
+    spent, seconds = last.spent[name] - before.spent[name], last.wall - before.wall
+    return left / spent * seconds if spent > 0 and seconds > 0 else None
+
+
+def _value(value: Any) -> Any:
+    return json_value(value) if isinstance(value, float) else value
+
+
+def _array(values: Sequence[float | None]) -> Float64:
+    return np.array(values, dtype=np.float64)
+
+
+def _extremes(values: Float64, buckets: int) -> set[int]:
+    """Where the smallest and the largest finite value of each stretch are."""
+    found: set[int] = set()
+    for bucket in np.array_split(np.arange(len(values)), buckets):
+        known = bucket[np.isfinite(values[bucket])]
+        if len(known):
+            found |= {int(known[np.argmin(values[known])]), int(known[np.argmax(values[known])])}
+    return found
+
+
+def _evenly(indices: Int64, most: int) -> Int64:
+    """No more than so many of them, the first and the last among them."""
+    if len(indices) <= most:
+        return indices
+    return indices[np.linspace(0, len(indices) - 1, most).round().astype(np.int64)]
+
+
+def _drawn(points: int, wanted: set[int]) -> Int64:
+    """Which points of a curve to draw: close together where τ is small, always with those that are marked."""
+    if points <= _CURVE:
+        return np.arange(points)
+    spaced = np.geomspace(1, points, _CURVE).round().astype(np.int64) - 1
+    return np.union1d(spaced, np.array([index for index in wanted if 0 <= index < points], np.int64))

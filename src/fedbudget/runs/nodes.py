@@ -1,0 +1,124 @@
+"""Who takes part in a run, for those who look at it: `nodes.json` in the run's folder.
+
+Rules here:
+- Nothing in this file is needed to repeat a run or to go on with it; it is written for people, and read by pages.
+- Rounds never wait for it, and a run does without it where it cannot be written. Nodes on other machines are looked at
+  from a thread of its own, about once a second; what goes wrong there ends the looking and nothing else.
+"""
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbudget.arrays import Int64
+from fedbudget.runs import whole_file
+
+NODES = "nodes.json"
+MOST = 200
+"""Of more nodes than this only some are listed, or none where they are simulated; figures are about all."""
+
+_EVERY = 1.0  # seconds
+
+
+@dataclass(frozen=True)
+class NodeSeen:
+    """A node as it was when it was looked at.
+
+    Args:
+      numbers: of its fleet among all nodes.
+      state: in words; None where that has no meaning.
+      rounds, missed: that it took part in, and that it was asked to and did not; None where nobody counts.
+      step_seconds: of a local update, lately.
+      last_seen: when it was last connected, in seconds since 1970.
+    """
+
+    name: str
+    numbers: tuple[int, ...]
+    samples: int
+    state: str | None = None
+    rounds: int | None = None
+    missed: int | None = None
+    step_seconds: float | None = None
+    last_seen: float | None = None
+
+
+def write_simulated(folder: Path, sizes: Int64) -> None:
+    """Writes of nodes that are simulated, once: how many samples each has, [nodes].
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as name:
+    ...     write_simulated(Path(name), np.array([3, 4]))
+    ...     [node["samples"] for node in read(Path(name))["nodes"]]
+    [3, 4]
+    """
+    listed = [NodeSeen(str(number), (number,), int(size)) for number, size in enumerate(sizes)]
+    with contextlib.suppress(OSError):
+        _write(folder, len(sizes), sizes, listed if len(listed) <= MOST else [])
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """What `nodes.json` says; None where there is none, or none that can be read."""
+    try:
+        found = json.loads((folder / NODES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+class Roll:
+    """Calls the roll of nodes on other machines, and writes it down, until it is closed.
+
+    Args:
+      call: gives the nodes as they are now; one whose `last_seen` is None is away.
+    """
+
+    def __init__(self, folder: Path, call: Callable[[], Sequence[NodeSeen]], *, every: float = _EVERY) -> None:
+        self._folder = folder
+        self._call = call
+        self._every = every
+        self._over = threading.Event()
+        self._last_seen: dict[str, float] = {}
+        self._thread = threading.Thread(target=self._work, name="fedbudget-roll", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Returns when the last roll is on disk."""
+        self._over.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        over = False
+        while not over:
+            over = self._over.wait(self._every)
+            try:
+                self._write(self._call())
+            except Exception:  # a full disk, or a network that has ended: a run does without
+                return
+
+    def _write(self, nodes: Sequence[NodeSeen]) -> None:
+        self._last_seen |= {node.name: node.last_seen for node in nodes if node.last_seen is not None}
+        known = [NodeSeen(**{**vars(node), "last_seen": self._last_seen.get(node.name)}) for node in nodes]
+        if len(known) > MOST:  # those first that there is something to say of
+            known = sorted(known, key=lambda node: (node.state != "away", -(node.missed or 0)))[:MOST]
+        sizes = np.array([node.samples for node in nodes], np.int64)
+        _write(self._folder, sum(len(node.numbers) for node in nodes), sizes, known)
+
+
+def _write(folder: Path, count: int, sizes: Int64, listed: Sequence[NodeSeen]) -> None:
+    content = {
+        "count": count,
+        "samples": {
+            "total": int(sizes.sum()),
+            "smallest": int(sizes.min(initial=sizes.max(initial=0))),
+            "median": float(np.median(sizes)) if len(sizes) else 0.0,
+            "largest": int(sizes.max(initial=0)),
+        },
+        "nodes": [vars(node) for node in listed],
+    }
+    whole_file.replace(folder / NODES, (json.dumps(content) + "\n").encode())

@@ -1,0 +1,127 @@
+"""Rounds as steps of TensorBoard's charts: `tensorboard --logdir runs` shows all runs that were made with it.
+
+The file of events is in the run's folder itself, so that TensorBoard calls the run by its name. It is written by
+the package `tensorboard` alone: neither PyTorch nor TensorFlow is needed. A run that goes on is written anew, from its
+first round, or rounds that were made again would be in it twice.
+"""
+
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbudget.runs.folder import CONFIG, MODEL, PLOT, SUMMARY
+from fedbudget.trackers.tracker import About, Moment, figures, final_figures
+
+EVENTS = "events.out.tfevents.*"
+
+_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}  # of a PNG, by its type of colour
+
+
+class TensorBoard:
+    """See `tracker.Tracker`."""
+
+    name = "tensorboard"
+
+    def __init__(self) -> None:
+        self._last = 0  # round
+        self._about: About
+        self._writer: Any
+
+    def start(self, about: About) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter  # slow to import
+
+        for old in about.folder.glob(EVENTS):
+            old.unlink()
+        self._about, self._writer = about, EventFileWriter(str(about.folder))
+        self._write(
+            0, _hyperparameters(about), _text("title", about.title), _text("config", _code(about.folder / CONFIG))
+        )
+
+    def rounds(self, moments: Sequence[Moment]) -> None:
+        for when, record in moments:
+            self._last = record.round
+            self._write(record.round, *_scalars(figures(record)), when=when)
+        self._writer.flush()
+
+    def finish(self, summary: Mapping[str, Any] | None) -> None:
+        if summary is not None:
+            folder = self._about.folder
+            parts = [*_scalars(final_figures(summary)), _text("summary", _code(folder / SUMMARY))]
+            parts += [_text("model", str((folder / MODEL).resolve()))]
+            if (folder / PLOT).exists():
+                parts.append(_image("plot", (folder / PLOT).read_bytes()))
+            self._write(self._last, *parts)
+        self._write(self._last, _end(failed=summary is None))
+        self._writer.close()
+
+    def _write(self, step: int, *values: Any, when: float | None = None) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        when = time.time() if when is None else when
+        self._writer.add_event(Event(wall_time=when, step=step, summary=Summary(value=values)))
+
+
+# Values of a summary.
+
+
+def _scalars(found: Mapping[str, float]) -> list[Any]:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    return [Summary.Value(tag=name, simple_value=value) for name, value in found.items()]
+
+
+def _text(name: str, markdown: str) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    tensor = TensorProto(dtype=DT_STRING, string_val=[markdown.encode()])
+    return Summary.Value(tag=name, metadata=metadata, tensor=tensor)
+
+
+def _code(path: Path) -> str:
+    """A file's text, to be shown as it is."""
+    return "".join(f"    {line}\n" for line in path.read_text(encoding="utf-8").splitlines())
+
+
+def _image(name: str, png: bytes) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    width, height, _, kind = struct.unpack(">IIBB", png[16:26])  # of the header, which comes first
+    image = Summary.Image(width=width, height=height, colorspace=_CHANNELS[kind], encoded_image_string=png)
+    return Summary.Value(tag=name, image=image)
+
+
+def _hyperparameters(about: About) -> Any:
+    """The settings, for the table in which TensorBoard compares runs."""
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
+
+    start = SessionStartInfo(group_name=about.name, start_time_secs=about.began)
+    for name, value in about.parameters().items():
+        if isinstance(value, bool):
+            start.hparams[name].bool_value = value
+        elif isinstance(value, str):
+            start.hparams[name].string_value = value
+        else:
+            start.hparams[name].number_value = value
+    return _about_session("_hparams_/session_start_info", HParamsPluginData(session_start_info=start))
+
+
+def _end(*, failed: bool) -> Any:
+    from tensorboard.plugins.hparams.api_pb2 import Status
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
+
+    status = Status.STATUS_FAILURE if failed else Status.STATUS_SUCCESS
+    end = SessionEndInfo(status=status, end_time_secs=time.time())
+    return _about_session("_hparams_/session_end_info", HParamsPluginData(session_end_info=end))
+
+
+def _about_session(tag: str, content: Any) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams import metadata
+
+    return Summary.Value(tag=tag, metadata=metadata.create_summary_metadata(content), tensor=metadata.NULL_TENSOR)

@@ -1,0 +1,98 @@
+"""What a tracker is, and what it is told: the figures of a round and of a whole run, by the same names everywhere."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from fedbudget.runs.record import RoundRecord
+from fedbudget.runs.settings import Settings
+
+
+@dataclass(frozen=True)
+class About:
+    """A run that is to be followed.
+
+    Args:
+      folder: of the run, whose name is the run's name.
+      title: what the run is, in a line.
+      settings: as in its config.toml.
+      began: when its first round began, in seconds since 1970.
+    """
+
+    folder: Path
+    title: str
+    settings: Settings
+    began: float
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    def parameters(self) -> dict[str, str | int | float | bool]:
+        """The settings by their names in config.toml, without those that are not given."""
+        found = {name.replace("_", "-"): value for name, value in vars(self.settings).items() if value is not None}
+        return {name: ", ".join(map(str, it)) if isinstance(it, tuple) else it for name, it in found.items()}
+
+
+class Moment(NamedTuple):
+    """A round, and when it was over, in seconds since 1970."""
+
+    time: float
+    record: RoundRecord
+
+
+class Tracker(Protocol):
+    """Follows one run. Whatever it is told may take its time or fail; see following.py."""
+
+    name: str
+
+    def start(self, about: About) -> None:
+        """Before the first round."""
+
+    def rounds(self, moments: Sequence[Moment]) -> None:
+        """Rounds in their order, each once."""
+
+    def finish(self, summary: Mapping[str, Any] | None) -> None:
+        """After the last round.
+
+        Args:
+          summary: what is in summary.json, which is in the run's folder now, as are the model and the plot; None when
+            the run failed.
+        """
+
+
+def figures(record: RoundRecord) -> dict[str, float]:
+    """A round's numbers by name; what is not known of a round, or is no finite number, is left out.
+
+    The last round of a run may be but a loss that is evaluated: it has no τ and no η.
+    """
+    found: dict[str, float | None] = {
+        "loss": record.loss,
+        "best_loss": record.best_loss,
+        "accuracy": record.accuracy,
+        "tau": record.tau or None,
+        "eta": record.eta if record.tau else None,
+        "rho": record.rho,
+        "beta": record.beta,
+        "delta": record.delta,
+        "nodes": record.nodes,
+    }
+    for kind, costs in (("spent", record.spent), ("c", record.c), ("b", record.b)):
+        found |= {f"{kind}/{resource}": cost for resource, cost in costs.items()}
+    return _finite(found)
+
+
+def final_figures(summary: Mapping[str, Any]) -> dict[str, float]:
+    """A run's numbers at its end."""
+    names = ("loss", "accuracy", "average_tau", "aggregations", "local_updates")
+    found = {f"final/{name}": summary[name] for name in names}
+    found |= {f"final/{name}": value for name, value in summary.get("metrics", {}).items()}
+    for kind in ("spent", "overshoot"):
+        found |= {f"final/{kind}/{resource}": value for resource, value in summary[kind].items()}
+    return _finite(found)
+
+
+def _finite(found: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}

@@ -1,0 +1,158 @@
+"""MLflow has what the run's folder has: read back with MLflow's own client."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedbudget
+from fedbudget.runs.folder import Run
+from fedbudget.trackers.mlflow import Mlflow
+from fedbudget.trackers.tracker import About
+
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")  # SQLAlchemy, of MLflow
+
+VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID")
+ROUNDS = 500
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a run of 500 rounds in it, tracked where MLflow itself would keep it."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        home = tmp_path_factory.mktemp("home")
+        monkeypatch.chdir(home)
+        for name in VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        fedbudget.train(
+            dataset="digits",
+            case=2,
+            budget=["time=1000s", "bytes=1GB"],
+            rounds=ROUNDS,
+            out="runs/one",
+            track=["mlflow"],
+        )
+        yield home
+
+
+@pytest.fixture
+def client(home: Path) -> Any:
+    from mlflow import MlflowClient
+
+    return MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
+
+
+@pytest.fixture
+def tracked(client: Any) -> Any:
+    (found,) = client.search_runs([client.get_experiment_by_name("fedbudget").experiment_id])
+    return found
+
+
+def test_every_round_is_a_step_with_the_numbers_of_its_record(home: Path, client: Any, tracked: Any) -> None:
+    lines = [json.loads(line) for line in (home / "runs/one/rounds.jsonl").read_text().splitlines()]
+    assert len(lines) == ROUNDS + 1
+    for metric in ("loss", "best_loss", "accuracy", "rho", "beta", "delta", "nodes"):
+        history = client.get_metric_history(tracked.info.run_id, metric)
+        known = [(line["round"], line[metric]) for line in lines if line[metric] is not None]
+        assert [(point.step, point.value) for point in history] == known, metric
+    for metric in ("tau", "eta"):
+        history = client.get_metric_history(tracked.info.run_id, metric)
+        assert [(point.step, point.value) for point in history] == [
+            (each["round"], each[metric]) for each in lines[:-1]
+        ]
+    for kind in ("spent", "c", "b"):
+        for resource in ("time", "bytes"):
+            history = client.get_metric_history(tracked.info.run_id, f"{kind}/{resource}")
+            assert [(point.step, point.value) for point in history] == [
+                (line["round"], line[kind][resource]) for line in lines
+            ]
+
+
+def test_a_round_has_the_time_at_which_it_was_over(home: Path, client: Any, tracked: Any) -> None:
+    history = client.get_metric_history(tracked.info.run_id, "loss")
+    times = [point.timestamp for point in history]
+    assert times == sorted(times)
+    assert tracked.info.start_time <= times[0] <= times[-1] <= tracked.info.end_time
+
+
+def test_the_run_has_its_name_its_settings_and_its_end(home: Path, tracked: Any) -> None:
+    run = Run.open(home / "runs/one")
+    assert run.summary is not None
+    assert (tracked.info.run_name, tracked.info.status) == ("one", "FINISHED")
+    about = About(home / "runs/one", "", run.settings, 0.0)
+    assert tracked.data.params == {name: str(value) for name, value in about.parameters().items()}
+    assert tracked.data.params["partition"] == "case:2"
+    assert tracked.data.tags["mlflow.note.content"].startswith("svm on digits, 5 nodes, case:2, adaptive τ")
+    assert tracked.data.tags["fedbudget.stopped_by"] == run.summary["stopped_by"] == "rounds"
+    assert tracked.data.tags["fedbudget.source.bytes"] == "declared"
+    assert tracked.data.metrics["final/loss"] == run.summary["loss"]
+    assert tracked.data.metrics["final/spent/bytes"] == run.summary["spent"]["bytes"]
+
+
+def test_the_model_and_the_plot_are_artifacts_byte_for_byte(
+    home: Path, client: Any, tracked: Any, tmp_path: Path
+) -> None:
+    names = {file.path for file in client.list_artifacts(tracked.info.run_id)}
+    assert names == {"model.safetensors", "plot.png", "config.toml", "summary.json"}
+    for name in names:
+        got = client.download_artifacts(tracked.info.run_id, name, str(tmp_path))
+        assert Path(got).read_bytes() == (home / "runs/one" / name).read_bytes()
+
+
+def test_goes_where_the_environment_says(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home / 'mlflow.db'}")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "another")
+    for name in ("two", "three"):
+        fedbudget.train(budget="time=1000s", rounds=3, out=tmp_path / name, track="mlflow")
+    client = MlflowClient()
+    found = client.search_runs([client.get_experiment_by_name("another").experiment_id])
+    assert {run.info.run_name for run in found} == {"two", "three"}
+    assert not (tmp_path / "mlflow.db").exists()
+
+
+def test_a_store_that_cannot_be_written_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'file' / 'mlflow.db'}")
+    result = fedbudget.train(budget="time=1000s", rounds=3, out=tmp_path / "run", track="mlflow")
+    assert (result.aggregations, (tmp_path / "run/plot.png").exists()) == (3, True)
+    (line,) = [line.getMessage() for line in caplog.records if line.name == "fedbudget.trackers"]
+    assert line.startswith("mlflow: the run goes on without it: ")
+    assert "\n" not in line
+
+
+def test_mlflow_speaks_with_nobody_and_says_nothing(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "def heard(event, arguments):\n"
+        "    if event in ('socket.connect', 'socket.getaddrinfo'): print(event, arguments)\n"
+        "sys.addaudithook(heard)\n"
+        "import fedbudget\n"
+        "fedbudget.train(budget='time=1000s', rounds=3, out='run', track='mlflow')\n"
+    )
+    unset = {"CI", "PYTEST_CURRENT_TEST", "PYTEST_VERSION", "MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK", *VARIABLES}
+    plain = {name: value for name, value in os.environ.items() if name not in unset}  # in a test it is silent anyway
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=plain, capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+    assert (tmp_path / "mlflow.db").exists()
+
+
+def test_a_run_that_fails_or_is_interrupted_has_that_status(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home / 'mlflow.db'}")
+    summary = Run.open(home / "runs/one").summary
+    assert summary is not None
+    endings = (None, "FAILED"), ({**summary, "status": "interrupted"}, "KILLED")
+    for ended, status in endings:
+        tracker = Mlflow()
+        tracker.start(About(home / "runs/one", "", fedbudget.Settings(), 0.0))
+        tracker.finish(ended)
+        assert tracker._client.get_run(tracker._run).info.status == status

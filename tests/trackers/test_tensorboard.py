@@ -1,0 +1,166 @@
+"""TensorBoard shows what the run's folder has: read back with its own reader."""
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedbudget
+from fedbudget.cli.main import main
+from fedbudget.runs.folder import Run
+from fedbudget.trackers.tensorboard import TensorBoard
+from fedbudget.trackers.tracker import About, Moment
+
+ROUNDS = 500
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    fedbudget.train(
+        dataset="digits",
+        case=2,
+        budget=["time=1000s", "bytes=1GB"],
+        rounds=ROUNDS,
+        out=folder,
+        track="tensorboard",
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shown(folder: Path) -> Any:
+    return read(folder)
+
+
+def read(folder: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    everything = {"scalars": 0, "tensors": 0, "images": 0}
+    return EventAccumulator(str(folder), size_guidance=everything).Reload()
+
+
+def float32(value: float) -> float:
+    found: float = struct.unpack("f", struct.pack("f", value))[0]
+    return found
+
+
+def text(shown: Any, tag: str) -> str:
+    (event,) = shown.Tensors(tag)
+    return str(event.tensor_proto.string_val[0].decode())
+
+
+def test_every_round_is_a_step_with_the_numbers_of_its_record(folder: Path, shown: Any) -> None:
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    assert len(lines) == ROUNDS + 1
+    expected = {name: [(line["round"], line[name]) for line in lines if line[name] is not None] for name in _PLAIN}
+    expected |= {name: [(line["round"], line[name]) for line in lines[:-1]] for name in ("tau", "eta")}
+    for kind in ("spent", "c", "b"):
+        for resource in ("time", "bytes"):
+            expected[f"{kind}/{resource}"] = [(line["round"], line[kind][resource]) for line in lines]
+    rounds = {tag for tag in shown.Tags()["scalars"] if not tag.startswith("final/")}
+    assert rounds == expected.keys()
+    for tag, points in expected.items():
+        found = [(event.step, event.value) for event in shown.Scalars(tag)]
+        assert found == [(step, float32(value)) for step, value in points], tag
+
+
+_PLAIN = ("loss", "best_loss", "accuracy", "rho", "beta", "delta", "nodes")
+
+
+def test_the_end_and_the_settings_are_there(folder: Path, shown: Any) -> None:
+    run = Run.open(folder)
+    assert run.summary is not None
+    (loss,) = shown.Scalars("final/loss")
+    assert (loss.step, loss.value) == (ROUNDS + 1, float32(run.summary["loss"]))
+    assert text(shown, "model") == str(folder / "model.safetensors")
+    assert text(shown, "title").startswith("svm on digits, 5 nodes, case:2")
+    config = "".join(line.removeprefix("    ") for line in text(shown, "config").splitlines(keepends=True))
+    assert config == (folder / "config.toml").read_text()
+
+
+def test_the_settings_are_in_the_table_that_compares_runs(folder: Path, shown: Any) -> None:
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    content = shown.PluginTagToContent("hparams")
+    start = HParamsPluginData.FromString(content["_hparams_/session_start_info"]).session_start_info
+    assert start.hparams["partition"].string_value == "case:2"
+    assert start.hparams["rounds"].number_value == ROUNDS
+    about = About(folder, "", Run.open(folder).settings, 0.0)
+    assert set(start.hparams) == about.parameters().keys()
+    end = HParamsPluginData.FromString(content["_hparams_/session_end_info"]).session_end_info
+    assert end.status == 1  # success
+
+
+def test_the_plot_is_an_image_byte_for_byte(folder: Path, shown: Any) -> None:
+    (image,) = shown.Images("plot")
+    assert image.encoded_image_string == (folder / "plot.png").read_bytes()
+    from matplotlib.image import imread
+
+    height, width, _ = imread(folder / "plot.png").shape
+    assert (image.width, image.height) == (width, height)
+
+
+def test_tensorboard_calls_the_run_by_the_name_of_its_folder(folder: Path) -> None:
+    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+
+    found = EventMultiplexer().AddRunsFromDirectory(str(folder.parent))
+    assert list(found.Reload().Runs()) == ["one"]
+
+
+def test_a_run_that_goes_on_has_every_round_once(tmp_path: Path) -> None:
+    result = fedbudget.train(budget="time=1000s", rounds=4, out=tmp_path / "run", track="tensorboard")
+    run = Run.open(tmp_path / "run")
+    again = TensorBoard()
+    again.start(About(run.path, "", run.settings, 0.0))
+    again.rounds([Moment(record.wall, record) for record in result.rounds])
+    again.finish(run.summary)
+    assert [event.step for event in read(tmp_path / "run").Scalars("loss")] == [1, 2, 3, 4, 5]
+
+
+def test_a_folder_that_cannot_be_written_to_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*arguments: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tensorboard.summary.writer.event_file_writer.EventFileWriter", full)
+    result = fedbudget.train(budget="time=1000s", rounds=3, out=tmp_path / "run", track="tensorboard")
+    assert result.aggregations == 3
+    assert "tensorboard: the run goes on without it: [Errno 28] No space left on device" in caplog.text
+
+
+def test_the_command_tells_trackers_and_refuses_those_it_does_not_know(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", "--rounds", "3", "--budget", "time=1000s", "--out", str(tmp_path / "run"), "--json", "--track"]
+    with pytest.raises(SystemExit) as refused:
+        main([*command, "sundial"])
+    assert (refused.value.code, (tmp_path / "run").exists()) == (2, False)
+    assert capsys.readouterr().err == "fedbudget: unknown tracker 'sundial'; known are mlflow, tensorboard\n"
+    with pytest.raises(SystemExit) as done:
+        main([*command, "tensorboard"])
+    assert done.value.code == 0
+    assert json.loads(capsys.readouterr().out)["aggregations"] == 3
+    assert [event.step for event in read(tmp_path / "run").Scalars("tau")] == [1, 2, 3]
+
+
+def test_needs_neither_pytorch_nor_tensorflow(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("seed = 1\n")
+    program = (
+        "import sys\n"
+        "sys.modules.update(torch=None, tensorflow=None)\n"  # importing either is an error now
+        "from pathlib import Path\n"
+        "from fedbudget.runs.settings import Settings\n"
+        "from fedbudget.trackers.tensorboard import TensorBoard\n"
+        "from fedbudget.trackers.tracker import About\n"
+        "tracker = TensorBoard()\n"
+        "tracker.start(About(Path(sys.argv[1]), 'a title', Settings(), 0.0))\n"
+        "tracker.finish(None)\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", program, str(tmp_path)], check=True)
+    assert text(read(tmp_path), "title") == "a title"

@@ -1,0 +1,125 @@
+"""The figures of a round and of a run: all that are known, and none that are not."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedbudget.errors import UserError
+from fedbudget.runs.record import RoundRecord
+from fedbudget.runs.settings import Settings
+from fedbudget.trackers import chosen
+from fedbudget.trackers.tracker import About, figures, final_figures
+
+RECORD = RoundRecord(
+    round=7,
+    t=30,
+    tau=4,
+    reason="minimum of G",
+    eta=0.25,
+    loss=0.5,
+    best_loss=0.4,
+    accuracy=0.9,
+    rho=1.0,
+    beta=2.0,
+    delta=3.0,
+    kept=(),
+    c={"time": 0.1, "energy": 0.2},
+    b={"time": 0.3, "energy": 0.4},
+    spent={"time": 5.0, "energy": 6.0},
+    nodes=8,
+    left_out=(),
+    wall=9.0,
+)
+
+
+def test_a_round_has_all_its_numbers_and_those_of_each_resource() -> None:
+    assert figures(RECORD) == {
+        "loss": 0.5,
+        "best_loss": 0.4,
+        "accuracy": 0.9,
+        "tau": 4,
+        "eta": 0.25,
+        "rho": 1,
+        "beta": 2,
+        "delta": 3,
+        "nodes": 8,
+        "spent/time": 5,
+        "spent/energy": 6,
+        "c/time": 0.1,
+        "c/energy": 0.2,
+        "b/time": 0.3,
+        "b/energy": 0.4,
+    }
+
+
+def test_what_is_not_known_of_a_round_is_left_out_and_zero_is_not_that() -> None:
+    unknown = replace(RECORD, accuracy=None, rho=None, beta=0.0, delta=None, loss=math.nan, best_loss=math.inf)
+    assert figures(RECORD).keys() - figures(unknown).keys() == {"accuracy", "rho", "delta", "loss", "best_loss"}
+    assert figures(unknown)["beta"] == 0
+
+
+def test_a_last_loss_has_neither_tau_nor_eta() -> None:
+    assert figures(RECORD).keys() - figures(replace(RECORD, tau=0)).keys() == {"tau", "eta"}
+
+
+def test_a_run_has_its_last_numbers_and_further_metrics() -> None:
+    summary = {
+        "loss": None,
+        "accuracy": 0.5,
+        "metrics": {"error": 2.0},
+        "average_tau": 3.5,
+        "aggregations": 4,
+        "local_updates": 14,
+        "spent": {"time": 1.5},
+        "overshoot": {"time": 0.5},
+        "stopped_by": "time",
+    }
+    assert final_figures(summary) == {
+        "final/accuracy": 0.5,
+        "final/error": 2,
+        "final/average_tau": 3.5,
+        "final/aggregations": 4,
+        "final/local_updates": 14,
+        "final/spent/time": 1.5,
+        "final/overshoot/time": 0.5,
+    }
+
+
+def test_parameters_are_the_settings_of_the_file_that_repeats_the_run() -> None:
+    settings = Settings(budget=("time=1s", "bytes=2MB"), drift_correction=False, batch_size=3)
+    found = About(Path("runs/one"), "a title", settings, 0.0).parameters()
+    assert (found["budget"], found["batch-size"], found["drift-correction"]) == ("time=1s, bytes=2MB", 3, False)
+    lines = settings.to_toml().splitlines()
+    assert found.keys() == {line.split(" = ")[0] for line in lines if " = " in line}
+
+
+def test_a_run_is_called_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one").mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    assert About(Path(), "", Settings(), 0.0).name == "one"
+
+
+def test_trackers_go_by_their_names_each_once() -> None:
+    assert [tracker.name for tracker in chosen(["tensorboard", "mlflow", "tensorboard"])] == ["tensorboard", "mlflow"]
+    with pytest.raises(UserError, match="unknown tracker 'wandb'; known are mlflow, tensorboard"):
+        chosen(["mlflow", "wandb"])
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"), [("mlflow", "mlflow"), ("mlflow", "sqlalchemy"), ("tensorboard", "tensorboard")]
+)
+def test_what_is_not_installed_is_refused_with_the_extra_that_brings_it(
+    name: str, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr("fedbudget.trackers.find_spec", lambda module: None if module == missing else module)
+    with pytest.raises(UserError, match=rf"needs {missing}; install it with: pip install 'fedbudget\[{name}\]'"):
+        chosen([name])
+
+
+def test_a_server_of_mlflow_needs_no_database_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking.example")
+    monkeypatch.setattr("fedbudget.trackers.find_spec", lambda module: None if module == "sqlalchemy" else module)
+    assert [tracker.name for tracker in chosen(["mlflow"])] == ["mlflow"]
