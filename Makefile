@@ -13,7 +13,7 @@ run: .venv/installed
 	@$(BIN)/fedbudget compare --dataset digits --model svm --nodes 5 --cases 1,2,3,4 --taus 1,10,100 --seeds 2 --budget time=15s
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadgroup
 
 test-slow: .venv/installed-dev
 	$(BIN)/python -m pytest -q -m slow

@@ -24,8 +24,11 @@ from fedbudget.runs.record import RoundRecord
 from fedbudget.runs.settings import Settings
 from fedbudget.training import Result, execute
 
-# Ray leaves its processes to the system when it ends.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.xdist_group("ray"),  # which has one cluster
+    # Ray leaves its processes to the system when it ends.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 SMALL = Settings(nodes=11, partition="case:2", budget=("time=3s",))
 

@@ -24,6 +24,8 @@ from processes import FEDBUDGET, commands, records
 
 TOKEN = "a-token-of-enough-letters"
 
+pytestmark = pytest.mark.xdist_group("browser")  # which has one Chromium
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:

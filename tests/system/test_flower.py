@@ -16,6 +16,8 @@ from flower_processes import Flower, fleet, simulation
 PATIENCE = 300.0  # seconds for a run, on a machine that has much else to do
 SOON: dict[str, Any] = {"budget": "time=1000s", "costs": "simulated", "seed": 3, "partition": "case:2"}
 
+pytestmark = pytest.mark.xdist_group("flower")  # which has one fleet
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
