@@ -119,10 +119,10 @@ def test_commands_are_found_wherever_a_shell_would_start_one(tmp_path: Path) -> 
     assert console.steps == [("fedbudget tasks", ["svm-digits"])]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    ["runn", "run --budgets time=1s", "run --nodes five", "run --budget time=1parsec", "data get", "explain x"],
-)
+WRONG = ("runn", "run --budgets time=1s", "run --nodes five", "run --budget time=1parsec", "data get", "explain x")
+
+
+@pytest.mark.parametrize("arguments", WRONG)
 def test_a_command_that_is_wrong_is_not_understood(arguments: str) -> None:
     block = Block(Path("page.md"), 1, "sh", "")
     with pytest.raises((AssertionError, UserError)):
