@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-slow check bench proto clean
+.PHONY: run test test-slow check docs bench proto clean
 
 run: .venv/installed
 	@echo '$$ fedbudget run --dataset digits --model svm --nodes 5 --case 2 --budget time=15s'
@@ -22,6 +22,11 @@ check: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(MAKE) -s docs
+
+# The documentation as a site; whatever is wrong in it ends the build.
+docs: .venv/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
 bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks
@@ -34,7 +39,7 @@ proto: .venv/bin/python
 	rm -rf .venv-proto
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
