@@ -18,6 +18,8 @@ from fedbudget.experiments.report import write_report
 
 QUICK = Scope(1, quick=True)
 
+pytestmark = pytest.mark.xdist_group("reproduce")  # all look at one folder, which takes long to make
+
 
 @pytest.fixture(autouse=True)
 def _no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,8 @@ for number, options in enumerate({options!r}):
     execute(plan, out=pathlib.Path(sys.argv[1], str(number)), plot=False)
 """
 
+pytestmark = pytest.mark.xdist_group("determinism")  # all look at runs that take long to make
+
 
 def make(folder: Path, threads: int) -> Path:
     """All runs above, in a process of its own with so many threads."""

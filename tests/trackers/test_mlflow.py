@@ -15,8 +15,6 @@ from fedbudget.runs.folder import Run
 from fedbudget.trackers.mlflow import Mlflow
 from fedbudget.trackers.tracker import About
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")  # SQLAlchemy, of MLflow
-
 VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID")
 ROUNDS = 500
 
