@@ -22,12 +22,12 @@ from fedbudget.control import AdaptiveTau, FixedTau
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.engines.network import node as node_module
 from fedbudget.engines.network.compression import Kind, Shortener
-from fedbudget.engines.network.credentials import Tokens
 from fedbudget.engines.network.gathering import Gathered
 from fedbudget.engines.network.holdings import Holdings
 from fedbudget.engines.network.hub import Hub
 from fedbudget.engines.network.node import attend
 from fedbudget.engines.network.task import Asked, Task, agree
+from fedbudget.engines.network.tokens import Tokens
 from fedbudget.engines.network.wire import (
     METHOD,
     NAME,

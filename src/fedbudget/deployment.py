@@ -20,13 +20,14 @@ from fedbudget.data.dataset import Dataset
 from fedbudget.engines.network import engine
 from fedbudget.engines.network import wire_pb2 as pb
 from fedbudget.engines.network.compression import Shortener
-from fedbudget.engines.network.credentials import Tokens, aggregator_credentials, require_privacy
+from fedbudget.engines.network.credentials import aggregator_credentials, require_privacy
 from fedbudget.engines.network.holdings import Holdings
 from fedbudget.engines.network.hub import Hub
 from fedbudget.engines.network.members import Counters, Member
 from fedbudget.engines.network.metrics import Metrics
 from fedbudget.engines.network.metrics import serving as serving_metrics
 from fedbudget.engines.network.task import Task, rounds_ahead
+from fedbudget.engines.network.tokens import Tokens
 from fedbudget.engines.network.wire import Farewell, task_in, task_out
 from fedbudget.engines.network.work import Work
 from fedbudget.errors import UserError

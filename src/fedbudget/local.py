@@ -12,8 +12,8 @@ from dataclasses import replace
 from fedbudget.data.dataset import Dataset
 from fedbudget.deployment import Interrupted, Listening, serving
 from fedbudget.engines.interrupt import interruptible
-from fedbudget.engines.network.credentials import TOKEN_VARIABLE
 from fedbudget.engines.network.hub import Hub
+from fedbudget.engines.network.tokens import TOKEN_VARIABLE
 from fedbudget.errors import UserError
 from fedbudget.plan import Plan, load_dataset
 from fedbudget.runs.settings import Settings

@@ -88,10 +88,7 @@ def _token(host: str, token_file: Path | None) -> str | None:
     """What the page needs to be told, if anything."""
     if token_file is None and host in ("127.0.0.1", "::1", "localhost"):
         return None
-    from fedbudget.cli.network import require_network
-
-    require_network()
-    from fedbudget.engines.network.credentials import node_token
+    from fedbudget.engines.network.tokens import node_token
 
     token = node_token(token_file)
     if token is None:

@@ -140,7 +140,7 @@ def _holdings(given: Mapping[str, Any], seed: int) -> "Holdings":
 
 def node_name(name: str | None, shard: str | None) -> str:
     """A name for a node that has none: of its shard, or of its machine."""
-    from fedbudget.engines.network.credentials import check_name
+    from fedbudget.engines.network.tokens import check_name
 
     if name is not None:
         return check_name(name)
@@ -166,15 +166,10 @@ def attend(
     quiet: bool,
 ) -> None:
     """Takes part until the end, or until it is told to stop."""
-    from fedbudget.engines.network.credentials import (
-        join_address,
-        node_credentials,
-        node_token,
-        require_privacy,
-        split_address,
-    )
+    from fedbudget.engines.network.credentials import join_address, node_credentials, require_privacy, split_address
     from fedbudget.engines.network.node import Refused
     from fedbudget.engines.network.node import attend as work_for
+    from fedbudget.engines.network.tokens import node_token
     from fedbudget.engines.network.work import Work
     from fedbudget.meters.energy import energy_meter as meter_of
 

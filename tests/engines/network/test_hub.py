@@ -22,11 +22,12 @@ from fedbudget.engines.network import reception, wire
 from fedbudget.engines.network import wire_pb2 as pb
 from fedbudget.engines.network.certificates import make
 from fedbudget.engines.network.compression import encode
-from fedbudget.engines.network.credentials import Tokens, aggregator_credentials, node_credentials
+from fedbudget.engines.network.credentials import aggregator_credentials, node_credentials
 from fedbudget.engines.network.hub import Hub
 from fedbudget.engines.network.members import GONE_FOR_GOOD
 from fedbudget.engines.network.node import Refused
 from fedbudget.engines.network.task import Samples
+from fedbudget.engines.network.tokens import Tokens
 from fedbudget.engines.network.wire import (
     AggregatorReader,
     Farewell,

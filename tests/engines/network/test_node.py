@@ -12,11 +12,11 @@ import pytest
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.engines.network import node as node_module
 from fedbudget.engines.network import wire_pb2 as pb
-from fedbudget.engines.network.credentials import Tokens
 from fedbudget.engines.network.holdings import Holdings
 from fedbudget.engines.network.hub import Hub
 from fedbudget.engines.network.node import Refused, attend
 from fedbudget.engines.network.task import agree
+from fedbudget.engines.network.tokens import Tokens
 from fedbudget.engines.network.wire import (
     METHOD,
     AggregatorReader,

@@ -25,7 +25,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedbudget.engines.network.credentials import check_name, valid_host
+from fedbudget.engines.network.credentials import valid_host
+from fedbudget.engines.network.tokens import check_name
 from fedbudget.errors import UserError
 
 CA, AGGREGATOR = "ca", "aggregator"

@@ -24,11 +24,11 @@ import numpy as np
 
 from fedbudget.engines.network import compression
 from fedbudget.engines.network.compression import Shortener
-from fedbudget.engines.network.credentials import Tokens
 from fedbudget.engines.network.gathering import Gathered, Gathering
 from fedbudget.engines.network.members import GONE_FOR_GOOD, OWN, Attendance, Counters, Member, name_order
 from fedbudget.engines.network.reception import Reception, Refusal
 from fedbudget.engines.network.task import Samples, Task
+from fedbudget.engines.network.tokens import Tokens
 from fedbudget.engines.network.wire import (
     LONGEST,
     METHOD,

@@ -6,8 +6,9 @@ from typing import Any
 
 import grpc
 
-from fedbudget.engines.network.credentials import Tokens, peer_names, valid_name
+from fedbudget.engines.network.credentials import peer_names
 from fedbudget.engines.network.members import OWN
+from fedbudget.engines.network.tokens import Tokens, valid_name
 from fedbudget.engines.network.wire import NAME, TOKEN
 
 _CONNECTIONS, _WITHIN = 20, 10.0  # how often a node may connect, and within how many seconds
