@@ -11,11 +11,15 @@ const EVERY = 2000; // milliseconds between two looks at a list
 const content = document.getElementById("content");
 let redraw = () => {};
 
-// The charts' library is large: figures are asked for while it is still being read.
-const library = new Promise((ready) => {
-  if (window.Plotly) ready();
-  else document.addEventListener("DOMContentLoaded", ready, { once: true });
-});
+// The charts' library is large, and nothing else gets on while the browser reads it: only when figures are to be seen.
+function library() {
+  return new Promise((ready, failed) => {
+    const script = el("script", { src: "/plotly.js" });
+    script.addEventListener("load", ready);
+    script.addEventListener("error", () => failed(new Error("plotly.js could not be read")));
+    requestAnimationFrame(() => setTimeout(() => document.head.append(script))); // after the next picture
+  });
+}
 
 function where(...parts) {
   document.title = [...parts.filter((part) => typeof part === "string"), "fedbudget"].join(" · ");
@@ -39,9 +43,10 @@ async function list() {
 async function run(name) {
   where(el("a", { href: "/" }, "Runs"), name);
   const source = liveSource(name);
-  const [figures] = await Promise.all([source.view(), library]);
-  const view = runView(source, figures);
+  const view = runView(source, await source.view());
   content.replaceChildren(view.page);
+  view.show();
+  await library();
   view.begin();
   redraw = view.redraw;
 }
@@ -49,7 +54,7 @@ async function run(name) {
 async function compare(names) {
   where(el("a", { href: "/" }, "Runs"), "Compare");
   const look = () => Promise.all(names.map(async (name) => ({ ...await liveSource(name).view(), link: `/run/${encodeURIComponent(name)}` })));
-  let [found] = await Promise.all([look(), library]);
+  let [found] = await Promise.all([look(), library()]);
   const view = compareView(found);
   content.replaceChildren(el("h1", {}, `${names.length} runs compared`), view.page);
   view.begin();

@@ -225,6 +225,7 @@ export function runView(source, view, { headed = true, alone = true, open = fals
   }
   return {
     page,
+    show, // all but the charts
     begin() { begin(); follow(); },
     redraw: () => queue(),
     end() { stop(); clearTimeout(timer); document.removeEventListener("keydown", keys); for (const each of plots) Plotly.purge(each.element); },
