@@ -28,22 +28,7 @@ from fedbudget.engines.network.credentials import (
     require_privacy,
     split_address,
 )
-from fedbudget.engines.network.tokens import TOKEN_VARIABLE
 from fedbudget.errors import UserError
-
-ONE, TWO = "first-token-0123456789", "second-token-9876543210"
-
-
-@pytest.fixture(autouse=True)
-def _no_token_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-
-
-def secret_file(folder: Path, text: str | bytes) -> Path:
-    path = folder / "tokens"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    path.chmod(0o600)
-    return path
 
 
 @pytest.fixture(scope="module")
