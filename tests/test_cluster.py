@@ -100,7 +100,7 @@ def test_kill_9_of_an_actor_in_the_middle_of_a_run_changes_nothing(
                 killed.append(pids[record.round % 2])
             if record.round == 7 and copies == "lost":
                 for place in places:
-                    place.copies[-1] = (ray.remote(_fail).remote(), 6)
+                    place.copies[-1] = (ray.remote(num_cpus=0)(_fail).remote(), 6)  # actors have all cores
 
         assert_same_run(execute(plan, watch=kill), here)
     assert len(set(killed)) == 3

@@ -164,8 +164,7 @@ class NodesOnRay:
     def close(self) -> None:
         """Lets the actors go, and with them their cores and memory."""
         for place in self._places:
-            if place.actor is not None:
-                ray.kill(place.actor)
+            place.stop()
 
     def _each(self, places: Sequence["_Place"], ask: Callable[["_Place"], Any]) -> list[Any]:
         """What every party answers, in node order; a party whose actor is lost is made again and asked again."""
@@ -211,11 +210,16 @@ class _Place:
     met: float = 0.0
 
     def start(self) -> None:
+        self.stop()  # or its cores would not be free for the next one
         threads = max(1, int(self.share))
         cores = threads if self.share >= 1 else self.share
         self.actor = _Remote.options(num_cpus=cores, max_restarts=0).remote(
             self.definition, self.first, self.end, threads
         )
+
+    def stop(self) -> None:
+        if self.actor is not None:
+            ray.kill(self.actor)
 
     def start_again(self) -> None:
         """The same party in another process, that has heard the same."""
