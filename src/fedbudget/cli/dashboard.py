@@ -19,7 +19,8 @@ def dashboard(
     host: Annotated[
         str,
         typer.Option(
-            help="The address to listen on; others than this machine's own need a token.  [default: 127.0.0.1]"
+            help="The address to listen on; others than this machine's own need a token.  [default: 127.0.0.1]",
+            show_default=False,
         ),
     ] = "127.0.0.1",
     port: Annotated[int | None, typer.Option(help="Of the page.  [default: 8700, or the next that is free]")] = None,

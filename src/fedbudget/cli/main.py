@@ -4,6 +4,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from fedbudget import __version__
 from fedbudget.cli import (
@@ -24,6 +25,8 @@ from fedbudget.cli import (
     tasks,
 )
 from fedbudget.errors import UserError, WorkError
+
+typer.core.HAS_RICH = False  # help is plain text here; Typer would escape brackets in it for Rich all the same
 
 app = typer.Typer(
     help="Train a model on data that stays on its nodes, as well as a budget of time, energy, bytes or money allows.",
