@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,10 +93,9 @@ def test_kill_9_of_an_actor_in_the_middle_of_a_run_changes_nothing(
 
         def kill(record: RoundRecord) -> None:
             if record.round in (2, 7, 8):
-                pids = process_ids()
-                assert len(pids) == 2
-                os.kill(pids[record.round % 2], signal.SIGKILL)
-                killed.append(pids[record.round % 2])
+                pid = ray.get(places[record.round % 2].actor.__ray_call__.remote(_process_id))
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
             if record.round == 7 and copies == "lost":
                 for place in places:
                     place.copies[-1] = (ray.remote(num_cpus=0)(_fail).remote(), 6)  # actors have all cores
@@ -110,20 +108,8 @@ def _fail() -> None:
     raise RuntimeError("there is no copy")
 
 
-def process_ids() -> list[int]:
-    """Of the actors of our cluster, which this process has started."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):  # it has just ended
-            if path.read_bytes().startswith(b"ray::_Actor") and os.getpid() in ancestors(int(path.parent.name)):
-                found.append(int(path.parent.name))
-    return sorted(found)
-
-
-def ancestors(pid: int) -> Iterator[int]:
-    while pid > 1:
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        yield pid
+def _process_id(actor: object) -> int:
+    return os.getpid()
 
 
 @pytest.mark.slow
