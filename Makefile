@@ -35,7 +35,7 @@ bench: .venv/installed-dev
 proto: .venv/bin/python
 	$(PYTHON) -m venv .venv-proto
 	.venv-proto/bin/pip install -q grpcio-tools==1.71.2 setuptools
-	.venv-proto/bin/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/fedbudget/engines/network/wire.proto
+	.venv-proto/bin/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/fedbudget/engines/remote/wire.proto
 	rm -rf .venv-proto
 
 clean:

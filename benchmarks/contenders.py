@@ -11,25 +11,25 @@ import numpy as np
 
 from benchmarks.workload import BATCH, ETA, REGULARIZATION, TAU, dataset, settings
 from fedbudget.arrays import Int64
-from fedbudget.data.sampling import Picks
+from fedbudget.data.sampling import BatchIndices
 from fedbudget.plan import Plan, prepare
 from fedbudget.training import execute
 
-Work = Callable[[], object]
+Worker = Callable[[], object]
 
 
 def ours(
     nodes: int, rounds: int, *, full: bool = False, tau: int | str = TAU, method: str = "paper"
-) -> Callable[[], Work]:
+) -> Callable[[], Worker]:
     """A run through the public path, with its records written to disk; the plot that closes a run is left out."""
 
-    def ready() -> Work:
+    def ready() -> Worker:
         return written(prepare(settings(nodes, rounds, full=full, tau=tau, method=method), dataset=dataset()))
 
     return ready
 
 
-def written(plan: Plan) -> Work:
+def written(plan: Plan) -> Worker:
     """A planned run, to be made with its records written."""
 
     def work() -> None:
@@ -39,7 +39,7 @@ def written(plan: Plan) -> Work:
     return work
 
 
-def numpy_loop(nodes: int, rounds: int, *, full: bool = False) -> Callable[[], Work]:
+def numpy_loop(nodes: int, rounds: int, *, full: bool = False) -> Callable[[], Worker]:
     """What one would write first: for every node and every step, gather a mini-batch, gradient, step; then average."""
     found = dataset()
     x = found.train.x.astype(np.float32) / 255
@@ -47,7 +47,7 @@ def numpy_loop(nodes: int, rounds: int, *, full: bool = False) -> Callable[[], W
     assert labels is not None
     y = np.where(labels == 1, 1, -1).astype(np.float32)
 
-    def ready() -> Work:
+    def ready() -> Worker:
         rng = np.random.default_rng(0)
         shards = np.array_split(rng.permutation(len(x)), nodes)
         weights = np.array([len(shard) for shard in shards]) / len(x)
@@ -80,18 +80,18 @@ def _batches(shard: Int64, size: int, rng: np.random.Generator) -> Iterator[Int6
             yield order[first : first + size]
 
 
-def bare_kernel(nodes: int, rounds: int, *, full: bool = False) -> Callable[[], Work]:
+def bare_kernel(nodes: int, rounds: int, *, full: bool = False) -> Callable[[], Worker]:
     """Our kernel and nothing around it, with the mini-batches drawn beforehand: the limit of what a run can be."""
 
-    def ready() -> Work:
+    def ready() -> Worker:
         fleet = prepare(settings(nodes, rounds, full=full), dataset=dataset()).fleet
         sampler, model, shards = fleet.sampler, fleet.model, fleet.shards
-        drawn: list[Picks] = [sampler.round(TAU) for _ in range(rounds)]
+        drawn: list[BatchIndices] = [sampler.round(TAU) for _ in range(rounds)]
         w = model.initial(0)[None]
 
         def work() -> None:
-            for picks in drawn:
-                model.descend(w, shards, picks, ETA)
+            for indices in drawn:
+                model.descend(w, shards, indices, ETA)
 
         return work
 

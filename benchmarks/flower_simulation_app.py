@@ -19,7 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from benchmarks.workload import BATCH, ETA, FEATURES, REGULARIZATION, TAU, dataset, settings
 from fedbudget.arrays import Float32
-from fedbudget.data.sampling import Picks
+from fedbudget.data.sampling import BatchIndices
 from fedbudget.plan import prepare
 
 client = ClientApp()
@@ -33,7 +33,7 @@ def train(message: Message, context: Context) -> Message:
     w = _w(message).copy()
     x, y = samples.x[node], samples.y[node]
     for update in range(TAU):
-        rows = samples.picks[number].of(node, update, len(x))
+        rows = samples.indices[number].of(node, update, len(x))
         batch, target = x[rows], y[rows]
         slack = np.maximum(0, 1 - target * (batch @ w))
         w -= ETA * (REGULARIZATION * w - (target * slack) @ batch / BATCH)
@@ -77,7 +77,7 @@ class _Samples(NamedTuple):
 
     x: list[Float32]
     y: list[Float32]
-    picks: list[Picks]
+    indices: list[BatchIndices]
 
 
 @cache

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from benchmarks.contenders import Work
+from benchmarks.contenders import Worker
 
 
-def take_turns(contenders: Mapping[str, Callable[[], Work]], turns: int) -> dict[str, float]:
+def take_turns(contenders: Mapping[str, Callable[[], Worker]], turns: int) -> dict[str, float]:
     """The shortest time of each, in seconds."""
     best = dict.fromkeys(contenders, float("inf"))
     for _ in range(turns):

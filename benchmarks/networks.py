@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from benchmarks.contenders import Work
+from benchmarks.contenders import Worker
 from benchmarks.measure import take_turns
 from benchmarks.workload import BATCH, ETA
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.models.cnn import cnn
 from fedbudget.plan import PlanHere, prepare
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 _TAU, _SAMPLES = 10, 5_000
 
@@ -51,21 +51,21 @@ def batching() -> dict[str, float]:
     }
 
 
-def _run(rounds: int) -> Work:
+def _run(rounds: int) -> Worker:
     """A run of one node through the public path: aggregator, fleet, ledger and simulated costs."""
     plan = _plan(rounds)
     return lambda: plan.engine(observe=lambda happened, said: None, interrupted=lambda: False)
 
 
-def _updates(rounds: int) -> Work:
+def _updates(rounds: int) -> Worker:
     """The local updates of those rounds, and nothing around them."""
     fleet = _plan(rounds).fleet
     model, shards, w = fleet.model, fleet.shards, fleet.model.initial(0)[None]
     drawn = [fleet.sampler.round(_TAU) for _ in range(rounds)]
 
     def work() -> None:
-        for picks in drawn:
-            model.descend(w, shards, picks, ETA)
+        for indices in drawn:
+            model.descend(w, shards, indices, ETA)
 
     return work
 
@@ -84,7 +84,7 @@ def _plan(rounds: int) -> PlanHere:
     return prepare(settings, dataset=_images())
 
 
-def _bare(rounds: int) -> Work:
+def _bare(rounds: int) -> Worker:
     """What one would write without us, for one node: the same network, mini-batches and steps."""
     part = _images().train
     x, y = torch.from_numpy(part.x).view(-1, 1, 28, 28), torch.from_numpy(part.labels)

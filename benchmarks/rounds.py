@@ -61,7 +61,7 @@ CASES = (
 
 def round_trips(cases: Sequence[Case] = CASES) -> list[dict[str, Any]]:
     """Milliseconds a round, ours beyond local work and the bare echo's, for every case, without and with TLS."""
-    from fedbudget.engines.network import certificates
+    from fedbudget.engines.grpc import certificates
 
     found = []
     with tempfile.TemporaryDirectory() as folder, _processes() as processes:
@@ -176,8 +176,8 @@ def _aggregate(asked: dict[str, Any]) -> None:
 
 def _attend(asked: dict[str, Any]) -> None:
     case, folder, address = Case(**asked["case"]), asked["certificates"], f"127.0.0.1:{asked['port']}"
-    attend = _attend_bare if asked["contender"] == "bare" else _attend_ours
-    asyncio.run(attend(case, None if folder is None else Path(folder), address, asked["numbers"]))
+    run_node = _attend_bare if asked["contender"] == "bare" else _attend_ours
+    asyncio.run(run_node(case, None if folder is None else Path(folder), address, asked["numbers"]))
     _say({})
 
 
@@ -186,11 +186,11 @@ def _say(words: dict[str, Any]) -> None:
 
 
 def _aggregate_ours(case: Case, certificates: Path | None, opened: Callable[[int], None]) -> dict[str, list[float]]:
-    from fedbudget.deployment import Listening, serving
-    from fedbudget.engines.network.gathering import Gathered
-    from fedbudget.engines.network.hub import Hub
+    from fedbudget.deployment import ServerOptions, serving
+    from fedbudget.engines.grpc.server import AggregatorServer
+    from fedbudget.engines.remote.round import CollectedRound
     from fedbudget.runs.checkpoint import Checkpoint
-    from fedbudget.runs.settings import Settings
+    from fedbudget.settings import Settings
     from fedbudget.training import execute
 
     settings = Settings(
@@ -209,19 +209,19 @@ def _aggregate_ours(case: Case, certificates: Path | None, opened: Callable[[int
     working: list[float] = []
     saving: list[float] = []
 
-    def watch(hub: Hub) -> None:
-        finish = hub.finish
+    def watch(server: AggregatorServer) -> None:
+        finish = server.finish
 
-        def finish_and_note() -> Gathered:
+        def finish_and_note() -> CollectedRound:
             gathered = finish()
             ended.append(time.perf_counter())
             working.append(max(answer.costs.seconds for answer in gathered.answers))
             return gathered
 
-        hub.finish = finish_and_note  # type: ignore[method-assign]
-        opened(hub.port)
+        server.finish = finish_and_note  # type: ignore[method-assign]
+        opened(server.port)
 
-    listening = Listening("127.0.0.1:0", cert=cert, key=key)
+    listening = ServerOptions("127.0.0.1:0", cert=cert, key=key)
     with (
         tempfile.TemporaryDirectory() as folder,
         serving(settings, listening, interrupted=lambda: False, opened=watch) as plan,
@@ -247,18 +247,18 @@ async def _attend_ours(case: Case, certificates: Path | None, address: str, numb
     import numpy as np
 
     from fedbudget.data.dataset import Dataset, Part
-    from fedbudget.engines.network import node
-    from fedbudget.engines.network.credentials import node_credentials
-    from fedbudget.engines.network.holdings import Holdings
-    from fedbudget.engines.network.work import Work
+    from fedbudget.engines.grpc import node
+    from fedbudget.engines.grpc.credentials import node_credentials
+    from fedbudget.engines.remote.node_data import NodeData
+    from fedbudget.engines.remote.worker import Worker
 
     samples = 100
     dataset = Dataset("nothing", Part(np.zeros((samples, case.parameters), np.uint8)))
     credentials = node_credentials(None if certificates is None else certificates / "ca.pem", None, None)
-    works = [Work(Holdings(dataset, [np.arange(samples)])) for _ in numbers]
+    works = [Worker(NodeData(dataset, [np.arange(samples)])) for _ in numbers]
     await asyncio.gather(
         *(
-            node.attend(address, work, name=f"node-{number}", credentials=credentials)
+            node.run_node(address, work, name=f"node-{number}", credentials=credentials)
             for number, work in zip(numbers, works, strict=True)
         )
     )
@@ -269,7 +269,7 @@ def _do_nothing() -> None:
     import numpy as np
 
     from fedbudget.arrays import Float32, Float64
-    from fedbudget.data.sampling import Picks
+    from fedbudget.data.sampling import BatchIndices
     from fedbudget.data.shards import Shards, Table
     from fedbudget.models import catalogue
     from fedbudget.models.base import BaseModel, Descent, Target
@@ -288,19 +288,19 @@ def _do_nothing() -> None:
         def initial(self, seed: int) -> Float32:
             return np.zeros(self._parameters, np.float32)
 
-        def losses(self, w: Float32, shards: Shards, picks: Picks) -> Float64:
+        def losses(self, w: Float32, shards: Shards, indices: BatchIndices) -> Float64:
             return np.ones(len(shards))
 
         def descend(
             self,
             w: Float32,
             shards: Shards,
-            picks: Picks,
+            indices: BatchIndices,
             eta: float,
             best: Float32 | None = None,
             shift: Float32 | None = None,
         ) -> Descent:
-            losses = self.losses(w, shards, picks)
+            losses = self.losses(w, shards, indices)
             same = np.repeat(w, len(shards) // len(w), axis=0)
             return Descent(same, losses, np.zeros_like(same), None if best is None else losses)
 
@@ -322,8 +322,8 @@ def _aggregate_bare(case: Case, certificates: Path | None, opened: Callable[[int
 async def _echo_rounds(case: Case, certificates: Path | None, opened: Callable[[int], None]) -> list[float]:
     import grpc
 
-    from fedbudget.engines.network.credentials import aggregator_credentials
-    from fedbudget.engines.network.wire import LONGEST
+    from fedbudget.engines.grpc.codec import LONGEST
+    from fedbudget.engines.grpc.credentials import aggregator_credentials
 
     broadcast, report = _messages(case)
     everyone, over = asyncio.Event(), asyncio.Event()
@@ -365,8 +365,8 @@ async def _echo_rounds(case: Case, certificates: Path | None, opened: Callable[[
 async def _attend_bare(case: Case, certificates: Path | None, address: str, numbers: Sequence[int]) -> None:
     import grpc
 
-    from fedbudget.engines.network.credentials import node_credentials
-    from fedbudget.engines.network.wire import LONGEST
+    from fedbudget.engines.grpc.codec import LONGEST
+    from fedbudget.engines.grpc.credentials import node_credentials
 
     broadcast, report = _messages(case)
     options = [("grpc.max_receive_message_length", LONGEST), ("grpc.use_local_subchannel_pool", 1)]
@@ -393,7 +393,8 @@ def _messages(case: Case) -> tuple[list[bytes], list[bytes]]:
     """A broadcast and a report as they are in such a run, packed."""
     import numpy as np
 
-    from fedbudget.engines.network.wire import NodeCosts, pack_broadcast, pack_report
+    from fedbudget.engines.grpc.codec import pack_broadcast, pack_report
+    from fedbudget.engines.remote.costs import NodeCosts
     from fedbudget.protocol.messages import Broadcast, Drift, Report
 
     w = np.random.default_rng(0).normal(size=case.parameters).astype(np.float32)
@@ -404,7 +405,7 @@ def _messages(case: Case) -> tuple[list[bytes], list[bytes]]:
     more = {"rho": one, "beta": one, "plain": one, "corrected": one} if frugal else {}
     report = Report(9, np.arange(1), np.full(1, 4), one, one, w[None], **more)
     costs = NodeCosts(1e-4, 1e-3, 1e-4, 1e-3)
-    return pack_broadcast(said, stands=8, news=False, difference=None), pack_report(report, costs, w.tobytes())
+    return pack_broadcast(said, base_round=8, catch_up=False, difference=None), pack_report(report, costs, w.tobytes())
 
 
 def main(role: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedbudget.runs.settings import Settings
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -20,7 +21,6 @@ from fedbudget.experiments.figures.style import COLOURS, LINES, MARKERS, finish,
 from fedbudget.runs.explain import Explanation, explain
 from fedbudget.runs.folder import Run
 from fedbudget.runs.plot import GREY, VERMILION
-from fedbudget.runs.settings import Settings
 from fedbudget.training import train
 
 _FOLDER = Path(__file__).parent / "pictures"

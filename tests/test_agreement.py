@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from fedbudget.agreement import table_to_test_on
-from fedbudget.engines.network.task import agree
+from fedbudget.engines.remote.task import agree
 from fedbudget.errors import UserError
 from fedbudget.models import Softmax
 from fedbudget.plan import prepare
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 from fedbudget.shares import from_dataset, from_file, samples_to_test_on
 
 TRIAL = Settings(nodes=5, partition="case:4", seed=3)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedbudget.budget import RESOURCES, Budget, Costs, Ledger
 from fedbudget.errors import UserError
-from problems import costs
+from support.problems import costs
 
 
 class TestReading:

@@ -20,7 +20,7 @@ from fedbudget.models import LinearRegression
 from fedbudget.plan import prepare
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.runs.record import RoundRecord
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 from fedbudget.training import Result, execute
 
 pytestmark = [
@@ -115,9 +115,9 @@ def _process_id(actor: object) -> int:
 @pytest.mark.slow
 def test_an_actor_that_is_lost_again_and_again_ends_the_run_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = engine.NodesOnRay(Dying(), nodes=6, actors=2, cpus=2.0)
-    said = Broadcast(1, np.zeros(2, np.float32), 1, 0.1, estimate=False, best=False, stop=False)
+    broadcast = Broadcast(1, np.zeros(2, np.float32), 1, 0.1, estimate=False, best=False, stop=False)
     with pytest.raises(WorkError, match="the process of nodes 3 to 5 was lost 4 times in a row"):
-        nodes.answer(said)
+        nodes.answer(broadcast)
 
 
 class Dying:
@@ -131,7 +131,7 @@ class _Party:
     def __init__(self, first: int) -> None:
         self._first = first
 
-    def answer(self, said: Broadcast, here: object) -> object:
+    def answer(self, broadcast: Broadcast, here: object) -> object:
         if self._first:
             os.kill(os.getpid(), signal.SIGKILL)
         return None
@@ -155,9 +155,9 @@ def test_a_model_and_shards_of_ones_own() -> None:
 )
 def test_what_cannot_work_is_told_in_a_line(options: dict[str, Any], message: str) -> None:
     asked = {"dataset": "digits", "partition": "case:1", "budget": "time=2s", **options}
-    with pytest.raises(UserError, match=message) as told:
+    with pytest.raises(UserError, match=message) as request:
         fedbudget.train(engine="ray", **asked)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(request.value)
 
 
 def test_another_version_of_fedbudget_is_refused() -> None:

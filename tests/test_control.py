@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.control import AdaptiveTau, Decision, Estimates, FixedTau, Outlook, Reason
+from fedbudget.control import AdaptiveTau, ControlInputs, Decision, Estimates, FixedTau, Reason
 from fedbudget.errors import UserError
 
 SOME = Estimates(1.0, 2.0, 3.0)
-OUTLOOK = Outlook(SOME, 0.01, np.array([0.013]), np.array([0.13]), np.array([15.0]))
+OUTLOOK = ControlInputs(SOME, 0.01, np.array([0.013]), np.array([0.13]), np.array([15.0]))
 SAME_EVERYWHERE = replace(OUTLOOK, estimates=Estimates(0.0, 0.0, 0.0))
 
 
@@ -102,10 +102,10 @@ class TestAdaptiveTau:
         self, tau: int, rho: float, beta: float, delta: float, budget: float
     ) -> None:
         controller = AdaptiveTau()
-        outlook = replace(OUTLOOK, estimates=Estimates(rho, beta, delta), budget=np.array([budget]))
-        first = controller.next(previous(tau), outlook)
+        inputs = replace(OUTLOOK, estimates=Estimates(rho, beta, delta), budget=np.array([budget]))
+        first = controller.next(previous(tau), inputs)
         controller.next(previous(99), SAME_EVERYWHERE)
-        assert controller.next(previous(tau), outlook) == first
+        assert controller.next(previous(tau), inputs) == first
         assert 1 <= first.tau <= min(10 * tau, 100)
 
     @pytest.mark.parametrize(

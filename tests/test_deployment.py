@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.deployment import Listening, same_settings, serving
+from fedbudget.deployment import ServerOptions, same_settings, serving
 from fedbudget.errors import UserError
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 TRIAL = Settings(nodes=5, partition="case:4", seed=3)
 
@@ -19,15 +19,19 @@ def test_a_run_goes_on_by_its_own_settings_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "listening", "said"),
+    ("settings", "listening", "complaint"),
     [
-        (Settings(method="asynchronous"), Listening("127.0.0.1:0"), "asynchronous descent is not made over a network"),
-        (Settings(), Listening("0.0.0.0:0"), "insecure"),
-        (Settings(), Listening("127.0.0.1:0", cert=Path("nowhere.pem")), "key"),
+        (
+            Settings(method="asynchronous"),
+            ServerOptions("127.0.0.1:0"),
+            "asynchronous descent is not made over a network",
+        ),
+        (Settings(), ServerOptions("0.0.0.0:0"), "insecure"),
+        (Settings(), ServerOptions("127.0.0.1:0", cert=Path("nowhere.pem")), "key"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_listens(
-    settings: Settings, listening: Listening, said: str
+    settings: Settings, listening: ServerOptions, complaint: str
 ) -> None:
-    with pytest.raises(UserError, match=said), serving(settings, listening, interrupted=lambda: False):
+    with pytest.raises(UserError, match=complaint), serving(settings, listening, interrupted=lambda: False):
         pass

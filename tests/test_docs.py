@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import typer
 
-from doc_blocks import Block, blocks_of, filled_in, runnable
 from fedbudget.cli.main import app
 from fedbudget.cli.options import settings_from
 from fedbudget.errors import UserError
+from support.doc_blocks import Block, blocks_of, filled_in, runnable
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

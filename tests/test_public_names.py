@@ -10,7 +10,7 @@ from fedbudget.budget import Budget
 from fedbudget.data.dataset import Dataset
 from fedbudget.errors import UserError
 from fedbudget.models.function import FunctionModel
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 from fedbudget.training import Result, train
 
 SLOW = ("numba", "sklearn", "matplotlib", "scipy", "rich")

@@ -8,7 +8,7 @@ import pytest
 
 from fedbudget.errors import UserError
 from fedbudget.plan import prepare
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 from fedbudget.shares import from_dataset, from_file
 
 TRIAL = Settings(nodes=5, partition="case:4", seed=3)

@@ -14,19 +14,19 @@ from fedbudget.data.digits import load
 from fedbudget.errors import UserError
 from fedbudget.models.base import loss_over
 from fedbudget.plan import PlanHere, prepare
-from fedbudget.runs.settings import Settings
-from fedbudget.step_size import AutoStep, FixedStep, Pace, Seen
+from fedbudget.settings import Settings
+from fedbudget.step_size import AutoStep, FixedStep, StepSizeInputs, StepSizeState
 from fedbudget.training import execute
 
 AUTO = AutoStep(kappa=1.0, fall=0.25)  # simple numbers
 EARLY = 0.1  # of the budget spent
 
 
-def follow(*betas: float | None, pace: Pace | None = None, spent: float = EARLY) -> Pace:
+def follow(*betas: float | None, pace: StepSizeState | None = None, spent: float = EARLY) -> StepSizeState:
     """The pace after rounds with these β̂."""
     pace = pace or AUTO.first()
     for beta in betas:
-        pace = AUTO.next(pace, Seen(beta, spent))
+        pace = AUTO.next(pace, StepSizeInputs(beta, spent))
     return pace
 
 
@@ -70,7 +70,7 @@ class TestRule:
 
     def test_after_trouble_a_quarter_of_eta_and_half_of_kappa(self) -> None:
         settled = follow(1.0, 1.0, 1.0)
-        pace = AUTO.after_trouble(settled, Seen(1.0, EARLY))
+        pace = AUTO.after_trouble(settled, StepSizeInputs(1.0, EARLY))
         assert pace.eta == pytest.approx(0.25)
         assert pace.kappa == pytest.approx(0.5)
         assert follow(1.0, pace=pace).eta == pytest.approx(0.5)
@@ -87,7 +87,11 @@ class TestRule:
 
 def test_a_fixed_one_stays_and_must_be_positive() -> None:
     step = FixedStep(0.3)
-    assert step.next(step.first(), Seen(5.0, 0.99)) == step.after_trouble(step.first(), Seen(5.0, 0.99)) == step.first()
+    assert (
+        step.next(step.first(), StepSizeInputs(5.0, 0.99))
+        == step.after_trouble(step.first(), StepSizeInputs(5.0, 0.99))
+        == step.first()
+    )
     with pytest.raises(UserError, match="step-size must be auto or a positive number, not -1"):
         FixedStep(-1.0)
 

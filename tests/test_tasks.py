@@ -16,9 +16,9 @@ from fedbudget.control import AdaptiveTau
 from fedbudget.errors import UserError
 from fedbudget.models.catalogue import MODELS
 from fedbudget.plan import prepare
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 from fedbudget.step_size import AutoStep, FixedStep
-from real_data import folder_with
+from support.real_data import folder_with
 
 TASKS = {
     "svm-sgd-mnist": ("svm", "mnist", 100),

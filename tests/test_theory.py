@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedbudget import theory
 from fedbudget.arrays import Float64, Int64
-from problems import LocalGradient, Trajectory, algorithm_1, linear_gradient, linear_loss, unequal_parts
+from support.problems import LocalGradient, Trajectory, algorithm_1, linear_gradient, linear_loss, unequal_parts
 
 relaxed = settings(deadline=None, max_examples=60)
 

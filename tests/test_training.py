@@ -17,7 +17,7 @@ from fedbudget.models import Softmax, loss_over
 from fedbudget.plan import prepare
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 from fedbudget.training import default_folder
 
 DIGITS = data.load("digits")

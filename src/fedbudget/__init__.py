@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedbudget.data.dataset import Dataset
     from fedbudget.errors import UserError
     from fedbudget.models.function import FunctionModel
-    from fedbudget.runs.settings import Settings
+    from fedbudget.settings import Settings
     from fedbudget.training import Result, train
 
 _HOMES = {
@@ -24,7 +24,7 @@ _HOMES = {
     "Dataset": "fedbudget.data.dataset",
     "FunctionModel": "fedbudget.models.function",
     "Result": "fedbudget.training",
-    "Settings": "fedbudget.runs.settings",
+    "Settings": "fedbudget.settings",
     "UserError": "fedbudget.errors",
     "train": "fedbudget.training",
 }

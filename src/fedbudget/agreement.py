@@ -8,16 +8,16 @@ from math import prod
 
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.shards import Table
-from fedbudget.engines.network.compression import Kind
-from fedbudget.engines.network.holdings import Holdings
-from fedbudget.engines.network.task import Asked, Samples, Task, agree
-from fedbudget.engines.network.wire import KINDS
+from fedbudget.engines.grpc.codec import KINDS
+from fedbudget.engines.remote.compression import Kind
+from fedbudget.engines.remote.node_data import NodeData
+from fedbudget.engines.remote.task import Request, Samples, Task, agree
 from fedbudget.errors import UserError
 from fedbudget.models import catalogue
 from fedbudget.models.base import Model
 from fedbudget.plan import DEFAULT_BATCH
 from fedbudget.protocol.messages import PeerError
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 NODES = "nodes"
 """The dataset of a run whose data nobody has seen as a whole."""
@@ -40,7 +40,7 @@ def agreed(settings: Settings, described: list[Samples]) -> tuple[Settings, Task
         kind_of(settings),
         settings.tau if isinstance(settings.tau, int) else settings.tau_max,
         samples,
-        Asked(
+        Request(
             estimate=controller.estimates or pacing.adapts,
             gradient=settings.delta_from == "gradient",
             curvature=pacing.adapts,
@@ -75,6 +75,6 @@ def table_to_test_on(test: Dataset, agreed: Samples, model: Model) -> Table:
         raise UserError(f"{test.name}, to test on, has class {unknown[0]!r}, which no node has")
     if test.features != prod(agreed.shape):
         raise UserError(f"{test.name}, to test on, has {test.features} features, and nodes' data {prod(agreed.shape)}")
-    held = Holdings(replace(test, train=samples, test=None), [], standardise=True)
+    held = NodeData(replace(test, train=samples, test=None), [], standardise=True)
     dataset = held.as_agreed(agreed)
     return dataset.table(dataset.train, model.target)

@@ -13,12 +13,12 @@ from fedbudget.data.dataset import Dataset
 from fedbudget.data.partition import Partition
 from fedbudget.data.shards import Shards
 from fedbudget.engines import in_process, simulation
-from fedbudget.engines.party import Party
+from fedbudget.engines.node_group import NodeGroup
 from fedbudget.errors import UserError
 from fedbudget.models.base import Model
 from fedbudget.plan import (
     Plan,
-    Subject,
+    TrainingInputs,
     absence,
     aggregator_of,
     distribute,
@@ -27,7 +27,7 @@ from fedbudget.plan import (
     with_batch_size,
     with_nodes,
 )
-from fedbudget.runs.settings import FEDERATED, Settings
+from fedbudget.settings import FEDERATED, Settings
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def on_ray(
         from fedbudget.engines.ray import NodesOnRay, cluster
     except ImportError:
         raise UserError("Ray is not installed; install it with: pip install 'fedbudget[ray]'") from None
-    subject = Subject.of(settings, dataset, model)
+    subject = TrainingInputs.of(settings, dataset, model)
     settings = with_nodes(subject.settings, subject.dataset)
     settings = with_batch_size(settings, _smallest(settings, subject.dataset))
     assert settings.nodes is not None
@@ -103,16 +103,16 @@ class Definition:
     model: Model
     version: str = __version__
 
-    def party(self, first: int, end: int) -> Party:
+    def party(self, first: int, end: int) -> NodeGroup:
         if self.version != __version__:
             raise UserError(f"fedbudget {__version__} is on a machine of the cluster, and {self.version} here")
         settings, rows = distribute(self.settings, self.dataset)
         train = self.dataset.table(self.dataset.train, self.model.target)
         shards = Shards.of(replace(train, x=_as_writable(train.x)), rows[first:end])
         if settings.participation == 1:
-            return Party([fleet_of(settings, self.model, shards, range(first, end))])
+            return NodeGroup([fleet_of(settings, self.model, shards, range(first, end))])
         alone = [fleet_of(settings, self.model, shards.only([node - first]), [node]) for node in range(first, end)]
-        return Party(alone)
+        return NodeGroup(alone)
 
 
 def _as_writable(array: Samples) -> Samples:

@@ -1,6 +1,6 @@
 """Which τ next.
 
-A controller is a value with one pure step: `next(previous, outlook)` gives the next decision, and the previous
+A controller is a value with one pure step: `next(previous, inputs)` gives the next decision, and the previous
 decision is all the state there is. A decision says why it was made. A new controller is one more class here.
 """
 
@@ -43,7 +43,7 @@ class Estimates:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class ControlInputs:
     """What a controller may look at: the newest estimates and costs, the coming step size and the budget R, [M]."""
 
     estimates: Estimates | None
@@ -63,7 +63,7 @@ class Controller(Protocol):
     def first(self) -> Decision:
         """The decision for the first round."""
 
-    def next(self, previous: Decision, outlook: Outlook) -> Decision:
+    def next(self, previous: Decision, inputs: ControlInputs) -> Decision:
         """The decision for the coming round; the budget may still lower its τ."""
 
 
@@ -84,7 +84,7 @@ class FixedTau:
     def first(self) -> Decision:
         return Decision(self.tau, Reason.FIXED)
 
-    def next(self, previous: Decision, outlook: Outlook) -> Decision:
+    def next(self, previous: Decision, inputs: ControlInputs) -> Decision:
         return self.first()
 
 
@@ -125,10 +125,10 @@ class AdaptiveTau:
     def first(self) -> Decision:
         return Decision(1, Reason.START)
 
-    def next(self, previous: Decision, outlook: Outlook) -> Decision:
-        if outlook.estimates is None:
+    def next(self, previous: Decision, inputs: ControlInputs) -> Decision:
+        if inputs.estimates is None:
             return Decision(previous.tau, Reason.START)
-        curve = self.curve(previous, outlook)
+        curve = self.curve(previous, inputs)
         best = int(np.argmin(curve))
         limited = best == len(curve) - 1 and len(curve) > 1
         return Decision(best + 1, Reason.SEARCH_LIMIT if limited else Reason.MINIMUM)
@@ -138,18 +138,18 @@ class AdaptiveTau:
         leaps = self.leap and estimates.delta == 0
         return np.arange(1, self.tau_max + 1 if leaps else int(min(self.gamma * previous.tau, self.tau_max)) + 1)
 
-    def curve(self, previous: Decision, outlook: Outlook) -> Float64:
+    def curve(self, previous: Decision, inputs: ControlInputs) -> Float64:
         """G over the search range."""
-        if outlook.estimates is None:
+        if inputs.estimates is None:
             raise ValueError("there is no G before the first estimates")
         return theory.G(
-            self.search_range(previous, outlook.estimates),
-            eta=outlook.eta,
+            self.search_range(previous, inputs.estimates),
+            eta=inputs.eta,
             phi=self.phi,
-            rho=outlook.estimates.rho,
-            beta=outlook.estimates.beta,
-            delta=outlook.estimates.delta,
-            c=outlook.c,
-            b=outlook.b,
-            budget=outlook.budget,
+            rho=inputs.estimates.rho,
+            beta=inputs.estimates.beta,
+            delta=inputs.estimates.delta,
+            c=inputs.c,
+            b=inputs.b,
+            budget=inputs.budget,
         )

@@ -17,19 +17,20 @@ import numpy as np
 
 from fedbudget.agreement import NODES, agreed, kind_of, model_of, table_to_test_on
 from fedbudget.data.dataset import Dataset
-from fedbudget.engines.network import engine
-from fedbudget.engines.network import wire_pb2 as pb
-from fedbudget.engines.network.compression import Shortener
-from fedbudget.engines.network.credentials import aggregator_credentials, require_privacy
-from fedbudget.engines.network.holdings import Holdings
-from fedbudget.engines.network.hub import Hub
-from fedbudget.engines.network.members import Counters, Member
-from fedbudget.engines.network.metrics import Metrics
-from fedbudget.engines.network.metrics import serving as serving_metrics
-from fedbudget.engines.network.task import Task, rounds_ahead
-from fedbudget.engines.network.tokens import Tokens
-from fedbudget.engines.network.wire import Farewell, task_in, task_out
-from fedbudget.engines.network.work import Work
+from fedbudget.engines.grpc.codec import task_in, task_out
+from fedbudget.engines.grpc.credentials import aggregator_credentials, require_privacy
+from fedbudget.engines.grpc.metrics import Metrics
+from fedbudget.engines.grpc.metrics import serving as serving_metrics
+from fedbudget.engines.grpc.server import AggregatorServer
+from fedbudget.engines.grpc.tokens import Tokens
+from fedbudget.engines.remote import engine
+from fedbudget.engines.remote import wire_pb2 as pb
+from fedbudget.engines.remote.compression import BroadcastCompressor
+from fedbudget.engines.remote.members import Counters, Member
+from fedbudget.engines.remote.messages import Farewell
+from fedbudget.engines.remote.node_data import NodeData
+from fedbudget.engines.remote.task import Task, rounds_ahead
+from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from fedbudget.meters import network_meters
 from fedbudget.meters.energy import energy_meter as meter_of
@@ -37,14 +38,14 @@ from fedbudget.meters.meter import Meters, RoundTrip
 from fedbudget.plan import Plan, meters_of
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.runs.checkpoint import Checkpoint
-from fedbudget.runs.nodes import NodeSeen, Roll
+from fedbudget.runs.checkpoint_writer import Append, CheckpointWriter
+from fedbudget.runs.nodes import NodeStatus, NodeStatusWriter
 from fedbudget.runs.record import RoundRecord
-from fedbudget.runs.saver import Append, Saver
-from fedbudget.runs.settings import FEDERATED, Settings
+from fedbudget.settings import FEDERATED, Settings
 
 
 @dataclass(frozen=True)
-class Listening:
+class ServerOptions:
     """Where an aggregator is to be found, and by whom.
 
     Args:
@@ -74,14 +75,14 @@ class Interrupted(Exception):
 @contextmanager
 def serving(
     settings: Settings,
-    listening: Listening,
+    listening: ServerOptions,
     *,
     interrupted: Callable[[], bool],
-    own: Holdings | None = None,
+    own: NodeData | None = None,
     energy_meter: str | None = None,
     test: Dataset | None = None,
     resumed: Checkpoint | None = None,
-    opened: Callable[[Hub], None] = lambda hub: None,
+    opened: Callable[[AggregatorServer], None] = lambda server: None,
     changed: Callable[[int], None] = lambda connected: None,
 ) -> Iterator[Plan]:
     """Listens, waits for nodes, and gives the plan of a run with them.
@@ -107,8 +108,8 @@ def serving(
         metrics = Metrics(settings.limits().limits)
         if listening.metrics is not None:
             stack.enter_context(serving_metrics(metrics, listening.metrics))
-        shortener = Shortener(kind_of(settings))
-        hub = Hub(
+        shortener = BroadcastCompressor(kind_of(settings))
+        server = AggregatorServer(
             listening.address,
             run=secrets.token_hex(8) if resumed is None else str(resumed.engine["run"]),
             tokens=tokens,
@@ -118,12 +119,12 @@ def serving(
             changed=lambda connected: _told(connected, metrics, changed),
         )
         if own is not None:
-            hub.hold(Work(own, device=settings.device, energy=meter_of(energy_meter)))
-        hub.open()
+            server.hold(Worker(own, device=settings.device, energy=meter_of(energy_meter)))
+        server.open()
         farewell = Farewell("the aggregator has stopped, and may go on later", again=True)
         try:
-            opened(hub)
-            plan = _gather(settings, hub, shortener, interrupted, test, resumed, metrics)
+            opened(server)
+            plan = _gather(settings, server, shortener, interrupted, test, resumed, metrics)
             yield plan
         except UserError as error:
             farewell = Farewell(str(error))
@@ -132,7 +133,7 @@ def serving(
             farewell = Farewell("the aggregator was interrupted")
             raise
         finally:
-            hub.close(farewell)
+            server.close(farewell)
 
 
 def _told(connected: int, metrics: Metrics, changed: Callable[[int], None]) -> None:
@@ -142,8 +143,8 @@ def _told(connected: int, metrics: Metrics, changed: Callable[[int], None]) -> N
 
 def _gather(
     settings: Settings,
-    hub: Hub,
-    shortener: Shortener,
+    server: AggregatorServer,
+    shortener: BroadcastCompressor,
     interrupted: Callable[[], bool],
     test: Dataset | None,
     resumed: Checkpoint | None,
@@ -153,17 +154,17 @@ def _gather(
     least = settings.min_nodes or 1
     nodes = max(least, settings.nodes or 1)
     if resumed is None:
-        if not hub.wait_for(nodes, interrupted):
+        if not server.wait_for(nodes, interrupted):
             raise Interrupted
-        settings, task, model = agreed(settings, list(hub.descriptions().values()))
-        hub.start(task)
+        settings, task, model = agreed(settings, list(server.descriptions().values()))
+        server.start(task)
     else:
         task = _recalled_task(resumed)
         model = model_of(settings, task.samples)
-        hub.start(task, _recalled_members(resumed))
+        server.start(task, _recalled_members(resumed))
     meters = meters_of(settings, network_meters)
     over = resumed is not None and resumed.memory.state == "done"  # only its summary is missing: nodes have gone home
-    if not hub.wait_for(0 if over else nodes, interrupted, ready=True):
+    if not server.wait_for(0 if over else nodes, interrupted, ready=True):
         raise Interrupted
     settings = replace(settings, nodes=nodes, dataset=NODES)
     options: dict[str, Any] = {
@@ -173,9 +174,9 @@ def _gather(
         "rounds": settings.rounds,
         "correct_drift": settings.corrects_drift,
         "delta": settings.delta_from,
-        "settle": shortener.settle,
+        "quantize": shortener.quantize,
     }
-    trial = engine.slowest(hub.trials())
+    trial = engine.slowest(server.trials())
     if resumed is None:
         vectors = 2 if settings.delta_from == "parameters" else 3
         wire_bytes = vectors * 4 * task.parameters * nodes
@@ -185,18 +186,18 @@ def _gather(
         aggregator = Aggregator(model.initial(settings.seed), expected=meters.expect(trip), **options)
         aggregator.start()  # before the first checkpoint, which is of a run that has
     else:
-        _restore(meters, hub.counters, resumed)
+        _restore(meters, server.counters, resumed)
         aggregator = Aggregator.recall(resumed.memory, **options)
-    keeper = _Keeper(aggregator, hub, meters, task, metrics, resumed)
+    checkpointer = _Keeper(aggregator, server, meters, task, metrics, resumed)
     run = partial(
         engine.run,
         aggregator,
-        hub,
+        server,
         meters,
         least=least,
         timeout=settings.round_timeout,
         trial=trial,
-        keep=keeper.keep_again,
+        keep=checkpointer.keep_again,
     )
     described = task.samples.empty()
     return Plan(
@@ -209,11 +210,11 @@ def _gather(
         aggregator=aggregator,
         engine=run,
         repeatable=False,
-        keeper=keeper,
-        wake=hub.wake,
+        checkpointer=checkpointer,
+        wake=server.wake,
         resumed=resumed,
-        attendance=hub.attendance,
-        traffic=lambda: vars(hub.counters),
+        attendance=server.attendance,
+        traffic=lambda: vars(server.counters),
     )
 
 
@@ -224,30 +225,36 @@ class _Keeper:
     """Saves where a run has come to."""
 
     def __init__(
-        self, aggregator: Aggregator, hub: Hub, meters: Meters, task: Task, metrics: Metrics, resumed: Checkpoint | None
+        self,
+        aggregator: Aggregator,
+        server: AggregatorServer,
+        meters: Meters,
+        task: Task,
+        metrics: Metrics,
+        resumed: Checkpoint | None,
     ) -> None:
         self._aggregator = aggregator
-        self._hub = hub
+        self._server_side = server
         self._meters = meters
         self._task = task_out(task).SerializeToString().hex()
         self._parameters = task.parameters
         self._metrics = metrics
         self._resumed = resumed
-        self._saver: Saver | None = None
-        self._roll: Roll | None = None
+        self._saver: CheckpointWriter | None = None
+        self._roll: NodeStatusWriter | None = None
 
     def open(self, folder: Path, append: Append) -> None:
         records = () if self._resumed is None else self._resumed.records
-        self._saver = Saver(folder, append, ahead=rounds_ahead(self._parameters), records=records)
+        self._saver = CheckpointWriter(folder, append, ahead=rounds_ahead(self._parameters), records=records)
         if self._resumed is None:
             self._save(None)
             self._saver.flush()  # there is something to go on from before the first node begins
-        self._roll = Roll(folder, self._call_the_roll)
+        self._roll = NodeStatusWriter(folder, self._call_the_roll)
 
     def keep(self, record: RoundRecord) -> None:
         self._save(record)
         self._metrics.observe(record)
-        self._metrics.count(**vars(self._hub.counters))
+        self._metrics.count(**vars(self._server_side.counters))
 
     def keep_again(self) -> None:
         """With what was spent since the last round."""
@@ -260,10 +267,10 @@ class _Keeper:
             self._saver.flush()
             self._saver.close()
 
-    def _call_the_roll(self) -> list[NodeSeen]:
-        now, members = time.time(), self._hub.standing()
+    def _call_the_roll(self) -> list[NodeStatus]:
+        now, members = time.time(), self._server_side.standing()
         return [
-            NodeSeen(
+            NodeStatus(
                 name=node.name,
                 numbers=tuple(members[node.name].numbers.tolist()),
                 samples=node.samples,
@@ -273,7 +280,7 @@ class _Keeper:
                 step_seconds=node.step_seconds,
                 last_seen=None if node.state == "away" else now,
             )
-            for node in self._hub.glance()
+            for node in self._server_side.glance()
             if node.name in members
         ]
 
@@ -284,17 +291,17 @@ class _Keeper:
             name: {
                 "numbers": member.numbers.tolist(),
                 "sizes": member.sizes.tolist(),
-                "stands": member.stands,
+                "stands": member.base_round,
                 "lost": member.lost,
             }
-            for name, member in self._hub.standing().items()
+            for name, member in self._server_side.standing().items()
         }
         known = {
-            "run": self._hub.run,
+            "run": self._server_side.run,
             "task": self._task,
             "members": members,
             "meters": self._meters.state(),
-            "counters": vars(self._hub.counters).copy(),
+            "counters": vars(self._server_side.counters).copy(),
         }
         self._saver.save(self._aggregator.memory(), known, record)
 

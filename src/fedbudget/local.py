@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from fedbudget.data.dataset import Dataset
-from fedbudget.deployment import Interrupted, Listening, serving
+from fedbudget.deployment import Interrupted, ServerOptions, serving
+from fedbudget.engines.grpc.server import AggregatorServer
+from fedbudget.engines.grpc.tokens import TOKEN_VARIABLE
 from fedbudget.engines.interrupt import interruptible
-from fedbudget.engines.network.hub import Hub
-from fedbudget.engines.network.tokens import TOKEN_VARIABLE
 from fedbudget.errors import UserError
 from fedbudget.plan import Plan, load_dataset
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 _PATIENCE = 10.0  # seconds for node processes to end by themselves
 
@@ -39,19 +39,19 @@ def on_this_machine(
     token = secrets.token_urlsafe(24)
     before = os.environ.get(TOKEN_VARIABLE)
     os.environ[TOKEN_VARIABLE] = token  # tokens are not for command lines, which all on this machine can read
-    hubs: list[Hub] = []
+    hubs: list[AggregatorServer] = []
 
     def wake() -> None:
-        for hub in hubs:
-            hub.wake()
+        for server in hubs:
+            server.wake()
 
-    def start(hub: Hub) -> None:
-        hubs.append(hub)
+    def start(server: AggregatorServer) -> None:
+        hubs.append(server)
         for number in range(1, nodes + 1):
             pace = None if paces is None else paces[number - 1]
-            process = _start(hub.port, settings, f"{number}/{nodes}", pace, energy_meter)
+            process = _start(server.port, settings, f"{number}/{nodes}", pace, energy_meter)
             processes.append(process)
-            threading.Thread(target=_tell_end, args=(process, hub), daemon=True).start()
+            threading.Thread(target=_tell_end, args=(process, server), daemon=True).start()
 
     try:
         with interruptible(wake) as asked:
@@ -61,7 +61,7 @@ def on_this_machine(
 
             serve_run = serving(
                 replace(settings, nodes=nodes),
-                Listening("127.0.0.1:0", most=nodes),
+                ServerOptions("127.0.0.1:0", most=nodes),
                 interrupted=interrupted,
                 opened=start,
             )
@@ -102,10 +102,10 @@ def _start(
     return subprocess.Popen(command, env={**os.environ, **threads}, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
-def _tell_end(process: "subprocess.Popen[bytes]", hub: Hub) -> None:
+def _tell_end(process: "subprocess.Popen[bytes]", server: AggregatorServer) -> None:
     """A node that ends before all are there is not waited for."""
     process.wait()
-    hub.look()
+    server.look()
 
 
 def _knowing(plan: Plan, settings: Settings, dataset: Dataset) -> Plan:

@@ -27,12 +27,12 @@ from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Drift
 from fedbudget.runs.checkpoint import Checkpoint
+from fedbudget.runs.checkpoint_writer import Append
 from fedbudget.runs.record import RoundRecord
-from fedbudget.runs.saver import Append
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 if TYPE_CHECKING:
-    from fedbudget.engines.network.members import Attendance
+    from fedbudget.engines.remote.members import Attendance
 
 DEFAULT_BATCH = 100
 DEFAULT_NODES = 5
@@ -40,7 +40,7 @@ DEFAULT_NODES = 5
 _PARTITION, _COSTS, _ABSENCE = 1, 2, 3  # streams of random numbers, apart from each other
 
 
-class Keeper(Protocol):
+class Checkpointer(Protocol):
     """Keeps where a run has come to."""
 
     def open(self, folder: Path, append: Append) -> None:
@@ -67,7 +67,7 @@ class Plan:
       aggregator: of a federated run; the baselines have none.
       engine: makes the run.
       repeatable: whether the settings alone say what was trained on what.
-      keeper: keeps where the run has come to, so that it can go on from there after a crash.
+      checkpointer: keeps where the run has come to, so that it can go on from there after a crash.
       wake: ends what the engine is waiting for, when the run is interrupted.
       resumed: where the run goes on from, if it does.
       attendance: how nodes on other machines are doing.
@@ -84,7 +84,7 @@ class Plan:
     engine: Engine
     repeatable: bool
     train: Table | None = None
-    keeper: Keeper | None = None
+    checkpointer: Checkpointer | None = None
     wake: Callable[[], None] = lambda: None
     resumed: Checkpoint | None = None
     attendance: "Callable[[], Sequence[Attendance]] | None" = None
@@ -118,7 +118,7 @@ class PlanHere(Plan):
 
 def prepare(settings: Settings, *, dataset: Dataset | None = None, model: Model | None = None) -> PlanHere:
     """Loads the data, gives it to nodes, and finds out what a round costs; refuses what cannot work."""
-    subject = Subject.of(settings, dataset, model)
+    subject = TrainingInputs.of(settings, dataset, model)
     settings, rows = distribute(subject.settings, subject.dataset)
     shards = Shards.of(subject.train, rows)
     settings = with_batch_size(settings, int(shards.size.min()))
@@ -140,7 +140,7 @@ def prepare(settings: Settings, *, dataset: Dataset | None = None, model: Model 
 
 
 @dataclass(frozen=True)
-class Subject:
+class TrainingInputs:
     """What is trained on what.
 
     Args:
@@ -158,7 +158,7 @@ class Subject:
     repeatable: bool
 
     @classmethod
-    def of(cls, settings: Settings, dataset: Dataset | None, model: Model | None) -> "Subject":
+    def of(cls, settings: Settings, dataset: Dataset | None, model: Model | None) -> "TrainingInputs":
         """From what was given, or as the settings say."""
         repeatable = dataset is None and model is None
         if dataset is None:

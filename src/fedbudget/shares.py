@@ -10,24 +10,24 @@ from fedbudget.data import files
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.images import from_idx
 from fedbudget.data.partition import Rows
-from fedbudget.engines.network.holdings import Holdings
+from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.errors import UserError
 from fedbudget.plan import distribute, load_dataset
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 
-def from_file(path: Path, *, labels: Path | None = None, target: str | None = None) -> Holdings:
+def from_file(path: Path, *, labels: Path | None = None, target: str | None = None) -> NodeData:
     """All samples of a `.csv`, a `.npz` or a pair of IDX files, as one node's."""
     if "idx" in path.name:
         dataset = from_idx(path, labels)
-        return Holdings(dataset, [np.arange(len(dataset.train))])
+        return NodeData(dataset, [np.arange(len(dataset.train))])
     if path.is_dir():
         raise UserError(f"{path} is a folder; a node has a file of its own")
     dataset = files.load(path, target=target, test_share=0.0, standardise=False)
-    return Holdings(dataset, [np.arange(len(dataset.train))], standardise=path.suffix == ".csv")
+    return NodeData(dataset, [np.arange(len(dataset.train))], standardise=path.suffix == ".csv")
 
 
-def from_dataset(settings: Settings, shard: str) -> Holdings:
+def from_dataset(settings: Settings, shard: str) -> NodeData:
     """A share of a dataset, as `fedbudget run` would give it to a node, for trials.
 
     Args:
@@ -36,7 +36,7 @@ def from_dataset(settings: Settings, shard: str) -> Holdings:
     """
     first, last, of = _shard(shard)
     dataset, rows = all_shares(settings, of)
-    return Holdings(dataset, rows[first - 1 : last])
+    return NodeData(dataset, rows[first - 1 : last])
 
 
 def all_shares(settings: Settings, nodes: int) -> tuple[Dataset, Rows]:

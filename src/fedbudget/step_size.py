@@ -33,7 +33,7 @@ from fedbudget.errors import UserError
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepSizeState:
     """The step size of the coming round, and what the next one follows from.
 
     Args:
@@ -53,7 +53,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Seen:
+class StepSizeInputs:
     """What a step size may look at: the last round's max_i β̂_i, if there was any, and the share of the budget spent."""
 
     beta: float | None
@@ -67,13 +67,13 @@ class StepSize(Protocol):
     def adapts(self) -> bool:
         """Whether nodes must estimate β for it, and the run goes back from where it has gone astray."""
 
-    def first(self) -> Pace:
+    def first(self) -> StepSizeState:
         """For the first round."""
 
-    def next(self, previous: Pace, seen: Seen) -> Pace:
+    def next(self, previous: StepSizeState, seen: StepSizeInputs) -> StepSizeState:
         """For the coming round."""
 
-    def after_trouble(self, previous: Pace, seen: Seen) -> Pace:
+    def after_trouble(self, previous: StepSizeState, seen: StepSizeInputs) -> StepSizeState:
         """For the coming round, when the last one has gone astray."""
 
 
@@ -91,13 +91,13 @@ class FixedStep:
     def adapts(self) -> bool:
         return False
 
-    def first(self) -> Pace:
-        return Pace(self.eta, self.eta)
+    def first(self) -> StepSizeState:
+        return StepSizeState(self.eta, self.eta)
 
-    def next(self, previous: Pace, seen: Seen) -> Pace:
+    def next(self, previous: StepSizeState, seen: StepSizeInputs) -> StepSizeState:
         return previous
 
-    def after_trouble(self, previous: Pace, seen: Seen) -> Pace:
+    def after_trouble(self, previous: StepSizeState, seen: StepSizeInputs) -> StepSizeState:
         return previous
 
 
@@ -112,7 +112,7 @@ class AutoStep:
       first_growth: the same until η has settled.
       fall: the share of the budget, at its end, over which η falls.
 
-    >>> pace = AutoStep(kappa=0.5).next(Pace(0.01, 0.01, kappa=0.5), Seen(beta=20.0, spent=0.1))
+    >>> pace = AutoStep(kappa=0.5).next(Pace(0.01, 0.01, kappa=0.5), StepSizeInputs(beta=20.0, spent=0.1))
     >>> pace.eta
     0.025
     """
@@ -127,10 +127,10 @@ class AutoStep:
     def adapts(self) -> bool:
         return True
 
-    def first(self) -> Pace:
-        return Pace(self.start, self.start, settled=False, kappa=self.kappa)
+    def first(self) -> StepSizeState:
+        return StepSizeState(self.start, self.start, settled=False, kappa=self.kappa)
 
-    def next(self, previous: Pace, seen: Seen) -> Pace:
+    def next(self, previous: StepSizeState, seen: StepSizeInputs) -> StepSizeState:
         pace = _remember(previous, seen.beta)
         if seen.beta is not None:
             wanted = pace.kappa / _upper(pace, seen.beta)
@@ -138,19 +138,19 @@ class AutoStep:
             pace = replace(pace, steady=min(wanted, most), settled=pace.settled or wanted <= most)
         return self._falling(pace, seen.spent)
 
-    def after_trouble(self, previous: Pace, seen: Seen) -> Pace:
+    def after_trouble(self, previous: StepSizeState, seen: StepSizeInputs) -> StepSizeState:
         pace = _remember(previous, seen.beta)
         steady, kappa = pace.steady / 4, pace.kappa / 2
         if seen.beta is not None:
             steady = min(steady, kappa / _upper(pace, seen.beta))
         return self._falling(replace(pace, steady=steady, kappa=kappa), seen.spent)
 
-    def _falling(self, pace: Pace, spent: float) -> Pace:
+    def _falling(self, pace: StepSizeState, spent: float) -> StepSizeState:
         """η as much below its steady value as the end of the budget is near, but never 0."""
         return replace(pace, eta=pace.steady * min(1.0, max(0.02, (1 - spent) / self.fall)))
 
 
-def _remember(pace: Pace, beta: float | None) -> Pace:
+def _remember(pace: StepSizeState, beta: float | None) -> StepSizeState:
     """Both means with one more β̂."""
     if beta is None:
         return pace
@@ -160,7 +160,7 @@ def _remember(pace: Pace, beta: float | None) -> Pace:
     return replace(pace, level=pace.level + off / 2, deviation=(pace.deviation + abs(off)) / 2)
 
 
-def _upper(pace: Pace, beta: float) -> float:
+def _upper(pace: StepSizeState, beta: float) -> float:
     """β̄."""
     assert pace.level is not None
     return max(beta, math.exp(pace.level + pace.deviation))

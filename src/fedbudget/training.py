@@ -27,7 +27,7 @@ from fedbudget.protocol.messages import Broadcast
 from fedbudget.runs import nodes
 from fedbudget.runs.folder import PLOT, Run, RunWriter, SavedModel
 from fedbudget.runs.record import RoundRecord, average_tau
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 from fedbudget.trackers import chosen
 from fedbudget.trackers.following import following
 from fedbudget.trackers.tracker import About, Tracker
@@ -192,7 +192,7 @@ def execute(
         raise UserError("a run that is tracked needs a folder; say which with out")
     with interruptible(plan.wake) as interrupted, ExitStack() as stack:
         writer = None if out is None else _writer(plan, out)
-        if writer is not None and plan.keeper is None:  # a keeper adds records at its own pace
+        if writer is not None and plan.checkpointer is None:  # a keeper adds records at its own pace
             stack.callback(writer.close)
         if writer is not None and trackers:
             earlier = [] if plan.resumed is None else Run.open(writer.path).rounds
@@ -202,8 +202,8 @@ def execute(
             watch = _each_of(followed.observe, watch)
         diary = _Diary(plan, writer, watch)
         outcome = plan.engine(observe=diary.observe, interrupted=interrupted)
-        if plan.keeper is not None:
-            plan.keeper.close()
+        if plan.checkpointer is not None:
+            plan.checkpointer.close()
         result = _result(plan, outcome, diary.records, out)
         if writer is not None:
             summary = _save(plan, writer, result)
@@ -253,19 +253,19 @@ class _Diary:
         self._watch = watch
         self._began = time.perf_counter() - (self.records[-1].wall if self.records else 0.0)
         self._next_evaluation = 0.0
-        if plan.keeper is not None and writer is not None:
-            plan.keeper.open(writer.path, writer.append)
+        if plan.checkpointer is not None and writer is not None:
+            plan.checkpointer.open(writer.path, writer.append)
 
-    def observe(self, happened: Round, said: Broadcast) -> None:
-        accuracy, share = None, happened.ledger.share
-        if self._plan.test is not None and (share >= self._next_evaluation or said.tau == 0):
-            accuracy = self._plan.model.accuracy(said.w, self._plan.test)
+    def observe(self, round_: Round, broadcast: Broadcast) -> None:
+        accuracy, share = None, round_.ledger.share
+        if self._plan.test is not None and (share >= self._next_evaluation or broadcast.tau == 0):
+            accuracy = self._plan.model.accuracy(broadcast.w, self._plan.test)
             points = self._plan.settings.evaluations
             self._next_evaluation = (int(share * points) + 1) / points
-        record = RoundRecord.of(happened, accuracy=accuracy, wall=time.perf_counter() - self._began)
+        record = RoundRecord.of(round_, accuracy=accuracy, wall=time.perf_counter() - self._began)
         self.records.append(record)
         if self._writer is not None:
-            (self._writer.append if self._plan.keeper is None else self._plan.keeper.keep)(record)
+            (self._writer.append if self._plan.checkpointer is None else self._plan.checkpointer.keep)(record)
         if self._watch is not None:
             self._watch(record)
 

@@ -13,7 +13,7 @@ from fedbudget.cli import fetching
 from fedbudget.cli.main import main
 from fedbudget.data.published import catalogue
 from fedbudget.data.published.sources import Mirror
-from web import Web, dataset_of, serving
+from support.web import Web, dataset_of, serving
 
 CONTENTS = {"one.bin": b"one" * 1000, "two.bin": b"two"}
 ZIPPED = {f"{name}.gz": gzip.compress(contents) for name, contents in CONTENTS.items()}

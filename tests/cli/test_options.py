@@ -6,7 +6,7 @@ import pytest
 
 from fedbudget.cli.options import settings_from, whole_numbers
 from fedbudget.errors import UserError
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 
 def test_what_is_not_given_is_the_default() -> None:

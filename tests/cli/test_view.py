@@ -10,9 +10,9 @@ from rich.console import Console
 
 from fedbudget import data
 from fedbudget.cli.view import cells, nodes_table, preparing, print_result, watching
-from fedbudget.engines.network.members import Attendance
+from fedbudget.engines.remote.members import Attendance
 from fedbudget.plan import Plan, prepare
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 from fedbudget.training import Result, execute
 
 DIGITS = data.load("digits")

@@ -12,7 +12,7 @@ import pytest
 
 from fedbudget.dashboard.serving import Dashboard
 from fedbudget.runs.folder import RunWriter
-from made_runs import SETTINGS, make_run, many_rounds, record
+from support.made_runs import SETTINGS, make_run, many_rounds, record
 
 TOKEN = "a-token-of-enough-letters"
 

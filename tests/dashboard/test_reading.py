@@ -9,7 +9,7 @@ import pytest
 from fedbudget.dashboard.reading import Reading, last_record, state_of
 from fedbudget.errors import UserError
 from fedbudget.runs.folder import Run, RunWriter
-from made_runs import SETTINGS, make_run, record
+from support.made_runs import SETTINGS, make_run, record
 
 
 def test_what_is_read_is_what_the_run_has(tmp_path: Path) -> None:

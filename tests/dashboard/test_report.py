@@ -9,7 +9,7 @@ from typing import Any
 from fedbudget.dashboard.reading import Reading, Seen
 from fedbudget.dashboard.report import CURVES, bundled, figures, report
 from fedbudget.dashboard.shell import page_files
-from made_runs import SETTINGS, make_run, many_rounds
+from support.made_runs import SETTINGS, make_run, many_rounds
 
 
 def seen(path: Path) -> Seen:

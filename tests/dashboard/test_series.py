@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbudget.control import AdaptiveTau, Decision, Estimates, Outlook, Reason
+from fedbudget.control import AdaptiveTau, ControlInputs, Decision, Estimates, Reason
 from fedbudget.dashboard import series
 from fedbudget.dashboard.reading import Reading, Seen
 from fedbudget.errors import UserError
-from made_runs import SETTINGS, make_run, many_rounds, record
+from support.made_runs import SETTINGS, make_run, many_rounds, record
 
 
 def seen(path: Path) -> Seen:
@@ -118,10 +118,10 @@ def test_the_curve_of_a_round_is_the_one_its_controller_looked_at(tmp_path: Path
     found = series.choice(seen(make_run(tmp_path / "run")), 7)
     controller = SETTINGS.controller()
     assert isinstance(controller, AdaptiveTau)
-    outlook = Outlook(
+    inputs = ControlInputs(
         Estimates(1.0, 2.0, 3.0), 0.01, np.array([0.01, 0.0]), np.array([0.05, 5e3]), SETTINGS.limits().array
     )
-    curve = controller.curve(Decision(5, Reason.MINIMUM), outlook)
+    curve = controller.curve(Decision(5, Reason.MINIMUM), inputs)
     assert found["candidates"] == list(range(1, 51))
     assert found["G"] == pytest.approx(curve.tolist(), rel=1e-5)
     assert found["minimum"] == int(np.argmin(curve)) + 1

@@ -7,7 +7,7 @@ import pytest
 
 from fedbudget.dashboard.serving import PORT, Dashboard
 from fedbudget.errors import UserError
-from made_runs import make_run
+from support.made_runs import make_run
 
 
 def close(page: Dashboard) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from fedbudget.dashboard.words import paragraph, title
 from fedbudget.runs.folder import Run
-from fedbudget.runs.settings import Settings
-from made_runs import SETTINGS, make_run, record
+from fedbudget.settings import Settings
+from support.made_runs import SETTINGS, make_run, record
 
 
 def test_a_run_that_ended_is_told_from_beginning_to_end(tmp_path: Path) -> None:

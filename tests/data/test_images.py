@@ -15,8 +15,8 @@ from fedbudget import data
 from fedbudget.arrays import Int64
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.errors import UserError
-from real_data import folder_with
-from web import tar_of
+from support.real_data import folder_with
+from support.web import tar_of
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"

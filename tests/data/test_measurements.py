@@ -9,7 +9,7 @@ import pytest
 from fedbudget import data
 from fedbudget.data.dataset import Dataset
 from fedbudget.errors import UserError
-from real_data import folder_with
+from support.real_data import folder_with
 
 # As published: every field in quotes, numbers padded with blanks, lines that end in CR LF.
 ENERGY = (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedbudget.data.published.find import opened
 from fedbudget.data.read_cifar import SHAPE, read_cifar
 from fedbudget.errors import UserError
-from web import tar_of
+from support.web import tar_of
 
 FILE = Path("some.bin")
 RECORD = 3073

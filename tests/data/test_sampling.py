@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.data.sampling import Picks, Sampler
+from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.errors import UserError
 
 Batch = tuple[int, ...]
@@ -17,9 +17,9 @@ def sampler(*sizes: int, batch: int | None, seed: int = 3) -> Sampler:
     return Sampler(np.array(sizes), batch, seed)
 
 
-def batches(picks: Picks, node: int = 0, size: int = 0) -> list[Batch]:
+def batches(indices: BatchIndices, node: int = 0, size: int = 0) -> list[Batch]:
     """One node's mini-batches of a round."""
-    return [tuple(picks.of(node, update, size).tolist()) for update in range(picks.updates)]
+    return [tuple(indices.of(node, update, size).tolist()) for update in range(indices.updates)]
 
 
 def in_use(own: Sampler, taus: list[int]) -> list[Batch]:
@@ -56,10 +56,10 @@ def test_a_pass_takes_every_sample_once_where_batches_divide_the_shard() -> None
 
 
 def test_shards_of_the_same_size_are_sampled_at_the_same_positions() -> None:
-    picks = sampler(20, 35, 20, 35, batch=4).round(5)
-    assert batches(picks, 0) == batches(picks, 2)
-    assert batches(picks, 1) == batches(picks, 3)
-    assert batches(picks, 0) != batches(picks, 1)
+    indices = sampler(20, 35, 20, 35, batch=4).round(5)
+    assert batches(indices, 0) == batches(indices, 2)
+    assert batches(indices, 1) == batches(indices, 3)
+    assert batches(indices, 0) != batches(indices, 1)
 
 
 @pytest.mark.parametrize("size", [20, 35])
@@ -112,9 +112,9 @@ def test_no_update_gives_the_last_batch_even_when_it_was_used_twice() -> None:
 
 
 def test_whole_shards_take_every_position_in_every_update() -> None:
-    picks = sampler(3, 5, batch=None).round(2)
-    assert batches(picks, 0, size=3) == [(0, 1, 2)] * 2
-    assert batches(picks, 1, size=5) == [(0, 1, 2, 3, 4)] * 2
+    indices = sampler(3, 5, batch=None).round(2)
+    assert batches(indices, 0, size=3) == [(0, 1, 2)] * 2
+    assert batches(indices, 1, size=5) == [(0, 1, 2, 3, 4)] * 2
 
 
 def test_a_batch_larger_than_the_smallest_shard_is_refused_and_the_shard_is_named() -> None:

@@ -10,7 +10,7 @@ import pytest
 from fedbudget.arrays import Float32
 from fedbudget.budget import Budget
 from fedbudget.control import Reason
-from fedbudget.data.sampling import Picks, Sampler
+from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards, Table
 from fedbudget.engines import asynchronous, centralized
 from fedbudget.errors import UserError
@@ -21,7 +21,7 @@ from fedbudget.models import LinearRegression, SquaredSvm
 from fedbudget.models.base import Descent, Model, loss_over
 from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.messages import Broadcast
-from problems import MODELS, problem
+from support.problems import MODELS, problem
 
 History = list[tuple[Round, Broadcast]]
 
@@ -70,7 +70,7 @@ def carry_out(
         speeds=speeds,
         ledger=asynchronous.open_ledger(meters, shards, speeds),
         rounds=rounds,
-        observe=lambda happened, said: history.append((happened, said)),
+        observe=lambda round_, broadcast: history.append((round_, broadcast)),
         interrupted=lambda: interrupted(history),
     )
     return outcome, history
@@ -94,9 +94,11 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def descend(self, w: Float32, shards: Shards, picks: Picks, eta: float, *more: Any, **options: Any) -> Descent:
-        self.asked.append((int(shards.start[0]), picks.of(0, 0, int(shards.size[0])).tolist()))
-        found: Descent = self._model.descend(w, shards, picks, eta, *more, **options)
+    def descend(
+        self, w: Float32, shards: Shards, indices: BatchIndices, eta: float, *more: Any, **options: Any
+    ) -> Descent:
+        self.asked.append((int(shards.start[0]), indices.of(0, 0, int(shards.size[0])).tolist()))
+        found: Descent = self._model.descend(w, shards, indices, eta, *more, **options)
         return found
 
 
@@ -118,11 +120,11 @@ def test_one_node_descends_as_in_one_place_to_the_bit(name: str, batch: int | No
         seed=11,
         meters=meters,
         ledger=centralized.open_ledger(meters, trip),
-        observe=lambda happened, said: alone.append((happened, said)),
+        observe=lambda round_, broadcast: alone.append((round_, broadcast)),
     )
     assert len(history) == 50
-    assert [said.w.tobytes() for _, said in history] == [said.w.tobytes() for _, said in alone]
-    assert [happened.loss for happened, _ in history] == [happened.loss for happened, _ in alone]
+    assert [broadcast.w.tobytes() for _, broadcast in history] == [broadcast.w.tobytes() for _, broadcast in alone]
+    assert [round_.loss for round_, _ in history] == [round_.loss for round_, _ in alone]
     assert outcome.w.tobytes() == expected.w.tobytes()
     assert outcome.ledger.spent == pytest.approx(expected.ledger.spent)
 
@@ -167,23 +169,23 @@ class TestTwoNodesByHand:
 
     def test_two_pushes_are_told_of_as_a_round_that_began_at_the_w_before_them(self) -> None:
         _, history = self.run(3.75)
-        assert [said.w.tolist() for _, said in history] == [[0.0], [-2.0], [0.015625], [-1.236328125]]
-        assert [happened.ledger.spent.tolist() for happened, _ in history] == [[1.25], [2.25], [3.0], [3.75]]
-        assert [happened.nodes for happened, _ in history] == [2, 1, 2, 2]
-        assert [(happened.round, happened.t, happened.tau) for happened, _ in history] == [
+        assert [broadcast.w.tolist() for _, broadcast in history] == [[0.0], [-2.0], [0.015625], [-1.236328125]]
+        assert [round_.ledger.spent.tolist() for round_, _ in history] == [[1.25], [2.25], [3.0], [3.75]]
+        assert [round_.nodes for round_, _ in history] == [2, 1, 2, 2]
+        assert [(round_.round, round_.t, round_.tau) for round_, _ in history] == [
             (1, 1, 1),
             (2, 2, 1),
             (3, 3, 1),
             (4, 4, 1),
         ]
-        assert {happened.reason for happened, _ in history} == {Reason.FIXED}
+        assert {round_.reason for round_, _ in history} == {Reason.FIXED}
 
     def test_the_loss_of_a_round_is_that_of_its_pushes_at_what_they_had_pulled_weighted_by_samples(self) -> None:
         _, history = self.run(2.5)
         third = (6.0**2 / 2 * 3) / 3  # node 1 alone, before the budget ended
         second = ((1 - 8) ** 2 / 2 + (-1.125 - 8) ** 2 / 2) / 2  # node 0 twice
-        assert [happened.loss for happened, _ in history] == [32.0, second, third]
-        assert all(happened.best_loss == happened.loss for happened, _ in history)
+        assert [round_.loss for round_, _ in history] == [32.0, second, third]
+        assert all(round_.best_loss == round_.loss for round_, _ in history)
 
 
 class TestPushes:
@@ -203,8 +205,8 @@ class TestPushes:
         """And a round takes what a synchronous one with τ=1 takes, c + b."""
         model, shards = pulled_towards([1.0], [2.0], [3.0, 4.0])
         _, history = carry_out(model, shards, fixed_meters(8.0, 0.75, 0.25), [1.0, 1.0, 1.0])
-        assert [happened.nodes for happened, _ in history] == [3] * 8
-        assert [happened.ledger.spent[0] for happened, _ in history] == [1, 2, 3, 4, 5, 6, 7, 8]
+        assert [round_.nodes for round_, _ in history] == [3] * 8
+        assert [round_.ledger.spent[0] for round_, _ in history] == [1, 2, 3, 4, 5, 6, 7, 8]
 
     def test_every_node_has_its_own_place_in_the_same_stream_of_mini_batches(self) -> None:
         given = problem("svm", seed=4, samples=60)
@@ -221,7 +223,7 @@ class TestPushes:
         _, history = carry_out(model, shards, drawn_meters(60.0), [1.0, 4.0])
         pace = 5 / (simulated.SGD.step.mean + simulated.SGD.aggregation.mean)
         assert len(history) == pytest.approx(60 * pace / 2, rel=0.05)
-        times = [happened.ledger.spent[0] for happened, _ in history]
+        times = [round_.ledger.spent[0] for round_, _ in history]
         assert times == sorted(times)
         assert 59 < times[-1] <= 60
 
@@ -231,21 +233,21 @@ class TestWhereItLeads:
 
     ETA = 0.01
 
-    def settle(self, speeds: Sequence[float], *targets: Sequence[float]) -> float:
+    def quantize(self, speeds: Sequence[float], *targets: Sequence[float]) -> float:
         model, shards = pulled_towards(*targets)
         outcome, _ = carry_out(model, shards, drawn_meters(200.0), speeds, eta=self.ETA)
         return float(outcome.w[0])
 
     def test_equal_speeds_to_the_mean_of_the_nodes(self) -> None:
-        assert self.settle([1.0, 1.0], [10.0], [-10.0]) == pytest.approx(0.0, abs=0.3)
+        assert self.quantize([1.0, 1.0], [10.0], [-10.0]) == pytest.approx(0.0, abs=0.3)
 
     def test_unequal_speeds_to_the_fast_node(self) -> None:
         """Four pushes to one: (4 · 10 - 10) / 5."""
-        assert self.settle([4.0, 1.0], [10.0], [-10.0]) == pytest.approx(6.0, abs=0.3)
+        assert self.quantize([4.0, 1.0], [10.0], [-10.0]) == pytest.approx(6.0, abs=0.3)
 
     def test_a_node_with_more_samples_weighs_more(self) -> None:
         """(3 · 10 - 1 · 10) / 4."""
-        assert self.settle([1.0, 1.0], [10.0] * 3, [-10.0]) == pytest.approx(5.0, abs=0.3)
+        assert self.quantize([1.0, 1.0], [10.0] * 3, [-10.0]) == pytest.approx(5.0, abs=0.3)
 
     def test_with_a_class_of_its_own_at_each_node_the_fast_nodes_data_are_fitted_better(self) -> None:
         rng = np.random.default_rng(2)
@@ -259,7 +261,7 @@ class TestWhereItLeads:
             """Of all data, of the first node's, and the least there is."""
             outcome, _ = carry_out(model, shards, drawn_meters(300.0), speeds, eta=self.ETA)
             optimum = centralized_optimum(model, table)
-            own = model.losses(outcome.w[None], shards.only([0]), Picks.whole(1))[0]
+            own = model.losses(outcome.w[None], shards.only([0]), BatchIndices.whole(1))[0]
             return loss_over(model, outcome.w, table), float(own), loss_over(model, optimum, table)
 
         together, first, least = losses([1.0] * 4)
@@ -271,7 +273,7 @@ class TestWhereItLeads:
 
 def centralized_optimum(model: Model, table: Table) -> Float32:
     w, whole = model.initial(0), Shards.whole(table)
-    found: Float32 = model.descend(w[None], whole, Picks.whole(1, 5000), 0.05).w[0]
+    found: Float32 = model.descend(w[None], whole, BatchIndices.whole(1, 5000), 0.05).w[0]
     return found
 
 
@@ -284,7 +286,7 @@ class TestEnd:
             outcome, history = carry_out(
                 given.model, shards, drawn_meters(5.0), asynchronous.default_speeds(4), batch=3
             )
-            return outcome.w.tobytes(), [(happened.loss, happened.ledger.spent[0]) for happened, _ in history]
+            return outcome.w.tobytes(), [(round_.loss, round_.ledger.spent[0]) for round_, _ in history]
 
         assert once() == once()
 

@@ -20,7 +20,7 @@ from fedbudget.meters.meter import Cost, Meter, Meters, RoundTrip, Source
 from fedbudget.models.base import loss_over
 from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.messages import Broadcast
-from problems import MODELS, problem
+from support.problems import MODELS, problem
 
 History = list[tuple[Round, Broadcast]]
 
@@ -65,7 +65,7 @@ def carry_out(
         meters=meters,
         ledger=centralized.open_ledger(meters, TRIP),
         rounds=rounds,
-        observe=lambda happened, said: history.append((happened, said)),
+        observe=lambda round_, broadcast: history.append((round_, broadcast)),
         interrupted=lambda: interrupted(history),
     )
     return outcome, history
@@ -80,9 +80,9 @@ class TestDescent:
         given = problem(name, seed=4)
         outcome, history = carry_out(given, fixed_meters({"time": 1.0}, 1 / self.STEPS), batch=batch)
         w: Float64 = given.start(3).astype(np.float64)
-        for (happened, said), rows in zip(history, self.rows(len(given.table), batch), strict=True):
-            assert said.w == pytest.approx(w, rel=1e-4, abs=1e-5)
-            assert happened.loss == pytest.approx(given.loss(w, given.x[rows], given.y[rows]), rel=1e-4)
+        for (round_, broadcast), rows in zip(history, self.rows(len(given.table), batch), strict=True):
+            assert broadcast.w == pytest.approx(w, rel=1e-4, abs=1e-5)
+            assert round_.loss == pytest.approx(given.loss(w, given.x[rows], given.y[rows]), rel=1e-4)
             w = w - ETA * given.gradient(w, given.x[rows], given.y[rows])
         assert outcome.w == pytest.approx(w, rel=1e-4, abs=1e-5)
 
@@ -94,19 +94,24 @@ class TestDescent:
 
     def test_a_step_is_told_of_as_a_round_of_one_update_at_one_node(self) -> None:
         _, history = carry_out(problem("svm", seed=4), fixed_meters({"time": 1.0}, 0.25))
-        assert [happened.round for happened, _ in history] == [1, 2, 3, 4]
-        assert [happened.t for happened, _ in history] == [1, 2, 3, 4]
-        for happened, said in history:
-            assert (happened.tau, happened.reason, happened.nodes, happened.eta) == (1, Reason.FIXED, 1, ETA)
-            assert happened.best_loss == happened.loss
-            assert (said.round, said.tau, said.estimate, said.stop) == (happened.round, 1, False, False)
+        assert [round_.round for round_, _ in history] == [1, 2, 3, 4]
+        assert [round_.t for round_, _ in history] == [1, 2, 3, 4]
+        for round_, broadcast in history:
+            assert (round_.tau, round_.reason, round_.nodes, round_.eta) == (1, Reason.FIXED, 1, ETA)
+            assert round_.best_loss == round_.loss
+            assert (broadcast.round, broadcast.tau, broadcast.estimate, broadcast.stop) == (
+                round_.round,
+                1,
+                False,
+                False,
+            )
 
 
 class TestEnd:
     def test_the_last_w_is_the_result_though_an_earlier_one_was_better(self) -> None:
         given = problem("linear", seed=4, regularization=100.0)  # η λ = 5: each step overshoots further
         outcome, history = carry_out(given, fixed_meters({"time": 1.0}, 0.25))
-        losses = [loss_over(given.model, said.w, given.table) for _, said in history]
+        losses = [loss_over(given.model, broadcast.w, given.table) for _, broadcast in history]
         assert losses == sorted(losses)
         assert loss_over(given.model, outcome.w, given.table) > losses[-1]
 
@@ -145,7 +150,7 @@ class TestBudget:
             fixed_meters({"time": 1.0, "bytes": 1.0}, 0.25, {"bytes": WireBytes()}),
         )
         assert outcome.ledger.spent == pytest.approx([1.0, 0.0])
-        assert all(not happened.ledger.costs.aggregation.any() for happened, _ in history)
+        assert all(not round_.ledger.costs.aggregation.any() for round_, _ in history)
 
     def test_of_several_resources_the_first_to_be_used_up_ends_the_run(self) -> None:
         limits = {"time": 10.0, "energy": 3.0}  # 5 W for 0.25 s is 1.25 J, which fits twice
@@ -163,10 +168,10 @@ class TestBudget:
         )
         watched = 0.0
 
-        def observe(happened: Round, said: Broadcast) -> None:
+        def observe(round_: Round, broadcast: Broadcast) -> None:
             nonlocal watched
             began = time.perf_counter()
-            if happened.round <= 10:
+            if round_.round <= 10:
                 time.sleep(0.02)
             watched += time.perf_counter() - began
 

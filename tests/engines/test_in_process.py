@@ -19,7 +19,7 @@ from fedbudget.plan import PlanHere, prepare
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 History = list[tuple[Round, Broadcast]]
 
@@ -47,7 +47,10 @@ def aggregator_of(plan: PlanHere) -> Aggregator:
 def carry_out(plan: PlanHere) -> tuple[Outcome, History]:
     history: History = []
     outcome = in_process.run(
-        aggregator_of(plan), [plan.fleet], plan.meters, observe=lambda happened, said: history.append((happened, said))
+        aggregator_of(plan),
+        [plan.fleet],
+        plan.meters,
+        observe=lambda round_, broadcast: history.append((round_, broadcast)),
     )
     return outcome, history
 
@@ -59,10 +62,10 @@ class TestCharges:
         plan = plan_of(64, 5000, costs="measured", budget=("time=0.5s", "cpu=1h"), tau=tau)
         watched = Instant(0.0, 0.0)
 
-        def observe(happened: Round, said: Broadcast) -> None:
+        def observe(round_: Round, broadcast: Broadcast) -> None:
             nonlocal watched
             began = Instant.now()
-            if happened.round <= 20:
+            if round_.round <= 20:
                 time.sleep(0.01)
             watched += Instant.now() - began
 
@@ -99,22 +102,21 @@ class TestCharges:
         plan = plan_of(budget=("bytes=40kB",), tau=tau, batch_size=batch)
         expected = aggregator_of(plan).ledger.costs.aggregation[0]
         _, history = carry_out(plan)
-        assert {happened.ledger.costs.aggregation[0] for happened, _ in history[1:-1]} == {expected}
+        assert {round_.ledger.costs.aggregation[0] for round_, _ in history[1:-1]} == {expected}
 
     def test_the_trial_round_leaves_the_run_as_it_would_be_without_it(self) -> None:
         """Mini-batches are drawn from the seed, so a fleet that had been used would give other losses."""
         plan = plan_of(batch_size=4, tau=2, budget=("time=3s",))
         fresh = Fleet(plan.model, plan.fleet.shards, batch=4, seed=plan.settings.seed)
         _, history = carry_out(plan)
-        for happened, said in history:
-            report = fresh.answer(said)
-            assert np.average(report.losses, weights=report.sizes) == pytest.approx(happened.loss, rel=1e-12)
+        for round_, broadcast in history:
+            report = fresh.answer(broadcast)
+            assert np.average(report.losses, weights=report.sizes) == pytest.approx(round_.loss, rel=1e-12)
 
     def test_what_was_spent_is_the_sum_of_what_rounds_cost(self) -> None:
         outcome, history = carry_out(plan_of(budget=("time=4s", "energy=1kJ")))
         total = sum(
-            happened.ledger.costs.step * max(1, happened.tau) + happened.ledger.costs.aggregation
-            for happened, _ in history
+            round_.ledger.costs.step * max(1, round_.tau) + round_.ledger.costs.aggregation for round_, _ in history
         )
         assert outcome.ledger.spent == pytest.approx(total)
 
@@ -128,7 +130,7 @@ def test_however_nodes_are_grouped_into_fleets_the_bits_are_the_same() -> None:
         ]
         rounds: list[Round] = []
         outcome = in_process.run(
-            aggregator_of(plan), fleets, plan.meters, observe=lambda happened, _: rounds.append(happened)
+            aggregator_of(plan), fleets, plan.meters, observe=lambda round_, _: rounds.append(round_)
         )
         return [each.tau for each in rounds], [each.loss for each in rounds], outcome.w.tobytes()
 
@@ -141,20 +143,20 @@ class TestAbsence:
     def run(self, **settings: Any) -> tuple[list[Round], Outcome]:
         plan = plan_of(batch_size=4, budget=("time=6s",), **settings)
         rounds: list[Round] = []
-        outcome = plan.engine(observe=lambda happened, _: rounds.append(happened), interrupted=lambda: False)
+        outcome = plan.engine(observe=lambda round_, _: rounds.append(round_), interrupted=lambda: False)
         return rounds, outcome
 
     @pytest.mark.parametrize("method", ["frugal", "paper"])
     def test_some_nodes_miss_some_rounds_but_never_all(self, method: str) -> None:
         rounds, outcome = self.run(participation=0.4, method=method)
-        present = Counter(happened.nodes for happened in rounds)
+        present = Counter(round_.nodes for round_ in rounds)
         assert set(present) <= set(range(1, NODES + 1))
         assert len(present) > 2
         assert np.isfinite(outcome.w).all()
 
     def test_who_misses_which_is_drawn_from_the_seed(self) -> None:
         first, again, other = (
-            [happened.nodes for happened in self.run(participation=0.5, seed=seed)[0]] for seed in (1, 1, 2)
+            [round_.nodes for round_ in self.run(participation=0.5, seed=seed)[0]] for seed in (1, 1, 2)
         )
         assert first == again
         assert first[:20] != other[:20]
@@ -172,7 +174,7 @@ class TestAbsence:
             aggregator_of(plan),
             fleets,
             plan.meters,
-            observe=lambda happened, _: charged.append(float(happened.ledger.costs.aggregation[0])),
+            observe=lambda round_, _: charged.append(float(round_.ledger.costs.aggregation[0])),
             present=present,
         )
         per_node = charged[0] / NODES
@@ -184,7 +186,7 @@ class TestAbsence:
 class TestEnd:
     def test_the_outcome_is_the_w_with_the_smallest_loss_that_was_seen(self) -> None:
         outcome, history = carry_out(plan_of(budget=("time=4s",), step_size=1.5))  # so large that losses go up and down
-        losses = [happened.loss for happened, _ in history]
+        losses = [round_.loss for round_, _ in history]
         assert losses != sorted(losses, reverse=True)
         assert np.array_equal(outcome.w, history[int(np.argmin(losses))][1].w)
 
@@ -195,19 +197,19 @@ class TestEnd:
             aggregator_of(plan),
             [plan.fleet],
             plan.meters,
-            observe=lambda happened, said: history.append((happened, said)),
+            observe=lambda round_, broadcast: history.append((round_, broadcast)),
             interrupted=lambda: len(history) == 3,
         )
         assert outcome.stopped_by == "interrupted"
-        assert [happened.round for happened, _ in history] == [1, 2, 3]
-        losses = [happened.loss for happened, _ in history]
+        assert [round_.round for round_, _ in history] == [1, 2, 3]
+        losses = [round_.loss for round_, _ in history]
         assert np.array_equal(outcome.w, history[int(np.argmin(losses))][1].w)
         assert outcome.ledger.spent == pytest.approx(history[-1][0].ledger.spent)
 
     def test_so_many_rounds_and_no_more(self) -> None:
         outcome, history = carry_out(plan_of(budget=("time=1h",), rounds=4))
         assert outcome.stopped_by == "rounds"
-        assert [happened.tau > 0 for happened, _ in history] == [True] * 4 + [False]
+        assert [round_.tau > 0 for round_, _ in history] == [True] * 4 + [False]
 
 
 @pytest.fixture
@@ -252,11 +254,11 @@ class TestBudgetIsKept:
             plan = self.random_plan(number)
             ledgers = [aggregator_of(plan).ledger]
             outcome, history = carry_out(plan)
-            ledgers += [happened.ledger for happened, _ in history]
+            ledgers += [round_.ledger for round_, _ in history]
             # The last decision is the one that announced the end; where none did, the end came with the last round.
-            last = next((i for i, (_, said) in enumerate(history) if said.stop), len(history) - 1)
+            last = next((i for i, (_, broadcast) in enumerate(history) if broadcast.stop), len(history) - 1)
             decided = ledgers[last]
-            thought = sum(_price(decided.costs, happened.tau) for happened, _ in history[last:])
+            thought = sum(_price(decided.costs, round_.tau) for round_, _ in history[last:])
             charged = outcome.ledger.spent - decided.spent
             limit = plan.budget.array
             assert (outcome.ledger.overshoot <= np.maximum(charged - thought, 0) + 1e-9 * limit).all(), number

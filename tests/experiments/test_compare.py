@@ -12,7 +12,7 @@ import fedbudget
 from fedbudget.errors import UserError
 from fedbudget.experiments.compare import CaseComparison, Setting, compare
 from fedbudget.plan import prepare
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 from fedbudget.training import execute
 
 FIXED = (Setting(1, 0.9, 0.5), Setting(10, 0.4, 0.8), Setting(100, 0.6, 0.7))

@@ -21,7 +21,7 @@ from fedbudget.experiments import cells
 from fedbudget.experiments.pool import unordered
 from fedbudget.experiments.sweep import Sweep, run
 from fedbudget.experiments.table import gather, means
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sweep.toml"
 SHORT = Settings(budget=("time=1s",), nodes=3)

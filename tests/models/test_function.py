@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from fedbudget.arrays import Float32
-from fedbudget.data.sampling import Picks, Sampler
+from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError
 from fedbudget.models import FunctionModel, SquaredSvm
-from problems import problem, svm_gradient, svm_loss
+from support.problems import problem, svm_gradient, svm_loss
 
 
 def numpy_svm(w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
@@ -24,17 +24,17 @@ OWN = FunctionModel(numpy_svm, initial=np.zeros(5), predict=lambda w, x: np.wher
 def test_a_function_and_the_kernel_agree(batch: int | None, same_w: bool) -> None:
     case = problem("svm", seed=11)
     shards = Shards.of(case.table, [np.arange(0, 10), np.arange(10, 35), np.arange(35, 60)])
-    picks = Sampler(shards.size, batch, seed=2).round(5)
+    indices = Sampler(shards.size, batch, seed=2).round(5)
     w = np.stack([case.start(seed) for seed in range(1 if same_w else 3)])
     best, shift = case.start(50), np.stack([case.start(seed) for seed in range(60, 63)])
-    own, kernel = (model.descend(w, shards, picks, 0.1, best, shift) for model in (OWN, SquaredSvm(5)))
+    own, kernel = (model.descend(w, shards, indices, 0.1, best, shift) for model in (OWN, SquaredSvm(5)))
     np.testing.assert_allclose(own.w, kernel.w, atol=1e-5)
     np.testing.assert_allclose(own.losses, kernel.losses, rtol=1e-5)
     np.testing.assert_allclose(own.gradients, kernel.gradients, atol=1e-5)
     assert own.best_losses is not None
     assert kernel.best_losses is not None
     np.testing.assert_allclose(own.best_losses, kernel.best_losses, rtol=1e-5)
-    np.testing.assert_allclose(OWN.losses(w, shards, picks), kernel.losses, rtol=1e-5)
+    np.testing.assert_allclose(OWN.losses(w, shards, indices), kernel.losses, rtol=1e-5)
     assert OWN.accuracy(w[0], case.table) == SquaredSvm(5).accuracy(w[0], case.table)
 
 
@@ -58,7 +58,7 @@ def test_a_gradient_of_another_shape_is_refused_by_the_functions_name() -> None:
 
     model = FunctionModel(short_gradient, initial=np.zeros(5))
     with pytest.raises(UserError, match=r"short_gradient gave a gradient of shape \(3,\); w has \(5,\)"):
-        model.descend(model.initial(0)[None], Shards.whole(problem("svm", 0).table), Picks.whole(1), 0.1)
+        model.descend(model.initial(0)[None], Shards.whole(problem("svm", 0).table), BatchIndices.whole(1), 0.1)
 
 
 @pytest.mark.parametrize("initial", [np.zeros((2, 3)), np.zeros(0), 3.0])

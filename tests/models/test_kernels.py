@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from fedbudget.arrays import Float32
-from fedbudget.data.sampling import Picks, Sampler
+from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards
 from fedbudget.models import LinearRegression
 from fedbudget.models import kernels as compiled
 from fedbudget.models.base import Descent
-from problems import MODELS, Problem, problem
+from support.problems import MODELS, Problem, problem
 
 kernels: Any = compiled
 DRIVERS = {"descend": kernels.descend, "descend_few": kernels.descend_few}
@@ -28,12 +28,14 @@ def threads() -> Iterator[None]:
     numba.set_num_threads(before)
 
 
-def run(driver: str, case: Problem, shards: Shards, picks: Picks, w: Float32, shift: Float32 | None = None) -> Descent:
+def run(
+    driver: str, case: Problem, shards: Shards, indices: BatchIndices, w: Float32, shift: Float32 | None = None
+) -> Descent:
     """One round with a driver of our choice, with η = 0.05, and with the losses of some other w."""
     with pytest.MonkeyPatch.context() as patch:
         for name in DRIVERS:
             patch.setattr(kernels, name, DRIVERS[driver])
-        return case.model.descend(w, shards, picks, 0.05, case.start(99), shift)
+        return case.model.descend(w, shards, indices, 0.05, case.start(99), shift)
 
 
 def assert_same_bits(one: Descent, other: Descent) -> None:
@@ -51,23 +53,23 @@ def shards_around_blocks(case: Problem) -> Shards:
 def test_both_drivers_give_the_same_bits_with_any_number_of_threads(name: str, features: int) -> None:
     case = problem(name, seed=features, samples=sum(SIZES), features=features)
     shards = shards_around_blocks(case)
-    picks = Picks.whole(len(shards), updates=3)
+    indices = BatchIndices.whole(len(shards), updates=3)
     w = case.start(1)[None]
     numba.set_num_threads(1)
-    alone = run("descend", case, shards, picks, w)
+    alone = run("descend", case, shards, indices, w)
     numba.set_num_threads(min(2, numba.config.NUMBA_NUM_THREADS))
-    assert_same_bits(alone, run("descend", case, shards, picks, w))
-    assert_same_bits(alone, run("descend_few", case, shards, picks, w))
+    assert_same_bits(alone, run("descend", case, shards, indices, w))
+    assert_same_bits(alone, run("descend_few", case, shards, indices, w))
 
 
 @pytest.mark.parametrize("batch", [1, 100, 300])
 def test_both_drivers_give_the_same_bits_on_mini_batches_and_from_different_w(batch: int) -> None:
     case = problem("svm", seed=batch, samples=1600, features=20)
     shards = Shards.of(case.table, [np.arange(0, 300), np.arange(300, 900), np.arange(900, 1600)])
-    picks = Sampler(shards.size, batch, seed=4).round(4)
+    indices = Sampler(shards.size, batch, seed=4).round(4)
     w = np.stack([case.start(seed) for seed in range(3)])
     for shift in (None, np.stack([case.start(seed) for seed in range(10, 13)])):
-        alone, shared = (run(driver, case, shards, picks, w, shift) for driver in DRIVERS)
+        alone, shared = (run(driver, case, shards, indices, w, shift) for driver in DRIVERS)
         assert_same_bits(alone, shared)
 
 
@@ -76,12 +78,12 @@ def test_both_drivers_give_the_same_bits_on_mini_batches_and_from_different_w(ba
 def test_the_losses_of_another_w_are_those_of_the_first_mini_batch(name: str, driver: str) -> None:
     case = problem(name, seed=7, samples=700)
     shards = Shards.of(case.table, [np.arange(0, 250), np.arange(250, 700)])
-    picks = Sampler(shards.size, 200, seed=4).round(3)
-    found = run(driver, case, shards, picks, case.start(1)[None])
+    indices = Sampler(shards.size, 200, seed=4).round(3)
+    found = run(driver, case, shards, indices, case.start(1)[None])
     other = case.start(99).astype(np.float64)
     assert found.best_losses is not None
     for node in range(2):
-        rows = shards.rows_of(node)[picks.of(node, 0, 0)]
+        rows = shards.rows_of(node)[indices.of(node, 0, 0)]
         assert found.best_losses[node] == pytest.approx(case.loss(other, case.x[rows], case.y[rows]), rel=1e-5)
 
 
@@ -91,7 +93,9 @@ def test_a_shift_is_added_to_what_is_stepped_along_and_not_to_the_gradient(name:
     case = problem(name, seed=7, samples=300)
     parts = [np.arange(0, 140), np.arange(140, 300)]
     shift = np.stack([case.start(21), -case.start(22)])
-    found = run(driver, case, Shards.of(case.table, parts), Picks.whole(2, updates=4), case.start(1)[None], shift)
+    found = run(
+        driver, case, Shards.of(case.table, parts), BatchIndices.whole(2, updates=4), case.start(1)[None], shift
+    )
     for node, gradient in enumerate(case.local(parts)):
         w = case.start(1).astype(np.float64)
         np.testing.assert_allclose(found.gradients[node], gradient(w), atol=1e-5)
@@ -103,7 +107,7 @@ def test_a_shift_is_added_to_what_is_stepped_along_and_not_to_the_gradient(name:
 def test_a_shard_of_many_samples_keeps_its_digits() -> None:
     case = problem("linear", seed=2, samples=300_000, features=2, dtype=np.uint8, regularization=0.0)
     model, w = LinearRegression(2), np.array([1.0, -0.5], np.float32)
-    found = model.descend(w[None], Shards.whole(case.table), Picks.whole(1), 0.0)
+    found = model.descend(w[None], Shards.whole(case.table), BatchIndices.whole(1), 0.0)
     exact = w.astype(np.float64)
     assert found.losses[0] == pytest.approx(case.loss(exact, case.x, case.y), rel=1e-6)
     np.testing.assert_allclose(found.gradients[0], case.gradient(exact, case.x, case.y), rtol=1e-5)
@@ -112,6 +116,6 @@ def test_a_shard_of_many_samples_keeps_its_digits() -> None:
 def test_no_step_leaves_w_where_it_was() -> None:
     case = problem("svm", seed=0)
     w = case.start(3)
-    found = case.model.descend(w[None], Shards.whole(case.table), Picks.whole(1), 0.0)
+    found = case.model.descend(w[None], Shards.whole(case.table), BatchIndices.whole(1), 0.0)
     np.testing.assert_array_equal(found.w[0], w)
     assert found.best_losses is None

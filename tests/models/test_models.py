@@ -6,18 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbudget.arrays import Float32
-from fedbudget.data.sampling import Picks
+from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
 from fedbudget.models import KMeans, LinearRegression, Softmax, SquaredSvm, loss_over
 from fedbudget.models.base import Descent, Model
-from problems import MODELS, Problem, finite_differences, kmeans_distances, problem
+from support.problems import MODELS, Problem, finite_differences, kmeans_distances, problem
 
 DTYPES = (np.uint8, np.float32, np.float64)
 
 
 def at(model: Model, w: Float32, shards: Shards) -> Descent:
     """F_i and ∇F_i at w."""
-    return model.descend(w[None], shards, Picks.whole(len(shards)), 0.0)
+    return model.descend(w[None], shards, BatchIndices.whole(len(shards)), 0.0)
 
 
 def away_from_ties(case: Problem, w: Float32) -> Shards:
@@ -55,7 +55,7 @@ def test_every_node_has_the_loss_of_its_own_shard(name: str, seed: int) -> None:
     shards = Shards.of(case.table, [np.arange(0, 7), np.arange(7, 40), np.arange(40, 60)])
     w = case.start(seed)
     exact = [case.loss(w.astype(np.float64), case.x[rows], case.y[rows]) for rows in map(shards.rows_of, range(3))]
-    np.testing.assert_allclose(case.model.losses(w[None], shards, Picks.whole(3)), exact, rtol=1e-5)
+    np.testing.assert_allclose(case.model.losses(w[None], shards, BatchIndices.whole(3)), exact, rtol=1e-5)
     np.testing.assert_allclose(at(case.model, w, shards).losses, exact, rtol=1e-5)
 
 
@@ -72,7 +72,7 @@ def test_loss_over_a_table_is_the_mean_over_its_rows(name: str) -> None:
 def test_a_round_of_updates_is_that_many_steps_of_plain_descent(name: str) -> None:
     case = problem(name, seed=5)
     w = case.start(5)
-    found = case.model.descend(w[None], Shards.whole(case.table), Picks.whole(1, updates=10), 0.1)
+    found = case.model.descend(w[None], Shards.whole(case.table), BatchIndices.whole(1, updates=10), 0.1)
     plain = w.astype(np.float64)
     for _ in range(10):
         plain = plain - 0.1 * case.gradient(plain, case.x, case.y)

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 import fedbudget
 from fedbudget.arrays import Float32
-from fedbudget.data.sampling import Picks, Sampler
+from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards, Table
 from fedbudget.models import LinearRegression, Softmax, TorchModel, loss_over, torch_model
 from fedbudget.models.base import Descent
-from networks import by_autograd, flat, network, random_w, table, three_nodes
+from support.networks import by_autograd, flat, network, random_w, table, three_nodes
 
 
 class TestAgainstPlainPyTorch:
@@ -23,30 +23,30 @@ class TestAgainstPlainPyTorch:
     def test_losses_and_gradients_before_the_first_update_are_autograds(self, batch: int | None) -> None:
         model, data = TorchModel(network()), table()
         shards = three_nodes(data)
-        picks = Sampler(shards.size, batch, seed=2).round(3)
+        indices = Sampler(shards.size, batch, seed=2).round(3)
         w = np.stack([random_w(model, seed) for seed in range(3)])
-        found = model.descend(w, shards, picks, 0.1, best=random_w(model, 9))
+        found = model.descend(w, shards, indices, 0.1, best=random_w(model, 9))
         assert found.best_losses is not None
         for node in range(3):
-            rows = shards.rows_of(node)[picks.of(node, 0, int(shards.size[node]))]
+            rows = shards.rows_of(node)[indices.of(node, 0, int(shards.size[node]))]
             loss, gradient = by_autograd(model.trained(w[node]), data, rows)
             assert found.losses[node] == pytest.approx(loss, rel=1e-5)
             np.testing.assert_allclose(found.gradients[node], gradient, atol=1e-6)
             best, _ = by_autograd(model.trained(random_w(model, 9)), data, rows)
             assert found.best_losses[node] == pytest.approx(best, rel=1e-5)
-        np.testing.assert_allclose(model.losses(w, shards, picks), found.losses, rtol=1e-6)
+        np.testing.assert_allclose(model.losses(w, shards, indices), found.losses, rtol=1e-6)
 
     @pytest.mark.parametrize("batch", [None, 6])
     def test_local_updates_are_steps_of_sgd(self, batch: int | None) -> None:
         model, data = TorchModel(network()), table()
         shards = three_nodes(data)
-        picks = Sampler(shards.size, batch, seed=2).round(4)
-        found = model.descend(random_w(model, 1)[None], shards, picks, 0.3)
+        indices = Sampler(shards.size, batch, seed=2).round(4)
+        found = model.descend(random_w(model, 1)[None], shards, indices, 0.3)
         for node in range(3):
             module = model.trained(random_w(model, 1))
             optimizer = torch.optim.SGD(module.parameters(), lr=0.3)
             for update in range(4):
-                rows = shards.rows_of(node)[picks.of(node, update, int(shards.size[node]))]
+                rows = shards.rows_of(node)[indices.of(node, update, int(shards.size[node]))]
                 optimizer.zero_grad()
                 F.cross_entropy(
                     module(torch.from_numpy(data.x[rows])), torch.from_numpy(data.y[rows]).long()
@@ -65,7 +65,7 @@ class TestAgainstPlainPyTorch:
 
         model = TorchModel(Counting(5, 3))
         w, shards = random_w(model, 3), Shards.whole(data)
-        found = model.descend(w[None], shards, Picks.whole(1), 0.1)
+        found = model.descend(w[None], shards, BatchIndices.whole(1), 0.1)
         assert seen == [1000, 1000, 501]
         loss, gradient = by_autograd(model.trained(w), data, np.arange(2_501))
         assert found.losses[0] == pytest.approx(loss, rel=1e-5)
@@ -115,14 +115,14 @@ class TestAgainstTheCompiledModels:
     def test_a_linear_module_with_cross_entropy_is_softmax_regression(self, batch: int | None) -> None:
         data = table()
         shards = three_nodes(data)
-        picks = Sampler(shards.size, batch, seed=4).round(5)
+        indices = Sampler(shards.size, batch, seed=4).round(5)
         own, kernel = TorchModel(nn.Linear(5, 3)), Softmax(5, 3)
         assert own.parameters == kernel.parameters
         w = np.stack([random_w(own, seed) for seed in range(3)])
         shift = np.stack([random_w(own, seed) for seed in range(30, 30 + len(shards))])
-        found = own.descend(w, shards, picks, 0.2, w[0], shift)
+        found = own.descend(w, shards, indices, 0.2, w[0], shift)
         expected = kernel.descend(
-            _biases_inside(w), shards, picks, 0.2, _biases_inside(w[:1])[0], _biases_inside(shift)
+            _biases_inside(w), shards, indices, 0.2, _biases_inside(w[:1])[0], _biases_inside(shift)
         )
         np.testing.assert_allclose(_biases_inside(found.w), expected.w, atol=1e-5)
         np.testing.assert_allclose(_biases_inside(found.gradients), expected.gradients, atol=1e-5)
@@ -137,10 +137,10 @@ class TestAgainstTheCompiledModels:
         rng = np.random.default_rng(1)
         data = Table(rng.normal(size=(60, 5)).astype(np.float32), rng.normal(size=60).astype(np.float32))
         shards = three_nodes(data)
-        picks = Sampler(shards.size, batch, seed=4).round(5)
+        indices = Sampler(shards.size, batch, seed=4).round(5)
         own = TorchModel(nn.Linear(5, 1, bias=False), loss=lambda output, y: 0.5 * F.mse_loss(output, y), target="real")
         w = np.stack([random_w(own, seed) for seed in range(3)])
-        found, expected = (model.descend(w, shards, picks, 0.1) for model in (own, LinearRegression(5)))
+        found, expected = (model.descend(w, shards, indices, 0.1) for model in (own, LinearRegression(5)))
         np.testing.assert_allclose(found.w, expected.w, atol=1e-5)
         np.testing.assert_allclose(found.gradients, expected.gradients, atol=1e-5)
         np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
@@ -174,8 +174,8 @@ class TestManyNodes:
             monkeypatch.setattr(torch_model, "_SMALL", small)
             model = TorchModel(make, **options)
             w = np.stack([random_w(model, seed) for seed in range(self.NODES)])
-            picks = Sampler(shards.size, self.BATCH, seed=3).round(self.UPDATES)
-            found.append(model.descend(w, shards, picks, 0.1, random_w(model, 99), w[::-1].copy()))
+            indices = Sampler(shards.size, self.BATCH, seed=3).round(self.UPDATES)
+            found.append(model.descend(w, shards, indices, 0.1, random_w(model, 99), w[::-1].copy()))
         return found[0], found[1]
 
     @staticmethod
@@ -227,8 +227,8 @@ class TestManyNodes:
         data = table(samples=120)
         shards = Shards.of(data, np.array_split(np.arange(120), self.NODES))
         model = TorchModel(Counting(5, 3))
-        picks = Sampler(shards.size, self.BATCH, seed=3).round(self.UPDATES)
-        model.descend(model.initial(0)[None], shards, picks, 0.1, model.initial(0))
+        indices = Sampler(shards.size, self.BATCH, seed=3).round(self.UPDATES)
+        model.descend(model.initial(0)[None], shards, indices, 0.1, model.initial(0))
         assert len(calls) == self.UPDATES + 1
 
 

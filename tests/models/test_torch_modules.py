@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedbudget
-from fedbudget.data.sampling import Picks, Sampler
+from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError
 from fedbudget.models import TorchModel, loss_over
-from networks import by_autograd, flat, network, random_w, table, three_nodes
+from support.networks import by_autograd, flat, network, random_w, table, three_nodes
 
 
 class TestWhatAModuleSees:
@@ -36,7 +36,7 @@ class TestWhatAModuleSees:
         model = TorchModel(Sees())
         data = Table(x, np.array([0, 1, 0, 1], np.float32), shape=shape)
         model.accuracy(model.initial(0), data)
-        model.losses(model.initial(0)[None], Shards.whole(data), Picks.whole(1))
+        model.losses(model.initial(0)[None], Shards.whole(data), BatchIndices.whole(1))
         assert seen == [(4, *(shape or (6,)))] * 2
 
     def test_rows_of_an_image_are_its_rows(self) -> None:
@@ -80,7 +80,7 @@ class TestParameters:
         model, data = TorchModel(module), table()
         assert model.parameters == 7 * 3 + 3
         w = random_w(model, 0)
-        found = model.descend(w[None], Shards.whole(data), Picks.whole(1, 3), 0.5)
+        found = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1, 3), 0.5)
         trained = model.trained(found.w[0])
         assert isinstance(trained, nn.Sequential)
         assert np.array_equal(flat(list(trained[0].parameters())), frozen)
@@ -102,7 +102,7 @@ class TestParameters:
         model, data = TorchModel(Tied()), table()
         assert model.parameters == 25 + 5 + 5 + 18
         w = random_w(model, 0)
-        found = model.descend(w[None], Shards.whole(data), Picks.whole(1, 2), 0.5)
+        found = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1, 2), 0.5)
         loss, gradient = by_autograd(model.trained(w), data, np.arange(60))
         assert found.losses[0] == pytest.approx(loss, rel=1e-5)
         np.testing.assert_allclose(found.gradients[0], gradient, atol=1e-6)
@@ -114,7 +114,7 @@ class TestParameters:
         module = nn.Linear(5, 3)
         module.extra = nn.Parameter(torch.ones(4))
         model = TorchModel(module)
-        found = model.descend(model.initial(0)[None], Shards.whole(table()), Picks.whole(1, 2), 0.5)
+        found = model.descend(model.initial(0)[None], Shards.whole(table()), BatchIndices.whole(1, 2), 0.5)
         assert found.gradients[0].tolist().count(0.0) == 4
         assert (found.w[0] == 1).sum() == 4
 
@@ -179,14 +179,14 @@ class TestBuffers:
     def test_normalization_without_them_is_trained(self, norm: nn.Module) -> None:
         model, data = TorchModel(nn.Sequential(nn.Linear(5, 4), norm, nn.Linear(4, 3))), table()
         w = random_w(model, 0)
-        found = model.descend(w[None], Shards.whole(data), Picks.whole(1, 2), 0.1)
+        found = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1, 2), 0.1)
         _, gradient = by_autograd(model.trained(w).train(), data, np.arange(60))
         np.testing.assert_allclose(found.gradients[0], gradient, atol=1e-6)
 
     def test_one_that_stays_as_it_is_is_used(self) -> None:
         model, data = TorchModel(Counts(by=0.0)), table()
         w = random_w(model, 0)
-        found = model.descend(w[None], Shards.whole(data), Picks.whole(1, 2), 0.1)
+        found = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1, 2), 0.1)
         loss, _ = by_autograd(model.trained(w), data, np.arange(60))
         assert found.losses[0] == pytest.approx(loss, rel=1e-5)
         assert model.parameters == 18
@@ -194,7 +194,7 @@ class TestBuffers:
     def test_one_that_changes_is_refused_at_the_first_local_updates(self) -> None:
         model = TorchModel(Counts(by=1.0))
         with pytest.raises(UserError, match="counts: buffer steps changes while training, but only parameters are"):
-            model.descend(model.initial(0)[None], Shards.whole(table()), Picks.whole(1), 0.1)
+            model.descend(model.initial(0)[None], Shards.whole(table()), BatchIndices.whole(1), 0.1)
 
     def test_so_a_run_with_it_does_not_start(self) -> None:
         class Flat(Counts):
@@ -222,9 +222,9 @@ class TestRandomLayers:
         self.w = self.model.initial(0)[None]
 
     def test_one_mini_batch_gives_one_loss_at_one_w(self) -> None:
-        picks = Sampler(self.shards.size, 6, seed=0).round(2)
-        first, again = (self.model.losses(self.w, self.shards, picks) for _ in range(2))
-        found = self.model.descend(self.w, self.shards, picks, 0.1, best=self.w[0])
+        indices = Sampler(self.shards.size, 6, seed=0).round(2)
+        first, again = (self.model.losses(self.w, self.shards, indices) for _ in range(2))
+        found = self.model.descend(self.w, self.shards, indices, 0.1, best=self.w[0])
         np.testing.assert_array_equal(first, again)
         np.testing.assert_allclose(found.losses, first, rtol=1e-6)
         assert found.best_losses is not None
@@ -265,7 +265,7 @@ class TestRandomLayers:
             work()
             return set(modes)
 
-        whole, some = Picks.whole(3), Sampler(self.shards.size, 6, seed=0).round(1)
+        whole, some = BatchIndices.whole(3), Sampler(self.shards.size, 6, seed=0).round(1)
         assert modes_of(lambda: model.descend(w[None], self.shards, whole, 0.1, best=w)) == {True}
         assert modes_of(lambda: model.descend(w[None], self.shards, some, 0.1, best=w)) == {True}
         assert modes_of(lambda: model.losses(w[None], self.shards, some)) == {True}  # to compare with an update's
@@ -291,5 +291,5 @@ class TestRandomLayers:
         np.testing.assert_array_equal(first.w, used.w)  # nor does it matter what the model did before
 
 
-def _picked(positions: Sequence[int]) -> Picks:
-    return Picks(np.array([[positions]], np.int32), np.zeros(1, np.int64))
+def _picked(positions: Sequence[int]) -> BatchIndices:
+    return BatchIndices(np.array([[positions]], np.int32), np.zeros(1, np.int64))

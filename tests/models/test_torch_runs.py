@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedbudget
-from fedbudget.data.sampling import Picks
+from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError
 from fedbudget.experiments.compare import compare
 from fedbudget.models import TorchModel, loss_over
-from fedbudget.runs.settings import Settings
-from networks import by_autograd, flat, network, random_w, table
+from fedbudget.settings import Settings
+from support.networks import by_autograd, flat, network, random_w, table
 
 
 class TestStart:
@@ -46,7 +46,7 @@ class TestStart:
         model = TorchModel(network())
         start = model.initial(0)
         model.initial(0)[:] = 7
-        model.descend(start[None], Shards.whole(table()), Picks.whole(1, 3), 0.5)
+        model.descend(start[None], Shards.whole(table()), BatchIndices.whole(1, 3), 0.5)
         assert np.array_equal(model.initial(0), start)
 
 
@@ -55,7 +55,7 @@ class TestTrained:
         module = network()
         before, data = copy.deepcopy(module.state_dict()), table()
         model = TorchModel(module)
-        model.descend(random_w(model, 0)[None], Shards.whole(data), Picks.whole(1, 3), 0.5)
+        model.descend(random_w(model, 0)[None], Shards.whole(data), BatchIndices.whole(1, 3), 0.5)
         model.accuracy(random_w(model, 1), data)
         assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
         assert all(parameter.grad is None for parameter in module.parameters())
@@ -84,7 +84,7 @@ class TestTrained:
         assert np.array_equal(flat(list(other.parameters())), kept)
         assert np.array_equal(w, kept)
         assert loss_over(model, w, data) == before
-        model.descend(w[None], Shards.whole(data), Picks.whole(1), 0.1)
+        model.descend(w[None], Shards.whole(data), BatchIndices.whole(1), 0.1)
         assert all((parameter == 3.0).all() for parameter in one.parameters())
 
     def test_it_can_be_trained_on_and_saved_as_any_module(self, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ class TestFigures:
     def test_a_loss_that_is_not_one_number_is_refused(self, loss: Any, found: str) -> None:
         model = TorchModel(nn.Linear(5, 3), loss=loss)
         with pytest.raises(UserError, match=f"linear's loss must be a tensor of one number, .*, not {found}"):
-            model.descend(model.initial(0)[None], Shards.whole(table()), Picks.whole(1), 0.1)
+            model.descend(model.initial(0)[None], Shards.whole(table()), BatchIndices.whole(1), 0.1)
 
     @pytest.mark.parametrize("target", ["binary", "none"])
     def test_where_no_loss_is_usual_one_must_be_given(self, target: Any) -> None:

@@ -13,9 +13,9 @@ from fedbudget.errors import UserError
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round, State
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
 from fedbudget.step_size import FixedStep
-from hand_made import ONE, ended, go_on, last, make, report, w_of
-from methods import bits, new_aggregator, nodes, one_round, simulated_time
-from problems import costs
+from support.hand_made import ONE, ended, go_on, last, make, report, w_of
+from support.methods import bits, new_aggregator, nodes, one_round, simulated_time
+from support.problems import costs
 
 FIRST = Broadcast(1, np.zeros(2, np.float32), 3, 0.1, False, False, False)
 
@@ -29,26 +29,26 @@ def make_and_first(seconds: float) -> Aggregator:
 class TestAverage:
     def test_is_weighted_by_the_sizes_of_shards(self) -> None:
         aggregator = make()
-        said = aggregator.start()
+        broadcast = aggregator.start()
         w = np.array([[1, 0], [5, 8]], np.float32)
-        answer = go_on(aggregator.receive(replace(report(said, 1.0), w=w, sizes=np.array([30, 10])), ONE))
+        answer = go_on(aggregator.receive(replace(report(broadcast, 1.0), w=w, sizes=np.array([30, 10])), ONE))
         assert answer.w.tolist() == [2, 2]
         assert answer.w.dtype == np.float32
 
     def test_so_is_the_loss(self) -> None:
         aggregator = make()
-        said = aggregator.start()
-        aggregator.receive(replace(report(said, 0), losses=np.array([1.0, 5.0]), sizes=np.array([30, 10])), ONE)
+        broadcast = aggregator.start()
+        aggregator.receive(replace(report(broadcast, 0), losses=np.array([1.0, 5.0]), sizes=np.array([30, 10])), ONE)
         assert last(aggregator).loss == 2
 
     def test_leaves_out_a_w_that_is_not_finite_and_says_whose(self) -> None:
         aggregator = make()
-        said = aggregator.start()
+        broadcast = aggregator.start()
         w = np.array([[1, 0], [np.nan, 8], [5, np.inf], [3, 4]], np.float32)
         four = Report(1, np.array([2, 3, 7, 9]), np.array([10, 10, 10, 30]), np.ones(4), np.ones(4), w=w)
         assert go_on(aggregator.receive(four, ONE)).w.tolist() == [2.5, 3]
         assert last(aggregator).left_out == (3, 7)
-        assert said.w.tolist() == [0, 0]
+        assert broadcast.w.tolist() == [0, 0]
 
 
 class TestBestW:
@@ -59,14 +59,14 @@ class TestBestW:
         """
         bests = bests or [float(np.nanmin(losses[: max(1, k)])) for k in range(len(losses))]
         aggregator = make(controller=FixedTau(1), rounds=len(losses) - 1)
-        said: Broadcast | Outcome = aggregator.start()
+        broadcast: Broadcast | Outcome = aggregator.start()
         flags = []
         for k, (loss, best) in enumerate(zip(losses, bests, strict=True)):
-            said = go_on(said)
-            flags.append(said.best)
-            assert said.w.tolist() == w_of(k).tolist()
-            said = aggregator.receive(report(said, loss, w=k + 1, best=best), ONE)
-        return flags, ended(said)
+            broadcast = go_on(broadcast)
+            flags.append(broadcast.best)
+            assert broadcast.w.tolist() == w_of(k).tolist()
+            broadcast = aggregator.receive(report(broadcast, loss, w=k + 1, best=best), ONE)
+        return flags, ended(broadcast)
 
     def test_is_the_w_of_the_lowest_loss_and_nodes_are_told_one_broadcast_later(self) -> None:
         flags, outcome = self.play([5, 3, 4, 2, 6])
@@ -92,10 +92,10 @@ class TestBestW:
 
     def test_the_record_has_both_losses_after_the_comparison(self) -> None:
         aggregator = make(controller=FixedTau(1))
-        said = aggregator.start()
+        broadcast = aggregator.start()
         found = []
         for k, (loss, best) in enumerate([(5.0, 5.0), (3.0, 5.0), (4.0, 3.0)]):
-            said = go_on(aggregator.receive(report(said, loss, w=k, best=best), ONE))
+            broadcast = go_on(aggregator.receive(report(broadcast, loss, w=k, best=best), ONE))
             found.append((last(aggregator).loss, last(aggregator).best_loss))
         assert found == [(5, 5), (3, 3), (4, 3)]
 
@@ -148,8 +148,8 @@ class TestStopRule:
         assert outcome.ledger.overshoot.tolist() == [3]
 
     def test_even_the_first_round_may_be_lowered(self) -> None:
-        said = make(5).start()
-        assert (said.tau, said.stop) == (2, True)
+        broadcast = make(5).start()
+        assert (broadcast.tau, broadcast.stop) == (2, True)
 
     def test_newest_costs_count(self) -> None:
         aggregator = make(15)
@@ -176,10 +176,10 @@ class TestTwoResources:
         aggregator = Aggregator(
             np.zeros(2, np.float32), budget=budget, controller=FixedTau(5), step_size=FixedStep(0.1), expected=both
         )
-        said: Broadcast | Outcome = aggregator.start()
-        while isinstance(said, Broadcast):
-            said = aggregator.receive(report(said, 1), both)
-        return said
+        broadcast: Broadcast | Outcome = aggregator.start()
+        while isinstance(broadcast, Broadcast):
+            broadcast = aggregator.receive(report(broadcast, 1), both)
+        return broadcast
 
     def test_the_one_that_binds_is_named(self) -> None:
         both = costs([1, 0], [1, 10])
@@ -202,8 +202,8 @@ class TestEstimates:
     def second(self, estimates: tuple[float, float, float]) -> Aggregator:
         """After two rounds, the second with estimates."""
         aggregator = make(1000, controller=AdaptiveTau())
-        said = go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
-        aggregator.receive(report(said, 1, estimates=estimates), ONE)
+        broadcast = go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
+        aggregator.receive(report(broadcast, 1, estimates=estimates), ONE)
         return aggregator
 
     def third(self, aggregator: Aggregator, reported: Report) -> Round:
@@ -212,15 +212,15 @@ class TestEstimates:
 
     def test_the_first_round_has_none(self) -> None:
         aggregator = make(1000, controller=AdaptiveTau())
-        said = go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
+        broadcast = go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
         assert last(aggregator).estimates is None
-        assert (said.tau, said.estimate) == (1, True)
+        assert (broadcast.tau, broadcast.estimate) == (1, True)
 
     def test_are_weighted_by_the_sizes_of_shards(self) -> None:
         aggregator = make(1000, controller=AdaptiveTau())
-        said = go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
+        broadcast = go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
         uneven = replace(
-            report(said, 1),
+            report(broadcast, 1),
             sizes=np.array([30, 10]),
             rho=np.array([1.0, 5.0]),
             beta=np.array([2.0, 6.0]),
@@ -267,9 +267,9 @@ class TestEstimates:
 
     def test_that_are_not_asked_for_are_not_looked_at(self) -> None:
         aggregator = make(1000)
-        said = aggregator.start()
-        assert said.estimate is False
-        aggregator.receive(report(said, 1, estimates=(1.0, 2.0, 3.0)), ONE)
+        broadcast = aggregator.start()
+        assert broadcast.estimate is False
+        aggregator.receive(report(broadcast, 1, estimates=(1.0, 2.0, 3.0)), ONE)
         assert last(aggregator).estimates is None
 
 
@@ -341,8 +341,8 @@ class TestOrder:
 class TestInterrupt:
     def test_gives_the_best_w_so_far_and_what_was_spent(self) -> None:
         aggregator = make(1000)
-        said = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
-        aggregator.receive(report(said, 4, w=2, best=5), ONE)
+        broadcast = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
+        aggregator.receive(report(broadcast, 4, w=2, best=5), ONE)
         outcome = aggregator.interrupt()
         assert outcome.w.tolist() == w_of(1).tolist()
         assert outcome.stopped_by == "interrupted"
@@ -369,8 +369,8 @@ class TestInterrupt:
 class TestGivingUp:
     def test_charges_the_round_that_never_came_together_and_ends_with_the_best_w(self) -> None:
         aggregator = make(20)
-        said = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
-        aggregator.receive(report(said, 4, w=2, best=5), ONE)
+        broadcast = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
+        aggregator.receive(report(broadcast, 4, w=2, best=5), ONE)
         outcome = aggregator.give_up(costs([0], [13]), "time")
         assert outcome.w.tolist() == w_of(1).tolist()
         assert outcome.stopped_by == "time"
@@ -398,8 +398,8 @@ class TestExpectedCosts:
     def test_what_is_expected_decides_and_what_was_is_charged(self) -> None:
         # The round cost 3 + 9, of which 8 were a wait that does not come again: 12 spent, (24 - 12 - 1 - 2) fit.
         aggregator = make(24, controller=FixedTau(10), expected=costs([0.1], [0.1]))
-        said = aggregator.start()
-        answer = report(said, 1)
+        broadcast = aggregator.start()
+        answer = report(broadcast, 1)
         second = go_on(aggregator.receive(answer, costs([0.3], [9]), expected=costs([1], [1])))
         assert last(aggregator).ledger.spent.tolist() == [12]
         assert last(aggregator).ledger.costs.aggregation.tolist() == [1]
@@ -412,11 +412,11 @@ class TestSettling:
     def test_the_next_w_is_what_nodes_will_hold(self) -> None:
         asked = []
 
-        def settle(new: Float32, old: Float32) -> Float32:
+        def quantize(new: Float32, old: Float32) -> Float32:
             asked.append((new.tolist(), old.tolist()))
             return np.asarray(old + np.rint(new - old), np.float32)
 
-        aggregator = make(settle=settle)
+        aggregator = make(quantize=quantize)
         second = go_on(aggregator.receive(report(aggregator.start(), 5, w=1.4), ONE))
         third = go_on(aggregator.receive(report(second, 4, w=3.75, best=5), ONE))
         assert (second.w.tolist(), third.w.tolist()) == (w_of(1).tolist(), w_of(4).tolist())
@@ -425,7 +425,7 @@ class TestSettling:
         assert aggregator.interrupt().w.tolist() == w_of(1).tolist()
 
     def test_going_back_is_settled_too(self) -> None:
-        aggregator = make(settle=lambda new, old: np.asarray((new + old) / 2, np.float32))
+        aggregator = make(quantize=lambda new, old: np.asarray((new + old) / 2, np.float32))
         second = go_on(aggregator.receive(report(aggregator.start(), 5, w=8), ONE))
         assert second.w.tolist() == w_of(4).tolist()
         nothing = replace(report(second, 6, best=5), w=np.full((2, 2), np.nan, np.float32))
@@ -433,19 +433,19 @@ class TestSettling:
         assert third.w.tolist() == w_of(2).tolist()  # half the way from (4, -4) to w^f, which is (0, 0)
 
     def test_nodes_and_aggregator_know_the_same_mean_gradient(self) -> None:
-        def settle(new: Float32, old: Float32) -> Float32:
+        def quantize(new: Float32, old: Float32) -> Float32:
             return np.asarray(old + (new - old).astype(np.float16), np.float32)
 
         fleets, time = nodes("svm", 5), simulated_time()
-        aggregator = new_aggregator("svm", "frugal", settle=settle)
+        aggregator = new_aggregator("svm", "frugal", quantize=quantize)
         aggregator.start()
         compared = 0
         while aggregator.pending is not None:
-            happened = one_round(aggregator, fleets, time)
-            news, known = happened.said.news, fleets[1]._correction
-            if news is not None and news.mean is not None and happened.said.tau > 0:
+            round_ = one_round(aggregator, fleets, time)
+            catch_up, known = round_.broadcast.catch_up, fleets[1]._correction
+            if catch_up is not None and catch_up.mean is not None and round_.broadcast.tau > 0:
                 assert known is not None
-                assert known.mean.tobytes() == news.mean.tobytes()
+                assert known.mean.tobytes() == catch_up.mean.tobytes()
                 compared += 1
         assert compared > 5
 
@@ -453,8 +453,8 @@ class TestSettling:
 class TestRecord:
     def test_says_what_happened(self) -> None:
         aggregator = make(1000)
-        said = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
-        aggregator.receive(report(said, 4, w=2), costs([2], [1]))
+        broadcast = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
+        aggregator.receive(report(broadcast, 4, w=2), costs([2], [1]))
         record = last(aggregator)
         assert (record.round, record.t, record.tau, record.reason) == (2, 6, 3, Reason.FIXED)
         assert (record.eta, record.loss, record.best_loss, record.nodes) == (0.1, 4, 4, 2)

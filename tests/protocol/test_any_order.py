@@ -27,9 +27,9 @@ from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.memory import Memory
 from fedbudget.protocol.messages import Broadcast, PeerError, Report
 from fedbudget.step_size import AutoStep, FixedStep
-from hand_made import go_on
-from methods import bits
-from problems import costs, problem
+from support.hand_made import go_on
+from support.methods import bits
+from support.problems import costs, problem
 
 CASE = problem("svm", 3)
 NODES = range(4)
@@ -66,7 +66,7 @@ class Network(RuleBasedStateMachine):
     def start(self, method: str, batch: int | None) -> None:
         self.how, self.batch = {"budget": Budget({"time": 1e6}), **METHODS[method]}, batch
         self.aggregator = Aggregator(CASE.start(1), expected=costs([1], [1]), **self.how)
-        self.said = self.aggregator.start()
+        self.broadcast = self.aggregator.start()
         self.fleets = {node: new_fleet(node, batch) for node in NODES}
         self.connected: set[int] = set()
         self.without_memory: set[int] = set()  # to be forgotten when the round is over
@@ -99,7 +99,7 @@ class Network(RuleBasedStateMachine):
             return  # who comes back without memory takes part from the next round on
         fleet = self.fleets[node]
         self.before[node] = fleet.fork()
-        report = fleet.answer(self.said)
+        report = fleet.answer(self.broadcast)
         self.check_answer(node, fleet, report)
         if fate == "arrives":
             self.arrived[node] = report
@@ -117,7 +117,7 @@ class Network(RuleBasedStateMachine):
         if self.batch is None:
             best = self.aggregator.memory().best
             assert report.best_losses[0] == pytest.approx(loss(best, [node]), rel=1e-5)
-        drift, known = self.said.drift, fleet._correction
+        drift, known = self.broadcast.drift, fleet._correction
         if drift is not None and drift.correct and known is not None and node in self.own:
             np.testing.assert_allclose(known.own[0], self.own[node], atol=1e-3)
 
@@ -126,39 +126,39 @@ class Network(RuleBasedStateMachine):
     @precondition(lambda self: self.arrived)
     @rule(random=st.randoms(use_true_random=False), seconds=st.floats(0, 3))
     def close_the_round(self, random: Any, seconds: float) -> None:
-        said, before = self.said, self.aggregator.memory()
+        broadcast, before = self.broadcast, self.aggregator.memory()
         reports = list(self.arrived.values())
         random.shuffle(reports)
         report = Report.merge(reports)
         answer = go_on(self.aggregator.receive(report, costs([seconds], [1]), expected=costs([1], [1])))
-        self.spent += seconds * said.tau + 1
-        self.t += said.tau
+        self.spent += seconds * broadcast.tau + 1
+        self.t += broadcast.tau
         self.rounds += 1
         assert self.aggregator.last is not None
         assert self.aggregator.last.nodes == len(reports)
-        self.learn(said, report)
+        self.learn(broadcast, report)
         self.check_best(before)
         for node, fork in self.before.items():
             if node not in self.arrived:  # what it said came to nothing
                 self.fleets[node] = fork
-        self.said = answer
+        self.broadcast = answer
         self.check_mean()
         if self.without_memory:
-            self.said = self.aggregator.forget(self.without_memory)
+            self.broadcast = self.aggregator.forget(self.without_memory)
             for node in self.without_memory:
                 self.own.pop(node, None)
         self.before, self.arrived, self.answered, self.without_memory = {}, {}, {}, set()
 
-    def learn(self, said: Broadcast, report: Report) -> None:
+    def learn(self, broadcast: Broadcast, report: Report) -> None:
         """Each c_i after an interval, by its definition."""
         assert report.w is not None
-        corrected = said.drift is not None and said.drift.correct
+        corrected = broadcast.drift is not None and broadcast.drift.correct
         if not corrected:
             self.own = {node: np.zeros(CASE.model.parameters) for node in self.own}
         c = self.mean()
         for node, w in zip(report.nodes.tolist(), report.w, strict=True):
             shift = c - self.own.get(node, c) if corrected else 0.0
-            along = (said.w.astype(np.float64) - w) / (said.eta * said.tau)
+            along = (broadcast.w.astype(np.float64) - w) / (broadcast.eta * broadcast.tau)
             self.own[node] = along - shift
 
     def mean(self) -> Float64:
@@ -168,11 +168,11 @@ class Network(RuleBasedStateMachine):
         return np.asarray(np.average(list(self.own.values()), axis=0, weights=weights))
 
     def check_mean(self) -> None:
-        drift, news = self.said.drift, self.said.news
+        drift, catch_up = self.broadcast.drift, self.broadcast.catch_up
         if drift is not None and drift.correct:
-            assert news is not None
-            assert news.mean is not None
-            np.testing.assert_allclose(news.mean, self.mean(), atol=1e-3)
+            assert catch_up is not None
+            assert catch_up.mean is not None
+            np.testing.assert_allclose(catch_up.mean, self.mean(), atol=1e-3)
 
     def check_best(self, before: Memory) -> None:
         if self.batch is None and set(self.arrived) == set(NODES):
@@ -185,7 +185,7 @@ class Network(RuleBasedStateMachine):
         before = self.aggregator.memory()
         self.aggregator = Aggregator.recall(before, **self.how)
         assert bits(self.aggregator.memory()) == bits(before)
-        assert bits(self.aggregator.pending) == bits(self.said)
+        assert bits(self.aggregator.pending) == bits(self.broadcast)
         self.fleets |= self.before
         self.before, self.arrived = {}, {}
 
@@ -204,10 +204,10 @@ class Network(RuleBasedStateMachine):
         twice = self.arrived[data.draw(st.sampled_from(sorted(self.arrived)))]
         self.check_refused(*self.arrived.values(), twice)
 
-    @precondition(lambda self: any(report.round < self.said.round for report in self.late))
+    @precondition(lambda self: any(report.round < self.broadcast.round for report in self.late))
     @rule(data=st.data(), alone=st.booleans())
     def a_report_comes_late(self, data: st.DataObject, alone: bool) -> None:
-        old = [number for number, report in enumerate(self.late) if report.round < self.said.round]
+        old = [number for number, report in enumerate(self.late) if report.round < self.broadcast.round]
         late = self.late.pop(data.draw(st.sampled_from(old)))
         self.check_refused(late, *([] if alone else self.arrived.values()))
 

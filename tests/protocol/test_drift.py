@@ -16,11 +16,11 @@ from fedbudget.data.shards import Shards
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.drift import Correction, Divergence, mean_gradient, next_mean
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, Drift, LocalError, News, PeerError, Report
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, LocalError, PeerError, Report
 from fedbudget.step_size import FixedStep
-from hand_made import ONE, go_on
-from methods import bits
-from problems import MODELS, Problem, converse, corrected_descent, problem, unequal_parts
+from support.hand_made import ONE, go_on
+from support.methods import bits
+from support.problems import MODELS, Problem, converse, corrected_descent, problem, unequal_parts
 
 FRUGAL: dict[str, Any] = {"correct_drift": True, "delta": "parameters"}
 
@@ -95,18 +95,20 @@ class TestAgainstASecondImplementation:
             plain, corrected = (weight, 0.0) if correct[report.round] else (0.0, weight)
             return replace(report, plain=np.full(nodes, plain), corrected=np.full(nodes, corrected))
 
-        said = [
-            said.w
-            for said, _, _ in converse(
+        broadcast = [
+            broadcast.w
+            for broadcast, _, _ in converse(
                 alone(case, parts), FixedTau(tau), eta=0.05, rounds=9, w=start, present=present, heard=heard, **FRUGAL
             )
         ]
-        np.testing.assert_allclose(np.array(said), np.array(expected), atol=2e-5)
+        np.testing.assert_allclose(np.array(broadcast), np.array(expected), atol=2e-5)
 
 
 class TestWhereItMustChangeNothing:
     def visited(self, fleet: Fleet, w: Float32, tau: int, **method: Any) -> Float32:
-        return np.array([said.w for said, _, _ in converse([fleet], FixedTau(tau), eta=0.1, rounds=8, w=w, **method)])
+        return np.array(
+            [broadcast.w for broadcast, _, _ in converse([fleet], FixedTau(tau), eta=0.1, rounds=8, w=w, **method)]
+        )
 
     @pytest.mark.parametrize("name", MODELS)
     @pytest.mark.parametrize("batch", [None, 5])
@@ -160,10 +162,10 @@ def test_no_gradient_is_sent_when_delta_comes_from_parameters() -> None:
     case = problem("svm", 8)
     sizes = {}
     for delta in ("gradient", "parameters"):
-        told = converse(
+        request = converse(
             [together(case, sorted_parts(case, 4))], AdaptiveTau(), eta=0.1, rounds=3, w=case.start(1), delta=delta
         )
-        sizes[delta] = [report.wire_bytes for _, report, _ in told]
+        sizes[delta] = [report.wire_bytes for _, report, _ in request]
     assert [a - b for a, b in zip(sizes["gradient"], sizes["parameters"], strict=True)] == [
         0,  # there is nothing to estimate from
         4 * 4 * 5,  # four nodes, five float32
@@ -181,8 +183,8 @@ def test_it_takes_the_drift_away() -> None:
         everything = everything - 0.1 * case.gradient(everything, case.x, case.y)
     off = {}
     for name, method in {"plain": {}, "corrected": FRUGAL}.items():
-        *_, (said, _, _) = converse([together(case, parts)], FixedTau(20), eta=0.1, rounds=100, w=w, **method)
-        off[name] = float(np.linalg.norm(said.w - everything))
+        *_, (broadcast, _, _) = converse([together(case, parts)], FixedTau(20), eta=0.1, rounds=100, w=w, **method)
+        off[name] = float(np.linalg.norm(broadcast.w - everything))
     assert off["corrected"] < 1e-4 < 0.1 < off["plain"]
 
 
@@ -212,17 +214,17 @@ class TestForgettingNodes:
         stay = [node for node in range(self.NODES) if node not in lost]
         fleets = alone(case, parts)
         aggregator = starting(case.start(3), FixedTau(tau), correct_drift=True)
-        said = aggregator.start()
+        broadcast = aggregator.start()
         visited = []
         for number, here in enumerate([*before, stay, *after]):
             if number == len(before):
-                said = aggregator.forget(lost)
+                broadcast = aggregator.forget(lost)
                 for node in lost:
                     fleets[node] = alone(case, parts)[node]
-            visited.append(said.w)
-            report = Report.merge([fleets[node].answer(said) for node in here])
-            said = go_on(aggregator.receive(self.always_correct(report), ONE))
-        visited.append(said.w)
+            visited.append(broadcast.w)
+            report = Report.merge([fleets[node].answer(broadcast) for node in here])
+            broadcast = go_on(aggregator.receive(self.always_correct(report), ONE))
+        visited.append(broadcast.w)
         expected = corrected_descent(
             case.local(parts),
             [len(part) for part in parts],
@@ -241,17 +243,17 @@ class TestForgettingNodes:
         case = problem("svm", 3)
         fleet = together(case, sorted_parts(case, 4))
         aggregator = starting(case.start(1), AdaptiveTau(), **method)
-        said = aggregator.start()
+        broadcast = aggregator.start()
         for _ in range(3):
-            said = go_on(aggregator.receive(fleet.answer(said), ONE))
-        return aggregator, said
+            broadcast = go_on(aggregator.receive(fleet.answer(broadcast), ONE))
+        return aggregator, broadcast
 
     def test_the_next_round_is_the_same_but_for_the_correction(self) -> None:
-        aggregator, said = self.after_three(**FRUGAL)
-        assert said.drift == Drift(correct=True, share=1.0)
+        aggregator, broadcast = self.after_three(**FRUGAL)
+        assert broadcast.drift == Drift(correct=True, share=1.0)
         instead = aggregator.forget([2])
         assert instead.drift == Drift(correct=False, share=1.0)
-        assert bits(replace(instead, drift=said.drift)) == bits(said)
+        assert bits(replace(instead, drift=broadcast.drift)) == bits(broadcast)
         assert aggregator.pending is instead
         assert aggregator.memory().nodes.tolist() == [0, 1, 3]
 
@@ -264,13 +266,13 @@ class TestForgettingNodes:
         assert memory.estimates.delta == memory.divergence.plain != memory.divergence.corrected
 
     def test_nodes_that_never_took_part_have_nothing_to_forget(self) -> None:
-        aggregator, said = self.after_three(**FRUGAL)
-        assert aggregator.forget([7, 9]) is said
-        assert aggregator.forget([]) is said
+        aggregator, broadcast = self.after_three(**FRUGAL)
+        assert aggregator.forget([7, 9]) is broadcast
+        assert aggregator.forget([]) is broadcast
 
     def test_without_correction_there_is_nothing_to_do(self) -> None:
-        aggregator, said = self.after_three()
-        assert aggregator.forget([2]) is said
+        aggregator, broadcast = self.after_three()
+        assert aggregator.forget([2]) is broadcast
 
     def test_a_round_that_is_not_corrected_anyway_stays_as_it_is(self) -> None:
         aggregator, _ = self.after_three(**FRUGAL)
@@ -314,7 +316,7 @@ class TestDecidesByItself:
             heard=lambda report: report if report.round != 3 else replace(report, corrected=np.full(4, 1e3)),
             **FRUGAL,
         )
-        seen = [(said.drift, aggregator.last) for said, _, aggregator in aggregators]
+        seen = [(broadcast.drift, aggregator.last) for broadcast, _, aggregator in aggregators]
         drift, last = seen[2]
         assert drift is not None
         assert drift.correct
@@ -342,10 +344,10 @@ class TestWhatDiverges:
 
     def test_when_all_diverge_the_next_round_is_not_corrected(self) -> None:
         case = problem("linear", 2)
-        told = converse(
+        request = converse(
             [together(case, sorted_parts(case, 4))], FixedTau(50), eta=1e5, rounds=4, w=case.start(1), **FRUGAL
         )
-        drifts = [said.drift for said, _, _ in told]
+        drifts = [broadcast.drift for broadcast, _, _ in request]
         assert drifts[1] == Drift(correct=False, share=0.0)
 
 
@@ -358,7 +360,7 @@ class TestNews:
         with pytest.raises(PeerError, match="round 3 after round 1, without what happened in between"):
             fleet.receive(replace(first, round=3))
         with pytest.raises(PeerError, match="without the mean of all corrections"):
-            fleet.receive(replace(first, round=3, news=News(case.start(1))))
+            fleet.receive(replace(first, round=3, catch_up=CatchUp(case.start(1))))
 
     @pytest.mark.parametrize("batch", [None, 5])
     def test_a_node_that_was_away_compares_with_the_right_best_w(self, batch: int | None) -> None:
@@ -366,7 +368,7 @@ class TestNews:
         parts = sorted_parts(case, 3)
         present = [[0, 1, 2], [0], [0, 1], [2], [0, 1, 2], [1], [0, 1, 2]]
         best = case.start(1)
-        for said, report, aggregator in converse(
+        for broadcast, report, aggregator in converse(
             alone(case, parts, batch), FixedTau(2), eta=0.05, rounds=7, w=best, present=present
         ):
             if batch is None:
@@ -378,12 +380,12 @@ class TestNews:
                 own = {int(node) for node in report.nodes}
                 assert own <= {0, 1, 2}
             if (
-                said.round > 1
+                broadcast.round > 1
                 and aggregator.last is not None
                 and np.average(report.losses, weights=report.sizes)
                 < np.average(report.best_losses, weights=report.sizes)
             ):
-                best = said.w
+                best = broadcast.w
 
 
 def test_the_mean_after_a_round_counts_those_who_took_part() -> None:

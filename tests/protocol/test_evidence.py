@@ -10,7 +10,7 @@ from fedbudget.data.shards import Shards
 from fedbudget.protocol.evidence import gather, mini_batches
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast
-from problems import MODELS, problem
+from support.problems import MODELS, problem
 
 
 def test_enough_samples_are_32() -> None:
@@ -22,13 +22,13 @@ def test_losses_are_means_and_the_steepest_mini_batch_counts(name: str) -> None:
     case = problem(name, 5, samples=200)
     parts = [np.arange(0, 80), np.arange(80, 200)]
     shards = Shards.of(case.table, parts)
-    picks = Sampler(shards.size, 3, seed=1).round(11)
+    indices = Sampler(shards.size, 3, seed=1).round(11)
     w, best, elsewhere = case.start(1), case.start(2), np.stack([case.start(3), case.start(4)])
-    found = gather(case.model, shards, picks, w, best, elsewhere)
+    found = gather(case.model, shards, indices, w, best, elsewhere)
     for node in range(2):
         losses, best_losses, changes, turns = [], [], [], []
         for update in range(11):
-            rows = parts[node][picks.of(node, update, len(parts[node]))]
+            rows = parts[node][indices.of(node, update, len(parts[node]))]
             x, y = case.x[rows], case.y[rows]
             at_w, at_best, there = (np.asarray(each, np.float64) for each in (w, best, elsewhere[node]))
             losses.append(case.loss(at_w, x, y))
@@ -48,9 +48,9 @@ def test_a_fleet_reports_them_where_mini_batches_are_small_and_the_step_size_ada
     """With several mini-batches the loss is not that of the first local update."""
     case = problem("svm", 5, samples=200)
     fleet = Fleet(case.model, Shards.of(case.table, [np.arange(100), np.arange(100, 200)]), batch=batch, seed=3)
-    said = Broadcast(1, case.start(1), 2, 0.1, estimate=True, best=False, stop=False, curvature=curvature)
-    fleet.answer(said)
-    report = fleet.answer(replace(said, round=2, w=case.start(2)))
+    broadcast = Broadcast(1, case.start(1), 2, 0.1, estimate=True, best=False, stop=False, curvature=curvature)
+    fleet.answer(broadcast)
+    report = fleet.answer(replace(broadcast, round=2, w=case.start(2)))
     assert fleet._descent is not None
     several = not np.array_equal(report.losses, fleet._descent.losses)
     assert several == (curvature and batch < 32)

@@ -15,10 +15,10 @@ from fedbudget.data.shards import Shards, Table
 from fedbudget.models import FunctionModel, LinearRegression
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
-from problems import MODELS, Problem, algorithm_1, converse, problem, svm_gradient, svm_loss, unequal_parts
+from support.problems import MODELS, Problem, algorithm_1, converse, problem, svm_gradient, svm_loss, unequal_parts
 
 
-def broadcast(w: Float32, *, round: int = 1, tau: int = 2, estimate: bool = True, best: bool = False) -> Broadcast:
+def a_broadcast(w: Float32, *, round: int = 1, tau: int = 2, estimate: bool = True, best: bool = False) -> Broadcast:
     return Broadcast(round, w, tau, 0.1, estimate, best, stop=False)
 
 
@@ -35,9 +35,9 @@ def test_proposition_3_one_update_a_round_is_centralized_descent(name: str, seed
     case = problem(name, 3)
     nodes = fleet(case, unequal_parts(len(case.table), 4, seed))
     w = case.start(3).astype(np.float64)
-    said = [said.w for said, _, _ in converse([nodes], FixedTau(1), eta=0.2, rounds=12, w=case.start(3))]
-    assert len(said) == 13
-    for broadcast_w in said:
+    broadcast = [broadcast.w for broadcast, _, _ in converse([nodes], FixedTau(1), eta=0.2, rounds=12, w=case.start(3))]
+    assert len(broadcast) == 13
+    for broadcast_w in broadcast:
         np.testing.assert_allclose(broadcast_w, w, atol=1e-5)
         w = w - 0.2 * case.gradient(w, case.x, case.y)
 
@@ -49,8 +49,10 @@ def test_a_conversation_visits_the_w_of_algorithm_1(name: str, tau: int) -> None
     parts = unequal_parts(len(case.table), 3, 6)
     sizes, start = [len(part) for part in parts], case.start(6)
     path = algorithm_1(case.local(parts), sizes, start.astype(np.float64), tau=tau, rounds=6, eta=0.2)
-    said = [said.w for said, _, _ in converse([fleet(case, parts)], FixedTau(tau), eta=0.2, rounds=6, w=start)]
-    np.testing.assert_allclose(np.array(said), path.aggregated, atol=1e-5)
+    broadcast = [
+        broadcast.w for broadcast, _, _ in converse([fleet(case, parts)], FixedTau(tau), eta=0.2, rounds=6, w=start)
+    ]
+    np.testing.assert_allclose(np.array(broadcast), path.aggregated, atol=1e-5)
     for x in range(1, tau + 1):  # and between aggregations: w(x) is where one round of x updates ends
         *_, last = converse([fleet(case, parts)], FixedTau(x), eta=0.2, rounds=1, w=start)
         np.testing.assert_allclose(last[0].w, path.w[x], atol=1e-5)
@@ -129,18 +131,18 @@ def test_estimates_are_those_of_algorithm_3(batch: int | None) -> None:
     case = problem("linear", 5)
     parts = [np.arange(0, 15), np.arange(15, 60)]
     nodes = fleet(case, parts, batch=batch)
-    first = nodes.answer(broadcast(case.start(5), tau=3))
+    first = nodes.answer(a_broadcast(case.start(5), tau=3))
     assert first.w is not None
     assert first.rho is first.beta is first.gradients is None
     w = case.start(6)
-    second = nodes.answer(broadcast(w, round=2, tau=4))
+    second = nodes.answer(a_broadcast(w, round=2, tau=4))
     assert second.rho is not None
     assert second.beta is not None
     assert second.gradients is not None
     sampler = Sampler(np.array([15, 45]), batch, seed=9)
-    picks = [sampler.round(3), sampler.round(4)][1]
+    indices = [sampler.round(3), sampler.round(4)][1]
     for i, part in enumerate(parts):
-        rows = part[picks.of(i, 0, len(part))]
+        rows = part[indices.of(i, 0, len(part))]
         x, y = case.x[rows], case.y[rows]
         here, there = w.astype(np.float64), first.w[i].astype(np.float64)
         distance = np.linalg.norm(there - here)
@@ -156,7 +158,7 @@ def test_without_estimation_nothing_more_is_sent() -> None:
     case = problem("svm", 5)
     nodes = fleet(case, [np.arange(0, 15), np.arange(15, 60)])
     for round in (1, 2):
-        report = nodes.answer(broadcast(case.start(round), round=round, estimate=False))
+        report = nodes.answer(a_broadcast(case.start(round), round=round, estimate=False))
         assert report.rho is report.beta is report.gradients is report.plain is report.corrected is None
 
 
@@ -167,8 +169,8 @@ def test_the_best_w_is_evaluated_again_on_the_rounds_own_mini_batch() -> None:
     w = [case.start(seed) for seed in range(4)]
     best = [0, 0, 1, 1]  # the third broadcast says that the second one's w became w^f
     for number, tau in enumerate([3, 2, 2, 0]):
-        said = broadcast(w[number], round=number + 1, tau=tau, best=number == 2)
-        report = nodes.answer(said)
+        broadcast = a_broadcast(w[number], round=number + 1, tau=tau, best=number == 2)
+        report = nodes.answer(broadcast)
         rows = sampler.round(tau).of(0, 0, 60)
         exact = case.loss(w[best[number]].astype(np.float64), case.x[rows], case.y[rows])
         assert report.best_losses is not None
@@ -178,8 +180,8 @@ def test_the_best_w_is_evaluated_again_on_the_rounds_own_mini_batch() -> None:
 def test_no_update_gives_the_loss_and_nothing_else() -> None:
     case = problem("svm", 5)
     nodes = fleet(case, [np.arange(0, 15), np.arange(15, 60)])
-    nodes.answer(broadcast(case.start(1)))
-    report = nodes.answer(broadcast(case.start(2), round=2, tau=0))
+    nodes.answer(a_broadcast(case.start(1)))
+    report = nodes.answer(a_broadcast(case.start(2), round=2, tau=0))
     exact = [case.loss(case.start(2).astype(np.float64), case.x[r], case.y[r]) for r in (slice(0, 15), slice(15, 60))]
     np.testing.assert_allclose(report.losses, exact, rtol=1e-5)
     assert report.w is report.rho is report.gradients is None
@@ -188,10 +190,10 @@ def test_no_update_gives_the_loss_and_nothing_else() -> None:
 def test_a_w_that_diverged_gives_estimates_that_are_no_numbers_and_no_warning() -> None:
     positive = Table(np.full((6, 2), 2.0, np.float32), np.zeros(6, np.float32))
     nodes = Fleet(LinearRegression(2), Shards.of(positive, [np.arange(3), np.arange(3, 6)]), batch=None, seed=0)
-    first = nodes.answer(broadcast(np.full(2, -3e38, np.float32), tau=1))
+    first = nodes.answer(a_broadcast(np.full(2, -3e38, np.float32), tau=1))
     assert first.w is not None
     assert np.isposinf(first.w).all()
-    report = nodes.answer(broadcast(np.full(2, 3e38, np.float32), round=2))
+    report = nodes.answer(a_broadcast(np.full(2, 3e38, np.float32), round=2))
     assert report.rho is not None
     assert report.beta is not None
     assert not np.isfinite(report.rho).any()
@@ -208,24 +210,24 @@ class TestOrder:
             self.fleet.update()
 
     def test_no_second_update(self) -> None:
-        self.fleet.answer(broadcast(self.case.start(1)))
+        self.fleet.answer(a_broadcast(self.case.start(1)))
         with pytest.raises(LocalError, match="update comes once after each receive"):
             self.fleet.update()
 
     def test_no_report_before_the_update(self) -> None:
         with pytest.raises(LocalError, match="report comes after update"):
             self.fleet.report()
-        self.fleet.receive(broadcast(self.case.start(1)))
+        self.fleet.receive(a_broadcast(self.case.start(1)))
         with pytest.raises(LocalError, match="report comes after update"):
             self.fleet.report()
 
     def test_a_w_of_another_length_is_refused(self) -> None:
         with pytest.raises(PeerError, match=r"w has shape \(4,\); svm has 5 parameters"):
-            self.fleet.receive(broadcast(np.zeros(4, np.float32)))
+            self.fleet.receive(a_broadcast(np.zeros(4, np.float32)))
 
     def test_a_negative_tau_is_refused(self) -> None:
         with pytest.raises(PeerError, match="tau is -1"):
-            self.fleet.receive(broadcast(self.case.start(1), tau=-1))
+            self.fleet.receive(a_broadcast(self.case.start(1), tau=-1))
 
     @pytest.mark.parametrize("numbers", [[3], [4, 3], [3, 3]])
     def test_nodes_are_numbered_in_rising_order(self, numbers: list[int]) -> None:
@@ -248,9 +250,9 @@ def test_estimates_cost_one_evaluation_a_round_and_w_f_one_with_mini_batches(
     table = Table(np.arange(12, dtype=np.float32).reshape(6, 2), np.zeros(6, np.float32))
     shards = Shards.of(table, [np.arange(3), np.arange(3, 6)])
     nodes = Fleet(FunctionModel(mean_of_data, initial=np.zeros(2)), shards, batch=batch, seed=0)
-    nodes.answer(broadcast(np.zeros(2, np.float32), tau=3, estimate=estimate))
+    nodes.answer(a_broadcast(np.zeros(2, np.float32), tau=3, estimate=estimate))
     calls = 0
-    nodes.answer(broadcast(np.ones(2, np.float32), round=2, tau=3, estimate=estimate))
+    nodes.answer(a_broadcast(np.ones(2, np.float32), round=2, tau=3, estimate=estimate))
     assert calls == 2 * evaluations  # two nodes
 
 
@@ -258,7 +260,7 @@ class TestForTheStepSize:
     """What is asked of nodes when the step size follows β."""
 
     def ask(self, round: int, w: Float32, tau: int = 1) -> Broadcast:
-        return replace(broadcast(w, round=round, tau=tau), curvature=True)
+        return replace(a_broadcast(w, round=round, tau=tau), curvature=True)
 
     def test_nodes_that_do_not_differ_find_the_steepest_direction(self) -> None:
         """The largest eigenvalue of the Hessian, after some rounds of power iteration."""
@@ -282,7 +284,7 @@ class TestForTheStepSize:
         asked, plain = (fleet(case, [np.arange(20), np.arange(20, 60)]) for _ in range(2))
         for round in (1, 2, 3):
             w = case.start(round)
-            one, other = asked.answer(self.ask(round, w)), plain.answer(broadcast(w, round=round, tau=1))
+            one, other = asked.answer(self.ask(round, w)), plain.answer(a_broadcast(w, round=round, tau=1))
             if one.beta is not None and other.beta is not None:
                 np.testing.assert_array_equal(one.beta, other.beta)
                 np.testing.assert_array_equal(one.rho, other.rho)
@@ -294,6 +296,6 @@ class TestForTheStepSize:
         for round in range(1, 11):
             nodes.receive(self.ask(round, case.start(1), tau=2))
             nodes.update()
-            assert nodes._picks is not None
-            drawn += nodes._picks.positions[0, :, 0].tolist()
+            assert nodes._indices is not None
+            drawn += nodes._indices.positions[0, :, 0].tolist()
         assert len(set(drawn)) == 20

@@ -8,8 +8,8 @@ import pytest
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
-from methods import METHODS, bits, nodes
-from problems import MODELS, converse, problem
+from support.methods import METHODS, bits, nodes
+from support.problems import MODELS, converse, problem
 
 every_way = pytest.mark.parametrize(
     ("name", "method", "batch"),
@@ -35,11 +35,11 @@ def test_a_node_whose_reports_are_discarded_is_as_one_that_was_absent(
     absent = [bits(report) for _, report, _ in run(nodes(name, batch), name, method, present)]
     fleets, found, discarded = nodes(name, batch), [], 0
     before = fleets[2].fork()
-    for said, report, _ in run(fleets, name, method, present):
+    for broadcast, report, _ in run(fleets, name, method, present):
         found.append(bits(report))
-        if said.round in late:  # it heard of the round, and reported too late
+        if broadcast.round in late:  # it heard of the round, and reported too late
             one, other = (before, fleets[2]) if goes_on == "the fork" else (fleets[2], fleets[2].fork())
-            other.answer(said)
+            other.answer(broadcast)
             fleets[2] = one
             discarded += 1
         before = fleets[2].fork()
@@ -51,18 +51,18 @@ def test_a_node_whose_reports_are_discarded_is_as_one_that_was_absent(
 def test_a_round_that_is_made_again_gives_the_same_reports(name: str, method: str, batch: int | None) -> None:
     fleets = nodes(name, batch)
     forks = [[fleet.fork() for fleet in fleets]]
-    told: list[tuple[Broadcast, Any]] = []
+    request: list[tuple[Broadcast, Any]] = []
     present = [[0, 1, 2], [0, 1, 2], [0, 2], [0, 1, 2], [1], [0, 1, 2]]
-    for said, report, _ in run(fleets, name, method, present):
+    for broadcast, report, _ in run(fleets, name, method, present):
         forks.append([fleet.fork() for fleet in fleets])
-        told.append((said, bits(report)))
-        for back in range(1, min(3, said.round) + 1):  # each fork is used several times, so is forked once more
-            again = [fleet.fork() for fleet in forks[said.round - back]]
-            for earlier, as_it_was in told[-back:]:
+        request.append((broadcast, bits(report)))
+        for back in range(1, min(3, broadcast.round) + 1):  # each fork is used several times, so is forked once more
+            again = [fleet.fork() for fleet in forks[broadcast.round - back]]
+            for earlier, as_it_was in request[-back:]:
                 here = present[earlier.round - 1] if earlier.round <= len(present) else [0, 1, 2]
                 repeated = Report.merge([again[node].answer(earlier) for node in here])
                 assert bits(repeated) == as_it_was
-    assert len(told) == 10
+    assert len(request) == 10
 
 
 def test_model_and_data_are_shared() -> None:

@@ -11,13 +11,13 @@ from fedbudget.arrays import Float32
 from fedbudget.budget import Budget
 from fedbudget.control import FixedTau, Reason
 from fedbudget.errors import UserError
-from fedbudget.protocol.aggregator import Aggregator, Outcome, Settle, State
+from fedbudget.protocol.aggregator import Aggregator, Outcome, Quantize, State
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import LocalError
 from fedbudget.step_size import FixedStep
-from hand_made import ONE, go_on, make, report
-from methods import METHODS, bits, new_aggregator, nodes, one_round, recall, simulated_time
-from problems import MODELS
+from support.hand_made import ONE, go_on, make, report
+from support.methods import METHODS, bits, new_aggregator, nodes, one_round, recall, simulated_time
+from support.problems import MODELS
 
 
 def halfway(new: Float32, old: Float32) -> Float32:
@@ -33,30 +33,30 @@ def _reborn(old: Fleet, new: Fleet) -> Fleet:
 
 
 @pytest.mark.parametrize("batch", [None, 5])
-@pytest.mark.parametrize("settle", [None, halfway])
+@pytest.mark.parametrize("quantize", [None, halfway])
 @pytest.mark.parametrize(
     ("name", "method"), [*((name, "frugal") for name in MODELS), *(("svm", how) for how in METHODS)]
 )
 def test_a_run_recalled_after_every_round_is_the_same_to_the_last_bit(
-    name: str, method: str, batch: int | None, settle: Settle | None
+    name: str, method: str, batch: int | None, quantize: Quantize | None
 ) -> None:
     def run(*, forgetful: bool) -> list[object]:
-        aggregator, fleets, time = new_aggregator(name, method, settle=settle), nodes(name, batch), simulated_time()
+        aggregator, fleets, time = new_aggregator(name, method, quantize=quantize), nodes(name, batch), simulated_time()
         aggregator.start()
         found: list[object] = []
         while aggregator.pending is not None:
             if forgetful:
-                before, aggregator = aggregator.pending, recall(aggregator.memory(), method, settle=settle)
+                before, aggregator = aggregator.pending, recall(aggregator.memory(), method, quantize=quantize)
                 assert bits(aggregator.pending) == bits(before)
                 fleets = [_reborn(fleet, new) for fleet, new in zip(fleets, nodes(name, batch), strict=True)]
-            happened = one_round(aggregator, fleets, time)
-            found.append(bits(happened))
-            if method == "astray" and happened.record is not None:
-                reasons.add(happened.record.reason)
-        assert isinstance(happened.answer, Outcome)
-        ended = recall(aggregator.memory(), method, settle=settle)
+            round_ = one_round(aggregator, fleets, time)
+            found.append(bits(round_))
+            if method == "astray" and round_.record is not None:
+                reasons.add(round_.record.reason)
+        assert isinstance(round_.answer, Outcome)
+        ended = recall(aggregator.memory(), method, quantize=quantize)
         assert ended.state is State.DONE
-        assert bits(ended.outcome) == bits(happened.answer)
+        assert bits(ended.outcome) == bits(round_.answer)
         return found
 
     reasons: set[Reason] = set()
@@ -87,14 +87,14 @@ def test_what_comes_after_does_not_change_it() -> None:
 def test_what_is_pending_is_what_was_said_last_until_the_run_ends() -> None:
     aggregator = make()
     pending = [aggregator.pending]
-    said = aggregator.start()
+    broadcast = aggregator.start()
     pending.append(aggregator.pending)
-    again = go_on(aggregator.receive(report(said, 1), ONE))
+    again = go_on(aggregator.receive(report(broadcast, 1), ONE))
     pending.append(aggregator.pending)
     assert aggregator.outcome is None
     outcome = aggregator.interrupt()
     pending.append(aggregator.pending)
-    assert [bits(each) for each in pending] == [None, bits(said), bits(again), None]
+    assert [bits(each) for each in pending] == [None, bits(broadcast), bits(again), None]
     assert bits(aggregator.outcome) == bits(outcome)
 
 
@@ -140,9 +140,11 @@ def test_a_fleet_has_something_to_remember_after_a_round_and_recalls_only_what_i
     first, second, _ = nodes("svm", None)
     with pytest.raises(LocalError, match="after a round"):
         first.memory()
-    said = new_aggregator("svm", "fixed").start()
-    first.answer(said)
+    broadcast = new_aggregator("svm", "fixed").start()
+    first.answer(broadcast)
     memory = first.memory()
     with pytest.raises(LocalError, match="is not of"):
         second.recall(replace(memory, losses=np.zeros(2)))
-    assert bits(second.answer(said)) == bits(nodes("svm", None)[1].answer(said))  # refused, it has changed nothing
+    assert bits(second.answer(broadcast)) == bits(
+        nodes("svm", None)[1].answer(broadcast)
+    )  # refused, it has changed nothing

@@ -6,7 +6,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from fedbudget.protocol.messages import Broadcast, Drift, News, PeerError, Report
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report
 
 
 def report(*nodes: int, round: int = 4) -> Report:
@@ -75,8 +75,8 @@ class TestMerge:
 
 class TestWireBytes:
     def test_a_broadcast_is_its_header_and_w(self) -> None:
-        said = Broadcast(1, np.zeros(784, np.float32), 1, 0.01, True, False, False)
-        assert said.wire_bytes == 32 + 4 * 784
+        broadcast = Broadcast(1, np.zeros(784, np.float32), 1, 0.01, True, False, False)
+        assert broadcast.wire_bytes == 32 + 4 * 784
 
     def test_a_report_is_a_message_from_each_node(self) -> None:
         # Three nodes: header, six numbers of 8 bytes, two vectors of three float32.
@@ -88,15 +88,19 @@ class TestWireBytes:
         assert replace(plain, w=None).wire_bytes == 3 * (32 + 16)
 
     def test_drift_correction_takes_one_number_of_a_broadcast(self) -> None:
-        said = Broadcast(2, np.zeros(784, np.float32), 1, 0.01, True, False, False)
-        assert replace(said, drift=Drift(correct=True, share=1.0)).wire_bytes == said.wire_bytes + 8
+        broadcast = Broadcast(2, np.zeros(784, np.float32), 1, 0.01, True, False, False)
+        assert replace(broadcast, drift=Drift(correct=True, share=1.0)).wire_bytes == broadcast.wire_bytes + 8
 
     def test_news_are_only_for_those_who_were_away(self) -> None:
         w = np.zeros(784, np.float32)
-        said = Broadcast(2, w, 1, 0.01, True, False, False)
-        assert replace(said, news=News(w)).wire_bytes == said.wire_bytes == said.wire_bytes_with_news
-        assert replace(said, news=News(w)).wire_bytes_with_news == said.wire_bytes + 8 + 4 * 784
-        assert replace(said, news=News(w, w)).wire_bytes_with_news == said.wire_bytes + 8 + 8 * 784
+        broadcast = Broadcast(2, w, 1, 0.01, True, False, False)
+        assert (
+            replace(broadcast, catch_up=CatchUp(w)).wire_bytes
+            == broadcast.wire_bytes
+            == broadcast.wire_bytes_with_catch_up
+        )
+        assert replace(broadcast, catch_up=CatchUp(w)).wire_bytes_with_catch_up == broadcast.wire_bytes + 8 + 4 * 784
+        assert replace(broadcast, catch_up=CatchUp(w, w)).wire_bytes_with_catch_up == broadcast.wire_bytes + 8 + 8 * 784
 
     def test_it_does_not_depend_on_how_nodes_make_fleets(self) -> None:
         assert report(0, 1, 2).wire_bytes == report(0, 2).wire_bytes + report(1).wire_bytes

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from fedbudget.arrays import Float64
 from fedbudget.budget import Budget, Costs
-from fedbudget.control import Decision, Outlook, Reason
+from fedbudget.control import ControlInputs, Decision, Reason
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.step_size import FixedStep
-from hand_made import report
+from support.hand_made import report
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Drawn:
     def first(self) -> Decision:
         return Decision(int(self.rng.integers(1, 30)), Reason.FIXED)
 
-    def next(self, previous: Decision, outlook: Outlook) -> Decision:
+    def next(self, previous: Decision, inputs: ControlInputs) -> Decision:
         return self.first()
 
 
@@ -62,19 +62,19 @@ def test_no_resource_is_overspent_by_more_than_costs_rose_after_the_last_decisio
     """A decision says that a round and the final loss after it fit; only what costs rise beyond that can hurt."""
     rng = np.random.default_rng(seed)
     aggregator, expected = a_run(rng)
-    said: Broadcast | Outcome = aggregator.start()
+    broadcast: Broadcast | Outcome = aggregator.start()
     decided, beyond = expected, np.zeros_like(expected.step)
     stopping = False
-    while isinstance(said, Broadcast):
+    while isinstance(broadcast, Broadcast):
         if not stopping:
             decided, beyond = aggregator.ledger.costs, np.zeros_like(beyond)
-        stopping = said.stop
+        stopping = broadcast.stop
         actual = some_costs(rng, len(beyond))
-        beyond = beyond + rise(decided, actual, max(1, said.tau))
-        said = aggregator.receive(report(said, 1), actual)
-    limit = said.ledger.budget.array
-    assert (said.ledger.spent <= limit + beyond + 1e-9 * limit).all()
-    assert said.stopped_by in (*said.ledger.budget.limits, "rounds")
+        beyond = beyond + rise(decided, actual, max(1, broadcast.tau))
+        broadcast = aggregator.receive(report(broadcast, 1), actual)
+    limit = broadcast.ledger.budget.array
+    assert (broadcast.ledger.spent <= limit + beyond + 1e-9 * limit).all()
+    assert broadcast.stopped_by in (*broadcast.ledger.budget.limits, "rounds")
 
 
 def rise(estimated: Costs, actual: Costs, updates: int) -> Float64:
@@ -87,13 +87,13 @@ def rise(estimated: Costs, actual: Costs, updates: int) -> Float64:
 def test_with_costs_that_stay_the_budget_is_kept_and_used_up(seed: int) -> None:
     """What is left of the resource that stopped the run would not pay for another update in a round of its own."""
     aggregator, steady = a_run(np.random.default_rng(seed))
-    said: Broadcast | Outcome = aggregator.start()
-    while isinstance(said, Broadcast):
-        said = aggregator.receive(report(said, 1), steady)
-    budget = said.ledger.budget
-    left = budget.array - said.ledger.spent
+    broadcast: Broadcast | Outcome = aggregator.start()
+    while isinstance(broadcast, Broadcast):
+        broadcast = aggregator.receive(report(broadcast, 1), steady)
+    budget = broadcast.ledger.budget
+    left = budget.array - broadcast.ledger.spent
     assert (left >= -1e-9 * budget.array).all()
-    if said.stopped_by != "rounds":
-        binding = list(budget.limits).index(said.stopped_by)
+    if broadcast.stopped_by != "rounds":
+        binding = list(budget.limits).index(broadcast.stopped_by)
         one_more = steady.step[binding] + steady.aggregation[binding]
         assert left[binding] <= one_more + 1e-9 * budget.array[binding]

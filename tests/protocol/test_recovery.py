@@ -9,18 +9,18 @@ from fedbudget.control import AdaptiveTau, Estimates, Reason
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.messages import Broadcast, Drift
 from fedbudget.step_size import AutoStep
-from hand_made import ONE, go_on, last, make, report, w_of
+from support.hand_made import ONE, go_on, last, make, report, w_of
 
 
 class TestRecovery:
-    def lost(self, aggregator: Aggregator, said: Broadcast, loss: float) -> Broadcast:
+    def lost(self, aggregator: Aggregator, broadcast: Broadcast, loss: float) -> Broadcast:
         nothing = np.full((2, 2), np.nan, np.float32)
-        return go_on(aggregator.receive(replace(report(said, loss, best=5), w=nothing), ONE))
+        return go_on(aggregator.receive(replace(report(broadcast, loss, best=5), w=nothing), ONE))
 
     def test_goes_back_to_where_the_round_started_with_one_update(self) -> None:
         aggregator = make(1000)
-        said = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
-        again = self.lost(aggregator, said, loss=4)
+        broadcast = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
+        again = self.lost(aggregator, broadcast, loss=4)
         assert again.w.tolist() == w_of(1).tolist()
         assert (again.tau, last(aggregator).left_out) == (1, (0, 1))
         aggregator.receive(report(again, 4), ONE)
@@ -28,9 +28,9 @@ class TestRecovery:
 
     def test_goes_further_back_when_the_loss_there_is_no_number(self) -> None:
         aggregator = make(1000)
-        said = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
-        said = go_on(aggregator.receive(report(said, 4, w=2, best=5), ONE))
-        again = self.lost(aggregator, said, loss=np.inf)
+        broadcast = go_on(aggregator.receive(report(aggregator.start(), 5, w=1), ONE))
+        broadcast = go_on(aggregator.receive(report(broadcast, 4, w=2, best=5), ONE))
+        again = self.lost(aggregator, broadcast, loss=np.inf)
         assert again.w.tolist() == w_of(1).tolist()
 
     def test_afterwards_the_controller_decides_again(self) -> None:
@@ -40,10 +40,10 @@ class TestRecovery:
 
     def test_keeps_all_estimates(self) -> None:
         aggregator = make(1000, controller=AdaptiveTau())
-        said = go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
-        said = go_on(aggregator.receive(report(said, 1, estimates=(1.0, 2.0, 3.0)), ONE))
+        broadcast = go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
+        broadcast = go_on(aggregator.receive(report(broadcast, 1, estimates=(1.0, 2.0, 3.0)), ONE))
         nothing = np.full((2, 2), np.inf, np.float32)
-        aggregator.receive(replace(report(said, 1, estimates=(4.0, 5.0, 6.0)), w=nothing), ONE)
+        aggregator.receive(replace(report(broadcast, 1, estimates=(4.0, 5.0, 6.0)), w=nothing), ONE)
         assert last(aggregator).kept == ("rho", "beta", "delta")
         assert last(aggregator).estimates == Estimates(1.0, 2.0, 3.0)
 
@@ -59,18 +59,18 @@ class TestGoingAstray:
     def after(self, *losses: float, best: float = 1.0) -> tuple[Aggregator, Broadcast]:
         """Losses on samples on which w^f has loss 1, after a first round with loss 1."""
         aggregator = make(1000, step_size=AutoStep(), correct_drift=True, delta="parameters")
-        said = aggregator.start()
+        broadcast = aggregator.start()
         for k, loss in enumerate((1.0, *losses)):
-            answer = report(said, loss, w=k + 1, best=best)
-            said = go_on(aggregator.receive(replace(answer, plain=np.ones(2), corrected=np.zeros(2)), ONE))
-        return aggregator, said
+            answer = report(broadcast, loss, w=k + 1, best=best)
+            broadcast = go_on(aggregator.receive(replace(answer, plain=np.ones(2), corrected=np.zeros(2)), ONE))
+        return aggregator, broadcast
 
     def test_tenfold_at_once(self) -> None:
-        aggregator, said = self.after(1.2, 16.0)
-        assert said.w.tolist() == [0, 0]
-        assert (said.tau, said.eta) == (1, 0.001 / 4)
-        assert said.drift == Drift(correct=False, share=0.0)
-        aggregator.receive(replace(report(said, 1.0), plain=np.ones(2), corrected=np.zeros(2)), ONE)
+        aggregator, broadcast = self.after(1.2, 16.0)
+        assert broadcast.w.tolist() == [0, 0]
+        assert (broadcast.tau, broadcast.eta) == (1, 0.001 / 4)
+        assert broadcast.drift == Drift(correct=False, share=0.0)
+        aggregator.receive(replace(report(broadcast, 1.0), plain=np.ones(2), corrected=np.zeros(2)), ONE)
         assert last(aggregator).reason is Reason.RECOVERY
 
     def test_by_half_twice_in_a_row(self) -> None:
@@ -87,17 +87,17 @@ class TestGoingAstray:
 
     def test_with_a_fixed_step_size_the_run_goes_on(self) -> None:
         aggregator = make(1000)
-        said = aggregator.start()
+        broadcast = aggregator.start()
         for k, loss in enumerate((1.0, 100.0, 100.0)):
-            said = go_on(aggregator.receive(report(said, loss, w=k + 1, best=1.0), ONE))
-        assert said.w.tolist() == w_of(3).tolist()
+            broadcast = go_on(aggregator.receive(report(broadcast, loss, w=k + 1, best=1.0), ONE))
+        assert broadcast.w.tolist() == w_of(3).tolist()
 
 
 def test_the_step_size_sees_the_steepest_node_that_is_sane() -> None:
     aggregator = make(1000, step_size=AutoStep(kappa=1.0, start=0.01))
-    said = aggregator.start()
-    assert said.estimate
-    assert said.curvature
-    said = go_on(aggregator.receive(report(said, 1.0), ONE))
-    answer = replace(report(said, 1.0, estimates=(1.0, 1.0, 1.0)), beta=np.array([np.inf, 40.0]))
+    broadcast = aggregator.start()
+    assert broadcast.estimate
+    assert broadcast.curvature
+    broadcast = go_on(aggregator.receive(report(broadcast, 1.0), ONE))
+    answer = replace(report(broadcast, 1.0, estimates=(1.0, 1.0, 1.0)), beta=np.array([np.inf, 40.0]))
     assert go_on(aggregator.receive(answer, ONE)).eta == pytest.approx(1 / 40)

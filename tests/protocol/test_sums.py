@@ -14,9 +14,9 @@ from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, PeerError, Report
 from fedbudget.protocol.sums import ReportsHere, Sums, Vectors
 from fedbudget.protocol.tree import branches
-from hand_made import ONE, make
-from methods import METHODS, bits, new_aggregator, read, simulated_time
-from problems import problem
+from support.hand_made import ONE, make
+from support.methods import METHODS, bits, new_aggregator, read, simulated_time
+from support.problems import problem
 
 NODES = 11
 
@@ -28,8 +28,8 @@ class Parties:
         self._parties = parties
         self.sums = Sums.merge([party.sums for party in parties])
 
-    def apart(self, vectors: Vectors, mean: Float32) -> Float64:
-        return np.concatenate([party.apart(vectors, mean) for party in self._parties])
+    def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
+        return np.concatenate([party.distance_sums(vectors, mean) for party in self._parties])
 
 
 def fleet(name: str, batch: int | None, first: int, end: int) -> Fleet:
@@ -43,17 +43,17 @@ def rounds(name: str, method: str, batch: int | None, cuts: Sequence[int] | None
     aggregator, time = new_aggregator(name, method), simulated_time()
     fleets = [fleet(name, batch, first, end) for first, end in pairwise(cuts or (0, NODES))]
     edges = [branches(first, end)[:-1] for first, end in pairwise(cuts or (0, NODES))]
-    said: Broadcast | Outcome = aggregator.start()
+    broadcast: Broadcast | Outcome = aggregator.start()
     found: list[object] = []
-    while isinstance(said, Broadcast):
-        reports = [own.answer(said) for own in fleets]
-        costs = read(time, said)
+    while isinstance(broadcast, Broadcast):
+        reports = [own.answer(broadcast) for own in fleets]
+        costs = read(time, broadcast)
         if cuts is None:
-            said = aggregator.receive(reports[0], costs)
+            broadcast = aggregator.receive(reports[0], costs)
         else:
             parties = [ReportsHere(report, begins) for report, begins in zip(reports, edges, strict=True)]
-            said = aggregator.receive(Parties(parties), costs)
-        found.append(bits([aggregator.last, said]))
+            broadcast = aggregator.receive(Parties(parties), costs)
+        found.append(bits([aggregator.last, broadcast]))
     return found
 
 
@@ -66,11 +66,11 @@ def test_sums_of_any_parties_give_the_same_run_to_the_last_bit(method: str, batc
         assert rounds("svm", method, batch, cuts) == whole
 
 
-def report(said: Broadcast, w: Float32, nodes: Int64) -> Report:
+def report(broadcast: Broadcast, w: Float32, nodes: Int64) -> Report:
     losses = 1 + nodes / 6
-    gradients = None if said.round == 1 else w + 1
-    rho = None if said.round == 1 else np.where(nodes % 3 == 0, np.nan, losses)
-    return Report(said.round, nodes, nodes + 1, losses, losses, w, rho, rho, gradients)
+    gradients = None if broadcast.round == 1 else w + 1
+    rho = None if broadcast.round == 1 else np.where(nodes % 3 == 0, np.nan, losses)
+    return Report(broadcast.round, nodes, nodes + 1, losses, losses, w, rho, rho, gradients)
 
 
 @pytest.mark.parametrize("broken", [(), (2,), (0, 5, 6), tuple(range(7))])
@@ -80,12 +80,12 @@ def test_nodes_that_diverged_are_left_out_of_sums_as_they_are_of_reports(broken:
     w[list(broken)] = np.nan
     one, other = make(controller=AdaptiveTau()), make(controller=AdaptiveTau())
     for _ in range(2):
-        said = one.pending or one.start()
+        broadcast = one.pending or one.start()
         if other.pending is None:
             other.start()
-        answer = one.receive(report(said, w, nodes), ONE)
+        answer = one.receive(report(broadcast, w, nodes), ONE)
         parts = [
-            ReportsHere(report(said, w[first:end], nodes[first:end]), branches(first, end)[:-1])
+            ReportsHere(report(broadcast, w[first:end], nodes[first:end]), branches(first, end)[:-1])
             for first, end in ((0, 3), (3, 7))
         ]
         assert bits(other.receive(Parties(parts), ONE)) == bits(answer)
@@ -96,8 +96,8 @@ def test_nodes_that_diverged_are_left_out_of_sums_as_they_are_of_reports(broken:
 
 def test_sums_of_another_round_are_refused() -> None:
     aggregator = make()
-    said = aggregator.start()
-    here = ReportsHere(report(said, np.ones((2, 2), np.float32), np.arange(2)))
+    broadcast = aggregator.start()
+    here = ReportsHere(report(broadcast, np.ones((2, 2), np.float32), np.arange(2)))
     aggregator.receive(here, ONE)
     with pytest.raises(PeerError, match="round 1 in round 2"):
         aggregator.receive(here, ONE)

@@ -19,10 +19,10 @@ from fedbudget.protocol.memory import Memory
 from fedbudget.protocol.messages import Drift
 from fedbudget.runs.checkpoint import CHECKPOINT, Checkpoint, _checksum
 from fedbudget.runs.record import RoundRecord
-from fedbudget.step_size import Pace
-from methods import METHODS, Happened, bits, new_aggregator, nodes, one_round, recall, simulated_time
-from problems import MODELS, costs
-from small_disk import fill, small_disk
+from fedbudget.step_size import StepSizeState
+from support.methods import METHODS, Happened, bits, new_aggregator, nodes, one_round, recall, simulated_time
+from support.problems import MODELS, costs
+from support.small_disk import fill, small_disk
 
 
 @pytest.mark.parametrize("batch", [None, 5])
@@ -75,7 +75,7 @@ def memory(**other: Any) -> Memory:
         "worse": True,
         "t": 12,
         "decision": Decision(2, Reason.SEARCH_LIMIT),
-        "pace": Pace(0.1, 0.2, False, 1.3, -5e-324, 0.25),
+        "pace": StepSizeState(0.1, 0.2, False, 1.3, -5e-324, 0.25),
         "estimates": Estimates(1 / 3, 2 / 3, math.nan),
         "drift": Drift(correct=False, share=0.7),
         "divergence": Divergence(math.inf, 1e-300),
@@ -109,7 +109,7 @@ class TestWhatIsWrittenIsRead:
         [
             {},
             {"mean": None, "drift": None, "divergence": None},
-            {"estimates": None, "stopped_by": "time", "pace": Pace(0.1, 0.1)},
+            {"estimates": None, "stopped_by": "time", "pace": StepSizeState(0.1, 0.1)},
             {"state": "final", "tau": 0, "nodes": np.empty(0, np.int64), "sizes": np.empty(0, np.int64)},
         ],
     )
@@ -127,7 +127,7 @@ class TestWhatIsWrittenIsRead:
         self, tmp_path_factory: pytest.TempPathFactory, loss: float, level: float | None, spent: float
     ) -> None:
         folder = tmp_path_factory.mktemp("run")
-        pace = Pace(0.1, 0.1, level=level)
+        pace = StepSizeState(0.1, 0.1, level=level)
         checkpoint = Checkpoint(memory(loss=loss, pace=pace, spent=np.array([spent, 0.0])))
         checkpoint.save(folder)
         found = Checkpoint.load(folder).memory

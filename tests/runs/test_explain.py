@@ -13,7 +13,7 @@ from fedbudget.plan import prepare
 from fedbudget.runs.explain import explain
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 from fedbudget.training import Result, execute
 
 DIGITS = data.load("digits")

@@ -12,8 +12,8 @@ from fedbudget.data.dataset import Standardization
 from fedbudget.errors import UserError
 from fedbudget.runs.folder import Run, RunWriter, SavedModel
 from fedbudget.runs.record import RoundRecord
-from fedbudget.runs.settings import Settings
-from small_disk import fill, small_disk
+from fedbudget.settings import Settings
+from support.small_disk import fill, small_disk
 
 SETTINGS = Settings(nodes=3, partition="case:2", batch_size=10)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbudget.runs.nodes import MOST, NODES, NodeSeen, Roll, read, write_simulated
+from fedbudget.runs.nodes import MOST, NODES, NodeStatus, NodeStatusWriter, read, write_simulated
 from fedbudget.training import train
 
 
@@ -39,13 +39,13 @@ def test_who_is_away_was_last_seen_when_it_was_there(tmp_path: Path) -> None:
     seen = iter([7.0, None, None])
     looked = threading.Event()
 
-    def call() -> list[NodeSeen]:
+    def call() -> list[NodeStatus]:
         last = next(seen, None)
         if last is None:
             looked.set()
-        return [NodeSeen("one", (0,), 5, last_seen=last), NodeSeen("two", (1,), 9)]
+        return [NodeStatus("one", (0,), 5, last_seen=last), NodeStatus("two", (1,), 9)]
 
-    roll = Roll(tmp_path, call, every=0.001)
+    roll = NodeStatusWriter(tmp_path, call, every=0.001)
     assert looked.wait(30)
     roll.close()
     found = read(tmp_path)
@@ -54,7 +54,7 @@ def test_who_is_away_was_last_seen_when_it_was_there(tmp_path: Path) -> None:
 
 
 def test_the_last_roll_is_called_when_it_is_closed(tmp_path: Path) -> None:
-    roll = Roll(tmp_path, lambda: [NodeSeen("one", (0,), 5, missed=3)], every=3600)
+    roll = NodeStatusWriter(tmp_path, lambda: [NodeStatus("one", (0,), 5, missed=3)], every=3600)
     roll.close()
     found = read(tmp_path)
     assert found is not None
@@ -63,10 +63,10 @@ def test_the_last_roll_is_called_when_it_is_closed(tmp_path: Path) -> None:
 
 def test_of_very_many_nodes_those_are_listed_that_are_away_or_have_missed_most(tmp_path: Path) -> None:
     nodes = [
-        NodeSeen(str(n), (2 * n, 2 * n + 1), 5, state="idle", missed=n % 7, last_seen=1.0) for n in range(3 * MOST)
+        NodeStatus(str(n), (2 * n, 2 * n + 1), 5, state="idle", missed=n % 7, last_seen=1.0) for n in range(3 * MOST)
     ]
-    nodes[-1] = NodeSeen("gone", (9,), 5, state="away", missed=0)
-    Roll(tmp_path, lambda: nodes, every=3600).close()
+    nodes[-1] = NodeStatus("gone", (9,), 5, state="away", missed=0)
+    NodeStatusWriter(tmp_path, lambda: nodes, every=3600).close()
     found = read(tmp_path)
     assert found is not None
     assert (len(found["nodes"]), found["nodes"][0]["name"]) == (MOST, "gone")
@@ -76,8 +76,8 @@ def test_of_very_many_nodes_those_are_listed_that_are_away_or_have_missed_most(t
 
 
 def test_trouble_ends_the_roll_and_nothing_else(tmp_path: Path) -> None:
-    def call() -> list[NodeSeen]:
+    def call() -> list[NodeStatus]:
         raise OSError("no space left")
 
-    Roll(tmp_path, call, every=0.001).close()
+    NodeStatusWriter(tmp_path, call, every=0.001).close()
     assert read(tmp_path) is None

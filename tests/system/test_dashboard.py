@@ -13,14 +13,14 @@ from urllib.request import urlopen
 import pytest
 from playwright.sync_api import Browser
 
-from browser import Look, chromium, looking
 from fedbudget.cli.dashboard import require_dashboard
 from fedbudget.dashboard.serving import Dashboard
 from fedbudget.errors import UserError
 from fedbudget.runs.folder import RunWriter
 from fedbudget.training import train
-from made_runs import SETTINGS, make_run, many_rounds, record, summary_of
-from processes import FEDBUDGET, commands, records
+from support.browser import Look, chromium, looking
+from support.made_runs import SETTINGS, make_run, many_rounds, record, summary_of
+from support.processes import FEDBUDGET, commands, records
 
 TOKEN = "a-token-of-enough-letters"
 
@@ -339,7 +339,7 @@ class TestCommand:
                 listed = json.load(answer)["runs"]
             assert {run["name"] for run in listed} >= {"tau-adaptive", "long"}
             assert page.end(signal.SIGINT) == 0
-            assert "Traceback" not in page.said
+            assert "Traceback" not in page.errors
 
     def test_beyond_this_machine_needs_the_token_of_the_environment(self, runs: Path) -> None:
         with commands(runs.parent) as start:
@@ -347,7 +347,7 @@ class TestCommand:
             port = page.wait_for(r"http://localhost:(\d+)/  \(/\?token=TOKEN the first time")[1]
             with pytest.raises(HTTPError, match="401"):
                 urlopen(f"http://127.0.0.1:{port}/")
-            assert TOKEN not in page.said
+            assert TOKEN not in page.errors
             assert page.end(signal.SIGINT) == 0
 
     @pytest.mark.parametrize("missing", ["starlette", "uvicorn", "plotly"])
@@ -372,5 +372,5 @@ class TestCommand:
         with commands(runs.parent) as start:
             command = start.run(*arguments)
             assert command.end() == 2
-            assert re.escape(complaint) in re.escape(command.said)
-            assert command.said.count("\n") == 1
+            assert re.escape(complaint) in re.escape(command.errors)
+            assert command.errors.count("\n") == 1

@@ -24,7 +24,7 @@ SCRIPT = """
 import pathlib, sys
 from fedbudget import data
 from fedbudget.plan import prepare
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 from fedbudget.training import execute
 
 digits = data.load("digits")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from emulated_network import Network, emulated_network
 from fedbudget.runs.record import RoundRecord
-from processes import FEDBUDGET, Command, Commands, commands, records, summary
+from support.emulated_network import Network, emulated_network
+from support.processes import FEDBUDGET, Command, Commands, commands, records, summary
 
 PORT = 7700
 SHORT, LONG = 0.002, 0.080
@@ -66,7 +66,7 @@ class Training:
     def end(self) -> float:
         """Waits until all have ended, in order and within the time budget; gives the average τ."""
         assert [process.end() for process in (self.aggregator, *self.nodes)] == [0] * (1 + len(self.nodes))
-        assert all("the run is over" in node.said for node in self.nodes)
+        assert all("the run is over" in node.errors for node in self.nodes)
         found, rounds = summary(self._folder), self.rounds
         assert (found["status"], found["stopped_by"]) == ("finished", "time")
         most = 1.05 * found["budget"]["time"]
@@ -146,7 +146,7 @@ def test_a_run_goes_on_without_nodes_that_are_cut_off_and_has_them_back(tmp_path
     assert present(without[last + 1 :]) == {5 - len(cut)}
     assert statistics.mean(record.nodes == 5 for record in rounds[back:]) > 0.95
     # TCP sends again what was lost, and so short a cut ends no connection.
-    assert all("not connected" not in node.said for node in training.nodes)
+    assert all("not connected" not in node.errors for node in training.nodes)
 
 
 @pytest.mark.slow
@@ -170,9 +170,9 @@ def test_a_node_comes_back_after_a_cut_that_its_connection_does_not_survive(tmp_
         back = training.wait_until(meanwhile + 1, nodes=2)
         training.end()
     cut_off, other = training.nodes
-    assert "not connected" in cut_off.said
-    assert cut_off.said.count("joined") == 2
-    assert "not connected" not in other.said
+    assert "not connected" in cut_off.errors
+    assert cut_off.errors.count("joined") == 2
+    assert "not connected" not in other.errors
     assert statistics.mean(record.nodes == 2 for record in training.rounds[back:]) > 0.95
 
 

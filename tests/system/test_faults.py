@@ -17,8 +17,8 @@ from fedbudget.protocol.aggregator import Round
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.folder import Run
-from processes import commands, made, records, summary
-from small_disk import fill, small_disk
+from support.processes import commands, made, records, summary
+from support.small_disk import fill, small_disk
 
 OPTIONS = ["--model", "softmax", "--tau", "5", "--costs", "simulated", "--budget", "time=1000000s", "--seed", "3"]
 
@@ -59,7 +59,7 @@ def with_absences(present: list[list[int]]) -> bytes:
         for there in present:
             yield [fleets[node] for node in there]
 
-    def observe(happened: Round, said: object) -> None:
+    def observe(round_: Round, broadcast: object) -> None:
         pass
 
     assert plan.aggregator is not None
@@ -86,7 +86,7 @@ def test_nodes_that_hang_come_late_come_twice_and_come_back(tmp_path: Path) -> N
         twice = start.join(port, "--data", "n1.npz", name="n1")
         joined = aggregator.wait_until(lambda: has_round_with(2, alone))
         assert twice.end() == 1
-        assert twice.said.splitlines() == [
+        assert twice.errors.splitlines() == [
             f"fedbudget: 127.0.0.1:{port} refused n1: there is a node with the name n1 already"
         ]
 
@@ -164,9 +164,9 @@ def test_a_full_disk_ends_the_run_in_a_line_and_it_goes_on_when_there_is_space(t
         fill(disk)
         start.let_go()
         assert aggregator.end() == 1
-        assert aggregator.said.splitlines()[-1].startswith("fedbudget: ")
-        assert "No space left on device" in aggregator.said.splitlines()[-1]
-        assert "Traceback" not in aggregator.said
+        assert aggregator.errors.splitlines()[-1].startswith("fedbudget: ")
+        assert "No space left on device" in aggregator.errors.splitlines()[-1]
+        assert "Traceback" not in aggregator.errors
         before = records(run)
         assert (len(before), Checkpoint.load(run).memory.round) == (19, 20)
         assert not (run / "summary.json").exists()

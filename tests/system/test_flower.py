@@ -11,7 +11,7 @@ import pytest
 import fedbudget
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import average_tau
-from flower_processes import Flower, fleet, simulation
+from support.flower_processes import Flower, fleet, simulation
 
 PATIENCE = 300.0  # seconds for a run, on a machine that has much else to do
 SOON: dict[str, Any] = {"budget": "time=1000s", "costs": "simulated", "seed": 3, "partition": "case:2"}

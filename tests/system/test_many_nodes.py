@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from fedbudget.data.files import from_arrays
-from fedbudget.engines.network.holdings import Holdings
-from fedbudget.engines.network.node import attend
-from fedbudget.engines.network.work import Work
+from fedbudget.engines.grpc.node import run_node
+from fedbudget.engines.remote.node_data import NodeData
+from fedbudget.engines.remote.worker import Worker
 from fedbudget.runs.checkpoint import Checkpoint
 
 PROCESSES = 2
@@ -48,7 +48,11 @@ def test_with_two_hundred_nodes_the_memory_of_the_aggregator_is_flat_after_the_f
 
 def _memory_over(folder: Path, *, nodes: int, seconds: float) -> list[tuple[float, float]]:
     """A run in which nobody misses a round; gives the aggregator's memory in MB by the second of the run."""
-    from processes import commands, records, summary  # not at the top: there are no tests' modules for the script
+    from support.processes import (
+        commands,
+        records,
+        summary,
+    )  # not at the top: there are no tests' modules for the script
 
     memory: list[tuple[float, float]] = []
     options = "--costs", "measured", "--budget", f"time={seconds:g}s", "--out", "run"
@@ -85,15 +89,15 @@ def _resident(pid: int) -> float:
 async def _attend_all(port: int, numbers: list[int]) -> None:
     async with asyncio.TaskGroup() as nodes:
         for number in numbers:
-            nodes.create_task(attend(f"127.0.0.1:{port}", Work(_holdings(number)), name=f"node-{number}"))
+            nodes.create_task(run_node(f"127.0.0.1:{port}", Worker(_node_data(number)), name=f"node-{number}"))
 
 
-def _holdings(number: int) -> Holdings:
+def _node_data(number: int) -> NodeData:
     """Samples of two classes, apart from each other along a direction that is the same for all nodes."""
     rng = np.random.default_rng(number)
     y = np.arange(SAMPLES) % 2
     x = rng.normal(0, 1, (SAMPLES, FEATURES)) + np.where(y, 0.5, -0.5)[:, None]
-    return Holdings(from_arrays([(x, y)], None), [np.arange(SAMPLES)])
+    return NodeData(from_arrays([(x, y)], None), [np.arange(SAMPLES)])
 
 
 if __name__ == "__main__":

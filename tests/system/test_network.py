@@ -17,7 +17,7 @@ from fedbudget import train
 from fedbudget.arrays import Float64
 from fedbudget.runs.folder import Run
 from fedbudget.training import Result
-from processes import but_wall, commands, made, records, summary
+from support.processes import but_wall, commands, made, records, summary
 
 SIMULATED = ["--costs", "simulated", "--budget", "time=4s"]
 
@@ -85,7 +85,7 @@ def local(folder: Path, *options: str) -> Run:
     with commands(folder) as start:
         command = start.run("local", "--nodes", "5", "--case", "2", "--out", "run", "--json", *options)
         assert command.end() == 0
-        assert "Traceback" not in command.said
+        assert "Traceback" not in command.errors
     return Run.open(folder / "run")
 
 
@@ -207,12 +207,12 @@ def test_what_cannot_be_is_refused_in_a_line(tmp_path: Path) -> None:
             ),
         }
         for command, (code, reason) in wrong.items():
-            assert command.end() == code, command.said
-            assert reason in command.said.splitlines()[-1]
-            assert command.said.splitlines()[-1].startswith("fedbudget: ")
-            assert "Traceback" not in command.said
-        assert "is refused" in aggregator.said
-        assert all(secret not in each.said for secret in (token, other) for each in start.started)
+            assert command.end() == code, command.errors
+            assert reason in command.errors.splitlines()[-1]
+            assert command.errors.splitlines()[-1].startswith("fedbudget: ")
+            assert "Traceback" not in command.errors
+        assert "is refused" in aggregator.errors
+        assert all(secret not in each.errors for secret in (token, other) for each in start.started)
         assert aggregator.process.poll() is None
         assert aggregator.end(signal.SIGTERM) == 130  # there was no run yet
     assert not (tmp_path / "run").exists()
@@ -229,14 +229,14 @@ def test_a_node_and_then_the_aggregator_are_told_to_stop(tmp_path: Path) -> None
         aggregator.wait_until(lambda: len(records(run)) >= 5)
 
         assert leaves.end(signal.SIGINT) == 0
-        assert leaves.said.splitlines()[-1].startswith("n2: leaving; took part in ")
+        assert leaves.errors.splitlines()[-1].startswith("n2: leaving; took part in ")
         before = len(records(run))
         aggregator.wait_until(lambda: len(records(run)) >= before + 5)
         assert records(run)[-1].nodes == 1
 
         assert (aggregator.end(signal.SIGTERM), stays.end()) == (0, 0)
-        assert stays.said.splitlines()[-1].startswith("n1: the aggregator was interrupted; took part in ")
-        assert "Traceback" not in aggregator.said + stays.said + leaves.said
+        assert stays.errors.splitlines()[-1].startswith("n1: the aggregator was interrupted; took part in ")
+        assert "Traceback" not in aggregator.errors + stays.errors + leaves.errors
     found, end = records(run), summary(run)
     assert (end["status"], end["stopped_by"]) == ("interrupted", "interrupted")
     assert end["loss"] == found[-1].best_loss

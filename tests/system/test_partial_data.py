@@ -24,12 +24,12 @@ def test_two_batches_of_cifar_10(tmp_path: Path, capsys: pytest.CaptureFixture[s
     common = f"--dataset cifar-10 --data-dir {tmp_path / 'data'} --model softmax --rounds 2 --batch-size 10".split()
     with pytest.raises(SystemExit) as end:
         main(["run", *common, "--json", "--out", str(tmp_path / "run")])
-    said = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     assert end.value.code == 0
-    assert said["note"] == "400 of 50,000 training samples, no test samples"
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["note"] == said["note"]
+    assert printed["note"] == "400 of 50,000 training samples, no test samples"
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["note"] == printed["note"]
     with pytest.raises(SystemExit):
         main(["run", *common, "--out", str(tmp_path / "again")])
-    told = capsys.readouterr()
-    assert f"data: {said['note']}\n" in told.out
-    assert f"softmax on cifar-10 ({said['note']})" in told.err
+    shown = capsys.readouterr()
+    assert f"data: {printed['note']}\n" in shown.out
+    assert f"softmax on cifar-10 ({printed['note']})" in shown.err

@@ -16,7 +16,7 @@ from fedbudget import train
 from fedbudget.cli.main import main
 from fedbudget.runs.folder import Run
 from fedbudget.training import Result
-from processes import Command, Commands, but_wall, commands, made, records, summary
+from support.processes import Command, Commands, but_wall, commands, made, records, summary
 
 OPTIONS = ["--model", "softmax", "--costs", "simulated", "--budget", "time=3s", "--tau-max", "5", "--seed", "3"]
 
@@ -26,8 +26,8 @@ KILLED = """
 import os, signal, sys, time
 from fedbudget import deployment
 from fedbudget.cli.main import main
-from fedbudget.engines.network.hub import Hub
-from fedbudget.runs import whole_file
+from fedbudget.engines.grpc.server import Hub
+from fedbudget import atomic_file
 from fedbudget.runs.checkpoint import CHECKPOINT, Checkpoint
 from fedbudget.runs.folder import MODEL, RunWriter, _line
 from fedbudget.runs.record import RoundRecord
@@ -154,7 +154,7 @@ def test_killed_in_one_phase_of_a_round_after_the_other(tmp_path: Path, phases: 
         for phase, when in phases:
             before = but_wall(records(run))
             aggregator = crash(start, phase, when, "--resume", "run", port=port, ahead=1)
-            assert aggregator.end() == -signal.SIGKILL, (phase, aggregator.said)
+            assert aggregator.end() == -signal.SIGKILL, (phase, aggregator.errors)
             assert_nothing_taken_back(before, but_wall(records(run)))
         before = but_wall(records(run))
         aggregator = start.serve("--resume", "run", port=port)
@@ -234,9 +234,9 @@ def test_a_run_that_was_told_to_stop_goes_on_with_what_was_spent_and_in_no_other
 
 def refused(run: Path, *options: str) -> str:
     """What is said of an attempt to go on that is refused as a mistake in the command."""
-    said = io.StringIO()
-    with redirect_stderr(said), pytest.raises(SystemExit) as ended:
+    complaints = io.StringIO()
+    with redirect_stderr(complaints), pytest.raises(SystemExit) as ended:
         main(["serve", "127.0.0.1:0", "--resume", str(run), *options])
     assert ended.value.code == 2
-    (line,) = said.getvalue().splitlines()
+    (line,) = complaints.getvalue().splitlines()
     return line

@@ -232,5 +232,5 @@ def test_without_pyarrow_it_says_how_to_install_it(command: list[str], place: Pa
     code = f"import sys; sys.modules['pyarrow'] = None; from fedbudget.cli.main import main; main({command})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 2
-    said = "sweep and reproduce need pyarrow; install it with: pip install 'fedbudget[sweep]'"
-    assert done.stderr == f"fedbudget: {said}\n"
+    complaint = "sweep and reproduce need pyarrow; install it with: pip install 'fedbudget[sweep]'"
+    assert done.stderr == f"fedbudget: {complaint}\n"

@@ -11,7 +11,7 @@ import fedbudget
 from fedbudget.errors import UserError
 from fedbudget.plan import prepare
 from fedbudget.runs.record import RoundRecord
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 from fedbudget.trackers import following
 from fedbudget.trackers.tracker import About, Moment
 from fedbudget.training import Result, execute

@@ -155,7 +155,7 @@ def test_needs_neither_pytorch_nor_tensorflow(tmp_path: Path) -> None:
         "import sys\n"
         "sys.modules.update(torch=None, tensorflow=None)\n"  # importing either is an error now
         "from pathlib import Path\n"
-        "from fedbudget.runs.settings import Settings\n"
+        "from fedbudget.settings import Settings\n"
         "from fedbudget.trackers.tensorboard import TensorBoard\n"
         "from fedbudget.trackers.tracker import About\n"
         "tracker = TensorBoard()\n"

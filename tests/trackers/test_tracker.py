@@ -8,7 +8,7 @@ import pytest
 
 from fedbudget.errors import UserError
 from fedbudget.runs.record import RoundRecord
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 from fedbudget.trackers import chosen
 from fedbudget.trackers.tracker import About, figures, final_figures
 

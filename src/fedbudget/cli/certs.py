@@ -39,8 +39,8 @@ def certs(
       fedbudget certs --node edge-3
     """
     try:
-        from fedbudget.engines.network import certificates
-        from fedbudget.engines.network.credentials import DEFAULT_PORT, join_address
+        from fedbudget.engines.grpc import certificates
+        from fedbudget.engines.grpc.credentials import DEFAULT_PORT, join_address
     except ModuleNotFoundError as error:
         raise UserError(f"certs needs {error.name}; install it with: pip install 'fedbudget[network]'") from None
 

@@ -89,7 +89,7 @@ def _token(host: str, token_file: Path | None) -> str | None:
     """What the page needs to be told, if anything."""
     if token_file is None and host in ("127.0.0.1", "::1", "localhost"):
         return None
-    from fedbudget.engines.network.tokens import node_token
+    from fedbudget.engines.grpc.tokens import node_token
 
     token = node_token(token_file)
     if token is None:

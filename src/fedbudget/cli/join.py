@@ -58,13 +58,13 @@ def join(
 
       fedbudget join 127.0.0.1:7700 --dataset digits --shard 2/5 --pace 4
     """
-    from fedbudget.cli.network import attend, join_holdings, node_name, require_network
+    from fedbudget.cli.network import join_node_data, node_name, require_network, run_node
 
     require_network()
     given = locals()
-    attend(
+    run_node(
         address,
-        join_holdings(given),
+        join_node_data(given),
         name=node_name(name, shard),
         token_file=token_file,
         ca=ca,

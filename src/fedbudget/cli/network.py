@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedbudget.cli import options as o
 from fedbudget.errors import UserError, WorkError
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 if TYPE_CHECKING:
-    from fedbudget.engines.network.holdings import Holdings
-    from fedbudget.engines.network.hub import Hub
+    from fedbudget.engines.grpc.server import AggregatorServer
+    from fedbudget.engines.remote.node_data import NodeData
     from fedbudget.runs.checkpoint import Checkpoint
 
 
@@ -58,11 +58,11 @@ def resumed_from(given: Mapping[str, Any]) -> "tuple[Settings, Checkpoint]":
     return settings, Checkpoint.load(path)
 
 
-def own_holdings(given: Mapping[str, Any], settings: Settings) -> "Holdings | None":
+def own_node_data(given: Mapping[str, Any], settings: Settings) -> "NodeData | None":
     """What the aggregator holds itself, if anything."""
     if given["data"] is None and given["shard"] is None:
         return None
-    return _holdings(given, settings.seed)
+    return _node_data(given, settings.seed)
 
 
 class Waiting:
@@ -73,18 +73,18 @@ class Waiting:
         self._quiet = quiet
         self._any_port = any_port
         self._last = -1
-        self._hub: Hub | None = None
+        self._server_side: AggregatorServer | None = None
         self._over = False
         self._lock = threading.Lock()
 
-    def opened(self, hub: "Hub") -> None:
-        self._hub = hub
+    def opened(self, server: "AggregatorServer") -> None:
+        self._server_side = server
         if not self._quiet or self._any_port:
-            print(f"listening on port {hub.port}; waiting for {self._nodes} nodes", file=sys.stderr, flush=True)
+            print(f"listening on port {server.port}; waiting for {self._nodes} nodes", file=sys.stderr, flush=True)
 
     def changed(self, connected: int) -> None:
         with self._lock:
-            if self._over or connected == self._last or self._hub is None:
+            if self._over or connected == self._last or self._server_side is None:
                 return
             self._last = connected
         if connected and not self._quiet:
@@ -94,8 +94,8 @@ class Waiting:
         self._over = True
 
     def wake(self) -> None:
-        if self._hub is not None:
-            self._hub.wake()
+        if self._server_side is not None:
+            self._server_side.wake()
 
 
 @contextmanager
@@ -120,13 +120,13 @@ def waiting(nodes: int, *, quiet: bool, any_port: bool) -> Iterator[Waiting]:
 # Of a node.
 
 
-def join_holdings(given: Mapping[str, Any]) -> "Holdings":
+def join_node_data(given: Mapping[str, Any]) -> "NodeData":
     if given["data"] is None and given["shard"] is None:
         raise UserError("which data? Give --data FILE, or --dataset NAME --shard I/N for a trial")
-    return _holdings(given, given["seed"] or 0)
+    return _node_data(given, given["seed"] or 0)
 
 
-def _holdings(given: Mapping[str, Any], seed: int) -> "Holdings":
+def _node_data(given: Mapping[str, Any], seed: int) -> "NodeData":
     from fedbudget.shares import from_dataset, from_file
 
     if given["data"] is not None:
@@ -140,7 +140,7 @@ def _holdings(given: Mapping[str, Any], seed: int) -> "Holdings":
 
 def node_name(name: str | None, shard: str | None) -> str:
     """A name for a node that has none: of its shard, or of its machine."""
-    from fedbudget.engines.network.tokens import check_name
+    from fedbudget.engines.grpc.tokens import check_name
 
     if name is not None:
         return check_name(name)
@@ -149,9 +149,9 @@ def node_name(name: str | None, shard: str | None) -> str:
     return check_name(socket.gethostname())
 
 
-def attend(
+def run_node(
     address: str,
-    holdings: "Holdings",
+    node_data: "NodeData",
     *,
     name: str,
     token_file: Path | None,
@@ -166,11 +166,11 @@ def attend(
     quiet: bool,
 ) -> None:
     """Takes part until the end, or until it is told to stop."""
-    from fedbudget.engines.network.credentials import join_address, node_credentials, require_privacy, split_address
-    from fedbudget.engines.network.node import Refused
-    from fedbudget.engines.network.node import attend as work_for
-    from fedbudget.engines.network.tokens import node_token
-    from fedbudget.engines.network.work import Work
+    from fedbudget.engines.grpc.credentials import join_address, node_credentials, require_privacy, split_address
+    from fedbudget.engines.grpc.node import Refused
+    from fedbudget.engines.grpc.node import run_node as work_for
+    from fedbudget.engines.grpc.tokens import node_token
+    from fedbudget.engines.remote.worker import Worker
     from fedbudget.meters.energy import energy_meter as meter_of
 
     if not 1 <= pace < float("inf"):
@@ -178,7 +178,7 @@ def attend(
     where = join_address(*split_address(address))
     credentials, token = node_credentials(ca, cert, key), node_token(token_file)
     require_privacy(where, encrypted=credentials is not None, insecure=insecure)
-    work = Work(holdings, device=device, pace=pace, energy=meter_of(energy_meter))
+    work = Worker(node_data, device=device, pace=pace, energy=meter_of(energy_meter))
 
     def say(text: str) -> None:
         if not quiet:

@@ -13,7 +13,7 @@ import typer
 
 from fedbudget import tasks
 from fedbudget.errors import UserError
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 Task = Annotated[str | None, typer.Option(help="Settings by a name, such as svm-sgd-mnist; see fedbudget tasks.")]
 Model = Annotated[

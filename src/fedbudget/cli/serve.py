@@ -96,7 +96,7 @@ def serve(
 
       fedbudget serve --resume runs/NAME
     """
-    from fedbudget.cli.network import folder_of, own_holdings, require_network, resumed_from, waiting
+    from fedbudget.cli.network import folder_of, own_node_data, require_network, resumed_from, waiting
 
     require_network()
     given = locals()
@@ -104,14 +104,14 @@ def serve(
 
     from fedbudget.cli.dashboard import beside
     from fedbudget.cli.view import print_result, watching
-    from fedbudget.deployment import Interrupted, Listening, serving
+    from fedbudget.deployment import Interrupted, ServerOptions, serving
     from fedbudget.engines.interrupt import interruptible
     from fedbudget.shares import samples_to_test_on
     from fedbudget.trackers import chosen
     from fedbudget.training import execute
 
     trackers = chosen(track or ())
-    listening = Listening(
+    listening = ServerOptions(
         address,
         cert=cert,
         key=key,
@@ -121,7 +121,7 @@ def serve(
         most=max_nodes,
         metrics=metrics_port,
     )
-    own = own_holdings(given, settings)
+    own = own_node_data(given, settings)
     tested = None if test is None else samples_to_test_on(test, settings)
     wanted = settings.nodes or settings.min_nodes or 1
     waits_for = waiting(wanted, quiet=json, any_port=address.endswith(":0"))

@@ -22,7 +22,7 @@ from fedbudget.runs.record import RoundRecord
 from fedbudget.training import Result, Watch
 
 if TYPE_CHECKING:
-    from fedbudget.engines.network.members import Attendance
+    from fedbudget.engines.remote.members import Attendance
 
 _PATIENCE = 1.0  # seconds before a person is told what takes so long
 _LOG_LINES = 25  # of a plain log, at most, over the whole budget

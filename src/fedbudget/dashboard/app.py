@@ -15,7 +15,7 @@ from starlette.routing import Route
 from fedbudget.dashboard import series
 from fedbudget.dashboard.access import Access, Guard, refusal
 from fedbudget.dashboard.reading import Reading, Seen
-from fedbudget.dashboard.shelf import Shelf
+from fedbudget.dashboard.run_index import RunIndex
 from fedbudget.dashboard.shell import page_files, plotly_js
 from fedbudget.errors import UserError
 
@@ -26,7 +26,7 @@ _AT_ONCE = 200  # rows of an event, about; a page that was not there for a while
 _ALIVE = 15.0  # seconds after which something is said even when nothing happens, so that nobody hangs up
 
 
-def make_app(shelf: Shelf, access: Access, ending: Callable[[], bool] = lambda: False) -> Starlette:
+def make_app(shelf: RunIndex, access: Access, ending: Callable[[], bool] = lambda: False) -> Starlette:
     """The app.
 
     Args:
@@ -107,8 +107,8 @@ async def _events(request: Request, reading: Reading, after: int, ending: Callab
         generation = seen.generation
         told = await run_in_threadpool(series.now, seen)
         if told != said or last > after:
-            news = {"columns": await run_in_threadpool(_columns_after, seen, after), **told}
-            yield _event("now" if seen.run.summary is None else "end", news, last)
+            catch_up = {"columns": await run_in_threadpool(_columns_after, seen, after), **told}
+            yield _event("now" if seen.run.summary is None else "end", catch_up, last)
             said, after, silence = told, last, 0.0
         if last_look or seen.run.summary is not None:
             return

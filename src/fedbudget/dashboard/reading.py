@@ -17,7 +17,7 @@ from fedbudget.errors import UserError
 from fedbudget.runs import nodes
 from fedbudget.runs.folder import CONFIG, ROUNDS, SUMMARY, Run
 from fedbudget.runs.record import RoundRecord
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 QUIET = 30.0
 """Seconds without a round after which a run may have died; more where rounds take long."""

@@ -12,7 +12,7 @@ import uvicorn
 
 from fedbudget.dashboard.access import Access
 from fedbudget.dashboard.app import make_app
-from fedbudget.dashboard.shelf import Shelf
+from fedbudget.dashboard.run_index import RunIndex
 from fedbudget.errors import UserError
 
 PORT = 8700
@@ -29,7 +29,7 @@ class Dashboard:
     def __init__(
         self, folder: Path, *, host: str = "127.0.0.1", port: int | None = None, token: str | None = None
     ) -> None:
-        shelf = Shelf(folder)
+        shelf = RunIndex(folder)
         self._socket = _listen(host, port)
         self.host, self.port = host, int(self._socket.getsockname()[1])
         app = make_app(shelf, Access(host, token), ending=lambda: self._server.should_exit)

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedbudget.budget import RESOURCES
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import average_tau
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 
 def title(settings: Settings) -> str:

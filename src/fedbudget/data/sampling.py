@@ -22,7 +22,7 @@ from fedbudget.errors import UserError
 
 
 @dataclass(frozen=True)
-class Picks:
+class BatchIndices:
     """The mini-batches of one round, as positions within a shard.
 
     Args:
@@ -38,7 +38,7 @@ class Picks:
         return int(self.positions.shape[1])
 
     @classmethod
-    def whole(cls, nodes: int, updates: int = 1) -> "Picks":
+    def whole(cls, nodes: int, updates: int = 1) -> "BatchIndices":
         """Every sample of every shard, in every update: deterministic gradient descent."""
         return cls(np.empty((1, updates, 0), np.int32), np.zeros(nodes, np.int64))
 
@@ -89,14 +89,14 @@ class Sampler:
         self._last: NDArray[np.int32] | None = None
         self._last_used = 0
 
-    def round(self, updates: int, *, anew: bool = False) -> Picks:
+    def round(self, updates: int, *, anew: bool = False) -> BatchIndices:
         """The mini-batches of a round with so many updates; with none, the last one again, to evaluate on.
 
         Args:
           anew: every update has a new one, because nothing was aggregated before.
         """
         if self.batch is None:
-            return Picks.whole(self._nodes, max(1, updates))
+            return BatchIndices.whole(self._nodes, max(1, updates))
         positions = np.empty((len(self._streams), max(1, updates), self.batch), np.int32)
         reused = 0
         if self._last is not None and not anew and (self._last_used < 2 or updates == 0):
@@ -107,7 +107,7 @@ class Sampler:
         if updates > 0:
             self._last_used = self._last_used + 1 if updates == reused else 1
             self._last = positions[:, -1]
-        return Picks(positions, self._group)
+        return BatchIndices(positions, self._group)
 
     def fork(self) -> "Sampler":
         """Another sampler that draws from here on what this one would, whatever this one does."""

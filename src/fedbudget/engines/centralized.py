@@ -126,7 +126,7 @@ def as_round(
     number: int, w: Float32, *, eta: float, loss: float, ledger: Ledger, nodes: int
 ) -> tuple[Round, Broadcast]:
     """What an observer is told: a round with τ=1 that began at w, and the broadcast that it would have begun with."""
-    happened = Round(
+    round_ = Round(
         round=number,
         t=number,
         tau=1,
@@ -140,7 +140,7 @@ def as_round(
         nodes=nodes,
         left_out=(),
     )
-    return happened, Broadcast(number, w, tau=1, eta=eta, estimate=False, best=False, stop=False)
+    return round_, Broadcast(number, w, tau=1, eta=eta, estimate=False, best=False, stop=False)
 
 
 _NOTHING = simulated.Gaussian(0.0, 0.0)

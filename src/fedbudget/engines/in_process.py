@@ -51,10 +51,10 @@ class FleetsHere:
         self._present = present
         self._before = before
 
-    def answer(self, said: Broadcast) -> tuple[Report, Effort]:
+    def answer(self, broadcast: Broadcast) -> tuple[Report, Effort]:
         fleets = next(self._present)
         for fleet in fleets:
-            fleet.receive(said)
+            fleet.receive(broadcast)
         began = self._now()
         for fleet in fleets:
             fleet.update()
@@ -63,7 +63,7 @@ class FleetsHere:
         nodes, before = len(report.nodes), self._before
         informed = sum(len(fleet.numbers) for fleet in fleets if fleet in before)
         self._before = fleets
-        broadcasts = informed * said.wire_bytes + (nodes - informed) * said.wire_bytes_with_news
+        broadcasts = informed * broadcast.wire_bytes + (nodes - informed) * broadcast.wire_bytes_with_catch_up
         return report, Effort(nodes, broadcasts + report.wire_bytes, updating)
 
 
@@ -92,7 +92,7 @@ def trial(fleets: Sequence[Fleet], first: Broadcast) -> RoundTrip:
     """
     nodes, trips = FleetsHere(Instant.now, itertools.repeat(fleets)), []
     for number in (1, 2, 3):
-        said, mark = replace(first, round=number, tau=1, stop=False), Instant.now()
-        _, effort = nodes.answer(said)
-        trips.append(effort.trip(said, Instant.now() - mark))
+        broadcast, mark = replace(first, round=number, tau=1, stop=False), Instant.now()
+        _, effort = nodes.answer(broadcast)
+        trips.append(effort.trip(broadcast, Instant.now() - mark))
     return min(trips[1:], key=lambda trip: trip.seconds)

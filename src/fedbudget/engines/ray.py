@@ -29,7 +29,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from fedbudget.arrays import Flags, Float32, Float64
-from fedbudget.engines.party import Party, PartyMemory
+from fedbudget.engines.node_group import NodeGroup, NodeGroupState
 from fedbudget.engines.simulation import Effort
 from fedbudget.errors import UserError, WorkError
 from fedbudget.meters.measured import Instant
@@ -50,7 +50,7 @@ T = TypeVar("T")
 class Definition(Protocol):
     """What parties are made from, anywhere."""
 
-    def party(self, first: int, end: int) -> Party:
+    def party(self, first: int, end: int) -> NodeGroup:
         """Of nodes first..end-1."""
 
 
@@ -121,8 +121,8 @@ class NodesOnRay:
 
     def trial(self, first: Broadcast) -> RoundTrip:
         """What a round takes, as far as the parties can tell."""
-        said = ray.put(first)
-        trips: list[RoundTrip] = self._each(self._places, lambda place: place.actor.trial.remote(said))
+        broadcast = ray.put(first)
+        trips: list[RoundTrip] = self._each(self._places, lambda place: place.actor.trial.remote(broadcast))
         return RoundTrip(
             updates=1,
             nodes=sum(trip.nodes for trip in trips),
@@ -133,8 +133,8 @@ class NodesOnRay:
             cpu=sum(trip.cpu for trip in trips),
         )
 
-    def answer(self, said: Broadcast) -> tuple["NodesOnRay", Effort]:
-        message = ray.put(said)
+    def answer(self, broadcast: Broadcast) -> tuple["NodesOnRay", Effort]:
+        message = ray.put(broadcast)
         here = None if self._present is None else next(self._present)
 
         def ask(place: "_Place") -> Any:
@@ -156,10 +156,10 @@ class NodesOnRay:
             cpu=sum(effort.cpu for effort in efforts),
         )
 
-    def apart(self, vectors: Vectors, mean: Float32) -> Float64:
+    def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
         """Of the round that was answered last; see `Reports`."""
         message = ray.put(mean)
-        return np.concatenate(self._each(self._here, lambda place: place.actor.apart.remote(vectors, message)))
+        return np.concatenate(self._each(self._here, lambda place: place.actor.distance_sums.remote(vectors, message)))
 
     def close(self) -> None:
         """Lets the actors go, and with them their cores and memory."""
@@ -254,7 +254,7 @@ class _Actor:
 
     def __init__(self, definition: Definition, first: int, end: int, threads: int) -> None:
         self._make = partial(definition.party, first, end)
-        self._made: Party | None = None
+        self._made: NodeGroup | None = None
         self._threads = threads
 
     def hold(self) -> None:
@@ -262,7 +262,7 @@ class _Actor:
         _ = self._party
 
     @property
-    def _party(self) -> Party:
+    def _party(self) -> NodeGroup:
         if self._made is None:
             numba.set_num_threads(min(self._threads, numba.config.NUMBA_NUM_THREADS))
             self._made = self._make()
@@ -274,19 +274,19 @@ class _Actor:
     def trial(self, first: Broadcast) -> RoundTrip:
         return self._party.trial(first)
 
-    def answer(self, said: Broadcast, here: Flags | None) -> tuple[Sums | None, Effort]:
-        return self._party.answer(said, here)
+    def answer(self, broadcast: Broadcast, here: Flags | None) -> tuple[Sums | None, Effort]:
+        return self._party.answer(broadcast, here)
 
-    def hear(self, said: Broadcast, here: Flags | None) -> None:
-        self._party.answer(said, here)
+    def hear(self, broadcast: Broadcast, here: Flags | None) -> None:
+        self._party.answer(broadcast, here)
 
-    def apart(self, vectors: Vectors, mean: Float32) -> Float64:
-        return self._party.apart(vectors, mean)
+    def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
+        return self._party.distance_sums(vectors, mean)
 
-    def memory(self) -> PartyMemory:
+    def memory(self) -> NodeGroupState:
         return self._party.memory()
 
-    def recall(self, memory: PartyMemory) -> None:
+    def recall(self, memory: NodeGroupState) -> None:
         self._party.recall(memory)
 
 

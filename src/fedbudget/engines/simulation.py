@@ -39,13 +39,13 @@ class Effort:
     updating: Instant
     cpu: float = 0.0
 
-    def trip(self, said: Broadcast, whole: Instant) -> RoundTrip:
+    def trip(self, broadcast: Broadcast, whole: Instant) -> RoundTrip:
         """The round as the meters want it.
 
         Args:
           whole: what passed at the aggregator.
         """
-        updates = max(1, said.tau)
+        updates = max(1, broadcast.tau)
         return RoundTrip(
             updates=updates,
             nodes=self.nodes,
@@ -60,7 +60,7 @@ class Effort:
 class Nodes(Protocol):
     """The nodes of a run, wherever they are."""
 
-    def answer(self, said: Broadcast) -> tuple[Report | Reports, Effort]:
+    def answer(self, broadcast: Broadcast) -> tuple[Report | Reports, Effort]:
         """One round, by those who take part in it."""
 
 
@@ -81,15 +81,15 @@ def run(
     message: Broadcast | Outcome = aggregator.start()
     mark = now()
     while isinstance(message, Broadcast):
-        said = message
-        report, effort = nodes.answer(said)
+        broadcast = message
+        report, effort = nodes.answer(broadcast)
         whole = now() - mark
         mark += whole
-        costs = meters.read(effort.trip(said, whole))
+        costs = meters.read(effort.trip(broadcast, whole))
         message = aggregator.receive(report, costs, meters.expected(costs))
         assert aggregator.last is not None
         paused = now()
-        observe(aggregator.last, said)
+        observe(aggregator.last, broadcast)
         mark += now() - paused
         if interrupted() and isinstance(message, Broadcast):
             message = aggregator.interrupt()

@@ -25,7 +25,7 @@ from fedbudget.data.dataset import Dataset
 from fedbudget.errors import UserError
 from fedbudget.plan import load_dataset, prepare
 from fedbudget.runs.record import RoundRecord
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 from fedbudget.training import Result, execute
 
 Each = Literal["run", "round"]

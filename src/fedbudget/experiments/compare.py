@@ -7,7 +7,7 @@ from typing import Any
 from fedbudget.data.dataset import Dataset
 from fedbudget.errors import UserError
 from fedbudget.plan import load_dataset, prepare
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 from fedbudget.training import Result, execute
 
 

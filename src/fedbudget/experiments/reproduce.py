@@ -25,7 +25,7 @@ from fedbudget.experiments.figures import FIGURES
 from fedbudget.experiments.figures.figure import Claim, Figure, Scope, Table
 from fedbudget.experiments.table import read_rows
 from fedbudget.plan import load_dataset
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 RUNS, QUICK_RUNS = 15, 2
 _MADE = "made.json"

@@ -29,7 +29,7 @@ from fedbudget.errors import UserError
 from fedbudget.experiments.cells import Cells, Each, EngineName, Failure, attempt
 from fedbudget.experiments.pool import require, unordered, unordered_on_ray
 from fedbudget.experiments.table import gather, write
-from fedbudget.runs.settings import Settings, checked, read_toml
+from fedbudget.settings import Settings, checked, read_toml
 
 if TYPE_CHECKING:
     import pyarrow

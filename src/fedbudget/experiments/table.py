@@ -13,7 +13,7 @@ from fedbudget.data.partition import Partition
 from fedbudget.errors import UserError
 from fedbudget.experiments.cells import FIGURES, Each, Failure, Figures
 from fedbudget.runs.record import RoundRecord
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 from fedbudget.training import Result
 
 try:

@@ -15,7 +15,7 @@ import numba
 import numpy as np
 
 from fedbudget.arrays import Float32, Float64
-from fedbudget.data.sampling import Picks
+from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
 from fedbudget.models import kernels
 
@@ -57,14 +57,14 @@ class Model(Protocol):
     def initial(self, seed: int) -> Float32:
         """w(0), [parameters]."""
 
-    def losses(self, w: Float32, shards: Shards, picks: Picks) -> Float64:
+    def losses(self, w: Float32, shards: Shards, indices: BatchIndices) -> Float64:
         """F_i on the first mini-batch, [nodes]."""
 
     def descend(
         self,
         w: Float32,
         shards: Shards,
-        picks: Picks,
+        indices: BatchIndices,
         eta: float,
         best: Float32 | None = None,
         shift: Float32 | None = None,
@@ -109,17 +109,17 @@ class KernelModel(BaseModel):
     def initial(self, seed: int) -> Float32:
         return np.zeros(self.parameters, np.float32)
 
-    def losses(self, w: Float32, shards: Shards, picks: Picks) -> Float64:
+    def losses(self, w: Float32, shards: Shards, indices: BatchIndices) -> Float64:
         out = np.empty(len(shards))
         with _ONE_AT_A_TIME:
-            kernels.losses(self.terms, np.float32(self.regularization), w, *_arrays(shards, picks), out)
+            kernels.losses(self.terms, np.float32(self.regularization), w, *_arrays(shards, indices), out)
         return out
 
     def descend(
         self,
         w: Float32,
         shards: Shards,
-        picks: Picks,
+        indices: BatchIndices,
         eta: float,
         best: Float32 | None = None,
         shift: Float32 | None = None,
@@ -136,7 +136,7 @@ class KernelModel(BaseModel):
                 w,
                 none if best is None else best[None],
                 none if shift is None else shift,
-                *_arrays(shards, picks),
+                *_arrays(shards, indices),
                 np.float32(eta),
                 out,
                 losses,
@@ -160,14 +160,16 @@ class LoopModel(BaseModel):
     def loss_and_gradient(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
         """Loss and gradient of one batch, x [samples, features], y [samples]."""
 
-    def losses(self, w: Float32, shards: Shards, picks: Picks) -> Float64:
-        return np.array([self._at(w[i % len(w)], shards, picks, i, 0)[0] for i in range(len(shards))], dtype=np.float64)
+    def losses(self, w: Float32, shards: Shards, indices: BatchIndices) -> Float64:
+        return np.array(
+            [self._at(w[i % len(w)], shards, indices, i, 0)[0] for i in range(len(shards))], dtype=np.float64
+        )
 
     def descend(
         self,
         w: Float32,
         shards: Shards,
-        picks: Picks,
+        indices: BatchIndices,
         eta: float,
         best: Float32 | None = None,
         shift: Float32 | None = None,
@@ -177,25 +179,25 @@ class LoopModel(BaseModel):
         losses, gradients = np.empty(nodes), np.empty_like(out)
         for i in range(nodes):
             out[i] = w[i % len(w)]
-            for update in range(picks.updates):
-                loss, gradient = self._at(out[i], shards, picks, i, update)
+            for update in range(indices.updates):
+                loss, gradient = self._at(out[i], shards, indices, i, update)
                 if update == 0:
                     losses[i], gradients[i] = loss, gradient
                 out[i] -= np.float32(eta) * (gradient if shift is None else gradient + shift[i])
-        return Descent(out, losses, gradients, None if best is None else self.losses(best[None], shards, picks))
+        return Descent(out, losses, gradients, None if best is None else self.losses(best[None], shards, indices))
 
-    def _at(self, w: Float32, shards: Shards, picks: Picks, node: int, update: int) -> tuple[float, Float32]:
-        rows = shards.rows_of(node)[picks.of(node, update, int(shards.size[node]))]
+    def _at(self, w: Float32, shards: Shards, indices: BatchIndices, node: int, update: int) -> tuple[float, Float32]:
+        rows = shards.rows_of(node)[indices.of(node, update, int(shards.size[node]))]
         return self.loss_and_gradient(w, shards.table.scaled(rows), shards.table.y[rows])
 
 
 def loss_over(model: Model, w: Float32, table: Table) -> float:
     """F(w) over a whole table."""
     shards = Shards.whole(table)
-    return float(model.losses(w[None], shards, Picks.whole(1))[0])
+    return float(model.losses(w[None], shards, BatchIndices.whole(1))[0])
 
 
-def _arrays(shards: Shards, picks: Picks) -> tuple[Any, ...]:
+def _arrays(shards: Shards, indices: BatchIndices) -> tuple[Any, ...]:
     table = shards.table
     return (
         table.x,
@@ -204,6 +206,6 @@ def _arrays(shards: Shards, picks: Picks) -> tuple[Any, ...]:
         shards.rows,
         shards.start,
         shards.size,
-        picks.positions,
-        picks.group,
+        indices.positions,
+        indices.group,
     )

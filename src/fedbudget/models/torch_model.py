@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd as _Convolution
 
 from fedbudget.arrays import Float32, Float64
-from fedbudget.data.sampling import Picks
+from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError
 from fedbudget.models.base import BaseModel, Descent, Target
@@ -113,30 +113,30 @@ class TorchModel(BaseModel):
                 state[label].copy_(values.view_as(state[label]))
         return module
 
-    def losses(self, w: Float32, shards: Shards, picks: Picks) -> Float64:
+    def losses(self, w: Float32, shards: Shards, indices: BatchIndices) -> Float64:
         # On whole shards this is the figure to report, and on a mini-batch one to compare with that of a local update.
-        with self._alone(train=picks.positions.shape[2] > 0), torch.no_grad():
-            return self._evaluate(w, shards, picks)
+        with self._alone(train=indices.positions.shape[2] > 0), torch.no_grad():
+            return self._evaluate(w, shards, indices)
 
     def descend(
         self,
         w: Float32,
         shards: Shards,
-        picks: Picks,
+        indices: BatchIndices,
         eta: float,
         best: Float32 | None = None,
         shift: Float32 | None = None,
     ) -> Descent:
-        if self._together and len(shards) >= _MANY and picks.positions.shape[2] > 0:
+        if self._together and len(shards) >= _MANY and indices.positions.shape[2] > 0:
             try:
                 with self._alone(train=True):
-                    return self._all_at_once(w, shards, picks, eta, best, shift)
+                    return self._all_at_once(w, shards, indices, eta, best, shift)
             except RuntimeError:  # of torch.func; if something else is wrong, it will be when nodes take turns too
                 self._together = False
-        return self._in_turn(w, shards, picks, eta, best, shift)
+        return self._in_turn(w, shards, indices, eta, best, shift)
 
     def _in_turn(
-        self, w: Float32, shards: Shards, picks: Picks, eta: float, best: Float32 | None, shift: Float32 | None
+        self, w: Float32, shards: Shards, indices: BatchIndices, eta: float, best: Float32 | None, shift: Float32 | None
     ) -> Descent:
         nodes = len(shards)
         out = np.empty((nodes, self.parameters), np.float32)
@@ -146,8 +146,8 @@ class TorchModel(BaseModel):
             for node in range(nodes):
                 self._set(w[node % len(w)])
                 along = None if shift is None else self._tensor(shift[node])
-                for update in range(picks.updates):
-                    loss = self._backward(shards, picks, node, update)
+                for update in range(indices.updates):
+                    loss = self._backward(shards, indices, node, update)
                     if update == 0:
                         losses[node], gradients[node] = float(loss), self._gradient.cpu().numpy()
                     self._w.add_(self._gradient if along is None else self._gradient + along, alpha=-eta)
@@ -155,19 +155,19 @@ class TorchModel(BaseModel):
             self._refuse_changed_buffers()
             if best is not None:
                 with torch.no_grad():
-                    best_losses = self._evaluate(best[None], shards, picks)
+                    best_losses = self._evaluate(best[None], shards, indices)
         return Descent(out, losses, gradients, best_losses)
 
     def _all_at_once(
-        self, w: Float32, shards: Shards, picks: Picks, eta: float, best: Float32 | None, shift: Float32 | None
+        self, w: Float32, shards: Shards, indices: BatchIndices, eta: float, best: Float32 | None, shift: Float32 | None
     ) -> Descent:
         shape = (len(shards), self.parameters)
         own = torch.from_numpy(np.broadcast_to(w, shape).copy()).to(self._device)
         along = None if shift is None else self._tensor(shift)
         step = vmap(grad_and_value(self._loss_at))
         losses, gradients, best_losses = np.empty(0), np.empty(0, np.float32), None
-        for update in range(picks.updates):
-            rows = shards.rows[shards.start[:, None] + picks.positions[picks.group, update]]
+        for update in range(indices.updates):
+            rows = shards.rows[shards.start[:, None] + indices.positions[indices.group, update]]
             x, y = self._batch(shards.table, rows.reshape(-1))
             x, y = x.view(*rows.shape, *x.shape[1:]), y.view(rows.shape)
             found, loss = step(self._named(own), x, y)
@@ -206,19 +206,19 @@ class TorchModel(BaseModel):
         output, y = self._predict(w, table)
         return {name: float(measure(output, y)) for name, measure in self._metrics.items()}
 
-    def _evaluate(self, w: Float32, shards: Shards, picks: Picks) -> Float64:
+    def _evaluate(self, w: Float32, shards: Shards, indices: BatchIndices) -> Float64:
         losses = np.empty(len(shards))
         for node in range(len(shards)):
             self._set(w[node % len(w)])
-            rows = _rows(shards, picks, node, 0)
+            rows = _rows(shards, indices, node, 0)
             losses[node] = sum(
                 float(self._loss_of(shards.table, part)) * len(part) / len(rows) for part in _parts(rows)
             )
         return losses
 
-    def _backward(self, shards: Shards, picks: Picks, node: int, update: int) -> Tensor:
+    def _backward(self, shards: Shards, indices: BatchIndices, node: int, update: int) -> Tensor:
         """Loss at the module's w, with its gradient in `self._gradient`."""
-        rows = _rows(shards, picks, node, update)
+        rows = _rows(shards, indices, node, update)
         self._gradient.zero_()
         total = torch.zeros((), device=self._device)
         for part in _parts(rows):
@@ -355,8 +355,8 @@ def _is_column(output: Tensor, y: Tensor) -> bool:
     return output.ndim == 2 and output.shape[1] == 1 and y.is_floating_point()
 
 
-def _rows(shards: Shards, picks: Picks, node: int, update: int) -> NDArray[np.int32]:
-    return shards.rows_of(node)[picks.of(node, update, int(shards.size[node]))]
+def _rows(shards: Shards, indices: BatchIndices, node: int, update: int) -> NDArray[np.int32]:
+    return shards.rows_of(node)[indices.of(node, update, int(shards.size[node]))]
 
 
 def _parts(rows: NDArray[np.int32]) -> Iterator[NDArray[np.int32]]:

@@ -37,18 +37,18 @@ import numpy as np
 
 from fedbudget.arrays import Float32
 from fedbudget.budget import Budget, Costs, Ledger
-from fedbudget.control import Controller, Decision, Estimates, Outlook, Reason
+from fedbudget.control import ControlInputs, Controller, Decision, Estimates, Reason
 from fedbudget.errors import UserError
 from fedbudget.protocol.drift import Divergence, mean_gradient, next_mean
 from fedbudget.protocol.memory import Memory
-from fedbudget.protocol.messages import Broadcast, Drift, LocalError, News, PeerError, Report
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, LocalError, PeerError, Report
 from fedbudget.protocol.sums import ABSURD, Reports, ReportsHere, Sums
-from fedbudget.step_size import Seen, StepSize
+from fedbudget.step_size import StepSize, StepSizeInputs
 
 Delta = Literal["gradient", "parameters"]
 """What δ is estimated from."""
 
-Settle = Callable[[Float32, Float32], Float32]
+Quantize = Callable[[Float32, Float32], Float32]
 """What nodes will hold of a new w, from it and the w of the broadcast before."""
 
 
@@ -121,7 +121,7 @@ class Aggregator:
       rounds: the most rounds to make, besides the budget.
       correct_drift: whether local updates are corrected for drift, see drift.py.
       delta: what δ is estimated from, the nodes' gradients or their parameters.
-      settle: what nodes will hold of a new w; the w itself when left out.
+      quantize: what nodes will hold of a new w; the w itself when left out.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Aggregator:
         rounds: int | None = None,
         correct_drift: bool = False,
         delta: Delta = "gradient",
-        settle: Settle | None = None,
+        quantize: Quantize | None = None,
     ) -> None:
         self.state = State.READY
         self.ledger = Ledger.open(budget, expected)
@@ -154,7 +154,7 @@ class Aggregator:
         self._decision = controller.first()
         self._estimates: Estimates | None = None
         self._delta = delta
-        self._settle = settle
+        self._quantize = quantize
         self._drift = Drift(correct=True, share=1.0) if correct_drift else None  # as the next broadcast says it
         self._divergence: Divergence | None = None
         self._mean = np.zeros_like(w)  # c
@@ -179,29 +179,29 @@ class Aggregator:
           costs: what is charged.
           expected: what the next round is thought to cost, ĉ and b̂; the same when left out.
         """
-        said = self._expect(report)
+        broadcast = self._expect(report)
         reports = ReportsHere(report) if isinstance(report, Report) else report
         sums = reports.sums
-        self.ledger = self.ledger.charge(max(1, said.tau), costs, expected)
+        self.ledger = self.ledger.charge(max(1, broadcast.tau), costs, expected)
         became_best = self._keep_best(sums)
         if self.state is State.FINAL:
-            self._record(sums, said, kept=())
+            self._record(sums, broadcast, kept=())
             return self._finish()
-        self._t += said.tau
+        self._t += broadcast.tau
         astray = self._is_astray(sums)
         w = self._best if astray or sums.w is None else sums.mean(sums.w)
-        if self._settle is not None:
-            w = self._settle(w, self._w)
-        kept = self._estimate(reports, said, w)
-        if said.drift is not None:
+        if self._quantize is not None:
+            w = self._quantize(w, self._w)
+        kept = self._estimate(reports, broadcast, w)
+        if broadcast.drift is not None:
             everyone = self._meet(report) if isinstance(report, Report) else sums.everyone
-            self._follow_drift(sums, said, said.drift, w, everyone or sums.totals.data, astray)
-        self._record(sums, said, kept=kept)
+            self._follow_drift(sums, broadcast, broadcast.drift, w, everyone or sums.totals.data, astray)
+        self._record(sums, broadcast, kept=kept)
         self._w = w
-        seen = Seen(sums.largest_beta, self.ledger.share)
+        seen = StepSizeInputs(sums.largest_beta, self.ledger.share)
         follow = self._step_size.after_trouble if astray else self._step_size.next
         self._pace = follow(self._pace, seen)
-        return self._final(best=became_best) if said.stop else self._next(became_best, recover=astray)
+        return self._final(best=became_best) if broadcast.stop else self._next(became_best, recover=astray)
 
     def interrupt(self, costs: Costs | None = None) -> Outcome:
         """Ends the run where it is, with w^f as known.
@@ -235,16 +235,16 @@ class Aggregator:
         instead. Where these nodes' c_i had a part in c, it asks for a round without correction (drift.py says why), and
         is otherwise the same.
         """
-        said = self.pending
-        if said is None:
+        broadcast = self.pending
+        if broadcast is None:
             raise LocalError(f"nodes are forgotten between rounds: the run is {self.state.value}")
         known = np.isin(self._nodes, np.array(sorted(nodes), np.int64))
         self._nodes, self._sizes = self._nodes[~known], self._sizes[~known]
-        if said.drift is None or not said.drift.correct or said.tau == 0 or not known.any():
-            return said
-        self._drift = replace(said.drift, correct=False)
+        if broadcast.drift is None or not broadcast.drift.correct or broadcast.tau == 0 or not known.any():
+            return broadcast
+        self._drift = replace(broadcast.drift, correct=False)
         self._foresee_divergence()
-        self._broadcast = replace(said, drift=self._drift)
+        self._broadcast = replace(broadcast, drift=self._drift)
         return self._broadcast
 
     @property
@@ -263,15 +263,15 @@ class Aggregator:
 
     def memory(self) -> Memory:
         """All that is needed to go on from here, once the run has started; `pending` is part of it."""
-        said = self._broadcast
-        if self.state is State.READY or said is None:
+        broadcast = self._broadcast
+        if self.state is State.READY or broadcast is None:
             raise LocalError("a run that has not started has nothing to remember")
         return Memory(
             state=self.state.value,
-            round=said.round,
-            tau=said.tau,
-            became_best=said.best,
-            stop=said.stop,
+            round=broadcast.round,
+            tau=broadcast.tau,
+            became_best=broadcast.best,
+            stop=broadcast.stop,
             w=self._w,
             best=self._best,
             mean=None if self._drift is None else self._mean,
@@ -304,7 +304,7 @@ class Aggregator:
         rounds: int | None = None,
         correct_drift: bool = False,
         delta: Delta = "gradient",
-        settle: Settle | None = None,
+        quantize: Quantize | None = None,
     ) -> "Aggregator":
         """The aggregator that `memory` was taken from; the other arguments are what that one was made with."""
         if memory.spent.shape != budget.array.shape:
@@ -322,7 +322,7 @@ class Aggregator:
             rounds=rounds,
             correct_drift=correct_drift,
             delta=delta,
-            settle=settle,
+            quantize=quantize,
         )
         self.ledger = Ledger(budget, memory.costs, memory.spent)
         self._pace = memory.pace
@@ -346,13 +346,13 @@ class Aggregator:
         """Checks a report against what was asked for; of sums that is for whoever summed to do."""
         if self._broadcast is None or self.state not in (State.ROUND, State.FINAL):
             raise LocalError(f"no report is expected: the run is {self.state.value}")
-        said = self._broadcast
+        broadcast = self._broadcast
         number = report.round if isinstance(report, Report) else report.sums.round
-        if number != said.round:
-            raise PeerError(f"a report of round {number} in round {said.round}")
+        if number != broadcast.round:
+            raise PeerError(f"a report of round {number} in round {broadcast.round}")
         if isinstance(report, Report):
-            report.require_answers(said)
-        return said
+            report.require_answers(broadcast)
+        return broadcast
 
     def _keep_best(self, sums: Sums) -> bool:
         """Step 2: is w(t₀) the new w^f?"""
@@ -380,17 +380,19 @@ class Aggregator:
             return True
         return False
 
-    def _estimate(self, reports: Reports, said: Broadcast, w: Float32) -> tuple[str, ...]:
+    def _estimate(self, reports: Reports, broadcast: Broadcast, w: Float32) -> tuple[str, ...]:
         """Step 3: takes the new estimates in; returns the names of those that had to stay."""
         sums = reports.sums
-        if not said.estimate or sums.w is None:
+        if not broadcast.estimate or sums.w is None:
             return ()
         totals, fresh = sums.totals, {}
         delta = None
-        if not said.gradient:
-            delta = _ratio(float(sums.total(reports.apart("w", w))[0]), totals.used) / (said.eta * said.tau)
+        if not broadcast.gradient:
+            delta = _ratio(float(sums.total(reports.distance_sums("w", w))[0]), totals.used) / (
+                broadcast.eta * broadcast.tau
+            )
         elif sums.gradients is not None and totals.used:
-            apart = reports.apart("gradients", sums.mean(sums.gradients))
+            apart = reports.distance_sums("gradients", sums.mean(sums.gradients))
             delta = _ratio(float(sums.total(apart)[0]), totals.used)
         elif sums.gradients is not None:
             delta = math.nan
@@ -410,7 +412,7 @@ class Aggregator:
         return kept
 
     def _follow_drift(
-        self, sums: Sums, said: Broadcast, drift: Drift, w: Float32, everyone: float, astray: bool
+        self, sums: Sums, broadcast: Broadcast, drift: Drift, w: Float32, everyone: float, astray: bool
     ) -> None:
         """Keeps c, and decides whether the next round is corrected.
 
@@ -419,9 +421,9 @@ class Aggregator:
         """
         share = 0.0 if astray else sums.totals.used / everyone
         before = self._mean if drift.correct else None
-        self._mean = next_mean(before, mean_gradient(said.w, w, said.eta * said.tau), share)
+        self._mean = next_mean(before, mean_gradient(broadcast.w, w, broadcast.eta * broadcast.tau), share)
         if not drift.correct:
-            self._uncorrected = said.round
+            self._uncorrected = broadcast.round
         fresh = Divergence(sums.totals.plain / sums.totals.data, sums.totals.corrected / sums.totals.data)
         self._divergence = fresh if self._divergence is None else self._divergence.then(fresh)
         correct = self._divergence.correct and not astray
@@ -451,10 +453,10 @@ class Aggregator:
             self._decision = Decision(1, Reason.START)
         else:
             ledger = self.ledger
-            outlook = Outlook(
+            inputs = ControlInputs(
                 self._estimates, self._pace.eta, ledger.costs.step, ledger.costs.aggregation, ledger.budget.array
             )
-            self._decision = self._controller.next(self._decision, outlook)
+            self._decision = self._controller.next(self._decision, inputs)
         return self._within_budget(best=became_best)
 
     def _within_budget(self, *, best: bool) -> Broadcast | Outcome:
@@ -507,7 +509,7 @@ class Aggregator:
             gradient=self._delta == "gradient",
             curvature=self._step_size.adapts,
             drift=self._drift,
-            news=News(self._best, mean, self._uncorrected) if number > 1 else None,
+            catch_up=CatchUp(self._best, mean, self._uncorrected) if number > 1 else None,
         )
 
     @property
@@ -515,13 +517,13 @@ class Aggregator:
         """The round that was last broadcast."""
         return 0 if self._broadcast is None else self._broadcast.round
 
-    def _record(self, sums: Sums, said: Broadcast, *, kept: tuple[str, ...]) -> None:
+    def _record(self, sums: Sums, broadcast: Broadcast, *, kept: tuple[str, ...]) -> None:
         self.last = Round(
-            round=said.round,
+            round=broadcast.round,
             t=self._t,
-            tau=said.tau,
-            reason=self._decision.reason if said.tau else Reason.FINAL,
-            eta=said.eta,
+            tau=broadcast.tau,
+            reason=self._decision.reason if broadcast.tau else Reason.FINAL,
+            eta=broadcast.eta,
             loss=self._loss,
             best_loss=self._best_loss,
             estimates=self._estimates,
@@ -529,7 +531,7 @@ class Aggregator:
             ledger=self.ledger,
             nodes=sums.nodes,
             left_out=sums.left_out,
-            corrected=said.drift is not None and said.drift.correct and said.tau > 0,
+            corrected=broadcast.drift is not None and broadcast.drift.correct and broadcast.tau > 0,
             divergence=self._divergence,
         )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbudget.arrays import Float32, Float64
-from fedbudget.data.sampling import Picks
+from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards
 from fedbudget.models.base import Model
 
@@ -40,8 +40,10 @@ def mini_batches(batch: int | None) -> int:
     return 1 if batch is None else -(-ENOUGH // batch)
 
 
-def gather(model: Model, shards: Shards, picks: Picks, w: Float32, best: Float32, elsewhere: Float32) -> Evidence:
-    """Looks at all mini-batches of `picks`.
+def gather(
+    model: Model, shards: Shards, indices: BatchIndices, w: Float32, best: Float32, elsewhere: Float32
+) -> Evidence:
+    """Looks at all mini-batches of `indices`.
 
     Args:
       w, best: [parameters].
@@ -50,8 +52,8 @@ def gather(model: Model, shards: Shards, picks: Picks, w: Float32, best: Float32
     losses, best_losses, change = np.zeros((3, len(shards)))
     steepest, size = np.zeros_like(elsewhere), np.zeros(len(shards))
     with np.errstate(over="ignore", invalid="ignore"):  # what diverged gives no number, and so no estimate
-        for number in range(picks.updates):
-            one = Picks(np.ascontiguousarray(picks.positions[:, number : number + 1]), picks.group)
+        for number in range(indices.updates):
+            one = BatchIndices(np.ascontiguousarray(indices.positions[:, number : number + 1]), indices.group)
             here = model.descend(w[None], shards, one, 0.0, best)
             there = model.descend(elsewhere, shards, one, 0.0)
             assert here.best_losses is not None
@@ -62,5 +64,5 @@ def gather(model: Model, shards: Shards, picks: Picks, w: Float32, best: Float32
             found = np.square(turned, dtype=np.float64).sum(axis=1)
             steepest = np.where((found > size)[:, None], turned, steepest)
             size = np.fmax(found, size)
-    count = picks.updates
+    count = indices.updates
     return Evidence(losses / count, best_losses / count, change / count, steepest)

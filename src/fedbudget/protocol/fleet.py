@@ -26,12 +26,12 @@ from dataclasses import replace
 import numpy as np
 
 from fedbudget.arrays import Float32, Float64
-from fedbudget.data.sampling import Picks, Sampler
+from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards
 from fedbudget.models.base import Descent, Model
 from fedbudget.protocol.drift import Correction, mean_gradient, next_mean
 from fedbudget.protocol.evidence import Evidence, gather, mini_batches
-from fedbudget.protocol.memory import FleetMemory
+from fedbudget.protocol.memory import FleetState
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
 
 SAME = 1e-10
@@ -59,7 +59,7 @@ class Fleet:
             raise ValueError("a fleet's nodes need one number each, in rising order")
         self.sampler = Sampler(shards.size, batch, seed)
         self._broadcast: Broadcast | None = None
-        self._picks: Picks | None = None
+        self._indices: BatchIndices | None = None
         self._w: Float32 | None = None  # w_i(t), [nodes, parameters], from the last updates
         self._correction: Correction | None = None
         self._best: Float32 | None = None  # our copy of w^f
@@ -80,13 +80,13 @@ class Fleet:
         twin._correction = None if self._correction is None else self._correction.fork()
         return twin
 
-    def memory(self) -> FleetMemory:
+    def memory(self) -> FleetState:
         """All that is needed to go on from here, once a round was made."""
-        said, best, losses, correction = self._broadcast, self._best, self._losses, self._correction
-        if said is None or best is None or losses is None:
+        broadcast, best, losses, correction = self._broadcast, self._best, self._losses, self._correction
+        if broadcast is None or best is None or losses is None:
             raise LocalError("a fleet has something to remember after a round")
-        return FleetMemory(
-            said=replace(said, news=None),
+        return FleetState(
+            broadcast=replace(broadcast, catch_up=None),
             w=self._w,
             best=best,
             losses=losses,
@@ -98,14 +98,14 @@ class Fleet:
             position=self.sampler.position,
         )
 
-    def recall(self, memory: FleetMemory) -> None:
+    def recall(self, memory: FleetState) -> None:
         """Stands from here on as the fleet did that `memory` was taken from: one of the same nodes."""
         shape = (len(self.shards), self.model.parameters)
         if memory.losses.shape != shape[:1] or memory.best.shape != shape[1:]:
             raise LocalError(
                 f"a memory of {len(memory.losses)} nodes and {memory.best.size} parameters is not of {shape}"
             )
-        self._broadcast, self._w, self._best = memory.said, memory.w, memory.best
+        self._broadcast, self._w, self._best = memory.broadcast, memory.w, memory.best
         self._losses, self._best_known, self._steep = memory.losses, memory.best_known, memory.steep
         self._correction = None
         if memory.mean is not None and memory.own is not None and memory.shift is not None:
@@ -132,7 +132,7 @@ class Fleet:
         self._broadcast = broadcast
         more = mini_batches(self.sampler.batch) if broadcast.curvature else 1
         several = self.sampler.round(more, anew=True) if more > 1 else None
-        self._picks = self.sampler.round(broadcast.tau, anew=broadcast.curvature)
+        self._indices = self.sampler.round(broadcast.tau, anew=broadcast.curvature)
         self._descent = self._losses = self._best_losses = self._local = self._distance = self._evidence = None
         if not broadcast.estimate or self._w is None or before is None:
             return
@@ -140,7 +140,7 @@ class Fleet:
         if several is not None and self._best is not None:
             self._evidence = gather(self.model, self.shards, several, broadcast.w, self._best, elsewhere)
         elif broadcast.tau > 0:
-            self._local = self.model.descend(elsewhere, self.shards, _first(self._picks), 0.0)
+            self._local = self.model.descend(elsewhere, self.shards, _first(self._indices), 0.0)
 
     def _elsewhere(self, own: Float32, broadcast: Broadcast, before: Broadcast) -> tuple[Float32, Float64]:
         """Where loss and gradient are compared with those at w(t₀), [nodes, parameters], and how far from there it is.
@@ -173,7 +173,7 @@ class Fleet:
         """Keeps our copy of w^f, and of its loss where that is always the same."""
         last = self._broadcast
         if self._missed(broadcast):
-            self._best = broadcast.w if broadcast.news is None else broadcast.news.best
+            self._best = broadcast.w if broadcast.catch_up is None else broadcast.catch_up.best
             self._best_known = None
         elif broadcast.best and last is not None:
             self._best = last.w
@@ -182,15 +182,15 @@ class Fleet:
     def _missed(self, broadcast: Broadcast) -> bool:
         """Whether we were not in the round before."""
         last = self._broadcast
-        if last is not None and broadcast.round != last.round + 1 and broadcast.news is None:
+        if last is not None and broadcast.round != last.round + 1 and broadcast.catch_up is None:
             raise PeerError(f"round {broadcast.round} after round {last.round}, without what happened in between")
         return last is None or broadcast.round != last.round + 1
 
     def _follow_drift(self, broadcast: Broadcast, drift: Drift) -> None:
         """Learns c_i and c from the interval before, or c from the news where we missed it."""
-        last, correction, news = self._broadcast, self._correction, broadcast.news
+        last, correction, catch_up = self._broadcast, self._correction, broadcast.catch_up
         if correction is None or last is None or last.drift is None or self._w is None:
-            mean = np.zeros_like(broadcast.w) if news is None or news.mean is None else news.mean
+            mean = np.zeros_like(broadcast.w) if catch_up is None or catch_up.mean is None else catch_up.mean
             self._correction = Correction(len(self.shards), mean)
             return
         correction.learn(mean_gradient(last.w, self._w, last.eta * last.tau), used=last.drift.correct)
@@ -199,29 +199,31 @@ class Fleet:
             gradient = mean_gradient(last.w, broadcast.w, last.eta * last.tau)
             correction.meet(next_mean(before, gradient, drift.share))
             return
-        if news is None or news.mean is None:
+        if catch_up is None or catch_up.mean is None:
             raise PeerError(f"round {broadcast.round} after round {last.round}, without the mean of all corrections")
-        if news.since > last.round:
+        if catch_up.since > last.round:
             correction.forget()
-        correction.meet(news.mean)
+        correction.meet(catch_up.mean)
 
     def update(self) -> None:
         """τ local updates, eq. (4); with τ=0 the loss at w."""
-        if self._broadcast is None or self._picks is None or self._losses is not None:
+        if self._broadcast is None or self._indices is None or self._losses is not None:
             raise LocalError("update comes once after each receive")
-        said, best = self._broadcast, self._best_to_evaluate()
-        if said.tau == 0:
-            self._losses = self.model.losses(said.w[None], self.shards, self._picks)
+        broadcast, best = self._broadcast, self._best_to_evaluate()
+        if broadcast.tau == 0:
+            self._losses = self.model.losses(broadcast.w[None], self.shards, self._indices)
             if best is not None:
-                self._best_losses = self.model.losses(best[None], self.shards, self._picks)
+                self._best_losses = self.model.losses(best[None], self.shards, self._indices)
         else:
-            self._descent = self.model.descend(said.w[None], self.shards, self._picks, said.eta, best, self._shift())
+            self._descent = self.model.descend(
+                broadcast.w[None], self.shards, self._indices, broadcast.eta, best, self._shift()
+            )
             self._losses, self._best_losses = self._descent.losses, self._descent.best_losses
             self._w = self._descent.w
         if self._evidence is not None:
             self._losses, self._best_losses = self._evidence.losses, self._evidence.best_losses
         if self._best_losses is None:
-            self._best_losses = self._losses if self._best is said.w else self._best_known
+            self._best_losses = self._losses if self._best is broadcast.w else self._best_known
         if self.sampler.batch is None:
             self._best_known = self._best_losses
 
@@ -229,16 +231,16 @@ class Fleet:
         if self._broadcast is None or self._losses is None or self._best_losses is None:
             raise LocalError("report comes after update")
         rho = beta = gradients = plain = corrected = None
-        said, descent = self._broadcast, self._descent
-        if said.estimate and said.round > 1 and descent is not None:
+        broadcast, descent = self._broadcast, self._descent
+        if broadcast.estimate and broadcast.round > 1 and descent is not None:
             rho, beta = self._slopes(descent)
-            if said.gradient:
+            if broadcast.gradient:
                 shift = self._shift()
                 gradients = descent.gradients if shift is None else descent.gradients + shift
         if descent is not None and self._correction is not None:
             plain, corrected = self._correction.plain, self._correction.corrected
         return Report(
-            round=said.round,
+            round=broadcast.round,
             nodes=self.numbers,
             sizes=self.shards.size,
             losses=self._losses,
@@ -280,9 +282,9 @@ class Fleet:
         return None if known else self._best
 
 
-def _first(picks: Picks) -> Picks:
+def _first(indices: BatchIndices) -> BatchIndices:
     # Contiguous like the whole, or the kernels would be compiled a second time.
-    return Picks(np.ascontiguousarray(picks.positions[:, :1]), picks.group)
+    return BatchIndices(np.ascontiguousarray(indices.positions[:, :1]), indices.group)
 
 
 def _norms(vectors: Float32) -> Float64:

@@ -14,7 +14,7 @@ from fedbudget.control import Decision, Estimates
 from fedbudget.data.sampling import Position
 from fedbudget.protocol.drift import Divergence
 from fedbudget.protocol.messages import Broadcast, Drift
-from fedbudget.step_size import Pace
+from fedbudget.step_size import StepSizeState
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Memory:
     worse: bool
     t: int
     decision: Decision
-    pace: Pace
+    pace: StepSizeState
     estimates: Estimates | None
     drift: Drift | None
     divergence: Divergence | None
@@ -68,11 +68,11 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class FleetMemory:
+class FleetState:
     """A fleet of n nodes between two rounds.
 
     Args:
-      said: the last broadcast; of its news nothing is needed.
+      broadcast: the last broadcast; of its news nothing is needed.
       w: w_i(t), [n, parameters]; None when no update was ever made.
       best: w^f.
       losses: F_i at the last broadcast's w, [n].
@@ -82,7 +82,7 @@ class FleetMemory:
       position: of the mini-batches.
     """
 
-    said: Broadcast
+    broadcast: Broadcast
     w: Float32 | None
     best: Float32
     losses: Float64

@@ -37,7 +37,7 @@ class Drift:
 
 
 @dataclass(frozen=True)
-class News:
+class CatchUp:
     """What a node that was not in the round before cannot know.
 
     Args:
@@ -66,7 +66,7 @@ class Broadcast:
       gradient: whether the gradient is wanted back, with the estimates.
       curvature: whether β̂_i is wanted also of a node whose w_i is w, between w and the w before it.
       drift: how drift is corrected, if it is.
-      news: for nodes that were not in the round before; others need not be sent it.
+      catch_up: for nodes that were not in the round before; others need not be sent it.
     """
 
     round: int
@@ -79,7 +79,7 @@ class Broadcast:
     gradient: bool = True
     curvature: bool = False
     drift: Drift | None = None
-    news: News | None = None
+    catch_up: CatchUp | None = None
 
     @property
     def wire_bytes(self) -> int:
@@ -87,12 +87,12 @@ class Broadcast:
         return _HEADER + 4 * self.w.size + (0 if self.drift is None else _SCALAR)
 
     @property
-    def wire_bytes_with_news(self) -> int:
+    def wire_bytes_with_catch_up(self) -> int:
         """The same to a node that was not."""
-        if self.news is None:
+        if self.catch_up is None:
             return self.wire_bytes
-        mean = 0 if self.news.mean is None else self.news.mean.size
-        return self.wire_bytes + _SCALAR + 4 * (self.news.best.size + mean)
+        mean = 0 if self.catch_up.mean is None else self.catch_up.mean.size
+        return self.wire_bytes + _SCALAR + 4 * (self.catch_up.best.size + mean)
 
 
 @dataclass(frozen=True)
@@ -133,15 +133,15 @@ class Report:
         vectors = sum(4 * int(field.shape[1]) for field in (self.w, self.gradients) if field is not None)
         return n * (_HEADER + _SCALAR * scalars + vectors)
 
-    def require_answers(self, said: Broadcast) -> None:
+    def require_answers(self, broadcast: Broadcast) -> None:
         """Refuses a report that is not what a broadcast asks for."""
         if self.nodes.ndim != 1 or not len(self.nodes) or (self.sizes < 1).any():
             raise PeerError("a report needs nodes with samples")
         if (self.nodes[1:] <= self.nodes[:-1]).any():
             raise PeerError("a node reported twice, or reports are not in node order")
-        if said.tau > 0 and self.w is None:
+        if broadcast.tau > 0 and self.w is None:
             raise PeerError("a report without w")
-        if said.tau > 0 and said.drift is not None and (self.plain is None or self.corrected is None):
+        if broadcast.tau > 0 and broadcast.drift is not None and (self.plain is None or self.corrected is None):
             raise PeerError("a report without the divergences of a run that corrects drift")
         numbers: dict[str, Int64 | Float64 | None]
         numbers = {"sizes": self.sizes, "losses": self.losses, "best losses": self.best_losses}
@@ -150,8 +150,8 @@ class Report:
             if values is not None and values.shape != self.nodes.shape:
                 raise PeerError(f"{name} has shape {values.shape}, not {self.nodes.shape}")
         for name, vector in {"w": self.w, "gradients": self.gradients}.items():
-            if vector is not None and vector.shape != (len(self.nodes), said.w.size):
-                raise PeerError(f"{name} has shape {vector.shape}, not {(len(self.nodes), said.w.size)}")
+            if vector is not None and vector.shape != (len(self.nodes), broadcast.w.size):
+                raise PeerError(f"{name} has shape {vector.shape}, not {(len(self.nodes), broadcast.w.size)}")
 
     @classmethod
     def merge(cls, reports: "Sequence[Report]") -> "Report":

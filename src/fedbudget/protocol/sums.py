@@ -137,7 +137,7 @@ class Reports(Protocol):
     @property
     def sums(self) -> Sums: ...
 
-    def apart(self, vectors: Vectors, mean: Float32) -> Float64:
+    def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
         """Σ D_i ‖v_i - mean‖ over each branch's nodes but for those left out, [branches, 1]."""
 
 
@@ -171,7 +171,7 @@ class ReportsHere:
             largest_beta=_largest(report.beta),
         )
 
-    def apart(self, vectors: Vectors, mean: Float32) -> Float64:
+    def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
         found = getattr(self._report, vectors)
         return self._rows_of_usable(_distances(found, mean)[:, None])
 

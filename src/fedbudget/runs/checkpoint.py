@@ -21,6 +21,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from fedbudget import atomic_file
 from fedbudget.arrays import Float64
 from fedbudget.budget import Costs
 from fedbudget.control import Decision, Estimates, Reason
@@ -28,9 +29,8 @@ from fedbudget.errors import UserError
 from fedbudget.protocol.drift import Divergence
 from fedbudget.protocol.memory import Memory
 from fedbudget.protocol.messages import Drift
-from fedbudget.runs import whole_file
 from fedbudget.runs.record import RoundRecord
-from fedbudget.step_size import Pace
+from fedbudget.step_size import StepSizeState
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -64,7 +64,7 @@ class Checkpoint:
 
     def save(self, folder: Path) -> None:
         """Writes it, in place of the one before; an OSError, and the one before, when that cannot be."""
-        whole_file.replace(folder / CHECKPOINT, self.to_bytes())
+        atomic_file.replace(folder / CHECKPOINT, self.to_bytes())
 
     @classmethod
     def load(cls, folder: Path) -> "Checkpoint":
@@ -249,7 +249,7 @@ def _made(kind: Callable[..., T], **fields: Callable[[Any], Any]) -> Callable[[A
 _PARTS: dict[str, Callable[[Any], Any]] = {
     "decision": _made(Decision, tau=_whole, reason=lambda value: Reason(_text(value))),
     "pace": _made(
-        Pace,
+        StepSizeState,
         eta=_not_negative,
         steady=_not_negative,
         settled=_flag,

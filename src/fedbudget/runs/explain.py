@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbudget.arrays import Float64, Int64
-from fedbudget.control import AdaptiveTau, Decision, Estimates, Outlook, Reason
+from fedbudget.control import AdaptiveTau, ControlInputs, Decision, Estimates, Reason
 from fedbudget.errors import UserError
 from fedbudget.runs.folder import Run
 
@@ -68,12 +68,12 @@ def explain(run: Run, number: int) -> Explanation:
         estimates = Estimates(before.rho, before.beta, before.delta)
         previous = Decision(before.tau, Reason(before.reason))
         limits = run.settings.limits()
-        outlook = Outlook(
+        inputs = ControlInputs(
             estimates,
             record.eta,
             np.array([before.c[name] for name in limits.limits]),
             np.array([before.b[name] for name in limits.limits]),
             limits.array,
         )
-        candidates, curve = controller.search_range(previous, estimates), controller.curve(previous, outlook)
+        candidates, curve = controller.search_range(previous, estimates), controller.curve(previous, inputs)
     return Explanation(number, record.tau, reason, candidates, curve, estimates, record.eta, record.corrected)

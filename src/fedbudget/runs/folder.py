@@ -28,12 +28,12 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from fedbudget import atomic_file
 from fedbudget.arrays import Float32
 from fedbudget.data.dataset import Standardization
 from fedbudget.errors import UserError
-from fedbudget.runs import whole_file
 from fedbudget.runs.record import RoundRecord
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 CONFIG, ROUNDS, SUMMARY, MODEL, PLOT = "config.toml", "rounds.jsonl", "summary.json", "model.safetensors", "plot.png"
 
@@ -101,7 +101,7 @@ class RunWriter:
 
     def replace(self, name: str, content: bytes) -> None:
         """Writes a whole file in one step."""
-        whole_file.replace(self.path / name, content)
+        atomic_file.replace(self.path / name, content)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from fedbudget import atomic_file
 from fedbudget.arrays import Int64
-from fedbudget.runs import whole_file
 
 NODES = "nodes.json"
 MOST = 200
@@ -27,7 +27,7 @@ _EVERY = 1.0  # seconds
 
 
 @dataclass(frozen=True)
-class NodeSeen:
+class NodeStatus:
     """A node as it was when it was looked at.
 
     Args:
@@ -57,7 +57,7 @@ def write_simulated(folder: Path, sizes: Int64) -> None:
     ...     [node["samples"] for node in read(Path(name))["nodes"]]
     [3, 4]
     """
-    listed = [NodeSeen(str(number), (number,), int(size)) for number, size in enumerate(sizes)]
+    listed = [NodeStatus(str(number), (number,), int(size)) for number, size in enumerate(sizes)]
     with contextlib.suppress(OSError):
         _write(folder, len(sizes), sizes, listed if len(listed) <= MOST else [])
 
@@ -71,14 +71,14 @@ def read(folder: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-class Roll:
+class NodeStatusWriter:
     """Calls the roll of nodes on other machines, and writes it down, until it is closed.
 
     Args:
       call: gives the nodes as they are now; one whose `last_seen` is None is away.
     """
 
-    def __init__(self, folder: Path, call: Callable[[], Sequence[NodeSeen]], *, every: float = _EVERY) -> None:
+    def __init__(self, folder: Path, call: Callable[[], Sequence[NodeStatus]], *, every: float = _EVERY) -> None:
         self._folder = folder
         self._call = call
         self._every = every
@@ -101,16 +101,16 @@ class Roll:
             except Exception:  # a full disk, or a network that has ended: a run does without
                 return
 
-    def _write(self, nodes: Sequence[NodeSeen]) -> None:
+    def _write(self, nodes: Sequence[NodeStatus]) -> None:
         self._last_seen |= {node.name: node.last_seen for node in nodes if node.last_seen is not None}
-        known = [NodeSeen(**{**vars(node), "last_seen": self._last_seen.get(node.name)}) for node in nodes]
+        known = [NodeStatus(**{**vars(node), "last_seen": self._last_seen.get(node.name)}) for node in nodes]
         if len(known) > MOST:  # those first that there is something to say of
             known = sorted(known, key=lambda node: (node.state != "away", -(node.missed or 0)))[:MOST]
         sizes = np.array([node.samples for node in nodes], np.int64)
         _write(self._folder, sum(len(node.numbers) for node in nodes), sizes, known)
 
 
-def _write(folder: Path, count: int, sizes: Int64, listed: Sequence[NodeSeen]) -> None:
+def _write(folder: Path, count: int, sizes: Int64, listed: Sequence[NodeStatus]) -> None:
     content = {
         "count": count,
         "samples": {
@@ -121,4 +121,4 @@ def _write(folder: Path, count: int, sizes: Int64, listed: Sequence[NodeSeen]) -
         },
         "nodes": [vars(node) for node in listed],
     }
-    whole_file.replace(folder / NODES, (json.dumps(content) + "\n").encode())
+    atomic_file.replace(folder / NODES, (json.dumps(content) + "\n").encode())

@@ -8,7 +8,7 @@ from fedbudget.data.published.catalogue import PUBLISHED, named
 from fedbudget.data.published.find import found_in
 from fedbudget.data.published.stored import matches
 from fedbudget.errors import UserError
-from real_data import folder_with
+from support.real_data import folder_with
 
 
 def test_every_dataset_goes_by_its_own_name_and_can_be_had_somewhere() -> None:

@@ -21,8 +21,8 @@ from fedbudget.data.published.find import found_in
 from fedbudget.data.published.sources import Archive, NpmPackage, Source
 from fedbudget.data.published.transfer import Unavailable
 from fedbudget.errors import UserError
-from real_data import folder_with
-from web import dataset_of, serving, tar_of
+from support.real_data import folder_with
+from support.web import dataset_of, serving, tar_of
 
 SPREADSHEET = "Data_User_Modeling_Dataset_Hamdi Tolga KAHRAMAN.xls"
 HEADER = ["STG", "SCG", "STR", "LPR", "PEG", " UNS"]

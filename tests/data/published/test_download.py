@@ -22,7 +22,7 @@ from fedbudget.data.published.stored import matches
 from fedbudget.data.published.transfer import Silent
 from fedbudget.data.published.unpack import Members
 from fedbudget.errors import UserError
-from web import Web, dataset_of, serving, tar_of
+from support.web import Web, dataset_of, serving, tar_of
 
 LARGE = np.random.default_rng(0).bytes(400_000)  # cannot be made smaller, and does not fit the buffers of one read
 CONTENTS = {"large.bin": LARGE, "little.bin": b"little"}

@@ -13,7 +13,7 @@ from fedbudget.data.published.catalogue import PUBLISHED
 from fedbudget.data.published.find import NotHere, find, opened, places
 from fedbudget.data.published.stored import matches
 from fedbudget.errors import UserError
-from web import dataset_of, tar_of
+from support.web import dataset_of, tar_of
 
 CONTENTS = {"a.bin": bytes(range(256)) * 40, "b.bin": b"b", "c.bin": b"cc"}
 SMALL = dataset_of(CONTENTS, archive="small.tar.gz")

@@ -15,7 +15,7 @@ import fedbudget
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.engines.flower import client_app, grid, records, server
 from fedbudget.engines.flower.aggregator import aggregate
-from fedbudget.engines.network.holdings import Holdings
+from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.errors import UserError, WorkError
 from fedbudget.meters.meter import RoundTrip
 from fedbudget.plan import meters_of, prepare
@@ -23,9 +23,9 @@ from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.runs.folder import Run
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 from fedbudget.training import Result
-from flower_grid import FIRST, LocalGrid, asked, partitions
+from support.flower_grid import FIRST, LocalGrid, asked, partitions
 
 FIXED: dict[str, Any] = {
     "dataset": "digits",
@@ -94,10 +94,10 @@ class TestTheSameBits:
         x, y = rng.normal(size=(60, 6)).astype(np.float32), rng.integers(0, 2, 60)
         dataset = Dataset("made", Part(x, y), classes=("no", "yes"))
 
-        def data(context: Context) -> Holdings:
+        def data(context: Context) -> NodeData:
             first = 20 if context.node_config["which"] else 0
             gateway = [np.arange(20, 40), np.arange(40, 60)]
-            return Holdings(dataset, gateway if first else [np.arange(20)])
+            return NodeData(dataset, gateway if first else [np.arange(20)])
 
         how: dict[str, Any] = {"method": "frugal", "model": "softmax", "batch_size": 8}
         config = asked(**{**FIXED, **how, "nodes": 2})
@@ -192,7 +192,7 @@ def test_a_run_whose_nodes_all_fail_ends_with_what_they_said_and_keeps_its_model
     with pytest.raises(WorkError, match=r"too few nodes can make round 3: node \d \(Flower's 10\d\): .*disk full"):
         run(tmp_path, local=ours)
     heard = [(node, content.config_records["broadcast"]) for node, kind, content in ours.heard if kind == "train"]
-    asked_for = [node for node, said in heard if said["round"] == 3]
+    asked_for = [node for node, broadcast in heard if broadcast["round"] == 3]
     assert sorted(asked_for) == sorted(3 * [FIRST, FIRST + 1, FIRST + 2])
     found = Run.open(tmp_path / "run")
     assert found.summary is not None
@@ -252,11 +252,11 @@ def test_a_report_that_comes_too_late_is_discarded_and_leaves_no_trace(tmp_path:
     assert [record.nodes for record in result.rounds] == [3, 2, 2, 3, 3, 3]  # it owes a reply when round 3 begins
     assert result.run is not None
     assert json.loads((result.run / "summary.json").read_text())["network"]["late"] == 1
-    told = [content for node, kind, content in ours.heard if node == FIRST and kind == "train"]
-    heard = [content.config_records["broadcast"] for content in told]
-    stands = [(each["round"], each["stands"]) for each in heard]
-    assert stands == [(1, 0), (2, 1), (4, 1), (5, 4), (6, 5)]
-    assert ["best" in content.array_records["vectors"] for content in told] == [False, False, True, False, False]
+    request = [content for node, kind, content in ours.heard if node == FIRST and kind == "train"]
+    heard = [content.config_records["broadcast"] for content in request]
+    base_round = [(each["round"], each["stands"]) for each in heard]
+    assert base_round == [(1, 0), (2, 1), (4, 1), (5, 4), (6, 5)]
+    assert ["best" in content.array_records["vectors"] for content in request] == [False, False, True, False, False]
 
 
 def test_a_node_that_is_away_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,9 +293,9 @@ def test_a_supernode_that_is_started_anew_is_the_node_it_was_without_its_memory(
     ours.before = replaced(ours, FIRST + 1, 500, partitions(3)[1], at=2)
     result = run(tmp_path, local=ours, method=method)
     assert [record.nodes for record in result.rounds] == [3, 3, 2, 3, 3, 3]  # in round 3 it is asked what it has
-    told = [content.config_records for node, kind, content in ours.heard if node == 500 and kind == "train"]
-    assert [(each["broadcast"]["round"], each["broadcast"]["stands"]) for each in told] == [(4, 0), (5, 4), (6, 5)]
-    assert records.welcome_in(RecordDict({"welcome": told[0]["welcome"]})).numbers == (1,)
+    request = [content.config_records for node, kind, content in ours.heard if node == 500 and kind == "train"]
+    assert [(each["broadcast"]["round"], each["broadcast"]["stands"]) for each in request] == [(4, 0), (5, 4), (6, 5)]
+    assert records.welcome_in(RecordDict({"welcome": request[0]["welcome"]})).numbers == (1,)
     assert result.rounds[3].corrected is False  # all hear that what it knew of drift is lost
     assert "node 1 (Flower's 500) has joined" in caplog.text
 
@@ -372,12 +372,12 @@ def test_whatever_nodes_fail_it_is_as_if_they_were_absent(failed: set[tuple[int,
         for node in range(3)
     ]
     assert plan.aggregator is not None
-    said: Broadcast | Outcome = plan.aggregator.start()
-    while isinstance(said, Broadcast):
-        present = [fleets[node] for node in range(3) if (node, said.round) not in failed]
-        costs = meters.read(RoundTrip(max(1, said.tau), 3, 0, 0.0, 0.0, 0.0, 0.0))
-        said = plan.aggregator.receive(Report.merge([fleet.answer(said) for fleet in present]), costs)
-    assert found.w.tobytes() == said.w.tobytes()
+    broadcast: Broadcast | Outcome = plan.aggregator.start()
+    while isinstance(broadcast, Broadcast):
+        present = [fleets[node] for node in range(3) if (node, broadcast.round) not in failed]
+        costs = meters.read(RoundTrip(max(1, broadcast.tau), 3, 0, 0.0, 0.0, 0.0, 0.0))
+        broadcast = plan.aggregator.receive(Report.merge([fleet.answer(broadcast) for fleet in present]), costs)
+    assert found.w.tobytes() == broadcast.w.tobytes()
 
 
 # People's mistakes.

@@ -10,7 +10,7 @@ from flwr.serverapp import ServerApp
 from flwr.supercore.object_ref import load_app, validate
 
 from fedbudget.engines import flower
-from flower_processes import EXAMPLE
+from support.flower_processes import EXAMPLE
 
 SWITCHES = ("FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK", "RAY_USAGE_STATS_ENABLED")
 
@@ -37,7 +37,7 @@ def test_nothing_is_told_to_anybody_unless_a_person_says_so() -> None:
 
 def test_a_node_imports_little() -> None:
     """Every message to it has a new process."""
-    heavy = ["matplotlib", "sklearn", "torch", "prometheus_client", "typer.rich_utils", "fedbudget.engines.network.hub"]
+    heavy = ["matplotlib", "sklearn", "torch", "prometheus_client", "typer.rich_utils", "fedbudget.engines.grpc.server"]
     heavy += ["fedbudget.engines.ray", "fedbudget.training", "fedbudget.engines.flower.aggregator"]
     show = (
         "import flwr.clientapp; before = set(sys.modules)\n"

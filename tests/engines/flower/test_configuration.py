@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbudget.engines.flower.configuration import Config, holdings, partition, wanted
+from fedbudget.engines.flower.configuration import Config, node_data, partition, wanted
 from fedbudget.errors import UserError
 from fedbudget.plan import prepare
-from fedbudget.runs.settings import Settings
-from flower_processes import EXAMPLE
+from fedbudget.settings import Settings
+from support.flower_processes import EXAMPLE
 
 
 class TestARun:
@@ -64,13 +64,13 @@ class TestANode:
         settings: Config = {"dataset": "digits", "partition": "case:4", "seed": 3}
         whole = prepare(Settings(dataset="digits", partition="case:4", seed=3, nodes=3)).fleet.shards
         for number in range(3):
-            held = holdings({"partition-id": number, "num-partitions": 3}, settings)
+            held = node_data({"partition-id": number, "num-partitions": 3}, settings)
             assert [rows.tolist() for rows in held.rows] == [whole.rows_of(number).tolist()]
 
     def test_with_a_file_has_all_of_it_whatever_partition_flower_gives_it(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "mine.npz", x=np.eye(6, 4), y=np.arange(6) % 2)
         node: Config = {"data": str(tmp_path / "mine.npz"), "partition-id": 1, "num-partitions": 2}
-        assert len(holdings(node, {}).rows[0]) == 6
+        assert len(node_data(node, {}).rows[0]) == 6
         assert partition(node) is None
         assert partition({"partition-id": 1, "num-partitions": 2}) == 1
 
@@ -79,7 +79,7 @@ class TestANode:
         (tmp_path / "mine.csv").write_text("a,b,c\n" + "".join(f"{i},{i % 3},{i * i}\n" for i in range(12)))
         named = {"target": "a"}
         node = {"data": str(tmp_path / "mine.csv"), **(named if where == "node" else {})}
-        held = holdings(node, named if where == "run" else {})
+        held = node_data(node, named if where == "run" else {})
         assert held.dataset.train.x[:3].tolist() == [[0, 0], [1, 1], [2, 4]]
         assert held.standardise
 
@@ -96,5 +96,5 @@ class TestANode:
     )
     def test_that_has_none_is_told_what_to_do(self, node: dict[str, Any], reason: str) -> None:
         with pytest.raises(UserError, match=reason) as caught:
-            holdings(node, {})
+            node_data(node, {})
         assert "\n" not in str(caught.value)

@@ -7,20 +7,20 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedbudget.engines.flower import client, node, records
-from fedbudget.engines.network.holdings import Holdings
-from fedbudget.engines.network.wire import Told, Welcome
-from fedbudget.engines.network.work import Work
+from fedbudget.engines.remote.messages import RoundRequest, Welcome
+from fedbudget.engines.remote.node_data import NodeData
+from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.messages import Broadcast, Report
-from flower_grid import LocalGrid, carried
-from methods import bits
-from networked import aggregator, holdings, task, without_network
-from problems import CHEAP
+from support.flower_grid import LocalGrid, carried
+from support.methods import bits
+from support.networked import aggregator, node_data, task, without_network
+from support.problems import CHEAP
 
 WELCOME = Welcome("a-run", task("frugal", batch=5), (1,))
 
 
-def held(context: Context) -> Holdings:
-    return holdings(1)
+def held(context: Context) -> NodeData:
+    return node_data(1)
 
 
 def new_context() -> Context:
@@ -28,40 +28,40 @@ def new_context() -> Context:
     return Context(7, 100, {}, RecordDict(), {})
 
 
-def ask(context: Context, said: Broadcast, stands: int, welcome: Welcome = WELCOME) -> RecordDict:
+def ask(context: Context, broadcast: Broadcast, base_round: int, welcome: Welcome = WELCOME) -> RecordDict:
     content = records.welcome_out(welcome)
-    content.update(records.told_out(Told(said, stands), news=True))
+    content.update(records.request_out(RoundRequest(broadcast, base_round), catch_up=True))
     message = Message(carried(content), 100, "train")
     context.state = carried(context.state)
     return carried(node.train(message, context, held).content)
 
 
-def report(content: RecordDict, said: Broadcast) -> Report:
-    return records.answer_in(content, said, np.array([1]), np.array([20])).report
+def report(content: RecordDict, broadcast: Broadcast) -> Report:
+    return records.answer_in(content, broadcast, np.array([1]), np.array([20])).report
 
 
 def broadcasts(rounds: int = 5) -> list[Broadcast]:
     """Of a run with this node alone."""
-    ours, fleet = aggregator("frugal"), holdings(1).fleet(WELCOME.task, [1])
-    said: Any = ours.start()
+    ours, fleet = aggregator("frugal"), node_data(1).fleet(WELCOME.task, [1])
+    broadcast: Any = ours.start()
     found = []
     for _ in range(rounds):
-        found.append(said)
-        said = ours.receive(fleet.answer(said), CHEAP)
+        found.append(broadcast)
+        broadcast = ours.receive(fleet.answer(broadcast), CHEAP)
     return found
 
 
 def test_it_goes_on_from_its_context_to_the_bit() -> None:
-    context, fleet = new_context(), holdings(1).fleet(WELCOME.task, [1])
-    for said in broadcasts():
-        assert bits(report(ask(context, said, said.round - 1), said)) == bits(fleet.answer(said))
+    context, fleet = new_context(), node_data(1).fleet(WELCOME.task, [1])
+    for broadcast in broadcasts():
+        assert bits(report(ask(context, broadcast, broadcast.round - 1), broadcast)) == bits(fleet.answer(broadcast))
 
 
 def test_its_context_has_the_last_two_rounds_and_what_others_have_put_there() -> None:
     context = new_context()
     context.state["of another"] = ConfigRecord({"kept": 1})
-    for said in broadcasts():
-        ask(context, said, said.round - 1)
+    for broadcast in broadcasts():
+        ask(context, broadcast, broadcast.round - 1)
     assert list(node.recall(context.state, WELCOME)) == [4, 5]
     assert context.state["of another"] == ConfigRecord({"kept": 1})
     assert len(context.state) == 1 + 1 + 2 * 2
@@ -69,14 +69,14 @@ def test_its_context_has_the_last_two_rounds_and_what_others_have_put_there() ->
 
 def test_a_round_that_is_asked_for_again_is_the_same() -> None:
     context, all_said = new_context(), broadcasts()
-    first = [bits(report(ask(context, said, said.round - 1), said)) for said in all_said]
+    first = [bits(report(ask(context, broadcast, broadcast.round - 1), broadcast)) for broadcast in all_said]
     assert bits(report(ask(context, all_said[-1], 4), all_said[-1])) == first[-1]
 
 
 def test_one_that_does_not_remember_says_so() -> None:
     context, all_said = new_context(), broadcasts()
-    for said in all_said[:3]:
-        ask(context, said, said.round - 1)
+    for broadcast in all_said[:3]:
+        ask(context, broadcast, broadcast.round - 1)
     assert records.refusal_in(ask(context, all_said[4], 4)) == (
         "the memory cannot stand after round 4, only after [2, 3]",
         True,
@@ -100,19 +100,19 @@ def test_a_memory_that_is_damaged_is_lost_and_not_a_crash() -> None:
 
 def test_an_update_that_warms_up_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     warmed: list[int] = []
-    really = Work.warm_up
+    really = Worker.warm_up
 
-    def warm_up(self: Work, told: Told) -> None:
-        warmed.append(told.said.round)
-        really(self, told)
+    def warm_up(self: Worker, request: RoundRequest) -> None:
+        warmed.append(request.broadcast.round)
+        really(self, request)
 
-    monkeypatch.setattr(Work, "warm_up", warm_up)
-    context, fleet = new_context(), holdings(1).fleet(WELCOME.task, [1])
-    for said in broadcasts():
+    monkeypatch.setattr(Worker, "warm_up", warm_up)
+    context, fleet = new_context(), node_data(1).fleet(WELCOME.task, [1])
+    for broadcast in broadcasts():
         node._warm.clear()  # as in a new process
-        assert bits(report(ask(context, said, said.round - 1), said)) == bits(fleet.answer(said))
+        assert bits(report(ask(context, broadcast, broadcast.round - 1), broadcast)) == bits(fleet.answer(broadcast))
     assert warmed == [1, 2, 3, 4, 5]
-    ask(context, said, 4)
+    ask(context, broadcast, 4)
     assert warmed == [1, 2, 3, 4, 5]  # a process that lasts does so once
 
 
@@ -129,13 +129,13 @@ def test_what_flower_would_not_know_how_to_answer_is_an_answer() -> None:
 def test_one_node_in_a_run_of_four_is_as_without_flower() -> None:
     """The other three answer directly."""
     ours, context = aggregator("frugal"), new_context()
-    others = {number: holdings(number).fleet(task("frugal", batch=5), [number]) for number in (0, 2, 3)}
-    said, told = ours.start(), []
+    others = {number: node_data(number).fleet(task("frugal", batch=5), [number]) for number in (0, 2, 3)}
+    broadcast, request = ours.start(), []
     for _ in range(5):
-        told.append(said.w)
-        reports = [fleet.answer(said) for fleet in others.values()]
-        reports.append(report(ask(context, said, said.round - 1), said))
+        request.append(broadcast.w)
+        reports = [fleet.answer(broadcast) for fleet in others.values()]
+        reports.append(report(ask(context, broadcast, broadcast.round - 1), broadcast))
         following = ours.receive(Report.merge(reports), CHEAP)
         assert isinstance(following, Broadcast)
-        said = following
-    assert bits([*told, said.w]) == bits(without_network([range(4)] * 5, batch=5))
+        broadcast = following
+    assert bits([*request, broadcast.w]) == bits(without_network([range(4)] * 5, batch=5))

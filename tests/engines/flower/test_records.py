@@ -12,12 +12,13 @@ from hypothesis.extra.numpy import arrays
 
 from fedbudget.arrays import Float32
 from fedbudget.engines.flower import records
-from fedbudget.engines.network.wire import Hello, NodeCosts, Told, Welcome
-from fedbudget.protocol.memory import FleetMemory
-from fedbudget.protocol.messages import Broadcast, Drift, News, PeerError, Report
-from flower_grid import carried
-from methods import METHODS, bits, new_aggregator, nodes, one_round, simulated_time
-from networked import holdings, task
+from fedbudget.engines.remote.costs import NodeCosts
+from fedbudget.engines.remote.messages import Hello, RoundRequest, Welcome
+from fedbudget.protocol.memory import FleetState
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report
+from support.flower_grid import carried
+from support.methods import METHODS, bits, new_aggregator, nodes, one_round, simulated_time
+from support.networked import node_data, task
 
 SIZE = 5
 COSTS = NodeCosts(0.25, 2.0, 0.125, 1.0, 3.0, 40.0, "here")
@@ -38,39 +39,43 @@ def broadcasts(draw: st.DrawFn) -> Broadcast:
         draw(st.floats(1e-300, 1e300)),
         **draw(st.fixed_dictionaries({name: st.booleans() for name in records._FLAGS})),
         drift=drift,
-        news=draw(st.none() | st.builds(News, vectors, st.none() if drift is None else vectors, st.integers(0, 9))),
+        catch_up=draw(
+            st.none() | st.builds(CatchUp, vectors, st.none() if drift is None else vectors, st.integers(0, 9))
+        ),
     )
 
 
 @given(broadcasts(), st.integers(0, 2**31))
-def test_a_broadcast_arrives_to_the_bit(said: Broadcast, stands: int) -> None:
-    assert bits(records.told_in(carried(records.told_out(Told(said, stands), news=True)))) == bits(Told(said, stands))
-    without = records.told_in(carried(records.told_out(Told(said, stands), news=False)))
-    assert bits(without) == bits(Told(replace(said, news=None), stands))
+def test_a_broadcast_arrives_to_the_bit(broadcast: Broadcast, base_round: int) -> None:
+    assert bits(
+        records.request_in(carried(records.request_out(RoundRequest(broadcast, base_round), catch_up=True)))
+    ) == bits(RoundRequest(broadcast, base_round))
+    without = records.request_in(carried(records.request_out(RoundRequest(broadcast, base_round), catch_up=False)))
+    assert bits(without) == bits(RoundRequest(replace(broadcast, catch_up=None), base_round))
 
 
-def answering(said: Broadcast, draw: Any) -> Report:
+def answering(broadcast: Broadcast, draw: Any) -> Report:
     """What a fleet of two would say, whatever the numbers."""
-    estimates = said.estimate and said.round > 1 and said.tau > 0
-    drift = said.drift is not None and said.tau > 0
+    estimates = broadcast.estimate and broadcast.round > 1 and broadcast.tau > 0
+    drift = broadcast.drift is not None and broadcast.tau > 0
     some = {"rho": draw(numbers), "beta": draw(numbers)} if estimates else {}
     some |= {"plain": draw(numbers), "corrected": draw(numbers)} if drift else {}
     return Report(
-        said.round,
+        broadcast.round,
         np.array([3, 4]),
         np.array([10, 20]),
         draw(numbers),
         draw(numbers),
-        w=draw(rows) if said.tau > 0 else None,
-        gradients=draw(rows) if estimates and said.gradient else None,
+        w=draw(rows) if broadcast.tau > 0 else None,
+        gradients=draw(rows) if estimates and broadcast.gradient else None,
         **some,
     )
 
 
 @given(broadcasts(), st.data())
-def test_a_report_arrives_to_the_bit_with_what_it_cost(said: Broadcast, data: st.DataObject) -> None:
-    report = answering(said, data.draw)
-    found = records.answer_in(carried(records.answer_out(report, COSTS)), said, report.nodes, report.sizes)
+def test_a_report_arrives_to_the_bit_with_what_it_cost(broadcast: Broadcast, data: st.DataObject) -> None:
+    report = answering(broadcast, data.draw)
+    found = records.answer_in(carried(records.answer_out(report, COSTS)), broadcast, report.nodes, report.sizes)
     assert bits(found.report) == bits(report)
     assert found.costs == COSTS
 
@@ -83,7 +88,7 @@ def test_costs_that_were_not_measured_are_not_told(costs: NodeCosts) -> None:
 @pytest.mark.parametrize("batch", [None, 5])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_fleet_that_remembers_through_records_goes_on_to_the_bit(method: str, batch: int | None) -> None:
-    def stored(memory: FleetMemory) -> FleetMemory:
+    def stored(memory: FleetState) -> FleetState:
         some, others = records.memory_out(memory)
         state = carried(RecordDict({"arrays": some, "numbers": others}))
         return records.memory_in(state.array_records["arrays"], state.config_records["numbers"])
@@ -98,11 +103,11 @@ def test_a_fleet_that_remembers_through_records_goes_on_to_the_bit(method: str, 
 
 
 def test_all_that_a_memory_has_is_stored() -> None:
-    assert {field.name for field in fields(FleetMemory)} == {"said", "position", *records._REMEMBERED}
+    assert {field.name for field in fields(FleetState)} == {"said", "position", *records._REMEMBERED}
 
 
 def test_a_node_and_the_aggregator_introduce_themselves() -> None:
-    hello = Hello("17", holdings(1).samples())
+    hello = Hello("17", node_data(1).samples())
     for partition in (None, 0, 4):
         assert records.hello_in(carried(records.hello_out(hello, partition))) == (hello, partition)
     welcome = Welcome("a-run", task("paper", batch=7), (2, 3))
@@ -113,8 +118,8 @@ def test_a_node_and_the_aggregator_introduce_themselves() -> None:
 
 def test_bytes_are_those_of_arrays_and_numbers() -> None:
     w = np.zeros(1000, np.float32)
-    said = Broadcast(1, w, 1, 0.1, estimate=False, best=False, stop=False)
-    assert 4000 < records.size(records.told_out(Told(said, 0), news=False)) < 4000 + 600
+    broadcast = Broadcast(1, w, 1, 0.1, estimate=False, best=False, stop=False)
+    assert 4000 < records.size(records.request_out(RoundRequest(broadcast, 0), catch_up=False)) < 4000 + 600
     assert records.size(RecordDict()) == 0
 
 
@@ -176,7 +181,7 @@ def test_a_report_that_is_not_whole_is_refused(record: str, key: str, value: Any
     ids=["nothing", "no bytes of ours", "a text", "empty", "no broadcast", "no costs"],
 )
 def test_what_is_no_message_of_ours_is_refused(content: RecordDict) -> None:
-    for read in (records.hello_in, records.welcome_in, records.told_in, records.costs_in):
+    for read in (records.hello_in, records.welcome_in, records.request_in, records.costs_in):
         with pytest.raises(PeerError):
             read(content)
 

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from fedbudget.agreement import NODES, agreed, table_to_test_on
 from fedbudget.engines.flower.configuration import Wanted, wanted
 from fedbudget.engines.flower.grid import LOG, GridNodes
-from fedbudget.engines.network import engine
+from fedbudget.engines.remote import engine
 from fedbudget.engines.simulation import Observer
 from fedbudget.errors import UserError, WorkError
 from fedbudget.meters import network_meters

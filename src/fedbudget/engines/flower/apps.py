@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 if TYPE_CHECKING:
-    from fedbudget.engines.network.holdings import Holdings
+    from fedbudget.engines.remote.node_data import NodeData
 
 
 def server_app() -> ServerApp:
@@ -24,7 +24,7 @@ def server_app() -> ServerApp:
     return app
 
 
-def client_app(data: "Callable[[Context], Holdings] | None" = None) -> ClientApp:
+def client_app(data: "Callable[[Context], NodeData] | None" = None) -> ClientApp:
     """A node.
 
     Args:

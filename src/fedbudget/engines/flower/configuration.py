@@ -12,9 +12,9 @@ from pathlib import Path
 
 from flwr.app import UserConfigValue
 
-from fedbudget.engines.network.holdings import Holdings
+from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.errors import UserError
-from fedbudget.runs.settings import FEDERATED, Settings, checked
+from fedbudget.settings import FEDERATED, Settings, checked
 from fedbudget.shares import all_shares, from_file
 
 Config = Mapping[str, UserConfigValue]
@@ -57,7 +57,7 @@ def wanted(config: Config) -> Wanted:
     return Wanted(settings, None if out is None else Path(out).expanduser(), test)
 
 
-def holdings(node: Config, run: Config) -> Holdings:
+def node_data(node: Config, run: Config) -> NodeData:
     """What a node holds, by its configuration and the run's."""
     if "data" in node:
         path, labels = _text(node, "data"), _text(node, "labels")
@@ -68,7 +68,7 @@ def holdings(node: Config, run: Config) -> Holdings:
         if not 0 <= number < of:
             raise UserError(f"{PARTITION}={number}: of {of} partitions there are 0 to {of - 1}")
         dataset, rows = _shares(wanted(run).settings, of)
-        return Holdings(dataset, [rows[number]])
+        return NodeData(dataset, [rows[number]])
     raise UserError(
         f"a node has no data: start its SuperNode with --node-config \"data='FILE'\", or with "
         f'"{PARTITION}=I {PARTITIONS}=N" for a share of the run\'s dataset (there is {", ".join(node) or "nothing"})'

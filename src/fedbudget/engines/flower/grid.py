@@ -23,10 +23,11 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedbudget.engines.flower import records
-from fedbudget.engines.network.gathering import Gathered, finite
-from fedbudget.engines.network.members import GONE_FOR_GOOD, Counters, Member
-from fedbudget.engines.network.task import Samples, Task
-from fedbudget.engines.network.wire import Answer, Farewell, NodeCosts, Told, Welcome
+from fedbudget.engines.remote.costs import NodeCosts
+from fedbudget.engines.remote.members import GONE_FOR_GOOD, Counters, Member
+from fedbudget.engines.remote.messages import Answer, Farewell, RoundRequest, Welcome
+from fedbudget.engines.remote.round import CollectedRound, finite
+from fedbudget.engines.remote.task import Samples, Task
 from fedbudget.errors import UserError, WorkError
 from fedbudget.protocol.messages import Broadcast, PeerError
 
@@ -71,7 +72,7 @@ class Refused(PeerError):
 class _Round:
     """A round in progress; times are of `time.monotonic`."""
 
-    said: Broadcast
+    broadcast: Broadcast
     least: int
     deadline: float
     end: float
@@ -124,8 +125,8 @@ class GridNodes:
                 refused.append(f"{self._name(node)}: {error}")
                 LOG.warning("%s", refused[-1])
         if len(described) < nodes:
-            said = f"{len(described)} of {len(there)} nodes could say what they have, and {nodes} are needed"
-            raise UserError("; ".join([said, *refused[:1]]))
+            broadcast = f"{len(described)} of {len(there)} nodes could say what they have, and {nodes} are needed"
+            raise UserError("; ".join([broadcast, *refused[:1]]))
         partitions = {each.partition for each in described}
         if None in partitions or len(partitions) < len(described):
             return described
@@ -152,19 +153,19 @@ class GridNodes:
         self._let_in_all(None)
         found: list[int] = []
         for node, member in self.members.items():
-            if node not in self._there and member.stands and coming - member.stands > GONE_FOR_GOOD:
-                member.lost, member.stands = True, 0
+            if node not in self._there and member.base_round and coming - member.base_round > GONE_FOR_GOOD:
+                member.lost, member.base_round = True, 0
             if member.lost:
                 member.lost = False
                 found += member.numbers.tolist()
         return found
 
-    def begin(self, said: Broadcast, *, least: int, timeout: float, left: float) -> None:
+    def begin(self, broadcast: Broadcast, *, least: int, timeout: float, left: float) -> None:
         now = time.monotonic()
-        self._round = _Round(said, least, now + timeout, now + left - _POLL)
+        self._round = _Round(broadcast, least, now + timeout, now + left - _POLL)
         self._ask(self._round)
 
-    def finish(self) -> Gathered:
+    def finish(self) -> CollectedRound:
         current = self._round
         assert current is not None
         began = time.monotonic()
@@ -197,7 +198,7 @@ class GridNodes:
         if sum(len(self.members[node]) for node in current.answers) >= current.least:
             return True
         if not owing and current.failures and min(current.failures.values()) >= _FAILURES:
-            self.trouble = f"too few nodes can make round {current.said.round}: {current.trouble}"
+            self.trouble = f"too few nodes can make round {current.broadcast.round}: {current.trouble}"
             return True
         self._let_in_all(current)
         self._ask(current)
@@ -205,34 +206,38 @@ class GridNodes:
 
     def _ask(self, current: _Round) -> None:
         """All that are there, owe nothing, have not answered, and have not failed too often."""
-        said, there, owing = current.said, self._online(), self._owing()
+        broadcast, there, owing = current.broadcast, self._online(), self._owing()
         contents: dict[int, RecordDict] = {}
-        told: dict[int, RecordDict] = {}  # by where nodes' memories stand: the vectors, which may be large, are shared
+        request: dict[
+            int, RecordDict
+        ] = {}  # by where nodes' memories stand: the vectors, which may be large, are shared
         for node, member in self.members.items():
             tired = current.failures.get(node, 0) >= _FAILURES
             if node not in there or node in owing or node in current.answers or tired:
                 continue
-            if member.stands not in told:
-                news = member.stands != said.round - 1
-                told[member.stands] = records.told_out(Told(said, member.stands), news=news)
+            if member.base_round not in request:
+                catch_up = member.base_round != broadcast.round - 1
+                request[member.base_round] = records.request_out(
+                    RoundRequest(broadcast, member.base_round), catch_up=catch_up
+                )
             contents[node] = self._welcome(node)
-            contents[node].update(told[member.stands])
+            contents[node].update(request[member.base_round])
         current.asked |= contents.keys()
         life = max(_LEAST_TO_LIVE, _TIMES_TO_LIVE * (current.deadline - time.monotonic()))
-        self._send(contents, "train", life=life, number=said.round)
+        self._send(contents, "train", life=life, number=broadcast.round)
         for node in () if self.trouble else contents.keys() - self._owing():
             self._failed(current, node, "Flower has not taken the message")
         self._greet()
 
     def _take(self, current: _Round, node: int, number: int, reply: Message) -> None:
-        said = current.said
-        if number != said.round or node not in self.members:
+        broadcast = current.broadcast
+        if number != broadcast.round or node not in self.members:
             self.counters.late += 1
             LOG.info("%s's report of round %d came too late, and is discarded", self._name(node), number)
             return
         member = self.members[node]
         try:
-            current.answers[node] = records.answer_in(_content(reply), said, member.numbers, member.sizes)
+            current.answers[node] = records.answer_in(_content(reply), broadcast, member.numbers, member.sizes)
         except PeerError as error:
             if isinstance(error, Refused) and error.lost:
                 member.forget()
@@ -241,18 +246,18 @@ class GridNodes:
     def _failed(self, current: _Round, node: int, reason: str) -> None:
         current.failures[node] = current.failures.get(node, 0) + 1
         current.trouble = f"{self._name(node)}: {reason}"
-        LOG.warning("round %d, %s", current.said.round, current.trouble)
+        LOG.warning("round %d, %s", current.broadcast.round, current.trouble)
 
-    def _gathered(self, current: _Round) -> Gathered:
+    def _gathered(self, current: _Round) -> CollectedRound:
         those = finite(current.answers)
         for node, answer in those.items():
             member = self.members[node]
-            member.stands, member.step_seconds = current.said.round, answer.costs.step_seconds
+            member.base_round, member.step_seconds = current.broadcast.round, answer.costs.step_seconds
             member.rounds += 1
         broken, missed = current.answers.keys() - those.keys(), current.asked - current.answers.keys()
         for node in missed:
             self.members[node].missed += 1
-        return Gathered(
+        return CollectedRound(
             sorted(those.values(), key=lambda answer: int(answer.report.nodes[0])),
             self._numbers(broken),
             self._numbers(missed),

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedbudget.engines.flower import configuration, records
-from fedbudget.engines.network.holdings import Holdings
-from fedbudget.engines.network.wire import Hello, Welcome
-from fedbudget.engines.network.work import Work
+from fedbudget.engines.remote.messages import Hello, Welcome
+from fedbudget.engines.remote.node_data import NodeData
+from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from fedbudget.meters.rapl import Rapl
-from fedbudget.protocol.memory import FleetMemory
+from fedbudget.protocol.memory import FleetState
 from fedbudget.protocol.messages import LocalError, PeerError
 
-Data = Callable[[Context], Holdings]
+Data = Callable[[Context], NodeData]
 """What a node holds, where that is not in a file."""
 
 _ROUNDS = 2  # that are remembered
@@ -31,7 +31,7 @@ def describe(message: Message, context: Context, data: Data | None) -> Message:
     """What the node's samples are like."""
 
     def answer() -> RecordDict:
-        held = _holdings(context, data)
+        held = _node_data(context, data)
         partition = configuration.partition(context.node_config) if data is None else None
         return records.hello_out(Hello(str(context.node_id), held.samples()), partition)
 
@@ -51,7 +51,7 @@ def train(message: Message, context: Context, data: Data | None) -> Message:
     """A round."""
 
     def answer() -> RecordDict:
-        welcome, told = records.welcome_in(message.content), records.told_in(message.content)
+        welcome, request = records.welcome_in(message.content), records.request_in(message.content)
         work = _work(context, data)
         work.take(welcome)
         try:
@@ -59,20 +59,20 @@ def train(message: Message, context: Context, data: Data | None) -> Message:
             work.recall(memories)
         except (LocalError, KeyError, ValueError) as error:
             return records.refusal_out(f"the memory cannot be read: {error}", lost=True)
-        if told.stands not in (0, *memories):
-            reason = f"the memory cannot stand after round {told.stands}, only after {sorted(memories)}"
+        if request.base_round not in (0, *memories):
+            reason = f"the memory cannot stand after round {request.base_round}, only after {sorted(memories)}"
             return records.refusal_out(reason, lost=True)
-        if told.said.tau > 0 and welcome.run not in _warm:
-            work.warm_up(told)
+        if request.broadcast.tau > 0 and welcome.run not in _warm:
+            work.warm_up(request)
             _warm.add(welcome.run)
-        report, costs, _ = work.answer(told)
+        report, costs, _ = work.answer(request)
         remember(context.state, welcome, work.memories(_ROUNDS))
         return records.answer_out(report, costs)
 
     return _reply(message, answer)
 
 
-def remember(state: RecordDict, welcome: Welcome, memories: dict[int, FleetMemory]) -> None:
+def remember(state: RecordDict, welcome: Welcome, memories: dict[int, FleetState]) -> None:
     """Puts memories in the place of all that were there."""
     for name in [name for name in state if name.startswith(_MEMORY)]:
         del state[name]
@@ -81,7 +81,7 @@ def remember(state: RecordDict, welcome: Welcome, memories: dict[int, FleetMemor
         state[f"{_MEMORY}-{number}-arrays"], state[f"{_MEMORY}-{number}-numbers"] = records.memory_out(memory)
 
 
-def recall(state: RecordDict, welcome: Welcome) -> dict[int, FleetMemory]:
+def recall(state: RecordDict, welcome: Welcome) -> dict[int, FleetState]:
     """The memories of this run, by their rounds; a context may be older than the run."""
     known = state.config_records.get(_MEMORY)
     if known is None or known["run"] != welcome.run:
@@ -89,7 +89,7 @@ def recall(state: RecordDict, welcome: Welcome) -> dict[int, FleetMemory]:
     names = [f"{_MEMORY}-{int(number)}" for number in known["rounds"]]  # type: ignore[union-attr]
     arrays, numbers = state.array_records, state.config_records
     memories = [records.memory_in(arrays[f"{name}-arrays"], numbers[f"{name}-numbers"]) for name in names]
-    return {memory.said.round: memory for memory in memories}
+    return {memory.broadcast.round: memory for memory in memories}
 
 
 def _reply(message: Message, answer: Callable[[], RecordDict]) -> Message:
@@ -100,10 +100,10 @@ def _reply(message: Message, answer: Callable[[], RecordDict]) -> Message:
     return Message(content, reply_to=message)
 
 
-def _work(context: Context, data: Data | None) -> Work:
+def _work(context: Context, data: Data | None) -> Worker:
     device = configuration.wanted(context.run_config).settings.device
-    return Work(_holdings(context, data), device=device, energy=Rapl.find())
+    return Worker(_node_data(context, data), device=device, energy=Rapl.find())
 
 
-def _holdings(context: Context, data: Data | None) -> Holdings:
-    return configuration.holdings(context.node_config, context.run_config) if data is None else data(context)
+def _node_data(context: Context, data: Data | None) -> NodeData:
+    return configuration.node_data(context.node_config, context.run_config) if data is None else data(context)

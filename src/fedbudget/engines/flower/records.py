@@ -2,7 +2,7 @@
 
 What comes from another machine is checked here before it is used: a report has all that was asked for, of the right
 type and shape, and nothing else. There is no pickle in it. What a node says of its samples, and the task that all agree
-on, are the bytes that every other network carries (engines/network/wire.py), which checks them.
+on, are the bytes that every other network carries (engines/remote and engines/grpc/wire.py), which checks them.
 """
 
 import json
@@ -16,19 +16,11 @@ from numpy.typing import NDArray
 
 from fedbudget.arrays import Float64, Int64
 from fedbudget.data.sampling import Position
-from fedbudget.engines.network.wire import (
-    AggregatorReader,
-    Answer,
-    Hello,
-    NodeCosts,
-    NodeReader,
-    Told,
-    Welcome,
-    pack_hello,
-    pack_welcome,
-)
-from fedbudget.protocol.memory import FleetMemory
-from fedbudget.protocol.messages import Broadcast, Drift, News, PeerError, Report
+from fedbudget.engines.grpc.codec import AggregatorReader, NodeReader, pack_hello, pack_welcome
+from fedbudget.engines.remote.costs import NodeCosts
+from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome
+from fedbudget.protocol.memory import FleetState
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report
 
 _Arrays = dict[str, NDArray[Any]]
 _NUMBERS = ("losses", "best_losses", "rho", "beta", "plain", "corrected")
@@ -47,8 +39,8 @@ def size(content: RecordDict) -> int:
 
 
 def hello_out(hello: Hello, partition: int | None) -> RecordDict:
-    said: dict[str, Any] = {"hello": pack_hello(hello)[0]}
-    return RecordDict({"hello": ConfigRecord(said if partition is None else said | {"partition": partition})})
+    broadcast: dict[str, Any] = {"hello": pack_hello(hello)[0]}
+    return RecordDict({"hello": ConfigRecord(broadcast if partition is None else broadcast | {"partition": partition})})
 
 
 def hello_in(content: RecordDict) -> tuple[Hello, int | None]:
@@ -103,20 +95,22 @@ def refusal_in(content: RecordDict) -> tuple[str, bool] | None:
 # A round.
 
 
-def told_out(told: Told, *, news: bool) -> RecordDict:
+def request_out(request: RoundRequest, *, catch_up: bool) -> RecordDict:
     """A broadcast to nodes whose memory stands after the same round.
 
     Args:
-      news: whether they are told what they missed.
+      catch_up: whether they are told what they missed.
     """
-    arrays, numbers = _said_out(told.said, news=news)
-    return RecordDict({"vectors": _arrays_out(arrays), "broadcast": ConfigRecord(numbers | {"stands": told.stands})})
+    arrays, numbers = _said_out(request.broadcast, catch_up=catch_up)
+    return RecordDict(
+        {"vectors": _arrays_out(arrays), "broadcast": ConfigRecord(numbers | {"stands": request.base_round})}
+    )
 
 
-def told_in(content: RecordDict) -> Told:
+def request_in(content: RecordDict) -> RoundRequest:
     found = _config(content, "broadcast")
     try:
-        return Told(_said_in(_arrays_in(content, "vectors"), found), int(found["stands"]))  # type: ignore[arg-type]
+        return RoundRequest(_said_in(_arrays_in(content, "vectors"), found), int(found["stands"]))  # type: ignore[arg-type]
     except (KeyError, TypeError, ValueError) as error:
         raise PeerError(f"a broadcast that cannot be read: {error!r}") from None
 
@@ -131,34 +125,34 @@ def answer_out(report: Report, costs: NodeCosts) -> RecordDict:
     return content
 
 
-def answer_in(content: RecordDict, said: Broadcast, nodes: Int64, sizes: Int64) -> Answer:
+def answer_in(content: RecordDict, broadcast: Broadcast, nodes: Int64, sizes: Int64) -> Answer:
     """A report by nodes of these numbers and sizes, with all that was asked for and nothing else."""
     found, vectors = dict(content.metric_records.get("report", {})), _arrays_in(content, "vectors")
-    if found.pop("round", None) != said.round:
-        raise PeerError(f"a report that is not of round {said.round}")
-    estimates = said.estimate and said.round > 1 and said.tau > 0
+    if found.pop("round", None) != broadcast.round:
+        raise PeerError(f"a report that is not of round {broadcast.round}")
+    estimates = broadcast.estimate and broadcast.round > 1 and broadcast.tau > 0
     asked = {"losses", "best_losses"}
     asked |= {"rho", "beta"} if estimates else set()
-    asked |= {"plain", "corrected"} if said.drift is not None and said.tau > 0 else set()
-    with_it = {"w"} if said.tau > 0 else set()
-    with_it |= {"gradients"} if estimates and said.gradient else set()
+    asked |= {"plain", "corrected"} if broadcast.drift is not None and broadcast.tau > 0 else set()
+    with_it = {"w"} if broadcast.tau > 0 else set()
+    with_it |= {"gradients"} if estimates and broadcast.gradient else set()
     for those, wanted in ((found.keys(), asked), (vectors.keys(), with_it)):
         if those != wanted:
             raise PeerError(f"a report with {sorted(those)} where {sorted(wanted)} was asked for")
     for name, vector in vectors.items():
-        if vector.dtype != np.float32 or vector.shape != (len(nodes), said.w.size):
+        if vector.dtype != np.float32 or vector.shape != (len(nodes), broadcast.w.size):
             raise PeerError(f"{name} of type {vector.dtype} and shape {vector.shape}")
     numbers = {name: _numbers(name, values, len(nodes)) for name, values in found.items()}
-    return Answer(Report(said.round, nodes, sizes, **numbers, **vectors), costs_in(content))  # type: ignore[arg-type]
+    return Answer(Report(broadcast.round, nodes, sizes, **numbers, **vectors), costs_in(content))  # type: ignore[arg-type]
 
 
 # What a node remembers.
 
 
-def memory_out(memory: FleetMemory) -> tuple[ArrayRecord, ConfigRecord]:
-    said, numbers = _said_out(memory.said, news=False)
+def memory_out(memory: FleetState) -> tuple[ArrayRecord, ConfigRecord]:
+    broadcast, numbers = _said_out(memory.broadcast, catch_up=False)
     position = memory.position
-    arrays = {"said": said["w"]}
+    arrays = {"said": broadcast["w"]}
     arrays |= {name: getattr(memory, name) for name in _REMEMBERED if getattr(memory, name) is not None}
     arrays |= {f"left-{index}": left for index, left in enumerate(position.left)}
     if position.last is not None:
@@ -167,7 +161,7 @@ def memory_out(memory: FleetMemory) -> tuple[ArrayRecord, ConfigRecord]:
     return _arrays_out(arrays), ConfigRecord(numbers)
 
 
-def memory_in(arrays: ArrayRecord, numbers: ConfigRecord) -> FleetMemory:
+def memory_in(arrays: ArrayRecord, numbers: ConfigRecord) -> FleetState:
     found = {name: array.numpy() for name, array in arrays.items()}
     generators = json.loads(str(numbers["generators"]))
     position = Position(
@@ -177,7 +171,7 @@ def memory_in(arrays: ArrayRecord, numbers: ConfigRecord) -> FleetMemory:
         int(numbers["last_used"]),  # type: ignore[arg-type]
     )
     remembered: dict[str, Any] = {name: found.get(name) for name in _REMEMBERED}
-    return FleetMemory(said=_said_in({"w": found["said"]}, numbers), position=position, **remembered)
+    return FleetState(broadcast=_said_in({"w": found["said"]}, numbers), position=position, **remembered)
 
 
 # Parts of them.
@@ -185,17 +179,17 @@ def memory_in(arrays: ArrayRecord, numbers: ConfigRecord) -> FleetMemory:
 _FLAGS = ("estimate", "best", "stop", "gradient", "curvature")
 
 
-def _said_out(said: Broadcast, *, news: bool) -> tuple[_Arrays, dict[str, Any]]:
-    arrays: _Arrays = {"w": said.w}
-    numbers: dict[str, Any] = {"round": said.round, "tau": said.tau, "eta": float(said.eta)}
-    numbers |= {name: bool(getattr(said, name)) for name in _FLAGS}
-    if said.drift is not None:
-        numbers |= {"correct": bool(said.drift.correct), "share": float(said.drift.share)}
-    if news and said.news is not None:
-        arrays["best"] = said.news.best
-        numbers["since"] = said.news.since
-        if said.news.mean is not None:
-            arrays["mean"] = said.news.mean
+def _said_out(broadcast: Broadcast, *, catch_up: bool) -> tuple[_Arrays, dict[str, Any]]:
+    arrays: _Arrays = {"w": broadcast.w}
+    numbers: dict[str, Any] = {"round": broadcast.round, "tau": broadcast.tau, "eta": float(broadcast.eta)}
+    numbers |= {name: bool(getattr(broadcast, name)) for name in _FLAGS}
+    if broadcast.drift is not None:
+        numbers |= {"correct": bool(broadcast.drift.correct), "share": float(broadcast.drift.share)}
+    if catch_up and broadcast.catch_up is not None:
+        arrays["best"] = broadcast.catch_up.best
+        numbers["since"] = broadcast.catch_up.since
+        if broadcast.catch_up.mean is not None:
+            arrays["mean"] = broadcast.catch_up.mean
     return arrays, numbers
 
 
@@ -208,7 +202,7 @@ def _said_in(arrays: _Arrays, numbers: Mapping[str, Any]) -> Broadcast:
         float(numbers["eta"]),
         **flags,
         drift=Drift(bool(numbers["correct"]), float(numbers["share"])) if "correct" in numbers else None,
-        news=News(arrays["best"], arrays.get("mean"), int(numbers["since"])) if "since" in numbers else None,
+        catch_up=CatchUp(arrays["best"], arrays.get("mean"), int(numbers["since"])) if "since" in numbers else None,
     )
 
 

@@ -14,7 +14,7 @@ from fedbudget import tasks
 from fedbudget.experiments.cells import EngineName
 from fedbudget.experiments.figures.rows import Rows
 from fedbudget.experiments.sweep import Sweep
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 CASES = (1, 2, 3, 4)
 TAUS = (1, 2, 3, 5, 7, 10, 20, 30, 50, 70, 100)

@@ -13,7 +13,7 @@ from fedbudget.experiments.figures.figure import CASES, Claim, Figure, Scope
 from fedbudget.experiments.figures.rows import Rows, mean, where
 from fedbudget.experiments.figures.style import case_line, finish, picture
 from fedbudget.experiments.sweep import Sweep
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 _SPEEDS = (4.0, 4.0, 1.0, 1.0, 1.0)  # two laptops and three Raspberry Pis
 

@@ -10,7 +10,7 @@ from fedbudget.experiments.figures.figure import CASES, TAUS, Claim, Figure, Sco
 from fedbudget.experiments.figures.rows import Rows, distinct, mean, where
 from fedbudget.experiments.figures.style import ACCURACY, BASELINE, COLOURS, LOSS, case_line, finish, log_scale, picture
 from fedbudget.experiments.sweep import Sweep
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 NEAR = 0.05
 """Of the way from the best to the worst fixed τ: as near to the best as this counts as near-optimal."""

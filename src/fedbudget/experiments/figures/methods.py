@@ -16,7 +16,7 @@ from fedbudget.experiments.figures.figure import CASES, TAUS, Claim, Figure, Sco
 from fedbudget.experiments.figures.rows import Row, Rows, distinct, mean, where
 from fedbudget.experiments.figures.style import BASELINE, COLOURS, finish, panels
 from fedbudget.experiments.sweep import Sweep
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 REGRET = 0.03
 """Of the way from the best to the worst fixed τ: ours is never further from the best."""

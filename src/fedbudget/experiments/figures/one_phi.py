@@ -12,7 +12,7 @@ from fedbudget.experiments.figures.methods import tasks_in, told
 from fedbudget.experiments.figures.rows import Rows, mean, where
 from fedbudget.experiments.figures.style import COLOURS, MARKERS, finish, panels
 from fedbudget.experiments.sweep import Sweep
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 FEW = 0.05
 """Of the loss: a φ that is as near to the best φ as this is as good as any."""

@@ -10,7 +10,7 @@ from fedbudget.experiments.figures.figure import CASES, Claim, Figure, Scope
 from fedbudget.experiments.figures.rows import Rows, distinct, means, where
 from fedbudget.experiments.figures.style import TAU, case_line, finish, picture
 from fedbudget.experiments.sweep import Sweep
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 _PHI = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
 _FEW = (0.0025, 0.025, 0.25)

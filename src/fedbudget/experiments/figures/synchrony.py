@@ -10,7 +10,7 @@ from fedbudget.experiments.figures.rows import Rows, distinct, means, where
 from fedbudget.experiments.figures.style import BASELINE, COLOURS, MARKERS, finish, picture
 from fedbudget.experiments.figures.varying import SIMILAR, seconds
 from fedbudget.experiments.sweep import Sweep
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 _BUDGETS = (5, 10, 20, 35, 50, 75, 100)
 _FEW = (5, 20, 100)

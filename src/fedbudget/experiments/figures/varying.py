@@ -12,7 +12,7 @@ from fedbudget.experiments.figures.figure import CASES, Claim, Figure, Scope
 from fedbudget.experiments.figures.rows import Rows, distinct, mean, means, where
 from fedbudget.experiments.figures.style import BASELINE, COLOURS, MARKERS, TAU, case_line, finish, log_scale, picture
 from fedbudget.experiments.sweep import Sweep
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 
 FIXED = 10
 """What the paper found to be a good fixed τ in all cases."""

@@ -1,0 +1,246 @@
+"""A small CA and its certificates, for a trial: what `fedbudget certs` makes.
+
+Rules here:
+- Nothing that exists is overwritten, and nothing is written until all that was asked for is known to be possible.
+- A private key is readable by its owner only, from the moment its file exists.
+- The aggregator's certificate cannot pass for a node's, nor a node's for the aggregator's.
+"""
+
+import ipaddress
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedbudget.engines.grpc.credentials import valid_host
+from fedbudget.engines.grpc.tokens import check_name
+from fedbudget.errors import UserError
+
+CA, AGGREGATOR = "ca", "aggregator"
+DEFAULT_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+_CA_DAYS = 3650
+_EARLIER = timedelta(minutes=5)  # clocks of machines differ a little
+
+
+def make(
+    folder: Path,
+    *,
+    hosts: Sequence[str],
+    nodes: Sequence[str] = (),
+    days: int = 365,
+    now: datetime | None = None,
+) -> list[Path]:
+    """Makes certificates and their keys in a folder, and a CA for them unless the folder has one.
+
+    Args:
+      hosts: DNS names and IP addresses by which nodes reach the aggregator; without any, it gets no certificate.
+      nodes: names of nodes that get a certificate of their own, for mutual TLS.
+      days: how long certificates are valid, but never longer than the CA, which is made for ten years.
+      now: instead of the clock's time.
+
+    Returns:
+      The files made, a certificate before its key.
+    """
+    names = [_host(host) for host in dict.fromkeys(hosts)]
+    _check_nodes(nodes)
+    if not 1 <= days <= _CA_DAYS:
+        raise UserError(f"days must be from 1 to {_CA_DAYS}, not {days}")
+    now = (now or datetime.now(UTC)).replace(microsecond=0)
+
+    wanted = [*([AGGREGATOR] if names else []), *nodes]
+    known = _existing_ca(folder, now)
+    if known is not None and not wanted:
+        raise UserError(f"{folder} has a CA already; say for which --node or --host to make a certificate")
+    _refuse_existing(folder, wanted)
+
+    ca = known or _new_ca(now)
+    made = {} if known else {CA: ca}
+    for name in wanted:
+        is_aggregator = names and name == AGGREGATOR
+        made[name] = _issue(
+            ca,
+            name,
+            alternatives=names if is_aggregator else [x509.DNSName(name)],
+            usage=ExtendedKeyUsageOID.SERVER_AUTH if is_aggregator else ExtendedKeyUsageOID.CLIENT_AUTH,
+            now=now,
+            days=days,
+        )
+    return _write(folder, made)
+
+
+def default_hosts(folder: Path) -> tuple[str, ...]:
+    """What the aggregator's certificate is for when nothing is said: this machine, or none if it has one already."""
+    return () if _files(folder, AGGREGATOR)[0].exists() else DEFAULT_HOSTS
+
+
+@dataclass(frozen=True)
+class _Pair:
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+
+
+def _host(host: str) -> x509.GeneralName:
+    name = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        if "%" not in name:  # of which of its networks an address is has no place in a certificate
+            return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        if valid_host(name.removeprefix("*.")):
+            return x509.DNSName(name)
+    raise UserError(f"{host[:300]!r} is neither an IP address nor a host's name; give a host without its port")
+
+
+def _check_nodes(nodes: Sequence[str]) -> None:
+    for name, times in Counter(nodes).items():
+        check_name(name)
+        if name.lower() in (CA, AGGREGATOR):
+            raise UserError(f"a node cannot be called {name} here: {name}.pem is the {name.lower()}'s certificate")
+        if times > 1:
+            raise UserError(f"node {name} is named {times} times; each node has a name of its own")
+
+
+def _existing_ca(folder: Path, now: datetime) -> _Pair | None:
+    """The folder's CA, if it has one; an error if it has half of one, or one that cannot be used."""
+    cert_file, key_file = _files(folder, CA)
+    here = [file for file in (cert_file, key_file) if file.exists()]
+    if not here:
+        return None
+    if len(here) == 1:
+        (other,) = {cert_file, key_file} - set(here)
+        raise UserError(f"{here[0]} is here but {other.name} is not; bring it back, or use another folder for a new CA")
+    try:
+        certificate = x509.load_pem_x509_certificate(cert_file.read_bytes())
+        key = load_pem_private_key(key_file.read_bytes(), password=None)
+        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+    except (ValueError, TypeError, x509.ExtensionNotFound):
+        raise UserError(f"{cert_file} and {key_file} are not a CA's certificate and its key, in PEM format") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey):
+        raise UserError(f"{key_file} must be an EC or RSA key")
+    if not constraints.ca or certificate.public_key() != key.public_key():
+        raise UserError(f"{cert_file} is not a CA's certificate, or {key_file} is not its key")
+    if certificate.not_valid_after_utc <= now:
+        ended = certificate.not_valid_after_utc.date()
+        raise UserError(f"the CA {cert_file} has expired on {ended}; use another folder for a new one")
+    return _Pair(certificate, key)
+
+
+def _refuse_existing(folder: Path, names: Sequence[str]) -> None:
+    for name in names:
+        for file in _files(folder, name):
+            if file.exists() or file.is_symlink():
+                raise UserError(f"{file} exists and is not overwritten; move it away first to have a new one")
+
+
+def _new_ca(now: datetime) -> _Pair:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _named("fedbudget CA")
+    builder = (
+        _builder(name, name, key.public_key(), now, now + timedelta(days=_CA_DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+    )
+    return _Pair(builder.sign(key, SHA256()), key)
+
+
+def _issue(
+    ca: _Pair,
+    name: str,
+    *,
+    alternatives: Sequence[x509.GeneralName],
+    usage: x509.ObjectIdentifier,
+    now: datetime,
+    days: int,
+) -> _Pair:
+    key = ec.generate_private_key(ec.SECP256R1())
+    until = min(now + timedelta(days=days), ca.certificate.not_valid_after_utc)
+    builder = (
+        _builder(_named(name), ca.certificate.subject, key.public_key(), now, until)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        .add_extension(_authority(ca), critical=False)
+    )
+    return _Pair(builder.sign(ca.key, SHA256()), key)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, until: datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _EARLIER)
+        .not_valid_after(until)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _authority(ca: _Pair) -> x509.AuthorityKeyIdentifier:
+    try:
+        own = ca.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    except x509.ExtensionNotFound:
+        return x509.AuthorityKeyIdentifier.from_issuer_public_key(ca.key.public_key())
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own)
+
+
+def _files(folder: Path, name: str) -> tuple[Path, Path]:
+    """Where a certificate and its key are. Not `with_suffix`: names of nodes may have dots."""
+    return folder / f"{name}.pem", folder / f"{name}.key"
+
+
+def _write(folder: Path, made: Mapping[str, _Pair]) -> list[Path]:
+    """Writes all, or nothing that stays."""
+    written: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, pair in made.items():
+            texts = (
+                (pair.certificate.public_bytes(Encoding.PEM), 0o644),
+                (pair.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600),
+            )
+            for file, (text, mode) in zip(_files(folder, name), texts, strict=True):
+                # Exclusive: a file or link that has appeared since is neither overwritten nor followed.
+                with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as opened:
+                    written.append(file)
+                    opened.write(text)
+    except OSError as error:
+        for file in written:
+            file.unlink(missing_ok=True)
+        raise UserError(f"cannot make certificates in {folder}: {error.filename or folder}: {error.strerror}") from None
+    return written

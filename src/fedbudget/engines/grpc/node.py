@@ -1,0 +1,178 @@
+"""A node's end of its connection: it joins, works, and comes back when the connection was lost.
+
+A node keeps its memory while it is away, and retries with a back-off that grows and has jitter in it, so that a fleet
+that lost its aggregator does not come back all at once. It ends when the aggregator says farewell, or when it is told
+that it does not belong.
+"""
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from fedbudget.engines.grpc.codec import (
+    LONGEST,
+    METHOD,
+    NAME,
+    TOKEN,
+    AggregatorReader,
+    EncodedBroadcast,
+    pack_hello,
+    pack_ready,
+    pack_report,
+)
+from fedbudget.engines.remote.messages import Farewell, Hello, Welcome
+from fedbudget.engines.remote.worker import Worker
+from fedbudget.errors import UserError
+from fedbudget.protocol.messages import PeerError
+
+_FIRST_WAIT, _LONGEST_WAIT, _GROWTH = 0.2, 30.0, 1.7  # seconds between attempts
+
+_QUICK = 5e-3  # seconds: rounds that took less are made where messages are read
+
+_LOG = logging.getLogger("fedbudget.network")
+
+_FINAL = {
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+"""Answers that will not change by asking again."""
+
+
+class Refused(RuntimeError):
+    """The aggregator does not want this node."""
+
+
+async def run_node(
+    address: str,
+    work: Worker,
+    *,
+    name: str,
+    token: str | None = None,
+    credentials: Any = None,
+    patience: float | None = None,
+    heard: Callable[[str], None] = lambda text: None,
+) -> Farewell:
+    """Takes part until the aggregator says farewell.
+
+    Args:
+      credentials: for TLS; None for plain text.
+      patience: seconds after which an aggregator that cannot be reached is given up; None for never.
+      heard: told in words what happens.
+    """
+    instance, attempt = secrets.token_hex(16), 0
+    loop = asyncio.get_running_loop()
+    alone_since = loop.time()
+    while True:
+        joined = asyncio.Event()
+        try:
+            farewell = await _once(address, work, name, instance, token, credentials, joined, heard)
+            if not farewell.again:
+                return farewell
+            why = farewell.reason
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _FINAL:
+                raise Refused(f"{address} refused {name}: {error.details()}") from None
+            why = _in_words(error)
+        except PeerError as error:
+            why = f"it said what it should not: {error}"
+        if joined.is_set():
+            attempt, alone_since = 0, loop.time()
+        if patience is not None and loop.time() - alone_since > patience:
+            raise Refused(f"{address} could not be reached for {patience:g} seconds: {why}")
+        wait = min(_LONGEST_WAIT, _FIRST_WAIT * _GROWTH**attempt) * random.uniform(0.5, 1.0)
+        attempt += 1
+        heard(f"not connected to {address} ({why}); next attempt in {wait:.1f} s")
+        await asyncio.sleep(wait)
+
+
+async def _once(
+    address: str,
+    work: Worker,
+    name: str,
+    instance: str,
+    token: str | None,
+    credentials: Any,
+    joined: asyncio.Event,
+    heard: Callable[[str], None],
+) -> Farewell:
+    """One connection, from hello to farewell."""
+    async with _channel(address, credentials) as channel:
+        converse = channel.stream_stream(METHOD)
+        metadata = [(NAME, name)] + ([] if token is None else [(TOKEN, token)])
+        call = converse(metadata=metadata)
+        reader, quick = AggregatorReader(), False
+        await _send(call, pack_hello(Hello(instance, work.node_data.samples(), work.run, work.rounds)))
+        while True:
+            data = await call.read()
+            if data is grpc.aio.EOF:
+                raise grpc.aio.AioRpcError(
+                    await call.code(), await call.initial_metadata(), await call.trailing_metadata(), "it has ended"
+                )
+            found = reader.feed(data)
+            if isinstance(found, Farewell):
+                await call.done_writing()
+                return found
+            if isinstance(found, Welcome):
+                costs = await asyncio.to_thread(_start, work, found)
+                await _send(call, pack_ready(costs))
+                joined.set()
+                heard(f"joined {address} as {name}, to train {found.task.model} ({found.task.parameters} parameters)")
+            elif isinstance(found, EncodedBroadcast):
+                # A thread is for work that would keep the connection waiting; to hand it less takes longer than that.
+                messages, seconds = _answer(work, found) if quick else await asyncio.to_thread(_answer, work, found)
+                quick = seconds < _QUICK
+                await _send(call, messages)
+
+
+def _start(work: Worker, welcome: Welcome) -> Any:
+    try:
+        return work.start(welcome)
+    except UserError as error:
+        raise Refused(str(error)) from None
+
+
+def _answer(work: Worker, half: EncodedBroadcast) -> tuple[list[bytes], float]:
+    """The report, and how long it took to make."""
+    began = time.perf_counter()
+    report, costs, vectors = work.answer(half.request(work.before(half)))
+    return pack_report(report, costs, vectors), time.perf_counter() - began
+
+
+async def _send(call: Any, messages: list[bytes]) -> None:
+    for message in messages:
+        try:
+            await call.write(message)
+        except asyncio.InvalidStateError:
+            return  # the call has ended while we were at work; reading on tells why
+
+
+def _channel(address: str, credentials: Any) -> Any:
+    options = [
+        ("grpc.max_receive_message_length", LONGEST),
+        ("grpc.max_send_message_length", LONGEST),
+        # A network that is away for less than 20 s breaks no connection: TCP sends again, and nothing is to be set up
+        # anew. What is away for longer is found out within 40 s, before TCP would wait for minutes between attempts.
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.use_local_subchannel_pool", 1),  # nodes of one process have a connection each
+        ("grpc.enable_retries", 0),
+        ("grpc.initial_reconnect_backoff_ms", 200),
+    ]
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def _in_words(error: Any) -> str:
+    details = (error.details() or "").splitlines()
+    return details[0][:200] if details else error.code().name.lower()

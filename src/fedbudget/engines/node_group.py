@@ -1,0 +1,98 @@
+"""A party: some nodes of a simulated run, in a process of their own, that answer together, with sums.
+
+A party that was lost can be made again: it follows from its shards and the broadcasts it has heard, and a copy of its
+memory saves hearing all of them again.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedbudget.arrays import Flags, Float32, Float64
+from fedbudget.engines import in_process
+from fedbudget.engines.in_process import FleetsHere
+from fedbudget.engines.simulation import Effort
+from fedbudget.meters.measured import Instant
+from fedbudget.meters.meter import RoundTrip
+from fedbudget.protocol.fleet import Fleet
+from fedbudget.protocol.memory import FleetState
+from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.sums import ReportsHere, Sums, Vectors
+from fedbudget.protocol.tree import branches
+
+
+@dataclass(frozen=True)
+class NodeGroupState:
+    """A party between two rounds.
+
+    Args:
+      fleets: None of one that has not been in a round.
+      met: which have.
+      before: which were in the last.
+    """
+
+    fleets: tuple[FleetState | None, ...]
+    met: Flags
+    before: Flags
+
+
+class NodeGroup:
+    """Nodes that answer together.
+
+    Args:
+      fleets: all nodes in one, or each alone where some may be absent.
+      now: reads the clock.
+    """
+
+    def __init__(self, fleets: Sequence[Fleet], now: Callable[[], Instant] = Instant.now) -> None:
+        self._fleets = fleets
+        self._now = now
+        self._begins = branches(int(fleets[0].numbers[0]), int(fleets[-1].numbers[-1]) + 1)[:-1]
+        self._sizes = np.array([fleet.shards.size.sum() for fleet in fleets])
+        self._met = self._before = np.zeros(len(fleets), dtype=bool)
+        self._reports: ReportsHere | None = None
+
+    def answer(self, broadcast: Broadcast, here: Flags | None = None) -> tuple[Sums | None, Effort]:
+        """One round; no sums when nobody is here.
+
+        Args:
+          here: which fleets are; all when not given.
+        """
+        began = time.process_time()
+        here = np.ones(len(self._fleets), dtype=bool) if here is None else here
+        nodes = FleetsHere(self._now, itertools.repeat(self._some(here)), before=self._some(self._before))
+        self._before = here
+        if not here.any():
+            return None, Effort(0, 0, Instant(0.0, 0.0))
+        report, effort = nodes.answer(broadcast)
+        report.require_answers(broadcast)
+        self._reports = ReportsHere(report, self._begins)
+        self._met = self._met | here
+        sums = replace(self._reports.sums, everyone=float(self._sizes[self._met].sum()))
+        return sums, replace(effort, cpu=time.process_time() - began)
+
+    def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
+        """Of the last round's vectors, see `Reports`."""
+        assert self._reports is not None
+        return self._reports.distance_sums(vectors, mean)
+
+    def trial(self, first: Broadcast) -> RoundTrip:
+        """What a round takes; it leaves no trace."""
+        return in_process.trial([fleet.fork() for fleet in self._fleets], first)
+
+    def memory(self) -> NodeGroupState:
+        fleets = [fleet.memory() if met else None for fleet, met in zip(self._fleets, self._met, strict=True)]
+        return NodeGroupState(tuple(fleets), self._met, self._before)
+
+    def recall(self, memory: NodeGroupState) -> None:
+        """Stands from here on as the party did that `memory` was taken from, before its first round."""
+        for fleet, known in zip(self._fleets, memory.fleets, strict=True):
+            if known is not None:
+                fleet.recall(known)
+        self._met, self._before = memory.met, memory.before
+
+    def _some(self, chosen: Flags) -> Sequence[Fleet]:
+        return self._fleets if chosen.all() else list(itertools.compress(self._fleets, chosen))

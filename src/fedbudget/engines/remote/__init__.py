@@ -1,0 +1,1 @@
+"""What any fleet on other machines needs, whatever carries its messages."""

@@ -1,0 +1,232 @@
+"""The network engine: carries messages between the aggregator and nodes on other machines, and reads the meters.
+
+What is between them is a hub, or anything else that can ask nodes and gather what they answer, such as Flower's grid.
+
+The clock never stops: a time budget is wall time, from the first broadcast to the end. What there is to do between two
+rounds (records, checkpoint, test accuracy) is done while the nodes are at work on the next. A run may be some rounds
+ahead of its disk (runs/saver.py): nodes remember as many, and an aggregator that has crashed makes them again.
+"""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from fedbudget.budget import Costs
+from fedbudget.engines.remote.costs import NodeCosts
+from fedbudget.engines.remote.members import Counters
+from fedbudget.engines.remote.messages import Answer, Farewell
+from fedbudget.engines.remote.round import CollectedRound
+from fedbudget.engines.simulation import Observer
+from fedbudget.meters.host import is_estimate, machine
+from fedbudget.meters.measured import Instant
+from fedbudget.meters.meter import Meters, RoundTrip
+from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
+from fedbudget.protocol.messages import Broadcast, Report
+
+OVERTIME = 0.03
+"""The share of a time budget by which a round that has begun may go over it."""
+
+_PATIENCE, _FIRST_PATIENCE, _TIMES = (
+    3.0,
+    30.0,
+    4.0,
+)  # a deadline: so many seconds, and so many times what it should take
+_WARMING_UP = 3  # rounds until it is known what one takes
+_SLOW_LINE = 250e3  # bytes a second that a node is thought to have until then
+
+
+class Nodes(Protocol):
+    """Whoever asks nodes on other machines, and gathers what they answer."""
+
+    counters: Counters
+
+    def lost(self, coming: int) -> list[int]:
+        """Numbers of nodes whose knowledge of drift is lost, as of the round to come; they are told of once."""
+
+    def begin(self, broadcast: Broadcast, *, least: int, timeout: float, left: float) -> None:
+        """Sends a broadcast to all that are idle.
+
+        Args:
+          least: how many nodes must report.
+          timeout: seconds until those that have not are left out.
+          left: seconds until the round ends whatever it has.
+        """
+
+    def finish(self) -> CollectedRound:
+        """Waits until the round is over."""
+
+    def close(self, farewell: Farewell) -> None:
+        """Lets all nodes go."""
+
+
+def run(
+    aggregator: Aggregator,
+    server: Nodes,
+    meters: Meters,
+    *,
+    least: int,
+    timeout: float | None,
+    trial: NodeCosts,
+    observe: Observer,
+    interrupted: Callable[[], bool],
+    keep: Callable[[], None],
+) -> Outcome:
+    """Carries messages until the budget is spent, and then lets the nodes go.
+
+    Args:
+      least: the fewest nodes to make a round with.
+      timeout: seconds until nodes that have not reported are left out; from what rounds took when not given.
+      trial: what a round of one update took at the slowest node, before the first.
+      keep: saves where the run has come to, when it is interrupted.
+    """
+    outcome = _rounds(aggregator, server, meters, _Clock(meters, timeout, trial), least, observe, interrupted, keep)
+    server.close(Farewell("the aggregator was interrupted" if interrupted() else "the run is over"))
+    return outcome
+
+
+def _rounds(
+    aggregator: Aggregator,
+    server: Nodes,
+    meters: Meters,
+    clock: "_Clock",
+    least: int,
+    observe: Observer,
+    interrupted: Callable[[], bool],
+    keep: Callable[[], None],
+) -> Outcome:
+    message = aggregator.pending or aggregator.outcome or aggregator.start()
+    round_: tuple[Round, Broadcast] | None = None
+    read = Instant.now if "cpu" in meters.budget.limits else Instant.wall_only
+    mark, counted = read(), _traffic(server)
+    while isinstance(message, Broadcast):
+        lost = server.lost(message.round)
+        broadcast = aggregator.forget(lost) if lost else message
+        left = clock.left(aggregator, Instant.wall_only().seconds - mark.seconds)
+        server.begin(broadcast, least=least, timeout=clock.deadline(broadcast), left=left)
+        if round_ is not None:
+            observe(*round_)
+        gathered = server.finish()
+        now, traffic = read(), _traffic(server)
+        if interrupted() or not gathered.enough:
+            costs = _unfinished(meters, now - mark, traffic - counted)
+            if not interrupted():
+                return aggregator.give_up(costs, "time")
+            aggregator.charge(costs)
+            keep()
+            return aggregator.interrupt()
+        trip = _trip(broadcast, gathered.answers, now - mark, traffic - counted)
+        mark, counted = now, traffic
+        clock.saw(trip)
+        costs = meters.read(trip)
+        report = Report.merge([answer.report for answer in gathered.answers])
+        message = aggregator.receive(report, costs, meters.expected(costs))
+        round_ = _with_absent(aggregator, gathered), broadcast
+    if round_ is not None:
+        observe(*round_)
+    return message
+
+
+def slowest(trials: Sequence[NodeCosts]) -> NodeCosts:
+    """What a round is thought to take, from trial rounds that nodes have made by themselves, if any are here."""
+    return NodeCosts(
+        step_seconds=max((costs.step_seconds for costs in trials), default=0.0),
+        seconds=max((costs.seconds for costs in trials), default=0.0),
+        step_cpu=_sum(costs.step_cpu for costs in trials),
+        cpu=_sum(costs.cpu for costs in trials),
+    )
+
+
+class _Clock:
+    """How long a round may take."""
+
+    def __init__(self, meters: Meters, timeout: float | None, trial: NodeCosts) -> None:
+        self._timeout = timeout
+        self._trial = trial
+        self._limit = meters.budget.limits.get("time") if meters.time.source == "measured" else None
+        self._steps: deque[float] = deque(maxlen=9)
+        self._rests: deque[float] = deque(maxlen=9)
+
+    def saw(self, trip: RoundTrip) -> None:
+        self._steps.append(trip.step_seconds)
+        self._rests.append(trip.seconds - trip.updates * trip.step_seconds)
+
+    def deadline(self, broadcast: Broadcast) -> float:
+        """Seconds until nodes that have not reported are left out."""
+        if self._timeout is not None:
+            return self._timeout
+        updates = max(1, broadcast.tau)
+        if len(self._steps) < _WARMING_UP:
+            usual = self._trial.seconds + (updates - 1) * self._trial.step_seconds + 12 * broadcast.w.size / _SLOW_LINE
+            return max(_FIRST_PATIENCE, _TIMES * usual)
+        return max(_PATIENCE, _TIMES * (updates * statistics.median(self._steps) + statistics.median(self._rests)))
+
+    def left(self, aggregator: Aggregator, already: float) -> float:
+        """Seconds until a time budget is gone for good."""
+        if self._limit is None:
+            return float("inf")
+        spent = aggregator.ledger.budget.label(aggregator.ledger.spent)["time"]
+        return max(0.0, (1 + OVERTIME) * self._limit - spent - already)
+
+
+def _traffic(server: Nodes) -> int:
+    """Bytes that have passed so far."""
+    return server.counters.sent + server.counters.received
+
+
+def _trip(broadcast: Broadcast, answers: Sequence[Answer], took: Instant, wire_bytes: int) -> RoundTrip:
+    costs = [answer.costs for answer in answers]
+    elsewhere = [each for each in costs if not each.here]
+    metered = [answer for answer in answers if answer.costs.joules is not None]
+    step_joules, joules = _by_host([answer.costs for answer in metered])
+    return RoundTrip(
+        updates=max(1, broadcast.tau),
+        nodes=sum(len(answer.report.nodes) for answer in answers),
+        wire_bytes=wire_bytes,
+        step_seconds=max(each.step_seconds for each in costs),
+        seconds=took.seconds,
+        step_cpu=_sum(each.step_cpu for each in costs),
+        cpu=took.cpu + _sum(each.cpu for each in elsewhere),
+        metered=sum(len(answer.report.nodes) for answer in metered),
+        step_joules=step_joules,
+        joules=joules,
+        estimated=any(is_estimate(answer.costs.host) for answer in metered),
+    )
+
+
+def _sum(readings: Iterable[float | None]) -> float:
+    """Of all; nan when one is not known."""
+    return sum(math.nan if reading is None else reading for reading in readings)
+
+
+def _by_host(costs: Sequence[NodeCosts]) -> tuple[float | None, float | None]:
+    """Energy of a step and of a round: nodes of one machine read one meter, which counts once."""
+    steps: dict[str, float] = {}
+    wholes: dict[str, float] = {}
+    for each in costs:
+        assert each.joules is not None
+        host = machine(each.host)
+        steps[host] = max(steps.get(host, 0.0), each.step_joules or 0.0)
+        wholes[host] = max(wholes.get(host, 0.0), each.joules)
+    return (sum(steps.values()), sum(wholes.values())) if costs else (None, None)
+
+
+def _unfinished(meters: Meters, took: Instant, wire_bytes: int) -> Costs:
+    """What a round has cost that did not come together; nothing where costs are simulated."""
+    nothing = np.zeros(len(meters.budget.limits))
+    if meters.time.source == "simulated":
+        return Costs(nothing, nothing)
+    trip = RoundTrip(1, 0, wire_bytes, 0.0, took.seconds, 0.0, took.cpu)
+    return Costs(nothing, meters.read(trip).aggregation)
+
+
+def _with_absent(aggregator: Aggregator, gathered: CollectedRound) -> Round:
+    """The round's record, with who was asked and is not in the average."""
+    last = aggregator.last
+    assert last is not None
+    left_out = tuple(sorted({*last.left_out, *gathered.broken}))
+    return replace(last, missed=gathered.missed, left_out=left_out)

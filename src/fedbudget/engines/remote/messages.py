@@ -1,0 +1,64 @@
+"""What is said between an aggregator and nodes on other machines, whatever carries it."""
+
+from dataclasses import dataclass
+
+from fedbudget.engines.remote.costs import NodeCosts
+from fedbudget.engines.remote.task import Samples, Task
+from fedbudget.protocol.messages import Broadcast, Report
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a node says first.
+
+    Args:
+      instance: of the process, made anew by each.
+      samples: what its samples are like.
+      run: which it remembers something of, if any.
+      rounds: after which its memory may stand.
+    """
+
+    instance: str
+    samples: Samples
+    run: str = ""
+    rounds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ready:
+    costs: NodeCosts
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A report and what it cost."""
+
+    report: Report
+    costs: NodeCosts
+
+
+@dataclass(frozen=True)
+class Welcome:
+    run: str
+    task: Task
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RoundRequest:
+    """A broadcast as a node gets it.
+
+    Args:
+      base_round: the round after which the node's memory must stand; 0 for none.
+    """
+
+    broadcast: Broadcast
+    base_round: int
+
+
+@dataclass(frozen=True)
+class Farewell:
+    """The run is over, or the aggregator is for a while."""
+
+    reason: str
+    again: bool = False

@@ -1,0 +1,83 @@
+"""What a node holds: samples that stay with it, and how they become a fleet once it knows what is trained."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedbudget.data.dataset import Dataset
+from fedbudget.data.partition import Rows
+from fedbudget.data.shards import Shards
+from fedbudget.engines.remote.task import FEWEST, Moments, Samples, Task
+from fedbudget.errors import UserError
+from fedbudget.models import catalogue
+from fedbudget.protocol.fleet import Fleet
+
+
+@dataclass(frozen=True)
+class NodeData:
+    """The samples of a device, or of a gateway with several nodes.
+
+    Args:
+      dataset: as read; its test samples are not used.
+      rows: of the training samples, those of each node.
+      standardise: whether features are to be standardised together with those of all other nodes.
+    """
+
+    dataset: Dataset
+    rows: Rows
+    standardise: bool = False
+
+    def samples(self) -> Samples:
+        """What is told of them."""
+        dataset, part = self.dataset, self.dataset.train
+        sizes = tuple(len(each) for each in self.rows)
+        features = target = None
+        if self.standardise:
+            if sum(sizes) < FEWEST:
+                raise UserError(
+                    f"{dataset.name} has {sum(sizes)} samples; to be standardised it needs {FEWEST}, because the mean "
+                    "of fewer would tell too much of each (a .npz is used as it is)"
+                )
+            held = np.concatenate([np.asarray(each) for each in self.rows])
+            features = Moments.of(part.x[held].astype(np.float64))
+            target = None if part.values is None else Moments.of(part.values[held][:, None])
+        return Samples(
+            sizes,
+            dataset.shape or (dataset.features,),
+            str(part.x.dtype),
+            dataset.scale,
+            dataset.classes,
+            part.values is not None,
+            dataset.parity,
+            features,
+            target,
+        )
+
+    def fleet(self, task: Task, numbers: Sequence[int], *, device: str = "auto") -> Fleet:
+        """The nodes, ready to train; refuses a task that is not the one this data is for."""
+        dataset = self.as_agreed(task.samples)
+        model = catalogue.build(task.model, dataset, clusters=task.clusters, device=device)
+        if model.parameters != task.parameters:
+            raise UserError(
+                f"--model {task.model} has {model.parameters} parameters with {dataset.name}, and {task.parameters} at "
+                "the aggregator; do both have the same version of fedbudget?"
+            )
+        shards = Shards.of(dataset.table(dataset.train, model.target), self.rows)
+        return Fleet(model, shards, batch=task.batch, seed=task.seed, numbers=numbers)
+
+    def as_agreed(self, agreed: Samples) -> Dataset:
+        """The dataset with everyone's class numbers, and features standardised as everyone's; train samples only."""
+        dataset, how = self.dataset, agreed.standardization
+        if agreed.classes and agreed.classes != dataset.classes and dataset.train.labels is not None:
+            number = {name: index for index, name in enumerate(agreed.classes)}
+            own = np.array([number[name] for name in dataset.classes], np.int64)
+            dataset = replace(
+                dataset,
+                classes=agreed.classes,
+                train=replace(dataset.train, labels=own[dataset.train.labels]),
+                test=None,
+            )
+        if self.standardise and how is not None:
+            dataset = replace(dataset, train=how.apply(dataset.train), test=None, standardization=how)
+        return dataset

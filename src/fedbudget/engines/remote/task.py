@@ -1,0 +1,189 @@
+"""What is trained on, as nodes tell it and as all agree on it. No sample is in it.
+
+Every node describes its samples when it joins. Before the first round the aggregator puts the descriptions together:
+the features must be alike, classes are those of all nodes, and where features are to be standardised it is with the
+mean and the deviation over all nodes' samples. A node that joins later must fit what was agreed on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from fedbudget.arrays import Float64
+from fedbudget.data.dataset import Dataset, Part, Standardization
+from fedbudget.engines.remote.compression import Kind
+from fedbudget.errors import UserError
+from fedbudget.protocol.messages import PeerError
+
+FEWEST = 10
+"""The fewest samples whose mean may be told: those of fewer would tell too much of each."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean and deviation of each column, [columns]; a deviation is 0 where a column never changes."""
+
+    mean: Float64
+    deviation: Float64
+
+    @classmethod
+    def of(cls, values: Float64) -> "Moments":
+        """Of samples, [samples, columns]."""
+        return cls(values.mean(axis=0), values.std(axis=0))
+
+    @classmethod
+    def together(cls, parts: "Sequence[Moments]", sizes: Sequence[int]) -> "Moments":
+        """Of all samples of several parts."""
+        share = np.array(sizes, np.float64)[:, None] / sum(sizes)
+        means, deviations = np.array([part.mean for part in parts]), np.array([part.deviation for part in parts])
+        mean = (share * means).sum(axis=0)
+        return cls(mean, np.sqrt((share * (deviations**2 + (means - mean) ** 2)).sum(axis=0)))
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What samples are like.
+
+    Args:
+      sizes: how many each node of a fleet has.
+      shape: of one sample's features.
+      stored: the type of a feature, as stored.
+      scale, classes, parity: as of a `Dataset`.
+      values: whether there is a target that is a number.
+      features, target: where features are to be standardised, and the target with them.
+    """
+
+    sizes: tuple[int, ...]
+    shape: tuple[int, ...]
+    stored: str = "float32"
+    scale: float = 1.0
+    classes: tuple[str, ...] = ()
+    values: bool = False
+    parity: bool = False
+    features: Moments | None = None
+    target: Moments | None = None
+
+    @property
+    def standardization(self) -> Standardization | None:
+        if self.features is None:
+            return None
+        deviation = np.where(self.features.deviation > 0, self.features.deviation, 1.0)
+        if self.target is None:
+            return Standardization(self.features.mean, deviation)
+        spread = float(self.target.deviation[0]) or 1.0
+        return Standardization(self.features.mean, deviation, float(self.target.mean[0]), spread)
+
+    def empty(self) -> Dataset:
+        """A dataset of such samples that has none: what a model is built from."""
+        x = np.empty((0, prod(self.shape)), np.dtype(self.stored))
+        part = Part(x, np.empty(0, np.int64) if self.classes else None, np.empty(0) if self.values else None)
+        return Dataset(
+            "nodes' data",
+            part,
+            classes=self.classes,
+            scale=self.scale,
+            parity=self.parity,
+            shape=self.shape if len(self.shape) > 1 else (),
+            standardization=self.standardization,
+        )
+
+
+@dataclass(frozen=True)
+class Request:
+    """What nodes are asked for, besides the loss and w."""
+
+    estimate: bool
+    gradient: bool
+    curvature: bool
+    drift: bool
+    cpu: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a node must know to take part.
+
+    Args:
+      model: its name.
+      parameters: the length of w.
+      batch: samples in a mini-batch; None for whole shards.
+      seed: of mini-batches.
+      clusters: of K-means.
+      compress: how vectors are sent.
+      tau_max: the most local updates in a round.
+      samples: as agreed on; without sizes.
+    """
+
+    model: str
+    parameters: int
+    batch: int | None
+    seed: int
+    clusters: int
+    compress: Kind
+    tau_max: int
+    samples: Samples
+    asked: Request
+
+    def admit(self, theirs: Samples) -> None:
+        """Refuses samples that do not fit."""
+        together = _alike([self.samples, theirs])
+        new = [name for name in theirs.classes if name not in together.classes]
+        if self.samples.classes and new:
+            raise PeerError(f"its class {new[0]!r} is not one of {', '.join(self.samples.classes)}")
+        if self.batch is not None and min(theirs.sizes) < self.batch:
+            raise PeerError(f"it has {min(theirs.sizes)} samples, fewer than the mini-batches of {self.batch}")
+
+
+def rounds_ahead(parameters: int) -> int:
+    """How many rounds an aggregator may be ahead of its disk; nodes remember as many, so fewer where that is much."""
+    return 4 if parameters <= 250_000 else 1
+
+
+def agree(samples: Sequence[Samples]) -> Samples:
+    """What all nodes' samples are like together; raises `UserError` where they do not go together."""
+    try:
+        first = _alike(samples)
+    except PeerError as error:
+        raise UserError(f"the nodes' data do not go together: {error}") from None
+    classes: tuple[str, ...] = ()
+    if all(each.classes for each in samples):
+        classes = tuple(sorted({name for each in samples for name in each.classes}, key=_class_order))
+    totals = [sum(each.sizes) for each in samples]
+    features = [each.features for each in samples if each.features is not None]
+    target = [each.target for each in samples if each.target is not None]
+    return replace(
+        first,
+        sizes=(),
+        classes=classes,
+        features=Moments.together(features, totals) if features else None,
+        target=Moments.together(target, totals) if target else None,
+    )
+
+
+def _alike(samples: Sequence[Samples]) -> Samples:
+    """The first, when all others are like it in what cannot be put together."""
+    first = samples[0]
+    for other in samples[1:]:
+        for name, broadcast in (
+            ("shape", "features of shape"),
+            ("stored", "features stored as"),
+            ("scale", "features scaled by"),
+            ("values", "targets that are numbers:"),
+            ("parity", "classes told apart as even and odd:"),
+        ):
+            ours, theirs = getattr(first, name), getattr(other, name)
+            if ours != theirs:
+                raise PeerError(f"{broadcast} {theirs} here, {ours} elsewhere")
+        if (first.features is None) != (other.features is None):
+            raise PeerError("features to be standardised (of a .csv) here, and as they are elsewhere")
+    return first
+
+
+def _class_order(name: str) -> tuple[int, float, str]:
+    """Numbers by their size, before words."""
+    try:
+        return (0, float(name), name)
+    except ValueError:
+        return (1, 0.0, name)

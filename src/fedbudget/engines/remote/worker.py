@@ -1,0 +1,206 @@
+"""A node's work, without the network: what it does with a broadcast, what it remembers, what it measures.
+
+A node remembers how its fleet stood after each of its last rounds, because the aggregator may not have counted them:
+its report came too late, or the aggregator crashed and goes on from an earlier round. With every broadcast it is told
+after which round its memory must stand. It goes back to there, as if it had never heard of what came later, and a round
+that is made again is the same to the bit.
+"""
+
+import copy
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedbudget.arrays import Float32
+from fedbudget.engines import in_process
+from fedbudget.engines.grpc.codec import EncodedBroadcast
+from fedbudget.engines.remote import compression
+from fedbudget.engines.remote.compression import ErrorFeedback
+from fedbudget.engines.remote.costs import NodeCosts
+from fedbudget.engines.remote.messages import RoundRequest, Welcome
+from fedbudget.engines.remote.node_data import NodeData
+from fedbudget.engines.remote.task import Task, rounds_ahead
+from fedbudget.meters.energy import EnergyMeter
+from fedbudget.meters.measured import Instant
+from fedbudget.meters.meter import MeterError
+from fedbudget.protocol.fleet import Fleet
+from fedbudget.protocol.memory import FleetState
+from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """A fleet as it stands after a round, the w of that round's broadcast, and what compression has lost until then."""
+
+    round: int
+    fleet: Fleet
+    w: Float32 | None
+    feedback: ErrorFeedback
+
+    def fork(self) -> "_Standing":
+        return replace(self, fleet=self.fleet.fork(), feedback=copy.copy(self.feedback))
+
+    def recalled(self, memory: FleetState) -> "_Standing":
+        """The same fleet as it stood when `memory` was taken."""
+        twin = self.fork()
+        twin.fleet.recall(memory)
+        return replace(twin, round=memory.broadcast.round, w=memory.broadcast.w)
+
+
+class Worker:
+    """What a node does.
+
+    Args:
+      node_data: its samples.
+      device: where PyTorch computes.
+      pace: how many times as long as it could a local update takes, to stand for a slower machine.
+      energy: the machine's meter, where there is one.
+    """
+
+    def __init__(
+        self, node_data: NodeData, *, device: str = "auto", pace: float = 1.0, energy: EnergyMeter | None = None
+    ) -> None:
+        self.node_data = node_data
+        self.run = ""
+        self.made = 0  # rounds, counted by the aggregator or not
+        self._device = device
+        self._pace = pace
+        self._energy = energy
+        self._counted: float | None = None  # the meter when the last report was made
+        self._task: Task | None = None
+        self._new: Fleet | None = None  # as it stands before its first round
+        self._standings: list[_Standing] = []
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """After which our memory may stand."""
+        return tuple(standing.round for standing in self._standings)
+
+    def start(self, welcome: Welcome) -> NodeCosts:
+        """Takes the task, and makes a trial round, which also compiles what there is to compile."""
+        return self._trial(self.take(welcome).fork(), welcome.task)
+
+    def take(self, welcome: Welcome) -> Fleet:
+        """Takes the task; gives the fleet as it stands before its first round."""
+        if len(welcome.numbers) != len(self.node_data.rows):
+            raise PeerError(f"numbers for {len(welcome.numbers)} nodes, where there are {len(self.node_data.rows)}")
+        if welcome.run != self.run or welcome.task != self._task:
+            self._new = self.node_data.fleet(welcome.task, welcome.numbers, device=self._device)
+            self._standings = []
+            self.run, self._task = welcome.run, welcome.task
+        assert self._new is not None
+        return self._new
+
+    def memories(self, last: int) -> dict[int, FleetState]:
+        """How the fleet stood after each of the last rounds, for a process to come."""
+        return {standing.round: standing.fleet.memory() for standing in self._standings[-last:]}
+
+    def recall(self, memories: Mapping[int, FleetState]) -> None:
+        """Goes on with the task that was taken, from the memories of an earlier process; nothing was compressed."""
+        fresh = self._standing(0)
+        self._standings = [fresh.recalled(memories[number]) for number in sorted(memories)]
+
+    def warm_up(self, request: RoundRequest) -> None:
+        """Makes one update that does not count, so that what a new process has to load or compile for it is there.
+
+        The time of the updates that count would be wrong otherwise, where every round has a new process.
+        """
+        fleet = self._standing(request.base_round).fleet.fork()
+        fleet.receive(replace(request.broadcast, tau=min(1, request.broadcast.tau)))
+        fleet.update()
+
+    def before(self, half: EncodedBroadcast) -> Float32 | None:
+        """The w of the broadcast after which our memory is to stand."""
+        return self._standing(half.base_round).w
+
+    def answer(self, request: RoundRequest) -> tuple[Report, NodeCosts, bytes]:
+        """A round: the report, what it cost, and its vectors as they are sent."""
+        if self._task is None:
+            raise LocalError("an answer comes after a welcome")
+        past = self._standing(request.base_round)
+        now = past.fork()
+        report, costs = self._round(now.fleet, request.broadcast, cpu=self._task.asked.cpu)
+        vectors = self._encoded(report, request.broadcast, self._task, now.feedback)
+        self.made += 1
+        kept = [standing for standing in self._standings if standing.round <= past.round][-self._back(self._task) :]
+        self._standings = [*kept, replace(now, round=request.broadcast.round, w=request.broadcast.w)]
+        return report, costs, vectors
+
+    @staticmethod
+    def _back(task: Task) -> int:
+        """The most rounds that the aggregator may go back: those not on its disk, the one before, and this one."""
+        return rounds_ahead(task.parameters) + 2
+
+    def _standing(self, number: int) -> _Standing:
+        if number == 0:
+            if self._new is None:
+                raise LocalError("a round comes after a welcome")
+            return _Standing(0, self._new, None, ErrorFeedback())
+        for standing in self._standings:
+            if standing.round == number:
+                return standing
+        raise PeerError(f"our memory cannot stand after round {number}, only after {list(self.rounds)}")
+
+    def _encoded(self, report: Report, broadcast: Broadcast, task: Task, feedback: ErrorFeedback) -> bytes:
+        if report.w is None:
+            return b""
+        if task.compress == "none":
+            w = compression.encode("none", report.w)
+        else:
+            w = feedback.send(task.compress, report.w - broadcast.w)
+        return w if report.gradients is None else w + compression.encode(task.compress, report.gradients)
+
+    def _round(self, fleet: Fleet, broadcast: Broadcast, *, cpu: bool) -> tuple[Report, NodeCosts]:
+        now = Instant.now if cpu else Instant.wall_only
+        began, joules = now(), self._counted if self._counted is not None else self._joules()
+        fleet.receive(broadcast)
+        updating, updating_joules = now(), self._joules()
+        fleet.update()
+        took = now() - updating
+        if self._pace > 1:
+            time.sleep((self._pace - 1) * took.seconds)
+            took = now() - updating
+        updated = self._joules()
+        report = fleet.report()
+        whole, updates = now() - began, max(1, broadcast.tau)
+        step_joules, self._counted = _between(updating_joules, updated), self._joules()
+        return report, NodeCosts(
+            took.seconds / updates,
+            whole.seconds,
+            took.cpu / updates if cpu else None,
+            whole.cpu if cpu else None,
+            None if step_joules is None else step_joules / updates,
+            _between(joules, self._counted),  # from report to report: waiting for others costs energy too
+            "" if self._energy is None else self._energy.host,
+        )
+
+    def _joules(self) -> float | None:
+        """What the meter says; a meter that fails says nothing, which is not zero."""
+        try:
+            return None if self._energy is None else self._energy.joules()
+        except MeterError:
+            return None
+
+    def _trial(self, fleet: Fleet, task: Task) -> NodeCosts:
+        asked = task.asked
+        first = Broadcast(
+            1,
+            np.asarray(fleet.model.initial(task.seed)),
+            1,
+            1e-3,
+            estimate=asked.estimate,
+            best=False,
+            stop=False,
+            gradient=asked.gradient,
+            curvature=asked.curvature,
+            drift=Drift(correct=True, share=1.0) if asked.drift else None,
+        )
+        trip = in_process.trial([fleet], first)
+        slower = self._pace * trip.step_seconds
+        return NodeCosts(slower, trip.seconds - trip.step_seconds + slower, trip.step_cpu, trip.cpu)
+
+
+def _between(earlier: float | None, later: float | None) -> float | None:
+    return None if earlier is None or later is None else later - earlier

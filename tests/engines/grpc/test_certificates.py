@@ -1,0 +1,367 @@
+"""Certificates for a trial: what they say, whom they let pass, and that nothing is lost on the way."""
+
+import ipaddress
+import os
+import ssl
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import typer
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from typer.testing import CliRunner
+
+from fedbudget.cli.certs import certs
+from fedbudget.engines.grpc.certificates import DEFAULT_HOSTS, default_hosts, make
+from fedbudget.errors import UserError
+
+NOW = datetime(2030, 1, 1, 12, 0, 0, 987654, tzinfo=UTC)
+
+
+def certificate(file: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(file.read_bytes())
+
+
+def names(file: Path) -> list[object]:
+    alternatives = certificate(file).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [name.value for name in alternatives]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def handshake(aggregator: ssl.SSLContext, node: ssl.SSLContext, host: str) -> None:
+    """A TLS handshake in memory, by Python's own OpenSSL: a second opinion beside gRPC's."""
+    to_node, to_aggregator = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (
+        node.wrap_bio(to_node, to_aggregator, server_hostname=host),
+        aggregator.wrap_bio(to_aggregator, to_node, server_side=True),
+    )
+    for _ in range(4):
+        for side in sides:
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    for side in sides:
+        side.do_handshake()
+
+
+def contexts(folder: Path, aggregator: str, node: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    both = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    for context, name in zip(both, (aggregator, node), strict=True):
+        context.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
+        context.load_verify_locations(folder / "ca.pem")
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+    return both
+
+
+class TestFiles:
+    def test_are_a_certificate_and_a_key_for_ca_aggregator_and_each_node(self, tmp_path: Path) -> None:
+        folder = tmp_path / "new" / "certs"
+        made = make(folder, hosts=["localhost"], nodes=["edge-1", "edge.2"])
+        stems = ("ca", "aggregator", "edge-1", "edge.2")
+        assert made == [folder / f"{stem}.{suffix}" for stem in stems for suffix in ("pem", "key")]
+        assert sorted(made) == sorted(folder.iterdir())
+        for stem in stems:
+            key = load_pem_private_key((folder / f"{stem}.key").read_bytes(), password=None)
+            assert isinstance(key, ec.EllipticCurvePrivateKey)
+            assert isinstance(key.curve, ec.SECP256R1)
+            assert key.public_key() == certificate(folder / f"{stem}.pem").public_key()
+            assert (folder / f"{stem}.key").read_text().startswith("-----BEGIN PRIVATE KEY-----\n")
+
+    def test_keys_are_their_owners_only_whatever_the_umask(self, tmp_path: Path) -> None:
+        before = os.umask(0)
+        try:
+            made = make(tmp_path, hosts=["localhost"], nodes=["edge-1"])
+        finally:
+            os.umask(before)
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in made}
+        assert {mode for name, mode in modes.items() if name.endswith(".key")} == {0o600}
+        assert {mode for name, mode in modes.items() if name.endswith(".pem")} == {0o644}
+
+    def test_a_key_is_never_open_to_others_not_even_while_it_is_written(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: dict[str, int] = {}
+        real = os.fdopen
+
+        def look(opened: int, mode: str) -> object:
+            seen[Path(f"/proc/self/fd/{opened}").readlink().name] = os.fstat(opened).st_mode & 0o777
+            assert os.fstat(opened).st_size == 0
+            return real(opened, mode)
+
+        monkeypatch.setattr(os, "fdopen", look)
+        make(tmp_path, hosts=["localhost"])
+        assert {name: mode for name, mode in seen.items() if name.endswith(".key")} == {
+            "ca.key": 0o600,
+            "aggregator.key": 0o600,
+        }
+
+    def test_without_hosts_the_aggregator_gets_none(self, tmp_path: Path) -> None:
+        assert [file.name for file in make(tmp_path, hosts=[], nodes=["n"])] == ["ca.pem", "ca.key", "n.pem", "n.key"]
+
+    def test_what_cannot_be_written_leaves_nothing_behind(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(UserError, match=r"cannot make certificates in .*file/certs"):
+            make(tmp_path / "file" / "certs", hosts=["localhost"])
+        assert contents(tmp_path) == {"file": b""}
+
+    def test_a_full_disk_leaves_nothing_behind(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        real, opened = os.open, []
+
+        def full(path: Path, flags: int, mode: int) -> int:
+            opened.append(path)
+            return real("/dev/full", os.O_WRONLY) if len(opened) == 4 else real(path, flags, mode)
+
+        monkeypatch.setattr(os, "open", full)
+        with pytest.raises(UserError, match="No space left on device"):
+            make(tmp_path, hosts=["localhost"], nodes=["edge-1"])
+        assert [path.name for path in opened] == ["ca.pem", "ca.key", "aggregator.pem", "aggregator.key"]
+        assert contents(tmp_path) == {}
+
+
+class TestCertificates:
+    def test_of_the_aggregator_names_hosts_as_dns_names_and_ip_addresses(self, tmp_path: Path) -> None:
+        make(tmp_path, hosts=["edge.example", "192.168.1.10", "::1", "[fe80::1]", "*.example", "edge.example"])
+        assert names(tmp_path / "aggregator.pem") == [
+            "edge.example",
+            ipaddress.ip_address("192.168.1.10"),
+            ipaddress.ip_address("::1"),
+            ipaddress.ip_address("fe80::1"),
+            "*.example",
+        ]
+
+    def test_of_a_node_has_its_name_twice(self, tmp_path: Path) -> None:
+        longest = "n" * 64
+        make(tmp_path, hosts=[], nodes=["edge_1", longest])
+        for name in ("edge_1", longest):
+            (common,) = certificate(tmp_path / f"{name}.pem").subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+            assert common.value == name
+            assert names(tmp_path / f"{name}.pem") == [name]
+
+    def test_say_what_they_may_be_used_for(self, tmp_path: Path) -> None:
+        make(tmp_path, hosts=["localhost"], nodes=["edge-1"])
+        for name, usage in (("aggregator", "SERVER_AUTH"), ("edge-1", "CLIENT_AUTH")):
+            extensions = certificate(tmp_path / f"{name}.pem").extensions
+            allowed = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+            assert list(allowed) == [getattr(ExtendedKeyUsageOID, usage)]
+            constraints = extensions.get_extension_for_class(x509.BasicConstraints)
+            assert constraints.critical
+            assert not constraints.value.ca
+            assert not extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
+        extensions = certificate(tmp_path / "ca.pem").extensions
+        constraints = extensions.get_extension_for_class(x509.BasicConstraints)
+        assert constraints.critical
+        assert (constraints.value.ca, constraints.value.path_length) == (True, 0)
+        key_usage = extensions.get_extension_for_class(x509.KeyUsage).value
+        assert (key_usage.key_cert_sign, key_usage.digital_signature) == (True, False)
+
+    def test_are_signed_by_the_ca_and_point_to_its_key(self, tmp_path: Path) -> None:
+        make(tmp_path, hosts=["localhost"], nodes=["edge-1"])
+        ca = certificate(tmp_path / "ca.pem")
+        own = ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value.digest
+        for name in ("aggregator", "edge-1"):
+            issued = certificate(tmp_path / f"{name}.pem")
+            issued.verify_directly_issued_by(ca)
+            authority = issued.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+            assert authority.key_identifier == own
+            subject = issued.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+            assert subject == x509.SubjectKeyIdentifier.from_public_key(issued.public_key())
+
+    def test_have_serial_numbers_of_their_own(self, tmp_path: Path) -> None:
+        make(tmp_path / "a", hosts=["localhost"], nodes=["n"])
+        make(tmp_path / "b", hosts=["localhost"], nodes=["n"])
+        serials = {certificate(file).serial_number for file in tmp_path.glob("*/*.pem")}
+        assert len(serials) == 6
+        assert min(serials) > 2**64
+
+    def test_are_valid_from_five_minutes_ago_for_so_many_days(self, tmp_path: Path) -> None:
+        make(tmp_path, hosts=["localhost"], days=30, now=NOW)
+        aggregator, ca = certificate(tmp_path / "aggregator.pem"), certificate(tmp_path / "ca.pem")
+        assert aggregator.not_valid_before_utc == datetime(2030, 1, 1, 11, 55, tzinfo=UTC)
+        assert aggregator.not_valid_after_utc == datetime(2030, 1, 31, 12, 0, tzinfo=UTC)
+        assert ca.not_valid_after_utc == datetime(2039, 12, 30, 12, 0, tzinfo=UTC)
+
+    def test_never_outlive_the_ca(self, tmp_path: Path) -> None:
+        make(tmp_path, hosts=["localhost"], now=NOW)
+        make(tmp_path, hosts=[], nodes=["late"], now=NOW + timedelta(days=3600))
+        ends = {certificate(tmp_path / f"{name}.pem").not_valid_after_utc for name in ("ca", "late")}
+        assert ends == {datetime(2039, 12, 30, 12, 0, tzinfo=UTC)}
+
+    def test_pass_a_strict_handshake_under_each_name_of_the_aggregator(self, tmp_path: Path) -> None:
+        make(tmp_path, hosts=["edge.example", "10.0.0.1", "::1"], nodes=["edge-1"])
+        for host in ("edge.example", "10.0.0.1", "::1"):
+            handshake(*contexts(tmp_path, "aggregator", "edge-1"), host)
+        with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
+            handshake(*contexts(tmp_path, "aggregator", "edge-1"), "other.example")
+
+    def test_of_a_node_cannot_pass_for_the_aggregators_whatever_its_name(self, tmp_path: Path) -> None:
+        make(tmp_path, hosts=["localhost"], nodes=["edge-1", "localhost"])
+        with pytest.raises(ssl.SSLCertVerificationError, match=r"unsuit|unsupported certificate purpose"):
+            handshake(*contexts(tmp_path, "localhost", "edge-1"), "localhost")
+
+    def test_of_the_aggregator_cannot_pass_for_a_nodes(self, tmp_path: Path) -> None:
+        make(tmp_path, hosts=["localhost"])
+        with pytest.raises(ssl.SSLError, match=r"unsuit|unsupported certificate purpose"):
+            handshake(*contexts(tmp_path, "aggregator", "aggregator"), "localhost")
+
+
+class TestAFolderWithACa:
+    def test_gets_further_nodes_and_then_hosts_from_the_same_ca(self, tmp_path: Path) -> None:
+        make(tmp_path, hosts=[], nodes=["edge-1"])
+        before = contents(tmp_path)
+        made = make(tmp_path, hosts=["localhost"], nodes=["edge-2"])
+        assert [file.name for file in made] == ["aggregator.pem", "aggregator.key", "edge-2.pem", "edge-2.key"]
+        assert {name: contents(tmp_path)[name] for name in before} == before
+        for node in ("edge-1", "edge-2"):
+            handshake(*contexts(tmp_path, "aggregator", node), "localhost")
+
+    @pytest.mark.parametrize("existing", ["edge-1.pem", "edge-1.key", "aggregator.pem", "aggregator.key"])
+    def test_loses_nothing_that_exists(self, tmp_path: Path, existing: str) -> None:
+        (tmp_path / existing).write_text("precious")
+        with pytest.raises(UserError, match=f"{existing} exists and is not overwritten"):
+            make(tmp_path, hosts=["localhost"], nodes=["edge-0", "edge-1"])
+        assert contents(tmp_path) == {existing: b"precious"}
+
+    def test_a_dangling_link_counts_as_something_that_exists(self, tmp_path: Path) -> None:
+        (tmp_path / "certs").mkdir()
+        (tmp_path / "certs" / "edge-1.key").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(UserError, match=r"edge-1\.key exists"):
+            make(tmp_path / "certs", hosts=[], nodes=["edge-1"])
+        assert not (tmp_path / "elsewhere").exists()
+
+    def test_and_nothing_to_make_is_an_error(self, tmp_path: Path) -> None:
+        make(tmp_path, hosts=[])
+        with pytest.raises(UserError, match="has a CA already; say for which"):
+            make(tmp_path, hosts=[])
+
+    @pytest.mark.parametrize(("lost", "left"), [("ca.pem", "ca.key"), ("ca.key", "ca.pem")])
+    def test_or_with_half_of_one_is_refused(self, tmp_path: Path, lost: str, left: str) -> None:
+        make(tmp_path, hosts=[])
+        (tmp_path / lost).unlink()
+        before = contents(tmp_path)
+        with pytest.raises(UserError, match=f"{left} is here but {lost} is not"):
+            make(tmp_path, hosts=["localhost"])
+        assert contents(tmp_path) == before
+
+    def test_that_is_another_key_s_is_refused(self, tmp_path: Path) -> None:
+        make(tmp_path / "a", hosts=[])
+        make(tmp_path / "b", hosts=[])
+        (tmp_path / "a" / "ca.key").write_bytes((tmp_path / "b" / "ca.key").read_bytes())
+        with pytest.raises(UserError, match=r"ca\.key is not its key"):
+            make(tmp_path / "a", hosts=["localhost"])
+
+    def test_that_is_no_ca_is_refused(self, tmp_path: Path) -> None:
+        make(tmp_path, hosts=[], nodes=["edge-1"])
+        for suffix in ("pem", "key"):
+            (tmp_path / f"edge-1.{suffix}").rename(tmp_path / f"ca.{suffix}")
+        with pytest.raises(UserError, match=r"ca\.pem is not a CA's certificate"):
+            make(tmp_path, hosts=["localhost"])
+
+    def test_that_is_not_pem_is_refused(self, tmp_path: Path) -> None:
+        for name in ("ca.pem", "ca.key"):
+            (tmp_path / name).write_text("hello")
+        with pytest.raises(UserError, match="are not a CA's certificate and its key"):
+            make(tmp_path, hosts=["localhost"])
+
+    def test_that_has_expired_is_refused(self, tmp_path: Path) -> None:
+        make(tmp_path, hosts=[], now=NOW)
+        with pytest.raises(UserError, match="has expired on 2039-12-30"):
+            make(tmp_path, hosts=["localhost"], now=NOW + timedelta(days=3650))
+
+
+class TestWhatIsAskedFor:
+    @pytest.mark.parametrize(
+        "host",
+        ["", " ", "edge.example:7700", "[::1]:7700", "127.0.0.256", "1.2.3", "a b", "-a", "fe80::1%eth0", "é.org"],
+    )
+    def test_must_be_hosts(self, tmp_path: Path, host: str) -> None:
+        with pytest.raises(UserError, match="is neither an IP address nor a host's name"):
+            make(tmp_path / "certs", hosts=["localhost", host])
+        assert not (tmp_path / "certs").exists()
+
+    @pytest.mark.parametrize("name", ["", "../edge", "a/b", ".hidden", "a b", "é", "n" * 65, "edge\n"])
+    def test_must_be_names_of_nodes(self, tmp_path: Path, name: str) -> None:
+        with pytest.raises(UserError, match="cannot be the name of a node"):
+            make(tmp_path / "certs", hosts=[], nodes=["good", name])
+        assert not (tmp_path / "certs").exists()
+
+    @pytest.mark.parametrize("name", ["ca", "aggregator", "CA", "Aggregator"])
+    def test_must_not_be_a_node_that_has_the_ca_s_or_the_aggregator_s_files(self, tmp_path: Path, name: str) -> None:
+        with pytest.raises(UserError, match=f"a node cannot be called {name} here"):
+            make(tmp_path, hosts=[], nodes=[name])
+
+    def test_must_not_be_a_node_twice(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="node edge-1 is named 2 times"):
+            make(tmp_path, hosts=[], nodes=["edge-1", "edge-2", "edge-1"])
+
+    @pytest.mark.parametrize("days", [0, -1, 3651, 10**9])
+    def test_must_be_days_that_the_ca_has(self, tmp_path: Path, days: int) -> None:
+        with pytest.raises(UserError, match="days must be from 1 to 3650"):
+            make(tmp_path, hosts=["localhost"], days=days)
+
+
+class TestTheCommand:
+    @staticmethod
+    def run(*arguments: str) -> str:
+        app = typer.Typer()
+        app.command()(certs)
+        done = CliRunner().invoke(app, list(arguments))
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == 0
+        return done.stdout
+
+    def test_prints_the_files_and_how_to_use_them(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert self.run().splitlines() == [
+            "certs/ca.pem",
+            "certs/ca.key",
+            "certs/aggregator.pem",
+            "certs/aggregator.key",
+            "",
+            "at the aggregator:",
+            "  fedbudget serve --cert certs/aggregator.pem --key certs/aggregator.key ...",
+            "at each node:",
+            "  fedbudget join localhost:7700 --ca certs/ca.pem ...",
+            "certs/ca.key makes further certificates; keep it where neither of them runs",
+        ]
+        assert names(tmp_path / "certs" / "aggregator.pem") == [
+            "localhost",
+            ipaddress.ip_address("127.0.0.1"),
+            ipaddress.ip_address("::1"),
+        ]
+
+    def test_with_nodes_shows_mutual_tls(self, tmp_path: Path) -> None:
+        folder = tmp_path / "my certs"
+        lines = self.run(str(folder), "--host", "::1", "--node", "edge-1", "--node", "edge-2").splitlines()
+        assert lines[:8] == [
+            str(folder / f"{stem}.{suffix}")
+            for stem in ("ca", "aggregator", "edge-1", "edge-2")
+            for suffix in ("pem", "key")
+        ]
+        assert lines[10] == (
+            f"  fedbudget serve --cert '{folder}/aggregator.pem' --key '{folder}/aggregator.key' "
+            f"--client-ca '{folder}/ca.pem' ..."
+        )
+        assert lines[12] == (
+            f"  fedbudget join [::1]:7700 --ca '{folder}/ca.pem' --cert '{folder}/edge-1.pem' "
+            f"--key '{folder}/edge-1.key' ..."
+        )
+
+    def test_adds_a_node_later_without_a_word_about_hosts(self, tmp_path: Path) -> None:
+        assert default_hosts(tmp_path) == DEFAULT_HOSTS
+        self.run(str(tmp_path))
+        assert default_hosts(tmp_path) == ()
+        lines = self.run(str(tmp_path), "--node", "edge-3", "--days", "7").splitlines()
+        assert lines[:3] == [f"{tmp_path}/edge-3.pem", f"{tmp_path}/edge-3.key", ""]
+        handshake(*contexts(tmp_path, "aggregator", "edge-3"), "localhost")
+        with pytest.raises(UserError, match=r"aggregator\.pem exists"):
+            self.run(str(tmp_path), "--host", "edge.example")

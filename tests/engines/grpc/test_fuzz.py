@@ -1,0 +1,249 @@
+"""Twenty thousand messages that were damaged on the way, or made up: each is a `PeerError` or means something valid."""
+
+import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedbudget.engines.grpc import codec as wire
+from fedbudget.engines.grpc.codec import (
+    AggregatorReader,
+    EncodedBroadcast,
+    NodeReader,
+    pack_broadcast,
+    pack_farewell,
+    pack_hello,
+    pack_ready,
+    pack_report,
+    pack_welcome,
+)
+from fedbudget.engines.remote.compression import Kind, encode
+from fedbudget.engines.remote.costs import NodeCosts
+from fedbudget.engines.remote.messages import Answer, Farewell, Hello, Ready, RoundRequest, Welcome
+from fedbudget.engines.remote.task import Moments, Request, Samples, Task
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report
+
+MESSAGES = 20_000
+D, NODES, PART = 20, 2, 64  # small parts, so that vectors come in several
+
+RNG = np.random.default_rng(0)
+NUMBERS, SIZES = np.arange(NODES) + 3, np.array([10, 20])
+W, BEFORE, BEST, MEAN = (RNG.normal(size=D).astype(np.float32) for _ in range(4))
+SAID = Broadcast(
+    5,
+    W,
+    3,
+    0.1,
+    estimate=True,
+    best=True,
+    stop=False,
+    gradient=True,
+    drift=Drift(True, 0.5),
+    catch_up=CatchUp(BEST, MEAN, 2),
+)
+EACH = RNG.random(D)
+MOMENTS = Moments(EACH, EACH), Moments(EACH[:1], EACH[:1])
+SAMPLES = Samples((10, 20), (4, 5), "uint8", 1 / 255, ("a", "b"), True, True, *MOMENTS)
+COSTS = NodeCosts(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, "host")
+
+
+def task(kind: Kind) -> Task:
+    asked = Request(estimate=True, gradient=True, curvature=False, drift=True)
+    return Task("svm", D, 5, 1, 4, kind, 100, replace(SAMPLES, sizes=()), asked)
+
+
+def report(kind: Kind) -> list[bytes]:
+    each, vectors = np.array([0.5, np.nan]), np.stack([W, BEST])
+    made = Report(5, NUMBERS, SIZES, each, each, vectors, each, each, vectors, each, each)
+    return pack_report(made, COSTS, encode(kind, vectors) + encode(kind, vectors))
+
+
+def broadcasts(kind: Kind) -> list[list[bytes]]:
+    difference = encode(kind, W - BEFORE)
+    return [
+        pack_broadcast(SAID, base_round=4, catch_up=False, difference=None),
+        pack_broadcast(SAID, base_round=4, catch_up=False, difference=difference),
+        pack_broadcast(SAID, base_round=2, catch_up=True, difference=None),
+    ]
+
+
+# Readers in all their states.
+
+
+def expecting_ready() -> NodeReader:
+    reader = NodeReader()
+    reader.feed(pack_hello(Hello("me", SAMPLES))[0])
+    reader.expect_ready()
+    return reader
+
+
+def expecting_report(kind: Kind) -> Callable[[], NodeReader]:
+    def make() -> NodeReader:
+        reader = NodeReader()
+        reader.expect_report(SAID, NUMBERS, SIZES, kind)
+        return reader
+
+    return make
+
+
+def welcomed(kind: Kind) -> Callable[[], AggregatorReader]:
+    def make() -> AggregatorReader:
+        reader = AggregatorReader()
+        reader.feed(pack_welcome(Welcome("run", task(kind), (3, 4)))[0])
+        return reader
+
+    return make
+
+
+def conversations() -> list[tuple[Callable[[], Any], list[bytes]]]:
+    """Readers in all their states, and what they would hear next."""
+    found: list[tuple[Callable[[], Any], list[bytes]]] = [
+        (NodeReader, pack_hello(Hello("me", SAMPLES, "run", (3, 4)))),
+        (expecting_ready, pack_ready(COSTS)),
+        (AggregatorReader, pack_farewell(Farewell("the end", again=True))),
+    ]
+    for kind in wire.KINDS:
+        found.append((expecting_report(kind), report(kind)))
+        found.append((AggregatorReader, pack_welcome(Welcome("run", task(kind), (3, 4)))))
+        found += [(welcomed(kind), messages) for messages in broadcasts(kind)]
+    return found
+
+
+# Damage.
+
+
+ODD = [bytes(6) + b"\xf8\x7f", b"\xff" * 8, b"\x00\x00\xc0\x7f", b"\xff\xff\x7f\x7f", bytes(8)]
+"""NaN, the largest numbers and zeros, as floats or as integers."""
+
+
+def damaged(rng: np.random.Generator, original: bytes, real: list[bytes]) -> bytes:
+    message = bytearray(original)
+    for _ in range(rng.integers(1, 4)):
+        at, other = int(rng.integers(len(message) + 1)), real[rng.integers(len(real))]
+        match rng.integers(8):
+            case 0 | 1:  # bits
+                for _ in range(rng.integers(1, 5)):
+                    if message:
+                        message[rng.integers(len(message))] ^= 1 << int(rng.integers(8))
+            case 2:  # the end is missing
+                message = message[:at]
+            case 3:  # a piece comes twice
+                message[at:at] = message[at : at + int(rng.integers(1, 40))]
+            case 4:  # the beginning of one and the end of another
+                message = message[:at] + other[rng.integers(len(other) + 1) :]
+            case 5:  # numbers that are not numbers, or large
+                piece = ODD[rng.integers(len(ODD))]
+                message[at : at + len(piece)] = piece
+            case 6:  # a field of any number and kind
+                message[at:at] = field(rng)
+            case _:  # one message after the other, which protobuf takes for one
+                message += other
+    return bytes(message)
+
+
+def field(rng: np.random.Generator) -> bytes:
+    kind, content = int(rng.choice([0, 1, 2, 5])), rng.bytes(int(rng.integers(0, 30)))
+    key = varint(int(rng.integers(1, 16)) << 3 | kind)
+    if kind == 0:
+        return key + varint(int(rng.integers(0, 2**63)))
+    return key + (varint(len(content)) + content if kind == 2 else rng.bytes(8 if kind == 1 else 4))
+
+
+def varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def test_damaged_messages_are_refused_or_mean_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "PART", PART)
+    rng, known = np.random.default_rng(20_000), conversations()
+    real = [message for _, messages in known for message in messages]
+    refused, understood = [""], dict.fromkeys((Hello, Ready, Answer, Welcome, RoundRequest, Farewell), 0)
+    for number in range(MESSAGES):
+        make, messages = known[number % len(known)]
+        try:
+            found = converse(rng, make(), messages, real)
+        except PeerError as error:
+            refused.append(str(error))
+        else:
+            if found is not None:
+                check(found)
+                understood[type(found)] += 1
+    assert len(refused) > MESSAGES / 3
+    assert max(map(len, refused)) < 1000
+    assert min(understood.values()) > 50, understood
+
+
+def converse(rng: np.random.Generator, reader: Any, messages: list[bytes], real: list[bytes]) -> Any:
+    """One of the messages is damaged, or another one altogether; those before and after it are not."""
+    which, found = rng.integers(len(messages)), None
+    for number, message in enumerate(messages):
+        found = reader.feed(other_than(rng, message, real) if number == which else message)
+        assert held(reader) <= 2 * NODES * 4 * D
+    if isinstance(found, EncodedBroadcast):
+        found = found.request(BEFORE if rng.integers(4) else None)
+    return found
+
+
+def other_than(rng: np.random.Generator, message: bytes, real: list[bytes]) -> bytes:
+    match rng.integers(12):
+        case 0:
+            return b"".join(field(rng) for _ in range(rng.integers(1, 6)))
+        case 1:
+            return damaged(rng, real[rng.integers(len(real))], real)
+        case _:
+            return damaged(rng, message, real)
+
+
+def held(reader: Any) -> int:
+    """Bytes of vectors that a reader holds."""
+    return 0 if reader._vectors is None else len(reader._vectors.data)
+
+
+def check(found: Any) -> None:
+    """What is understood is what may be used without a second look."""
+    if isinstance(found, Hello):
+        assert found.samples.sizes
+        assert min(found.samples.sizes) >= 1
+        assert 1 <= len(found.samples.shape) <= 4
+    elif isinstance(found, Ready):
+        assert min(found.costs.seconds, found.costs.step_seconds, found.costs.cpu or 0, found.costs.step_cpu or 0) >= 0
+    elif isinstance(found, Answer):
+        report = found.report
+        assert (report.round, report.losses.shape, report.best_losses.shape) == (5, (NODES,), (NODES,))
+        assert report.w is not None
+        assert report.gradients is not None
+        assert report.w.shape == report.gradients.shape == (NODES, D)
+    elif isinstance(found, Welcome):
+        assert found.task.compress in wire.KINDS
+        assert found.task.parameters >= 1
+    elif isinstance(found, RoundRequest):
+        assert np.isfinite(found.broadcast.w).all()
+        assert 0 <= found.base_round < found.broadcast.round
+        assert 0 < found.broadcast.eta < np.inf
+        assert 0 <= found.broadcast.tau <= 100
+
+
+def test_damaged_messages_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "PART", PART)
+    rng, known = np.random.default_rng(1), conversations()
+    real = [message for _, messages in known for message in messages]
+    tracemalloc.start()
+    try:
+        for number in range(1000):
+            make, messages = known[number % len(known)]
+            reader = make()
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            with suppress(PeerError):
+                converse(rng, reader, messages, real)
+            assert tracemalloc.get_traced_memory()[1] - before < 100_000
+    finally:
+        tracemalloc.stop()

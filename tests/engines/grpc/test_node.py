@@ -1,0 +1,295 @@
+"""A node's end of its connection: what it sends, and what it makes of an aggregator that goes, returns or errs."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from fedbudget.data.dataset import Dataset, Part
+from fedbudget.engines.grpc import node as node_module
+from fedbudget.engines.grpc.codec import (
+    METHOD,
+    AggregatorReader,
+    pack_broadcast,
+    pack_farewell,
+    pack_hello,
+    pack_welcome,
+)
+from fedbudget.engines.grpc.node import Refused, run_node
+from fedbudget.engines.grpc.server import AggregatorServer
+from fedbudget.engines.grpc.tokens import Tokens
+from fedbudget.engines.remote import wire_pb2 as pb
+from fedbudget.engines.remote.messages import Farewell, Hello, Welcome
+from fedbudget.engines.remote.node_data import NodeData
+from fedbudget.engines.remote.task import agree
+from fedbudget.engines.remote.worker import Worker
+from fedbudget.errors import UserError
+from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.shares import from_file
+from support.methods import bits
+from support.networked import LONG, METHODS, RUN, aggregator, network, node_data, task, until, without_network
+
+# Nothing of the data.
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """All that nodes send from now on."""
+    found: list[bytes] = []
+    send = node_module._send
+
+    async def recording(call: Any, messages: list[bytes]) -> None:
+        found.extend(messages)
+        await send(call, messages)
+
+    monkeypatch.setattr(node_module, "_send", recording)
+    return found
+
+
+FEATURES = 64
+
+
+@pytest.mark.parametrize("stored", ["uint8", "float32", "float64"])
+@pytest.mark.parametrize("method", ["paper", "frugal"])
+def test_raw_data_never_leave_a_node(sent: list[bytes], stored: str, method: str) -> None:
+    rng = np.random.default_rng(3)
+    x = rng.integers(0, 17, (60, FEATURES)) if stored == "uint8" else rng.normal(size=(60, FEATURES))
+    scale = 1 / 16 if stored == "uint8" else 0.5
+    data = Dataset("d", Part(x.astype(stored), rng.integers(0, 2, 60)), classes=("a", "b"), scale=scale)
+    own = [NodeData(data, [np.arange(30)]), NodeData(data, [np.arange(30, 60)])]
+    with network(method, batch=4) as net:
+        samples = agree([each.samples() for each in own])
+        net.task = replace(net.task, parameters=FEATURES, samples=samples)
+        start = np.zeros(FEATURES, np.float32)
+        net.aggregator = large_aggregator(method, start)
+        joined = [net.join(node, work=Worker(each)) for node, each in enumerate(own)]
+        net.start(2)
+        for _ in range(6):
+            net.round()
+        net.server.close(Farewell("the run is over"))
+        assert [each.result(LONG).reason for each in joined] == ["the run is over"] * 2
+        received = net.server.counters.received
+
+    kinds = [only_known_fields(message).WhichOneof("kind") for message in sent]
+    assert sorted(kinds) == ["hello"] * 2 + ["ready"] * 2 + ["report"] * 12
+    assert sum(len(message) + 5 for message in sent) == received
+    everything, pieces = b"|".join(sent), 0
+    for row in data.train.x:
+        for values in (row, row * scale):
+            for form in ("<f4", "<f8", ">f4", ">f8", "u1"):
+                if form == "u1" and (stored != "uint8" or values is not row):
+                    continue
+                for at in range(0, FEATURES, 16):  # a quarter of a sample is too much already
+                    piece = values[at : at + 16].astype(form).tobytes()
+                    assert piece not in everything
+                    pieces += 1
+    assert pieces >= 60 * 4 * 8
+
+
+def large_aggregator(method: str, start: Any) -> Aggregator:
+    known = aggregator(method)
+    return Aggregator(
+        start,
+        budget=known.ledger.budget,
+        expected=known.ledger.costs,
+        step_size=known._step_size,
+        **METHODS[method][1],
+    )
+
+
+def only_known_fields(data: bytes) -> Any:
+    """The message, which has nothing in it but what the protocol names."""
+    message = pb.FromNode.FromString(data)
+    size = message.ByteSize()
+    message.DiscardUnknownFields()  # type: ignore[attr-defined]
+    assert message.ByteSize() == size == len(data)
+    return message
+
+
+def csv(folder: Path, rows: int) -> Path:
+    rng, path = np.random.default_rng(rows), folder / f"{rows}.csv"
+    lines = [",".join(f"{value:.6f}" for value in rng.normal(3, 2, size=4)) for _ in range(rows)]
+    path.write_text("\n".join(["a,b,c,target", *lines]) + "\n")
+    return path
+
+
+def test_of_a_csv_only_means_and_deviations_are_told(tmp_path: Path) -> None:
+    sizes = []
+    for rows in (10, 1000):
+        own = from_file(csv(tmp_path, rows))
+        (message,) = pack_hello(Hello("me", own.samples()))
+        request = only_known_fields(message).hello.samples
+        x, values = own.dataset.train.x.astype(np.float64), own.dataset.train.values
+        assert values is not None
+        np.testing.assert_allclose(request.features.mean, x.mean(axis=0))
+        np.testing.assert_allclose(request.features.deviation, x.std(axis=0))
+        np.testing.assert_allclose(request.target.mean, [values.mean()])
+        sizes.append(len(message))
+    assert abs(sizes[0] - sizes[1]) <= 1  # a hundred times as many samples take a digit more
+    with pytest.raises(UserError, match="has 9 samples; to be standardised it needs 10"):
+        from_file(csv(tmp_path, 9)).samples()
+
+
+def test_what_nodes_count_is_what_the_hub_counts(sent: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[bytes] = []
+
+    class Counting(AggregatorReader):
+        def feed(self, data: bytes) -> Any:
+            heard.append(data)
+            return super().feed(data)
+
+    monkeypatch.setattr(node_module, "AggregatorReader", Counting)
+    with network("paper") as net:
+        joined = [net.join(node) for node in range(3)]
+        net.start(3)
+        for _ in range(4):
+            net.round()
+        net.server.close(Farewell("over"))
+        for each in joined:
+            each.result(LONG)
+        assert net.server.counters.received == sum(len(message) + 5 for message in sent)
+        assert net.server.counters.sent == sum(len(message) + 5 for message in heard)
+    assert len(heard) == 3 * (1 + 4 + 1)
+
+
+# An aggregator that goes and comes back.
+
+
+def test_a_node_goes_on_with_an_aggregator_that_comes_back() -> None:
+    heard: list[str] = []
+    with network(batch=5) as net:
+        joined = [net.join(node, heard=heard.append) for node in (0, 1)]
+        net.start(2)
+        net.round(), net.round()
+        members = net.server.standing()
+        address = net.address
+        net.server.close(Farewell("back soon", again=True))
+        net.server = AggregatorServer(address, run=RUN, tokens=Tokens())
+        net.server.open()
+        net.server.start(net.task, members)
+        net.ready(2)
+        net.round(), net.round()
+        assert bits(net.all_told) == bits(without_network([[0, 1]] * 4, batch=5))
+        assert any("back soon" in text for text in heard)
+        net.server.close(Farewell("over"))
+        assert [each.result(LONG) for each in joined] == [Farewell("over")] * 2
+
+
+def test_a_round_that_the_aggregator_never_counted_is_made_again() -> None:
+    works = [Worker(node_data(node)) for node in (0, 1)]
+    with network(batch=5) as net:
+        for node in (0, 1):
+            net.join(node, work=works[node])
+        net.start(2)
+        net.round()
+        members, address, broadcast = net.server.standing(), net.address, net.aggregator.pending
+        assert broadcast is not None
+        net.server.begin(broadcast, least=2, timeout=LONG, left=LONG)  # and crashes when the nodes have answered
+        until(lambda: [work.made for work in works] == [2, 2])
+        net.server.finish()
+        net.server.close(Farewell("a crash, say", again=True))
+        net.server = AggregatorServer(address, run=RUN, tokens=Tokens())
+        net.server.open()
+        net.server.start(net.task, members)
+        net.ready(2)
+        net.round(), net.round()
+        assert bits(net.all_told) == bits(without_network([[0, 1]] * 3, batch=5))
+
+
+def test_an_aggregator_that_is_not_there_is_given_up() -> None:
+    with network() as net:
+        address = net.address
+    with pytest.raises(Refused, match=f"{address} could not be reached for 0 seconds"):
+        asyncio.run(run_node(address, Worker(node_data(0)), name="node-0", patience=0.0))
+
+
+# An aggregator that misbehaves.
+
+
+async def met(*connections: list[bytes], code: Any = None) -> list[str]:
+    """A node meets an aggregator that says these bytes on each of its connections; what the node says of it."""
+    heard: list[str] = []
+    coming = iter(connections)
+
+    async def converse(_: Any, context: Any) -> None:
+        if code is not None:
+            await context.abort(code, "go away")
+        for message in next(coming):
+            await context.write(message)
+        while await context.read() is not grpc.aio.EOF:
+            pass
+
+    server = grpc.aio.server()
+    service, name = METHOD.strip("/").split("/")
+    handler = grpc.stream_stream_rpc_method_handler(converse)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        await run_node(f"127.0.0.1:{port}", Worker(node_data(0)), name="node-0", heard=heard.append)
+    finally:
+        await server.stop(None)
+    return heard
+
+
+def welcome(**other: Any) -> bytes:
+    return pack_welcome(Welcome(RUN, replace(task(), **other), (0,)))[0]
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([b"\xff"], "bytes that are no message"),
+        ([b""], "an empty message where it was not expected"),
+        ([pb.FromAggregator(more=b"123").SerializeToString()], "'more' where it was not expected"),
+        ([welcome(), welcome()], "'welcome' where it was not expected"),
+        ([pack_welcome(Welcome(RUN, task(), (0, 1)))[0]], "numbers for 2 nodes, where there are 1"),
+        ([pack_farewell(Farewell("not now", again=True))[0]], "not now"),
+    ],
+)
+def test_a_node_stays_away_for_a_while_from_an_aggregator_that_breaks_the_rules(
+    messages: list[bytes], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "_FIRST_WAIT", 0.001)
+    last = pack_farewell(Farewell("over"))
+    heard = asyncio.run(met(messages, last))
+    assert any(reason in text and "next attempt in" in text for text in heard)
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"round": 5, "stands": 4}, "our memory cannot stand after round 4"),
+        ({"tau": 9}, "tau is 9, and no more than 8 was agreed on"),
+        ({"eta": float("nan")}, "eta is nan"),
+        ({"size": 10**10}, "10000000000 bytes of vectors announced"),
+        ({"vectors": np.full(6, np.inf, np.float32).tobytes()}, "parameters that are not finite"),
+    ],
+)
+def test_a_broadcast_that_cannot_be(other: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "_FIRST_WAIT", 0.001)
+    broadcast = aggregator().start()
+    message = pb.FromAggregator.FromString(pack_broadcast(broadcast, base_round=0, catch_up=False, difference=None)[0])
+    for name, value in other.items():
+        setattr(message.broadcast, name, value)
+    heard = asyncio.run(met([welcome(), message.SerializeToString()], pack_farewell(Farewell("over"))))
+    assert any(f"it said what it should not: {reason}" in text for text in heard)
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [({"model": "unheard-of"}, "unknown model"), ({"parameters": 7}, "7 at the aggregator")],
+)
+def test_a_task_that_cannot_be_done_ends_the_node_with_a_reason(other: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Refused, match=reason):
+        asyncio.run(met([welcome(**other)]))
+
+
+@pytest.mark.parametrize("code", sorted(node_module._FINAL, key=str))
+def test_a_node_that_does_not_belong_ends(code: Any) -> None:
+    with pytest.raises(Refused, match="refused node-0: go away"):
+        asyncio.run(met(code=code))

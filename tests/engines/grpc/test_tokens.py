@@ -1,0 +1,178 @@
+"""Names of nodes, and tokens: what is let in, what is refused, and that nothing of a token is ever shown."""
+
+import hmac
+import traceback
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedbudget.engines.grpc.tokens import TOKEN_VARIABLE, Tokens, check_name, node_token, valid_name
+from fedbudget.errors import UserError
+
+ONE, TWO = "first-token-0123456789", "second-token-9876543210"
+
+
+@pytest.fixture(autouse=True)
+def _no_token_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+
+
+def secret_file(folder: Path, text: str | bytes) -> Path:
+    path = folder / "tokens"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    path.chmod(0o600)
+    return path
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", ["a", "7", "edge-1", "Edge_1.local", "n" * 64])
+    def test_that_are_plain_are_good(self, name: str) -> None:
+        assert valid_name(name)
+        assert check_name(name) == name
+
+    @pytest.mark.parametrize("name", ["", "-a", ".a", "_a", "a/b", "a b", "a\n", "é", "٣", "n" * 65, "a\x00"])
+    def test_that_are_not_are_refused(self, name: str) -> None:
+        assert not valid_name(name)
+        with pytest.raises(UserError, match="cannot be the name of a node"):
+            check_name(name)
+
+
+class TestTokens:
+    def test_are_not_required_when_there_are_none(self) -> None:
+        tokens = Tokens.load(None)
+        assert not tokens.required
+        assert tokens.allows("edge-1", "")
+
+    @pytest.mark.parametrize("text", [ONE, f"{ONE}\n", f"\n# shared\r\n  {ONE}  # for all\r\n\n", f"\ufeff{ONE}"])
+    def test_shared_one_is_for_every_name(self, tmp_path: Path, text: str) -> None:
+        tokens = Tokens.load(secret_file(tmp_path, text))
+        assert tokens.required
+        assert tokens.allows("edge-1", ONE)
+        assert tokens.allows("edge-2", ONE)
+        for wrong in (TWO, "", ONE[:-1], f"{ONE} ", ONE.upper(), "\ud800", "é" * 20):
+            assert not tokens.allows("edge-1", wrong)
+
+    def test_one_for_each_node_is_for_that_name_only(self, tmp_path: Path) -> None:
+        tokens = Tokens.load(secret_file(tmp_path, f"# ours\nedge-1 {ONE}\n\n\tedge-2\t{TWO} # new\n"))
+        assert tokens.required
+        allowed = {(name, token) for name in ("edge-1", "edge-2", "edge-3", "") for token in (ONE, TWO, "", "edge-1")}
+        allowed = {pair for pair in allowed if tokens.allows(*pair)}
+        assert allowed == {("edge-1", ONE), ("edge-2", TWO)}
+
+    def test_a_sign_within_a_token_begins_no_comment(self, tmp_path: Path) -> None:
+        assert Tokens.load(secret_file(tmp_path, "half#of#a#token#here")).allows("n", "half#of#a#token#here")
+
+    def test_from_the_environment_is_shared_and_a_file_comes_before_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(TOKEN_VARIABLE, f"{ONE}\n")
+        assert Tokens.load(None).allows("any", ONE)
+        assert node_token(None) == ONE
+        path = secret_file(tmp_path, TWO)
+        assert not Tokens.load(path).allows("any", ONE)
+        assert Tokens.load(path).allows("any", TWO)
+        assert node_token(path) == TWO
+
+    def test_of_a_node_may_be_absent(self) -> None:
+        assert node_token(None) is None
+
+    def test_an_unknown_name_is_compared_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        compared: list[tuple[int, int]] = []
+        real = hmac.compare_digest
+
+        def count(one: bytes, other: bytes) -> bool:
+            compared.append((len(one), len(other)))
+            return real(one, other)
+
+        tokens = Tokens.load(secret_file(tmp_path, f"edge-1 {ONE}"))
+        monkeypatch.setattr(hmac, "compare_digest", count)
+        for name, token in (("edge-1", ONE), ("edge-1", "x"), ("stranger", ONE), ("stranger", "y" * 1000)):
+            tokens.allows(name, token)
+        assert compared == [(32, 32)] * 4
+
+    def test_are_nowhere_in_what_is_shown_or_kept(self, tmp_path: Path) -> None:
+        shared = Tokens.load(secret_file(tmp_path, ONE))
+        by_name = Tokens.load(secret_file(tmp_path, f"edge-1 {ONE}\nedge-2 {TWO}"))
+        for tokens in (shared, by_name):
+            for text in (repr(tokens), str(tokens), f"{tokens}", repr(vars(tokens)), repr([tokens])):
+                assert ONE not in text
+                assert TWO not in text
+            assert repr(tokens) == "Tokens()"
+
+    @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o620, 0o644])
+    def test_in_a_file_that_others_can_read_are_refused(self, tmp_path: Path, mode: int) -> None:
+        path = secret_file(tmp_path, ONE)
+        path.chmod(mode)
+        for load in (Tokens.load, node_token):
+            with pytest.raises(UserError, match=rf"others can read or change .* \(mode {mode:03o}\); chmod 600 {path}"):
+                load(path)
+        path.chmod(0o400)
+        assert node_token(path) == ONE
+
+    @pytest.mark.parametrize(
+        ("text", "why"),
+        [
+            ("", "has no token"),
+            ("# only a comment\n\n", "has no token"),
+            ("fifteen-letters", "line 1: a token has at least 16 characters, not 15"),
+            (f"edge-1 {ONE}\nedge-2 short", "line 2: a token has at least 16 characters, not 5"),
+            (f"{ONE} edge-1", "line 1: a token has at least 16 characters, not 6"),
+            (f"{ONE}! {TWO}", "line 1: .*the first word cannot be the name of a node"),
+            (f"{ONE}\n{TWO}", "has 2 lines with tokens"),
+            (f"edge-1 {ONE}\n{TWO}", "line 2: .*this one has no name"),
+            (f"\nedge-1 {ONE}\nedge-1 {TWO}", "line 3: this name has a token already"),
+            (f"edge-1 {ONE}\nedge-2 {ONE}", "line 2: another node has the same token"),
+            (f"edge-1 {ONE} {TWO}", "line 1: expected TOKEN or NAME TOKEN, found 3 words"),
+            (f"{ONE}é", "line 1: a token has ASCII letters, digits and signs only"),
+            (ONE.encode() + b"\xff", "is not a text file"),
+        ],
+    )
+    def test_that_are_wrong_are_refused_and_not_shown(self, tmp_path: Path, text: str | bytes, why: str) -> None:
+        path = secret_file(tmp_path, text)
+        with pytest.raises(UserError, match=why) as refused:
+            Tokens.load(path)
+        assert_secret(refused.value)
+
+    def test_a_node_takes_no_file_of_many(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="line 1: a node's file has its token only") as refused:
+            node_token(secret_file(tmp_path, f"edge-1 {ONE}"))
+        assert_secret(refused.value)
+        with pytest.raises(UserError, match="has 2 lines"):
+            node_token(secret_file(tmp_path, f"edge-1 {ONE}\nedge-2 {TWO}"))
+
+    @pytest.mark.parametrize("text", ["", "  ", "fifteen-letters", f"{ONE} {TWO}"])
+    def test_that_are_wrong_in_the_environment_are_refused_and_not_shown(
+        self, text: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(TOKEN_VARIABLE, text)
+        for load in (Tokens.load, node_token):
+            with pytest.raises(UserError, match=f"the variable {TOKEN_VARIABLE}: a token has") as refused:
+                load(None)
+            assert_secret(refused.value)
+
+    def test_in_a_file_that_is_not_there_or_a_folder_are_an_error_for_people(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"cannot read the token file .*: No such file"):
+            Tokens.load(tmp_path / "none")
+        with pytest.raises(UserError, match=r"cannot read the token file .*: Is a directory"):
+            node_token(tmp_path)
+
+    @given(token=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=16, max_size=40), other=st.text())
+    def test_allow_what_was_set_and_nothing_else(self, token: str, other: str) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(TOKEN_VARIABLE, token)
+            tokens = Tokens.load(None)
+        assert tokens.allows("edge-1", token)
+        assert tokens.allows("edge-1", other) == (other == token)
+
+
+def assert_secret(error: BaseException) -> None:
+    """Neither the message nor what hangs on it shows a token. (Source lines of a traceback do not hold values.)"""
+    shown = "".join(traceback.format_exception(error)) + repr(error) + repr(error.__dict__)
+    for secret in (ONE, TWO, "fifteen-letters"):
+        assert secret not in shown
+    assert error.__context__ is None or error.__suppress_context__
+
+
+# Certificates

@@ -1,0 +1,296 @@
+"""The network engine: how long a round may take, what it costs, and whole runs to the bits of those in one process."""
+
+import asyncio
+import threading
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedbudget import deployment
+from fedbudget.budget import Budget, Costs
+from fedbudget.deployment import ServerOptions
+from fedbudget.engines import in_process
+from fedbudget.engines.grpc.node import run_node
+from fedbudget.engines.grpc.server import AggregatorServer
+from fedbudget.engines.remote import engine
+from fedbudget.engines.remote.costs import NodeCosts
+from fedbudget.engines.remote.engine import OVERTIME
+from fedbudget.engines.remote.messages import Answer
+from fedbudget.engines.remote.round import CollectedRound
+from fedbudget.engines.remote.worker import Worker
+from fedbudget.meters import network_meters, simulated, simulated_meters
+from fedbudget.meters.declared import Energy, Money
+from fedbudget.meters.host import estimated
+from fedbudget.meters.measured import Instant
+from fedbudget.meters.meter import Meters, RoundTrip
+from fedbudget.models.base import loss_over
+from fedbudget.plan import prepare
+from fedbudget.protocol.aggregator import Aggregator, Outcome
+from fedbudget.protocol.messages import Broadcast
+from fedbudget.settings import Settings
+from fedbudget.shares import from_dataset
+from fedbudget.training import execute
+from support.hand_made import make, report
+from support.methods import bits
+from support.networked import LONG, aggregator, network, node_data, task
+from support.problems import costs
+
+ENERGY, MONEY = Energy(5.0, 1e-6), Money(0.1, 0.1)
+
+
+def measured(**limits: float) -> Meters:
+    return network_meters(Budget(limits), ENERGY, MONEY)
+
+
+def simulated_costs(seconds: float = 5.0) -> Meters:
+    return simulated_meters(Budget({"time": seconds}), ENERGY, MONEY, simulated.SGD, np.random.default_rng(3))
+
+
+def trip(updates: int = 5, step: float = 1.0, seconds: float = 7.0) -> RoundTrip:
+    return RoundTrip(updates, 2, 0, step, seconds, 0.0, 0.0)
+
+
+def broadcast(tau: int = 3) -> Broadcast:
+    return replace(make().start(), tau=tau)
+
+
+# How long a round may take.
+
+
+TRIED = NodeCosts(0.001, 0.01, 0.001, 0.01)
+
+
+def clock_of(meters: Meters, timeout: float | None) -> engine._Clock:
+    return engine._Clock(meters, timeout, TRIED)
+
+
+class TestDeadline:
+    def test_is_what_was_asked_for(self) -> None:
+        clock = clock_of(measured(time=100), 1.5)
+        clock.saw(trip())
+        assert clock.deadline(broadcast()) == 1.5
+
+    def test_is_longer_for_slow_nodes_and_large_models_until_it_is_known_what_rounds_take(self) -> None:
+        slow = NodeCosts(step_seconds=20.0, seconds=30.0, step_cpu=0.0, cpu=0.0)
+        clock = engine._Clock(measured(time=100), None, slow)
+        assert clock.deadline(broadcast(tau=3)) == pytest.approx(4 * (30 + 2 * 20), rel=1e-3)
+        large = replace(broadcast(), w=np.zeros(10_000_000, np.float32))
+        assert clock_of(measured(time=100), None).deadline(large) > 4 * 120e6 / 250e3  # at 2 Mbit/s, both ways
+
+    def test_is_generous_until_some_rounds_were_made(self) -> None:
+        clock = clock_of(measured(time=100), None)
+        assert clock.deadline(broadcast()) == 30
+        clock.saw(trip(updates=2, step=0.1, seconds=0.3))
+        assert clock.deadline(broadcast()) == 30
+
+    def test_is_four_times_what_a_round_should_take(self) -> None:
+        clock = clock_of(measured(time=100), None)
+        for seconds in (7.0, 8.0, 1000.0):  # one out of the ordinary does not matter
+            clock.saw(trip(updates=5, step=1.0, seconds=seconds))
+        assert clock.deadline(broadcast(tau=20)) == 4 * (20 * 1.0 + 3.0)
+        assert clock.deadline(broadcast(tau=0)) == 4 * (1.0 + 3.0)  # the final loss counts as one update
+
+    def test_is_never_less_than_three_seconds(self) -> None:
+        clock = clock_of(measured(time=100), None)
+        for _ in range(3):
+            clock.saw(trip(updates=5, step=0.001, seconds=0.01))
+        assert clock.deadline(broadcast()) == 3
+
+
+class TestLeft:
+    def test_is_what_the_budget_has_and_a_little_more(self) -> None:
+        ours = make(10.0)
+        ours.receive(report(ours.start(), 1.0, 1.0), costs([1], [1]))  # three updates and the rest: 4 s
+        assert clock_of(measured(time=10), None).left(ours, 2.0) == pytest.approx(10 * (1 + OVERTIME) - 4 - 2)
+        assert OVERTIME < 0.05
+
+    def test_is_never_negative(self) -> None:
+        ours = make(10.0)
+        ours.start()
+        assert clock_of(measured(time=10), None).left(ours, 50.0) == 0
+
+    @pytest.mark.parametrize("meters", [simulated_costs(), measured(bytes=1e6)])
+    def test_is_for_ever_where_time_is_not_measured_or_not_limited(self, meters: Meters) -> None:
+        assert clock_of(meters, None).left(make(10.0), 50.0) == float("inf")
+
+
+# What a round costs.
+
+
+def answer(node: int, **other: Any) -> Answer:
+    known = {"step_seconds": 0.1, "seconds": 1.0, "step_cpu": 0.2, "cpu": 2.0, **other}
+    whole = report(broadcast(), 0.5)
+    numbers = np.array([2 * node, 2 * node + 1])
+    return Answer(replace(whole, nodes=numbers), NodeCosts(**known))
+
+
+def test_time_is_of_the_slowest_and_cpu_of_all() -> None:
+    found = engine._trip(
+        broadcast(4), [answer(0), answer(1, step_seconds=0.3, step_cpu=0.5, cpu=3.0)], Instant(9.0, 0.7), 123
+    )
+    assert (found.updates, found.nodes, found.wire_bytes) == (4, 4, 123)
+    assert (found.step_seconds, found.seconds) == (0.3, 9.0)
+    assert [found.step_cpu, found.cpu] == pytest.approx([0.7, 2.0 + 3.0 + 0.7])
+    assert (found.metered, found.joules, found.step_joules) == (0, None, None)
+
+
+def test_the_aggregators_own_node_is_on_its_own_clock_already() -> None:
+    found = engine._trip(broadcast(4), [answer(0, here=True), answer(1)], Instant(9.0, 2.5), 0)
+    assert found.cpu == pytest.approx(2.5 + 2.0)
+    assert found.step_cpu == pytest.approx(0.2 + 0.2)
+
+
+def test_energy_counts_once_for_each_machine() -> None:
+    answers = [
+        answer(0, host="a", joules=10.0, step_joules=1.0),
+        answer(1, host="a", joules=11.0, step_joules=2.0),  # the same meter, read a little later
+        answer(2, host="b", joules=5.0, step_joules=0.5),
+        answer(3),
+    ]
+    found = engine._trip(broadcast(), answers, Instant(1.0, 1.0), 0)
+    assert (found.metered, found.nodes) == (6, 8)
+    assert (found.joules, found.step_joules) == (16.0, 2.5)
+
+
+def test_an_estimate_of_energy_is_of_the_same_machine_and_makes_all_of_it_one() -> None:
+    read = answer(0, host="a", joules=10.0, step_joules=1.0)
+    estimate = answer(1, host=estimated("a"), joules=12.0, step_joules=3.0)
+    both = engine._trip(broadcast(), [read, estimate], Instant(1.0, 1.0), 0)
+    assert (both.joules, both.step_joules, both.estimated) == (12.0, 3.0, True)
+    assert not engine._trip(broadcast(), [read], Instant(1.0, 1.0), 0).estimated
+
+
+def test_the_final_loss_counts_as_one_update() -> None:
+    assert engine._trip(broadcast(0), [answer(0)], Instant(1.0, 1.0), 0).updates == 1
+
+
+def test_a_trial_is_as_slow_as_the_slowest() -> None:
+    tried = [NodeCosts(0.1, 1.0, 0.01, 0.1), NodeCosts(0.2, 0.5, 0.02, 0.2)]
+    found = engine.slowest(tried)
+    assert (found.step_seconds, found.seconds) == (0.2, 1.0)
+    assert [found.step_cpu, found.cpu] == pytest.approx([0.03, 0.3])
+
+
+def test_a_round_that_did_not_come_together_costs_time_and_bytes_but_nothing_simulated() -> None:
+    found = engine._unfinished(measured(time=100, bytes=1e6), Instant(2.5, 0.1), 300)
+    assert (found.step.tolist(), found.aggregation.tolist()) == ([0, 0], [2.5, 300])
+    found = engine._unfinished(simulated_costs(), Instant(2.5, 0.1), 300)
+    assert (found.step.tolist(), found.aggregation.tolist()) == ([0], [0])
+
+
+def test_the_record_says_who_is_not_in_the_average() -> None:
+    ours = make()
+    ours.receive(report(ours.start(), 1.0, 1.0), costs([1], [1]))
+    found = engine._with_absent(ours, CollectedRound([], broken=(5, 3), missed=(7,), enough=True))
+    assert (found.left_out, found.missed) == ((3, 5), (7,))
+
+
+# Whole runs.
+
+
+def run(ours: Aggregator, server: AggregatorServer, meters: Meters, **how: Any) -> tuple[Outcome, list[Any]]:
+    seen: list[Any] = []
+    known: dict[str, Any] = {"least": 2, "timeout": LONG, "interrupted": lambda: False, "keep": lambda: None, **how}
+    known |= {"trial": TRIED}
+    outcome = engine.run(ours, server, meters, observe=lambda *both: seen.append(both), **known)
+    return outcome, seen
+
+
+@pytest.mark.parametrize("method", ["fixed", "paper", "frugal"])
+def test_a_run_over_a_network_comes_to_the_same_bits(method: str) -> None:
+    expected = Costs(np.array([0.01]), np.array([0.1]))
+    how = {"budget": Budget({"time": 2.0}), "expected": expected}
+    fleets = [node_data(node).fleet(task(method, batch=5), [node]) for node in (0, 1)]
+    here: list[Any] = []
+    outcome = in_process.run(
+        aggregator(method, **how), fleets, simulated_costs(2.0), observe=lambda *both: here.append(both)
+    )
+    with network(method, batch=5) as net:
+        net.join(0), net.join(1)
+        net.server.wait_for(2, lambda: False)
+        net.server.start(net.task)
+        net.ready(2)
+        again, there = run(aggregator(method, **how), net.server, simulated_costs(2.0))
+    assert len(here) > 5
+    assert bits(there) == bits(here)
+    assert bits(again) == bits(outcome)
+
+
+@pytest.fixture
+def two_nodes() -> Any:
+    with network() as net:
+        net.join(0), net.join(1)
+        net.server.wait_for(2, lambda: False)
+        net.server.start(net.task)
+        net.ready(2)
+        yield net
+
+
+def test_a_run_that_waits_for_nodes_ends_when_its_time_is_gone(two_nodes: Any) -> None:
+    ours = aggregator(budget=Budget({"time": 0.3}))
+    outcome, seen = run(ours, two_nodes.server, measured(time=0.3), least=3)
+    assert (outcome.stopped_by, seen) == ("time", [])
+    assert outcome.ledger.spent[0] >= 0.3 * (1 + OVERTIME)  # the clock ran on
+    assert outcome.w.tolist() == [0] * 6  # as it started
+
+
+def test_an_interruption_in_the_middle_of_a_round_is_saved_and_charged(two_nodes: Any) -> None:
+    over, kept = threading.Event(), []
+    ours = aggregator(budget=Budget({"time": 1000.0}))
+
+    def interrupt() -> None:
+        over.set()
+        two_nodes.server.wake()
+
+    stop = threading.Timer(0.05, interrupt)
+    stop.start()
+    outcome, _ = run(
+        ours,
+        two_nodes.server,
+        measured(time=1000),
+        least=3,
+        interrupted=over.is_set,
+        keep=lambda: kept.append(ours.ledger.spent[0]),
+    )
+    stop.join()
+    assert outcome.stopped_by == "interrupted"
+    assert kept == [outcome.ledger.spent[0]]
+    assert kept[0] > 0
+
+
+def trained(compress: str) -> tuple[float, int]:
+    """The loss over all samples that three nodes with digits come to, and what compression saved."""
+    settings = Settings(tau=5, rounds=10, nodes=3, partition="case:2", budget=("time=1000s",), compress=compress)
+    counters = []
+    threads = []
+
+    def opened(server: AggregatorServer) -> None:
+        counters.append(server.counters)
+        for number in (1, 2, 3):
+            work = Worker(from_dataset(settings, f"{number}/3"))
+            joining = run_node(f"127.0.0.1:{server.port}", work, name=f"node-{number}")
+            threads.append(threading.Thread(target=asyncio.run, args=(joining,), daemon=True))
+            threads[-1].start()
+
+    listening = ServerOptions("127.0.0.1:0")
+    with deployment.serving(settings, listening, interrupted=lambda: False, opened=opened) as plan:
+        result = execute(plan)
+    for thread in threads:
+        thread.join(LONG)
+    assert result.aggregations == 10
+    here = prepare(settings)
+    return loss_over(here.model, result.w, here.train), counters[0].saved
+
+
+def test_compression_costs_little_loss_and_saves_what_it_should() -> None:
+    exact, nothing = trained("none")
+    assert nothing == 0
+    # 64 numbers take 256 bytes; with 16 bits 128, with 8 bits 64, and 4 for the scale of the one block.
+    # Each of three nodes is told w in all rounds but the first, the final one too, and reports it in all but the last.
+    vectors = 3 * (10 + 10)
+    for compress, margin, each in (("16-bit", 1e-3, 256 - 128 - 4), ("8-bit", 2e-2, 256 - 64 - 4)):
+        loss, saved = trained(compress)
+        assert saved == vectors * each
+        assert loss == pytest.approx(exact, rel=margin)

@@ -1,0 +1,97 @@
+"""What a node holds: told of without any sample, and trained on with the class numbers and the scale of all."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedbudget.data.dataset import Dataset, Part
+from fedbudget.engines.remote.node_data import NodeData
+from fedbudget.engines.remote.task import FEWEST, Request, Task, agree
+from fedbudget.errors import UserError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(5, 3, (40, 3))
+
+
+def classified(rows: slice, classes: tuple[str, ...], labels: list[int]) -> NodeData:
+    part = Part(X[rows].astype(np.float32), np.array(labels))
+    return NodeData(Dataset("some data", part, classes=classes), [np.arange(len(labels))])
+
+
+def task(node_data: list[NodeData], model: str = "softmax", parameters: int = 12) -> Task:
+    samples = agree([each.samples() for each in node_data])
+    asked = Request(estimate=False, gradient=False, curvature=False, drift=False)
+    return Task(model, parameters, None, 0, 4, "none", 10, samples, asked)
+
+
+def test_what_is_told_of_samples() -> None:
+    part = Part(np.zeros((6, 4), np.uint8), np.zeros(6, np.int64))
+    data = Dataset("d", part, classes=("x",), scale=0.5, parity=True, shape=(2, 2))
+    found = NodeData(data, [np.arange(2), np.arange(2, 6)]).samples()
+    assert (found.sizes, found.shape, found.stored, found.scale) == ((2, 4), (2, 2), "uint8", 0.5)
+    assert (found.classes, found.values, found.parity) == (("x",), False, True)
+    assert (found.features, found.target) == (None, None)
+
+
+def test_class_numbers_become_those_of_all() -> None:
+    one, two = classified(slice(0, 3), ("cat", "dog"), [0, 1, 1]), classified(slice(3, 6), ("ant", "cat"), [0, 1, 0])
+    agreed = task([one, two])
+    assert agreed.samples.classes == ("ant", "cat", "dog")
+    fleets = [one.fleet(agreed, [0]), two.fleet(agreed, [1])]
+    assert fleets[0].shards.table.y.tolist() == [1, 2, 2]
+    assert fleets[1].shards.table.y.tolist() == [0, 1, 0]
+    assert one.dataset.train.labels is not None
+    assert one.dataset.train.labels.tolist() == [0, 1, 1]  # its own stay as they are
+
+
+def test_features_and_target_are_standardised_as_if_all_were_in_one_place() -> None:
+    values = X @ [1.0, 2.0, 3.0] + 7
+    parts = [slice(0, 15), slice(15, 40)]
+    node_data = [
+        NodeData(Dataset("d", Part(X[part], None, values[part])), [np.arange(len(X[part]))], standardise=True)
+        for part in parts
+    ]
+    agreed = task(node_data, "linear", 3)
+    tables = [each.fleet(agreed, [number]).shards.table for number, each in enumerate(node_data)]
+    together = np.concatenate([table.x for table in tables])
+    np.testing.assert_allclose(together, (X - X.mean(axis=0)) / X.std(axis=0), atol=1e-5)
+    np.testing.assert_allclose(
+        np.concatenate([table.y for table in tables]), (values - values.mean()) / values.std(), atol=1e-5
+    )
+
+
+def test_only_rows_that_are_held_are_told_of() -> None:
+    rows = [np.arange(5), np.arange(10, 20)]
+    found = NodeData(Dataset("d", Part(X)), rows, standardise=True).samples()
+    held = X[[*range(5), *range(10, 20)]]
+    assert found.features is not None
+    np.testing.assert_allclose(found.features.mean, held.mean(axis=0))
+    np.testing.assert_allclose(found.features.deviation, held.std(axis=0))
+
+
+def test_the_mean_of_few_samples_is_not_told() -> None:
+    data = Dataset("d", Part(X))
+    NodeData(data, [np.arange(FEWEST)], standardise=True).samples()
+    with pytest.raises(UserError, match="d has 9 samples; to be standardised it needs 10"):
+        NodeData(data, [np.arange(FEWEST - 1)], standardise=True).samples()
+    assert NodeData(data, [np.arange(FEWEST - 1)]).samples().features is None
+
+
+def test_another_size_of_model_is_refused() -> None:
+    one = classified(slice(0, 3), ("a", "b"), [0, 1, 1])
+    with pytest.raises(UserError, match="has 8 parameters with some data, and 9 at the aggregator"):
+        one.fleet(replace(task([one]), parameters=9), [0])
+
+
+def test_a_task_that_the_data_are_not_for_is_refused() -> None:
+    one = classified(slice(0, 3), ("a", "b"), [0, 1, 1])
+    with pytest.raises(UserError, match="no real-valued target"):
+        one.fleet(task([one], "linear", 3), [0])
+
+
+def test_a_gateway_has_several_nodes() -> None:
+    one = classified(slice(0, 6), ("a", "b"), [0, 1, 1, 0, 1, 0])
+    gateway = replace(one, rows=[np.arange(2), np.arange(2, 6)])
+    fleet = gateway.fleet(task([gateway], parameters=8), [4, 7])
+    assert (fleet.numbers.tolist(), fleet.shards.size.tolist()) == ([4, 7], [2, 4])

@@ -1,0 +1,80 @@
+"""An aggregator, and reports as a test wants them, without a fleet."""
+
+from typing import Any
+
+import numpy as np
+
+from fedbudget.arrays import Float32
+from fedbudget.budget import Budget, Costs
+from fedbudget.control import Controller, FixedTau
+from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
+from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.step_size import FixedStep, StepSize
+from support.problems import costs
+
+ONE = costs([1], [1])
+"""A local update takes 1s, the rest of a round 1s."""
+
+
+def make(
+    seconds: float = 1000.0,
+    *,
+    controller: Controller | None = None,
+    rounds: int | None = None,
+    expected: Costs = ONE,
+    step_size: StepSize | None = None,
+    **method: Any,
+) -> Aggregator:
+    """An aggregator with two parameters, w(0) = (0, 0)."""
+    return Aggregator(
+        np.zeros(2, np.float32),
+        budget=Budget({"time": seconds}),
+        controller=controller or FixedTau(3),
+        step_size=step_size or FixedStep(0.1),
+        expected=expected,
+        rounds=rounds,
+        **method,
+    )
+
+
+def go_on(answer: Broadcast | Outcome) -> Broadcast:
+    assert isinstance(answer, Broadcast)
+    return answer
+
+
+def ended(answer: Broadcast | Outcome) -> Outcome:
+    assert isinstance(answer, Outcome)
+    return answer
+
+
+def last(aggregator: Aggregator) -> Round:
+    assert aggregator.last is not None
+    return aggregator.last
+
+
+def w_of(number: float) -> Float32:
+    return np.array([number, -number], np.float32)
+
+
+def report(
+    broadcast: Broadcast,
+    loss: float,
+    w: float = 0.0,
+    *,
+    best: float | None = None,
+    estimates: tuple[float, float, float] | None = None,
+) -> Report:
+    """Two nodes that agree on everything, but for gradients (±δ, 0) when there are estimates; `best` is F(w^f), by
+    default not better than the loss."""
+    rho, beta, delta = estimates or (None, None, None)
+    return Report(
+        round=broadcast.round,
+        nodes=np.array([0, 1]),
+        sizes=np.array([10, 10]),
+        losses=np.full(2, loss),
+        best_losses=np.full(2, loss if best is None else best),
+        w=None if broadcast.tau == 0 else np.stack([w_of(w)] * 2),
+        rho=None if rho is None else np.full(2, rho),
+        beta=None if beta is None else np.full(2, beta),
+        gradients=None if delta is None else np.array([[delta, 0], [-delta, 0]], np.float32),
+    )

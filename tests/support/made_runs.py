@@ -1,0 +1,97 @@
+"""Runs on disk that nobody has made: records by formulas that can be checked by hand."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedbudget.runs.folder import RunWriter
+from fedbudget.runs.record import RoundRecord
+from fedbudget.settings import Settings
+
+SETTINGS = Settings(nodes=4, partition="case:2", budget=("time=20s", "bytes=2MB"), seed=3)
+
+
+def record(number: int, **changes: Any) -> RoundRecord:
+    """Round `number` of a run that spends 0.1 s and 5 kB in each, in half a second on the wall."""
+    usual = RoundRecord(
+        round=number,
+        t=5 * number,
+        tau=1 if number < 3 else 5,
+        reason="start" if number < 3 else "minimum of G",
+        eta=0.01,
+        loss=0.2 + 0.8 / number,
+        best_loss=0.2 + 0.8 / number,
+        accuracy=0.5 + 0.4 * (1 - 1 / number) if number % 5 == 1 else None,
+        rho=None if number < 2 else 1.0,
+        beta=None if number < 2 else 2.0,
+        delta=None if number < 2 else 3.0,
+        kept=(),
+        c={"time": 0.01, "bytes": 0.0},
+        b={"time": 0.05, "bytes": 5e3},
+        spent={"time": 0.1 * number, "bytes": 5e3 * number},
+        nodes=4,
+        left_out=(),
+        wall=0.5 * number,
+    )
+    return replace(usual, **changes)
+
+
+def make_run(
+    path: Path,
+    rounds: int | Sequence[RoundRecord] = 20,
+    *,
+    settings: Settings = SETTINGS,
+    summary: dict[str, Any] | None = None,
+    finished: bool = True,
+    every: Callable[[RoundRecord], RoundRecord] = lambda own: own,
+) -> Path:
+    """A run's folder; `summary` is added to what the summary of a finished one says."""
+    records = [every(record(number)) for number in range(1, rounds + 1)] if isinstance(rounds, int) else list(rounds)
+    writer = RunWriter(path, settings.to_toml())
+    for each in records:
+        writer.append(each)
+    if finished:
+        taus = [each.tau for each in records]
+        usual = {
+            "loss": records[-1].best_loss,
+            "accuracy": 0.9,
+            "average_tau": sum(tau * tau for tau in taus) / sum(taus),
+            "aggregations": len(taus),
+            "local_updates": sum(taus),
+            "spent": records[-1].spent,
+            "budget": dict(settings.limits().limits),
+            "overshoot": {"time": 0.0, "bytes": 0.0},
+            "sources": {"time": "simulated", "bytes": "declared"},
+            "stopped_by": "time",
+            "status": "finished",
+        }
+        writer.finish({**usual, **(summary or {})}, b"")
+    else:
+        writer.close()
+    return path
+
+
+def many_rounds(path: Path, rounds: int) -> Path:
+    """A finished run of many rounds, of which one has a loss like no other."""
+    lines = []
+    for number in range(1, rounds + 1):
+        share = number / rounds
+        spike = 5.0 if number == rounds // 3 + 7 else 0.0
+        changes = {
+            "loss": 0.3 + 0.1 * math.sin(number) + spike,
+            "tau": 3 + number % 11,
+            "accuracy": 0.5 + 0.4 * share if number % 200 == 0 else None,
+            "spent": {"time": 19 * share, "bytes": 1e6 * share},
+        }
+        lines.append(record(number, **changes).to_json() + "\n")
+    make_run(path)
+    (path / "rounds.jsonl").write_text("".join(lines))
+    return path
+
+
+def summary_of(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((path / "summary.json").read_text())
+    return found

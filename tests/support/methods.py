@@ -1,0 +1,97 @@
+"""Whole runs of three small nodes, in the ways that a run can be made, with simulated costs; and their bits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from fedbudget.budget import Budget, Costs
+from fedbudget.control import AdaptiveTau, FixedTau
+from fedbudget.data.shards import Shards
+from fedbudget.meters.meter import RoundTrip
+from fedbudget.meters.simulated import SGD, SimulatedTime
+from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
+from fedbudget.protocol.fleet import Fleet
+from fedbudget.protocol.memory import Memory
+from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.step_size import AutoStep, FixedStep
+from support.problems import costs, problem
+
+BUDGET = Budget({"time": 2.0})
+EXPECTED = costs([SGD.step.mean], [SGD.aggregation.mean])
+
+METHODS: dict[str, dict[str, Any]] = {
+    "fixed": {"controller": FixedTau(3), "step_size": FixedStep(0.05), "rounds": 8},
+    "paper": {"controller": AdaptiveTau(phi=0.01, tau_max=8), "step_size": FixedStep(0.05)},
+    "frugal": {
+        "controller": AdaptiveTau(tau_max=8, leap=True),
+        "step_size": AutoStep(start=0.02),
+        "correct_drift": True,
+        "delta": "parameters",
+    },
+    "astray": {  # a step size that is far too large at first, so that the run goes back
+        "controller": AdaptiveTau(tau_max=8),
+        "step_size": AutoStep(start=20.0, growth=50.0),
+        "correct_drift": True,
+        "delta": "parameters",
+    },
+}
+
+
+def nodes(name: str, batch: int | None) -> list[Fleet]:
+    """Three nodes with data of their own kinds, as fleets of one."""
+    case = problem(name, 12)
+    parts = np.split(np.argsort(case.x[:, 0]), [17, 40])
+    return [
+        Fleet(case.model, Shards.of(case.table, [part]), batch=batch, seed=9, numbers=[node])
+        for node, part in enumerate(parts)
+    ]
+
+
+def new_aggregator(name: str, method: str, **more: Any) -> Aggregator:
+    return Aggregator(problem(name, 12).start(1), budget=BUDGET, expected=EXPECTED, **METHODS[method], **more)
+
+
+def recall(memory: Memory, method: str, **more: Any) -> Aggregator:
+    return Aggregator.recall(memory, budget=BUDGET, **METHODS[method], **more)
+
+
+def simulated_time() -> SimulatedTime:
+    return SimulatedTime(SGD, np.random.default_rng(5))
+
+
+def read(time: SimulatedTime, broadcast: Broadcast) -> Costs:
+    trip = RoundTrip(max(1, broadcast.tau), nodes=3, wire_bytes=0, step_seconds=0, seconds=0, step_cpu=0, cpu=0)
+    cost = time.read(trip)
+    return costs([cost.step], [cost.aggregation])
+
+
+@dataclass(frozen=True)
+class Happened:
+    """One round, and what it was answered with."""
+
+    broadcast: Broadcast
+    record: Round | None
+    answer: Broadcast | Outcome
+
+
+def one_round(aggregator: Aggregator, fleets: Sequence[Fleet], time: SimulatedTime) -> Happened:
+    broadcast = aggregator.pending
+    assert broadcast is not None
+    report = Report.merge([fleet.answer(broadcast) for fleet in fleets])
+    answer = aggregator.receive(report, read(time, broadcast))
+    return Happened(broadcast, aggregator.last, answer)
+
+
+def bits(value: Any) -> Any:
+    """Anything as something that is equal only to what has the same bits: NaN too, and -0 is not 0."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, float):
+        return value.hex()
+    if is_dataclass(value):
+        return type(value).__name__, [bits(getattr(value, field.name)) for field in fields(value)]
+    if isinstance(value, list | tuple):
+        return [bits(each) for each in value]
+    return value

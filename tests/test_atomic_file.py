@@ -1,0 +1,34 @@
+"""Files that are written whole or not at all."""
+
+from pathlib import Path
+
+import pytest
+
+from fedbudget import atomic_file
+from support.small_disk import fill, small_disk
+
+
+def test_a_file_is_replaced(tmp_path: Path) -> None:
+    for content in (b"first", b"", b"third"):
+        atomic_file.replace(tmp_path / "file", content)
+        assert (tmp_path / "file").read_bytes() == content
+        assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("room", [0, 4096, 8192])
+def test_on_a_full_disk_what_was_there_stays_and_nothing_lies_beside_it(tmp_path: Path, room: int) -> None:
+    with small_disk(tmp_path / "disk", 2**18) as disk:
+        atomic_file.replace(disk / "file", b"old")
+        fill(disk, but=room)
+        with pytest.raises(OSError, match="No space left"):
+            atomic_file.replace(disk / "file", bytes(3 * 4096))
+        assert (disk / "file").read_bytes() == b"old"
+        assert {each.name for each in disk.iterdir()} == {"file", "filler"}
+        (disk / "filler").unlink()
+        atomic_file.replace(disk / "file", b"new")
+        assert (disk / "file").read_bytes() == b"new"
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        atomic_file.replace(tmp_path / "none" / "file", b"")

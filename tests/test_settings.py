@@ -1,0 +1,172 @@
+"""Settings: what a file may hold, what is refused, and that writing and reading change nothing."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from fedbudget.control import AdaptiveTau, FixedTau
+from fedbudget.errors import UserError
+from fedbudget.settings import Settings
+from fedbudget.step_size import AutoStep, FixedStep
+
+positive = st.floats(1e-9, 1e9)
+settings_of_any_kind = st.builds(
+    Settings,
+    model=st.text(max_size=20),
+    dataset=st.text(max_size=40),
+    target=st.none() | st.text(max_size=20),
+    test_share=st.floats(0, 1, exclude_max=True),
+    nodes=st.none() | st.integers(1, 10**6),
+    partition=st.sampled_from([None, "case:1", "case:4", "dirichlet:0.5", "files"]),
+    tau=st.just("adaptive") | st.integers(1, 10**6),
+    budget=st.sampled_from([("time=15s",), ("time=2min", "bytes=20MB", "money=0.40")]),
+    costs=st.sampled_from(["simulated", "measured"]),
+    batch_size=st.none() | st.just("full") | st.integers(1, 10**6),
+    step_size=positive,
+    phi=positive,
+    gamma=st.floats(1, 1e6),
+    tau_max=st.integers(1, 10**6),
+    seed=st.integers(0, 2**63 - 1),
+    rounds=st.none() | st.integers(1, 10**6),
+    watts=positive,
+)
+
+
+def read(folder: Path, text: str) -> dict[str, object]:
+    path = folder / "settings.toml"
+    path.write_text(text, encoding="utf-8")
+    return Settings.from_toml(path)
+
+
+@hypothesis_settings(deadline=None)  # it writes files
+@given(settings=settings_of_any_kind)
+def test_settings_written_and_read_are_the_same(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("settings") / "config.toml"
+    path.write_text(settings.to_toml(), encoding="utf-8")
+    assert Settings(**Settings.from_toml(path)) == settings
+
+
+def test_a_file_has_the_names_of_the_options_and_all_of_them(tmp_path: Path) -> None:
+    everything = Settings(
+        nodes=5,
+        partition="case:1",
+        batch_size=100,
+        rounds=9,
+        target="y",
+        data_dir="/data",
+        train_samples=1000,
+        test_samples=100,
+        speeds=(4.0, 1.0),
+        drift_correction=True,
+        delta="gradient",
+        phi=0.01,
+        step_size="auto",
+        min_nodes=3,
+        round_timeout=2.5,
+        compress="8-bit",
+    )
+    written = read(tmp_path, everything.to_toml())
+    assert written.keys() == {field.name for field in fields(Settings)}
+    assert "step-size = 0.01" in Settings(step_size=0.01).to_toml().splitlines()
+
+
+def test_a_file_may_say_only_some(tmp_path: Path) -> None:
+    assert read(tmp_path, "nodes = 7\nbatch-size = 'full'\n") == {"nodes": 7, "batch_size": "full"}
+
+
+def test_one_limit_needs_no_list_and_whole_numbers_may_stand_for_real_ones(tmp_path: Path) -> None:
+    found = read(tmp_path, "budget = 'time=3s'\nphi = 1\n")
+    assert found["budget"] == ("time=3s",)
+    assert (found["phi"], type(found["phi"])) == (1.0, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("node = 5", "unknown key 'node'; known are model, dataset, .*step-size"),
+        ("step_size = 0.1", "unknown key 'step_size'"),
+        ("nodes = 'five'", "nodes = 'five' has the wrong type"),
+        ("nodes = 5.0", r"nodes = 5\.0 has the wrong type"),
+        ("nodes = true", "nodes = True has the wrong type"),
+        ("tau = [1]", r"tau = \[1\] has the wrong type"),
+        ("phi = 'much'", "phi = 'much' has the wrong type"),
+        ("drift-correction = 1", "drift-correction = 1 has the wrong type"),
+        ("model = 3", "model = 3 has the wrong type"),
+        ("budget = 15", "budget = 15 has the wrong type"),
+        ("budget = [15, 20]", r"budget = \[15, 20\] has the wrong type"),
+        ("[run]\nnodes = 5", "unknown key 'run'"),
+        ("nodes = ", "is not valid TOML"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name_and_key(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=rf"settings\.toml.*{message}"):
+        read(tmp_path, text)
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.toml cannot be read: No such file or directory"):
+        Settings.from_toml(tmp_path / "none.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match=r"binary\.toml is not valid TOML"):
+        Settings.from_toml(tmp_path / "binary.toml")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"tau": 0}, "tau must be at least 1, not 0"),
+        ({"tau": "fast"}, "tau must be adaptive or a whole number, not 'fast'"),
+        ({"phi": 0.0}, "phi must be positive"),
+        ({"gamma": 0.9}, "gamma must be at least 1"),
+        ({"tau_max": 0}, "tau-max must be at least 1"),
+        ({"budget": ()}, "a run needs a budget"),
+        ({"budget": ("time=1s", "time=2s")}, "budget time is given twice"),
+        ({"partition": "case:5"}, "case 5 does not exist"),
+        ({"partition": "half"}, "partition 'half' is not understood"),
+        ({"costs": "guessed"}, "costs must be simulated or measured, not 'guessed'"),
+        ({"step_size": 0.0}, "step-size must be auto or a positive number, not 0"),
+        ({"step_size": float("nan")}, "step-size must be auto or a positive number, not nan"),
+        ({"step_size": float("inf")}, "step-size must be auto or a positive number, not inf"),
+        ({"step_size": "large"}, "step-size must be auto or a positive number, not 'large'"),
+        ({"method": "centralized", "step_size": "auto"}, "centralized descent needs a step-size that is a number"),
+        ({"batch_size": "half"}, "batch-size must be a whole number or full, not 'half'"),
+        ({"nodes": 0}, "nodes must be at least 1"),
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"delta": "loss"}, "delta must be one of gradient, parameters, not 'loss'"),
+        ({"participation": 0.0}, "participation must be more than 0 and at most 1, not 0"),
+        ({"participation": 1.5}, "participation must be more than 0 and at most 1, not 1.5"),
+        ({"method": "centralized", "drift_correction": True}, "centralized descent has no drift-correction"),
+        ({"method": "asynchronous", "participation": 0.5}, "asynchronous descent has no .* participation"),
+        ({"seed": -1}, "seed must not be negative"),
+    ],
+)
+def test_wrong_values_are_refused_when_settings_are_made(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Settings(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_step_size_is_the_one_asked_for_or_as_the_method_has_it() -> None:
+    assert Settings().pacing() == AutoStep()
+    assert Settings(method="paper").pacing() == Settings(method="asynchronous").pacing() == FixedStep(0.01)
+    assert Settings(method="paper", step_size="auto").pacing() == AutoStep()
+    assert Settings(step_size=0.3).pacing() == FixedStep(0.3)
+
+
+def test_each_part_of_a_method_can_be_set_alone() -> None:
+    paper, frugal = Settings(method="paper"), Settings(method="frugal")
+    assert (paper.corrects_drift, paper.delta_from) == (False, "gradient")
+    assert (frugal.corrects_drift, frugal.delta_from) == (True, "parameters")
+    mixed = Settings(method="paper", drift_correction=True)
+    assert (mixed.corrects_drift, mixed.delta_from, mixed.controller()) == (True, "gradient", AdaptiveTau(0.0025))
+    mixed = Settings(method="frugal", drift_correction=False, delta="gradient")
+    assert (mixed.corrects_drift, mixed.delta_from, mixed.controller()) == (False, "gradient", AdaptiveTau(0.025))
+
+
+def test_the_controller_is_the_one_asked_for() -> None:
+    assert Settings(method="paper", phi=0.1, gamma=3.0, tau_max=9).controller() == AdaptiveTau(0.1, 3.0, 9)
+    assert Settings(phi=0.1, gamma=3.0, tau_max=9).controller() == AdaptiveTau(0.1, 3.0, 9, leap=True)
+    assert Settings(tau=12).controller() == FixedTau(12)
