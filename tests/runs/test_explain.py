@@ -9,7 +9,8 @@ import pytest
 from fedbudget import data
 from fedbudget.control import Reason
 from fedbudget.errors import UserError
-from fedbudget.plan import prepare
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import simulate
 from fedbudget.runs.explain import explain
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
@@ -38,7 +39,7 @@ def plain_g(tau: int, known: RoundRecord, budget: dict[str, float]) -> float:
 
 def run_of(**options: object) -> tuple[Run, Result]:
     asked = {"partition": "case:2", "step_size": ETA, "phi": PHI, "gamma": GAMMA, "tau_max": TAU_MAX, **options}
-    plan = prepare(Settings(**asked), dataset=DIGITS)  # type: ignore[arg-type]
+    plan = simulate(Settings(**asked), Overrides(dataset=DIGITS))  # type: ignore[arg-type]
     result = execute(plan)
     records = [RoundRecord.from_json(record.to_json()) for record in result.rounds]  # as they come from the disk
     return Run(Path("a-run"), plan.settings, records, summary=None), result

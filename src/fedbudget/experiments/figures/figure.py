@@ -11,9 +11,9 @@ from typing import Any
 from matplotlib.figure import Figure as Picture
 
 from fedbudget import tasks
-from fedbudget.experiments.cells import EngineName
 from fedbudget.experiments.figures.rows import Rows
 from fedbudget.experiments.sweep import Sweep
+from fedbudget.launch.launch import EngineName
 from fedbudget.settings import Settings
 
 CASES = (1, 2, 3, 4)
