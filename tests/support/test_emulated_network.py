@@ -230,7 +230,7 @@ def test_no_namespace_and_no_process_is_left_behind_even_after_an_exception() ->
 
 def test_a_killed_test_leaves_nothing_behind(network: Network) -> None:
     """The fixture is here to skip where there are no networks, and to show that two do not collide."""
-    with subprocess.Popen([sys.executable, "-c", HANG], cwd=Path(__file__).parent, stdout=subprocess.PIPE) as test:
+    with subprocess.Popen([sys.executable, "-c", HANG], cwd=Path(__file__).parents[1], stdout=subprocess.PIPE) as test:
         assert test.stdout is not None
         names = set(test.stdout.readline().decode().split())
         assert len(names) == 2
@@ -241,7 +241,7 @@ def test_a_killed_test_leaves_nothing_behind(network: Network) -> None:
 
 
 def test_who_is_not_root_skips_with_the_reason(network: Network) -> None:
-    reason = subprocess.run([sys.executable, "-c", NOBODY], cwd=Path(__file__).parent, capture_output=True, text=True)
+    reason = subprocess.run([sys.executable, "-c", NOBODY], cwd=Path(__file__).parents[1], capture_output=True, text=True)
     assert reason.stdout.strip() == "network namespaces need root"
 
 
