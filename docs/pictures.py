@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedbudget.runs.settings import Settings
+from fedbudget.settings import Settings
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
