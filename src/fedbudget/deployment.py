@@ -5,11 +5,9 @@ enough of them have, all agree on what is trained, and the plan is carried out b
 """
 
 import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +37,7 @@ from fedbudget.plan import Plan, meters_of
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.checkpoint_writer import Append, CheckpointWriter
-from fedbudget.runs.nodes import NodeStatus, NodeStatusWriter
+from fedbudget.runs.nodes import NodeStatusWriter
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import FEDERATED, Settings
 
@@ -114,12 +112,12 @@ def serving(
             run=secrets.token_hex(8) if resumed is None else str(resumed.engine["run"]),
             tokens=tokens,
             credentials=credentials,
-            shortener=shortener,
+            compressor=shortener,
             most=listening.most,
             changed=lambda connected: _told(connected, metrics, changed),
         )
         if own is not None:
-            server.hold(Worker(own, device=settings.device, energy=meter_of(energy_meter)))
+            server.add_own_node(Worker(own, device=settings.device, energy=meter_of(energy_meter)))
         server.open()
         farewell = Farewell("the aggregator has stopped, and may go on later", again=True)
         try:
@@ -189,15 +187,14 @@ def _gather(
         _restore(meters, server.counters, resumed)
         aggregator = Aggregator.recall(resumed.memory, **options)
     checkpointer = _Keeper(aggregator, server, meters, task, metrics, resumed)
-    run = partial(
-        engine.run,
+    remote = engine.RemoteEngine(
         aggregator,
         server,
         meters,
         least=least,
         timeout=settings.round_timeout,
         trial=trial,
-        keep=checkpointer.keep_again,
+        save=checkpointer.keep_again,
     )
     described = task.samples.empty()
     return Plan(
@@ -208,13 +205,13 @@ def _gather(
         test=None if test is None else table_to_test_on(test, task.samples, model),
         meters=meters,
         aggregator=aggregator,
-        engine=run,
+        engine=remote.run,
         repeatable=False,
         checkpointer=checkpointer,
-        wake=server.wake,
+        wake=remote.wake,
         resumed=resumed,
-        attendance=server.attendance,
-        traffic=lambda: vars(server.counters),
+        attendance=remote.node_statuses,
+        traffic=remote.traffic,
     )
 
 
@@ -249,7 +246,7 @@ class _Keeper:
         if self._resumed is None:
             self._save(None)
             self._saver.flush()  # there is something to go on from before the first node begins
-        self._roll = NodeStatusWriter(folder, self._call_the_roll)
+        self._roll = NodeStatusWriter(folder, self._server_side.node_statuses)
 
     def keep(self, record: RoundRecord) -> None:
         self._save(record)
@@ -267,23 +264,6 @@ class _Keeper:
             self._saver.flush()
             self._saver.close()
 
-    def _call_the_roll(self) -> list[NodeStatus]:
-        now, members = time.time(), self._server_side.standing()
-        return [
-            NodeStatus(
-                name=node.name,
-                numbers=tuple(members[node.name].numbers.tolist()),
-                samples=node.samples,
-                state=node.state,
-                rounds=node.rounds,
-                missed=node.missed,
-                step_seconds=node.step_seconds,
-                last_seen=None if node.state == "away" else now,
-            )
-            for node in self._server_side.glance()
-            if node.name in members
-        ]
-
     def _save(self, record: RoundRecord | None) -> None:
         if self._saver is None:
             return
@@ -294,7 +274,7 @@ class _Keeper:
                 "stands": member.base_round,
                 "lost": member.lost,
             }
-            for name, member in self._server_side.standing().items()
+            for name, member in self._server_side.members.snapshot().items()
         }
         known = {
             "run": self._server_side.run,

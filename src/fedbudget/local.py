@@ -105,7 +105,7 @@ def _start(
 def _tell_end(process: "subprocess.Popen[bytes]", server: AggregatorServer) -> None:
     """A node that ends before all are there is not waited for."""
     process.wait()
-    server.look()
+    server.check_waiting()
 
 
 def _knowing(plan: Plan, settings: Settings, dataset: Dataset) -> Plan:

@@ -32,7 +32,7 @@ from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
 
 if TYPE_CHECKING:
-    from fedbudget.engines.remote.members import Attendance
+    from fedbudget.engines.node_status import NodeStatus
 
 DEFAULT_BATCH = 100
 DEFAULT_NODES = 5
@@ -87,7 +87,7 @@ class Plan:
     checkpointer: Checkpointer | None = None
     wake: Callable[[], None] = lambda: None
     resumed: Checkpoint | None = None
-    attendance: "Callable[[], Sequence[Attendance]] | None" = None
+    attendance: "Callable[[], Sequence[NodeStatus]] | None" = None
     traffic: Callable[[], Mapping[str, int]] | None = None
 
     @property

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedbudget import data
 from fedbudget.cli.view import cells, nodes_table, preparing, print_result, watching
-from fedbudget.engines.remote.members import Attendance
+from fedbudget.engines.node_status import NodeStatus
 from fedbudget.plan import Plan, prepare
 from fedbudget.settings import Settings
 from fedbudget.training import Result, execute
@@ -121,7 +121,7 @@ class TestResultInLines:
 
 
 def test_of_many_nodes_those_come_first_that_there_is_something_to_say_of() -> None:
-    nodes = [Attendance(f"node-{i}", 1000 + i, "at work", 7, 0, 0.002) for i in range(40)]
+    nodes = [NodeStatus(f"node-{i}", (i,), 1000 + i, "at work", 7, 0, 0.002) for i in range(40)]
     nodes[30] = replace(nodes[30], state="away")
     nodes[20] = replace(nodes[20], missed=3)
     printed = io.StringIO()

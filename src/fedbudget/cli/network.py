@@ -167,7 +167,7 @@ def run_node(
 ) -> None:
     """Takes part until the end, or until it is told to stop."""
     from fedbudget.engines.grpc.credentials import join_address, node_credentials, require_privacy, split_address
-    from fedbudget.engines.grpc.node import Refused
+    from fedbudget.engines.grpc.node import RefusedByAggregator
     from fedbudget.engines.grpc.node import run_node as work_for
     from fedbudget.engines.grpc.tokens import node_token
     from fedbudget.engines.remote.worker import Worker
@@ -199,5 +199,5 @@ def run_node(
 
     try:
         asyncio.run(until_the_end())
-    except Refused as refused:
+    except RefusedByAggregator as refused:
         raise WorkError(str(refused)) from None

@@ -22,7 +22,7 @@ from fedbudget.runs.record import RoundRecord
 from fedbudget.training import Result, Watch
 
 if TYPE_CHECKING:
-    from fedbudget.engines.remote.members import Attendance
+    from fedbudget.engines.node_status import NodeStatus
 
 _PATIENCE = 1.0  # seconds before a person is told what takes so long
 _LOG_LINES = 25  # of a plain log, at most, over the whole budget
@@ -169,14 +169,14 @@ class _LiveView:
         return Group(*parts)
 
 
-def nodes_table(nodes: "Sequence[Attendance]") -> Table:
+def nodes_table(nodes: "Sequence[NodeStatus]") -> Table:
     """Nodes on other machines; of many, those first that there is something to say of."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("node", "samples", "ms per update", "rounds", "missed", "now"):
         table.add_column(heading, justify="left" if heading in ("node", "now") else "right", no_wrap=True)
     shown = nodes
     if len(nodes) > _NODES:
-        shown = sorted(nodes, key=lambda node: (node.state != "away", -node.missed))[: _NODES - 1]
+        shown = sorted(nodes, key=lambda node: (node.state != "away", -(node.missed or 0)))[: _NODES - 1]
     for node in shown:
         cost = "" if node.step_seconds is None else f"{1000 * node.step_seconds:.2f}"
         table.add_row(node.name, f"{node.samples:,}", cost, str(node.rounds), str(node.missed or ""), node.state)

@@ -36,8 +36,8 @@ def aggregate(grid: Grid, context: Context, *, plot: bool = True) -> Result:
         result = execute(plan, out=out, watch=_tell(plan), plot=plot)
         for line in summary(result):
             LOG.info("%s", line)
-        if nodes.trouble:
-            raise WorkError(nodes.trouble)
+        if nodes.error:
+            raise WorkError(nodes.error)
     except (UserError, WorkError) as error:
         LOG.error("%s", error)
         raise
@@ -70,19 +70,10 @@ def prepare(nodes: GridNodes, asked: Wanted) -> Plan:
         correct_drift=settings.corrects_drift,
         delta=settings.delta_from,
     )
+    remote = engine.RemoteEngine(aggregator, nodes, meters, least=least, timeout=settings.round_timeout, trial=trial)
 
     def run(*, observe: Observer, interrupted: Callable[[], bool]) -> Outcome:
-        return engine.run(
-            aggregator,
-            nodes,
-            meters,
-            least=least,
-            timeout=settings.round_timeout,
-            trial=trial,
-            observe=observe,
-            interrupted=lambda: interrupted() or bool(nodes.trouble),
-            keep=lambda: None,
-        )
+        return remote.run(observe=observe, interrupted=lambda: interrupted() or bool(nodes.error))
 
     return Plan(
         settings=settings,
@@ -94,8 +85,8 @@ def prepare(nodes: GridNodes, asked: Wanted) -> Plan:
         aggregator=aggregator,
         engine=run,
         repeatable=False,
-        wake=nodes.wake,
-        traffic=lambda: vars(nodes.counters),
+        wake=remote.wake,
+        traffic=remote.traffic,
     )
 
 
