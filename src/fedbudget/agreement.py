@@ -11,12 +11,12 @@ from fedbudget.data.shards import Table
 from fedbudget.engines.grpc.codec import KINDS
 from fedbudget.engines.remote.compression import Kind
 from fedbudget.engines.remote.node_data import NodeData
-from fedbudget.engines.remote.task import Request, Samples, Task, agree
+from fedbudget.engines.remote.task import Samples, Task, agree
 from fedbudget.errors import UserError
 from fedbudget.models import catalogue
 from fedbudget.models.base import Model
 from fedbudget.plan import DEFAULT_BATCH
-from fedbudget.protocol.messages import PeerError
+from fedbudget.protocol.messages import PeerError, Request
 from fedbudget.settings import Settings
 
 NODES = "nodes"
@@ -45,8 +45,8 @@ def agreed(settings: Settings, described: list[Samples]) -> tuple[Settings, Task
             gradient=settings.delta_from == "gradient",
             curvature=pacing.adapts,
             drift=settings.corrects_drift,
-            cpu="cpu" in settings.limits().limits,
         ),
+        cpu="cpu" in settings.limits().limits,
     )
     for each in described:
         try:

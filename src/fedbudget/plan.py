@@ -25,7 +25,7 @@ from fedbudget.models import catalogue
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, Drift
+from fedbudget.protocol.messages import Broadcast, Drift, Request
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.checkpoint_writer import Append
 from fedbudget.runs.record import RoundRecord
@@ -218,11 +218,14 @@ def aggregator_of(
         w=w,
         tau=1,
         eta=step_size.first().eta,
-        estimate=controller.estimates or step_size.adapts,
+        request=Request(
+            estimate=controller.estimates or step_size.adapts,
+            gradient=settings.delta_from == "gradient",
+            curvature=step_size.adapts,
+            drift=settings.corrects_drift,
+        ),
         best=False,
         stop=False,
-        gradient=settings.delta_from == "gradient",
-        curvature=step_size.adapts,
         drift=Drift(correct=True, share=1.0) if settings.corrects_drift else None,
     )
     return Aggregator(

@@ -28,10 +28,10 @@ from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.round import CollectedRound
-from fedbudget.engines.remote.task import Request, Task, agree
+from fedbudget.engines.remote.task import Task, agree
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.aggregator import Aggregator, Outcome
-from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.messages import Broadcast, Report, Request
 from fedbudget.step_size import FixedStep
 from support.problems import CHEAP
 

@@ -120,7 +120,7 @@ class Worker:
             raise LocalError("an answer comes after a welcome")
         past = self._standing(request.base_round)
         now = past.fork()
-        report, costs = self._round(now.fleet, request.broadcast, cpu=self._task.asked.cpu)
+        report, costs = self._round(now.fleet, request.broadcast, cpu=self._task.cpu)
         self.made += 1
         kept = [standing for standing in self._standings if standing.round <= past.round][-self._back(self._task) :]
         self._standings = [*kept, replace(now, round=request.broadcast.round, w=request.broadcast.w)]
@@ -184,18 +184,15 @@ class Worker:
             return None
 
     def _trial(self, fleet: Fleet, task: Task) -> NodeCosts:
-        asked = task.asked
         first = Broadcast(
             1,
             np.asarray(fleet.model.initial(task.seed)),
             1,
             1e-3,
-            estimate=asked.estimate,
+            task.request,
             best=False,
             stop=False,
-            gradient=asked.gradient,
-            curvature=asked.curvature,
-            drift=Drift(correct=True, share=1.0) if asked.drift else None,
+            drift=Drift(correct=True, share=1.0) if task.request.drift else None,
         )
         trip = in_process.trial([fleet], first)
         slower = self._pace * trip.step_seconds
