@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedbudget.settings import Settings
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -21,6 +20,7 @@ from fedbudget.experiments.figures.style import COLOURS, LINES, MARKERS, finish,
 from fedbudget.runs.explain import Explanation, explain
 from fedbudget.runs.folder import Run
 from fedbudget.runs.plot import GREY, VERMILION
+from fedbudget.settings import Settings
 from fedbudget.training import train
 
 _FOLDER = Path(__file__).parent / "pictures"

@@ -57,7 +57,7 @@ def imports(module: str, path: Path) -> Iterator[str]:
 
 
 def room(module: str) -> str:
-    return (module.split(".") + ["__init__"])[1]
+    return [*module.split("."), "__init__"][1]
 
 
 EDGES = {(module, other) for module, path in MODULES.items() for other in imports(module, path) if other != module}
@@ -76,7 +76,7 @@ def test_every_room_has_its_place() -> None:
 
 
 def test_no_module_imports_itself_by_a_detour() -> None:
-    """Over all imports, also those made late; public names of the package itself are looked up late, and not counted."""
+    """Over all imports, also late ones; but the package itself looks its public names up when they are asked for."""
     below = {module: {other for one, other in EDGES if one == module and other != "fedbudget"} for module in MODULES}
     while leaves := [module for module, others in below.items() if not others]:
         for leaf in leaves:

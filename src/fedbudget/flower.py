@@ -87,8 +87,8 @@ def aggregate(grid: Grid, context: Context, *, plot: bool = True) -> "Result":
         result = execute(prepared, out=out, callbacks=[_log_round(prepared)], plot=plot)
         for line in summary(result):
             LOG.info("%s", line)
-        if nodes.trouble:
-            raise WorkError(nodes.trouble)
+        if nodes.error:
+            raise WorkError(nodes.error)
     except (UserError, WorkError) as error:
         LOG.error("%s", error)
         raise

@@ -99,7 +99,7 @@ class TestDescent:
         for round_, broadcast in history:
             assert (round_.tau, round_.reason, round_.nodes, round_.eta) == (1, Reason.FIXED, 1, ETA)
             assert round_.best_loss == round_.loss
-            assert (broadcast.round, broadcast.tau, broadcast.estimate, broadcast.stop) == (
+            assert (broadcast.round, broadcast.tau, broadcast.request.estimate, broadcast.stop) == (
                 round_.round,
                 1,
                 False,

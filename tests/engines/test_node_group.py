@@ -11,7 +11,7 @@ from fedbudget.data.shards import Shards
 from fedbudget.engines.node_group import NodeGroup
 from fedbudget.meters.measured import Instant
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, Report
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, Report, Request
 from fedbudget.protocol.sums import ReportsHere
 from support.methods import bits
 from support.problems import problem
@@ -40,10 +40,9 @@ def broadcast(number: int) -> Broadcast:
         w,
         2,
         0.05,
-        estimate=True,
+        Request(estimate=True, drift=True),
         best=False,
         stop=False,
-        gradient=False,
         drift=Drift(True, 1.0),
         catch_up=catch_up,
     )

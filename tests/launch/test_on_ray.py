@@ -18,7 +18,7 @@ from fedbudget.experiments.sweep import Sweep, run
 from fedbudget.launch.on_ray import GroupDefinition, on_ray
 from fedbudget.launch.simulate import simulate
 from fedbudget.models import LinearRegression
-from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.messages import Broadcast, Request
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
 from fedbudget.training import Result, execute
@@ -115,7 +115,7 @@ def _process_id(actor: object) -> int:
 @pytest.mark.slow
 def test_an_actor_that_is_lost_again_and_again_ends_the_run_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = engine.RayNodes(Dying(), nodes=6, actors=2, cpus=2.0)
-    broadcast = Broadcast(1, np.zeros(2, np.float32), 1, 0.1, estimate=False, best=False, stop=False)
+    broadcast = Broadcast(1, np.zeros(2, np.float32), 1, 0.1, Request(), best=False, stop=False)
     with pytest.raises(WorkError, match="the process of nodes 3 to 5 was lost 4 times in a row"):
         nodes.answer(broadcast)
 

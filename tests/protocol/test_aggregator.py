@@ -11,13 +11,13 @@ from fedbudget.budget import Budget, Costs
 from fedbudget.control import AdaptiveTau, Estimates, FixedTau, Reason
 from fedbudget.errors import UserError
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round, State
-from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
+from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report, Request
 from fedbudget.step_size import FixedStep
 from support.hand_made import ONE, ended, go_on, last, make, report, w_of
 from support.methods import bits, new_aggregator, nodes, one_round, simulated_time
 from support.problems import costs
 
-FIRST = Broadcast(1, np.zeros(2, np.float32), 3, 0.1, False, False, False)
+FIRST = Broadcast(1, np.zeros(2, np.float32), 3, 0.1, Request(), False, False)
 
 
 def make_and_first(seconds: float) -> Aggregator:
@@ -214,7 +214,7 @@ class TestEstimates:
         aggregator = make(1000, controller=AdaptiveTau())
         broadcast = go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
         assert last(aggregator).estimates is None
-        assert (broadcast.tau, broadcast.estimate) == (1, True)
+        assert (broadcast.tau, broadcast.request.estimate) == (1, True)
 
     def test_are_weighted_by_the_sizes_of_shards(self) -> None:
         aggregator = make(1000, controller=AdaptiveTau())
@@ -268,7 +268,7 @@ class TestEstimates:
     def test_that_are_not_asked_for_are_not_looked_at(self) -> None:
         aggregator = make(1000)
         broadcast = aggregator.start()
-        assert broadcast.estimate is False
+        assert broadcast.request.estimate is False
         aggregator.receive(report(broadcast, 1, estimates=(1.0, 2.0, 3.0)), ONE)
         assert last(aggregator).estimates is None
 
@@ -287,7 +287,7 @@ class TestPeerErrors:
             ({"gradients": np.zeros((2, 1), np.float32)}, r"gradients has shape \(2, 1\), not \(2, 2\)"),
             ({"losses": np.zeros(1)}, r"losses has shape \(1,\), not \(2,\)"),
             ({"losses": np.zeros(3)}, r"losses has shape \(3,\), not \(2,\)"),
-            ({"best_losses": np.zeros(3)}, r"best losses has shape \(3,\)"),
+            ({"best_losses": np.zeros(3)}, r"best_losses has shape \(3,\)"),
             ({"rho": np.zeros(1)}, r"rho has shape \(1,\)"),
             ({"beta": np.zeros((2, 2))}, r"beta has shape \(2, 2\)"),
         ],

@@ -16,7 +16,7 @@ from fedbudget.data.shards import Shards
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.drift import Correction, Divergence, mean_gradient, next_mean
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, LocalError, PeerError, Report
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, LocalError, PeerError, Report, Request
 from fedbudget.step_size import FixedStep
 from support.hand_made import ONE, go_on
 from support.methods import bits
@@ -355,7 +355,8 @@ class TestNews:
     def test_without_them_a_node_that_was_away_cannot_go_on(self) -> None:
         case = problem("svm", 3)
         fleet = together(case, sorted_parts(case, 2))
-        first = Broadcast(1, case.start(1), 2, 0.1, False, False, False, drift=Drift(correct=True, share=1.0))
+        drift = Drift(correct=True, share=1.0)
+        first = Broadcast(1, case.start(1), 2, 0.1, Request(drift=True), False, False, drift)
         fleet.answer(first)
         with pytest.raises(PeerError, match="round 3 after round 1, without what happened in between"):
             fleet.receive(replace(first, round=3))

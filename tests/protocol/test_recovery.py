@@ -96,8 +96,8 @@ class TestGoingAstray:
 def test_the_step_size_sees_the_steepest_node_that_is_sane() -> None:
     aggregator = make(1000, step_size=AutoStep(kappa=1.0, start=0.01))
     broadcast = aggregator.start()
-    assert broadcast.estimate
-    assert broadcast.curvature
+    assert broadcast.request.estimate
+    assert broadcast.request.curvature
     broadcast = go_on(aggregator.receive(report(broadcast, 1.0), ONE))
     answer = replace(report(broadcast, 1.0, estimates=(1.0, 1.0, 1.0)), beta=np.array([np.inf, 40.0]))
     assert go_on(aggregator.receive(answer, ONE)).eta == pytest.approx(1 / 40)

@@ -65,8 +65,11 @@ def report(
     estimates: tuple[float, float, float] | None = None,
 ) -> Report:
     """Two nodes that agree on everything, but for gradients (±δ, 0) when there are estimates; `best` is F(w^f), by
-    default not better than the loss."""
-    rho, beta, delta = estimates or (None, None, None)
+    default not better than the loss. Estimates that are asked for and not given are NaN."""
+    asked = {"rho", "gradients"} & broadcast.report_fields
+    rho, beta, delta = estimates or (
+        (np.nan, np.nan, np.nan if "gradients" in asked else None) if asked else [None] * 3
+    )
     return Report(
         round=broadcast.round,
         nodes=np.array([0, 1]),

@@ -36,17 +36,17 @@ _ENVIRONMENT = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_
 _PATCHED = """
 import os, sys, time
 from fedbudget.cli.main import main
-from fedbudget.engines.remote.worker import Work
+from fedbudget.engines.remote.worker import Worker
 
-when, what, answer = int(sys.argv[1]), sys.argv[2], Work.answer
+when, what, answer = int(sys.argv[1]), sys.argv[2], Worker.answer
 
-def patched(work, told):
-    answered = answer(work, told)
-    if told.said.round == when:
+def patched(worker, request):
+    answered = answer(worker, request)
+    if request.broadcast.round == when:
         {patch}
     return answered
 
-Work.answer = patched
+Worker.answer = patched
 main(sys.argv[3:])
 """
 _HELD = "while not os.path.exists(what): time.sleep(0.01)"

@@ -28,7 +28,7 @@ from fedbudget.meters.measured import Instant
 from fedbudget.meters.meter import Meters, RoundTrip
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Outcome, Round
-from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.messages import Broadcast, Request
 
 
 class CentralizedEngine(Engine):
@@ -155,7 +155,7 @@ def as_round(
         nodes=nodes,
         left_out=(),
     )
-    return round_, Broadcast(number, w, tau=1, eta=eta, estimate=False, best=False, stop=False)
+    return round_, Broadcast(number, w, tau=1, eta=eta, request=Request(), best=False, stop=False)
 
 
 _NOTHING = simulated.Gaussian(0.0, 0.0)

@@ -5,7 +5,7 @@ from fedbudget.launch.method import Method
 from fedbudget.meters.meter import Meters, RoundTrip
 from fedbudget.protocol.aggregator import Aggregator, Quantize
 from fedbudget.protocol.memory import Memory
-from fedbudget.protocol.messages import Broadcast, Drift
+from fedbudget.protocol.messages import Broadcast, Drift, Request
 
 
 def build_aggregator(
@@ -46,10 +46,13 @@ def trial_broadcast(method: Method, w: Float32) -> Broadcast:
         w=w,
         tau=1,
         eta=step_size.first().eta,
-        estimate=controller.estimates or step_size.adapts,
+        request=Request(
+            estimate=controller.estimates or step_size.adapts,
+            gradient=method.delta == "gradient",
+            curvature=step_size.adapts,
+            drift=method.correct_drift,
+        ),
         best=False,
         stop=False,
-        gradient=method.delta == "gradient",
-        curvature=step_size.adapts,
         drift=Drift(correct=True, share=1.0) if method.correct_drift else None,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedbudget.engines.grpc.credentials import join_address, node_credentials, require_privacy, split_address
-from fedbudget.engines.grpc.node import Refused, run_node
+from fedbudget.engines.grpc.node import RefusedByAggregator, run_node
 from fedbudget.engines.grpc.tokens import check_name, node_token
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
@@ -82,7 +82,7 @@ def join(address: str, data: NodeData, options: NodeOptions, report: Callable[[s
 
     try:
         asyncio.run(until_the_end())
-    except Refused as refused:
+    except RefusedByAggregator as refused:
         raise WorkError(str(refused)) from None
 
 

@@ -114,7 +114,7 @@ def _start(
 def _tell_end(process: "subprocess.Popen[bytes]", server: AggregatorServer) -> None:
     """A node that ends before all are there is not waited for."""
     process.wait()
-    server.look()
+    server.check_waiting()
 
 
 def _with_all_data(prepared: PreparedRun, settings: Settings, dataset: Dataset) -> PreparedRun:

@@ -115,12 +115,12 @@ def serving(
             run=secrets.token_hex(8) if resumed is None else str(resumed.engine["run"]),
             tokens=tokens,
             credentials=credentials,
-            shortener=compressor,
+            compressor=compressor,
             most=options.most,
             changed=count,
         )
         if own is not None:
-            server.hold(Worker(own, device=settings.device, energy=meter_of(energy_meter)))
+            server.add_own_node(Worker(own, device=settings.device, energy=meter_of(energy_meter)))
         server.open()
         farewell = Farewell("the aggregator has stopped, and may go on later", again=True)
         try:

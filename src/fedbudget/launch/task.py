@@ -12,12 +12,12 @@ from fedbudget.data.shards import Table
 from fedbudget.engines.grpc.codec import KINDS
 from fedbudget.engines.remote.compression import Kind
 from fedbudget.engines.remote.node_data import NodeData
-from fedbudget.engines.remote.task import Request, Samples, Task, agree
+from fedbudget.engines.remote.task import Samples, Task, agree
 from fedbudget.errors import UserError
 from fedbudget.launch.inputs import batch_of, build_model, with_batch_size
 from fedbudget.launch.method import Method
 from fedbudget.models.base import Model
-from fedbudget.protocol.messages import PeerError
+from fedbudget.protocol.messages import PeerError, Request
 from fedbudget.settings import Settings
 
 NODES = "nodes"
@@ -44,8 +44,8 @@ def agree_on_task(settings: Settings, method: Method, descriptions: Sequence[Sam
             gradient=method.delta == "gradient",
             curvature=step_size.adapts,
             drift=method.correct_drift,
-            cpu="cpu" in settings.limits().limits,
         ),
+        cpu="cpu" in settings.limits().limits,
     )
     for each in descriptions:
         try:

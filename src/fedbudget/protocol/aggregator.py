@@ -41,7 +41,7 @@ from fedbudget.control import ControlInputs, Controller, Decision, Estimates, Re
 from fedbudget.errors import UserError
 from fedbudget.protocol.drift import Divergence, mean_gradient, next_mean
 from fedbudget.protocol.memory import Memory
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, LocalError, PeerError, Report
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, LocalError, PeerError, Report, Request
 from fedbudget.protocol.sums import ABSURD, Reports, ReportsHere, Sums
 from fedbudget.step_size import StepSize, StepSizeInputs
 
@@ -383,11 +383,11 @@ class Aggregator:
     def _estimate(self, reports: Reports, broadcast: Broadcast, w: Float32) -> tuple[str, ...]:
         """Step 3: takes the new estimates in; returns the names of those that had to stay."""
         sums = reports.sums
-        if not broadcast.estimate or sums.w is None:
+        if not broadcast.request.estimate or sums.w is None:
             return ()
         totals, fresh = sums.totals, {}
         delta = None
-        if not broadcast.gradient:
+        if not broadcast.request.gradient:
             delta = _ratio(float(sums.total(reports.distance_sums("w", w))[0]), totals.used) / (
                 broadcast.eta * broadcast.tau
             )
@@ -503,11 +503,14 @@ class Aggregator:
             self._w,
             tau,
             self._pace.eta,
-            estimate=self._controller.estimates or self._step_size.adapts,
+            Request(
+                estimate=self._controller.estimates or self._step_size.adapts,
+                gradient=self._delta == "gradient",
+                curvature=self._step_size.adapts,
+                drift=self._drift is not None,
+            ),
             best=best,
             stop=stop,
-            gradient=self._delta == "gradient",
-            curvature=self._step_size.adapts,
             drift=self._drift,
             catch_up=CatchUp(self._best, mean, self._uncorrected) if number > 1 else None,
         )

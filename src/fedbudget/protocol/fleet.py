@@ -130,11 +130,11 @@ class Fleet:
         if broadcast.drift is not None and broadcast.tau > 0:
             self._follow_drift(broadcast, broadcast.drift)
         self._broadcast = broadcast
-        more = mini_batches(self.sampler.batch) if broadcast.curvature else 1
+        more = mini_batches(self.sampler.batch) if broadcast.request.curvature else 1
         several = self.sampler.round(more, anew=True) if more > 1 else None
-        self._indices = self.sampler.round(broadcast.tau, anew=broadcast.curvature)
+        self._indices = self.sampler.round(broadcast.tau, anew=broadcast.request.curvature)
         self._descent = self._losses = self._best_losses = self._local = self._distance = self._evidence = None
-        if not broadcast.estimate or self._w is None or before is None:
+        if not broadcast.request.estimate or self._w is None or before is None:
             return
         elsewhere, self._distance = self._elsewhere(self._w, broadcast, before)
         if several is not None and self._best is not None:
@@ -149,7 +149,7 @@ class Fleet:
         """
         distance = _distances(own, broadcast.w)
         same = distance <= SAME
-        self._looks_aside = broadcast.curvature and bool(same.any())
+        self._looks_aside = broadcast.request.curvature and bool(same.any())
         if not self._looks_aside:
             return own, distance
         elsewhere = np.where(same[:, None], self._aside(broadcast.w, before), own)
@@ -232,12 +232,13 @@ class Fleet:
             raise LocalError("report comes after update")
         rho = beta = gradients = plain = corrected = None
         broadcast, descent = self._broadcast, self._descent
-        if broadcast.estimate and broadcast.round > 1 and descent is not None:
+        wanted = broadcast.report_fields
+        if descent is not None and "rho" in wanted:
             rho, beta = self._slopes(descent)
-            if broadcast.gradient:
-                shift = self._shift()
-                gradients = descent.gradients if shift is None else descent.gradients + shift
-        if descent is not None and self._correction is not None:
+        if descent is not None and "gradients" in wanted:
+            shift = self._shift()
+            gradients = descent.gradients if shift is None else descent.gradients + shift
+        if self._correction is not None and "plain" in wanted:
             plain, corrected = self._correction.plain, self._correction.corrected
         return Report(
             round=broadcast.round,

@@ -15,7 +15,7 @@ from fedbudget.engines.flower import records
 from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.messages import Hello, RoundRequest, Welcome
 from fedbudget.protocol.memory import FleetState
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report, Request
 from support.flower_grid import carried
 from support.methods import METHODS, bits, new_aggregator, nodes, one_round, simulated_time
 from support.networked import node_data, task
@@ -37,7 +37,9 @@ def broadcasts(draw: st.DrawFn) -> Broadcast:
         draw(vectors),
         draw(st.integers(0, 10**9)),
         draw(st.floats(1e-300, 1e300)),
-        **draw(st.fixed_dictionaries({name: st.booleans() for name in records._FLAGS})),
+        Request(draw(st.booleans()), draw(st.booleans()), draw(st.booleans()), drift is not None),
+        best=draw(st.booleans()),
+        stop=draw(st.booleans()),
         drift=drift,
         catch_up=draw(
             st.none() | st.builds(CatchUp, vectors, st.none() if drift is None else vectors, st.integers(0, 9))
@@ -56,7 +58,7 @@ def test_a_broadcast_arrives_to_the_bit(broadcast: Broadcast, base_round: int) -
 
 def answering(broadcast: Broadcast, draw: Any) -> Report:
     """What a fleet of two would say, whatever the numbers."""
-    estimates = broadcast.estimate and broadcast.round > 1 and broadcast.tau > 0
+    estimates = broadcast.request.estimate and broadcast.round > 1 and broadcast.tau > 0
     drift = broadcast.drift is not None and broadcast.tau > 0
     some = {"rho": draw(numbers), "beta": draw(numbers)} if estimates else {}
     some |= {"plain": draw(numbers), "corrected": draw(numbers)} if drift else {}
@@ -67,7 +69,7 @@ def answering(broadcast: Broadcast, draw: Any) -> Report:
         draw(numbers),
         draw(numbers),
         w=draw(rows) if broadcast.tau > 0 else None,
-        gradients=draw(rows) if estimates and broadcast.gradient else None,
+        gradients=draw(rows) if estimates and broadcast.request.gradient else None,
         **some,
     )
 
@@ -118,14 +120,14 @@ def test_a_node_and_the_aggregator_introduce_themselves() -> None:
 
 def test_bytes_are_those_of_arrays_and_numbers() -> None:
     w = np.zeros(1000, np.float32)
-    broadcast = Broadcast(1, w, 1, 0.1, estimate=False, best=False, stop=False)
+    broadcast = Broadcast(1, w, 1, 0.1, request=Request(), best=False, stop=False)
     assert 4000 < records.size(records.request_out(RoundRequest(broadcast, 0), catch_up=False)) < 4000 + 600
     assert records.size(RecordDict()) == 0
 
 
 # What is not whole.
 
-SAID = Broadcast(3, np.zeros(SIZE, np.float32), 2, 0.1, estimate=True, best=False, stop=False)
+SAID = Broadcast(3, np.zeros(SIZE, np.float32), 2, 0.1, request=Request(True, True), best=False, stop=False)
 W: Float32 = np.ones((2, SIZE), np.float32)
 ONES = np.ones(2)
 WHOLE = Report(3, np.array([0, 1]), np.array([5, 5]), ONES, ONES, w=W, rho=ONES, beta=ONES, gradients=W)

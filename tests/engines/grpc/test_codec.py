@@ -30,12 +30,12 @@ from fedbudget.engines.grpc.codec import (
     task_out,
 )
 from fedbudget.engines.remote import wire_pb2 as pb
-from fedbudget.engines.remote.compression import ErrorFeedback, Kind, encode, encoded_size, settled
+from fedbudget.engines.remote.compression import ErrorFeedback, Kind, decode, encode, encoded_size
 from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.messages import Answer, Farewell, Hello, Ready, Welcome
-from fedbudget.engines.remote.task import Moments, Request, Samples, Task
+from fedbudget.engines.remote.task import Moments, Samples, Task
 from fedbudget.errors import UserError
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report, Request
 from support.methods import bits
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
@@ -55,7 +55,7 @@ SAMPLES = st.builds(
     st.booleans(),
     st.none() | st.integers(0, 100),
 )
-ASKED = st.builds(Request, *[st.booleans()] * 5)
+ASKED = st.builds(Request, *[st.booleans()] * 4)
 TASKS = st.builds(
     Task,
     NAMES,
@@ -67,6 +67,7 @@ TASKS = st.builds(
     st.integers(1, 10**9),
     SAMPLES,
     ASKED,
+    st.booleans(),
 )
 COSTS = st.builds(NodeCosts, AMOUNTS, AMOUNTS, AMOUNTS, AMOUNTS, st.none() | AMOUNTS, st.none() | AMOUNTS, NAMES)
 
@@ -130,7 +131,7 @@ def test_a_broadcast(data: st.DataObject) -> None:
     d = data.draw(st.integers(1, 600))
     rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
     asked = data.draw(ASKED)
-    task = replace(TASK, parameters=d, asked=asked, compress=data.draw(st.sampled_from(KINDS)))
+    task = replace(TASK, parameters=d, request=asked, compress=data.draw(st.sampled_from(KINDS)))
     broadcast = a_broadcast(
         d,
         rng,
@@ -147,7 +148,7 @@ def test_a_broadcast(data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         before = vector(rng, d)
         difference = encode(task.compress, broadcast.w - before)
-        broadcast = replace(broadcast, w=settled(task.compress, broadcast.w, before))
+        broadcast = replace(broadcast, w=before + decode(task.compress, difference, d))
     messages = pack_broadcast(broadcast, base_round=base_round, catch_up=catch_up, difference=difference)
     half = welcomed(task).feed(messages[0])
     assert isinstance(half, EncodedBroadcast)
@@ -185,13 +186,13 @@ def test_vectors_of_megabytes_come_in_several_parts(kind: Kind) -> None:
     reader, found = expecting(broadcast, 1, kind), []
     for message in messages:
         found.append(reader.feed(message))
-        assert reader.in_the_middle == (len(found) < len(messages))
+        assert reader.receiving == (len(found) < len(messages))
     assert found[:-1] == [None] * (len(messages) - 1)
     assert bits(found[-1]) == bits(Answer(expected, NodeCosts(1.0, 2.0, 3.0, 4.0)))
 
     messages = pack_broadcast(broadcast, base_round=1, catch_up=True, difference=None)
     assert len(messages) == 11  # of three vectors, each 3.6 MB
-    other = welcomed(replace(TASK, parameters=d, asked=asked))
+    other = welcomed(replace(TASK, parameters=d, request=asked))
     *none, half = [other.feed(message) for message in messages]
     assert none == [None] * 10
     assert isinstance(half, EncodedBroadcast)
@@ -231,9 +232,7 @@ def a_broadcast(d: int, rng: np.random.Generator, asked: Request, **other: Any) 
     known: dict[str, Any] = {"round": 3, "w": vector(rng, d), "tau": 2, "eta": 0.1, "best": True, "stop": False}
     return Broadcast(
         **{**known, **other},
-        estimate=asked.estimate,
-        gradient=asked.gradient,
-        curvature=asked.curvature,
+        request=asked,
         drift=Drift(bool(rng.integers(2)), rng.random()) if asked.drift else None,
         catch_up=CatchUp(vector(rng, d), vector(rng, d) if asked.drift else None, int(rng.integers(100))),
     )
@@ -242,7 +241,7 @@ def a_broadcast(d: int, rng: np.random.Generator, asked: Request, **other: Any) 
 def report_to(broadcast: Broadcast, n: int, rng: np.random.Generator) -> Report:
     """With what was asked for."""
     updated = broadcast.tau > 0
-    estimates = broadcast.estimate and broadcast.round > 1 and updated
+    estimates = broadcast.request.estimate and broadcast.round > 1 and updated
     drift = broadcast.drift is not None and updated
 
     def numbers(wanted: bool) -> Any:
@@ -260,7 +259,7 @@ def report_to(broadcast: Broadcast, n: int, rng: np.random.Generator) -> Report:
         vectors(updated),
         numbers(estimates),
         numbers(estimates),
-        vectors(estimates and broadcast.gradient),
+        vectors(estimates and broadcast.request.gradient),
         numbers(drift),
         numbers(drift),
     )
@@ -271,11 +270,15 @@ def as_received(report: Report, broadcast: Broadcast, kind: Kind) -> tuple[Repor
     if report.w is None:
         return report, b""
     vectors = encode(kind, report.w if kind == "none" else report.w - broadcast.w)
-    w = report.w if kind == "none" else settled(kind, report.w, np.broadcast_to(broadcast.w, report.w.shape))
+    w = report.w if kind == "none" else broadcast.w + decoded(kind, vectors, report.w)
     if report.gradients is None:
         return replace(report, w=w), vectors
-    gradients = settled(kind, report.gradients, np.zeros_like(report.gradients))
-    return replace(report, w=w, gradients=gradients), vectors + encode(kind, report.gradients)
+    more = encode(kind, report.gradients)
+    return replace(report, w=w, gradients=decoded(kind, more, report.gradients)), vectors + more
+
+
+def decoded(kind: Kind, data: bytes, like: Float32) -> Float32:
+    return decode(kind, data, like.size).reshape(like.shape)
 
 
 def welcomed(task: Task = TASK) -> AggregatorReader:
@@ -471,8 +474,8 @@ def understood(message: bytes, before: Float32 | None = None) -> Broadcast:
 
 
 def test_a_difference_that_goes_beyond_all_numbers() -> None:
-    task, huge = replace(TASK, compress="8-bit", asked=ASKED_NOTHING), np.full(3, 3e38, np.float32)
-    broadcast = replace(SAID, w=huge, drift=None)
+    task, huge = replace(TASK, compress="8-bit", request=ASKED_NOTHING), np.full(3, 3e38, np.float32)
+    broadcast = replace(SAID, w=huge, request=ASKED_NOTHING, drift=None)
     (message,) = pack_broadcast(broadcast, base_round=2, catch_up=False, difference=encode("8-bit", huge))
     half = welcomed(task).feed(message)
     assert isinstance(half, EncodedBroadcast)
@@ -531,7 +534,7 @@ def test_there_are_no_more_parts_than_were_announced() -> None:
         reader.feed(LARGE_REPORT[-1])
 
 
-def test_another_report_in_the_middle_of_one() -> None:
+def test_another_report_receiving_of_one() -> None:
     reader = expecting(LARGE, 1)
     reader.feed(LARGE_REPORT[0])
     with pytest.raises(PeerError, match="'report' where 'more of a report' was expected"):

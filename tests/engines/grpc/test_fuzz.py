@@ -24,8 +24,8 @@ from fedbudget.engines.grpc.codec import (
 from fedbudget.engines.remote.compression import Kind, encode
 from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.messages import Answer, Farewell, Hello, Ready, RoundRequest, Welcome
-from fedbudget.engines.remote.task import Moments, Request, Samples, Task
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report
+from fedbudget.engines.remote.task import Moments, Samples, Task
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report, Request
 
 MESSAGES = 20_000
 D, NODES, PART = 20, 2, 64  # small parts, so that vectors come in several
@@ -33,15 +33,15 @@ D, NODES, PART = 20, 2, 64  # small parts, so that vectors come in several
 RNG = np.random.default_rng(0)
 NUMBERS, SIZES = np.arange(NODES) + 3, np.array([10, 20])
 W, BEFORE, BEST, MEAN = (RNG.normal(size=D).astype(np.float32) for _ in range(4))
+REQUEST = Request(estimate=True, gradient=True, drift=True)
 SAID = Broadcast(
     5,
     W,
     3,
     0.1,
-    estimate=True,
+    REQUEST,
     best=True,
     stop=False,
-    gradient=True,
     drift=Drift(True, 0.5),
     catch_up=CatchUp(BEST, MEAN, 2),
 )
@@ -52,8 +52,7 @@ COSTS = NodeCosts(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, "host")
 
 
 def task(kind: Kind) -> Task:
-    asked = Request(estimate=True, gradient=True, curvature=False, drift=True)
-    return Task("svm", D, 5, 1, 4, kind, 100, replace(SAMPLES, sizes=()), asked)
+    return Task("svm", D, 5, 1, 4, kind, 100, replace(SAMPLES, sizes=()), REQUEST)
 
 
 def report(kind: Kind) -> list[bytes]:

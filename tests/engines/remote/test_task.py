@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.engines.remote.task import Moments, Request, Samples, Task, agree
+from fedbudget.engines.remote.task import Moments, Samples, Task, agree
 from fedbudget.errors import UserError
-from fedbudget.protocol.messages import PeerError
+from fedbudget.protocol.messages import PeerError, Request
 from support.methods import bits
 
 PLAIN = Samples((10,), (4,), classes=("a", "b"))
@@ -106,7 +106,7 @@ def test_data_that_do_not_go_together(other: dict[str, Any], reason: str) -> Non
         TASK.admit(replace(PLAIN, **other))
 
 
-TASK = Task("svm", 4, 5, 0, 4, "none", 10, replace(PLAIN, sizes=()), Request(False, False, False, False))
+TASK = Task("svm", 4, 5, 0, 4, "none", 10, replace(PLAIN, sizes=()), Request())
 
 
 def test_a_node_that_fits_is_admitted() -> None:

@@ -20,10 +20,9 @@ from fedbudget.engines.grpc.codec import AggregatorReader, NodeReader, pack_hell
 from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome
 from fedbudget.protocol.memory import FleetState
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report
+from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, CatchUp, Drift, PeerError, Report, Request
 
 _Arrays = dict[str, NDArray[Any]]
-_NUMBERS = ("losses", "best_losses", "rho", "beta", "plain", "corrected")
 _COSTS = ("step_seconds", "seconds", "step_cpu", "cpu", "step_joules", "joules")
 _REMEMBERED = ("w", "best", "losses", "best_known", "steep", "mean", "own", "shift")
 
@@ -116,8 +115,8 @@ def request_in(content: RecordDict) -> RoundRequest:
 
 
 def answer_out(report: Report, costs: NodeCosts) -> RecordDict:
-    vectors = {"w": report.w, "gradients": report.gradients}
-    numbers = {name: getattr(report, name) for name in _NUMBERS}
+    vectors = {name: getattr(report, name) for name in VECTORS}
+    numbers = {name: getattr(report, name) for name in NUMBERS}
     content = costs_out(costs)
     content["vectors"] = _arrays_out({name: vector for name, vector in vectors.items() if vector is not None})
     found = {name: values.tolist() for name, values in numbers.items() if values is not None}
@@ -130,15 +129,10 @@ def answer_in(content: RecordDict, broadcast: Broadcast, nodes: Int64, sizes: In
     found, vectors = dict(content.metric_records.get("report", {})), _arrays_in(content, "vectors")
     if found.pop("round", None) != broadcast.round:
         raise PeerError(f"a report that is not of round {broadcast.round}")
-    estimates = broadcast.estimate and broadcast.round > 1 and broadcast.tau > 0
-    asked = {"losses", "best_losses"}
-    asked |= {"rho", "beta"} if estimates else set()
-    asked |= {"plain", "corrected"} if broadcast.drift is not None and broadcast.tau > 0 else set()
-    with_it = {"w"} if broadcast.tau > 0 else set()
-    with_it |= {"gradients"} if estimates and broadcast.gradient else set()
-    for those, wanted in ((found.keys(), asked), (vectors.keys(), with_it)):
-        if those != wanted:
-            raise PeerError(f"a report with {sorted(those)} where {sorted(wanted)} was asked for")
+    wanted = {"losses", "best_losses", *broadcast.report_fields}
+    for those, asked in ((found.keys(), wanted & set(NUMBERS)), (vectors.keys(), wanted & set(VECTORS))):
+        if those != asked:
+            raise PeerError(f"a report with {sorted(those)} where {sorted(asked)} was asked for")
     for name, vector in vectors.items():
         if vector.dtype != np.float32 or vector.shape != (len(nodes), broadcast.w.size):
             raise PeerError(f"{name} of type {vector.dtype} and shape {vector.shape}")
@@ -176,13 +170,15 @@ def memory_in(arrays: ArrayRecord, numbers: ConfigRecord) -> FleetState:
 
 # Parts of them.
 
-_FLAGS = ("estimate", "best", "stop", "gradient", "curvature")
+_FLAGS = ("best", "stop")
+_REQUESTED = ("estimate", "gradient", "curvature")
 
 
 def _said_out(broadcast: Broadcast, *, catch_up: bool) -> tuple[_Arrays, dict[str, Any]]:
     arrays: _Arrays = {"w": broadcast.w}
     numbers: dict[str, Any] = {"round": broadcast.round, "tau": broadcast.tau, "eta": float(broadcast.eta)}
     numbers |= {name: bool(getattr(broadcast, name)) for name in _FLAGS}
+    numbers |= {name: bool(getattr(broadcast.request, name)) for name in _REQUESTED}
     if broadcast.drift is not None:
         numbers |= {"correct": bool(broadcast.drift.correct), "share": float(broadcast.drift.share)}
     if catch_up and broadcast.catch_up is not None:
@@ -194,12 +190,13 @@ def _said_out(broadcast: Broadcast, *, catch_up: bool) -> tuple[_Arrays, dict[st
 
 
 def _said_in(arrays: _Arrays, numbers: Mapping[str, Any]) -> Broadcast:
-    flags = {name: bool(numbers[name]) for name in _FLAGS}
+    flags, requested = ({name: bool(numbers[name]) for name in names} for names in (_FLAGS, _REQUESTED))
     return Broadcast(
         int(numbers["round"]),
         arrays["w"],
         int(numbers["tau"]),
         float(numbers["eta"]),
+        Request(**requested, drift="correct" in numbers),
         **flags,
         drift=Drift(bool(numbers["correct"]), float(numbers["share"])) if "correct" in numbers else None,
         catch_up=CatchUp(arrays["best"], arrays.get("mean"), int(numbers["since"])) if "since" in numbers else None,

@@ -20,9 +20,9 @@ from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.compression import Kind
 from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.messages import Answer, Farewell, Hello, Ready, RoundRequest, Welcome
-from fedbudget.engines.remote.task import Moments, Request, Samples, Task
+from fedbudget.engines.remote.task import Moments, Samples, Task
 from fedbudget.errors import UserError
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report
+from fedbudget.protocol.messages import VECTORS, Broadcast, CatchUp, Drift, PeerError, Report, Request
 
 METHOD = "/fedbudget.Aggregator/Converse"
 NAME, TOKEN = "fedbudget-node", "fedbudget-token"
@@ -89,7 +89,7 @@ class NodeReader:
         self._vectors: _Vectors | None = None
 
     @property
-    def in_the_middle(self) -> bool:
+    def receiving(self) -> bool:
         """Whether a report has begun and not ended."""
         return self._report is not None
 
@@ -143,13 +143,7 @@ class NodeReader:
 
 def _vectors_of(broadcast: Broadcast) -> int:
     """How many vectors a node's report of this broadcast has."""
-    if broadcast.tau == 0:
-        return 0
-    return 2 if _estimates(broadcast) and broadcast.gradient else 1
-
-
-def _estimates(broadcast: Broadcast) -> bool:
-    return broadcast.estimate and broadcast.round > 1 and broadcast.tau > 0
+    return len(broadcast.report_fields & set(VECTORS))
 
 
 def _report_in(
@@ -157,7 +151,7 @@ def _report_in(
 ) -> Answer:
     """A report, with all that was asked for and nothing else."""
     n, d = len(numbers), broadcast.w.size
-    estimates, drift = _estimates(broadcast), broadcast.drift is not None and broadcast.tau > 0
+    estimates, drift = "rho" in broadcast.report_fields, "plain" in broadcast.report_fields
 
     def numbers_of(name: str, values: Sequence[float], wanted: bool) -> Float64 | None:
         if len(values) != (n if wanted else 0):
@@ -196,7 +190,7 @@ def pack_welcome(welcome: Welcome) -> list[bytes]:
     return [_in_one(pb.FromAggregator(welcome=message).SerializeToString())]
 
 
-def pack_broadcast(broadcast: Broadcast, *, base_round: int, catch_up: bool, difference: bytes | None) -> list[bytes]:
+def pack_broadcast(broadcast: Broadcast, base_round: int, *, catch_up: bool, difference: bytes | None) -> list[bytes]:
     """A broadcast to nodes whose memory stands after the same round.
 
     Args:
@@ -264,7 +258,7 @@ class AggregatorReader:
         one = 4 * task.parameters
         size = compression.encoded_size(task.compress, task.parameters) if found.difference else one
         if found.catch_up:
-            size += 2 * one if task.asked.drift else one
+            size += 2 * one if task.request.drift else one
         self._vectors = _Vectors(size, found.size, found.vectors)
         self._broadcast = found
 
@@ -315,18 +309,15 @@ class EncodedBroadcast:
         catch_up = None
         if found.catch_up:
             catch_up = CatchUp(rest[0], rest[1] if len(rest) > 1 else None, found.since)
-        asked = task.asked
         broadcast = Broadcast(
             found.round,
             w,
             found.tau,
             found.eta,
-            estimate=asked.estimate,
+            task.request,
             best=found.best,
             stop=found.stop,
-            gradient=asked.gradient,
-            curvature=asked.curvature,
-            drift=Drift(found.correct, found.share) if asked.drift else None,
+            drift=Drift(found.correct, found.share) if task.request.drift else None,
             catch_up=catch_up,
         )
         return RoundRequest(broadcast, found.base_round)
@@ -468,7 +459,7 @@ def _welcome_in(found: pb.Welcome) -> Welcome:
 
 
 def task_out(task: Task) -> pb.Task:
-    asked = task.asked
+    request = task.request
     return pb.Task(
         model=task.model,
         parameters=task.parameters,
@@ -479,11 +470,11 @@ def task_out(task: Task) -> pb.Task:
         tau_max=task.tau_max,
         samples=_samples_out(task.samples),
         asked=pb.Request(
-            estimate=asked.estimate,
-            gradient=asked.gradient,
-            curvature=asked.curvature,
-            drift=asked.drift,
-            cpu=asked.cpu,
+            estimate=request.estimate,
+            gradient=request.gradient,
+            curvature=request.curvature,
+            drift=request.drift,
+            cpu=task.cpu,
         ),
     )
 
@@ -505,7 +496,8 @@ def task_in(found: pb.Task) -> Task:
         next(kind for kind in KINDS if kind == found.compress),
         found.tau_max,
         _samples_in(found.samples),
-        Request(asked.estimate, asked.gradient, asked.curvature, asked.drift, asked.cpu),
+        Request(asked.estimate, asked.gradient, asked.curvature, asked.drift),
+        asked.cpu,
     )
 
 

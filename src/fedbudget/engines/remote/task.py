@@ -15,7 +15,7 @@ from fedbudget.arrays import Float64
 from fedbudget.data.dataset import Dataset, Part, Standardization
 from fedbudget.engines.remote.compression import Kind
 from fedbudget.errors import UserError
-from fedbudget.protocol.messages import PeerError
+from fedbudget.protocol.messages import PeerError, Request
 
 FEWEST = 10
 """The fewest samples whose mean may be told: those of fewer would tell too much of each."""
@@ -91,17 +91,6 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Request:
-    """What nodes are asked for, besides the loss and w."""
-
-    estimate: bool
-    gradient: bool
-    curvature: bool
-    drift: bool
-    cpu: bool = False
-
-
-@dataclass(frozen=True)
 class Task:
     """What a node must know to take part.
 
@@ -114,6 +103,8 @@ class Task:
       compress: how vectors are sent.
       tau_max: the most local updates in a round.
       samples: as agreed on; without sizes.
+      request: what nodes are asked for in every round.
+      cpu: whether they measure the processor's time.
     """
 
     model: str
@@ -124,7 +115,8 @@ class Task:
     compress: Kind
     tau_max: int
     samples: Samples
-    asked: Request
+    request: Request
+    cpu: bool = False
 
     def admit(self, theirs: Samples) -> None:
         """Refuses samples that do not fit."""
