@@ -26,6 +26,7 @@ from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Drift
+from fedbudget.randomness import Stream, generator
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.checkpoint_writer import Append
 from fedbudget.runs.record import RoundRecord
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCH = 100
 DEFAULT_NODES = 5
-
-_PARTITION, _COSTS, _ABSENCE = 1, 2, 3  # streams of random numbers, apart from each other
 
 
 class Checkpointer(Protocol):
@@ -239,7 +238,7 @@ def aggregator_of(
 
 def absence(settings: Settings) -> np.random.Generator:
     """Says who is absent in which round."""
-    return np.random.default_rng([settings.seed, _ABSENCE])
+    return generator(settings.seed, Stream.ABSENCE)
 
 
 def load_dataset(settings: Settings) -> Dataset:
@@ -265,7 +264,7 @@ def distribute(settings: Settings, dataset: Dataset) -> tuple[Settings, partitio
     chosen = Partition.parse(str(settings.partition))
     if settings.partition == "files":
         return settings, partition.by_file(dataset.files)
-    rng = np.random.default_rng([settings.seed, _PARTITION])
+    rng = generator(settings.seed, Stream.PARTITION)
     labels = dataset.partition_labels(settings.seed)
     return settings, partition.split(chosen, labels, settings.nodes, rng)
 
@@ -303,7 +302,7 @@ def meters_of(settings: Settings, measured: Callable[[Budget, Energy, Money], Me
     money = Money(settings.price_per_hour, settings.price_per_gigabyte)
     if settings.costs == "measured":
         return measured(settings.limits(), energy, money)
-    rng = np.random.default_rng([settings.seed, _COSTS])
+    rng = generator(settings.seed, Stream.COSTS)
     return simulated_meters(settings.limits(), energy, money, _profile(settings), rng)
 
 
