@@ -35,7 +35,7 @@ from fedbudget.runs.record import RoundRecord
 phase, when, ahead = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 deployment.rounds_ahead = lambda parameters: ahead
 begin, finish, save, append, replace = (
-    Hub.begin, Hub.finish, Checkpoint.save, RunWriter.append, whole_file.replace
+    Hub.begin, Hub.finish, Checkpoint.save, RunWriter.append, atomic_file.replace
 )
 now = 0  # the round that was begun last
 
@@ -93,7 +93,7 @@ hubs = []
 opened = Hub.open
 Hub.open = lambda hub: hubs.append(hub) or opened(hub)
 Hub.begin, Hub.finish, Checkpoint.save, RunWriter.append = killed_begin, killed_finish, killed_save, killed_append
-whole_file.replace = killed_replace
+atomic_file.replace = killed_replace
 main(sys.argv[4:])
 """
 
