@@ -24,6 +24,7 @@ def show(
 
       fedbudget show runs/NAME --json
     """
+    from fedbudget import atomic_file
     from fedbudget.runs.folder import PLOT, Run
 
     found = Run.open(run)
@@ -52,5 +53,5 @@ def show(
         for name in ("loss", "accuracy", "average_tau", "aggregations", "local_updates", "stopped_by", "status"):
             console.print(f"{name.replace('_', ' ')}: {found.summary[name]}", highlight=False)
     if found.rounds:
-        (run / PLOT).write_bytes(plot_run(found.rounds, limits, title=title))
+        atomic_file.replace(run / PLOT, plot_run(found.rounds, limits, title=title))
         console.print(f"plot: {run / PLOT}", highlight=False)

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numba
 
-from fedbudget import __version__
+from fedbudget import __version__, atomic_file
 from fedbudget.data.dataset import Dataset
 from fedbudget.errors import UserError
 from fedbudget.launch.inputs import load_dataset
@@ -101,10 +101,7 @@ class Cells:
         return found
 
     def write(self, settings: Settings, found: Figures) -> None:
-        path = self._path(settings)
-        beside = path.with_name(f".{path.name}.new")
-        beside.write_text(json.dumps(found, allow_nan=False), encoding="utf-8")
-        beside.replace(path)
+        atomic_file.replace(self._path(settings), json.dumps(found, allow_nan=False).encode())
 
     def _path(self, settings: Settings) -> Path:
         told = f"fedbudget {__version__}\neach {self._each}\n{self._engine}{settings.to_toml()}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from fedbudget import __version__
+from fedbudget import __version__, atomic_file
 from fedbudget.experiments.figures.figure import Table
 from fedbudget.experiments.reproduce import Made
 
@@ -26,9 +26,7 @@ def write_report(made: Sequence[Made], out: Path) -> tuple[Path, Path]:
     """Writes both pages, and gives where they are."""
     pages = {"report.md": markdown(made, out), "report.html": html(made)}
     for name, text in pages.items():
-        beside = out / f".{name}.new"
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(out / name)
+        atomic_file.replace(out / name, text.encode())
     return out / "report.md", out / "report.html"
 
 

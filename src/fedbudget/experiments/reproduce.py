@@ -9,13 +9,13 @@ Runs that are there already are not made again. Without the real MNIST, figures 
 so; others are left out, with the reason. A figure of many tasks has those whose data are here.
 """
 
-import io
 import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedbudget import atomic_file
 from fedbudget.data.published.find import NotHere
 from fedbudget.errors import UserError
 from fedbudget.experiments import sweep
@@ -95,13 +95,12 @@ def make(
     if errors:
         raise RuntimeError(f"{figure.name}: {len(errors)} of its runs failed, the first with: {errors[0]}")
     made = {"of": f"{_runs(grid, scope)}, on {on}, {_methods(grid)}"}
-    (folder / _MADE).write_text(json.dumps(made) + "\n", encoding="utf-8")
+    atomic_file.replace(folder / _MADE, (json.dumps(made) + "\n").encode())
     picture = figure.draw(rows)
     picture.suptitle(f"{figure.title}, on {on}", fontsize="medium")
     for form in ("png", "svg"):
-        drawn = io.BytesIO()
-        picture.savefig(drawn, format=form)
-        (folder / f"{figure.name}.{form}").write_bytes(drawn.getvalue())
+        with atomic_file.replacing(folder / f"{figure.name}.{form}") as file:
+            picture.savefig(file, format=form)
 
 
 def made_in(out: Path) -> list[Made]:

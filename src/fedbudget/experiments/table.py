@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from fedbudget import atomic_file
 from fedbudget.data.partition import Partition
 from fedbudget.errors import UserError
 from fedbudget.experiments.cells import FIGURES, Each, Failure, Figures
@@ -61,9 +62,8 @@ def gather(
 
 def write(table: "pyarrow.Table", path: Path) -> None:
     """Writes a Parquet file in one step."""
-    beside = path.with_name(f".{path.name}.new")
-    parquet.write_table(table, beside)
-    beside.replace(path)
+    with atomic_file.replacing(path) as file:
+        parquet.write_table(table, file)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

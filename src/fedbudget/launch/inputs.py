@@ -3,8 +3,6 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from fedbudget import data
 from fedbudget.data import partition
 from fedbudget.data.dataset import Dataset
@@ -14,12 +12,11 @@ from fedbudget.errors import UserError
 from fedbudget.launch.prepared import Overrides
 from fedbudget.models import catalogue
 from fedbudget.models.base import Model
+from fedbudget.randomness import Stream, generator
 from fedbudget.settings import Settings
 
 DEFAULT_BATCH = 100
 DEFAULT_NODES = 5
-
-_PARTITION = 1  # the stream of random numbers
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ def distribute(settings: Settings, dataset: Dataset) -> tuple[Settings, partitio
     assert settings.nodes is not None
     if settings.partition == "files":
         return settings, partition.by_file(dataset.files)
-    rng = np.random.default_rng([settings.seed, _PARTITION])
+    rng = generator(settings.seed, Stream.PARTITION)
     labels = dataset.partition_labels(settings.seed)
     return settings, partition.split(Partition.parse(str(settings.partition)), labels, settings.nodes, rng)
 

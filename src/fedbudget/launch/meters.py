@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
-
 from fedbudget.budget import Budget
 from fedbudget.data.partition import Partition
 from fedbudget.engines import centralized
@@ -11,9 +9,8 @@ from fedbudget.launch.inputs import batch_of
 from fedbudget.meters import measured_meters, simulated, simulated_meters
 from fedbudget.meters.declared import Energy, Money
 from fedbudget.meters.meter import Meters
+from fedbudget.randomness import Stream, generator
 from fedbudget.settings import Settings
-
-_COSTS = 2  # the stream of random numbers
 
 
 def build_meters(settings: Settings, measured: Callable[[Budget, Energy, Money], Meters] = measured_meters) -> Meters:
@@ -26,7 +23,7 @@ def build_meters(settings: Settings, measured: Callable[[Budget, Energy, Money],
     money = Money(settings.price_per_hour, settings.price_per_gigabyte)
     if settings.costs == "measured":
         return measured(settings.limits(), energy, money)
-    rng = np.random.default_rng([settings.seed, _COSTS])
+    rng = generator(settings.seed, Stream.COSTS)
     return simulated_meters(settings.limits(), energy, money, _profile(settings), rng)
 
 

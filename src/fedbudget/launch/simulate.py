@@ -21,9 +21,8 @@ from fedbudget.meters.meter import Meters
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
+from fedbudget.randomness import Stream, generator
 from fedbudget.settings import Settings
-
-_ABSENCE = 3  # the stream of random numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,4 +88,4 @@ def build_fleet(settings: Settings, model: Model, shards: Shards, numbers: Seque
 
 def absence(settings: Settings) -> np.random.Generator:
     """Says who is absent in which round."""
-    return np.random.default_rng([settings.seed, _ABSENCE])
+    return generator(settings.seed, Stream.ABSENCE)

@@ -2,7 +2,7 @@
 
     checkpoint.safetensors   arrays as tensors; the rest as JSON, with a checksum of it all, in the metadata
 
-There is no pickle in it: reading one runs no code. It is replaced in one step (whole_file.py), so that there is always
+There is no pickle in it: reading one runs no code. It is replaced in one step (atomic_file.py), so that there is always
 a whole one, of this round or of the one before. Nothing in it is trusted: a file that is damaged, of another kind or of
 another version is refused in a line, and so is one whose numbers cannot be.
 

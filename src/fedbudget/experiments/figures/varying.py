@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure as Picture
 
 from fedbudget.budget import Budget
@@ -92,10 +91,9 @@ def varying(name: str, title: str, task: str, varied: Varied) -> Figure:
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
     """Spearman's: 1 where y only rises with x, -1 where it only falls, 0 where it stays the same."""
-    ranks = [np.searchsorted(np.sort(values), values).astype(float) for values in (x, y)]
-    if np.ptp(ranks[1]) == 0:
-        return 0.0
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+    from scipy.stats import spearmanr  # slow to import
+
+    return 0.0 if len(set(y)) == 1 else float(spearmanr(x, y).statistic)
 
 
 def _draw(rows: Rows, varied: Varied) -> Picture:
