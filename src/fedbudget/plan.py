@@ -29,6 +29,7 @@ from fedbudget.protocol.messages import Broadcast, Drift
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.checkpoint_writer import Append
 from fedbudget.runs.record import RoundRecord
+from fedbudget.runs.title import run_title
 from fedbudget.settings import Settings
 
 if TYPE_CHECKING:
@@ -92,16 +93,7 @@ class Plan:
 
     @property
     def title(self) -> str:
-        settings = self.settings
-        what = f"{settings.model} on {self.dataset.name}"
-        if self.dataset.note:
-            what += f" ({self.dataset.note})"
-        if settings.method == "centralized":
-            return f"{what}, centralized"
-        tau = "adaptive τ" if settings.tau == "adaptive" else f"τ = {settings.tau}"
-        spread = "" if settings.partition is None else f", {settings.partition}"
-        how = {"paper": tau, "frugal": f"{tau}, frugal"}.get(settings.method, settings.method)
-        return f"{what}, {settings.nodes} nodes{spread}, {how}"
+        return run_title(self.settings, self.dataset.name, self.dataset.note)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from fedbudget.cli.dashboard import require_dashboard
-from fedbudget.dashboard.serving import Dashboard
+from fedbudget.dashboard.server import Dashboard
 from fedbudget.errors import UserError
 from fedbudget.runs.folder import RunWriter
 from fedbudget.training import train
@@ -46,7 +46,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(runs: Path) -> Iterator[str]:
     page = Dashboard(runs, port=0)
-    with page.beside():
+    with page.in_background():
         yield page.address()
 
 
@@ -74,7 +74,7 @@ def test_a_live_run_appears_grows_and_ends_without_a_reload(browser: Browser, tm
     for number in range(1, 4):
         writer.append(record(number))
     page = Dashboard(tmp_path / "runs", port=0)
-    with page.beside(), looking(browser) as look:
+    with page.in_background(), looking(browser) as look:
         look.page.goto(page.address("live"))
         look.drawn()
         look.page.evaluate("window.stillTheSamePage = true")
@@ -276,7 +276,7 @@ def test_ten_thousand_rounds_are_drawn_thinned_and_exactly_on_zoom(browser: Brow
 
 def test_a_token_is_needed_once(browser: Browser, runs: Path) -> None:
     page = Dashboard(runs, port=0, token=TOKEN)
-    with page.beside(), looking(browser) as look:
+    with page.in_background(), looking(browser) as look:
         refused = look.page.goto(page.address())
         assert refused is not None
         assert refused.status == 401

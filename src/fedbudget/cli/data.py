@@ -48,8 +48,9 @@ def list_datasets(data_dir: DataDir = None, json: o.Json = False) -> None:
         print(jsonlib.dumps({"datasets": [_embedded(), *map(_to_json, states)]}))
         return
 
-    from rich.console import Console
     from rich.table import Table
+
+    from fedbudget.cli.console import console
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("name", "title", "samples", "size", "files", "where"):
@@ -57,8 +58,7 @@ def list_datasets(data_dir: DataDir = None, json: o.Json = False) -> None:
     table.add_row(_EMBEDDED, _embedded()["title"], f"{_embedded()['samples']:,}", "", "complete", "embedded")
     for state in states:
         table.add_row(*_cells(state))
-    width = None if sys.stdout.isatty() else 1000  # elsewhere than on a terminal, paths are better in one piece
-    Console(width=width).print(table, highlight=False)
+    console().print(table, highlight=False)
     for state in states:
         if state.where is not None and state.missing:
             print(f"{state.dataset.name} is here without {', '.join(state.missing)}")

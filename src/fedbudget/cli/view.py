@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _PATIENCE = 1.0  # seconds before a person is told what takes so long
 _LOG_LINES = 25  # of a plain log, at most, over the whole budget
 _NODES = 12  # of those shown, at most
-_COLUMNS = ("round", "τ", "η", "chosen by", "loss", "best", "accuracy", "ρ̂", "β̂", "δ̂", "spent")
+_COLUMNS = ("round", "τ", "η", "chosen by", "loss", "loss wᶠ", "accuracy", "ρ̂", "β̂", "δ̂", "spent")
+LOSSES = "loss: of the latest parameters; loss wᶠ: of the best so far; both on the round's samples, so either can rise"
 
 
 @contextmanager
@@ -163,6 +164,7 @@ class _LiveView:
             gauges,
             Text(accuracy),
             rounds_table(list(self._latest), self._budget),
+            Text(LOSSES, style="dim"),
         ]
         if self._attendance is not None:
             parts += [Text(""), nodes_table(self._attendance())]

@@ -32,7 +32,7 @@ def plotly_js() -> Path:
     raise UserError("this needs plotly; install it with: pip install 'fedbudget[dashboard]'")
 
 
-def complaint(status: int, why: str) -> str:
+def error_page(status: int, why: str) -> str:
     """A page that says what is wrong."""
     style = page_files()["style.css"][0]  # in the page itself: who is not let in gets no other file
     return f"""<!doctype html>
