@@ -20,9 +20,9 @@ from typing import get_args
 from fedbudget.data.published.find import NotHere
 from fedbudget.errors import UserError
 from fedbudget.experiments import sweep
-from fedbudget.experiments.cells import EngineName
+from fedbudget.experiments.cells import CellEngine
 from fedbudget.experiments.figures import FIGURES
-from fedbudget.experiments.figures.figure import Claim, Figure, Scope, Table
+from fedbudget.experiments.figures.figure import Claim, Figure, FigureTable, GridSize
 from fedbudget.experiments.table import read_rows
 from fedbudget.plan import load_dataset
 from fedbudget.settings import Settings
@@ -32,7 +32,7 @@ _MADE = "made.json"
 
 
 @dataclass(frozen=True)
-class Made:
+class FigureResult:
     """A figure that was made.
 
     Args:
@@ -47,14 +47,14 @@ class Made:
     title: str
     of: str
     claims: tuple[Claim, ...]
-    table: Table | None
+    table: FigureTable | None
     picture: Path
 
 
 def choose(names: Sequence[str], *, with_cnn: bool, engine: str = "in-process") -> list[Figure]:
     """The figures of some names, or of `all`; the first part of a name stands for all that begin with it."""
-    if engine not in get_args(EngineName):
-        raise UserError(f"engine must be one of {', '.join(get_args(EngineName))}, not {engine!r}")
+    if engine not in get_args(CellEngine):
+        raise UserError(f"engine must be one of {', '.join(get_args(CellEngine))}, not {engine!r}")
     figures = {name: figure for name, figure in FIGURES.items() if figure.engine == engine}
     if not names:
         raise UserError(f"which figures? all, or some of {', '.join(figures)}")
@@ -75,7 +75,7 @@ def _is_called(name: str, asked: str) -> bool:
 def make(
     figure: Figure,
     out: Path,
-    scope: Scope,
+    size: GridSize,
     *,
     data_dir: str | None = None,
     jobs: int | None = None,
@@ -88,14 +88,14 @@ def make(
     """
     settings, on = _data(figure, data_dir)
     folder = out / figure.name
-    grid = figure.sweep(settings, scope)
+    grid = figure.sweep(settings, size)
     alone = figure.engine == "network"  # its runs measure time, and would be in each other's way
     table = sweep.run(grid, folder, jobs=1 if alone else jobs, progress=progress, engine=figure.engine)
     rows = table.to_pylist()
     errors = [row["error"] for row in rows if row["error"] is not None]
     if errors:
         raise RuntimeError(f"{figure.name}: {len(errors)} of its runs failed, the first with: {errors[0]}")
-    made = {"of": f"{_runs(grid, scope)}, on {on}, {_methods(grid)}"}
+    made = {"of": f"{_runs(grid, size)}, on {on}, {_methods(grid)}"}
     (folder / _MADE).write_text(json.dumps(made) + "\n", encoding="utf-8")
     picture = figure.draw(rows)
     picture.suptitle(f"{figure.title}, on {on}", fontsize="medium")
@@ -105,7 +105,7 @@ def make(
         (folder / f"{figure.name}.{form}").write_bytes(drawn.getvalue())
 
 
-def made_in(out: Path) -> list[Made]:
+def read_figures(out: Path) -> list[FigureResult]:
     """All figures that a folder has, with their claims judged by the runs there."""
     found = []
     for figure in FIGURES.values():
@@ -114,7 +114,7 @@ def made_in(out: Path) -> list[Made]:
             rows = read_rows(folder / sweep.RESULTS)
             of = json.loads((folder / _MADE).read_text(encoding="utf-8"))["of"]
             claims, table = tuple(figure.claims(rows)), figure.table and figure.table(rows)
-            found.append(Made(figure.name, figure.title, of, claims, table, folder / f"{figure.name}.png"))
+            found.append(FigureResult(figure.name, figure.title, of, claims, table, folder / f"{figure.name}.png"))
     return found
 
 
@@ -144,9 +144,9 @@ def _or_digits(settings: Settings) -> tuple[Settings, str]:
     return settings, f"{settings.dataset} ({dataset.note})" if dataset.note else settings.dataset
 
 
-def _runs(grid: sweep.Sweep, scope: Scope) -> str:
+def _runs(grid: sweep.Sweep, size: GridSize) -> str:
     seeds = len({cell.seed for cell in grid.cells})
-    quick = ", a small grid for a first look" if scope.quick else ""
+    quick = ", a small grid for a first look" if size.quick else ""
     return f"{'one run' if seeds == 1 else f'mean of {seeds} runs'} of each setting{quick}"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from fedbudget.experiments.figures.figure import CASES, TAUS, Claim, Figure, Scope, Table, joined
+from fedbudget.experiments.figures.figure import CASES, TAUS, Claim, Figure, FigureTable, GridSize, joined
 from fedbudget.experiments.figures.rows import Row, Rows, distinct, mean, where
 from fedbudget.experiments.figures.style import BASELINE, COLOURS, finish, panels
 from fedbudget.experiments.sweep import Sweep
@@ -43,7 +43,7 @@ def no_knobs(name: str, title: str, tasks: tuple[str, ...]) -> Figure:
     return Figure(name, title, tasks, _runs("auto"), _draw, _claims_without_knobs, _table)
 
 
-class Cell:
+class CaseLosses:
     """One task in one case."""
 
     def __init__(self, rows: Rows, case: int) -> None:
@@ -61,7 +61,7 @@ class Cell:
         return (loss - self.best) / (self.worst - self.best) if self.worst > self.best else 0.0
 
 
-def told(base: Settings) -> dict[str, list[Any]]:
+def task_columns(base: Settings) -> dict[str, list[Any]]:
     """What tells one task's rows from another's, as part of a grid."""
     return {"model": [base.model], "dataset": [base.dataset], "batch-size": [base.batch_size]}
 
@@ -75,12 +75,12 @@ def tasks_in(rows: Rows) -> dict[str, list[Row]]:
     return found
 
 
-def _runs(ours: float | str) -> Callable[[Settings, Scope], Sweep]:
-    def runs(base: Settings, scope: Scope) -> Sweep:
-        taus = scope.some(TAUS, (1, 3, 10, 30, 100))
-        cases: dict[str, Any] = {"case": CASES, "seeds": scope.runs}
-        paper = {**told(base), "method": ["paper"], "tau": ["adaptive", *taus], **cases}
-        frugal = {**told(base), "method": ["frugal"], "tau": ["adaptive"], **cases}
+def _runs(ours: float | str) -> Callable[[Settings, GridSize], Sweep]:
+    def runs(base: Settings, size: GridSize) -> Sweep:
+        taus = size.choose(TAUS, (1, 3, 10, 30, 100))
+        cases: dict[str, Any] = {"case": CASES, "seeds": size.runs}
+        paper = {**task_columns(base), "method": ["paper"], "tau": ["adaptive", *taus], **cases}
+        frugal = {**task_columns(base), "method": ["frugal"], "tau": ["adaptive"], **cases}
         return joined(Sweep.of(replace(base, step_size=_ETA), paper), Sweep.of(replace(base, step_size=ours), frugal))
 
     return runs
@@ -90,12 +90,12 @@ def _draw(rows: Rows) -> Picture:
     found = tasks_in(rows)
     drawn, axes = panels(list(found))
     for number, (axis, own) in enumerate(zip(axes, found.values(), strict=True)):
-        _panel(axis, [Cell(own, case) for case in CASES])
+        _panel(axis, [CaseLosses(own, case) for case in CASES])
         finish(axis, "", "loss", legend=number == 0)
     return drawn
 
 
-def _panel(axis: Axes, cells: list[Cell]) -> None:
+def _panel(axis: Axes, cells: list[CaseLosses]) -> None:
     x = [f"Case {cell.case}" for cell in cells]
     axis.axhline(cells[0].paper, color=BASELINE, linewidth=1, label="paper, uniform data")
     axis.plot(x, [cell.best for cell in cells], "_", color="black", markersize=22, label="best fixed τ")
@@ -107,7 +107,7 @@ def _panel(axis: Axes, cells: list[Cell]) -> None:
 def _claims(rows: Rows) -> list[Claim]:
     found = []
     for task, own in tasks_in(rows).items():
-        cells = [Cell(own, case) for case in CASES]
+        cells = [CaseLosses(own, case) for case in CASES]
         regrets = {cell.case: cell.regret(cell.frugal) for cell in cells}
         behind = [cell.regret(cell.frugal) - cell.regret(cell.paper) for cell in cells]
         gains = own[0]["model"] in _DRIFTING
@@ -133,7 +133,7 @@ def _claims(rows: Rows) -> list[Claim]:
 def _claims_without_knobs(rows: Rows) -> list[Claim]:
     found = []
     for task, own in tasks_in(rows).items():
-        cells = [Cell(own, case) for case in CASES]
+        cells = [CaseLosses(own, case) for case in CASES]
         ahead = [cell.regret(cell.frugal) - cell.regret(cell.paper) for cell in cells]
         found.append(
             Claim(
@@ -154,7 +154,7 @@ def _claims_without_knobs(rows: Rows) -> list[Claim]:
     return found
 
 
-def _gap(task: str, cells: list[Cell]) -> Claim:
+def _gap(task: str, cells: list[CaseLosses]) -> Claim:
     by_case = {cell.case: cell for cell in cells}
     shares = [(by_case[case].frugal - by_case[1].frugal) / (by_case[case].paper - by_case[1].paper) for case in (2, 4)]
     return Claim(
@@ -164,15 +164,15 @@ def _gap(task: str, cells: list[Cell]) -> Claim:
     )
 
 
-def _table(rows: Rows) -> Table:
+def _table(rows: Rows) -> FigureTable:
     head = ("task", "case", "best fixed τ", "paper", "frugal", "regret, paper", "regret, frugal")
     found = []
     for task, own in tasks_in(rows).items():
-        for cell in (Cell(own, case) for case in CASES):
+        for cell in (CaseLosses(own, case) for case in CASES):
             losses = f"{cell.best:.4f} (τ={cell.best_tau})", f"{cell.paper:.4f}", f"{cell.frugal:.4f}"
             regrets = (f"{cell.regret(loss):+.3f}" for loss in (cell.paper, cell.frugal))
             found.append((task, str(cell.case), *losses, *regrets))
-    return Table(head, tuple(found))
+    return FigureTable(head, tuple(found))
 
 
 def _numbers(values: Iterable[float]) -> str:

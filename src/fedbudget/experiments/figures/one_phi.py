@@ -7,8 +7,8 @@ from typing import Literal
 from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 
-from fedbudget.experiments.figures.figure import Claim, Figure, Scope, Table
-from fedbudget.experiments.figures.methods import tasks_in, told
+from fedbudget.experiments.figures.figure import Claim, Figure, FigureTable, GridSize
+from fedbudget.experiments.figures.methods import task_columns, tasks_in
 from fedbudget.experiments.figures.rows import Rows, mean, where
 from fedbudget.experiments.figures.style import COLOURS, MARKERS, finish, panels
 from fedbudget.experiments.sweep import Sweep
@@ -27,11 +27,11 @@ def one_phi(name: str, title: str, tasks: tuple[str, ...]) -> Figure:
     return Figure(name, title, tasks, _runs, _draw, _claims, _table)
 
 
-def _runs(base: Settings, scope: Scope) -> Sweep:
-    cases = scope.some(_CASES, (1, 4))
+def _runs(base: Settings, size: GridSize) -> Sweep:
+    cases = size.choose(_CASES, (1, 4))
     return Sweep.of(
         replace(base, step_size=0.01),
-        {**told(base), "method": list(_LINES), "case": cases, "phi": _PHI, "seeds": scope.runs},
+        {**task_columns(base), "method": list(_LINES), "case": cases, "phi": _PHI, "seeds": size.runs},
     )
 
 
@@ -72,14 +72,14 @@ def _claims(rows: Rows) -> list[Claim]:
     return found
 
 
-def _table(rows: Rows) -> Table:
+def _table(rows: Rows) -> FigureTable:
     head = ("task", "case", *(f"{method}, φ = {phi:g}" for method in _LINES for phi in _PHI))
     found = []
     for task, own in tasks_in(rows).items():
         for case in _cases(own):
             losses = [loss for method in _LINES for loss in _losses(own, method, case)]
             found.append((task, str(case), *(f"{loss:.4f}" for loss in losses)))
-    return Table(head, tuple(found))
+    return FigureTable(head, tuple(found))
 
 
 def _cases(rows: Rows) -> list[int]:

@@ -13,7 +13,7 @@ LINES = {1: "-", 2: "--", 3: "-.", 4: ":"}
 BASELINE = GREY
 ACCURACY = "accuracy on test samples"
 LOSS = "loss on all training samples"
-TAU = "average τ*"
+TAU = "average τ*, weighted by updates"
 
 
 def picture(width: float, height: float) -> Picture:
