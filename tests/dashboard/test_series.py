@@ -144,6 +144,20 @@ def test_a_fixed_tau_has_no_curve(tmp_path: Path) -> None:
     assert found["sentence"] == "τ = 5 was fixed by the settings"
 
 
+def test_an_unknown_reason_is_shown_as_it_is(tmp_path: Path) -> None:
+    found = series.choice(snapshot_of(make_run(tmp_path / "run", [record(1), record(2, reason="warm-up")])), 2)
+    assert (found["record"]["reason"], found["sentence"]) == ("warm-up", "the controller gave this reason itself")
+    assert (found["G"], found["minimum"]) == ([], None)
+
+
+def test_average_tau_is_of_all_rounds_however_few_are_drawn(tmp_path: Path, long_run: RunSnapshot) -> None:
+    # τ is 3 + number % 11: in 10,000 = 909 x 11 + 1 rounds each of 3..13 909 times, and 4 once more.
+    assert series.now(long_run)["average_tau"] == pytest.approx((909 * sum(range(3, 14)) + 4) / 10_000)
+    final = [record(1, tau=2), record(2, tau=5), record(3, tau=0, reason="final loss")]
+    assert series.now(snapshot_of(make_run(tmp_path / "run", final)))["average_tau"] == 3.5
+    assert series.now(snapshot_of(make_run(tmp_path / "none", 0, finished=False)))["average_tau"] is None
+
+
 def test_a_round_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
     for number in (0, 21):
         with pytest.raises(UserError, match=f"run has no round {number}; it has rounds 1 to 20"):

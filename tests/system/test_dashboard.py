@@ -177,6 +177,24 @@ def test_the_curve_follows_the_pointer_and_the_keys(browser: Browser, address: s
         well_behaved(look, address)
 
 
+def test_an_unknown_reason_is_drawn_and_written_as_it_is(browser: Browser, tmp_path: Path) -> None:
+    """A controller of a user's own has reasons of its own, and no text of a run means anything to the page."""
+    reasons = ["start", "warm-up", "<b>100 %{y}</b> & more", "warm-up"]
+    make_run(tmp_path / "runs" / "own", [record(at, tau=at, reason=own) for at, own in enumerate(reasons, 1)])
+    page = Dashboard(tmp_path / "runs", port=0)
+    with page.in_background(), looking(browser) as look:
+        look.page.goto(page.address("own"))
+        look.drawn()
+        legend = look.page.locator("[data-chart=tau] .legendtext").all_text_contents()
+        assert [text.strip() for text in legend] == ["start", "warm-up", "<b>100 %{y}</b> & more"]
+        assert look.text("[data-tile=tau] .figure") == "2.5"  # 1, 2, 3 and 4 local updates
+        assert "Round 4: τ = 4, warm-up. The controller gave this reason itself." in look.text(".words")
+        look.page.keyboard.press("ArrowLeft")
+        look.until("document.querySelector('.words').dataset.round === '3'")
+        assert "Round 3: τ = 3, <b>100 %{y}</b> & more." in look.text(".words")
+        well_behaved(look, page.address())
+
+
 def test_all_can_be_reached_with_the_keyboard_and_focus_is_seen(browser: Browser, address: str) -> None:
     with looking(browser) as look:
         look.page.goto(f"{address}run/tau-adaptive")

@@ -33,9 +33,9 @@ export function xOf(columns, key) {
   return columns.spent[key] || columns.round;
 }
 
-// Text of a run's files in a chart, where Plotly would take some of HTML for what it means.
+// Text of a run's files in a chart, as it is: Plotly would read some HTML in it, and values between braces.
 function plain(text) {
-  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
+  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll("%{", "%&#123;");
 }
 
 function line(columns, key, y, name, colour, dash, more = {}) {
