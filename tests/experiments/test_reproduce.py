@@ -51,7 +51,7 @@ def test_every_figure_has_its_picture_twice_and_the_runs_behind_it(made: Path) -
 
 
 def test_without_mnist_figures_of_the_svm_are_of_digits_and_say_so(made: Path) -> None:
-    assert all("on digits in place of MNIST" in figure.of for figure in reproduce.read_figures(made))
+    assert all("on digits in place of MNIST" in figure.made_of for figure in reproduce.read_figures(made))
     assert "digits in place of MNIST" in (made / "svm-sgd" / "svm-sgd.svg").read_text(encoding="utf-8")
 
 
@@ -66,7 +66,7 @@ def test_a_figure_of_many_tasks_has_those_whose_data_are_here(tmp_path: Path) ->
     rows = parquet.read_table(tmp_path / "methods" / "results.parquet").to_pylist()
     assert {(row["model"], row["dataset"]) for row in rows} == {("svm", "digits")}
     (found,) = reproduce.read_figures(tmp_path)
-    assert found.of.endswith("on digits, methods paper, frugal")
+    assert found.made_of.endswith("on digits, methods paper, frugal")
     assert found.table is not None
     markdown, html = (page.read_text(encoding="utf-8") for page in write_report([found], tmp_path))
     for row in found.table.rows:

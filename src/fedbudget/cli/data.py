@@ -87,8 +87,8 @@ def get(name: Name, data_dir: DataDir = None) -> None:
 
     _, folder = places(data_dir)[0]
     with showing() as progress:
-        found = download.get(name, folder, progress)
-    print(f"{name} is in {where(found)}")
+        source_folder = download.get(name, folder, progress)
+    print(f"{name} is in {where(source_folder)}")
 
 
 @app.command()
@@ -117,8 +117,8 @@ def check(name: Name, data_dir: DataDir = None, json: o.Json = False) -> None:
 
 def _print(state: "State") -> None:
     width = max(map(len, state.files))
-    for file, found in state.files.items():
-        print(f"{file.ljust(width)}  {found}")
+    for file, finding in state.files.items():
+        print(f"{file.ljust(width)}  {finding}")
     if state.where is None:
         print(f"fedbudget: {state.not_here}", file=sys.stderr)
     else:

@@ -26,9 +26,9 @@ def show(
     """
     from fedbudget.runs.folder import PLOT, Run
 
-    found = Run.open(run)
+    opened = Run.open(run)
     if json:
-        print(jsonlib.dumps(found.summary or {"status": "unfinished", "run": str(run), "rounds": len(found.rounds)}))
+        print(jsonlib.dumps(opened.summary or {"status": "unfinished", "run": str(run), "rounds": len(opened.rounds)}))
         return
 
     from fedbudget.cli.console import console
@@ -37,22 +37,22 @@ def show(
     from fedbudget.runs.record import average_tau
     from fedbudget.runs.title import run_title
 
-    out, title, limits = console(), run_title(found.settings), found.settings.limits().limits
+    out, title, limits = console(), run_title(opened.settings), opened.settings.limits().limits
     out.print(title, style="bold", highlight=False)
-    records = found.rounds
+    records = opened.rounds
     if not every and len(records) > _ROWS:
         step = (len(records) - 1) / (_ROWS - 1)
-        records = [found.rounds[round(step * row)] for row in range(_ROWS)]
-        out.print(f"{_ROWS} of {len(found.rounds)} rounds; --all shows every one", style="dim")
+        records = [opened.rounds[round(step * row)] for row in range(_ROWS)]
+        out.print(f"{_ROWS} of {len(opened.rounds)} rounds; --all shows every one", style="dim")
     out.print(rounds_table(records, limits))
     out.print(LOSSES, style="dim")
-    if found.summary is None:
+    if opened.summary is None:
         out.print("the run has not finished")
     else:
         # From the records: summaries of earlier versions have another average.
-        summary = found.summary | {"average_tau": average_tau([own.tau for own in found.rounds if own.tau])}
+        summary = opened.summary | {"average_tau": average_tau([own.tau for own in opened.rounds if own.tau])}
         for name in ("loss", "accuracy", "average_tau", "aggregations", "local_updates", "stopped_by", "status"):
             out.print(f"{name.replace('_', ' ')}: {summary[name]}", highlight=False)
-    if found.rounds:
-        (run / PLOT).write_bytes(plot_run(found.rounds, limits, title=title))
+    if opened.rounds:
+        (run / PLOT).write_bytes(plot_run(opened.rounds, limits, title=title))
         out.print(f"plot: {run / PLOT}", highlight=False)

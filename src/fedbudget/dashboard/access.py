@@ -126,10 +126,10 @@ def _host(header: str) -> str:
 
 def _cookie(header: str) -> str | None:
     try:
-        found = SimpleCookie(header).get(COOKIE)
+        cookie = SimpleCookie(header).get(COOKIE)
     except CookieError:
         return None
-    return None if found is None else found.value
+    return None if cookie is None else cookie.value
 
 
 def _digest(token: str) -> bytes:

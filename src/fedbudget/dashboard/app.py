@@ -58,10 +58,10 @@ def make_app(index: RunIndex, access: Access, ending: Callable[[], bool] = lambd
 
     def _reader(request: Request) -> RunReader:
         name = request.path_params["name"]
-        found = index.reader(name)
-        if found is None:
+        reader = index.reader(name)
+        if reader is None:
             raise _NotFound(f"there is no run {name!r} in {index.shown}")
-        return found
+        return reader
 
     return Starlette(
         routes=[

@@ -14,18 +14,18 @@ _TYPES = {".css": "text/css", ".js": "text/javascript", ".html": "text/html", ".
 @cache
 def page_files() -> dict[str, tuple[str, str]]:
     """Contents and media type of each, by name."""
-    found = files("fedbudget.dashboard").joinpath("page")
+    folder = files("fedbudget.dashboard").joinpath("page")
     return {
         file.name: (file.read_text(encoding="utf-8"), _TYPES[Path(file.name).suffix])
-        for file in found.iterdir()
+        for file in folder.iterdir()
         if Path(file.name).suffix in _TYPES
     }
 
 
 def plotly_js() -> Path:
     """The charts' library, as the installed plotly carries it."""
-    found = find_spec("plotly")
-    for folder in () if found is None else found.submodule_search_locations or ():
+    spec = find_spec("plotly")
+    for folder in () if spec is None else spec.submodule_search_locations or ():
         path = Path(folder, "package_data", "plotly.min.js")
         if path.is_file():
             return path

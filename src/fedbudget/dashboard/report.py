@@ -61,13 +61,13 @@ def report(runs: Sequence[RunSnapshot]) -> str:
 def figures(runs: Sequence[RunSnapshot]) -> list[dict[str, Any]]:
     """What is shown of each run: the page's figures, and G curves."""
     others = [snapshot.run for snapshot in runs]
-    found = []
+    result = []
     for snapshot in runs:
         kept = series.thinned(snapshot.run.rounds)
         every = max(1, -(-len(kept) // MAX_CURVES))
         choices = [series.choice(snapshot, record.round) for record in [*kept[:-1:every], *kept[-1:]]]
-        found.append({**series.view(snapshot), "paragraph": describe(snapshot.run, others), "choices": choices})
-    return found
+        result.append({**series.view(snapshot), "paragraph": describe(snapshot.run, others), "choices": choices})
+    return result
 
 
 def bundled(files: dict[str, str]) -> str:

@@ -42,9 +42,9 @@ class RunIndex:
         """All runs that there are now, the newest first."""
         if self._is_run(self.folder):
             return {self.folder.name: self.folder}
-        found = [path for path in self.folder.iterdir() if self._is_run(path)]
-        found.sort(key=lambda path: (-_began(path), path.name))
-        return {path.name: path for path in found}
+        paths = [path for path in self.folder.iterdir() if self._is_run(path)]
+        paths.sort(key=lambda path: (-_began(path), path.name))
+        return {path.name: path for path in paths}
 
     def reader(self, name: str) -> RunReader | None:
         """Of the run with this name; None where there is none."""

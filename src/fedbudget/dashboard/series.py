@@ -70,17 +70,17 @@ def rows(snapshot: RunSnapshot, first: int, last: int) -> dict[str, Any]:
     rounds = snapshot.run.rounds
     start = bisect_left(rounds, first, key=lambda record: record.round)
     end = bisect_right(rounds, last, key=lambda record: record.round)
-    found = rounds[start:end]
-    return {"columns": columns(thinned(found)), "exact": len(found) <= MAX_ROUNDS}
+    selected = rounds[start:end]
+    return {"columns": columns(thinned(selected)), "exact": len(selected) <= MAX_ROUNDS}
 
 
 def columns(records: Sequence[RoundRecord]) -> dict[str, Any]:
     """Records by column; those per resource by name again."""
-    found: dict[str, Any] = {name: [_value(getattr(record, name)) for record in records] for name in _FIELDS}
+    by_name: dict[str, Any] = {name: [_value(getattr(record, name)) for record in records] for name in _FIELDS}
     resources = list(records[0].spent) if records else []
     for name in ("c", "b", "spent"):
-        found[name] = {each: [_value(getattr(record, name)[each]) for record in records] for each in resources}
-    return found
+        by_name[name] = {each: [_value(getattr(record, name)[each]) for record in records] for each in resources}
+    return by_name
 
 
 def thinned(records: Sequence[RoundRecord], most: int = MAX_ROUNDS) -> list[RoundRecord]:
@@ -107,11 +107,11 @@ def gauges(snapshot: RunSnapshot) -> list[dict[str, Any]]:
     rounds, limits = snapshot.run.rounds, _limits(snapshot)
     spent = rounds[-1].spent if rounds else dict.fromkeys(limits, 0.0)
     sources = (snapshot.run.summary or {}).get("sources", {})
-    found = []
+    by_resource = []
     for name, limit in limits.items():
         resource, left = RESOURCES[name], max(0.0, limit - spent[name])
         seconds = _seconds_left(rounds, name, left) if snapshot.state == "running" else None
-        found.append(
+        by_resource.append(
             {
                 "name": name,
                 "spent": spent[name],
@@ -124,7 +124,7 @@ def gauges(snapshot: RunSnapshot) -> list[dict[str, Any]]:
                 "until": None if seconds is None else snapshot.written + seconds,
             }
         )
-    return found
+    return by_resource
 
 
 def choice(snapshot: RunSnapshot, number: int) -> dict[str, Any]:
@@ -137,15 +137,15 @@ def choice(snapshot: RunSnapshot, number: int) -> dict[str, Any]:
         )
     record = rounds[at]
     two = replace(snapshot.run, rounds=rounds[max(0, at - 1) : at + 1])  # all that is needed of the run
-    found = explain(two, number, snapshot.run.settings.controller())
-    drawn = _drawn(len(found.curve), {tau - 1 for tau in (found.tau, found.minimum or 0)})
+    explanation = explain(two, number, snapshot.run.settings.controller())
+    drawn = _drawn(len(explanation.curve), {tau - 1 for tau in (explanation.tau, explanation.minimum or 0)})
     return {
         "record": {name: values[0] for name, values in columns([record]).items() if name in _FIELDS},
         "spent": {name: RESOURCES[name].format(amount) for name, amount in record.spent.items()},
-        "sentence": found.sentence,
-        "candidates": found.candidates[drawn].tolist(),
-        "G": [_value(float(f"{value:.6g}")) for value in found.curve[drawn]],
-        "minimum": found.minimum,
+        "sentence": explanation.sentence,
+        "candidates": explanation.candidates[drawn].tolist(),
+        "G": [_value(float(f"{value:.6g}")) for value in explanation.curve[drawn]],
+        "minimum": explanation.minimum,
         "present": record.nodes,
         "missed": len(record.missed) + len(record.left_out),
     }
@@ -181,12 +181,12 @@ def _array(values: Sequence[float | None]) -> Float64:
 
 def _extremes(values: Float64, buckets: int) -> set[int]:
     """Where the smallest and the largest finite value of each stretch are."""
-    found: set[int] = set()
+    indices: set[int] = set()
     for bucket in np.array_split(np.arange(len(values)), buckets):
         known = bucket[np.isfinite(values[bucket])]
         if len(known):
-            found |= {int(known[np.argmin(values[known])]), int(known[np.argmax(values[known])])}
-    return found
+            indices |= {int(known[np.argmin(values[known])]), int(known[np.argmax(values[known])])}
+    return indices
 
 
 def _evenly(indices: Int64, most: int) -> Int64:

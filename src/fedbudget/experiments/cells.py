@@ -96,10 +96,10 @@ class CellStore:
     def read(self, settings: Settings) -> Columns:
         path = self._path(settings)
         try:
-            found: Columns = json.loads(path.read_bytes())
+            columns: Columns = json.loads(path.read_bytes())
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read: {error}; without it, the run is made again") from None
-        return found
+        return columns
 
     def write(self, settings: Settings, columns: Columns) -> None:
         path = self._path(settings)

@@ -43,7 +43,7 @@ def markdown(made: Sequence[FigureResult], out: Path) -> str:
     lines += ["", "## Figures"]
     for each in made:
         picture = Path(os.path.relpath(each.picture, out)).as_posix()
-        lines += ["", f"### {each.name}", "", f"{each.title}: {each.of}.", "", f"![{each.title}]({picture})"]
+        lines += ["", f"### {each.name}", "", f"{each.title}: {each.made_of}.", "", f"![{each.title}]({picture})"]
         if each.table is not None:
             lines += ["", *(_line(row) for row in (each.table.head, ["---"] * len(each.table.head), *each.table.rows))]
     return "\n".join([*lines, ""])
@@ -59,7 +59,7 @@ def html(made: Sequence[FigureResult]) -> str:
         for claim in each.claims
     )
     figures = "\n".join(
-        f'<section id="{each.name}"><h3>{escape(each.title)}</h3><p>{escape(each.of)}.</p>'
+        f'<section id="{each.name}"><h3>{escape(each.title)}</h3><p>{escape(each.made_of)}.</p>'
         f'<img alt="{escape(each.title)}" src="data:image/png;base64,{_encoded(each.picture)}">'
         f"{_html_table(each.table)}</section>"
         for each in made

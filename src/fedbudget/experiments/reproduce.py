@@ -37,7 +37,7 @@ class FigureResult:
 
     Args:
       name, title: of the figure.
-      of: what it was made of: how many runs, on which data, by which method.
+      made_of: how many runs, on which data, by which method.
       claims: judged by it.
       table: its numbers, where it has a table.
       picture: the PNG.
@@ -45,7 +45,7 @@ class FigureResult:
 
     name: str
     title: str
-    of: str
+    made_of: str
     claims: tuple[Claim, ...]
     table: FigureTable | None
     picture: Path
@@ -107,15 +107,17 @@ def make(
 
 def read_figures(out: Path) -> list[FigureResult]:
     """All figures that a folder has, with their claims judged by the runs there."""
-    found = []
+    results = []
     for figure in FIGURES.values():
         folder = out / figure.name
         if (folder / _MADE).is_file() and (folder / sweep.RESULTS).is_file():
             rows = read_rows(folder / sweep.RESULTS)
-            of = json.loads((folder / _MADE).read_text(encoding="utf-8"))["of"]
+            made_of = json.loads((folder / _MADE).read_text(encoding="utf-8"))["of"]
             claims, table = tuple(figure.claims(rows)), figure.table and figure.table(rows)
-            found.append(FigureResult(figure.name, figure.title, of, claims, table, folder / f"{figure.name}.png"))
-    return found
+            results.append(
+                FigureResult(figure.name, figure.title, made_of, claims, table, folder / f"{figure.name}.png")
+            )
+    return results
 
 
 def _data(figure: Figure, data_dir: str | None) -> tuple[list[Settings], str]:
@@ -124,12 +126,12 @@ def _data(figure: Figure, data_dir: str | None) -> tuple[list[Settings], str]:
     if len(asked) == 1:
         settings, on = _or_digits(asked[0])
         return [settings], on
-    found = []
+    available = []
     for settings in asked:
         with suppress(NotHere):
             load_dataset(settings)
-            found.append(settings)
-    return found, ", ".join(dict.fromkeys(settings.dataset for settings in found))
+            available.append(settings)
+    return available, ", ".join(dict.fromkeys(settings.dataset for settings in available))
 
 
 def _or_digits(settings: Settings) -> tuple[Settings, str]:

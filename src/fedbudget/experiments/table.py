@@ -50,10 +50,10 @@ def gather(
     schema = schema.append(pyarrow.field("error", pyarrow.string()))
     batches = []
     for index, outcome in enumerate(outcomes):
-        found = {} if isinstance(outcome, Failure) else outcome
-        rows = len(next(iter(found.values()))) if found else 1
+        values = {} if isinstance(outcome, Failure) else outcome
+        rows = len(next(iter(values.values()))) if values else 1
         columns: dict[str, Any] = {name: pyarrow.repeat(column[index], rows) for name, column in settings.items()}
-        columns |= {name: found.get(name, [None] * rows) for name in figures}
+        columns |= {name: values.get(name, [None] * rows) for name in figures}
         columns["error"] = [outcome.error if isinstance(outcome, Failure) else None] * rows
         batches.append(pyarrow.RecordBatch.from_pydict(columns, schema))
     return pyarrow.Table.from_batches(batches, schema).combine_chunks()

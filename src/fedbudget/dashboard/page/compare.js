@@ -26,5 +26,5 @@ export function compareView(runs) {
       ]), "stacks"));
     page.dataset.traces = String(runs.length);
   }
-  return { page, begin: show, redraw: show, update(found) { runs = found; show(); }, end() { Plotly.purge(element); } };
+  return { page, begin: show, redraw: show, update(views) { runs = views; show(); }, end() { Plotly.purge(element); } };
 }

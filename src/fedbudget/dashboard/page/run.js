@@ -113,9 +113,9 @@ export function runView(source, view, { headed = true, alone = true, open = fals
     slider.value = round;
     plots.filter((each) => each.shared && each.drawn).forEach(mark);
     const turn = ++asking;
-    const found = await source.choice(round).catch(() => null);
-    if (turn !== asking || !found) return;
-    choice = found;
+    const answer = await source.choice(round).catch(() => null);
+    if (turn !== asking || !answer) return;
+    choice = answer;
     tell();
     queue([bend]);
   }
@@ -249,22 +249,22 @@ function gauge(given) {
     el("div", { class: "note" }, [`${(100 * given.share).toFixed(1)}% spent`, note, given.source, until].filter(Boolean).join(" · ")));
 }
 
-function nodesTable(found, view, open) {
-  if (!found || found.count === 0) return el("p", { class: "note" }, "The run does not say who took part.");
-  const { samples } = found;
-  const about = `${number(found.count)} nodes with ${number(samples.total)} samples: ${number(samples.smallest)} to ${number(samples.largest)} each, ${number(samples.median)} in the middle.`;
-  if (found.nodes.length === 0) return el("p", {}, about);
-  const apart = found.nodes.some((node) => node.last_seen !== null);
+function nodesTable(status, view, open) {
+  if (!status || status.count === 0) return el("p", { class: "note" }, "The run does not say who took part.");
+  const { samples } = status;
+  const about = `${number(status.count)} nodes with ${number(samples.total)} samples: ${number(samples.smallest)} to ${number(samples.largest)} each, ${number(samples.median)} in the middle.`;
+  if (status.nodes.length === 0) return el("p", {}, about);
+  const remote = status.nodes.some((node) => node.last_seen !== null);
   const time = view.columns.c.time;
   const simulated = time && time.length ? time[time.length - 1] : null;
   const cost = (seconds) => (seconds === null || seconds === undefined ? "–" : `${number(1000 * seconds, 3)} ms`);
-  const rows = found.nodes.map((node) => [
+  const rows = status.nodes.map((node) => [
     node.name, number(node.samples), cost(node.step_seconds ?? simulated),
-    ...(apart ? [node.last_seen === null ? "never" : view.summary ? clock(node.last_seen) : ago(node.last_seen), number(node.missed), ...(view.summary ? [] : [node.state || ""])] : [])]);
-  const headings = ["node", "#samples", "#per update", ...(apart ? ["#last seen", "#missed", ...(view.summary ? [] : ["now"])] : [])];
+    ...(remote ? [node.last_seen === null ? "never" : view.summary ? clock(node.last_seen) : ago(node.last_seen), number(node.missed), ...(view.summary ? [] : [node.state || ""])] : [])]);
+  const headings = ["node", "#samples", "#per update", ...(remote ? ["#last seen", "#missed", ...(view.summary ? [] : ["now"])] : [])];
   const listed = el("div", { class: "scroll" }, table("", headings, rows.slice(0, LISTED)));
   const more = rows.length <= LISTED ? null : el("details", { open }, el("summary", {}, `${rows.length - LISTED} more`), el("div", { class: "scroll" }, table("", headings, rows.slice(LISTED))));
-  return el("div", {}, el("p", { class: "note" }, about, apart ? "" : " They are simulated, and an update costs them what it cost in the last round."), listed, more);
+  return el("div", {}, el("p", { class: "note" }, about, remote ? "" : " They are simulated, and an update costs them what it cost in the last round."), listed, more);
 }
 
 // Adds rows that come after a round; gives how many.

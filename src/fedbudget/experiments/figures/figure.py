@@ -88,8 +88,8 @@ class Figure:
 
     def settings(self, data_dir: str | None) -> list[Settings]:
         """Of each task, by the paper's method where none is given; accuracy is looked at once, at the end."""
-        found = [Settings(**Settings.from_toml(tasks.path(task))) for task in self.tasks]
-        return [replace(each, method="paper", data_dir=data_dir, evaluations=1) for each in found]
+        of_tasks = [Settings(**Settings.from_toml(tasks.path(task))) for task in self.tasks]
+        return [replace(each, method="paper", data_dir=data_dir, evaluations=1) for each in of_tasks]
 
     def sweep(self, settings: Sequence[Settings], size: GridSize) -> Sweep:
         """All its runs, from the settings of its tasks."""

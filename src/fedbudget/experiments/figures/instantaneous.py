@@ -49,13 +49,13 @@ def _network_sweep(base: Settings, size: GridSize) -> Sweep:
 
 
 def _draw(rows: Rows) -> Picture:
-    found = picture(13, 5.6)
-    for axis, (name, label) in zip(found.subplots(2, 4).flat, _PANELS.items(), strict=True):
+    drawn = picture(13, 5.6)
+    for axis, (name, label) in zip(drawn.subplots(2, 4).flat, _PANELS.items(), strict=True):
         for case in CASES:
             here = [row for row in where(rows, case=case) if row[name] is not None and (name != "tau" or row["tau"])]
             case_line(axis, case, [row["spent_time"] for row in here], [row[name] for row in here], markers=False)
         finish(axis, "time spent (s)", label, legend=name == "loss")
-    return found
+    return drawn
 
 
 def _claims(rows: Rows, title: str) -> list[Claim]:

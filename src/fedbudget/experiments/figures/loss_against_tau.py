@@ -43,12 +43,12 @@ def _sweep(base: Settings, size: GridSize) -> Sweep:
 
 def _draw(rows: Rows) -> Picture:
     figures = [("loss", LOSS), *([("accuracy", ACCURACY)] if any(row["accuracy"] is not None for row in rows) else [])]
-    found = picture(5.2 * len(figures), 4.2)
-    for axis, (name, label) in zip(found.subplots(1, len(figures), squeeze=False)[0], figures, strict=True):
+    drawn = picture(5.2 * len(figures), 4.2)
+    for axis, (name, label) in zip(drawn.subplots(1, len(figures), squeeze=False)[0], figures, strict=True):
         _panel(axis, rows, name)
         log_scale(axis, (1, 3, 10, 30, 100))
         finish(axis, "τ (fixed), or average τ* weighted by updates (adaptive)", label, legend=name == "loss")
-    return found
+    return drawn
 
 
 def _panel(axis: Axes, rows: Rows, name: str) -> None:
@@ -72,7 +72,7 @@ def _claims(title: str, *, differs: bool, slower: bool) -> Callable[[Rows], list
     def judge(rows: Rows) -> list[Claim]:
         regrets = {case: regret(rows, case) for case in CASES}
         measured = ", ".join(f"{value:.3f}" for value in regrets.values())
-        found = [
+        claims = [
             Claim(
                 f"{title}: adaptive τ is near the best fixed τ in all cases",
                 f"regret {measured} in Cases 1-4; up to {NEAR} counts as near",
@@ -81,7 +81,7 @@ def _claims(title: str, *, differs: bool, slower: bool) -> Callable[[Rows], list
         ]
         if differs:
             best = [min(fixed, key=fixed.__getitem__) for case in CASES if (fixed := _fixed(rows, case, "loss"))]
-            found.append(
+            claims.append(
                 Claim(
                     f"{title}: the best fixed τ differs from case to case",
                     "best τ " + ", ".join(f"{tau:g}" for tau in best) + " in Cases 1-4",
@@ -90,22 +90,22 @@ def _claims(title: str, *, differs: bool, slower: bool) -> Callable[[Rows], list
             )
         if slower:
             first, third = (_adaptive(rows, case, "loss") for case in (1, 3))
-            found.append(
+            claims.append(
                 Claim(
                     f"{title}: Case 3 is worse than Case 1, because a step takes longer",
                     f"loss {third:.4f} in Case 3, {first:.4f} in Case 1",
                     third > first,
                 )
             )
-        return found
+        return claims
 
     return judge
 
 
 def _fixed(rows: Rows, case: int, name: str) -> dict[float, float]:
     """The mean of a figure for each fixed τ."""
-    found = [row for row in where(rows, method="paper", case=case) if row["tau"] != "adaptive"]
-    values = {float(tau): mean(where(found, tau=tau), name) for tau in distinct(found, "tau")}
+    fixed = [row for row in where(rows, method="paper", case=case) if row["tau"] != "adaptive"]
+    values = {float(tau): mean(where(fixed, tau=tau), name) for tau in distinct(fixed, "tau")}
     return {tau: value for tau, value in values.items() if np.isfinite(value)}
 
 

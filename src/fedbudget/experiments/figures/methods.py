@@ -68,11 +68,11 @@ def task_columns(base: Settings) -> dict[str, list[Any]]:
 
 def tasks_in(rows: Rows) -> dict[str, list[Row]]:
     """The rows of each task."""
-    found: dict[str, list[Row]] = {}
+    by_task: dict[str, list[Row]] = {}
     for row in rows:
         whole = " (whole shards)" if row["batch_size"] == "full" else ""
-        found.setdefault(f"{row['model']}, {row['dataset']}{whole}", []).append(row)
-    return found
+        by_task.setdefault(f"{row['model']}, {row['dataset']}{whole}", []).append(row)
+    return by_task
 
 
 def _runs(ours: float | str) -> Callable[[Settings, GridSize], Sweep]:
@@ -87,9 +87,9 @@ def _runs(ours: float | str) -> Callable[[Settings, GridSize], Sweep]:
 
 
 def _draw(rows: Rows) -> Picture:
-    found = tasks_in(rows)
-    drawn, axes = panels(list(found))
-    for number, (axis, own) in enumerate(zip(axes, found.values(), strict=True)):
+    by_task = tasks_in(rows)
+    drawn, axes = panels(list(by_task))
+    for number, (axis, own) in enumerate(zip(axes, by_task.values(), strict=True)):
         _panel(axis, [CaseLosses(own, case) for case in CASES])
         finish(axis, "", "loss", legend=number == 0)
     return drawn
@@ -105,20 +105,20 @@ def _panel(axis: Axes, cells: list[CaseLosses]) -> None:
 
 
 def _claims(rows: Rows) -> list[Claim]:
-    found = []
+    claims = []
     for task, own in tasks_in(rows).items():
         cells = [CaseLosses(own, case) for case in CASES]
         regrets = {cell.case: cell.regret(cell.frugal) for cell in cells}
         behind = [cell.regret(cell.frugal) - cell.regret(cell.paper) for cell in cells]
         gains = own[0]["model"] in _DRIFTING
-        found.append(
+        claims.append(
             Claim(
                 f"{task}: frugal has a regret of at most {REGRET}{', below 0 in Cases 2 and 4' if gains else ''}",
                 f"{_numbers(regrets.values())} in Cases 1-4",
                 max(regrets.values()) <= REGRET and not (gains and max(regrets[2], regrets[4]) >= 0),
             )
         )
-        found.append(
+        claims.append(
             Claim(
                 f"{task}: frugal is not behind the paper's method by more than {WORSE} of the spread of fixed τ",
                 f"{_numbers(behind)} in Cases 1-4",
@@ -126,16 +126,16 @@ def _claims(rows: Rows) -> list[Claim]:
             )
         )
         if (own[0]["model"], own[0]["dataset"], str(own[0]["batch_size"])) == ("svm", "mnist", "100"):
-            found.append(_gap(task, cells))
-    return found
+            claims.append(_gap(task, cells))
+    return claims
 
 
 def _claims_without_knobs(rows: Rows) -> list[Claim]:
-    found = []
+    claims = []
     for task, own in tasks_in(rows).items():
         cells = [CaseLosses(own, case) for case in CASES]
         ahead = [cell.regret(cell.frugal) - cell.regret(cell.paper) for cell in cells]
-        found.append(
+        claims.append(
             Claim(
                 f"{task}: with a step size of its own, frugal is in no case behind the paper's method",
                 f"{_numbers(ahead)} of the spread of fixed τ in Cases 1-4",
@@ -144,14 +144,14 @@ def _claims_without_knobs(rows: Rows) -> list[Claim]:
         )
         if own[0]["model"] in _SLOW:
             regrets = [cell.regret(cell.frugal) for cell in cells]
-            found.append(
+            claims.append(
                 Claim(
                     f"{task}: it is better than the best fixed τ by a quarter of that spread or more",
                     f"regret {_numbers(regrets)} in Cases 1-4",
                     max(regrets) <= QUARTER,
                 )
             )
-    return found
+    return claims
 
 
 def _gap(task: str, cells: list[CaseLosses]) -> Claim:
@@ -166,13 +166,13 @@ def _gap(task: str, cells: list[CaseLosses]) -> Claim:
 
 def _table(rows: Rows) -> FigureTable:
     head = ("task", "case", "best fixed τ", "paper", "frugal", "regret, paper", "regret, frugal")
-    found = []
+    lines = []
     for task, own in tasks_in(rows).items():
         for cell in (CaseLosses(own, case) for case in CASES):
             losses = f"{cell.best:.4f} (τ={cell.best_tau})", f"{cell.paper:.4f}", f"{cell.frugal:.4f}"
             regrets = (f"{cell.regret(loss):+.3f}" for loss in (cell.paper, cell.frugal))
-            found.append((task, str(cell.case), *losses, *regrets))
-    return FigureTable(head, tuple(found))
+            lines.append((task, str(cell.case), *losses, *regrets))
+    return FigureTable(head, tuple(lines))
 
 
 def _numbers(values: Iterable[float]) -> str:

@@ -40,9 +40,9 @@ def _losses(rows: Rows, method: str, case: int) -> list[float]:
 
 
 def _draw(rows: Rows) -> Picture:
-    found = tasks_in(rows)
-    drawn, axes = panels(list(found))
-    for axis, own in zip(axes, found.values(), strict=True):
+    by_task = tasks_in(rows)
+    drawn, axes = panels(list(by_task))
+    for axis, own in zip(axes, by_task.values(), strict=True):
         for case in _cases(own):
             for method, line in _LINES.items():
                 losses = _losses(own, method, case)
@@ -56,30 +56,30 @@ def _draw(rows: Rows) -> Picture:
 
 
 def _claims(rows: Rows) -> list[Claim]:
-    found = []
+    claims = []
     for task, own in tasks_in(rows).items():
         above = []
         for case in _cases(own):
             losses = _losses(own, "frugal", case)
             above.append(losses[_PHI.index(_OURS)] / min(losses) - 1)
-        found.append(
+        claims.append(
             Claim(
                 f"{task}: with frugal, φ = {_OURS} is within {FEW:.0%} of the best φ",
                 ", ".join(f"{share:+.1%}" for share in above) + f" in Cases {', '.join(map(str, _cases(own)))}",
                 max(above) <= FEW,
             )
         )
-    return found
+    return claims
 
 
 def _table(rows: Rows) -> FigureTable:
     head = ("task", "case", *(f"{method}, φ = {phi:g}" for method in _LINES for phi in _PHI))
-    found = []
+    lines = []
     for task, own in tasks_in(rows).items():
         for case in _cases(own):
             losses = [loss for method in _LINES for loss in _losses(own, method, case)]
-            found.append((task, str(case), *(f"{loss:.4f}" for loss in losses)))
-    return FigureTable(head, tuple(found))
+            lines.append((task, str(case), *(f"{loss:.4f}" for loss in losses)))
+    return FigureTable(head, tuple(lines))
 
 
 def _cases(rows: Rows) -> list[int]:

@@ -27,13 +27,13 @@ def _sweep(base: Settings, size: GridSize) -> Sweep:
 
 
 def _draw(rows: Rows) -> Picture:
-    found = picture(5.6, 4.2)
-    axis = found.subplots()
+    drawn = picture(5.6, 4.2)
+    axis = drawn.subplots()
     for case in CASES:
         case_line(axis, case, distinct(rows, "phi"), _taus(rows, case))
     axis.set_xscale("log")
     finish(axis, "φ", TAU, legend=True)
-    return found
+    return drawn
 
 
 def _claims(rows: Rows, title: str) -> list[Claim]:

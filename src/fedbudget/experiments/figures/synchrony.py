@@ -30,8 +30,8 @@ def _sweep(base: Settings, size: GridSize) -> Sweep:
 
 
 def _draw(rows: Rows) -> Picture:
-    found = picture(13, 5.2)
-    axes = found.subplots(2, len(CASES))
+    drawn = picture(13, 5.2)
+    axes = drawn.subplots(2, len(CASES))
     budgets = distinct(rows, "budget")
     for column, case in enumerate(CASES):
         for axis, name in ((axes[0, column], "loss"), (axes[1, column], "accuracy")):
@@ -48,7 +48,7 @@ def _draw(rows: Rows) -> Picture:
                 )
             finish(axis, "time spent (s)", name if column == 0 else "", legend=name == "loss")
         axes[0, column].set_title(f"Case {case}", fontsize="medium")
-    return found
+    return drawn
 
 
 def _claims(rows: Rows, title: str) -> list[Claim]:

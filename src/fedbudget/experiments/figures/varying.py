@@ -98,8 +98,8 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def _draw(rows: Rows, varied: VariedSetting) -> Picture:
-    found = picture(13, 5.2)
-    panels = found.subplot_mosaic("T1234;TABCD", width_ratios=[1.5, 1, 1, 1, 1])
+    drawn = picture(13, 5.2)
+    panels = drawn.subplot_mosaic("T1234;TABCD", width_ratios=[1.5, 1, 1, 1, 1])
     values, x = _values(rows, varied)
     for case, upper, lower in zip(CASES, "1234", "ABCD", strict=True):
         here = where(rows, case=case)
@@ -116,7 +116,7 @@ def _draw(rows: Rows, varied: VariedSetting) -> Picture:
             log_scale(axis, x if name == "T" else x[::3])
         label = {"T": TAU, "1": "loss", "A": "accuracy"}.get(name, "")
         finish(axis, varied.label if name == "T" else varied.label.partition(",")[0], label, legend=name in "T1234")
-    return found
+    return drawn
 
 
 def _claims(rows: Rows, title: str, varied: VariedSetting) -> list[Claim]:
@@ -131,7 +131,7 @@ def _claims(rows: Rows, title: str, varied: VariedSetting) -> list[Claim]:
     (case, value), worst = max(excess.items(), key=lambda item: item[1])
     better = sum(share <= 0 for share in excess.values())
     similar = sum(share <= SIMILAR for share in excess.values())
-    found = [
+    claims = [
         Claim(
             f"{title}: better than or similar to τ = {FIXED} in {'almost ' if varied.almost else ''}all settings",
             f"loss lower in {better} of {len(excess)} settings, and at most {SIMILAR:.0%} higher in {similar}; at "
@@ -147,14 +147,14 @@ def _claims(rows: Rows, title: str, varied: VariedSetting) -> list[Claim]:
             for each in (1, 2, 4)
         }
         measured = ", ".join(f"{trend:+.2f} in Case {each}" for each, trend in trends.items())
-        found.append(
+        claims.append(
             Claim(
                 f"{title}: {varied.claim}",
                 f"rank correlation {measured}",
                 all(varied.trend * trend >= TREND for trend in trends.values()),
             )
         )
-    return found
+    return claims
 
 
 def _values(rows: Rows, varied: VariedSetting) -> tuple[list[Any], list[float]]:
