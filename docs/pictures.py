@@ -93,7 +93,7 @@ def _chosen(**options: Any) -> Explanation:
         train(method="paper", budget="time=15s", out=Path(folder) / "run", **options)
         run = Run.open(Path(folder) / "run")
         decided = sorted((record.tau, record.round) for record in run.rounds if record.reason == Reason.MINIMUM)
-        return explain(run, decided[len(decided) // 2][1])
+        return explain(run, decided[len(decided) // 2][1], run.settings.controller())
 
 
 def _curve(axis: Axes, choice: Explanation, words: str, colour: str, line: str) -> None:

@@ -102,7 +102,8 @@ class TestResult:
         taus = [record.tau for record in result.rounds]
         assert result.aggregations == sum(tau > 0 for tau in taus)
         assert result.local_updates == sum(taus) == result.rounds[-1].t
-        assert result.average_tau == pytest.approx(sum(tau**2 for tau in taus) / sum(taus))
+        assert result.average_tau == pytest.approx(result.local_updates / result.aggregations)
+        assert result.update_weighted_tau == pytest.approx(sum(tau**2 for tau in taus) / sum(taus))
 
     def test_spent_is_the_sum_of_costs_and_overshoot_what_is_beyond_the_budget(self, result: fedbudget.Result) -> None:
         for name, limit in {"time": 4.0, "energy": 90.0}.items():

@@ -31,7 +31,7 @@ from fedbudget.runs import nodes
 from fedbudget.runs.checkpoint_writer import CheckpointWriter
 from fedbudget.runs.folder import PLOT, Run, RunWriter, SavedModel
 from fedbudget.runs.nodes import NodeStatusWriter
-from fedbudget.runs.record import RoundRecord, average_tau
+from fedbudget.runs.record import RoundRecord, average_tau, update_weighted_tau
 from fedbudget.settings import Settings
 from fedbudget.step_size import StepSize
 from fedbudget.trackers import chosen
@@ -48,7 +48,7 @@ class Result:
     Args:
       loss: F(w^f) on all training samples; where these are on other machines, as nodes last told it.
       accuracy: on the test samples; None where it has no meaning.
-      average_tau: Σ τ² / Σ τ over rounds.
+      average_tau: local updates divided by aggregations.
       aggregations, local_updates: K and T; in one place nothing is aggregated.
       spent, budget, overshoot: per resource.
       sources: how each of these is known: measured, estimated, declared or simulated.
@@ -75,6 +75,11 @@ class Result:
     run: Path | None
     w: Float32
     rounds: Sequence[RoundRecord]
+
+    @property
+    def update_weighted_tau(self) -> float:
+        """Σ τ² / Σ τ over rounds: the paper's average τ, for its figures."""
+        return update_weighted_tau([record.tau for record in self.rounds])
 
     def to_json(self) -> dict[str, Any]:
         """The figures, without the model and the rounds."""

@@ -48,8 +48,9 @@ def list_datasets(data_dir: DataDir = None, json: o.Json = False) -> None:
         print(jsonlib.dumps({"datasets": [_embedded(), *map(_to_json, states)]}))
         return
 
-    from rich.console import Console
     from rich.table import Table
+
+    from fedbudget.cli.console import console
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("name", "title", "samples", "size", "files", "where"):
@@ -57,8 +58,7 @@ def list_datasets(data_dir: DataDir = None, json: o.Json = False) -> None:
     table.add_row(_EMBEDDED, _embedded()["title"], f"{_embedded()['samples']:,}", "", "complete", "embedded")
     for state in states:
         table.add_row(*_cells(state))
-    width = None if sys.stdout.isatty() else 1000  # elsewhere than on a terminal, paths are better in one piece
-    Console(width=width).print(table, highlight=False)
+    console().print(table, highlight=False)
     for state in states:
         if state.where is not None and state.missing:
             print(f"{state.dataset.name} is here without {', '.join(state.missing)}")
@@ -87,8 +87,8 @@ def get(name: Name, data_dir: DataDir = None) -> None:
 
     _, folder = places(data_dir)[0]
     with showing() as progress:
-        found = download.get(name, folder, progress)
-    print(f"{name} is in {where(found)}")
+        source_folder = download.get(name, folder, progress)
+    print(f"{name} is in {where(source_folder)}")
 
 
 @app.command()
@@ -117,8 +117,8 @@ def check(name: Name, data_dir: DataDir = None, json: o.Json = False) -> None:
 
 def _print(state: "State") -> None:
     width = max(map(len, state.files))
-    for file, found in state.files.items():
-        print(f"{file.ljust(width)}  {found}")
+    for file, finding in state.files.items():
+        print(f"{file.ljust(width)}  {finding}")
     if state.where is None:
         print(f"fedbudget: {state.not_here}", file=sys.stderr)
     else:

@@ -14,7 +14,7 @@ from fedbudget.training import Result, execute
 
 
 @dataclass(frozen=True)
-class Setting:
+class MeanResult:
     """The mean over seeds of one τ, or of adaptive τ, in one case."""
 
     tau: float
@@ -22,7 +22,7 @@ class Setting:
     accuracy: float | None
 
     @classmethod
-    def mean(cls, results: Sequence[Result], tau: float | None = None) -> "Setting":
+    def mean(cls, results: Sequence[Result], tau: float | None = None) -> "MeanResult":
         accuracies = [result.accuracy for result in results if result.accuracy is not None]
         return cls(
             tau=_mean([result.average_tau for result in results]) if tau is None else tau,
@@ -36,16 +36,16 @@ class CaseComparison:
     """One case: adaptive τ, and every fixed τ."""
 
     case: int
-    adaptive: Setting
-    fixed: tuple[Setting, ...]
+    adaptive: MeanResult
+    fixed: tuple[MeanResult, ...]
 
     @property
-    def best(self) -> Setting:
-        return min(self.fixed, key=lambda setting: setting.loss)
+    def best(self) -> MeanResult:
+        return min(self.fixed, key=lambda result: result.loss)
 
     @property
-    def worst(self) -> Setting:
-        return max(self.fixed, key=lambda setting: setting.loss)
+    def worst(self) -> MeanResult:
+        return max(self.fixed, key=lambda result: result.loss)
 
     @property
     def regret(self) -> float | None:
@@ -99,8 +99,8 @@ def compare(
     return [
         CaseComparison(
             case,
-            Setting.mean(results[case, "adaptive"]),
-            tuple(Setting.mean(results[case, tau], tau) for tau in taus),
+            MeanResult.mean(results[case, "adaptive"]),
+            tuple(MeanResult.mean(results[case, tau], tau) for tau in taus),
         )
         for case in cases
     ]

@@ -13,6 +13,7 @@ from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.record import RoundRecord
+from fedbudget.runs.title import run_title
 from fedbudget.settings import Settings
 from fedbudget.step_size import StepSize
 
@@ -69,13 +70,4 @@ class PreparedRun:
 
     @property
     def title(self) -> str:
-        settings = self.settings
-        what = f"{settings.model} on {self.dataset.name}"
-        if self.dataset.note:
-            what += f" ({self.dataset.note})"
-        if settings.method == "centralized":
-            return f"{what}, centralized"
-        tau = "adaptive τ" if settings.tau == "adaptive" else f"τ = {settings.tau}"
-        spread = "" if settings.partition is None else f", {settings.partition}"
-        how = {"paper": tau, "frugal": f"{tau}, frugal"}.get(settings.method, settings.method)
-        return f"{what}, {settings.nodes} nodes{spread}, {how}"
+        return run_title(self.settings, self.dataset.name, self.dataset.note)

@@ -43,10 +43,10 @@ def write_simulated(folder: Path, sizes: Int64) -> None:
 def read(folder: Path) -> dict[str, Any] | None:
     """What `nodes.json` says; None where there is none, or none that can be read."""
     try:
-        found = json.loads((folder / NODES).read_text(encoding="utf-8"))
+        content = json.loads((folder / NODES).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 class NodeStatusWriter:

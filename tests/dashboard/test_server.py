@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.dashboard.serving import PORT, Dashboard
+from fedbudget.dashboard.server import PORT, Dashboard
 from fedbudget.errors import UserError
 from support.made_runs import make_run
 
 
 def close(page: Dashboard) -> None:
-    with page.beside():
+    with page.in_background():
         pass
 
 
@@ -28,7 +28,7 @@ def test_a_port_that_is_taken_is_a_clear_error_and_the_usual_one_gives_way(tmp_p
 
 def test_only_this_machine_can_reach_it_by_default(tmp_path: Path) -> None:
     page = Dashboard(tmp_path, port=0)
-    with page.beside():
+    with page.in_background():
         assert page.address() == f"http://127.0.0.1:{page.port}/"
         with socket.socket() as other, pytest.raises(OSError, match="refused"):
             other.connect(("127.0.0.2", page.port))

@@ -2,45 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from fedbudget.budget import RESOURCES
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import average_tau
-from fedbudget.settings import Settings
 
 
-def title(settings: Settings) -> str:
-    """What was trained on what, and how.
-
-    >>> title(Settings(nodes=5, partition="case:2"))
-    'svm on digits, 5 nodes, case:2, adaptive τ, frugal'
-    """
-    dataset = Path(settings.dataset).name or settings.dataset
-    if settings.method == "centralized":
-        return f"{settings.model} on {dataset}, centralized"
-    nodes = "" if settings.nodes is None else f", {settings.nodes} nodes"
-    spread = "" if settings.partition is None else f", {settings.partition}"
-    how = f", {tau_of(settings)}" if settings.method != "asynchronous" else ""
-    return f"{settings.model} on {dataset}{nodes}{spread}{how}, {settings.method}"
-
-
-def tau_of(settings: Settings) -> str:
-    return "adaptive τ" if settings.tau == "adaptive" else f"τ = {settings.tau}"
-
-
-def paragraph(run: Run, others: Sequence[Run] = ()) -> str:
-    """What was spent, what was gained, what ended it, and what a fixed τ gave where that was tried.
+def describe(run: Run, others: Sequence[Run] = ()) -> str:
+    """A paragraph: what was spent, what was gained, what ended it, and what a fixed τ gave where that was tried.
 
     Args:
       others: runs to look among for those with the same settings but for τ.
     """
     if not run.rounds:
         return "No round is over yet."
-    return " ".join((_made(run), _spent(run), _gained(run), _ended(run), *_fixed(run, others)))
+    return " ".join((_work(run), _costs(run), _gain(run), _end(run), *_fixed_tau(run, others)))
 
 
-def _made(run: Run) -> str:
+def _work(run: Run) -> str:
     taus = [record.tau for record in run.rounds if record.tau > 0]
     so_far = "" if run.summary else " so far"
     if run.settings.method == "centralized":
@@ -51,7 +30,7 @@ def _made(run: Run) -> str:
     )
 
 
-def _spent(run: Run) -> str:
+def _costs(run: Run) -> str:
     last = run.rounds[-1].spent
     parts = []
     for name, limit in run.settings.limits().limits.items():
@@ -61,7 +40,7 @@ def _spent(run: Run) -> str:
     return f"It spent {_listed(parts)}."
 
 
-def _gained(run: Run) -> str:
+def _gain(run: Run) -> str:
     first, last = run.rounds[0], run.rounds[-1]
     loss = (run.summary or {}).get("loss")
     reached = last.best_loss if loss is None else loss
@@ -73,7 +52,7 @@ def _gained(run: Run) -> str:
     return f"{text}."
 
 
-def _ended(run: Run) -> str:
+def _end(run: Run) -> str:
     by = None if run.summary is None else run.summary.get("stopped_by")
     if by is None:
         return "It has not ended."
@@ -84,7 +63,7 @@ def _ended(run: Run) -> str:
     return f"It ended because the budget for {by} was used up."
 
 
-def _fixed(run: Run, others: Sequence[Run]) -> list[str]:
+def _fixed_tau(run: Run, others: Sequence[Run]) -> list[str]:
     """The same budget with a fixed τ, where it was tried."""
     if run.settings.tau != "adaptive":
         return []

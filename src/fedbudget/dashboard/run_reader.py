@@ -2,7 +2,7 @@
 
 Rules here:
 - A record is parsed once. Of a file that has grown only the new lines are read; of one that was replaced, all.
-- The summary is looked at before the records: where there is one, the records that are read after it are all there are.
+- The summary is read before the records: where there is one, the records that are read after it are all there are.
 - Half a line at the end is one that is being written; it is read when it is whole.
 """
 
@@ -19,13 +19,13 @@ from fedbudget.runs.folder import CONFIG, ROUNDS, SUMMARY, Run
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
 
-QUIET = 30.0
+STALE_SECONDS = 30.0
 """Seconds without a round after which a run may have died; more where rounds take long."""
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A run as it was when it was looked at.
+class RunSnapshot:
+    """A run as it was when it was read.
 
     Args:
       nodes: what `nodes.json` says, if there is one.
@@ -45,12 +45,12 @@ class Seen:
     @property
     def state(self) -> str:
         rounds = self.run.rounds
-        pace = rounds[-1].wall / len(rounds) if rounds else 0.0
-        return state_of(self.run.summary, self.written, pace)
+        seconds_per_round = rounds[-1].wall / len(rounds) if rounds else 0.0
+        return state_of(self.run.summary, self.written, seconds_per_round)
 
 
-class Reading:
-    """Reads on from where it was."""
+class RunReader:
+    """Reads a run again and again, each time on from where it was."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,7 +62,7 @@ class Reading:
         self._generation = 0
         self._summary: tuple[tuple[int, int], dict[str, Any]] | None = None
 
-    def look(self) -> Seen:
+    def read(self) -> RunSnapshot:
         """The run as it is now."""
         with self._lock:
             try:
@@ -73,7 +73,7 @@ class Reading:
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{self.path.name}: the run's records cannot be read: {error}") from None
             run = Run(self.path, self._settings, list(self._records), summary)
-            return Seen(run, nodes.read(self.path), written, self._generation)
+            return RunSnapshot(run, nodes.read(self.path), written, self._generation)
 
     def _read_summary(self) -> dict[str, Any] | None:
         path = self.path / SUMMARY
@@ -120,16 +120,15 @@ def last_record(path: Path) -> RoundRecord | None:
             tail *= 4
 
 
-def state_of(summary: dict[str, Any] | None, written: float, pace: float) -> str:
+def state_of(summary: dict[str, Any] | None, written: float, seconds_per_round: float) -> str:
     """Whether a run goes on, in a word or two.
 
     Args:
       written: when its last record was, in seconds since 1970.
-      pace: seconds of a round.
 
     >>> state_of({"status": "finished"}, 0.0, 1.0), state_of(None, time.time(), 1.0), state_of(None, 0.0, 1.0)
     ('finished', 'running', 'stopped writing')
     """
     if summary is not None:
         return str(summary.get("status", "finished"))
-    return "running" if time.time() - written < max(QUIET, 10 * pace) else "stopped writing"
+    return "running" if time.time() - written < max(STALE_SECONDS, 10 * seconds_per_round) else "stopped writing"

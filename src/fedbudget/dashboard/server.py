@@ -29,15 +29,15 @@ class Dashboard:
     def __init__(
         self, folder: Path, *, host: str = "127.0.0.1", port: int | None = None, token: str | None = None
     ) -> None:
-        shelf = RunIndex(folder)
+        index = RunIndex(folder)
         self._socket = _listen(host, port)
         self.host, self.port = host, int(self._socket.getsockname()[1])
-        app = make_app(shelf, Access(host, token), ending=lambda: self._server.should_exit)
+        app = make_app(index, Access(host, token), ending=lambda: self._server.should_exit)
         config = uvicorn.Config(
             app, log_level="warning", lifespan="off", ws="none", access_log=False, timeout_graceful_shutdown=2
         )
         self._server = uvicorn.Server(config)
-        self.open = token is None
+        self.needs_token = token is not None
 
     def address(self, run: str | None = None) -> str:
         """To open in a browser: all runs, or one of them."""
@@ -51,7 +51,7 @@ class Dashboard:
             self._server.run(sockets=[self._socket])
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def in_background(self) -> Iterator[None]:
         """In a thread, while something else is done."""
         thread = threading.Thread(
             target=self._server.run, args=([self._socket],), name="fedbudget-dashboard", daemon=True

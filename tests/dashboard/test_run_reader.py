@@ -6,26 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.dashboard.reading import Reading, last_record, state_of
+from fedbudget.dashboard.run_reader import RunReader, last_record, state_of
 from fedbudget.errors import UserError
 from fedbudget.runs.folder import Run, RunWriter
 from support.made_runs import SETTINGS, make_run, record
 
 
 def test_what_is_read_is_what_the_run_has(tmp_path: Path) -> None:
-    seen, run = Reading(make_run(tmp_path / "run")).look(), Run.open(tmp_path / "run")
-    assert (seen.run.rounds, seen.run.settings, seen.run.summary) == (run.rounds, run.settings, run.summary)
-    assert (seen.name, seen.state, len(seen.run.rounds)) == ("run", "finished", 20)
+    snapshot, run = RunReader(make_run(tmp_path / "run")).read(), Run.open(tmp_path / "run")
+    assert (snapshot.run.rounds, snapshot.run.settings, snapshot.run.summary) == (run.rounds, run.settings, run.summary)
+    assert (snapshot.name, snapshot.state, len(snapshot.run.rounds)) == ("run", "finished", 20)
 
 
 def test_records_that_were_added_are_read_and_those_before_are_not_read_again(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "run", SETTINGS.to_toml())
-    reading = Reading(tmp_path / "run")
-    assert reading.look().run.rounds == []
+    reader = RunReader(tmp_path / "run")
+    assert reader.read().run.rounds == []
     writer.append(record(1))
-    first = reading.look().run.rounds
+    first = reader.read().run.rounds
     writer.append(record(2))
-    both = reading.look().run.rounds
+    both = reader.read().run.rounds
     assert both == [record(1), record(2)]
     assert both[0] is first[0]
     assert first == [record(1)]  # what was given out does not change
@@ -34,34 +34,34 @@ def test_records_that_were_added_are_read_and_those_before_are_not_read_again(tm
 
 def test_half_a_record_is_read_when_it_is_whole(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", 1, finished=False)
-    reading, line = Reading(path), record(2).to_json() + "\n"
+    reader, line = RunReader(path), record(2).to_json() + "\n"
     for at in (1, 100, len(line) - 1):
         with (path / "rounds.jsonl").open("r+") as file:
             file.truncate(len(record(1).to_json()) + 1)
             file.seek(0, 2)
             file.write(line[:at])
-        assert reading.look().run.rounds == [record(1)]
+        assert reader.read().run.rounds == [record(1)]
     with (path / "rounds.jsonl").open("a") as file:
         file.write(line[-1])
-    assert reading.look().run.rounds == [record(1), record(2)]
+    assert reader.read().run.rounds == [record(1), record(2)]
 
 
 def test_records_that_are_taken_back_are_noticed(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", 9, finished=False)
-    reading = Reading(path)
-    before = reading.look()
+    reader = RunReader(path)
+    before = reader.read()
     RunWriter.resume(path, [record(4, loss=7.0).to_json()]).close()
-    after = reading.look()
+    after = reader.read()
     assert [each.loss for each in after.run.rounds][-1] == 7.0
     assert (len(before.run.rounds), len(after.run.rounds)) == (9, 4)
-    assert before.generation != after.generation == reading.look().generation
+    assert before.generation != after.generation == reader.read().generation
 
 
 def test_a_broken_line_is_an_error_that_names_the_run(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", 2)
     (path / "rounds.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match="run: the run's records cannot be read"):
-        Reading(path).look()
+        RunReader(path).read()
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2, 300])
@@ -82,9 +82,11 @@ def test_a_last_record_longer_than_any_guess_is_found(tmp_path: Path) -> None:
 
 def test_a_run_without_a_summary_goes_on_until_it_has_been_quiet_for_long(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", finished=False)
-    assert Reading(path).look().state == "running"
+    assert RunReader(path).read().state == "running"
     os.utime(path / "rounds.jsonl", (time.time() - 60, time.time() - 60))
-    assert Reading(path).look().state == "stopped writing"
+    assert RunReader(path).read().state == "stopped writing"
     slow = time.time() - 60
-    assert state_of(None, slow, pace=10.0) == "running"  # one whose rounds take ten seconds is given more time
-    assert state_of({"status": "interrupted"}, slow, pace=10.0) == "interrupted"
+    assert (
+        state_of(None, slow, seconds_per_round=10.0) == "running"
+    )  # one whose rounds take ten seconds is given more time
+    assert state_of({"status": "interrupted"}, slow, seconds_per_round=10.0) == "interrupted"

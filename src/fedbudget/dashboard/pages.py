@@ -14,25 +14,25 @@ _TYPES = {".css": "text/css", ".js": "text/javascript", ".html": "text/html", ".
 @cache
 def page_files() -> dict[str, tuple[str, str]]:
     """Contents and media type of each, by name."""
-    found = files("fedbudget.dashboard").joinpath("page")
+    folder = files("fedbudget.dashboard").joinpath("page")
     return {
         file.name: (file.read_text(encoding="utf-8"), _TYPES[Path(file.name).suffix])
-        for file in found.iterdir()
+        for file in folder.iterdir()
         if Path(file.name).suffix in _TYPES
     }
 
 
 def plotly_js() -> Path:
     """The charts' library, as the installed plotly carries it."""
-    found = find_spec("plotly")
-    for folder in () if found is None else found.submodule_search_locations or ():
+    spec = find_spec("plotly")
+    for folder in () if spec is None else spec.submodule_search_locations or ():
         path = Path(folder, "package_data", "plotly.min.js")
         if path.is_file():
             return path
     raise UserError("this needs plotly; install it with: pip install 'fedbudget[dashboard]'")
 
 
-def complaint(status: int, why: str) -> str:
+def error_page(status: int, why: str) -> str:
     """A page that says what is wrong."""
     style = page_files()["style.css"][0]  # in the page itself: who is not let in gets no other file
     return f"""<!doctype html>
