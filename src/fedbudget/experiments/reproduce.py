@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import get_args
 
 from fedbudget import atomic_file
-from fedbudget.data.published.find import NotHere
+from fedbudget.data.published.find import DatasetMissing
 from fedbudget.errors import UserError
 from fedbudget.experiments import sweep
 from fedbudget.experiments.cells import EngineName
@@ -84,7 +84,7 @@ def make(
     """Makes a figure's runs and its picture.
 
     Raises:
-      NotHere: its data are not on this machine.
+      DatasetMissing: its data are not on this machine.
     """
     settings, on = _data(figure, data_dir)
     folder = out / figure.name
@@ -125,7 +125,7 @@ def _data(figure: Figure, data_dir: str | None) -> tuple[list[Settings], str]:
         return [settings], on
     found = []
     for settings in asked:
-        with suppress(NotHere):
+        with suppress(DatasetMissing):
             load_dataset(settings)
             found.append(settings)
     return found, ", ".join(dict.fromkeys(settings.dataset for settings in found))
@@ -135,7 +135,7 @@ def _or_digits(settings: Settings) -> tuple[Settings, str]:
     """Settings with data that are here, and what these are."""
     try:
         dataset = load_dataset(settings)
-    except NotHere:
+    except DatasetMissing:
         if settings.model != "svm":
             raise
         # No sample of the test data, which are fewer than the paper's 1,000.
