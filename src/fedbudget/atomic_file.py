@@ -30,13 +30,18 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     try:
         with beside.open("xb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        move(beside, path)
     except BaseException:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
+
+
+def move(beside: Path, path: Path) -> None:
+    """Puts a complete file, written in the same folder, at `path`."""
+    with beside.open("rb+") as file:
+        os.fsync(file.fileno())
+    beside.replace(path)
     _sync_folder(path.parent)
 
 

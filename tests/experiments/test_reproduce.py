@@ -8,7 +8,7 @@ import matplotlib.image
 import pytest
 from pyarrow import parquet
 
-from fedbudget.data.published.find import NotHere
+from fedbudget.data.published.find import DatasetMissing
 from fedbudget.errors import UserError
 from fedbudget.experiments import reproduce
 from fedbudget.experiments.figures import FIGURES
@@ -56,7 +56,7 @@ def test_without_mnist_figures_of_the_svm_are_of_digits_and_say_so(made: Path) -
 
 
 def test_other_figures_need_their_data(tmp_path: Path) -> None:
-    with pytest.raises(NotHere, match=r"energy is not here: .* fedbudget data get energy"):
+    with pytest.raises(DatasetMissing, match=r"energy is not here: .* fedbudget data get energy"):
         reproduce.make(FIGURES["linear"], tmp_path, QUICK)
 
 

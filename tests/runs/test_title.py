@@ -9,6 +9,7 @@ from fedbudget import data
 from fedbudget.dashboard import series
 from fedbudget.dashboard.run_index import RunIndex
 from fedbudget.dashboard.run_reader import RunReader
+from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
 from fedbudget.runs.title import run_title
 from fedbudget.settings import Settings
@@ -31,7 +32,7 @@ def test_a_title_says_what_and_how(settings: Settings, title: str) -> None:
 
 
 def test_plan_page_and_list_have_one_title(tmp_path: Path) -> None:
-    plan = simulate(SETTINGS, dataset=data.load("digits"))
+    plan = simulate(SETTINGS, Overrides(dataset=data.load("digits")))
     path = make_run(tmp_path / "run", settings=plan.settings)
     assert plan.title == run_title(plan.settings)
     assert series.view(RunReader(path).read())["title"] == plan.title

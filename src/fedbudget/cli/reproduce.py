@@ -56,7 +56,7 @@ def reproduce(
 
         require_network()
     from fedbudget.cli.sweep import showing
-    from fedbudget.data.published.find import NotHere
+    from fedbudget.data.published.find import DatasetMissing
     from fedbudget.experiments import reproduce as work
     from fedbudget.experiments.figures.figure import GridSize
     from fedbudget.experiments.report import write_report
@@ -68,7 +68,7 @@ def reproduce(
         try:
             with showing(quiet=False) as progress:
                 work.make(figure, out, size, data_dir=data_dir, jobs=jobs, progress=progress)
-        except NotHere as error:
+        except DatasetMissing as error:
             if len(chosen) == 1:
                 raise
             print(f"left out: {error}", file=sys.stderr)

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbudget.data.contents import open_contents
 from fedbudget.data.dataset import Dataset, Part
-from fedbudget.data.published.find import find, opened
+from fedbudget.data.published.find import find
 from fedbudget.data.read_cifar import SHAPE, read_cifar
 from fedbudget.data.read_idx import read_idx, read_shape
 from fedbudget.errors import UserError
@@ -61,11 +62,11 @@ def from_idx(path: Path, labels: Path | None = None) -> Dataset:
     for each in (path, labels):
         if not each.is_file():
             raise UserError(f"{each} does not exist")
-    with opened(path, path.name) as stream:
+    with open_contents(path, path.name) as stream:
         count, *sides = read_shape(stream, path, dimensions=3)
-    with opened(path, path.name) as stream:
+    with open_contents(path, path.name) as stream:
         images = read_idx(stream, path, most=count, sides=(sides[0], sides[1]))
-    with opened(labels, labels.name) as stream:
+    with open_contents(labels, labels.name) as stream:
         numbers = read_idx(stream, labels, most=count)
     if len(images) != len(numbers):
         raise UserError(f"{path} has {len(images)} images, but {labels} {len(numbers)} labels")
@@ -97,9 +98,9 @@ def _idx_part(found: dict[str, Path], stem: str, most: int, classes: Sequence[st
     image_file, label_file = f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte"
     if image_file not in found or label_file not in found:
         return None
-    with opened(found[image_file], image_file) as stream:
+    with open_contents(found[image_file], image_file) as stream:
         images = read_idx(stream, found[image_file], most=most, sides=(28, 28))
-    with opened(found[label_file], label_file) as stream:
+    with open_contents(found[label_file], label_file) as stream:
         labels = read_idx(stream, found[label_file], most=most)
     if len(images) != len(labels):
         raise UserError(f"{found[image_file]} has {len(images)} images, but {found[label_file]} {len(labels)} labels")
@@ -107,7 +108,7 @@ def _idx_part(found: dict[str, Path], stem: str, most: int, classes: Sequence[st
 
 
 def _cifar_batch(path: Path, name: str) -> Part:
-    with opened(path, name) as stream:
+    with open_contents(path, name) as stream:
         images, labels = read_cifar(stream, path)
     return _part(images, labels, path, 10)
 

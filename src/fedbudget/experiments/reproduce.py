@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedbudget import atomic_file
-from fedbudget.data.published.find import NotHere
+from fedbudget.data.published.find import DatasetMissing
 from fedbudget.errors import UserError
 from fedbudget.experiments import sweep
 from fedbudget.experiments.figures import FIGURES
@@ -83,7 +83,7 @@ def make(
     """Makes a figure's runs and its picture.
 
     Raises:
-      NotHere: its data are not on this machine.
+      DatasetMissing: its data are not on this machine.
     """
     settings, on = _data(figure, data_dir)
     folder = out / figure.name
@@ -126,7 +126,7 @@ def _data(figure: Figure, data_dir: str | None) -> tuple[list[Settings], str]:
         return [settings], on
     available = []
     for settings in asked:
-        with suppress(NotHere):
+        with suppress(DatasetMissing):
             load_dataset(settings)
             available.append(settings)
     return available, ", ".join(dict.fromkeys(settings.dataset for settings in available))
@@ -136,7 +136,7 @@ def _or_digits(settings: Settings) -> tuple[Settings, str]:
     """Settings with data that are here, and what these are."""
     try:
         dataset = load_dataset(settings)
-    except NotHere:
+    except DatasetMissing:
         if settings.model != "svm":
             raise
         # No sample of the test data, which are fewer than the paper's 1,000.
