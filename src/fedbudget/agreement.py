@@ -15,8 +15,8 @@ from fedbudget.engines.remote.task import Samples, Task, agree
 from fedbudget.errors import UserError
 from fedbudget.models import catalogue
 from fedbudget.models.base import Model
-from fedbudget.plan import DEFAULT_BATCH
-from fedbudget.protocol.messages import PeerError, Request
+from fedbudget.plan import DEFAULT_BATCH, method_of
+from fedbudget.protocol.messages import PeerError
 from fedbudget.settings import Settings
 
 NODES = "nodes"
@@ -30,7 +30,6 @@ def agreed(settings: Settings, described: list[Samples]) -> tuple[Settings, Task
     if settings.batch_size is None:
         settings = replace(settings, batch_size=min(DEFAULT_BATCH, smallest))
     model = model_of(settings, samples)
-    controller, pacing = settings.controller(), settings.pacing()
     task = Task(
         settings.model,
         model.parameters,
@@ -40,12 +39,7 @@ def agreed(settings: Settings, described: list[Samples]) -> tuple[Settings, Task
         kind_of(settings),
         settings.tau if isinstance(settings.tau, int) else settings.tau_max,
         samples,
-        Request(
-            estimate=controller.estimates or pacing.adapts,
-            gradient=settings.delta_from == "gradient",
-            curvature=pacing.adapts,
-            drift=settings.corrects_drift,
-        ),
+        method_of(settings).request,
         cpu="cpu" in settings.limits().limits,
     )
     for each in described:

@@ -35,7 +35,7 @@ from fedbudget.errors import UserError
 from fedbudget.meters import network_meters
 from fedbudget.meters.energy import energy_meter as meter_of
 from fedbudget.meters.meter import Meters, RoundTrip
-from fedbudget.plan import Plan, meters_of
+from fedbudget.plan import Plan, meters_of, method_of
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.checkpoint_writer import Append, CheckpointWriter
@@ -163,17 +163,14 @@ def _gather(
         model = model_of(settings, task.samples)
         server.start(task, _recalled_members(resumed))
     meters = meters_of(settings, network_meters)
-    over = resumed is not None and resumed.memory.state == "done"  # only its summary is missing: nodes have gone home
+    over = resumed is not None and resumed.state.phase == "done"  # only its summary is missing: nodes have gone home
     if not server.wait_for(0 if over else nodes, interrupted, ready=True):
         raise Interrupted
     settings = replace(settings, nodes=nodes, dataset=NODES)
     options: dict[str, Any] = {
+        "method": method_of(settings),
         "budget": meters.budget,
-        "controller": settings.controller(),
-        "step_size": settings.pacing(),
         "rounds": settings.rounds,
-        "correct_drift": settings.corrects_drift,
-        "delta": settings.delta_from,
         "quantize": shortener.quantize,
     }
     trial = engine.slowest(server.trials())
@@ -187,7 +184,7 @@ def _gather(
         aggregator.start()  # before the first checkpoint, which is of a run that has
     else:
         _restore(meters, server.counters, resumed)
-        aggregator = Aggregator.recall(resumed.memory, **options)
+        aggregator = Aggregator.resume(resumed.state, **options)
     checkpointer = _Keeper(aggregator, server, meters, task, metrics, resumed)
     run = partial(
         engine.run,
@@ -303,7 +300,7 @@ class _Keeper:
             "meters": self._meters.state(),
             "counters": vars(self._server_side.counters).copy(),
         }
-        self._saver.save(self._aggregator.memory(), known, record)
+        self._saver.save(self._aggregator.state, known, record)
 
 
 def _restore(meters: Meters, counters: Counters, resumed: Checkpoint) -> None:

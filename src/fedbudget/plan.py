@@ -25,7 +25,8 @@ from fedbudget.models import catalogue
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, Drift, Request
+from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.method import Method
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.checkpoint_writer import Append
 from fedbudget.runs.record import RoundRecord
@@ -212,29 +213,17 @@ def aggregator_of(
     Args:
       trial: makes a round that does not count, from what the first broadcast says.
     """
-    controller, step_size = settings.controller(), settings.pacing()
-    first = Broadcast(
-        round=1,
-        w=w,
-        tau=1,
-        eta=step_size.first().eta,
-        request=Request(
-            estimate=controller.estimates or step_size.adapts,
-            gradient=settings.delta_from == "gradient",
-            curvature=step_size.adapts,
-            drift=settings.corrects_drift,
-        ),
-        best=False,
-        stop=False,
-        drift=Drift(correct=True, share=1.0) if settings.corrects_drift else None,
-    )
-    return Aggregator(
-        w,
-        budget=meters.budget,
-        controller=controller,
-        step_size=step_size,
-        expected=meters.expect(trial(first)),
-        rounds=settings.rounds,
+    method = method_of(settings)
+    first = Broadcast.first(w, method.step_size.first().eta, method.request)
+    expected = meters.expect(trial(first))
+    return Aggregator(w, method=method, budget=meters.budget, expected=expected, rounds=settings.rounds)
+
+
+def method_of(settings: Settings) -> Method:
+    """What decides in a run by these settings."""
+    return Method(
+        settings.controller(),
+        settings.pacing(),
         correct_drift=settings.corrects_drift,
         delta=settings.delta_from,
     )

@@ -78,7 +78,7 @@ def test_every_reason_of_a_run_has_a_sentence_with_its_tau() -> None:
     run, _, _ = run_that_the_budget_cut_short()
     explained = [explain(run, record.round) for record in run.rounds]
     assert [each.reason for each in explained[:2]] == [Reason.START, Reason.START]
-    assert explained[-1].reason is Reason.FINAL
+    assert explained[-1].reason == Reason.FINAL
     assert {Reason.MINIMUM, Reason.SEARCH_LIMIT, Reason.BUDGET} <= {each.reason for each in explained}
     for each in explained[:-1]:
         assert f"τ = {each.tau}" in each.words

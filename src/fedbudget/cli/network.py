@@ -43,6 +43,7 @@ def folder_of(out: Path | None, resume: Path | None, settings: Settings) -> Path
 def resumed_from(given: Mapping[str, Any]) -> "tuple[Settings, Checkpoint]":
     """The settings and the checkpoint of the run to go on with; other settings than its own are refused."""
     from fedbudget.deployment import same_settings
+    from fedbudget.plan import method_of
     from fedbudget.runs.checkpoint import Checkpoint
     from fedbudget.runs.folder import CONFIG, Run
 
@@ -55,7 +56,7 @@ def resumed_from(given: Mapping[str, Any]) -> "tuple[Settings, Checkpoint]":
     asked = o.settings_from({**given, "config": path / CONFIG, "dataset": None, "partition": None, "case": None})
     settings = replace(run.settings, nodes=asked.nodes)  # how many to wait for may be another number now
     same_settings(path, settings, asked)
-    return settings, Checkpoint.load(path)
+    return settings, Checkpoint.load(path, method_of(settings))
 
 
 def own_node_data(given: Mapping[str, Any], settings: Settings) -> "NodeData | None":

@@ -24,7 +24,7 @@ class Explanation:
 
     round: int
     tau: int
-    reason: Reason
+    reason: str
     candidates: Int64
     curve: Float64
     estimates: Estimates | None
@@ -38,8 +38,8 @@ class Explanation:
 
     @property
     def words(self) -> str:
-        """The reason in a sentence."""
-        return {
+        """The reason in a sentence; a controller's own reason as it is."""
+        words: dict[str, str] = {
             Reason.START: "not enough had been estimated yet, so the run went on with τ = 1",
             Reason.MINIMUM: f"G(τ) is smallest at τ = {self.tau}",
             Reason.SEARCH_LIMIT: f"G(τ) still falls at τ = {self.tau}, the end of the range that was searched",
@@ -48,7 +48,8 @@ class Explanation:
             Reason.FIXED: f"τ = {self.tau} was fixed by the settings",
             Reason.RECOVERY: "the round before went astray, so the run went back to the best parameters known",
             Reason.FINAL: "this last round only evaluated the loss of the final parameters",
-        }[self.reason]
+        }
+        return words.get(self.reason, self.reason)
 
 
 def explain(run: Run, number: int) -> Explanation:
@@ -58,7 +59,7 @@ def explain(run: Run, number: int) -> Explanation:
         last = max(by_number, default=0)
         raise UserError(f"{run.path} has no round {number}; it has rounds 1 to {last}")
     record, before = by_number[number], by_number.get(number - 1)
-    reason = Reason(record.reason)
+    reason = record.reason
     controller = run.settings.controller()
     candidates, curve, estimates = np.empty(0, np.int64), np.empty(0), None
     consulted = reason in (Reason.MINIMUM, Reason.SEARCH_LIMIT, Reason.BUDGET)
@@ -66,7 +67,7 @@ def explain(run: Run, number: int) -> Explanation:
         assert before.beta is not None
         assert before.delta is not None
         estimates = Estimates(before.rho, before.beta, before.delta)
-        previous = Decision(before.tau, Reason(before.reason))
+        previous = Decision(before.tau, before.reason)
         limits = run.settings.limits()
         inputs = ControlInputs(
             estimates,

@@ -16,7 +16,7 @@ from fedbudget.runs.record import RoundRecord
 
 # Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#666666"
-_MARKERS = {
+_MARKERS: dict[str, tuple[str, str]] = {
     Reason.START: ("o", GREY),
     Reason.MINIMUM: ("o", BLUE),
     Reason.SEARCH_LIMIT: ("^", ORANGE),
@@ -72,7 +72,8 @@ def _accuracy(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> 
 def _chosen(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> None:
     taken = [(spent, record) for spent, record in zip(x, rounds, strict=True) if record.tau > 0]
     axis.step([spent for spent, _ in taken], [record.tau for _, record in taken], where="pre", color=GREY, lw=0.7)
-    for reason, (marker, colour) in _MARKERS.items():
+    own = {record.reason: ("D", GREEN) for _, record in taken if record.reason not in _MARKERS}  # a user's controller's
+    for reason, (marker, colour) in (_MARKERS | own).items():
         chosen = [(spent, record.tau) for spent, record in taken if record.reason == reason]
         if chosen:
             spent, taus = zip(*chosen, strict=True)

@@ -71,7 +71,9 @@ export function chosen(columns, key) {
     type: "scatter", mode: "lines", x: made.map((at) => x[at]), y: made.map((at) => columns.tau[at]),
     customdata: made.map((at) => columns.round[at]), line: { color: c.c5, width: 1, shape: "hv" }, hoverinfo: "skip", showlegend: false,
   }];
-  for (const [reason, { symbol, colour }] of Object.entries(REASONS)) {
+  const own = [...new Set(columns.reason)].filter((reason) => !(reason in REASONS)); // of a user's own controller
+  const all = { ...REASONS, ...Object.fromEntries(own.map((reason) => [reason, { symbol: "star", colour: "c3" }])) };
+  for (const [reason, { symbol, colour }] of Object.entries(all)) {
     const those = made.filter((at) => columns.reason[at] === reason);
     if (those.length === 0) continue;
     traces.push({

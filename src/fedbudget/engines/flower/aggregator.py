@@ -19,7 +19,7 @@ from fedbudget.engines.simulation import Observer
 from fedbudget.errors import UserError, WorkError
 from fedbudget.meters import network_meters
 from fedbudget.meters.meter import RoundTrip
-from fedbudget.plan import Plan, meters_of
+from fedbudget.plan import Plan, meters_of, method_of
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.runs.record import RoundRecord
 from fedbudget.shares import samples_to_test_on
@@ -62,13 +62,10 @@ def prepare(nodes: GridNodes, asked: Wanted) -> Plan:
     trip = RoundTrip(1, number, wire_bytes, trial.step_seconds, trial.seconds, trial.step_cpu or 0.0, trial.cpu or 0.0)
     aggregator = Aggregator(
         model.initial(settings.seed),
+        method=method_of(settings),
         budget=meters.budget,
-        controller=settings.controller(),
-        step_size=settings.pacing(),
         expected=meters.expect(trip),
         rounds=settings.rounds,
-        correct_drift=settings.corrects_drift,
-        delta=settings.delta_from,
     )
 
     def run(*, observe: Observer, interrupted: Callable[[], bool]) -> Outcome:
