@@ -289,7 +289,7 @@ class _Recorder:
         """Takes where the run has come to, to be on disk before long."""
         aggregator, state = self._prepared.aggregator, self._prepared.engine.state()
         if self._checkpoints is not None and aggregator is not None and state is not None:
-            self._checkpoints.save(aggregator.memory(), state, record)
+            self._checkpoints.save(aggregator.state, state, record)
 
     def finish(self) -> None:
         """Returns when all is on disk."""

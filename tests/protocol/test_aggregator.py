@@ -10,8 +10,10 @@ from fedbudget.arrays import Float32
 from fedbudget.budget import Budget, Costs
 from fedbudget.control import AdaptiveTau, Estimates, FixedTau, Reason
 from fedbudget.errors import UserError
-from fedbudget.protocol.aggregator import Aggregator, Outcome, Round, State
+from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report, Request
+from fedbudget.protocol.method import Method
+from fedbudget.protocol.state import Phase
 from fedbudget.step_size import FixedStep
 from support.hand_made import ONE, ended, go_on, last, make, report, w_of
 from support.methods import bits, new_aggregator, nodes, one_round, simulated_time
@@ -110,12 +112,12 @@ class TestStopRule:
         second = go_on(aggregator.receive(report(first, 1), ONE))
         assert (second.tau, second.stop) == (3, True)
         final = go_on(aggregator.receive(report(second, 1), ONE))
-        assert (final.tau, final.stop, aggregator.state) == (0, True, State.FINAL)
+        assert (final.tau, final.stop, aggregator.state.phase) == (0, True, Phase.FINAL)
         outcome = ended(aggregator.receive(report(final, 1), ONE))
         assert outcome.stopped_by == "time"
         assert outcome.ledger.spent.tolist() == [10]
         assert outcome.ledger.overshoot.tolist() == [0]
-        assert aggregator.state is State.DONE
+        assert aggregator.state.phase is Phase.DONE
 
     @pytest.mark.parametrize(("seconds", "tau"), [(9.9, 2), (9.0, 2), (8.9, 1), (8.0, 1)])
     def test_tau_falls_to_exactly_what_fits(self, seconds: float, tau: int) -> None:
@@ -129,7 +131,7 @@ class TestStopRule:
     def test_when_no_update_fits_the_final_loss_comes_at_once(self, seconds: float) -> None:
         aggregator = make(seconds)
         final = go_on(aggregator.receive(report(aggregator.start(), 1, w=3), ONE))
-        assert (final.tau, final.stop, aggregator.state) == (0, True, State.FINAL)
+        assert (final.tau, final.stop, aggregator.state.phase) == (0, True, Phase.FINAL)
         assert final.w.tolist() == w_of(3).tolist()
         outcome = ended(aggregator.receive(report(final, 0.5, best=1), ONE))
         assert outcome.w.tolist() == w_of(3).tolist()
@@ -141,7 +143,7 @@ class TestStopRule:
         assert outcome.w.tolist() == [0, 0]
         assert outcome.stopped_by == "time"
         assert outcome.ledger.spent.tolist() == [6.5]
-        assert aggregator.state is State.DONE
+        assert aggregator.state.phase is Phase.DONE
 
     def test_what_was_overspent_is_told(self) -> None:
         outcome = ended(make_and_first(7).receive(report(FIRST, 1), costs([3], [1])))
@@ -174,7 +176,7 @@ class TestTwoResources:
     def run(self, time: float, data: float, both: Costs) -> Outcome:
         budget = Budget({"time": time, "bytes": data})
         aggregator = Aggregator(
-            np.zeros(2, np.float32), budget=budget, controller=FixedTau(5), step_size=FixedStep(0.1), expected=both
+            np.zeros(2, np.float32), method=Method(FixedTau(5), FixedStep(0.1)), budget=budget, expected=both
         )
         broadcast: Broadcast | Outcome = aggregator.start()
         while isinstance(broadcast, Broadcast):
@@ -307,19 +309,19 @@ class TestPeerErrors:
         aggregator = make(1000, correct_drift=True)
         right = replace(report(aggregator.start(), 1, w=1), plain=np.zeros(2), corrected=np.zeros(2))
         right = replace(right, round=go_on(aggregator.receive(right, ONE)).round, losses=np.full(2, 0.5))
-        before, record = bits(aggregator.memory()), aggregator.last
+        before, record = bits(aggregator.state), aggregator.last
         with pytest.raises(PeerError):
             aggregator.receive(replace(right, **wrong), ONE)  # type: ignore[arg-type]
         assert aggregator.last is record
-        assert bits(aggregator.memory()) == before
+        assert bits(aggregator.state) == before
         assert go_on(aggregator.receive(right, ONE)).round == 3
 
     def test_nor_do_costs_that_are_wrong(self) -> None:
         aggregator = make_and_first(1000)
-        before = bits(aggregator.memory())
+        before = bits(aggregator.state)
         with pytest.raises(ValueError, match="costs of 1 resources are wanted"):
             aggregator.receive(report(FIRST, 1), costs([1, 1], [1, 1]))
-        assert bits(aggregator.memory()) == before
+        assert bits(aggregator.state) == before
 
 
 class TestOrder:
@@ -347,7 +349,7 @@ class TestInterrupt:
         assert outcome.w.tolist() == w_of(1).tolist()
         assert outcome.stopped_by == "interrupted"
         assert outcome.ledger.spent.tolist() == [8]
-        assert aggregator.state is State.DONE
+        assert aggregator.state.phase is Phase.DONE
 
     def test_before_the_first_report_it_is_the_first_w(self) -> None:
         assert make_and_first(1000).interrupt().w.tolist() == [0, 0]
@@ -377,7 +379,7 @@ class TestGivingUp:
         assert outcome.ledger.spent.tolist() == [8 + 13]
         assert outcome.ledger.overshoot.tolist() == [1]
         assert last(aggregator).round == 2
-        assert aggregator.state is State.DONE
+        assert aggregator.state.phase is Phase.DONE
 
     def test_also_of_the_final_loss(self) -> None:
         aggregator = make(7.9)

@@ -40,5 +40,5 @@ def test_plan_page_and_list_have_one_title(tmp_path: Path) -> None:
 
 
 def test_a_title_notes_less_than_all_data() -> None:
-    plan = simulate(SETTINGS, dataset=replace(data.load("digits"), note="2 of 5 files"))
+    plan = simulate(SETTINGS, Overrides(dataset=replace(data.load("digits"), note="2 of 5 files")))
     assert plan.title == "svm on digits (2 of 5 files), 4 nodes, case:2, adaptive τ, frugal"

@@ -17,9 +17,8 @@ from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
 from fedbudget.protocol.aggregator import Round
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.folder import Run
-from support.processes import commands, made, records, summary
+from support.processes import checkpoint, commands, made, records, summary
 from support.small_disk import fill, small_disk
 
 OPTIONS = ["--model", "softmax", "--tau", "5", "--costs", "simulated", "--budget", "time=1000000s", "--seed", "3"]
@@ -110,12 +109,12 @@ def test_nodes_that_hang_come_late_come_twice_and_come_back(tmp_path: Path) -> N
     assert (found[4].nodes, found[4].missed) == (1, (1,))
     assert [record.nodes for record in found[5 : joined - 1]] == [1] * (joined - 6)
     assert not any(record.missed for record in found if record.nodes == 3)
-    members = Checkpoint.load(run).engine["members"]
+    members = checkpoint(run).engine["members"]
     assert {name: member["numbers"] for name, member in members.items()} == {"n1": [0], "n2": [1], "n3": [2]}
 
 
 def counter(run: Path, name: str) -> int:
-    return int(Checkpoint.load(run).engine["counters"][name])
+    return int(checkpoint(run).engine["counters"][name])
 
 
 @pytest.mark.slow
@@ -171,7 +170,7 @@ def test_a_full_disk_ends_the_run_in_a_line_and_it_goes_on_when_there_is_space(t
         assert "No space left on device" in aggregator.errors.splitlines()[-1]
         assert "Traceback" not in aggregator.errors
         before = records(run)
-        assert (len(before), Checkpoint.load(run).memory.round) == (19, 20)
+        assert (len(before), checkpoint(run).state.round) == (19, 20)
         assert not (run / "summary.json").exists()
         node.wait_for("not connected")
         assert node.process.poll() is None

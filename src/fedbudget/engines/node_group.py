@@ -18,8 +18,8 @@ from fedbudget.engines.simulation import Effort
 from fedbudget.meters.measured import Instant
 from fedbudget.meters.meter import RoundTrip
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.memory import FleetState
 from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.state import FleetState
 from fedbudget.protocol.sums import ReportsHere, Sums, Vectors
 from fedbudget.protocol.tree import branches
 
@@ -71,7 +71,7 @@ class NodeGroup:
         report.require_answers(broadcast)
         self._reports = ReportsHere(report, self._begins)
         self._met = self._met | here
-        sums = replace(self._reports.sums, everyone=float(self._sizes[self._met].sum()))
+        sums = replace(self._reports.sums, all_data=float(self._sizes[self._met].sum()))
         return sums, replace(effort, cpu=time.process_time() - began)
 
     def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:

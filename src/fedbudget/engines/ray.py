@@ -101,7 +101,7 @@ class RayNodes:
       nodes: how many there are.
       actors: how many groups, of at least one node each.
       cpus: cores of the cluster, that actors share.
-      present: who takes part, round after round; everyone when not given.
+      present: who takes part, round after round; all_data when not given.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class RayNodes:
             place.remember(message, place.own(here), sums)
         self._here = [place for place, (sums, _) in zip(self._places, answers, strict=True) if sums is not None]
         merged = Sums.merge([sums for sums, _ in answers if sums is not None])
-        self.sums = replace(merged, everyone=sum(place.met for place in self._places))
+        self.sums = replace(merged, all_data=sum(place.met for place in self._places))
         efforts = [effort for _, effort in answers]
         return self, Effort(
             nodes=sum(effort.nodes for effort in efforts),
@@ -243,8 +243,8 @@ class _Place:
     def remember(self, message: Any, here: Flags | None, sums: Sums | None) -> None:
         """A round that was answered."""
         self.heard.append((message, here))
-        if sums is not None and sums.everyone is not None:
-            self.met = sums.everyone
+        if sums is not None and sums.all_data is not None:
+            self.met = sums.all_data
         if len(self.heard) % KEPT == 0:
             self.copies = [*self.copies[-1:], (self.actor.memory.remote(), len(self.heard))]
 

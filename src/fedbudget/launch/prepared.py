@@ -11,6 +11,8 @@ from fedbudget.engines.engine import Engine
 from fedbudget.meters.meter import Meters
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.combine import CombineRule
+from fedbudget.protocol.update import UpdateRule
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.record import RoundRecord
 from fedbudget.runs.title import run_title
@@ -29,6 +31,8 @@ class Overrides:
     model: Model | None = None
     controller: Controller | None = None
     step_size: StepSize | None = None
+    update: UpdateRule | None = None
+    combine: CombineRule | None = None
 
     def __bool__(self) -> bool:
         return any(value is not None for value in vars(self).values())

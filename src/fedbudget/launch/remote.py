@@ -8,11 +8,11 @@ from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.engine import RemoteEngine, RemoteNodes
 from fedbudget.engines.remote.task import Task
 from fedbudget.launch.aggregator import build_aggregator
-from fedbudget.launch.method import Method
 from fedbudget.launch.prepared import PreparedRun
 from fedbudget.meters.meter import Meters, RoundTrip
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Quantize
+from fedbudget.protocol.method import Method
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.settings import Settings
 
@@ -39,7 +39,7 @@ def prepare_remote(
       quantize: what nodes will hold of a new w; the w itself when left out.
     """
     assert settings.nodes is not None
-    start: Any = None if resumed is None else resumed.memory
+    start: Any = None if resumed is None else resumed.state
     if resumed is None:
         vectors = 2 if method.delta == "parameters" else 3
         trip = RoundTrip(

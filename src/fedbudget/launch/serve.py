@@ -168,7 +168,7 @@ def _gather(
     meters = build_meters(settings, network_meters)
     if resumed is not None:
         _restore(meters, server, resumed)
-    over = resumed is not None and resumed.memory.state == "done"  # only its summary is missing: nodes have gone home
+    over = resumed is not None and resumed.state.phase == "done"  # only its summary is missing: nodes have gone home
     if not server.wait_for(0 if over else nodes, interrupted, ready=True):
         raise Interrupted
     return prepare_remote(
@@ -188,7 +188,9 @@ def _gather(
 # A run that goes on.
 
 
-def load_resumed(path: Path, asked: Callable[[Path], Settings]) -> tuple[Settings, Checkpoint]:
+def load_resumed(
+    path: Path, asked: Callable[[Path], Settings], overrides: Overrides = NOTHING
+) -> tuple[Settings, Checkpoint]:
     """The settings and the checkpoint of the run to go on with; other settings than its own are refused.
 
     Args:
@@ -200,7 +202,7 @@ def load_resumed(path: Path, asked: Callable[[Path], Settings]) -> tuple[Setting
     wanted = asked(path / CONFIG)
     settings = replace(run.settings, nodes=wanted.nodes)  # how many to wait for may be another number now
     require_same_settings(path, settings, wanted)
-    return settings, Checkpoint.load(path)
+    return settings, Checkpoint.load(path, build_method(settings, overrides))
 
 
 def require_same_settings(path: Path, saved: Settings, wanted: Settings) -> None:

@@ -15,9 +15,9 @@ from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.task import Samples, Task, agree
 from fedbudget.errors import UserError
 from fedbudget.launch.inputs import batch_of, build_model, with_batch_size
-from fedbudget.launch.method import Method
 from fedbudget.models.base import Model
-from fedbudget.protocol.messages import PeerError, Request
+from fedbudget.protocol.messages import PeerError
+from fedbudget.protocol.method import Method
 from fedbudget.settings import Settings
 
 NODES = "nodes"
@@ -29,7 +29,6 @@ def agree_on_task(settings: Settings, method: Method, descriptions: Sequence[Sam
     samples = agree(descriptions)
     settings = with_batch_size(settings, min(size for each in descriptions for size in each.sizes))
     model = model_for(settings, samples)
-    controller, step_size = method.controller, method.step_size
     task = Task(
         settings.model,
         model.parameters,
@@ -39,12 +38,7 @@ def agree_on_task(settings: Settings, method: Method, descriptions: Sequence[Sam
         compression_of(settings),
         settings.tau if isinstance(settings.tau, int) else settings.tau_max,
         samples,
-        Request(
-            estimate=controller.estimates or step_size.adapts,
-            gradient=method.delta == "gradient",
-            curvature=step_size.adapts,
-            drift=method.correct_drift,
-        ),
+        method.request,
         cpu="cpu" in settings.limits().limits,
     )
     for each in descriptions:

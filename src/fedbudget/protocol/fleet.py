@@ -31,8 +31,8 @@ from fedbudget.data.shards import Shards
 from fedbudget.models.base import Descent, Model
 from fedbudget.protocol.drift import Correction, mean_gradient, next_mean
 from fedbudget.protocol.evidence import Evidence, gather, mini_batches
-from fedbudget.protocol.memory import FleetState
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
+from fedbudget.protocol.state import FleetState
 
 SAME = 1e-10
 """Below this distance w_i(t) and w(t) count as equal, and ρ̂_i and β̂_i as 0."""

@@ -20,7 +20,7 @@ LATEST, BEST = "of the latest parameters", "of the best parameters so far"
 
 # Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#666666"
-_MARKERS = {
+_MARKERS: dict[str, tuple[str, str]] = {
     Reason.START: ("o", GREY),
     Reason.MINIMUM: ("o", BLUE),
     Reason.SEARCH_LIMIT: ("^", ORANGE),

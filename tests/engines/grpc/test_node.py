@@ -92,13 +92,7 @@ def test_raw_data_never_leave_a_node(sent: list[bytes], stored: str, method: str
 
 def large_aggregator(method: str, start: Any) -> Aggregator:
     known = aggregator(method)
-    return Aggregator(
-        start,
-        budget=known.ledger.budget,
-        expected=known.ledger.costs,
-        step_size=known._step_size,
-        **METHODS[method][1],
-    )
+    return Aggregator(start, method=METHODS[method], budget=known.ledger.budget, expected=known.ledger.costs)
 
 
 def only_known_fields(data: bytes) -> Any:

@@ -19,8 +19,8 @@ from fedbudget.data.sampling import Position
 from fedbudget.engines.grpc.codec import AggregatorReader, NodeReader, pack_hello, pack_welcome
 from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome
-from fedbudget.protocol.memory import FleetState
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, CatchUp, Drift, PeerError, Report, Request
+from fedbudget.protocol.state import FleetState
 
 _Arrays = dict[str, NDArray[Any]]
 _COSTS = ("step_seconds", "seconds", "step_cpu", "cpu", "step_joules", "joules")

@@ -1,4 +1,4 @@
-"""An aggregator and fleets that forget all but their memory between rounds, and go on as if nothing had happened."""
+"""An aggregator and fleets of which only the state is left between rounds go on to the same bits."""
 
 import pickle
 from contextlib import suppress
@@ -11,13 +11,17 @@ from fedbudget.arrays import Float32
 from fedbudget.budget import Budget
 from fedbudget.control import FixedTau, Reason
 from fedbudget.errors import UserError
-from fedbudget.protocol.aggregator import Aggregator, Outcome, Quantize, State
+from fedbudget.protocol.aggregator import Aggregator, Outcome, Quantize
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import LocalError
+from fedbudget.protocol.method import Method
+from fedbudget.protocol.state import Phase
 from fedbudget.step_size import FixedStep
 from support.hand_made import ONE, go_on, make, report
-from support.methods import METHODS, bits, new_aggregator, nodes, one_round, recall, simulated_time
+from support.methods import METHODS, bits, new_aggregator, nodes, one_round, resume, simulated_time
 from support.problems import MODELS
+
+METHOD = Method(FixedTau(3), FixedStep(0.1))  # of `make`
 
 
 def halfway(new: Float32, old: Float32) -> Float32:
@@ -37,38 +41,33 @@ def _reborn(old: Fleet, new: Fleet) -> Fleet:
 @pytest.mark.parametrize(
     ("name", "method"), [*((name, "frugal") for name in MODELS), *(("svm", how) for how in METHODS)]
 )
-def test_a_run_recalled_after_every_round_is_the_same_to_the_last_bit(
+def test_resuming_after_every_round_changes_no_bit(
     name: str, method: str, batch: int | None, quantize: Quantize | None
 ) -> None:
-    def run(*, forgetful: bool) -> list[object]:
+    def run(*, resumed: bool) -> list[object]:
         aggregator, fleets, time = new_aggregator(name, method, quantize=quantize), nodes(name, batch), simulated_time()
         aggregator.start()
-        found: list[object] = []
+        rounds: list[object] = []
         while aggregator.pending is not None:
-            if forgetful:
-                before, aggregator = aggregator.pending, recall(aggregator.memory(), method, quantize=quantize)
+            if resumed:
+                before, aggregator = aggregator.pending, resume(aggregator.state, method, quantize=quantize)
                 assert bits(aggregator.pending) == bits(before)
                 fleets = [_reborn(fleet, new) for fleet, new in zip(fleets, nodes(name, batch), strict=True)]
             round_ = one_round(aggregator, fleets, time)
-            found.append(bits(round_))
+            rounds.append(bits(round_))
             if method == "astray" and round_.record is not None:
                 reasons.add(round_.record.reason)
         assert isinstance(round_.answer, Outcome)
-        ended = recall(aggregator.memory(), method, quantize=quantize)
-        assert ended.state is State.DONE
+        ended = resume(aggregator.state, method, quantize=quantize)
+        assert ended.state.phase is Phase.DONE
         assert bits(ended.outcome) == bits(round_.answer)
-        return found
+        return rounds
 
-    reasons: set[Reason] = set()
-    undisturbed = run(forgetful=False)
+    reasons: set[str] = set()
+    undisturbed = run(resumed=False)
     assert len(undisturbed) > 5
     assert (method != "astray") or Reason.RECOVERY in reasons
-    assert run(forgetful=True) == undisturbed
-
-
-def test_there_is_none_before_the_start() -> None:
-    with pytest.raises(LocalError, match="has not started"):
-        make().memory()
+    assert run(resumed=True) == undisturbed
 
 
 def test_what_comes_after_does_not_change_it() -> None:
@@ -76,12 +75,12 @@ def test_what_comes_after_does_not_change_it() -> None:
     aggregator.start()
     for _ in range(3):
         one_round(aggregator, fleets, time)
-    memory = aggregator.memory()
-    before = bits(memory)
+    state = aggregator.state
+    before = bits(state)
     for _ in range(3):
         one_round(aggregator, fleets, time)
-    assert bits(memory) == before
-    assert bits(aggregator.memory()) != before
+    assert bits(state) == before
+    assert bits(aggregator.state) != before
 
 
 def test_what_is_pending_is_what_was_said_last_until_the_run_ends() -> None:
@@ -103,33 +102,30 @@ class TestWhatItWasNotTakenFrom:
         aggregator = make()
         aggregator.start()
         with pytest.raises(UserError, match="a budget of 1 resources, not time=10s, bytes=10B"):
-            Aggregator.recall(
-                aggregator.memory(),
-                budget=Budget({"time": 10, "bytes": 10}),
-                controller=FixedTau(3),
-                step_size=FixedStep(0.1),
-            )
+            Aggregator.resume(aggregator.state, method=METHOD, budget=Budget({"time": 10, "bytes": 10}))
 
     @pytest.mark.parametrize("correct", [False, True])
     def test_drift_that_is_corrected_or_not(self, correct: bool) -> None:
         aggregator = make(correct_drift=not correct)
         aggregator.start()
         with pytest.raises(UserError, match="drift, and what it is to go on with does"):
-            Aggregator.recall(
-                aggregator.memory(),
-                budget=Budget({"time": 10}),
-                controller=FixedTau(3),
-                step_size=FixedStep(0.1),
-                correct_drift=correct,
+            Aggregator.resume(
+                aggregator.state, method=replace(METHOD, correct_drift=correct), budget=Budget({"time": 10})
             )
+
+    def test_another_request_is_refused(self) -> None:
+        aggregator = make()
+        aggregator.start()
+        with pytest.raises(UserError, match="asks nodes for other things"):
+            Aggregator.resume(aggregator.state, method=replace(METHOD, delta="parameters"), budget=Budget({"time": 10}))
 
 
 def test_more_may_have_been_spent_than_it_says() -> None:
     """As where a round was broken off: what it cost is charged, and the round is made again."""
     aggregator = make(20)
     go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
-    memory = replace(aggregator.memory(), spent=np.array([4.0 + 7.0]))
-    again = Aggregator.recall(memory, budget=Budget({"time": 20}), controller=FixedTau(3), step_size=FixedStep(0.1))
+    state = replace(aggregator.state, spent=np.array([4.0 + 7.0]))
+    again = Aggregator.resume(state, method=METHOD, budget=Budget({"time": 20}))
     assert again.pending is not None
     third = go_on(again.receive(report(again.pending, 1), ONE))
     assert again.ledger.spent.tolist() == [15]
