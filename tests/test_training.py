@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 import fedbudget
 from fedbudget import data
 from fedbudget.arrays import Float32
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import simulate
 from fedbudget.models import Softmax, loss_over
-from fedbudget.plan import prepare
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
@@ -117,9 +118,9 @@ class TestResult:
         assert 40 <= len(looked) <= 52 < len(result.rounds)
         assert max(np.diff([0.0, *looked])) < 20 / 50 + 0.5  # one round takes some 0.15
 
-    def test_watch_sees_every_record_as_it_comes(self) -> None:
+    def test_callbacks_see_every_record_as_it_comes(self) -> None:
         seen: list[RoundRecord] = []
-        result = fedbudget.train(dataset=DIGITS, budget="time=1s", watch=seen.append)
+        result = fedbudget.train(dataset=DIGITS, budget="time=1s", callbacks=[seen.append])
         assert seen == list(result.rounds)
 
 
@@ -182,7 +183,7 @@ def test_the_same_seed_gives_the_same_records_and_another_seed_others() -> None:
 def test_a_simulated_round_is_expected_to_cost_what_the_paper_measured(
     case: int, batch: int | str, seconds: float
 ) -> None:
-    aggregator = prepare(Settings(partition=f"case:{case}", batch_size=batch), dataset=DIGITS).aggregator
+    aggregator = simulate(Settings(partition=f"case:{case}", batch_size=batch), Overrides(dataset=DIGITS)).aggregator
     assert aggregator is not None
     costs = aggregator.ledger.costs
     assert (costs.step + costs.aggregation).tolist() == pytest.approx([seconds])

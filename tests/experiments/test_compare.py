@@ -11,7 +11,7 @@ import pytest
 import fedbudget
 from fedbudget.errors import UserError
 from fedbudget.experiments.compare import CaseComparison, MeanResult, compare
-from fedbudget.plan import prepare
+from fedbudget.launch.simulate import simulate
 from fedbudget.settings import Settings
 from fedbudget.training import execute
 
@@ -123,7 +123,7 @@ def test_past_the_paper_other_kinds_of_data_cost_next_to_nothing() -> None:
 def test_nodes_that_miss_half_of_the_rounds_cost_next_to_nothing_either() -> None:
     settings = Settings(nodes=10, partition="case:2", method="frugal")
     losses = {
-        share: np.mean([execute(prepare(replace(settings, participation=share, seed=seed))).loss for seed in range(3)])
+        share: np.mean([execute(simulate(replace(settings, participation=share, seed=seed))).loss for seed in range(3)])
         for share in (1.0, 0.5)
     }
     assert losses[0.5] == pytest.approx(losses[1.0], abs=0.003)

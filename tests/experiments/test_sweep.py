@@ -327,7 +327,9 @@ def test_an_interrupted_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.Monk
     honest = training.execute
 
     def interrupted(plan: Any) -> fedbudget.Result:
-        return honest(plan, watch=lambda record: signal.raise_signal(signal.SIGINT) if record.round == 1 else None)
+        return honest(
+            plan, callbacks=[lambda record: signal.raise_signal(signal.SIGINT) if record.round == 1 else None]
+        )
 
     monkeypatch.setattr(cells, "execute", interrupted)
     with pytest.raises(KeyboardInterrupt):

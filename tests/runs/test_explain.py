@@ -10,7 +10,8 @@ import pytest
 from fedbudget import data
 from fedbudget.control import Reason
 from fedbudget.errors import UserError
-from fedbudget.plan import prepare
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import simulate
 from fedbudget.runs import explain as explain_module
 from fedbudget.runs.explain import Explanation
 from fedbudget.runs.folder import Run
@@ -44,7 +45,7 @@ def explain(run: Run, number: int) -> Explanation:
 
 def run_of(**options: object) -> tuple[Run, Result]:
     asked = {"partition": "case:2", "step_size": ETA, "phi": PHI, "gamma": GAMMA, "tau_max": TAU_MAX, **options}
-    plan = prepare(Settings(**asked), dataset=DIGITS)  # type: ignore[arg-type]
+    plan = simulate(Settings(**asked), Overrides(dataset=DIGITS))  # type: ignore[arg-type]
     result = execute(plan)
     records = [RoundRecord.from_json(record.to_json()) for record in result.rounds]  # as they come from the disk
     return Run(Path("a-run"), plan.settings, records, summary=None), result

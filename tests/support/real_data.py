@@ -8,7 +8,7 @@ import pytest
 from fedbudget.data.published.catalogue import named
 from fedbudget.data.published.find import found_in
 
-_BESIDE_THE_PROJECT = Path(__file__).parents[2] / "shared" / "data"
+_BESIDE_THE_PROJECT = Path(__file__).parents[3] / "shared" / "data"
 PLACES = [Path(place) for place in (os.environ.get("FEDBUDGET_DATA"), _BESIDE_THE_PROJECT) if place]
 
 

@@ -24,7 +24,7 @@ OPTIONS = ["--model", "softmax", "--costs", "simulated", "--budget", "time=3s", 
 # a crash or a power cut would.
 KILLED = """
 import os, signal, sys, time
-from fedbudget import deployment
+from fedbudget.launch import serve as deployment
 from fedbudget.cli.main import main
 from fedbudget.engines.grpc.server import Hub
 from fedbudget import atomic_file

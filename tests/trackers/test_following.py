@@ -9,7 +9,7 @@ import pytest
 
 import fedbudget
 from fedbudget.errors import UserError
-from fedbudget.plan import prepare
+from fedbudget.launch.simulate import simulate
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
 from fedbudget.trackers import following
@@ -95,7 +95,7 @@ class Hanging(Notes):
 
 
 def made(tmp_path: Path, *trackers: Notes, settings: Settings = SETTINGS) -> Result:
-    return execute(prepare(settings), out=tmp_path / "run", plot=False, trackers=trackers)
+    return execute(simulate(settings), out=tmp_path / "run", plot=False, trackers=trackers)
 
 
 def test_is_told_of_every_round_once_and_in_order_and_of_the_end(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_run_that_fails_is_told_to_have_failed(tmp_path: Path) -> None:
 
     notes = Notes()
     with pytest.raises(OSError, match="the disk is full"):
-        execute(prepare(SETTINGS), out=tmp_path / "run", watch=break_off, trackers=[notes])
+        execute(simulate(SETTINGS), out=tmp_path / "run", callbacks=[break_off], trackers=[notes])
     assert [record.round for record in notes.records] == [1, 2, 3, 4, 5]
     assert notes.ended == [None]
 

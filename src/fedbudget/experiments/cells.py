@@ -23,16 +23,16 @@ import numba
 from fedbudget import __version__
 from fedbudget.data.dataset import Dataset
 from fedbudget.errors import UserError
-from fedbudget.plan import load_dataset, prepare
+from fedbudget.launch.inputs import load_dataset
+from fedbudget.launch.launch import EngineName
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import simulate
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
 from fedbudget.training import Result, execute
 
 RowKind = Literal["run", "round"]
 """What has a row of its own in the results."""
-
-CellEngine = Literal["in-process", "network"]
-"""What makes a run: this process, or an aggregator and nodes that are processes of their own."""
 
 Columns = dict[str, list[Any]]
 """All of one length, by name: a value for the run, or for each of its rounds."""
@@ -61,7 +61,7 @@ class Failure:
     error: str
 
 
-def attempt(settings: Settings, *, each: RowKind, engine: CellEngine = "in-process") -> Columns | Failure:
+def attempt(settings: Settings, *, each: RowKind, engine: EngineName = "in-process") -> Columns | Failure:
     """Makes a run; whatever goes wrong in one must not stop the others."""
     try:
         return columns(_run(settings) if engine == "in-process" else _run_over_network(settings), each)
@@ -81,7 +81,7 @@ def columns(result: Result, each: RowKind) -> Columns:
 class CellStore:
     """The cells that are kept in a sweep's folder."""
 
-    def __init__(self, folder: Path, each: RowKind, engine: CellEngine = "in-process") -> None:
+    def __init__(self, folder: Path, each: RowKind, engine: EngineName = "in-process") -> None:
         self._folder = folder / "cells"
         self._each = each
         self._engine = "" if engine == "in-process" else f"engine {engine}\n"
@@ -116,9 +116,9 @@ def _run(settings: Settings) -> Result:
     """Makes a run on one thread: parallel kernels in parallel runs would only be in each other's way."""
     with _one_thread(numba):
         dataset = _dataset(settings.dataset, settings.data_dir, settings.target, settings.test_share)
-        plan = prepare(settings, dataset=dataset)
+        prepared = simulate(settings, Overrides(dataset=dataset))
         with _one_thread(sys.modules.get("torch")):  # which is there by now if the model needs it
-            result = execute(plan)
+            result = execute(prepared)
     if result.stopped_by == "interrupted":
         raise KeyboardInterrupt
     return result
@@ -126,12 +126,13 @@ def _run(settings: Settings) -> Result:
 
 def _run_over_network(settings: Settings) -> Result:
     """Makes a run with a process for each node; nodes that are slower than the fastest are slowed down to it."""
-    from fedbudget.local import on_this_machine
+    from fedbudget.launch.local import on_this_machine
 
     speeds = settings.speeds or (1.0,) * (settings.nodes or 1)
     paces = [max(speeds) / speed for speed in speeds]
-    with on_this_machine(replace(settings, speeds=None), len(speeds), paces=paces) as plan:
-        result = execute(plan)
+    alone = replace(settings, speeds=None, nodes=len(speeds))
+    with on_this_machine(alone, paces=paces) as prepared:
+        result = execute(prepared)
     if result.stopped_by == "interrupted":
         raise KeyboardInterrupt
     return result

@@ -6,7 +6,9 @@ from typing import Any
 
 from fedbudget.data.dataset import Dataset
 from fedbudget.errors import UserError
-from fedbudget.plan import load_dataset, prepare
+from fedbudget.launch.inputs import load_dataset
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import simulate
 from fedbudget.settings import Settings
 from fedbudget.training import Result, execute
 
@@ -105,7 +107,7 @@ def compare(
 
 
 def _run(settings: Settings, dataset: Dataset) -> Result:
-    result = execute(prepare(settings, dataset=dataset))
+    result = execute(simulate(settings, Overrides(dataset=dataset)))
     if result.stopped_by == "interrupted":
         raise KeyboardInterrupt
     return result

@@ -15,16 +15,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
 
 from fedbudget.data.published.find import NotHere
 from fedbudget.errors import UserError
 from fedbudget.experiments import sweep
-from fedbudget.experiments.cells import CellEngine
 from fedbudget.experiments.figures import FIGURES
 from fedbudget.experiments.figures.figure import Claim, Figure, FigureTable, GridSize
 from fedbudget.experiments.table import read_rows
-from fedbudget.plan import load_dataset
+from fedbudget.launch.inputs import load_dataset
 from fedbudget.settings import Settings
 
 RUNS, QUICK_RUNS = 15, 2
@@ -53,8 +51,9 @@ class FigureResult:
 
 def choose(names: Sequence[str], *, with_cnn: bool, engine: str = "in-process") -> list[Figure]:
     """The figures of some names, or of `all`; the first part of a name stands for all that begin with it."""
-    if engine not in get_args(CellEngine):
-        raise UserError(f"engine must be one of {', '.join(get_args(CellEngine))}, not {engine!r}")
+    engines = sorted({figure.engine for figure in FIGURES.values()})
+    if engine not in engines:
+        raise UserError(f"engine must be one of {', '.join(engines)}, not {engine!r}")
     figures = {name: figure for name, figure in FIGURES.items() if figure.engine == engine}
     if not names:
         raise UserError(f"which figures? all, or some of {', '.join(figures)}")

@@ -22,13 +22,14 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from fedbudget import tasks
 from fedbudget.errors import UserError
-from fedbudget.experiments.cells import CellEngine, CellStore, Failure, RowKind, attempt
+from fedbudget.experiments.cells import CellStore, Failure, RowKind, attempt
 from fedbudget.experiments.pool import check_backend, unordered, unordered_on_ray
 from fedbudget.experiments.table import gather, write
+from fedbudget.launch.launch import EngineName
 from fedbudget.settings import Settings, checked, read_toml
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def run(
     jobs: int | None = None,
     backend: str | None = None,
     progress: Progress = lambda done, of, failed: None,
-    engine: CellEngine | Literal["ray"] = "in-process",
+    engine: EngineName = "in-process",
     ray_address: str | None = None,
 ) -> "pyarrow.Table":
     """Makes the runs that the folder does not have yet, and gives the table of all, which is also written there.
@@ -119,7 +120,7 @@ def run(
     check_backend(jobs, backend)
     if backend is not None and engine == "ray":
         raise UserError("give --backend or --engine ray, not both")
-    makes: CellEngine = "in-process" if engine == "ray" else engine
+    makes: EngineName = "in-process" if engine == "ray" else engine
     kept, failures = CellStore(folder, sweep.each, makes), dict[Settings, Failure]()
     missing = [settings for settings in sweep.cells if settings not in kept]
     done = len(sweep.cells) - len(missing)

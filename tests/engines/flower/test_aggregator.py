@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 import fedbudget
 from fedbudget.data.dataset import Dataset, Part
-from fedbudget.engines.flower import client_app, grid, records, server
-from fedbudget.engines.flower.aggregator import aggregate
+from fedbudget.engines.flower import grid, records
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.errors import UserError, WorkError
+from fedbudget.flower import aggregate, client_app, server
+from fedbudget.launch.inputs import batch_of
+from fedbudget.launch.meters import build_meters
+from fedbudget.launch.simulate import simulate
 from fedbudget.meters.meter import RoundTrip
-from fedbudget.plan import meters_of, prepare
 from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
@@ -366,9 +368,9 @@ def test_whatever_nodes_fail_it_is_as_if_they_were_absent(failed: set[tuple[int,
     found = run(tmp_path / secrets.token_hex(4), local=ours)
 
     how = Settings(**{**FIXED, "nodes": 3, "budget": (FIXED["budget"],)})
-    plan, meters = prepare(how), meters_of(how)
+    plan, meters = simulate(how), build_meters(how)
     fleets = [
-        Fleet(plan.model, plan.fleet.shards.only([node]), batch=plan.fleet.sampler.batch, seed=3, numbers=[node])
+        Fleet(plan.model, plan.shards.only([node]), batch=batch_of(plan.settings), seed=3, numbers=[node])
         for node in range(3)
     ]
     assert plan.aggregator is not None

@@ -103,7 +103,7 @@ def test_a_fleet_that_remembers_through_records_goes_on_to_the_bit(method: str, 
 
 
 def test_all_that_a_memory_has_is_stored() -> None:
-    assert {field.name for field in fields(FleetState)} == {"said", "position", *records._REMEMBERED}
+    assert {field.name for field in fields(FleetState)} == {"broadcast", "position", *records._REMEMBERED}
 
 
 def test_a_node_and_the_aggregator_introduce_themselves() -> None:

@@ -28,8 +28,8 @@ from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.task import agree
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
+from fedbudget.launch.node_data import from_file
 from fedbudget.protocol.aggregator import Aggregator
-from fedbudget.shares import from_file
 from support.methods import bits
 from support.networked import LONG, METHODS, RUN, aggregator, network, node_data, task, until, without_network
 

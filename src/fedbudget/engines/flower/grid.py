@@ -29,6 +29,7 @@ from fedbudget.engines.remote.messages import Answer, Farewell, RoundRequest, We
 from fedbudget.engines.remote.round import CollectedRound, finite
 from fedbudget.engines.remote.task import Samples, Task
 from fedbudget.errors import UserError, WorkError
+from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.messages import Broadcast, PeerError
 
 LOG = logging.getLogger("flwr")
@@ -185,6 +186,12 @@ class GridNodes:
 
     def close(self, farewell: Farewell) -> None:
         """Nodes need not be told: Flower tells them nothing more of this run."""
+
+    def node_statuses(self) -> list[NodeStatus]:
+        return []
+
+    def state(self) -> None:
+        """A run over Flower cannot be resumed."""
 
     # A round.
 

@@ -14,6 +14,7 @@ import concurrent.futures
 import copy
 import logging
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,17 +24,26 @@ import grpc
 import numpy as np
 
 from fedbudget.engines.grpc.admission import AdmissionControl, Refusal
-from fedbudget.engines.grpc.codec import LONGEST, METHOD, NodeReader, pack_broadcast, pack_farewell, pack_welcome
+from fedbudget.engines.grpc.codec import (
+    LONGEST,
+    METHOD,
+    NodeReader,
+    pack_broadcast,
+    pack_farewell,
+    pack_welcome,
+    task_out,
+)
 from fedbudget.engines.grpc.tokens import Tokens
 from fedbudget.engines.remote import compression
 from fedbudget.engines.remote.compression import BroadcastCompressor
 from fedbudget.engines.remote.costs import NodeCosts
-from fedbudget.engines.remote.members import GONE_FOR_GOOD, OWN, Attendance, Counters, Member, name_order
+from fedbudget.engines.remote.members import GONE_FOR_GOOD, OWN, Counters, Member, name_order
 from fedbudget.engines.remote.messages import Answer, Farewell, Hello, Ready, RoundRequest, Welcome
 from fedbudget.engines.remote.round import CollectedRound, PendingRound
 from fedbudget.engines.remote.task import Samples, Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
+from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.messages import Broadcast, PeerError
 
 FRAME = 5
@@ -100,6 +110,7 @@ class AggregatorServer:
         self.counters = Counters()
         self.members: dict[str, Member] = {}
         self.port = 0
+        self.trouble = ""
         self._address = address
         self._credentials = credentials
         self._reception = AdmissionControl(tokens)
@@ -107,6 +118,7 @@ class AggregatorServer:
         self._most = most
         self._on_change = changed
         self._task: Task | None = None
+        self._encoded_task: str | None = None
         self._own: Worker | None = None
         self._own_owes: Broadcast | None = None
         self._own_trial: NodeCosts | None = None
@@ -180,13 +192,25 @@ class AggregatorServer:
         # copied as it was before or after: nothing in `copy` lets another thread in between two of its fields.
         return {name: copy.copy(member) for name, member in list(self.members.items())}
 
-    def attendance(self) -> list[Attendance]:
-        """How all members are doing, in the order of their numbers."""
-        return self._in_loop(lambda: [self._attendance(name, member) for name, member in self.members.items()])
+    def node_statuses(self) -> list[NodeStatus]:
+        """How all members are doing, from any thread and at any time, also after the end."""
+        return [self._status(name, member) for name, member in list(self.members.items())]
 
-    def glance(self) -> list[Attendance]:
-        """The same from any thread and at any time, also after the end; what changes meanwhile may be half seen."""
-        return [self._attendance(name, member) for name, member in list(self.members.items())]
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold, for a server that goes on."""
+        assert self._task is not None
+        members = {
+            name: {
+                "numbers": member.numbers.tolist(),
+                "sizes": member.sizes.tolist(),
+                "base_round": member.base_round,
+                "lost": member.lost,
+            }
+            for name, member in self.standing().items()
+        }
+        if self._encoded_task is None:
+            self._encoded_task = task_out(self._task).SerializeToString().hex()
+        return {"run": self.run, "task": self._encoded_task, "members": members}
 
     def begin(self, broadcast: Broadcast, *, least: int, timeout: float, left: float) -> None:
         """Sends a broadcast to all that are idle.
@@ -456,7 +480,7 @@ class AggregatorServer:
         for peer in sorted(self._peers.values(), key=lambda peer: name_order(peer.name)):
             self._welcome(peer, task)
 
-    def _attendance(self, name: str, member: Member) -> Attendance:
+    def _status(self, name: str, member: Member) -> NodeStatus:
         peer = self._peers.get(name)
         if name == OWN:
             state = "idle" if self._own_owes is None else "at work"
@@ -466,8 +490,16 @@ class AggregatorServer:
             state = "preparing"
         else:
             state = "idle" if peer.asked is None else "at work"
-        samples = int(member.sizes.sum())
-        return Attendance(name, samples, state, member.rounds, member.missed, member.step_seconds)
+        return NodeStatus(
+            name,
+            tuple(member.numbers.tolist()),
+            int(member.sizes.sum()),
+            state,
+            member.rounds,
+            member.missed,
+            member.step_seconds,
+            None if state == "away" else time.time(),
+        )
 
     def _lost(self, coming: int) -> list[int]:
         found: list[int] = []

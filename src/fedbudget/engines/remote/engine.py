@@ -10,21 +10,23 @@ ahead of its disk (runs/saver.py): nodes remember as many, and an aggregator tha
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from fedbudget.budget import Costs
+from fedbudget.engines.engine import Engine, Observer
 from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.members import Counters
 from fedbudget.engines.remote.messages import Answer, Farewell
 from fedbudget.engines.remote.round import CollectedRound
-from fedbudget.engines.simulation import Observer
+from fedbudget.engines.simulation import clock
 from fedbudget.meters.host import is_estimate, machine
 from fedbudget.meters.measured import Instant
 from fedbudget.meters.meter import Meters, RoundTrip
+from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.messages import Broadcast, Report
 
@@ -40,10 +42,12 @@ _WARMING_UP = 3  # rounds until it is known what one takes
 _SLOW_LINE = 250e3  # bytes a second that a node is thought to have until then
 
 
-class Nodes(Protocol):
+class RemoteNodes(Protocol):
     """Whoever asks nodes on other machines, and gathers what they answer."""
 
     counters: Counters
+    trouble: str
+    """Why there can be no more rounds, once that is so."""
 
     def lost(self, coming: int) -> list[int]:
         """Numbers of nodes whose knowledge of drift is lost, as of the round to come; they are told of once."""
@@ -63,72 +67,97 @@ class Nodes(Protocol):
     def close(self, farewell: Farewell) -> None:
         """Lets all nodes go."""
 
+    def wake(self) -> None:
+        """Ends what is being waited for."""
 
-def run(
-    aggregator: Aggregator,
-    server: Nodes,
-    meters: Meters,
-    *,
-    least: int,
-    timeout: float | None,
-    trial: NodeCosts,
-    observe: Observer,
-    interrupted: Callable[[], bool],
-    keep: Callable[[], None],
-) -> Outcome:
+    def node_statuses(self) -> Sequence[NodeStatus]:
+        """How all members are doing; from any thread and at any time."""
+
+    def state(self) -> Mapping[str, Any] | None:
+        """What a checkpoint must hold of them; None where a run with them cannot be resumed."""
+
+
+class RemoteEngine(Engine):
     """Carries messages until the budget is spent, and then lets the nodes go.
 
     Args:
       least: the fewest nodes to make a round with.
       timeout: seconds until nodes that have not reported are left out; from what rounds took when not given.
       trial: what a round of one update took at the slowest node, before the first.
-      keep: saves where the run has come to, when it is interrupted.
     """
-    outcome = _rounds(aggregator, server, meters, _Clock(meters, timeout, trial), least, observe, interrupted, keep)
-    server.close(Farewell("the aggregator was interrupted" if interrupted() else "the run is over"))
-    return outcome
 
+    def __init__(
+        self,
+        aggregator: Aggregator,
+        nodes: RemoteNodes,
+        meters: Meters,
+        *,
+        least: int,
+        timeout: float | None,
+        trial: NodeCosts,
+    ) -> None:
+        self._aggregator = aggregator
+        self._nodes = nodes
+        self._meters = meters
+        self._least = least
+        self._clock = _Clock(meters, timeout, trial)
 
-def _rounds(
-    aggregator: Aggregator,
-    server: Nodes,
-    meters: Meters,
-    clock: "_Clock",
-    least: int,
-    observe: Observer,
-    interrupted: Callable[[], bool],
-    keep: Callable[[], None],
-) -> Outcome:
-    message = aggregator.pending or aggregator.outcome or aggregator.start()
-    round_: tuple[Round, Broadcast] | None = None
-    read = Instant.now if "cpu" in meters.budget.limits else Instant.wall_only
-    mark, counted = read(), _traffic(server)
-    while isinstance(message, Broadcast):
-        lost = server.lost(message.round)
-        broadcast = aggregator.forget(lost) if lost else message
-        left = clock.left(aggregator, Instant.wall_only().seconds - mark.seconds)
-        server.begin(broadcast, least=least, timeout=clock.deadline(broadcast), left=left)
-        if round_ is not None:
-            observe(*round_)
-        gathered = server.finish()
-        now, traffic = read(), _traffic(server)
-        if interrupted() or not gathered.enough:
-            costs = _unfinished(meters, now - mark, traffic - counted)
-            if not interrupted():
-                return aggregator.give_up(costs, "time")
-            aggregator.charge(costs)
-            keep()
-            return aggregator.interrupt()
-        trip = _trip(broadcast, gathered.answers, now - mark, traffic - counted)
-        mark, counted = now, traffic
-        clock.saw(trip)
-        costs = meters.read(trip)
-        report = Report.merge([answer.report for answer in gathered.answers])
-        message = aggregator.receive(report, costs, meters.expected(costs))
-        round_ = _with_absent(aggregator, gathered), broadcast
-    if round_ is not None:
-        observe(*round_)
-    return message
+    def run(
+        self,
+        *,
+        observe: Observer,
+        interrupted: Callable[[], bool] = lambda: False,
+        save: Callable[[], None] = lambda: None,
+    ) -> Outcome:
+        outcome = self._rounds(observe, lambda: interrupted() or bool(self._nodes.trouble), save)
+        self._nodes.close(Farewell("the aggregator was interrupted" if interrupted() else "the run is over"))
+        return outcome
+
+    def wake(self) -> None:
+        self._nodes.wake()
+
+    def node_statuses(self) -> Sequence[NodeStatus]:
+        return self._nodes.node_statuses()
+
+    def traffic(self) -> Mapping[str, int]:
+        return vars(self._nodes.counters).copy()
+
+    def state(self) -> Mapping[str, Any] | None:
+        nodes = self._nodes.state()
+        return None if nodes is None else {**nodes, "meters": self._meters.state(), "counters": self.traffic()}
+
+    def _rounds(self, observe: Observer, interrupted: Callable[[], bool], save: Callable[[], None]) -> Outcome:
+        aggregator, nodes, meters = self._aggregator, self._nodes, self._meters
+        message = aggregator.pending or aggregator.outcome or aggregator.start()
+        last: tuple[Round, Broadcast] | None = None
+        read = clock(meters)
+        mark, counted = read(), _traffic(nodes)
+        while isinstance(message, Broadcast):
+            lost = nodes.lost(message.round)
+            broadcast = aggregator.forget(lost) if lost else message
+            left = self._clock.left(aggregator, Instant.wall_only().seconds - mark.seconds)
+            nodes.begin(broadcast, least=self._least, timeout=self._clock.deadline(broadcast), left=left)
+            if last is not None:
+                observe(*last)
+            collected = nodes.finish()
+            now, traffic = read(), _traffic(nodes)
+            if interrupted() or not collected.enough:
+                costs = _unfinished(meters, now - mark, traffic - counted)
+                if not interrupted():
+                    return aggregator.give_up(costs, "time")
+                aggregator.charge(costs)
+                save()
+                return aggregator.interrupt()
+            trip = _trip(broadcast, collected.answers, now - mark, traffic - counted)
+            mark, counted = now, traffic
+            self._clock.saw(trip)
+            costs = meters.read(trip)
+            report = Report.merge([answer.report for answer in collected.answers])
+            message = aggregator.receive(report, costs, meters.expected(costs))
+            last = _with_absent(aggregator, collected), broadcast
+        if last is not None:
+            observe(*last)
+        return message
 
 
 def slowest(trials: Sequence[NodeCosts]) -> NodeCosts:
@@ -173,7 +202,7 @@ class _Clock:
         return max(0.0, (1 + OVERTIME) * self._limit - spent - already)
 
 
-def _traffic(server: Nodes) -> int:
+def _traffic(server: RemoteNodes) -> int:
     """Bytes that have passed so far."""
     return server.counters.sent + server.counters.received
 

@@ -43,24 +43,6 @@ class Member:
         self.lost, self.base_round = self.lost or bool(self.base_round), 0
 
 
-@dataclass(frozen=True)
-class Attendance:
-    """How a node is doing.
-
-    Args:
-      state: in words.
-      rounds, missed: that it took part in, and that it was asked to and did not.
-      step_seconds: of a local update, lately.
-    """
-
-    name: str
-    samples: int
-    state: str
-    rounds: int
-    missed: int
-    step_seconds: float | None
-
-
 @dataclass
 class Counters:
     """What happened so far, in bytes and numbers.

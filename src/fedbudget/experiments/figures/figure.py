@@ -11,9 +11,9 @@ from typing import Any
 from matplotlib.figure import Figure as Picture
 
 from fedbudget import tasks
-from fedbudget.experiments.cells import CellEngine
 from fedbudget.experiments.figures.rows import Rows
 from fedbudget.experiments.sweep import Sweep
+from fedbudget.launch.launch import EngineName
 from fedbudget.settings import Settings
 
 CASES = (1, 2, 3, 4)
@@ -84,7 +84,7 @@ class Figure:
     claims: Callable[[Rows], list[Claim]]
     table: Callable[[Rows], FigureTable] | None = None
     long: bool = False
-    engine: CellEngine = "in-process"
+    engine: EngineName = "in-process"
 
     def settings(self, data_dir: str | None) -> list[Settings]:
         """Of each task, by the paper's method where none is given; accuracy is looked at once, at the end."""

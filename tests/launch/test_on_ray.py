@@ -12,12 +12,12 @@ import pytest
 import ray
 
 import fedbudget
-from fedbudget.cluster import Definition, on_ray
 from fedbudget.engines import ray as engine
 from fedbudget.errors import UserError, WorkError
 from fedbudget.experiments.sweep import Sweep, run
+from fedbudget.launch.on_ray import GroupDefinition, on_ray
+from fedbudget.launch.simulate import simulate
 from fedbudget.models import LinearRegression
-from fedbudget.plan import prepare
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
@@ -64,7 +64,7 @@ def assert_same_run(one: Result, other: Result) -> None:
 )
 def test_one_two_and_four_actors_give_the_bits_of_the_in_process_engine(options: dict[str, Any]) -> None:
     settings = replace(SMALL, **options)
-    here = execute(prepare(settings))
+    here = execute(simulate(settings))
     assert len(here.rounds) > 4
     for actors in (1, 2, 4):
         assert_same_run(on_cluster(settings, actors), here)
@@ -85,11 +85,11 @@ def test_kill_9_of_an_actor_in_the_middle_of_a_run_changes_nothing(
     """Once before the first copy of its memory is taken, and twice after, if any is; the last may be lost by then."""
     monkeypatch.setattr(engine, "KEPT", 1000 if copies == "never" else 3)
     settings = replace(SMALL, method=method, rounds=12)
-    here = execute(prepare(settings))
+    here = execute(simulate(settings))
     killed: list[int] = []
 
     with on_ray(settings, actors=2) as plan:
-        places = plan.engine.args[1]._places  # type: ignore[attr-defined]
+        places = plan.engine.nodes._places  # type: ignore[attr-defined]
 
         def kill(record: RoundRecord) -> None:
             if record.round in (2, 7, 8):
@@ -100,7 +100,7 @@ def test_kill_9_of_an_actor_in_the_middle_of_a_run_changes_nothing(
                 for place in places:
                     place.copies[-1] = (ray.remote(num_cpus=0)(_fail).remote(), 6)  # actors have all cores
 
-        assert_same_run(execute(plan, watch=kill), here)
+        assert_same_run(execute(plan, callbacks=[kill]), here)
     assert len(set(killed)) == 3
 
 
@@ -114,7 +114,7 @@ def _process_id(actor: object) -> int:
 
 @pytest.mark.slow
 def test_an_actor_that_is_lost_again_and_again_ends_the_run_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = engine.NodesOnRay(Dying(), nodes=6, actors=2, cpus=2.0)
+    nodes = engine.RayNodes(Dying(), nodes=6, actors=2, cpus=2.0)
     broadcast = Broadcast(1, np.zeros(2, np.float32), 1, 0.1, estimate=False, best=False, stop=False)
     with pytest.raises(WorkError, match="the process of nodes 3 to 5 was lost 4 times in a row"):
         nodes.answer(broadcast)
@@ -123,7 +123,7 @@ def test_an_actor_that_is_lost_again_and_again_ends_the_run_in_a_line(monkeypatc
 class Dying:
     """A definition whose second party never lives through a round."""
 
-    def party(self, first: int, end: int) -> Any:
+    def group(self, first: int, end: int) -> Any:
         return _Party(first)
 
 
@@ -161,9 +161,9 @@ def test_what_cannot_work_is_told_in_a_line(options: dict[str, Any], message: st
 
 
 def test_another_version_of_fedbudget_is_refused() -> None:
-    plan = prepare(SMALL)
+    plan = simulate(SMALL)
     with pytest.raises(UserError, match=r"fedbudget .* is on a machine of the cluster, and 0\.0 here"):
-        Definition(plan.settings, plan.dataset, plan.model, "0.0").party(0, 5)
+        GroupDefinition(plan.settings, plan.dataset, plan.model, "0.0").group(0, 5)
 
 
 def test_a_sweep_on_the_cluster_gives_the_same_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a node holds, from files: all of one, or its share of a dataset; and what is tested on."""
+"""A node's data, from files: all of one, or its share of a dataset; and what is tested on."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from fedbudget.data.images import from_idx
 from fedbudget.data.partition import Rows
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.errors import UserError
-from fedbudget.plan import distribute, load_dataset
+from fedbudget.launch.inputs import distribute, load_dataset
 from fedbudget.settings import Settings
 
 
@@ -34,8 +34,8 @@ def from_dataset(settings: Settings, shard: str) -> NodeData:
       settings: the dataset, how it is given to nodes, and the seed.
       shard: 2/5 for the second of five nodes, 1-3/5 for the first three of them together.
     """
-    first, last, of = _shard(shard)
-    dataset, rows = all_shares(settings, of)
+    first, last, nodes = _parse_shard(shard)
+    dataset, rows = all_shares(settings, nodes)
     return NodeData(dataset, rows[first - 1 : last])
 
 
@@ -45,24 +45,24 @@ def all_shares(settings: Settings, nodes: int) -> tuple[Dataset, Rows]:
     return dataset, distribute(replace(settings, nodes=nodes), dataset)[1]
 
 
-def _shard(text: str) -> tuple[int, int, int]:
-    """
-    >>> _shard("2/5"), _shard("1-3/5")
-    ((2, 2, 5), (1, 3, 5))
-    """
-    which, _, of = text.partition("/")
-    first, _, last = which.partition("-")
-    try:
-        found = int(first), int(last or first), int(of)
-    except ValueError:
-        raise UserError(f"shard {text!r} is not understood; write I/N, such as 2/5 for the second of five") from None
-    if not 1 <= found[0] <= found[1] <= found[2]:
-        raise UserError(f"shard {text}: of {found[2]} shards there are 1 to {found[2]}")
-    return found
-
-
-def samples_to_test_on(name: str, settings: Settings) -> Dataset:
+def dataset_to_test_on(name: str, settings: Settings) -> Dataset:
     """Samples to test on: those of a dataset, or all of a file that names none."""
     if name in data.DATASETS:
         return load_dataset(replace(settings, dataset=name))
     return files.load(Path(name), target=settings.target, test_share=0.0, standardise=False)
+
+
+def _parse_shard(text: str) -> tuple[int, int, int]:
+    """
+    >>> _parse_shard("2/5"), _parse_shard("1-3/5")
+    ((2, 2, 5), (1, 3, 5))
+    """
+    which, _, count = text.partition("/")
+    first, _, last = which.partition("-")
+    try:
+        numbers = int(first), int(last or first), int(count)
+    except ValueError:
+        raise UserError(f"shard {text!r} is not understood; write I/N, such as 2/5 for the second of five") from None
+    if not 1 <= numbers[0] <= numbers[1] <= numbers[2]:
+        raise UserError(f"shard {text}: of {numbers[2]} shards there are 1 to {numbers[2]}")
+    return numbers

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.deployment import ServerOptions, same_settings, serving
 from fedbudget.errors import UserError
+from fedbudget.launch.serve import ServerOptions, require_same_settings, serving
 from fedbudget.settings import Settings
 
 TRIAL = Settings(nodes=5, partition="case:4", seed=3)
 
 
 def test_a_run_goes_on_by_its_own_settings_only() -> None:
-    same_settings(Path("run"), TRIAL, replace(TRIAL))
+    require_same_settings(Path("run"), TRIAL, replace(TRIAL))
     with pytest.raises(UserError, match="run goes on as it began: tau is adaptive there, and cannot be 5 now"):
-        same_settings(Path("run"), TRIAL, replace(TRIAL, tau=5))
+        require_same_settings(Path("run"), TRIAL, replace(TRIAL, tau=5))
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedbudget.errors import UserError
-from fedbudget.plan import prepare
+from fedbudget.launch.node_data import from_dataset, from_file
+from fedbudget.launch.simulate import simulate
 from fedbudget.settings import Settings
-from fedbudget.shares import from_dataset, from_file
 
 TRIAL = Settings(nodes=5, partition="case:4", seed=3)
 
@@ -26,7 +26,7 @@ ONE = [(float(i), 10.0 * i, "red" if i % 2 else "blue") for i in range(12)]
 class TestHeldOfADataset:
     @pytest.mark.parametrize(("shard", "nodes"), [("1/5", [0]), ("5/5", [4]), ("2-4/5", [1, 2, 3])])
     def test_are_the_rows_that_nodes_of_one_process_would_have(self, shard: str, nodes: list[int]) -> None:
-        whole, held = prepare(TRIAL).fleet.shards, from_dataset(replace(TRIAL, nodes=None), shard)
+        whole, held = simulate(TRIAL).shards, from_dataset(replace(TRIAL, nodes=None), shard)
         assert [rows.tolist() for rows in held.rows] == [whole.rows_of(node).tolist() for node in nodes]
 
     @pytest.mark.parametrize("shard", ["", "2", "a/5", "0/5", "6/5", "3-2/5", "1-6/5", "1/0", "-1/5"])

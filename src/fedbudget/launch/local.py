@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from fedbudget.data.dataset import Dataset
-from fedbudget.deployment import Interrupted, ServerOptions, serving
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import TOKEN_VARIABLE
 from fedbudget.engines.interrupt import interruptible
 from fedbudget.errors import UserError
-from fedbudget.plan import Plan, load_dataset
+from fedbudget.launch.inputs import DEFAULT_NODES, load_dataset
+from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
+from fedbudget.launch.serve import Interrupted, ServerOptions, serving
 from fedbudget.settings import Settings
 
 _PATIENCE = 10.0  # seconds for node processes to end by themselves
@@ -23,15 +24,22 @@ _PATIENCE = 10.0  # seconds for node processes to end by themselves
 
 @contextmanager
 def on_this_machine(
-    settings: Settings, nodes: int, *, paces: Sequence[float] | None = None, energy_meter: str | None = None
-) -> Iterator[Plan]:
-    """Starts nodes, and gives the plan of a run with them.
+    settings: Settings,
+    overrides: Overrides = NOTHING,
+    *,
+    paces: Sequence[float] | None = None,
+    energy_meter: str | None = None,
+) -> Iterator[PreparedRun]:
+    """Starts nodes, and gives a run with them.
 
     Args:
       settings: the dataset, and how it is given to nodes, and all else as of any run.
       paces: how many times as slow as it could each node is.
       energy_meter: of the nodes; see `meters.energy`.
     """
+    if overrides.dataset is not None or overrides.model is not None:
+        raise UserError("node processes are told names: a dataset or a model that was given in Python has none")
+    nodes = settings.nodes or DEFAULT_NODES
     if paces is not None and len(paces) != nodes:
         raise UserError(f"pace is given for {len(paces)} nodes, and there are {nodes}")
     dataset = load_dataset(settings).sample(settings.train_samples, settings.test_samples, settings.seed)
@@ -63,11 +71,12 @@ def on_this_machine(
                 replace(settings, nodes=nodes),
                 ServerOptions("127.0.0.1:0", most=nodes),
                 interrupted=interrupted,
+                overrides=overrides,
                 opened=start,
             )
             try:
-                with serve_run as plan:
-                    yield _knowing(plan, settings, dataset)
+                with serve_run as prepared:
+                    yield _with_all_data(prepared, settings, dataset)
             except Interrupted:
                 for process in processes:
                     if process.poll():
@@ -108,15 +117,15 @@ def _tell_end(process: "subprocess.Popen[bytes]", server: AggregatorServer) -> N
     server.look()
 
 
-def _knowing(plan: Plan, settings: Settings, dataset: Dataset) -> Plan:
-    """The plan with what is known here, and would not be of nodes elsewhere: all their data."""
-    known = replace(plan.settings, dataset=settings.dataset, partition=settings.partition or "case:1")
+def _with_all_data(prepared: PreparedRun, settings: Settings, dataset: Dataset) -> PreparedRun:
+    """The run with what is known here, and would not be of nodes elsewhere: all their data."""
+    target = prepared.model.target
     return replace(
-        plan,
-        settings=known,
+        prepared,
+        settings=replace(prepared.settings, dataset=settings.dataset, partition=settings.partition or "case:1"),
         dataset=dataset,
-        train=dataset.table(dataset.train, plan.model.target),
-        test=None if dataset.test is None else dataset.table(dataset.test, plan.model.target),
+        train=dataset.table(dataset.train, target),
+        test=None if dataset.test is None else dataset.table(dataset.test, target),
     )
 
 

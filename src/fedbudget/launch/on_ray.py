@@ -1,9 +1,8 @@
-"""From settings to a run whose simulated nodes are on a Ray cluster; all the rest is here."""
+"""A run whose simulated nodes are on a Ray cluster; all the rest is here."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -12,60 +11,50 @@ from fedbudget.arrays import Samples
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.partition import Partition
 from fedbudget.data.shards import Shards
-from fedbudget.engines import in_process, simulation
+from fedbudget.engines import in_process
 from fedbudget.engines.node_group import NodeGroup
+from fedbudget.engines.simulation import SimulationEngine
 from fedbudget.errors import UserError
+from fedbudget.launch.aggregator import build_aggregator, trial_broadcast
+from fedbudget.launch.inputs import TrainingInputs, distribute, with_batch_size, with_nodes
+from fedbudget.launch.meters import build_meters
+from fedbudget.launch.method import build_method
+from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
+from fedbudget.launch.simulate import absence, build_fleet
 from fedbudget.models.base import Model
-from fedbudget.plan import (
-    Plan,
-    TrainingInputs,
-    absence,
-    aggregator_of,
-    distribute,
-    fleet_of,
-    meters_of,
-    with_batch_size,
-    with_nodes,
-)
 from fedbudget.settings import FEDERATED, Settings
 
 
 @contextmanager
 def on_ray(
-    settings: Settings,
-    *,
-    address: str | None = None,
-    actors: int | None = None,
-    dataset: Dataset | None = None,
-    model: Model | None = None,
-) -> Iterator[Plan]:
-    """Places the nodes on a Ray cluster, and gives the plan of a run with them.
+    settings: Settings, overrides: Overrides = NOTHING, *, address: str | None = None, actors: int | None = None
+) -> Iterator[PreparedRun]:
+    """Places the nodes on a Ray cluster, and gives a run with them.
 
     Args:
       address: of the cluster; on this machine when not given.
       actors: how many processes share the nodes; one per core when not given.
-      dataset, model: as of `prepare`.
     """
     if settings.method not in FEDERATED:
         raise UserError(f"{settings.method} descent is not made on Ray; use --method {' or '.join(FEDERATED)}")
     if actors is not None and actors < 1:
         raise UserError(f"actors must be at least 1, not {actors}")
     try:
-        from fedbudget.engines.ray import NodesOnRay, cluster
+        from fedbudget.engines.ray import RayNodes, cluster
     except ImportError:
         raise UserError("Ray is not installed; install it with: pip install 'fedbudget[ray]'") from None
-    subject = TrainingInputs.of(settings, dataset, model)
-    settings = with_nodes(subject.settings, subject.dataset)
-    settings = with_batch_size(settings, _smallest(settings, subject.dataset))
+    inputs = TrainingInputs.of(settings, overrides)
+    settings = with_nodes(inputs.settings, inputs.dataset)
+    settings = with_batch_size(settings, _smallest(settings, inputs.dataset))
     assert settings.nodes is not None
-    meters, present = meters_of(settings), None
+    method, meters, present = build_method(settings, overrides), build_meters(settings), None
     if settings.participation < 1:
         present = in_process.attendance(settings.nodes, settings.participation, absence(settings))
     with (
         cluster(address) as cpus,
         closing(
-            NodesOnRay(
-                Definition(settings, subject.dataset, subject.model),
+            RayNodes(
+                GroupDefinition(settings, inputs.dataset, inputs.model),
                 nodes=settings.nodes,
                 actors=min(settings.nodes, actors or max(1, int(cpus))),
                 cpus=cpus,
@@ -73,18 +62,19 @@ def on_ray(
             )
         ) as nodes,
     ):
-        aggregator = aggregator_of(settings, meters, subject.model.initial(settings.seed), nodes.trial)
-        yield Plan(
+        w = inputs.model.initial(settings.seed)
+        trial = nodes.trial(trial_broadcast(method, w))
+        aggregator = build_aggregator(method, meters, (w, trial), rounds=settings.rounds)
+        yield PreparedRun(
             settings=settings,
-            budget=meters.budget,
-            dataset=subject.dataset,
-            model=subject.model,
-            train=subject.train,
-            test=subject.test,
+            dataset=inputs.dataset,
+            model=inputs.model,
+            train=inputs.train,
+            test=inputs.test,
             meters=meters,
             aggregator=aggregator,
-            engine=partial(simulation.run, aggregator, nodes, meters),
-            repeatable=subject.repeatable,
+            engine=SimulationEngine(aggregator, nodes, meters),
+            repeatable=not overrides,
         )
 
 
@@ -95,23 +85,23 @@ def _smallest(settings: Settings, dataset: Dataset) -> int:
 
 
 @dataclass(frozen=True)
-class Definition:
-    """All that parties are made from; the samples are in memory that the processes of a machine share."""
+class GroupDefinition:
+    """All that groups of nodes are made from; the samples are in memory that the processes of a machine share."""
 
     settings: Settings
     dataset: Dataset
     model: Model
     version: str = __version__
 
-    def party(self, first: int, end: int) -> NodeGroup:
+    def group(self, first: int, end: int) -> NodeGroup:
         if self.version != __version__:
             raise UserError(f"fedbudget {__version__} is on a machine of the cluster, and {self.version} here")
         settings, rows = distribute(self.settings, self.dataset)
         train = self.dataset.table(self.dataset.train, self.model.target)
         shards = Shards.of(replace(train, x=_as_writable(train.x)), rows[first:end])
         if settings.participation == 1:
-            return NodeGroup([fleet_of(settings, self.model, shards, range(first, end))])
-        alone = [fleet_of(settings, self.model, shards.only([node - first]), [node]) for node in range(first, end)]
+            return NodeGroup([build_fleet(settings, self.model, shards, range(first, end))])
+        alone = [build_fleet(settings, self.model, shards.only([node - first]), [node]) for node in range(first, end)]
         return NodeGroup(alone)
 
 

@@ -3,6 +3,7 @@
 Every engine whose nodes are elsewhere comes through here.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -13,9 +14,9 @@ from fedbudget.engines.remote.compression import Kind
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.task import Request, Samples, Task, agree
 from fedbudget.errors import UserError
-from fedbudget.models import catalogue
+from fedbudget.launch.inputs import batch_of, build_model, with_batch_size
+from fedbudget.launch.method import Method
 from fedbudget.models.base import Model
-from fedbudget.plan import DEFAULT_BATCH
 from fedbudget.protocol.messages import PeerError
 from fedbudget.settings import Settings
 
@@ -23,32 +24,30 @@ NODES = "nodes"
 """The dataset of a run whose data nobody has seen as a whole."""
 
 
-def agreed(settings: Settings, described: list[Samples]) -> tuple[Settings, Task, Model]:
+def agree_on_task(settings: Settings, method: Method, descriptions: Sequence[Samples]) -> tuple[Settings, Task, Model]:
     """What is trained, from what the nodes have."""
-    samples = agree(described)
-    smallest = min(size for each in described for size in each.sizes)
-    if settings.batch_size is None:
-        settings = replace(settings, batch_size=min(DEFAULT_BATCH, smallest))
-    model = model_of(settings, samples)
-    controller, pacing = settings.controller(), settings.pacing()
+    samples = agree(descriptions)
+    settings = with_batch_size(settings, min(size for each in descriptions for size in each.sizes))
+    model = model_for(settings, samples)
+    controller, step_size = method.controller, method.step_size
     task = Task(
         settings.model,
         model.parameters,
-        settings.batch_size if isinstance(settings.batch_size, int) else None,
+        batch_of(settings),
         settings.seed,
         settings.clusters,
-        kind_of(settings),
+        compression_of(settings),
         settings.tau if isinstance(settings.tau, int) else settings.tau_max,
         samples,
         Request(
-            estimate=controller.estimates or pacing.adapts,
-            gradient=settings.delta_from == "gradient",
-            curvature=pacing.adapts,
-            drift=settings.corrects_drift,
+            estimate=controller.estimates or step_size.adapts,
+            gradient=method.delta == "gradient",
+            curvature=step_size.adapts,
+            drift=method.correct_drift,
             cpu="cpu" in settings.limits().limits,
         ),
     )
-    for each in described:
+    for each in descriptions:
         try:
             task.admit(each)
         except PeerError as error:
@@ -56,14 +55,15 @@ def agreed(settings: Settings, described: list[Samples]) -> tuple[Settings, Task
     return settings, task, model
 
 
-def model_of(settings: Settings, samples: Samples) -> Model:
+def model_for(settings: Settings, samples: Samples) -> Model:
+    """The settings' model for samples like these; refuses a target that they have not."""
     dataset = samples.empty()
-    model = catalogue.build(settings.model, dataset, clusters=settings.clusters, device=settings.device)
-    dataset.table(dataset.train, model.target)  # refuses a target that the data have not
+    model = build_model(settings, dataset)
+    dataset.table(dataset.train, model.target)
     return model
 
 
-def kind_of(settings: Settings) -> Kind:
+def compression_of(settings: Settings) -> Kind:
     return next(kind for kind in KINDS if kind == (settings.compress or "none"))
 
 
@@ -75,6 +75,5 @@ def table_to_test_on(test: Dataset, agreed: Samples, model: Model) -> Table:
         raise UserError(f"{test.name}, to test on, has class {unknown[0]!r}, which no node has")
     if test.features != prod(agreed.shape):
         raise UserError(f"{test.name}, to test on, has {test.features} features, and nodes' data {prod(agreed.shape)}")
-    held = NodeData(replace(test, train=samples, test=None), [], standardise=True)
-    dataset = held.as_agreed(agreed)
+    dataset = NodeData(replace(test, train=samples, test=None), [], standardise=True).as_agreed(agreed)
     return dataset.table(dataset.train, model.target)
