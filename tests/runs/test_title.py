@@ -31,14 +31,14 @@ def test_a_title_says_what_and_how(settings: Settings, title: str) -> None:
     assert run_title(settings) == title
 
 
-def test_plan_page_and_list_have_one_title(tmp_path: Path) -> None:
-    plan = simulate(SETTINGS, Overrides(dataset=data.load("digits")))
-    path = make_run(tmp_path / "run", settings=plan.settings)
-    assert plan.title == run_title(plan.settings)
-    assert series.view(RunReader(path).read())["title"] == plan.title
-    assert RunIndex(tmp_path).overviews()[0]["title"] == plan.title
+def test_launch_page_and_list_have_one_title(tmp_path: Path) -> None:
+    prepared = simulate(SETTINGS, Overrides(dataset=data.load("digits")))
+    path = make_run(tmp_path / "run", settings=prepared.settings)
+    assert prepared.title == run_title(prepared.settings)
+    assert series.view(RunReader(path).read())["title"] == prepared.title
+    assert RunIndex(tmp_path).overviews()[0]["title"] == prepared.title
 
 
 def test_a_title_notes_less_than_all_data() -> None:
-    plan = simulate(SETTINGS, Overrides(dataset=replace(data.load("digits"), note="2 of 5 files")))
-    assert plan.title == "svm on digits (2 of 5 files), 4 nodes, case:2, adaptive τ, frugal"
+    prepared = simulate(SETTINGS, Overrides(dataset=replace(data.load("digits"), note="2 of 5 files")))
+    assert prepared.title == "svm on digits (2 of 5 files), 4 nodes, case:2, adaptive τ, frugal"
