@@ -12,35 +12,18 @@ from hypothesis import strategies as st
 from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.budget import Budget
 from fedbudget.control import AdaptiveTau, Controller, FixedTau
-from fedbudget.data.shards import Shards
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.drift import Correction, Divergence, DriftState, mean_gradient, next_mean
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, LocalError, PeerError, Report, Request
 from fedbudget.protocol.method import Method
 from fedbudget.step_size import FixedStep
+from support.fleets import alone, sorted_parts, together
 from support.hand_made import ONE, go_on
 from support.methods import bits
 from support.problems import MODELS, Problem, converse, corrected_descent, problem, unequal_parts
 
 FRUGAL: dict[str, Any] = {"correct_drift": True, "delta": "parameters"}
-
-
-def alone(case: Problem, parts: Sequence[Int64], batch: int | None = None) -> list[Fleet]:
-    """Each node as a fleet of its own."""
-    return [
-        Fleet(case.model, Shards.of(case.table, [part]), batch=batch, seed=9, numbers=[node])
-        for node, part in enumerate(parts)
-    ]
-
-
-def together(case: Problem, parts: Sequence[Int64], batch: int | None = None) -> Fleet:
-    return Fleet(case.model, Shards.of(case.table, parts), batch=batch, seed=9)
-
-
-def sorted_parts(case: Problem, nodes: int) -> list[Int64]:
-    """Data of its own kind on each node: rows in the order of what is to be predicted."""
-    return list(np.array_split(np.argsort(case.y, kind="stable"), nodes))
 
 
 @st.composite
@@ -136,48 +119,6 @@ class TestWhereItMustChangeNothing:
             self.visited(together(case, parts, batch), case.start(1), 7, **method) for method in (FRUGAL, {})
         )
         np.testing.assert_allclose(found, plain, atol=2e-6)
-
-
-@pytest.mark.parametrize("batch", [None, 5])
-def test_with_one_update_delta_from_parameters_is_the_papers(batch: int | None) -> None:
-    case = problem("svm", 8)
-    parts = sorted_parts(case, 4)
-    found = {}
-    for delta in ("gradient", "parameters"):
-        rounds = converse([together(case, parts, batch)], FixedTau1(), eta=0.1, rounds=6, w=case.start(1), delta=delta)
-        found[delta] = [aggregator.last.estimates for _, _, aggregator in rounds if aggregator.last is not None]
-    for paper, ours in zip(found["gradient"][1:], found["parameters"][1:], strict=True):
-        assert paper is not None
-        assert ours is not None
-        assert (ours.rho, ours.beta) == (paper.rho, paper.beta)
-        assert ours.delta == pytest.approx(paper.delta, rel=1e-4)
-
-
-class FixedTau1(FixedTau):
-    """τ=1, with estimates."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-
-    @property
-    def estimates(self) -> bool:
-        return True
-
-
-def test_no_gradient_is_sent_when_delta_comes_from_parameters() -> None:
-    case = problem("svm", 8)
-    sizes = {}
-    for delta in ("gradient", "parameters"):
-        request = converse(
-            [together(case, sorted_parts(case, 4))], AdaptiveTau(), eta=0.1, rounds=3, w=case.start(1), delta=delta
-        )
-        sizes[delta] = [report.wire_bytes for _, report, _ in request]
-    assert [a - b for a, b in zip(sizes["gradient"], sizes["parameters"], strict=True)] == [
-        0,  # there is nothing to estimate from
-        4 * 4 * 5,  # four nodes, five float32
-        4 * 4 * 5,
-        0,  # the final loss
-    ]
 
 
 def test_it_takes_the_drift_away() -> None:

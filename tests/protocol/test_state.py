@@ -11,11 +11,12 @@ from fedbudget.arrays import Float32
 from fedbudget.budget import Budget
 from fedbudget.control import FixedTau, Reason
 from fedbudget.errors import UserError
-from fedbudget.protocol.aggregator import Aggregator, Outcome, Quantize
+from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import LocalError
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import Phase
+from fedbudget.protocol.steps import Quantize
 from fedbudget.step_size import FixedStep
 from support.hand_made import ONE, go_on, make, report
 from support.methods import METHODS, bits, new_aggregator, nodes, one_round, resume, simulated_time

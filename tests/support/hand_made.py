@@ -7,9 +7,10 @@ import numpy as np
 from fedbudget.arrays import Float32
 from fedbudget.budget import Budget, Costs
 from fedbudget.control import Controller, FixedTau
-from fedbudget.protocol.aggregator import Aggregator, Outcome, Quantize, Round
+from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method
+from fedbudget.protocol.steps import Quantize
 from fedbudget.step_size import FixedStep, StepSize
 from support.problems import costs
 

@@ -26,7 +26,7 @@ The order of things in one `receive` of a round from t₀ to t:
        round has cost. When not even τ=1 fits, the final loss comes at once; when that does not fit, the run ends.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,12 +41,19 @@ from fedbudget.protocol.estimates import next_estimates
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState, Phase
-from fedbudget.protocol.steps import charged, final_round, with_coming_delta, with_drift, with_losses, with_verdict
+from fedbudget.protocol.steps import (
+    Quantize,
+    charged,
+    combined,
+    final_round,
+    moved,
+    with_coming_delta,
+    with_drift,
+    with_losses,
+    with_verdict,
+)
 from fedbudget.protocol.sums import Reports, ReportsHere, Sums
 from fedbudget.step_size import StepSizeInputs
-
-Quantize = Callable[[Float32, Float32], Float32]
-"""What nodes will hold of a new w, from it and the w of the broadcast before."""
 
 _State = AggregatorState[Any, Any]
 
@@ -188,7 +195,8 @@ class Aggregator:
             self.last = self._round(state, broadcast, sums, kept=())
             return self._answer(replace(state, phase=Phase.DONE))
         state, recover = with_verdict(replace(state, t=state.t + broadcast.tau), sums, adapts=method.step_size.adapts)
-        state, mean, recover = self._moved(state, None if recover else self._combined(report, sums))
+        mean = None if recover else combined(method.combine, report, sums)
+        state, mean, recover = moved(state, method.update, mean, self._quantize)
         kept: tuple[str, ...] = ()
         if broadcast.request.estimate:
             estimates, kept = next_estimates(state.estimates, reports, broadcast, mean)
@@ -279,28 +287,6 @@ class Aggregator:
             )
         return broadcast
 
-    def _combined(self, report: Report | Reports, sums: Sums) -> Float32:
-        """What the w_i(t) that are finite are combined to."""
-        rule = self.method.combine
-        if not rule.needs_reports or not isinstance(report, Report) or report.w is None:
-            assert sums.w is not None  # as was checked
-            return sums.mean(sums.w)
-        used = ~np.isin(report.nodes, sums.left_out)
-        return _vector(rule, rule.combine(report.w[used], report.sizes[used], report.nodes[used]), self.state.w)
-
-    def _moved(self, state: _State, mean: Float32 | None) -> tuple[_State, Float32, bool]:
-        """With w(t); what the w_i(t) are compared with; whether w(t) is w^f, as without a mean that is finite."""
-        rule, update, w = self.method.update, state.update, mean
-        if mean is not None:
-            update, w = rule.next(update, state.w, mean)
-            w = _vector(rule, w, state.w)
-        recover = w is None or not np.isfinite(w).all()
-        if w is None or mean is None or recover:
-            w = mean = state.best
-            update = rule.first(w)
-        nodes_hold = w if self._quantize is None else self._quantize(w, state.w)
-        return replace(state, w=nodes_hold, update=update), nodes_hold if w is mean else mean, recover
-
     def _decision(self, state: _State, *, recover: bool) -> Decision:
         if recover:
             return Decision(1, Reason.RECOVERY)
@@ -361,11 +347,3 @@ class Aggregator:
             corrected=broadcast.drift is not None and broadcast.drift.correct and broadcast.tau > 0,
             divergence=None if state.drift is None else state.drift.divergence,
         )
-
-
-def _vector(rule: object, values: Float32, like: Float32) -> Float32:
-    """What a rule gave, which may be the user's own, as a vector like w."""
-    vector = np.asarray(values, np.float32)
-    if vector.shape != like.shape:
-        raise UserError(f"{type(rule).__name__} gave an array of shape {vector.shape}, not {like.shape}")
-    return vector

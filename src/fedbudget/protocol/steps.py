@@ -1,13 +1,23 @@
 """Steps of a round at the aggregator, each from one state to the next; aggregator.py says in which order."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from fedbudget.arrays import Float32
 from fedbudget.budget import Ledger
+from fedbudget.errors import UserError
+from fedbudget.protocol.combine import CombineRule
 from fedbudget.protocol.drift import Divergence, DriftState
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.sums import Reports, Sums
+from fedbudget.protocol.update import UpdateRule
+
+Quantize = Callable[[Float32, Float32], Float32]
+"""What nodes will hold of a new w, from it and the w of the broadcast before."""
 
 _State = AggregatorState[Any, Any]
 
@@ -37,6 +47,43 @@ def with_verdict(state: _State, sums: Sums, *, adapts: bool) -> tuple[_State, bo
     much_worse = (state.worse and worse) or not state.loss <= 10 * limit
     recover = not sums.totals.used or (adapts and much_worse)
     return replace(state, worse=worse and not recover), recover
+
+
+def combined(rule: CombineRule, report: Report | Reports, sums: Sums) -> Float32:
+    """What the w_i(t) that are finite are combined to."""
+    assert sums.w is not None  # or the report would have been refused
+    if not rule.needs_reports or not isinstance(report, Report) or report.w is None:
+        return sums.mean(sums.w)
+    used = ~np.isin(report.nodes, sums.left_out)
+    return _vector(rule, rule.combine(report.w[used], report.sizes[used], report.nodes[used]), report.w[0])
+
+
+def moved(
+    state: _State, rule: UpdateRule, mean: Float32 | None, quantize: Quantize | None
+) -> tuple[_State, Float32, bool]:
+    """With w(t); and what the w_i(t) are compared with, and whether w(t) is w^f, for want of a mean that is finite.
+
+    Args:
+      mean: what the w_i(t) were combined to; None to go back to w^f.
+    """
+    update, w = state.update, mean
+    if mean is not None:
+        update, w = rule.next(update, state.w, mean)
+        w = _vector(rule, w, state.w)
+    recover = w is None or not np.isfinite(w).all()
+    if w is None or mean is None or recover:
+        w = mean = state.best
+        update = rule.first(w)
+    nodes_hold = w if quantize is None else quantize(w, state.w)
+    return replace(state, w=nodes_hold, update=update), nodes_hold if w is mean else mean, recover
+
+
+def _vector(rule: object, values: Float32, like: Float32) -> Float32:
+    """What a rule gave, which may be the user's own, as a vector like w."""
+    vector = np.asarray(values, np.float32)
+    if vector.shape != like.shape:
+        raise UserError(f"{type(rule).__name__} gave an array of shape {vector.shape}, not {like.shape}")
+    return vector
 
 
 def with_drift(

@@ -1,15 +1,65 @@
-"""Where a run goes back to w^f: when nothing is finite, and with a step size that adapts, when it has gone astray."""
+"""Which w is the best, and where a run goes back to it: when nothing is finite or, where η adapts, all got worse."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedbudget.control import AdaptiveTau, Estimates, Reason
-from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.control import AdaptiveTau, Estimates, FixedTau, Reason
+from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import Broadcast, Drift
 from fedbudget.step_size import AutoStep
-from support.hand_made import ONE, go_on, last, make, report, w_of
+from support.hand_made import ONE, ended, go_on, last, make, report, w_of
+
+
+class TestBestW:
+    def play(self, losses: Sequence[float], bests: Sequence[float] | None = None) -> tuple[list[bool], Outcome]:
+        """The w of round k+1 is (k, -k); returns what broadcasts say of the one before them, and the outcome.
+
+        Without `bests`, F(w^f) is the lowest loss so far, as with whole shards.
+        """
+        bests = bests or [float(np.nanmin(losses[: max(1, k)])) for k in range(len(losses))]
+        aggregator = make(controller=FixedTau(1), rounds=len(losses) - 1)
+        broadcast: Broadcast | Outcome = aggregator.start()
+        flags = []
+        for k, (loss, best) in enumerate(zip(losses, bests, strict=True)):
+            broadcast = go_on(broadcast)
+            flags.append(broadcast.best)
+            assert broadcast.w.tolist() == w_of(k).tolist()
+            broadcast = aggregator.receive(report(broadcast, loss, w=k + 1, best=best), ONE)
+        return flags, ended(broadcast)
+
+    def test_is_the_w_of_the_lowest_loss_and_nodes_are_told_one_broadcast_later(self) -> None:
+        flags, outcome = self.play([5, 3, 4, 2, 6])
+        assert flags == [False, False, True, False, True]
+        assert outcome.w.tolist() == w_of(3).tolist()
+
+    def test_is_the_last_w_when_the_final_loss_is_the_lowest(self) -> None:
+        assert self.play([5, 3, 4, 1])[1].w.tolist() == w_of(3).tolist()
+
+    def test_is_the_first_w_when_no_other_is_better(self) -> None:
+        flags, outcome = self.play([5, 5, 6, 7])
+        assert not any(flags)
+        assert outcome.w.tolist() == [0, 0]
+
+    def test_is_compared_on_the_same_mini_batches(self) -> None:
+        # On the third round's samples w^f has loss 9, so that w(2) with 4 is better, although w(1) had 3.
+        flags, outcome = self.play([5, 3, 4, 6], [5, 5, 9, 4])
+        assert flags == [False, False, True, True]
+        assert outcome.w.tolist() == w_of(2).tolist()
+
+    def test_a_loss_that_is_no_number_is_never_the_best(self) -> None:
+        assert self.play([5, 3, np.nan, np.inf])[1].w.tolist() == w_of(1).tolist()
+
+    def test_the_record_has_both_losses_after_the_comparison(self) -> None:
+        aggregator = make(controller=FixedTau(1))
+        broadcast = aggregator.start()
+        found = []
+        for k, (loss, best) in enumerate([(5.0, 5.0), (3.0, 5.0), (4.0, 3.0)]):
+            broadcast = go_on(aggregator.receive(report(broadcast, loss, w=k, best=best), ONE))
+            found.append((last(aggregator).loss, last(aggregator).best_loss))
+        assert found == [(5, 5), (3, 3), (4, 3)]
 
 
 class TestRecovery:
