@@ -28,9 +28,9 @@ from fedbudget.runs import nodes
 from fedbudget.runs.folder import PLOT, Run, RunWriter, SavedModel
 from fedbudget.runs.record import RoundRecord, average_tau
 from fedbudget.settings import Settings
-from fedbudget.trackers import chosen
-from fedbudget.trackers.following import following
-from fedbudget.trackers.tracker import About, Tracker
+from fedbudget.trackers import make_trackers
+from fedbudget.trackers.background import tracking
+from fedbudget.trackers.tracker import RunInfo, Tracker
 
 RUNS = Path("runs")
 Watch = Callable[[RoundRecord], None]
@@ -130,7 +130,7 @@ def train(
     >>> result.stopped_by, sorted(result.spent)
     ('time', ['time'])
     """
-    trackers = chosen((track,) if isinstance(track, str) else track)
+    trackers = make_trackers((track,) if isinstance(track, str) else track)
     found = dataset if isinstance(dataset, Dataset) else None
     if shards is not None:
         found = from_arrays(shards, test)
@@ -197,8 +197,8 @@ def execute(
         if writer is not None and trackers:
             earlier = [] if plan.resumed is None else Run.open(writer.path).rounds
             began = time.time() - (earlier[-1].wall if earlier else 0.0)
-            about = About(writer.path, plan.title, plan.settings, began)
-            followed = stack.enter_context(following(trackers, about, earlier))
+            about = RunInfo(writer.path, plan.title, plan.settings, began)
+            followed = stack.enter_context(tracking(trackers, about, earlier))
             watch = _each_of(followed.observe, watch)
         diary = _Diary(plan, writer, watch)
         outcome = plan.engine(observe=diary.observe, interrupted=interrupted)

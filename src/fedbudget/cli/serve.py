@@ -107,10 +107,10 @@ def serve(
     from fedbudget.deployment import Interrupted, ServerOptions, serving
     from fedbudget.engines.interrupt import interruptible
     from fedbudget.shares import samples_to_test_on
-    from fedbudget.trackers import chosen
+    from fedbudget.trackers import make_trackers
     from fedbudget.training import execute
 
-    trackers = chosen(track or ())
+    trackers = make_trackers(track or ())
     listening = ServerOptions(
         address,
         cert=cert,
