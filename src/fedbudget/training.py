@@ -34,9 +34,9 @@ from fedbudget.runs.nodes import NodeStatusWriter
 from fedbudget.runs.record import RoundRecord, average_tau, update_weighted_tau
 from fedbudget.settings import Settings
 from fedbudget.step_size import StepSize
-from fedbudget.trackers import chosen
-from fedbudget.trackers.following import following
-from fedbudget.trackers.tracker import About, Tracker
+from fedbudget.trackers import make_trackers
+from fedbudget.trackers.background import tracking
+from fedbudget.trackers.tracker import RunInfo, Tracker
 
 RUNS = Path("runs")
 
@@ -143,7 +143,7 @@ def train(
     >>> result.stopped_by, sorted(result.spent)
     ('time', ['time'])
     """
-    trackers = chosen((track,) if isinstance(track, str) else track)
+    trackers = make_trackers((track,) if isinstance(track, str) else track)
     own_data = dataset if isinstance(dataset, Dataset) else None
     if shards is not None:
         own_data = from_arrays(shards, test)
@@ -193,8 +193,8 @@ def execute(
         callbacks = [*prepared.callbacks, *callbacks]
         if writer is not None and trackers:
             began = time.time() - (earlier[-1].wall if earlier else 0.0)
-            about = About(writer.path, prepared.title, prepared.settings, began)
-            followed = stack.enter_context(following(trackers, about, earlier))
+            info = RunInfo(writer.path, prepared.title, prepared.settings, began)
+            followed = stack.enter_context(tracking(trackers, info, earlier))
             callbacks.insert(0, followed.observe)
         recorder = stack.enter_context(closing(_Recorder(prepared, writer, callbacks, earlier)))
         outcome = engine.run(

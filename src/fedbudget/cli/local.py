@@ -77,10 +77,10 @@ def local(
     from fedbudget.cli.dashboard import beside
     from fedbudget.cli.view import preparing, print_result, watching
     from fedbudget.launch.local import on_this_machine
-    from fedbudget.trackers import chosen
+    from fedbudget.trackers import make_trackers
     from fedbudget.training import default_folder, execute
 
-    trackers = chosen(track or ())
+    trackers = make_trackers(track or ())
     paces = None if pace is None else [o.number("pace", part) for part in pace.split(",")]
     with ExitStack() as stack:
         with preparing():

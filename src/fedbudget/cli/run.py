@@ -75,10 +75,10 @@ def run(
     from fedbudget.cli.dashboard import beside
     from fedbudget.cli.view import preparing, watching
     from fedbudget.launch.launch import launch
-    from fedbudget.trackers import chosen
+    from fedbudget.trackers import make_trackers
     from fedbudget.training import default_folder, execute
 
-    trackers, makes = chosen(track or ()), o.engine(engine, ray_address)
+    trackers, makes = make_trackers(track or ()), o.engine(engine, ray_address)
     wait = preparing("starting Ray, and giving its processes their nodes") if makes == "ray" else preparing()
     with ExitStack() as stack:
         with wait:

@@ -107,10 +107,10 @@ def serve(
     from fedbudget.engines.interrupt import interruptible
     from fedbudget.launch.node_data import dataset_to_test_on
     from fedbudget.launch.serve import Interrupted, ServerOptions, serving
-    from fedbudget.trackers import chosen
+    from fedbudget.trackers import make_trackers
     from fedbudget.training import default_folder, execute
 
-    trackers = chosen(track or ())
+    trackers = make_trackers(track or ())
     listening = ServerOptions(
         address,
         cert=cert,

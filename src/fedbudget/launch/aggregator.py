@@ -4,10 +4,11 @@ from typing import Any
 
 from fedbudget.arrays import Float32
 from fedbudget.meters.meter import Meters, RoundTrip
-from fedbudget.protocol.aggregator import Aggregator, Quantize
+from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState
+from fedbudget.protocol.steps import Quantize
 
 
 def build_aggregator(

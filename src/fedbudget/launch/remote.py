@@ -11,8 +11,8 @@ from fedbudget.launch.aggregator import build_aggregator
 from fedbudget.launch.prepared import PreparedRun
 from fedbudget.meters.meter import Meters, RoundTrip
 from fedbudget.models.base import Model
-from fedbudget.protocol.aggregator import Quantize
 from fedbudget.protocol.method import Method
+from fedbudget.protocol.steps import Quantize
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.settings import Settings
 

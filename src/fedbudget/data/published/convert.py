@@ -47,8 +47,8 @@ def cifar_records(picture: bytes, labels: NDArray[np.uint8]) -> bytes:
 @lru_cache(maxsize=1)  # of one package there are six batches
 def _cifar_labels(package: Path) -> dict[str, NDArray[np.uint8]]:
     """The labels of each batch, [images]."""
-    with closing(members(package)) as found:
-        texts = {path: at_most(each, CONVERTED_LIMIT, package).tobytes() for path, each in found if path in _LABELS}
+    with closing(members(package)) as stream:
+        texts = {path: at_most(each, CONVERTED_LIMIT, package).tobytes() for path, each in stream if path in _LABELS}
     try:
         train, test = (np.array(json.loads(texts[path]), np.uint8) for path in _LABELS)
         batches = train.reshape(_TRAINING_BATCHES, _RECORDS)

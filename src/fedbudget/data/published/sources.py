@@ -61,8 +61,8 @@ class Members:
         left = {self.path.format(name=file.name, stem=Path(file.name).stem) + self.suffix: file for file in wanted}
         problems: list[str] = []
         try:
-            with closing(members(package)) as found, TemporaryDirectory(prefix=".new-", dir=target.folder) as folder:
-                for path, contents in found:
+            with closing(members(package)) as stream, TemporaryDirectory(prefix=".new-", dir=target.folder) as folder:
+                for path, contents in stream:
                     if (file := left.pop(path, None)) is not None:
                         with _collected(problems):
                             part = Path(folder) / f"{file.name}{self.suffix}{PART}"

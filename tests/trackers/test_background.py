@@ -12,8 +12,8 @@ from fedbudget.errors import UserError
 from fedbudget.launch.simulate import simulate
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
-from fedbudget.trackers import following
-from fedbudget.trackers.tracker import About, Moment
+from fedbudget.trackers import background
+from fedbudget.trackers.tracker import RunInfo, TimedRecord
 from fedbudget.training import Result, execute
 
 SETTINGS = Settings(budget=("time=1000s",), tau=1, rounds=20, evaluations=1)
@@ -25,22 +25,22 @@ class Notes:
     name = "notes"
 
     def __init__(self) -> None:
-        self.started: list[About] = []
-        self.batches: list[Sequence[Moment]] = []
+        self.started: list[RunInfo] = []
+        self.batches: list[Sequence[TimedRecord]] = []
         self.ended: list[Mapping[str, Any] | None] = []
 
-    def start(self, about: About) -> None:
-        self.started.append(about)
+    def start(self, run: RunInfo) -> None:
+        self.started.append(run)
 
-    def rounds(self, moments: Sequence[Moment]) -> None:
-        self.batches.append(moments)
+    def rounds(self, records: Sequence[TimedRecord]) -> None:
+        self.batches.append(records)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         self.ended.append(summary)
 
     @property
     def records(self) -> list[RoundRecord]:
-        return [moment.record for batch in self.batches for moment in batch]
+        return [timed.record for batch in self.batches for timed in batch]
 
 
 class Failing(Notes):
@@ -52,12 +52,12 @@ class Failing(Notes):
         super().__init__()
         self._where = where
 
-    def start(self, about: About) -> None:
-        super().start(about)
+    def start(self, run: RunInfo) -> None:
+        super().start(run)
         self._fail("start")
 
-    def rounds(self, moments: Sequence[Moment]) -> None:
-        super().rounds(moments)
+    def rounds(self, records: Sequence[TimedRecord]) -> None:
+        super().rounds(records)
         self._fail("rounds")
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
@@ -80,11 +80,11 @@ class Hanging(Notes):
         self.may = threading.Event()
         self.over = threading.Event()
 
-    def start(self, about: About) -> None:
+    def start(self, run: RunInfo) -> None:
         if self._where == "start":
             self._hang()
 
-    def rounds(self, moments: Sequence[Moment]) -> None:
+    def rounds(self, records: Sequence[TimedRecord]) -> None:
         if self._where == "rounds":
             self._hang()
 
@@ -104,10 +104,10 @@ def test_is_told_of_every_round_once_and_in_order_and_of_the_end(tmp_path: Path)
     result = made(tmp_path, notes, other, settings=settings)
     assert notes.records == other.records == list(result.rounds)
     assert len(result.rounds) > 500  # with the last loss
-    times = [moment.time for batch in notes.batches for moment in batch]
+    times = [timed.time for batch in notes.batches for timed in batch]
     assert times == sorted(times)
     assert max(map(len, notes.batches)) > 1
-    assert [about.name for about in notes.started] == ["run"]
+    assert [run.name for run in notes.started] == ["run"]
     (summary,) = notes.ended
     assert summary is not None
     assert (summary["status"], summary["loss"]) == ("finished", result.loss)
@@ -129,8 +129,8 @@ def test_one_that_fails_is_one_line_and_the_run_goes_on_with_the_others(
 def test_one_that_hangs_is_left_behind(
     where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "READY_WITHIN", 0.1)
-    monkeypatch.setattr(following, "PATIENCE", 0.5)
+    monkeypatch.setattr(background, "START_TIMEOUT", 0.1)
+    monkeypatch.setattr(background, "STALL_TIMEOUT", 0.5)
     hanging, notes = Hanging(where), Notes()
     result = made(tmp_path, hanging, notes)
     assert notes.records == list(result.rounds)
@@ -144,12 +144,12 @@ def test_one_that_is_slow_to_end_is_waited_for_as_long_as_it_gets_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Slow(Notes):
-        def rounds(self, moments: Sequence[Moment]) -> None:
+        def rounds(self, records: Sequence[TimedRecord]) -> None:
             threading.Event().wait(0.2)
-            super().rounds(moments)
+            super().rounds(records)
 
-    monkeypatch.setattr(following, "PATIENCE", 0.5)
-    monkeypatch.setattr(following, "_BATCH", 3)
+    monkeypatch.setattr(background, "STALL_TIMEOUT", 0.5)
+    monkeypatch.setattr(background, "_BATCH", 3)
     slow = Slow()
     result = made(tmp_path, slow)  # in 1.4 s, three times as long as the patience
     assert slow.records == list(result.rounds)
@@ -172,10 +172,10 @@ def test_a_run_that_fails_is_told_to_have_failed(tmp_path: Path) -> None:
 def test_rounds_of_a_run_that_goes_on_come_first_at_the_times_they_had(tmp_path: Path) -> None:
     earlier = made(tmp_path).rounds
     notes = Notes()
-    with following.following([notes], About(tmp_path / "run", "", SETTINGS, 1000.0), earlier) as followed:
+    with background.tracking([notes], RunInfo(tmp_path / "run", "", SETTINGS, 1000.0), earlier) as followed:
         followed.observe(earlier[0])
     assert notes.records == [*earlier, earlier[0]]
-    times = [moment.time for batch in notes.batches for moment in batch]
+    times = [timed.time for batch in notes.batches for timed in batch]
     assert times[:-1] == [1000.0 + record.wall for record in earlier]
 
 

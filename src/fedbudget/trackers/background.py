@@ -15,65 +15,65 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedbudget.runs.record import RoundRecord
-from fedbudget.trackers.tracker import About, Moment, Tracker
+from fedbudget.trackers.tracker import RunInfo, TimedRecord, Tracker
 
-READY_WITHIN = 10.0
+START_TIMEOUT = 10.0
 """Seconds that a run waits for trackers before its first round."""
 
-PATIENCE = 30.0
+STALL_TIMEOUT = 30.0
 """Seconds without any progress after which a tracker is no longer waited for."""
 
-_PACE = 1.0  # seconds between batches
+_INTERVAL = 1.0  # seconds between batches
 _BATCH = 50  # rounds in one, so that progress shows
 
 _log = logging.getLogger("fedbudget.trackers")
 
 
-class Following:
+class TrackerGroup:
     """All trackers of a run."""
 
-    def __init__(self, followers: "Sequence[_Follower]") -> None:
-        self._followers = followers
+    def __init__(self, threads: "Sequence[_TrackerThread]") -> None:
+        self._threads = threads
 
     def observe(self, record: RoundRecord) -> None:
         now = time.time()
-        for follower in self._followers:
-            follower.observe(Moment(now, record))
+        for thread in self._threads:
+            thread.observe(TimedRecord(now, record))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """When all is in the run's folder."""
-        for follower in self._followers:
-            follower.finish(summary)
+        for thread in self._threads:
+            thread.finish(summary)
 
 
 @contextmanager
-def following(trackers: Sequence[Tracker], about: About, earlier: Sequence[RoundRecord]) -> Iterator[Following]:
+def tracking(trackers: Sequence[Tracker], run: RunInfo, earlier: Sequence[RoundRecord]) -> Iterator[TrackerGroup]:
     """Starts trackers, and waits for them at the end; a run that has not finished by then has failed.
 
     Args:
       earlier: rounds of a run that goes on.
     """
-    past = [Moment(about.began + record.wall, record) for record in earlier]
-    followers = [_Follower(tracker, about, past) for tracker in trackers]
-    ready_by = time.monotonic() + READY_WITHIN
-    for follower in followers:
-        follower.wait_until_ready(ready_by - time.monotonic())
+    past = [TimedRecord(run.began + record.wall, record) for record in earlier]
+    threads = [_TrackerThread(tracker, run, past) for tracker in trackers]
+    ready_by = time.monotonic() + START_TIMEOUT
+    for thread in threads:
+        thread.wait_until_ready(ready_by - time.monotonic())
     try:
-        yield Following(followers)
+        yield TrackerGroup(threads)
     finally:
-        for follower in followers:
-            follower.finish(None)
-        for follower in followers:
-            follower.wait()
+        for thread in threads:
+            thread.finish(None)
+        for thread in threads:
+            thread.wait()
 
 
-class _Follower:
-    """One tracker, its thread, and what it has not been told yet."""
+class _TrackerThread:
+    """One tracker, its thread, and the records that it has not had yet."""
 
-    def __init__(self, tracker: Tracker, about: About, past: Sequence[Moment]) -> None:
+    def __init__(self, tracker: Tracker, run: RunInfo, past: Sequence[TimedRecord]) -> None:
         self._tracker = tracker
-        self._about = about
-        self._untold = deque(past)
+        self._run_info = run
+        self._pending = deque(past)
         self._summary: Mapping[str, Any] | None = None
         self._ready, self._over = threading.Event(), threading.Event()
         self._steps = 0
@@ -81,9 +81,9 @@ class _Follower:
         self._thread = threading.Thread(target=self._follow, name=f"fedbudget-{tracker.name}", daemon=True)
         self._thread.start()
 
-    def observe(self, moment: Moment) -> None:
+    def observe(self, timed: TimedRecord) -> None:
         if self._thread.is_alive():
-            self._untold.append(moment)
+            self._pending.append(timed)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         """The first word on how the run ended counts."""
@@ -95,7 +95,7 @@ class _Follower:
         self._ready.wait(max(0.0, seconds))
 
     def wait(self) -> None:
-        """Until all is told, or nothing gets on."""
+        """Until the tracker has had everything, or nothing gets on."""
         steps = -1
         while self._thread.is_alive():
             if self._steps == steps:
@@ -103,19 +103,19 @@ class _Follower:
                 _log.warning("%s does not answer; the run ends without it", self._tracker.name)
                 return
             steps = self._steps
-            self._thread.join(PATIENCE)
+            self._thread.join(STALL_TIMEOUT)
 
     def _follow(self) -> None:
         try:
-            self._tracker.start(self._about)
+            self._tracker.start(self._run_info)
             self._steps += 1
             self._ready.set()
             over = False
             while not over:
-                over = self._over.wait(_PACE)  # before the list is looked at: what is on it by then is all
-                while self._untold:
+                over = self._over.wait(_INTERVAL)  # before the list is looked at: what is on it by then is all
+                while self._pending:
                     self._steps += 1
-                    self._tracker.rounds([self._untold.popleft() for _ in range(min(_BATCH, len(self._untold)))])
+                    self._tracker.rounds([self._pending.popleft() for _ in range(min(_BATCH, len(self._pending)))])
             self._steps += 1
             self._tracker.finish(self._summary)
         except Exception as error:
