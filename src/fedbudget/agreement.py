@@ -8,10 +8,9 @@ from math import prod
 
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.shards import Table
-from fedbudget.engines.grpc.codec import KINDS
-from fedbudget.engines.remote.compression import Kind
+from fedbudget.engines.remote.compression import KINDS, Kind
 from fedbudget.engines.remote.node_data import NodeData
-from fedbudget.engines.remote.task import Samples, Task, agree
+from fedbudget.engines.remote.task import SamplesDescription, Task, agree
 from fedbudget.errors import UserError
 from fedbudget.models import catalogue
 from fedbudget.models.base import Model
@@ -23,7 +22,7 @@ NODES = "nodes"
 """The dataset of a run whose data nobody has seen as a whole."""
 
 
-def agreed(settings: Settings, described: list[Samples]) -> tuple[Settings, Task, Model]:
+def agreed(settings: Settings, described: list[SamplesDescription]) -> tuple[Settings, Task, Model]:
     """What is trained, from what the nodes have."""
     samples = agree(described)
     smallest = min(size for each in described for size in each.sizes)
@@ -36,7 +35,7 @@ def agreed(settings: Settings, described: list[Samples]) -> tuple[Settings, Task
         model.parameters,
         settings.batch_size if isinstance(settings.batch_size, int) else None,
         settings.seed,
-        settings.clusters,
+        catalogue.options(settings.model, vars(settings)),
         kind_of(settings),
         settings.tau if isinstance(settings.tau, int) else settings.tau_max,
         samples,
@@ -56,9 +55,11 @@ def agreed(settings: Settings, described: list[Samples]) -> tuple[Settings, Task
     return settings, task, model
 
 
-def model_of(settings: Settings, samples: Samples) -> Model:
+def model_of(settings: Settings, samples: SamplesDescription) -> Model:
     dataset = samples.empty()
-    model = catalogue.build(settings.model, dataset, clusters=settings.clusters, device=settings.device)
+    model = catalogue.build(
+        settings.model, dataset, catalogue.options(settings.model, vars(settings)), device=settings.device
+    )
     dataset.table(dataset.train, model.target)  # refuses a target that the data have not
     return model
 
@@ -67,7 +68,7 @@ def kind_of(settings: Settings) -> Kind:
     return next(kind for kind in KINDS if kind == (settings.compress or "none"))
 
 
-def table_to_test_on(test: Dataset, agreed: Samples, model: Model) -> Table:
+def table_to_test_on(test: Dataset, agreed: SamplesDescription, model: Model) -> Table:
     """Test samples as the model wants them, with everyone's class numbers and standardised as everyone's."""
     samples = test.train if test.test is None else test.test
     unknown = [name for name in test.classes if agreed.classes and name not in agreed.classes]

@@ -15,14 +15,12 @@ import numpy as np
 
 from fedbudget.agreement import NODES, agreed, kind_of, model_of, table_to_test_on
 from fedbudget.data.dataset import Dataset
-from fedbudget.engines.grpc.codec import task_in, task_out
 from fedbudget.engines.grpc.credentials import aggregator_credentials, require_privacy
 from fedbudget.engines.grpc.metrics import Metrics
 from fedbudget.engines.grpc.metrics import serving as serving_metrics
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import Tokens
-from fedbudget.engines.remote import engine
-from fedbudget.engines.remote import wire_pb2 as pb
+from fedbudget.engines.remote import descriptions, engine
 from fedbudget.engines.remote.compression import BroadcastCompressor
 from fedbudget.engines.remote.members import Counters, Member
 from fedbudget.engines.remote.messages import Farewell
@@ -233,7 +231,7 @@ class _Keeper:
         self._aggregator = aggregator
         self._server_side = server
         self._meters = meters
-        self._task = task_out(task).SerializeToString().hex()
+        self._task = descriptions.describe(task).SerializeToString().hex()
         self._parameters = task.parameters
         self._metrics = metrics
         self._resumed = resumed
@@ -297,7 +295,7 @@ def _restore(meters: Meters, counters: Counters, resumed: Checkpoint) -> None:
 
 def _recalled_task(resumed: Checkpoint) -> Task:
     try:
-        return task_in(pb.Task.FromString(bytes.fromhex(resumed.engine["task"])))
+        return descriptions.read_task(descriptions.from_bytes(bytes.fromhex(resumed.engine["task"])))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"the checkpoint does not say what is trained: {error}") from None
 

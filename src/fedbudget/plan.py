@@ -166,7 +166,9 @@ class TrainingInputs:
             settings = _from_any_folder(settings)
         dataset = dataset.sample(settings.train_samples, settings.test_samples, settings.seed)
         if model is None:
-            model = catalogue.build(settings.model, dataset, clusters=settings.clusters, device=settings.device)
+            model = catalogue.build(
+                settings.model, dataset, catalogue.options(settings.model, vars(settings)), device=settings.device
+            )
         train = dataset.table(dataset.train, model.target)
         test = None if dataset.test is None else dataset.table(dataset.test, model.target)
         return cls(settings, dataset, model, train, test, repeatable)
