@@ -307,7 +307,10 @@ def _do_nothing() -> None:
         def accuracy(self, w: Float32, table: Table) -> float | None:
             return None
 
-    catalogue.MODELS = {**catalogue.MODELS, "nothing": lambda dataset, *_: Nothing(dataset.features)}
+    catalogue.MODELS = {
+        **catalogue.MODELS,
+        "nothing": catalogue.ModelEntry(lambda dataset, *_: Nothing(dataset.features)),
+    }
 
 
 # The bare echo.
@@ -322,8 +325,8 @@ def _aggregate_bare(case: Case, certificates: Path | None, opened: Callable[[int
 async def _echo_rounds(case: Case, certificates: Path | None, opened: Callable[[int], None]) -> list[float]:
     import grpc
 
-    from fedbudget.engines.grpc.codec import LONGEST
     from fedbudget.engines.grpc.credentials import aggregator_credentials
+    from fedbudget.engines.grpc.stream import LONGEST
 
     broadcast, report = _messages(case)
     everyone, over = asyncio.Event(), asyncio.Event()
@@ -365,8 +368,8 @@ async def _echo_rounds(case: Case, certificates: Path | None, opened: Callable[[
 async def _attend_bare(case: Case, certificates: Path | None, address: str, numbers: Sequence[int]) -> None:
     import grpc
 
-    from fedbudget.engines.grpc.codec import LONGEST
     from fedbudget.engines.grpc.credentials import node_credentials
+    from fedbudget.engines.grpc.stream import LONGEST
 
     broadcast, report = _messages(case)
     options = [("grpc.max_receive_message_length", LONGEST), ("grpc.use_local_subchannel_pool", 1)]
@@ -393,7 +396,8 @@ def _messages(case: Case) -> tuple[list[bytes], list[bytes]]:
     """A broadcast and a report as they are in such a run, packed."""
     import numpy as np
 
-    from fedbudget.engines.grpc.codec import pack_broadcast, pack_report
+    from fedbudget.engines.grpc.from_aggregator import pack_broadcast
+    from fedbudget.engines.grpc.from_node import pack_report
     from fedbudget.engines.remote.costs import NodeCosts
     from fedbudget.protocol.messages import Broadcast, Drift, Report, Request
 

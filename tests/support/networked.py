@@ -67,7 +67,7 @@ def node_data(node: int) -> NodeData:
 
 def task(method: str = "frugal", compress: Kind = "none", batch: int | None = None) -> Task:
     samples = agree([node_data(node).samples() for node in range(len(_SIZES))])
-    return Task("svm", FEATURES, batch, 7, 4, compress, 8, samples, METHODS[method].request)
+    return Task("svm", FEATURES, batch, 7, {}, compress, 8, samples, METHODS[method].request)
 
 
 def aggregator(method: str = "frugal", **more: Any) -> Aggregator:

@@ -12,21 +12,14 @@ import grpc
 import numpy as np
 import pytest
 
-from fedbudget.engines.grpc.codec import (
-    METHOD,
-    NAME,
-    TOKEN,
-    AggregatorReader,
-    EncodedBroadcast,
-    pack_hello,
-    pack_ready,
-    pack_report,
-)
+from fedbudget.engines.grpc.from_aggregator import AggregatorReader, EncodedBroadcast
+from fedbudget.engines.grpc.from_node import pack_hello, pack_ready, pack_report
+from fedbudget.engines.grpc.stream import METHOD, NAME, TOKEN
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.compression import encode
 from fedbudget.engines.remote.costs import NodeCosts
-from fedbudget.engines.remote.messages import Hello
-from fedbudget.engines.remote.task import Samples
+from fedbudget.engines.remote.messages import Hello, report_numbers
+from fedbudget.engines.remote.task import SamplesDescription
 from fedbudget.protocol.messages import Broadcast, Report
 from support.methods import bits
 from support.networked import COSTS, FEATURES, Network, node_data, without_network
@@ -57,42 +50,39 @@ def assert_turned_away(peer: "RawPeer", code: str, reason: str, caplog: pytest.L
     assert reason in caplog.text
 
 
-def samples(**other: Any) -> Samples:
+def samples(**other: Any) -> SamplesDescription:
     return replace(node_data(2).samples(), **other)
 
 
-def changed_hello(peer: "RawPeer", **fields: Any) -> bytes:
+def hello_of_version(peer: "RawPeer", version: int) -> bytes:
     message = pb.FromNode.FromString(peer.hello())
-    for name, value in fields.items():
-        setattr(message.hello, name, value)
+    message.hello.version = version
     return message.SerializeToString()
 
 
 def heard(peer: "RawPeer") -> EncodedBroadcast:
     """The broadcast that a raw peer, which is told of everything anew, hears next."""
-    reader = AggregatorReader()
-    reader._task = peer.net.task
-    message = reader.feed(peer.hear())
+    message = AggregatorReader(peer.net.task).feed(peer.hear())
     assert isinstance(message, EncodedBroadcast)
     return message
 
 
 def report_of(
-    broadcast: Broadcast, w: float = 0.5, nodes: int = 1, costs: NodeCosts = COSTS, **other: Any
+    broadcast: Broadcast,
+    w: float = 0.5,
+    loss: float = 0.5,
+    nodes: int = 1,
+    costs: NodeCosts = COSTS,
+    **other: Any,
 ) -> list[bytes]:
     """What a node would say, all of it made up; `other` fields replace those of the message."""
-    each, none = np.full(nodes, 0.5), np.full(nodes, np.nan)
+    numbers = {name: np.full(nodes, loss) for name in report_numbers(broadcast)}
     vectors = np.full((nodes, FEATURES), w, np.float32)
-    numbers = np.arange(nodes)
-    made_up = Report(broadcast.round, numbers, numbers, each, each, vectors, none, none, None, none, none)
+    made_up = Report(broadcast.round, np.arange(nodes), np.arange(nodes), **numbers)
     first, *rest = pack_report(made_up, costs, encode("none", vectors))
     message = pb.FromNode.FromString(first)
     for name, value in other.items():
-        if isinstance(value, list):
-            del getattr(message.report, name)[:]
-            getattr(message.report, name).extend(value)
-        else:
-            setattr(message.report, name, value)
+        setattr(message.report, name, value)
     return [message.SerializeToString(), *rest]
 
 

@@ -23,7 +23,7 @@ def evaluate(run: Run, name: str, target: str | None = None, data_dir: str | Non
     """Loss and accuracy of a run's model on a dataset's test samples, or on all samples where it names none."""
     saved = run.model()
     dataset = _dataset(name, target or run.settings.target, data_dir or run.settings.data_dir, saved)
-    model = catalogue.build(saved.model, dataset, clusters=run.settings.clusters)
+    model = catalogue.build(saved.model, dataset, catalogue.options(saved.model, vars(run.settings)))
     if model.parameters != len(saved.w):
         raise UserError(f"{name} does not fit the model of {run.path}: it would need {model.parameters} parameters, "
                         f"the model has {len(saved.w)}")  # fmt: skip

@@ -57,7 +57,8 @@ def load_dataset(settings: Settings) -> Dataset:
 
 def build_model(settings: Settings, dataset: Dataset) -> Model:
     """The settings' model, of the size that the dataset needs."""
-    return catalogue.build(settings.model, dataset, clusters=settings.clusters, device=settings.device)
+    options = catalogue.options(settings.model, vars(settings))
+    return catalogue.build(settings.model, dataset, options, device=settings.device)
 
 
 def _from_any_folder(settings: Settings) -> Settings:

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 
 from fedbudget.data.dataset import Dataset
-from fedbudget.engines.grpc.codec import task_in
 from fedbudget.engines.grpc.credentials import aggregator_credentials, require_privacy
 from fedbudget.engines.grpc.metrics import Metrics
 from fedbudget.engines.grpc.metrics import serving as serving_metrics
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import Tokens
-from fedbudget.engines.remote import engine
-from fedbudget.engines.remote import wire_pb2 as pb
+from fedbudget.engines.remote import descriptions, engine
 from fedbudget.engines.remote.compression import BroadcastCompressor
 from fedbudget.engines.remote.members import Member
 from fedbudget.engines.remote.messages import Farewell
@@ -225,7 +223,7 @@ def _restore(meters: Meters, server: AggregatorServer, resumed: Checkpoint) -> N
 
 def _recalled_task(resumed: Checkpoint) -> Task:
     try:
-        return task_in(pb.Task.FromString(bytes.fromhex(resumed.engine["task"])))
+        return descriptions.read_task(descriptions.from_bytes(bytes.fromhex(resumed.engine["task"])))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"the checkpoint does not say what is trained: {error}") from None
 

@@ -9,12 +9,12 @@ from math import prod
 
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.shards import Table
-from fedbudget.engines.grpc.codec import KINDS
-from fedbudget.engines.remote.compression import Kind
+from fedbudget.engines.remote.compression import KINDS, Kind
 from fedbudget.engines.remote.node_data import NodeData
-from fedbudget.engines.remote.task import Samples, Task, agree
+from fedbudget.engines.remote.task import SamplesDescription, Task, agree
 from fedbudget.errors import UserError
 from fedbudget.launch.inputs import batch_of, build_model, with_batch_size
+from fedbudget.models import catalogue
 from fedbudget.models.base import Model
 from fedbudget.protocol.messages import PeerError
 from fedbudget.protocol.method import Method
@@ -24,7 +24,9 @@ NODES = "nodes"
 """The dataset of a run whose data nobody has seen as a whole."""
 
 
-def agree_on_task(settings: Settings, method: Method, descriptions: Sequence[Samples]) -> tuple[Settings, Task, Model]:
+def agree_on_task(
+    settings: Settings, method: Method, descriptions: Sequence[SamplesDescription]
+) -> tuple[Settings, Task, Model]:
     """What is trained, from what the nodes have."""
     samples = agree(descriptions)
     settings = with_batch_size(settings, min(size for each in descriptions for size in each.sizes))
@@ -34,7 +36,7 @@ def agree_on_task(settings: Settings, method: Method, descriptions: Sequence[Sam
         model.parameters,
         batch_of(settings),
         settings.seed,
-        settings.clusters,
+        catalogue.options(settings.model, vars(settings)),
         compression_of(settings),
         settings.tau if isinstance(settings.tau, int) else settings.tau_max,
         samples,
@@ -49,7 +51,7 @@ def agree_on_task(settings: Settings, method: Method, descriptions: Sequence[Sam
     return settings, task, model
 
 
-def model_for(settings: Settings, samples: Samples) -> Model:
+def model_for(settings: Settings, samples: SamplesDescription) -> Model:
     """The settings' model for samples like these; refuses a target that they have not."""
     dataset = samples.empty()
     model = build_model(settings, dataset)
@@ -61,7 +63,7 @@ def compression_of(settings: Settings) -> Kind:
     return next(kind for kind in KINDS if kind == (settings.compress or "none"))
 
 
-def table_to_test_on(test: Dataset, agreed: Samples, model: Model) -> Table:
+def table_to_test_on(test: Dataset, agreed: SamplesDescription, model: Model) -> Table:
     """Test samples as the model wants them, with everyone's class numbers and standardised as everyone's."""
     samples = test.train if test.test is None else test.test
     unknown = [name for name in test.classes if agreed.classes and name not in agreed.classes]

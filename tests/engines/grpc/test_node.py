@@ -11,18 +11,14 @@ import pytest
 
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.engines.grpc import node as node_module
-from fedbudget.engines.grpc.codec import (
-    METHOD,
-    AggregatorReader,
-    pack_broadcast,
-    pack_farewell,
-    pack_hello,
-    pack_welcome,
-)
+from fedbudget.engines.grpc.from_aggregator import AggregatorReader, pack_broadcast, pack_farewell, pack_welcome
+from fedbudget.engines.grpc.from_node import pack_hello
 from fedbudget.engines.grpc.node import RefusedByAggregator, run_node
 from fedbudget.engines.grpc.server import AggregatorServer
+from fedbudget.engines.grpc.stream import METHOD
 from fedbudget.engines.grpc.tokens import Tokens
 from fedbudget.engines.remote import wire_pb2 as pb
+from fedbudget.engines.remote.descriptions import read_hello
 from fedbudget.engines.remote.messages import Farewell, Hello, Welcome
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.task import agree
@@ -116,14 +112,16 @@ def test_of_a_csv_only_means_and_deviations_are_told(tmp_path: Path) -> None:
     for rows in (10, 1000):
         own = from_file(csv(tmp_path, rows))
         (message,) = pack_hello(Hello("me", own.samples()))
-        request = only_known_fields(message).hello.samples
+        samples = read_hello(only_known_fields(message).hello).samples
+        assert samples.features is not None
+        assert samples.target is not None
         x, values = own.dataset.train.x.astype(np.float64), own.dataset.train.values
         assert values is not None
-        np.testing.assert_allclose(request.features.mean, x.mean(axis=0))
-        np.testing.assert_allclose(request.features.deviation, x.std(axis=0))
-        np.testing.assert_allclose(request.target.mean, [values.mean()])
+        np.testing.assert_allclose(samples.features.mean, x.mean(axis=0))
+        np.testing.assert_allclose(samples.features.deviation, x.std(axis=0))
+        np.testing.assert_allclose(samples.target.mean, [values.mean()])
         sizes.append(len(message))
-    assert abs(sizes[0] - sizes[1]) <= 1  # a hundred times as many samples take a digit more
+    assert abs(sizes[0] - sizes[1]) <= 2  # a hundred times as many samples take a wider number
     with pytest.raises(UserError, match="has 9 samples; to be standardised it needs 10"):
         from_file(csv(tmp_path, 9)).samples()
 
@@ -257,7 +255,7 @@ def test_a_node_stays_away_for_a_while_from_an_aggregator_that_breaks_the_rules(
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ({"round": 5, "stands": 4}, "our memory cannot stand after round 4"),
+        ({"round": 5, "base_round": 4}, "our memory cannot stand after round 4"),
         ({"tau": 9}, "tau is 9, and no more than 8 was agreed on"),
         ({"eta": float("nan")}, "eta is nan"),
         ({"size": 10**10}, "10000000000 bytes of vectors announced"),
@@ -266,10 +264,12 @@ def test_a_node_stays_away_for_a_while_from_an_aggregator_that_breaks_the_rules(
 )
 def test_a_broadcast_that_cannot_be(other: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_module, "_FIRST_WAIT", 0.001)
-    broadcast = aggregator().start()
-    message = pb.FromAggregator.FromString(pack_broadcast(broadcast, base_round=0, catch_up=False, difference=None)[0])
+    start = aggregator().start()
+    broadcast = replace(start, **{name: value for name, value in other.items() if hasattr(start, name)})
+    message = pb.FromAggregator.FromString(pack_broadcast(broadcast, 0, catch_up=False, difference=None)[0])
     for name, value in other.items():
-        setattr(message.broadcast, name, value)
+        if not hasattr(start, name):
+            setattr(message.broadcast, name, value)
     heard = asyncio.run(met([welcome(), message.SerializeToString()], pack_farewell(Farewell("over"))))
     assert any(f"it said what it should not: {reason}" in text for text in heard)
 

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from fedbudget.engines.grpc.codec import pack_ready
+from fedbudget.engines.grpc.from_node import pack_ready
 from fedbudget.engines.remote.members import GONE_FOR_GOOD
 from fedbudget.engines.remote.worker import Worker
 from support.methods import bits
@@ -149,7 +149,7 @@ def test_a_node_that_comes_back_without_its_memory_keeps_its_number_and_is_lost_
         assert net.server.lost(3) == []  # told of once
         net.begin()
         found = heard(peer)
-        assert (found.base_round, found.found.catch_up) == (0, True)
+        assert (found.base_round, found.plain["catch_up"] is not None) == (0, True)
 
 
 def test_nodes_that_are_gone_for_long_are_forgotten() -> None:
@@ -255,7 +255,7 @@ def test_losses_that_are_not_finite_are_set_aside_too(net: Network) -> None:
     net.ready(3)
     broadcast = net.begin()
     peer.hear()
-    peer.say(*report_of(broadcast, losses=[float("nan")]))
+    peer.say(*report_of(broadcast, loss=float("nan")))
     assert net.finish().not_finite == (2,)
     peer.leave()
     until(lambda: len(net.server.descriptions()) == 2)
@@ -277,7 +277,7 @@ def test_when_no_report_is_finite_the_aggregator_gets_them_all() -> None:
         broadcast = net.begin()
         for peer in peers:
             peer.hear()
-            peer.say(*report_of(broadcast, w=float("nan"), rho=[], beta=[]))
+            peer.say(*report_of(broadcast, w=float("nan")))
         collected = net.finish()
         assert (len(collected.answers), collected.not_finite) == (2, ())
         assert net.aggregator.last is not None

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedbudget.engines.grpc.codec import AggregatorReader, pack_ready
+from fedbudget.engines.grpc.from_aggregator import AggregatorReader
+from fedbudget.engines.grpc.from_node import pack_ready
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import Tokens
 from fedbudget.engines.remote.messages import Farewell, Welcome
@@ -81,7 +82,7 @@ def test_what_peers_count_is_what_the_hub_counts() -> None:
             broadcast = net.begin()
             for peer in peers:
                 peer.hear()
-                peer.say(*(report_of(broadcast) if broadcast.round > 1 else report_of(broadcast, rho=[], beta=[])))
+                peer.say(*report_of(broadcast))
             net.finish()
         until(lambda: net.server.counters.sent == sum(peer.received for peer in peers))
         assert net.server.counters.received == sum(peer.sent for peer in peers)

@@ -10,9 +10,9 @@ import grpc
 import numpy as np
 import pytest
 
-from fedbudget.engines.grpc import codec
 from fedbudget.engines.grpc import service as service_module
-from fedbudget.engines.grpc.codec import pack_ready
+from fedbudget.engines.grpc import stream
+from fedbudget.engines.grpc.from_node import pack_ready
 from fedbudget.engines.grpc.peers import FRAME
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.protocol.messages import Broadcast
@@ -22,8 +22,8 @@ from support.raw_peers import (
     RawPeer,
     assert_turned_away,
     assert_undisturbed,
-    changed_hello,
     heard,
+    hello_of_version,
     report_of,
     samples,
     two_rounds,
@@ -44,9 +44,9 @@ def net() -> Iterator[Network]:
 @pytest.mark.parametrize(
     ("say", "reason"),
     [
-        (lambda peer: changed_hello(peer, version=2), "it speaks version 2 of the protocol, and this is version 1"),
-        (lambda peer: changed_hello(peer, version=0), "it speaks version 0 of the protocol"),
-        (lambda peer: changed_hello(peer, instance="i" * 201), "a name of an instance of 201 characters"),
+        (lambda peer: hello_of_version(peer, 1), "it speaks version 1 of the protocol, and this is version 2"),
+        (lambda peer: hello_of_version(peer, 0), "it speaks version 0 of the protocol"),
+        (lambda peer: peer.hello(instance="i" * 201), "a name of an instance of 201 characters"),
         (lambda peer: peer.hello(samples=samples(sizes=())), "a node without samples"),
         (lambda peer: peer.hello(samples=samples(sizes=(0,))), "numbers of samples that cannot be"),
         (lambda peer: peer.hello(samples=samples(scale=float("nan"))), "the scale of features is nan"),
@@ -195,13 +195,9 @@ GOOD_VECTORS = 4 * FEATURES
             lambda broadcast: report_of(broadcast, round=broadcast.round - 1),
             "a report of round 2 when asked for round 3",
         ),
-        (lambda broadcast: report_of(broadcast, losses=[]), "a report with 0 numbers for losses, not 1"),
-        (
-            lambda broadcast: report_of(broadcast, best_losses=[0.5, 0.5]),
-            "a report with 2 numbers for best losses, not 1",
-        ),
-        (lambda broadcast: report_of(broadcast, rho=[]), "a report with 0 numbers for rho, not 1"),
-        (lambda broadcast: report_of(broadcast, corrected=[]), "a report with 0 numbers for corrected divergence"),
+        (lambda broadcast: report_of(broadcast, numbers=b""), "0 bytes of numbers where there should be 48"),
+        (lambda broadcast: report_of(broadcast, numbers=bytes(40)), "40 bytes of numbers where there should be 48"),
+        (lambda broadcast: report_of(broadcast, numbers=bytes(56)), "56 bytes of numbers where there should be 48"),
         (lambda broadcast: report_of(broadcast, costs=replace(COSTS, seconds=float("nan"))), "seconds is nan"),
         (lambda broadcast: report_of(broadcast, costs=replace(COSTS, step_seconds=-1.0)), "step_seconds is -1.0"),
         (lambda broadcast: report_of(broadcast, costs=replace(COSTS, joules=float("inf"))), "joules is inf"),
@@ -233,7 +229,7 @@ def test_a_report_that_breaks_the_rules(
 
 def test_half_a_report_and_then_silence(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(service_module, "_PART_PATIENCE", 0.05)
-    monkeypatch.setattr(codec, "PART", 1000)
+    monkeypatch.setattr(stream, "PART", 1000)
     nodes = 50  # whose vectors take two messages then
     with network() as net:
         two_rounds(net)

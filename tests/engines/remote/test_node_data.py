@@ -22,7 +22,7 @@ def classified(rows: slice, classes: tuple[str, ...], labels: list[int]) -> Node
 
 def task(node_data: list[NodeData], model: str = "softmax", parameters: int = 12) -> Task:
     samples = agree([each.samples() for each in node_data])
-    return Task(model, parameters, None, 0, 4, "none", 10, samples, Request())
+    return Task(model, parameters, None, 0, {}, "none", 10, samples, Request())
 
 
 def test_what_is_told_of_samples() -> None:

@@ -22,7 +22,7 @@ from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.members import Counters, Members
 from fedbudget.engines.remote.messages import Farewell, RoundRequest, Welcome
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
-from fedbudget.engines.remote.task import Samples, Task
+from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.errors import UserError, WorkError
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.messages import Broadcast, PeerError
@@ -43,7 +43,7 @@ class Described:
     """
 
     node: int
-    samples: Samples
+    samples: SamplesDescription
     partition: int | None
 
 

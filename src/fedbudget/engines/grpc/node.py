@@ -15,17 +15,9 @@ from typing import Any
 
 import grpc
 
-from fedbudget.engines.grpc.codec import (
-    LONGEST,
-    METHOD,
-    NAME,
-    TOKEN,
-    AggregatorReader,
-    EncodedBroadcast,
-    pack_hello,
-    pack_ready,
-    pack_report,
-)
+from fedbudget.engines.grpc.from_aggregator import AggregatorReader, EncodedBroadcast
+from fedbudget.engines.grpc.from_node import pack_hello, pack_ready, pack_report
+from fedbudget.engines.grpc.stream import LONGEST, METHOD, NAME, TOKEN
 from fedbudget.engines.remote.messages import Farewell, Hello, Welcome
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError

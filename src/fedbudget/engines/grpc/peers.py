@@ -12,8 +12,8 @@ from typing import Any
 
 import grpc
 
-from fedbudget.engines.grpc.codec import NodeReader
 from fedbudget.engines.grpc.event_loop import LoopThread
+from fedbudget.engines.grpc.from_node import NodeReader
 from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.members import OWN, Counters
 from fedbudget.engines.remote.messages import Hello

@@ -7,8 +7,8 @@ import asyncio
 import concurrent.futures
 from functools import partial
 
-from fedbudget.engines.grpc.codec import pack_broadcast
 from fedbudget.engines.grpc.event_loop import LoopThread
+from fedbudget.engines.grpc.from_aggregator import pack_broadcast
 from fedbudget.engines.grpc.own_node import OwnNode
 from fedbudget.engines.grpc.peers import LOG, Peer, Peers
 from fedbudget.engines.remote import compression
@@ -16,7 +16,7 @@ from fedbudget.engines.remote.compression import BroadcastCompressor
 from fedbudget.engines.remote.members import OWN, Counters, Members
 from fedbudget.engines.remote.messages import Answer, RoundRequest
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
-from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.messages import VECTORS, Broadcast
 
 _NOT_FINITE = 3  # reports in a row that are not finite, until their node is dropped
 _NEVER = 1e6  # seconds that no timer waits for
@@ -144,7 +144,7 @@ class Rounds:
 
     def _saved(self, answer: Answer) -> int:
         """Bytes that compression has saved of a report."""
-        kind, vectors = self._compressor.kind, (answer.report.w, answer.report.gradients)
+        kind, vectors = self._compressor.kind, [getattr(answer.report, name) for name in VECTORS]
         sizes = [vector.size for vector in vectors if vector is not None]
         return 0 if kind == "none" else sum(4 * size - compression.encoded_size(kind, size) for size in sizes)
 

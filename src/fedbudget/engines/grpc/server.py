@@ -14,19 +14,21 @@ from typing import Any
 import grpc
 
 from fedbudget.engines.grpc.admission import AdmissionControl
-from fedbudget.engines.grpc.codec import LONGEST, METHOD, pack_farewell, task_out
 from fedbudget.engines.grpc.event_loop import LoopThread
+from fedbudget.engines.grpc.from_aggregator import pack_farewell
 from fedbudget.engines.grpc.own_node import OwnNode
 from fedbudget.engines.grpc.peers import Peer, Peers
 from fedbudget.engines.grpc.rounds import Rounds
 from fedbudget.engines.grpc.service import Service
+from fedbudget.engines.grpc.stream import LONGEST, METHOD
 from fedbudget.engines.grpc.tokens import Tokens
+from fedbudget.engines.remote import descriptions
 from fedbudget.engines.remote.compression import BroadcastCompressor
 from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.members import OWN, Counters, Member, Members, name_order
 from fedbudget.engines.remote.messages import Farewell, Welcome
 from fedbudget.engines.remote.round import CollectedRound
-from fedbudget.engines.remote.task import Samples, Task
+from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from fedbudget.node_status import NodeStatus
@@ -107,7 +109,7 @@ class AggregatorServer:
             raise
         return self.port
 
-    def descriptions(self) -> dict[str, Samples]:
+    def descriptions(self) -> dict[str, SamplesDescription]:
         """What the samples of all that are connected are like, by name in the order of numbers to come."""
         peers = self._thread.read(lambda: {peer.name: peer.hello.samples for peer in self._peers})
         own = {} if self._rounds.own is None else {OWN: self._rounds.own.worker.node_data.samples()}
@@ -128,7 +130,7 @@ class AggregatorServer:
         Args:
           members: of a run that goes on.
         """
-        self._encoded_task = task_out(task).SerializeToString().hex()
+        self._encoded_task = descriptions.describe(task).SerializeToString().hex()
         self._thread.run(self._start(task, Members(members)))
 
     def trials(self) -> list[NodeCosts]:

@@ -12,7 +12,8 @@ from typing import Any
 import grpc
 
 from fedbudget.engines.grpc.admission import AdmissionControl, Refusal
-from fedbudget.engines.grpc.codec import NodeReader, pack_welcome
+from fedbudget.engines.grpc.from_aggregator import pack_welcome
+from fedbudget.engines.grpc.from_node import NodeReader
 from fedbudget.engines.grpc.peers import FRAME, LOG, Peer, Peers
 from fedbudget.engines.remote.members import Counters, Members
 from fedbudget.engines.remote.messages import Answer, Hello, Ready, Welcome

@@ -13,7 +13,7 @@ its block; fewer bits do not say whether it was infinite or not a number. What i
 is let in that a number could overflow with.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from fedbudget.arrays import Float32
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError
 
 Kind = Literal["none", "16-bit", "8-bit"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 BLOCK = 256
 """Numbers that share a scale."""

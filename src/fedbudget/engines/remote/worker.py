@@ -25,7 +25,7 @@ from fedbudget.meters.energy import EnergyMeter
 from fedbudget.meters.measured import Instant
 from fedbudget.meters.meter import MeterError
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
+from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, PeerError, Report
 from fedbudget.protocol.state import FleetState
 
 
@@ -131,11 +131,14 @@ class Worker:
         if self._task is None or not self._standings or self._standings[-1].round != report.round:
             raise LocalError("what is encoded is the last report")
         last, kind = self._standings[-1], self._task.compress
-        if report.w is None:
-            return b""
         assert last.w is not None
-        w = compression.encode("none", report.w) if kind == "none" else last.feedback.send(kind, report.w - last.w)
-        return w if report.gradients is None else w + compression.encode(kind, report.gradients)
+        parts = []
+        for name, vector in ((name, getattr(report, name)) for name in VECTORS):
+            if name == "w" and vector is not None and kind != "none":  # a difference is what is compressed
+                parts.append(last.feedback.send(kind, vector - last.w))
+            elif vector is not None:
+                parts.append(compression.encode(kind, vector))
+        return b"".join(parts)
 
     @staticmethod
     def _back(task: Task) -> int:
