@@ -1,6 +1,6 @@
 """Messages and memories as Flower's records: they arrive to the bit, and what is not whole is refused."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,10 +102,6 @@ def test_a_fleet_that_remembers_through_records_goes_on_to_the_bit(method: str, 
         for fleet in fleets:
             memory = fleet.memory()
             assert bits(stored(memory)) == bits(memory)
-
-
-def test_all_that_a_memory_has_is_stored() -> None:
-    assert {field.name for field in fields(FleetState)} == {"broadcast", "position", *records._REMEMBERED}
 
 
 def test_a_node_and_the_aggregator_introduce_themselves() -> None:

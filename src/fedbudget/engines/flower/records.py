@@ -15,16 +15,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedbudget.arrays import Float64, Int64
-from fedbudget.data.sampling import Position
 from fedbudget.engines.grpc.codec import AggregatorReader, NodeReader, pack_hello, pack_welcome
 from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, CatchUp, Drift, PeerError, Report, Request
 from fedbudget.protocol.state import FleetState
+from fedbudget.protocol.structure import flatten, restore
 
 _Arrays = dict[str, NDArray[Any]]
 _COSTS = ("step_seconds", "seconds", "step_cpu", "cpu", "step_joules", "joules")
-_REMEMBERED = ("w", "best", "losses", "best_known", "steep", "mean", "own", "shift")
 
 
 def size(content: RecordDict) -> int:
@@ -144,28 +143,14 @@ def answer_in(content: RecordDict, broadcast: Broadcast, nodes: Int64, sizes: In
 
 
 def memory_out(memory: FleetState) -> tuple[ArrayRecord, ConfigRecord]:
-    broadcast, numbers = _said_out(memory.broadcast, catch_up=False)
-    position = memory.position
-    arrays = {"said": broadcast["w"]}
-    arrays |= {name: getattr(memory, name) for name in _REMEMBERED if getattr(memory, name) is not None}
-    arrays |= {f"left-{index}": left for index, left in enumerate(position.left)}
-    if position.last is not None:
-        arrays["last"] = position.last
-    numbers |= {"generators": json.dumps(position.generators), "last_used": position.last_used}
-    return _arrays_out(arrays), ConfigRecord(numbers)
+    plain, arrays = flatten(memory)
+    return _arrays_out(arrays), ConfigRecord({"numbers": json.dumps(plain)})
 
 
 def memory_in(arrays: ArrayRecord, numbers: ConfigRecord) -> FleetState:
-    found = {name: array.numpy() for name, array in arrays.items()}
-    generators = json.loads(str(numbers["generators"]))
-    position = Position(
-        tuple(generators),
-        tuple(found[f"left-{index}"] for index in range(len(generators))),
-        found.get("last"),
-        int(numbers["last_used"]),  # type: ignore[arg-type]
+    return restore(
+        FleetState, json.loads(str(numbers["numbers"])), {name: array.numpy() for name, array in arrays.items()}
     )
-    remembered: dict[str, Any] = {name: found.get(name) for name in _REMEMBERED}
-    return FleetState(broadcast=_said_in({"w": found["said"]}, numbers), position=position, **remembered)
 
 
 # Parts of them.
