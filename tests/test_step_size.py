@@ -12,8 +12,9 @@ import fedbudget
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.digits import load
 from fedbudget.errors import UserError
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import SimulatedRun, simulate
 from fedbudget.models.base import loss_over
-from fedbudget.plan import PlanHere, prepare
 from fedbudget.settings import Settings
 from fedbudget.step_size import AutoStep, AutoStepState, FixedStep, StepSizeInputs
 from fedbudget.training import execute
@@ -139,7 +140,7 @@ def _assert_no_higher_than_at_the_start(seed: int) -> None:
     assert execute(plan).loss <= start, plan.settings
 
 
-def random_plan(seed: int) -> PlanHere:
+def random_plan(seed: int) -> SimulatedRun:
     """Any model, case, number of nodes, mini-batch and budget, with features scaled by 0.01 to 100."""
     rng = np.random.default_rng(seed)
     digits: Dataset = load()
@@ -153,8 +154,10 @@ def random_plan(seed: int) -> PlanHere:
         seed=int(rng.integers(1000)),
         evaluations=1,
     )
-    plan = prepare(settings, dataset=scaled)
+    plan = simulate(settings, Overrides(dataset=scaled))
     if settings.batch_size == "full" or rng.random() < 0.2:
         return plan
-    most = min(200, int(plan.fleet.shards.size.min()))
-    return prepare(replace(settings, batch_size=round(math.exp(rng.uniform(0, math.log(most))))), dataset=scaled)
+    most = min(200, int(plan.shards.size.min()))
+    return simulate(
+        replace(settings, batch_size=round(math.exp(rng.uniform(0, math.log(most))))), Overrides(dataset=scaled)
+    )

@@ -30,7 +30,7 @@ from fedbudget.protocol.sums import ReportsHere
 from fedbudget.protocol.update import ServerMomentum
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.explain import Explanation
-from fedbudget.runs.plot import _chosen
+from fedbudget.runs.plot import chosen_tau
 from fedbudget.runs.record import RoundRecord
 from fedbudget.step_size import FixedStep, StepSizeInputs, StepSizeState
 from support.hand_made import ONE, go_on, last, make, report, w_of
@@ -126,13 +126,13 @@ class TestController:
         records = [RoundRecord.of(each, accuracy=None, wall=0.0) for each in rounds if each is not None]
         assert [RoundRecord.from_json(record.to_json()) for record in records] == records
         axis = Figure().subplots()
-        _chosen(axis, records, range(len(records)))
+        chosen_tau(axis, records, range(len(records)))
         legend = axis.get_legend()
         assert legend is not None
         assert [text.get_text() for text in legend.get_texts()] == ["few to begin with", "the other one"]
         nothing = np.empty(0)
         own = Explanation(1, 5, "the other one", nothing.astype(np.int64), nothing, None, 0.1, False)
-        assert own.words == "the other one"
+        assert (own.reason, own.sentence) == ("the other one", "the controller gave this reason itself")
 
 
 class TestStepSize:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbudget.runs.nodes import MOST, NODES, NodeStatus, NodeStatusWriter, read, write_simulated
+from fedbudget.node_status import NodeStatus
+from fedbudget.runs.nodes import MOST, NODES, NodeStatusWriter, read, write_simulated
 from fedbudget.training import train
 
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedbudget.arrays import Float32, Int64
-from fedbudget.plan import method_of
+from fedbudget.launch.method import build_method
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
@@ -39,17 +39,17 @@ _ENVIRONMENT = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_
 _PATCHED = """
 import os, sys, time
 from fedbudget.cli.main import main
-from fedbudget.engines.remote.worker import Work
+from fedbudget.engines.remote.worker import Worker
 
-when, what, answer = int(sys.argv[1]), sys.argv[2], Work.answer
+when, what, answer = int(sys.argv[1]), sys.argv[2], Worker.answer
 
-def patched(work, told):
-    answered = answer(work, told)
-    if told.said.round == when:
+def patched(worker, request):
+    answered = answer(worker, request)
+    if request.broadcast.round == when:
         {patch}
     return answered
 
-Work.answer = patched
+Worker.answer = patched
 main(sys.argv[3:])
 """
 _HELD = "while not os.path.exists(what): time.sleep(0.01)"
@@ -213,7 +213,7 @@ def wait_until(condition: Callable[[], T | None]) -> T:
 
 def checkpoint(run: Path) -> Checkpoint:
     """The last checkpoint of a run, read as its settings say."""
-    return Checkpoint.load(run, method_of(Run.open(run).settings))
+    return Checkpoint.load(run, build_method(Run.open(run).settings))
 
 
 def records(folder: Path) -> list[RoundRecord]:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from fedbudget.data.published.catalogue import Published
-from fedbudget.data.published.stored import File
+from fedbudget.data.published.catalogue import PublishedDataset
+from fedbudget.data.published.transfer import File
 
 
 @dataclass
@@ -67,11 +67,11 @@ def serving(files: Mapping[str, bytes]) -> Iterator[Web]:
         thread.join()
 
 
-def dataset_of(contents: Mapping[str, bytes], **more: object) -> Published:
+def dataset_of(contents: Mapping[str, bytes], **more: object) -> PublishedDataset:
     """A dataset with these files."""
     files = tuple(File(name, len(text), hashlib.sha256(text).hexdigest()) for name, text in contents.items())
     request = {"title": "small", "samples": 3, "folders": ("small", "SMALL/raw"), "sources": (), "licence": "none"}
-    return Published(name="small", files=files, **{**request, **more})  # type: ignore[arg-type]
+    return PublishedDataset(name="small", files=files, **{**request, **more})  # type: ignore[arg-type]
 
 
 def tar_of(members: Mapping[str, bytes | str], mode: str = "w:gz") -> bytes:

@@ -11,8 +11,10 @@ import pytest
 
 from fedbudget import Settings, train
 from fedbudget.data.files import from_arrays
-from fedbudget.engines import in_process
-from fedbudget.plan import PlanHere, prepare
+from fedbudget.engines.in_process import InProcessEngine
+from fedbudget.launch.inputs import batch_of
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import simulate
 from fedbudget.protocol.aggregator import Round
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.runs.folder import Run
@@ -48,9 +50,9 @@ def with_absences(present: list[list[int]]) -> bytes:
     settings = Settings(
         model="softmax", method="paper", tau=5, rounds=10, budget=("time=1000000s",), seed=3, partition="files"
     )
-    plan: PlanHere = prepare(settings, dataset=from_arrays(made(3), None))
+    plan = simulate(settings, Overrides(dataset=from_arrays(made(3), None)))
     fleets = [
-        Fleet(plan.model, plan.fleet.shards.only([node]), batch=plan.fleet.sampler.batch, seed=3, numbers=[node])
+        Fleet(plan.model, plan.shards.only([node]), batch=batch_of(plan.settings), seed=3, numbers=[node])
         for node in range(3)
     ]
 
@@ -62,7 +64,8 @@ def with_absences(present: list[list[int]]) -> bytes:
         pass
 
     assert plan.aggregator is not None
-    return in_process.run(plan.aggregator, fleets, plan.meters, observe=observe, present=attendance()).w.tobytes()
+    engine = InProcessEngine(plan.aggregator, fleets, plan.meters, attendance())
+    return engine.run(observe=observe).w.tobytes()
 
 
 def test_nodes_that_hang_come_late_come_twice_and_come_back(tmp_path: Path) -> None:

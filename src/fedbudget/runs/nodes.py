@@ -10,7 +10,6 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +17,13 @@ import numpy as np
 
 from fedbudget import atomic_file
 from fedbudget.arrays import Int64
+from fedbudget.node_status import NodeStatus
 
 NODES = "nodes.json"
 MOST = 200
 """Of more nodes than this only some are listed, or none where they are simulated; figures are about all."""
 
 _EVERY = 1.0  # seconds
-
-
-@dataclass(frozen=True)
-class NodeStatus:
-    """A node as it was when it was looked at.
-
-    Args:
-      numbers: of its fleet among all nodes.
-      state: in words; None where that has no meaning.
-      rounds, missed: that it took part in, and that it was asked to and did not; None where nobody counts.
-      step_seconds: of a local update, lately.
-      last_seen: when it was last connected, in seconds since 1970.
-    """
-
-    name: str
-    numbers: tuple[int, ...]
-    samples: int
-    state: str | None = None
-    rounds: int | None = None
-    missed: int | None = None
-    step_seconds: float | None = None
-    last_seen: float | None = None
 
 
 def write_simulated(folder: Path, sizes: Int64) -> None:
@@ -65,10 +43,10 @@ def write_simulated(folder: Path, sizes: Int64) -> None:
 def read(folder: Path) -> dict[str, Any] | None:
     """What `nodes.json` says; None where there is none, or none that can be read."""
     try:
-        found = json.loads((folder / NODES).read_text(encoding="utf-8"))
+        content = json.loads((folder / NODES).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 class NodeStatusWriter:

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 import fedbudget
 from fedbudget.data.dataset import Dataset, Part
-from fedbudget.engines.flower import client_app, grid, records, server
-from fedbudget.engines.flower.aggregator import aggregate
+from fedbudget.engines.flower import mailbox, records
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.errors import UserError, WorkError
+from fedbudget.flower import aggregate, client_app, server
+from fedbudget.launch.inputs import batch_of
+from fedbudget.launch.meters import build_meters
+from fedbudget.launch.simulate import simulate
 from fedbudget.meters.meter import RoundTrip
-from fedbudget.plan import meters_of, prepare
 from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
@@ -202,7 +204,7 @@ def test_a_run_whose_nodes_all_fail_ends_with_what_they_said_and_keeps_its_model
 
 @pytest.mark.parametrize("what", ["push_messages", "pull_messages", "get_node_ids"])
 def test_a_run_that_flower_ends_keeps_its_model(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "_LOOK_FOR_NODES", 0.0)
+    monkeypatch.setattr(mailbox, "_LOOK_FOR_NODES", 0.0)
     ours = local()
     really = getattr(ours, what)
 
@@ -260,7 +262,7 @@ def test_a_report_that_comes_too_late_is_discarded_and_leaves_no_trace(tmp_path:
 
 
 def test_a_node_that_is_away_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "_LOOK_FOR_NODES", 0.0)
+    monkeypatch.setattr(mailbox, "_LOOK_FOR_NODES", 0.0)
     ours = local()
 
     def before(number: int, message: Message) -> None:
@@ -288,7 +290,7 @@ def replaced(ours: LocalGrid, node: int, new: int, config: Any, at: int) -> Any:
 def test_a_supernode_that_is_started_anew_is_the_node_it_was_without_its_memory(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(grid, "_LOOK_FOR_NODES", 0.0)
+    monkeypatch.setattr(mailbox, "_LOOK_FOR_NODES", 0.0)
     ours = local()
     ours.before = replaced(ours, FIRST + 1, 500, partitions(3)[1], at=2)
     result = run(tmp_path, local=ours, method=method)
@@ -305,7 +307,7 @@ def test_a_supernode_that_is_started_anew_in_a_round_that_needs_it_makes_that_ro
     at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has failed there under its old number; what it says under that later on is discarded."""
-    monkeypatch.setattr(grid, "_LOOK_FOR_NODES", 0.0)
+    monkeypatch.setattr(mailbox, "_LOOK_FOR_NODES", 0.0)
     ours = local(min_nodes=3)
     anew = replaced(ours, FIRST + 1, 500, partitions(3)[1], at=at)
 
@@ -321,7 +323,7 @@ def test_a_supernode_that_is_started_anew_in_a_round_that_needs_it_makes_that_ro
 
 
 def test_a_node_that_comes_later_takes_part_from_then_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "_LOOK_FOR_NODES", 0.0)
+    monkeypatch.setattr(mailbox, "_LOOK_FOR_NODES", 0.0)
     ours = LocalGrid(asked(**FIXED, nodes=2), partitions(3)[:2])
     before = replaced(ours, FIRST, 500, partitions(3)[2], at=1)
 
@@ -337,7 +339,7 @@ def test_a_node_that_comes_later_takes_part_from_then_on(tmp_path: Path, monkeyp
 def test_a_node_that_comes_later_and_does_not_fit_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(grid, "_LOOK_FOR_NODES", 0.0)
+    monkeypatch.setattr(mailbox, "_LOOK_FOR_NODES", 0.0)
     np.savez(tmp_path / "other.npz", x=np.eye(6, 4), y=np.arange(6) % 2)
     ours = local()
     before = replaced(ours, FIRST, 500, {"data": str(tmp_path / "other.npz")}, at=1)
@@ -366,9 +368,9 @@ def test_whatever_nodes_fail_it_is_as_if_they_were_absent(failed: set[tuple[int,
     found = run(tmp_path / secrets.token_hex(4), local=ours)
 
     how = Settings(**{**FIXED, "nodes": 3, "budget": (FIXED["budget"],)})
-    plan, meters = prepare(how), meters_of(how)
+    plan, meters = simulate(how), build_meters(how)
     fleets = [
-        Fleet(plan.model, plan.fleet.shards.only([node]), batch=plan.fleet.sampler.batch, seed=3, numbers=[node])
+        Fleet(plan.model, plan.shards.only([node]), batch=batch_of(plan.settings), seed=3, numbers=[node])
         for node in range(3)
     ]
     assert plan.aggregator is not None
@@ -418,7 +420,7 @@ def test_a_node_that_cannot_load_the_app_is_told_of(tmp_path: Path) -> None:
 def test_nodes_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(grid, "_LOOK_FOR_NODES", 0.0)
+    monkeypatch.setattr(mailbox, "_LOOK_FOR_NODES", 0.0)
     ours = local()
     looked = [0]
     ids = ours.get_node_ids

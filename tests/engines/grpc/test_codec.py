@@ -30,7 +30,7 @@ from fedbudget.engines.grpc.codec import (
     task_out,
 )
 from fedbudget.engines.remote import wire_pb2 as pb
-from fedbudget.engines.remote.compression import ErrorFeedback, Kind, encode, encoded_size, settled
+from fedbudget.engines.remote.compression import ErrorFeedback, Kind, decode, encode, encoded_size
 from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.messages import Answer, Farewell, Hello, Ready, Welcome
 from fedbudget.engines.remote.task import Moments, Samples, Task
@@ -148,7 +148,7 @@ def test_a_broadcast(data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         before = vector(rng, d)
         difference = encode(task.compress, broadcast.w - before)
-        broadcast = replace(broadcast, w=settled(task.compress, broadcast.w, before))
+        broadcast = replace(broadcast, w=before + decode(task.compress, difference, d))
     messages = pack_broadcast(broadcast, base_round=base_round, catch_up=catch_up, difference=difference)
     half = welcomed(task).feed(messages[0])
     assert isinstance(half, EncodedBroadcast)
@@ -186,7 +186,7 @@ def test_vectors_of_megabytes_come_in_several_parts(kind: Kind) -> None:
     reader, found = expecting(broadcast, 1, kind), []
     for message in messages:
         found.append(reader.feed(message))
-        assert reader.in_the_middle == (len(found) < len(messages))
+        assert reader.receiving == (len(found) < len(messages))
     assert found[:-1] == [None] * (len(messages) - 1)
     assert bits(found[-1]) == bits(Answer(expected, NodeCosts(1.0, 2.0, 3.0, 4.0)))
 
@@ -270,11 +270,15 @@ def as_received(report: Report, broadcast: Broadcast, kind: Kind) -> tuple[Repor
     if report.w is None:
         return report, b""
     vectors = encode(kind, report.w if kind == "none" else report.w - broadcast.w)
-    w = report.w if kind == "none" else settled(kind, report.w, np.broadcast_to(broadcast.w, report.w.shape))
+    w = report.w if kind == "none" else broadcast.w + decoded(kind, vectors, report.w)
     if report.gradients is None:
         return replace(report, w=w), vectors
-    gradients = settled(kind, report.gradients, np.zeros_like(report.gradients))
-    return replace(report, w=w, gradients=gradients), vectors + encode(kind, report.gradients)
+    more = encode(kind, report.gradients)
+    return replace(report, w=w, gradients=decoded(kind, more, report.gradients)), vectors + more
+
+
+def decoded(kind: Kind, data: bytes, like: Float32) -> Float32:
+    return decode(kind, data, like.size).reshape(like.shape)
 
 
 def welcomed(task: Task = TASK) -> AggregatorReader:
@@ -530,7 +534,7 @@ def test_there_are_no_more_parts_than_were_announced() -> None:
         reader.feed(LARGE_REPORT[-1])
 
 
-def test_another_report_in_the_middle_of_one() -> None:
+def test_another_report_receiving_of_one() -> None:
     reader = expecting(LARGE, 1)
     reader.feed(LARGE_REPORT[0])
     with pytest.raises(PeerError, match="'report' where 'more of a report' was expected"):

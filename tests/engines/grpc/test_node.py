@@ -19,7 +19,7 @@ from fedbudget.engines.grpc.codec import (
     pack_hello,
     pack_welcome,
 )
-from fedbudget.engines.grpc.node import Refused, run_node
+from fedbudget.engines.grpc.node import RefusedByAggregator, run_node
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import Tokens
 from fedbudget.engines.remote import wire_pb2 as pb
@@ -28,8 +28,8 @@ from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.task import agree
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
+from fedbudget.launch.node_data import from_file
 from fedbudget.protocol.aggregator import Aggregator
-from fedbudget.shares import from_file
 from support.methods import bits
 from support.networked import LONG, METHODS, RUN, aggregator, network, node_data, task, until, without_network
 
@@ -66,7 +66,7 @@ def test_raw_data_never_leave_a_node(sent: list[bytes], stored: str, method: str
         net.task = replace(net.task, parameters=FEATURES, samples=samples)
         start = np.zeros(FEATURES, np.float32)
         net.aggregator = large_aggregator(method, start)
-        joined = [net.join(node, work=Worker(each)) for node, each in enumerate(own)]
+        joined = [net.join(node, worker=Worker(each)) for node, each in enumerate(own)]
         net.start(2)
         for _ in range(6):
             net.round()
@@ -159,7 +159,7 @@ def test_a_node_goes_on_with_an_aggregator_that_comes_back() -> None:
         joined = [net.join(node, heard=heard.append) for node in (0, 1)]
         net.start(2)
         net.round(), net.round()
-        members = net.server.standing()
+        members = net.server.members.snapshot()
         address = net.address
         net.server.close(Farewell("back soon", again=True))
         net.server = AggregatorServer(address, run=RUN, tokens=Tokens())
@@ -167,7 +167,7 @@ def test_a_node_goes_on_with_an_aggregator_that_comes_back() -> None:
         net.server.start(net.task, members)
         net.ready(2)
         net.round(), net.round()
-        assert bits(net.all_told) == bits(without_network([[0, 1]] * 4, batch=5))
+        assert bits(net.all_w) == bits(without_network([[0, 1]] * 4, batch=5))
         assert any("back soon" in text for text in heard)
         net.server.close(Farewell("over"))
         assert [each.result(LONG) for each in joined] == [Farewell("over")] * 2
@@ -177,10 +177,10 @@ def test_a_round_that_the_aggregator_never_counted_is_made_again() -> None:
     works = [Worker(node_data(node)) for node in (0, 1)]
     with network(batch=5) as net:
         for node in (0, 1):
-            net.join(node, work=works[node])
+            net.join(node, worker=works[node])
         net.start(2)
         net.round()
-        members, address, broadcast = net.server.standing(), net.address, net.aggregator.pending
+        members, address, broadcast = net.server.members.snapshot(), net.address, net.aggregator.pending
         assert broadcast is not None
         net.server.begin(broadcast, least=2, timeout=LONG, left=LONG)  # and crashes when the nodes have answered
         until(lambda: [work.made for work in works] == [2, 2])
@@ -191,13 +191,13 @@ def test_a_round_that_the_aggregator_never_counted_is_made_again() -> None:
         net.server.start(net.task, members)
         net.ready(2)
         net.round(), net.round()
-        assert bits(net.all_told) == bits(without_network([[0, 1]] * 3, batch=5))
+        assert bits(net.all_w) == bits(without_network([[0, 1]] * 3, batch=5))
 
 
 def test_an_aggregator_that_is_not_there_is_given_up() -> None:
     with network() as net:
         address = net.address
-    with pytest.raises(Refused, match=f"{address} could not be reached for 0 seconds"):
+    with pytest.raises(RefusedByAggregator, match=f"{address} could not be reached for 0 seconds"):
         asyncio.run(run_node(address, Worker(node_data(0)), name="node-0", patience=0.0))
 
 
@@ -279,11 +279,11 @@ def test_a_broadcast_that_cannot_be(other: dict[str, Any], reason: str, monkeypa
     [({"model": "unheard-of"}, "unknown model"), ({"parameters": 7}, "7 at the aggregator")],
 )
 def test_a_task_that_cannot_be_done_ends_the_node_with_a_reason(other: dict[str, Any], reason: str) -> None:
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(RefusedByAggregator, match=reason):
         asyncio.run(met([welcome(**other)]))
 
 
 @pytest.mark.parametrize("code", sorted(node_module._FINAL, key=str))
 def test_a_node_that_does_not_belong_ends(code: Any) -> None:
-    with pytest.raises(Refused, match="refused node-0: go away"):
+    with pytest.raises(RefusedByAggregator, match="refused node-0: go away"):
         asyncio.run(met(code=code))

@@ -8,29 +8,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbudget import deployment
 from fedbudget.budget import Budget, Costs
-from fedbudget.deployment import ServerOptions
-from fedbudget.engines import in_process
 from fedbudget.engines.grpc.node import run_node
 from fedbudget.engines.grpc.server import AggregatorServer
+from fedbudget.engines.in_process import InProcessEngine
 from fedbudget.engines.remote import engine
 from fedbudget.engines.remote.costs import NodeCosts
-from fedbudget.engines.remote.engine import OVERTIME
+from fedbudget.engines.remote.engine import OVERTIME, RemoteEngine
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.engines.remote.worker import Worker
+from fedbudget.launch.node_data import from_dataset
+from fedbudget.launch.serve import ServerOptions, serving
+from fedbudget.launch.simulate import simulate
 from fedbudget.meters import network_meters, simulated, simulated_meters
 from fedbudget.meters.declared import Energy, Money
 from fedbudget.meters.host import estimated
 from fedbudget.meters.measured import Instant
 from fedbudget.meters.meter import Meters, RoundTrip
 from fedbudget.models.base import loss_over
-from fedbudget.plan import prepare
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.settings import Settings
-from fedbudget.shares import from_dataset
 from fedbudget.training import execute
 from support.hand_made import make, report
 from support.methods import bits
@@ -69,7 +68,7 @@ def clock_of(meters: Meters, timeout: float | None) -> engine._Clock:
 class TestDeadline:
     def test_is_what_was_asked_for(self) -> None:
         clock = clock_of(measured(time=100), 1.5)
-        clock.saw(trip())
+        clock.add(trip())
         assert clock.deadline(broadcast()) == 1.5
 
     def test_is_longer_for_slow_nodes_and_large_models_until_it_is_known_what_rounds_take(self) -> None:
@@ -82,20 +81,20 @@ class TestDeadline:
     def test_is_generous_until_some_rounds_were_made(self) -> None:
         clock = clock_of(measured(time=100), None)
         assert clock.deadline(broadcast()) == 30
-        clock.saw(trip(updates=2, step=0.1, seconds=0.3))
+        clock.add(trip(updates=2, step=0.1, seconds=0.3))
         assert clock.deadline(broadcast()) == 30
 
     def test_is_four_times_what_a_round_should_take(self) -> None:
         clock = clock_of(measured(time=100), None)
         for seconds in (7.0, 8.0, 1000.0):  # one out of the ordinary does not matter
-            clock.saw(trip(updates=5, step=1.0, seconds=seconds))
+            clock.add(trip(updates=5, step=1.0, seconds=seconds))
         assert clock.deadline(broadcast(tau=20)) == 4 * (20 * 1.0 + 3.0)
         assert clock.deadline(broadcast(tau=0)) == 4 * (1.0 + 3.0)  # the final loss counts as one update
 
     def test_is_never_less_than_three_seconds(self) -> None:
         clock = clock_of(measured(time=100), None)
         for _ in range(3):
-            clock.saw(trip(updates=5, step=0.001, seconds=0.01))
+            clock.add(trip(updates=5, step=0.001, seconds=0.01))
         assert clock.deadline(broadcast()) == 3
 
 
@@ -183,7 +182,7 @@ def test_a_round_that_did_not_come_together_costs_time_and_bytes_but_nothing_sim
 def test_the_record_says_who_is_not_in_the_average() -> None:
     ours = make()
     ours.receive(report(ours.start(), 1.0, 1.0), costs([1], [1]))
-    found = engine._with_absent(ours, CollectedRound([], broken=(5, 3), missed=(7,), enough=True))
+    found = engine._with_absent(ours, CollectedRound([], not_finite=(5, 3), missed=(7,), enough=True))
     assert (found.left_out, found.missed) == ((3, 5), (7,))
 
 
@@ -192,9 +191,9 @@ def test_the_record_says_who_is_not_in_the_average() -> None:
 
 def run(ours: Aggregator, server: AggregatorServer, meters: Meters, **how: Any) -> tuple[Outcome, list[Any]]:
     seen: list[Any] = []
-    known: dict[str, Any] = {"least": 2, "timeout": LONG, "interrupted": lambda: False, "keep": lambda: None, **how}
-    known |= {"trial": TRIED}
-    outcome = engine.run(ours, server, meters, observe=lambda *both: seen.append(both), **known)
+    running = {name: how.pop(name) for name in ("interrupted", "save") if name in how}
+    remote = RemoteEngine(ours, server, meters, **{"least": 2, "timeout": LONG, "trial": TRIED, **how})
+    outcome = remote.run(observe=lambda *both: seen.append(both), **running)
     return outcome, seen
 
 
@@ -204,9 +203,8 @@ def test_a_run_over_a_network_comes_to_the_same_bits(method: str) -> None:
     how = {"budget": Budget({"time": 2.0}), "expected": expected}
     fleets = [node_data(node).fleet(task(method, batch=5), [node]) for node in (0, 1)]
     here: list[Any] = []
-    outcome = in_process.run(
-        aggregator(method, **how), fleets, simulated_costs(2.0), observe=lambda *both: here.append(both)
-    )
+    one = InProcessEngine(aggregator(method, **how), fleets, simulated_costs(2.0))
+    outcome = one.run(observe=lambda *both: here.append(both))
     with network(method, batch=5) as net:
         net.join(0), net.join(1)
         net.server.wait_for(2, lambda: False)
@@ -252,7 +250,7 @@ def test_an_interruption_in_the_middle_of_a_round_is_saved_and_charged(two_nodes
         measured(time=1000),
         least=3,
         interrupted=over.is_set,
-        keep=lambda: kept.append(ours.ledger.spent[0]),
+        save=lambda: kept.append(ours.ledger.spent[0]),
     )
     stop.join()
     assert outcome.stopped_by == "interrupted"
@@ -275,12 +273,12 @@ def trained(compress: str) -> tuple[float, int]:
             threads[-1].start()
 
     listening = ServerOptions("127.0.0.1:0")
-    with deployment.serving(settings, listening, interrupted=lambda: False, opened=opened) as plan:
+    with serving(settings, listening, interrupted=lambda: False, opened=opened) as plan:
         result = execute(plan)
     for thread in threads:
         thread.join(LONG)
     assert result.aggregations == 10
-    here = prepare(settings)
+    here = simulate(settings)
     return loss_over(here.model, result.w, here.train), counters[0].saved
 
 

@@ -17,7 +17,7 @@ from fedbudget.meters.rapl import Rapl
 from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
 from support.methods import bits
-from support.networked import RUN, HeldWork, aggregator, network, node_data, task, without_network
+from support.networked import RUN, HeldWorker, aggregator, network, node_data, task, without_network
 from support.problems import CHEAP
 
 
@@ -40,7 +40,7 @@ def broadcasts(method: str = "frugal", rounds: int = 6) -> list[Broadcast]:
 
 
 def answers(work: Worker, broadcast: list[Broadcast]) -> list[Report]:
-    return [work.answer(RoundRequest(each, each.round - 1))[0] for each in broadcast]
+    return [work.answer(RoundRequest(each, each.round - 1)).report for each in broadcast]
 
 
 @pytest.mark.parametrize("method", ["fixed", "paper", "frugal"])
@@ -52,7 +52,7 @@ def test_a_round_that_is_made_again_is_the_same_to_the_bit(method: str) -> None:
     assert bits(first) == bits([fleet.answer(each) for each in broadcast])
     assert work.rounds == (1, 2, 3, 4, 5, 6)
     for back in (6, 5, 6, 2, 4, 1):
-        again = [work.answer(RoundRequest(each, each.round - 1))[0] for each in broadcast[back - 1 :]]
+        again = [work.answer(RoundRequest(each, each.round - 1)).report for each in broadcast[back - 1 :]]
         assert bits(again) == bits(first[back - 1 :])
 
 
@@ -119,8 +119,9 @@ def test_what_compression_lost_comes_with_the_next_report_also_after_going_back(
     broadcast, work = broadcasts("fixed"), started("fixed", kind)
     lost = np.zeros((1, 6), np.float32)
     for each in broadcast:
-        report, _, sent = work.answer(RoundRequest(each, each.round - 1))
-        again = work.answer(RoundRequest(each, each.round - 1))[2]
+        report = work.answer(RoundRequest(each, each.round - 1)).report
+        sent = work.encode(report)
+        again = work.encode(work.answer(RoundRequest(each, each.round - 1)).report)
         assert again == sent
         assert report.w is not None
         meant = report.w - each.w + lost
@@ -142,7 +143,7 @@ def test_a_slower_pace_makes_a_step_that_many_times_as_long(monkeypatch: pytest.
     monkeypatch.setattr(time, "sleep", recording)
     work = started(pace=4.0)
     for broadcast in broadcasts(rounds=3):
-        _, costs, _ = work.answer(RoundRequest(broadcast, broadcast.round - 1))
+        costs = work.answer(RoundRequest(broadcast, broadcast.round - 1)).costs
         # What was slept is three times what it took, so that all of it is four times that.
         assert costs.step_seconds * broadcast.tau >= slept[-1] * 4 / 3
         assert costs.seconds >= costs.step_seconds * broadcast.tau
@@ -163,10 +164,10 @@ def test_energy_is_counted_from_report_to_report(tmp_path: Path) -> None:
     meter = Rapl.find(tmp_path)
     assert meter is not None
     work, broadcast = started(energy=meter), broadcasts()
-    costs = work.answer(RoundRequest(broadcast[0], 0))[1]
+    costs = work.answer(RoundRequest(broadcast[0], 0)).costs
     assert (costs.joules, costs.step_joules, costs.host) == (0.0, 0.0, meter.host)
     counter.write_text("7500000\n")  # while it waits for the next broadcast
-    costs = work.answer(RoundRequest(broadcast[1], 1))[1]
+    costs = work.answer(RoundRequest(broadcast[1], 1)).costs
     assert (costs.joules, costs.step_joules) == (2.5, 0.0)
 
 
@@ -174,17 +175,17 @@ def test_a_meter_that_fails_says_nothing_which_is_not_zero(tmp_path: Path) -> No
     counter = powercap(tmp_path)
     work, broadcast = started(energy=Rapl.find(tmp_path)), broadcasts()
     counter.unlink()
-    costs = work.answer(RoundRequest(broadcast[0], 0))[1]
+    costs = work.answer(RoundRequest(broadcast[0], 0)).costs
     assert (costs.joules, costs.step_joules) == (None, None)
     assert costs.seconds > 0
-    without = started().answer(RoundRequest(broadcast[0], 0))[1]
+    without = started().answer(RoundRequest(broadcast[0], 0)).costs
     assert (without.joules, without.host) == (None, "")
 
 
 # With a hub.
 
 
-class RecordingWork(HeldWork):
+class RecordingWork(HeldWorker):
     def __init__(self, node: int) -> None:
         super().__init__(node_data(node))
         self.request: list[Any] = []
@@ -200,17 +201,17 @@ def test_all_hold_the_same_w_and_what_was_saved_is_counted(method: str, kind: Ki
     works = [RecordingWork(node) for node in range(3)]
     with network(method, kind, batch=5) as net:
         for node, work in enumerate(works):
-            net.join(node, work=work)
+            net.join(node, worker=work)
         net.start(3)
         for _ in range(5):
             net.round()
         for work in works:
-            assert bits(work.request) == bits(net.request)
+            assert bits(work.request) == bits(net.sent)
         # Six numbers of each vector: w in all reports, gradients in those of the paper's after the first, and w in all
         # broadcasts after the first.
         vectors = 5 + (4 if method == "paper" else 0) + 4
         assert net.server.counters.saved == 3 * vectors * saved
-        last = net.request[-1].astype(np.float64)
+        last = net.sent[-1].astype(np.float64)
     exact = without_network([[0, 1, 2]] * 5, method, batch=5)[-2]
     if method == "fixed":
         assert np.abs(last - exact).max() < {"none": 1e-30, "16-bit": 1e-3, "8-bit": 2e-2}[kind] * np.abs(exact).max()
@@ -221,7 +222,7 @@ def test_work_that_recalls_the_memories_of_other_work_goes_on_to_the_bit() -> No
     first, alone = started(), answers(started(), broadcast)
     answers(first, broadcast[:4])
     second = Worker(node_data(0))
-    second.take(Welcome(RUN, task("frugal", "none", batch=5), (0,)))
+    second.accept(Welcome(RUN, task("frugal", "none", batch=5), (0,)))
     second.recall(first.memories(2))
     assert second.rounds == (3, 4)
     assert bits(answers(second, broadcast[3:])) == bits(alone[3:])  # from the older of the two
@@ -234,4 +235,4 @@ def test_an_update_to_warm_up_leaves_no_trace() -> None:
     work, alone = started(), answers(started(), broadcast)
     for each, expected in zip(broadcast, alone, strict=True):
         work.warm_up(RoundRequest(each, each.round - 1))
-        assert bits(work.answer(RoundRequest(each, each.round - 1))[0]) == bits(expected)
+        assert bits(work.answer(RoundRequest(each, each.round - 1)).report) == bits(expected)

@@ -53,7 +53,7 @@ def train(message: Message, context: Context, data: Data | None) -> Message:
     def answer() -> RecordDict:
         welcome, request = records.welcome_in(message.content), records.request_in(message.content)
         work = _work(context, data)
-        work.take(welcome)
+        work.accept(welcome)
         try:
             memories = recall(context.state, welcome)
             work.recall(memories)
@@ -65,9 +65,9 @@ def train(message: Message, context: Context, data: Data | None) -> Message:
         if request.broadcast.tau > 0 and welcome.run not in _warm:
             work.warm_up(request)
             _warm.add(welcome.run)
-        report, costs, _ = work.answer(request)
+        answer = work.answer(request)
         remember(context.state, welcome, work.memories(_ROUNDS))
-        return records.answer_out(report, costs)
+        return records.answer_out(answer.report, answer.costs)
 
     return _reply(message, answer)
 

@@ -89,7 +89,7 @@ class NodeReader:
         self._vectors: _Vectors | None = None
 
     @property
-    def in_the_middle(self) -> bool:
+    def receiving(self) -> bool:
         """Whether a report has begun and not ended."""
         return self._report is not None
 
@@ -190,7 +190,7 @@ def pack_welcome(welcome: Welcome) -> list[bytes]:
     return [_in_one(pb.FromAggregator(welcome=message).SerializeToString())]
 
 
-def pack_broadcast(broadcast: Broadcast, *, base_round: int, catch_up: bool, difference: bytes | None) -> list[bytes]:
+def pack_broadcast(broadcast: Broadcast, base_round: int, *, catch_up: bool, difference: bytes | None) -> list[bytes]:
     """A broadcast to nodes whose memory stands after the same round.
 
     Args:

@@ -79,13 +79,6 @@ def decode(kind: Kind, data: bytes | memoryview, count: int) -> Float32:
     return numbers
 
 
-def settled(kind: Kind, w: Float32, before: Float32) -> Float32:
-    """What a receiver who has `before` will hold when it is sent the difference of w to that."""
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found in the result
-        sent = encode(kind, w - before)
-        return before + decode(kind, sent, w.size).reshape(w.shape)
-
-
 class ErrorFeedback:
     """Sends differences, and with each what was lost of those before it: what is lost never adds up.
 

@@ -15,11 +15,10 @@ import numpy as np
 
 from fedbudget.arrays import Float32
 from fedbudget.engines import in_process
-from fedbudget.engines.grpc.codec import EncodedBroadcast
 from fedbudget.engines.remote import compression
 from fedbudget.engines.remote.compression import ErrorFeedback
 from fedbudget.engines.remote.costs import NodeCosts
-from fedbudget.engines.remote.messages import RoundRequest, Welcome
+from fedbudget.engines.remote.messages import Answer, RoundRequest, Welcome
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.task import Task, rounds_ahead
 from fedbudget.meters.energy import EnergyMeter
@@ -80,9 +79,9 @@ class Worker:
 
     def start(self, welcome: Welcome) -> NodeCosts:
         """Takes the task, and makes a trial round, which also compiles what there is to compile."""
-        return self._trial(self.take(welcome).fork(), welcome.task)
+        return self._trial(self.accept(welcome).fork(), welcome.task)
 
-    def take(self, welcome: Welcome) -> Fleet:
+    def accept(self, welcome: Welcome) -> Fleet:
         """Takes the task; gives the fleet as it stands before its first round."""
         if len(welcome.numbers) != len(self.node_data.rows):
             raise PeerError(f"numbers for {len(welcome.numbers)} nodes, where there are {len(self.node_data.rows)}")
@@ -111,22 +110,32 @@ class Worker:
         fleet.receive(replace(request.broadcast, tau=min(1, request.broadcast.tau)))
         fleet.update()
 
-    def before(self, half: EncodedBroadcast) -> Float32 | None:
+    def w_after(self, base_round: int) -> Float32 | None:
         """The w of the broadcast after which our memory is to stand."""
-        return self._standing(half.base_round).w
+        return self._standing(base_round).w
 
-    def answer(self, request: RoundRequest) -> tuple[Report, NodeCosts, bytes]:
-        """A round: the report, what it cost, and its vectors as they are sent."""
+    def answer(self, request: RoundRequest) -> Answer:
+        """A round: the report, and what it cost."""
         if self._task is None:
             raise LocalError("an answer comes after a welcome")
         past = self._standing(request.base_round)
         now = past.fork()
         report, costs = self._round(now.fleet, request.broadcast, cpu=self._task.cpu)
-        vectors = self._encoded(report, request.broadcast, self._task, now.feedback)
         self.made += 1
         kept = [standing for standing in self._standings if standing.round <= past.round][-self._back(self._task) :]
         self._standings = [*kept, replace(now, round=request.broadcast.round, w=request.broadcast.w)]
-        return report, costs, vectors
+        return Answer(report, costs)
+
+    def encode(self, report: Report) -> bytes:
+        """The vectors of the last report as they are sent; what compression loses is remembered with that round."""
+        if self._task is None or not self._standings or self._standings[-1].round != report.round:
+            raise LocalError("what is encoded is the last report")
+        last, kind = self._standings[-1], self._task.compress
+        if report.w is None:
+            return b""
+        assert last.w is not None
+        w = compression.encode("none", report.w) if kind == "none" else last.feedback.send(kind, report.w - last.w)
+        return w if report.gradients is None else w + compression.encode(kind, report.gradients)
 
     @staticmethod
     def _back(task: Task) -> int:
@@ -142,15 +151,6 @@ class Worker:
             if standing.round == number:
                 return standing
         raise PeerError(f"our memory cannot stand after round {number}, only after {list(self.rounds)}")
-
-    def _encoded(self, report: Report, broadcast: Broadcast, task: Task, feedback: ErrorFeedback) -> bytes:
-        if report.w is None:
-            return b""
-        if task.compress == "none":
-            w = compression.encode("none", report.w)
-        else:
-            w = feedback.send(task.compress, report.w - broadcast.w)
-        return w if report.gradients is None else w + compression.encode(task.compress, report.gradients)
 
     def _round(self, fleet: Fleet, broadcast: Broadcast, *, cpu: bool) -> tuple[Report, NodeCosts]:
         now = Instant.now if cpu else Instant.wall_only
