@@ -11,6 +11,6 @@ from fedbudget.protocol.messages import LocalError, PeerError
     [(UserError, ValueError), (WorkError, RuntimeError), (LocalError, RuntimeError), (PeerError, ValueError)],
 )
 def test_one_base(kind: type[Exception], python: type[Exception]) -> None:
-    with pytest.raises(FedbudgetError, match="^why$") as caught:
+    with pytest.raises(FedbudgetError, match=r"^why$") as caught:
         raise kind("why")
     assert isinstance(caught.value, python)
