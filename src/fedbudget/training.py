@@ -26,7 +26,9 @@ from fedbudget.launch.launch import EngineName, launch
 from fedbudget.launch.prepared import Callback, Overrides, PreparedRun
 from fedbudget.models.base import Model, loss_over
 from fedbudget.protocol.aggregator import Outcome, Round
+from fedbudget.protocol.combine import CombineRule
 from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.update import UpdateRule
 from fedbudget.runs import nodes
 from fedbudget.runs.checkpoint_writer import CheckpointWriter
 from fedbudget.runs.folder import PLOT, Run, RunWriter, SavedModel
@@ -111,6 +113,8 @@ def train(
     case: int | None = None,
     controller: Controller | None = None,
     step_size: float | str | StepSize | None = None,
+    update: UpdateRule | None = None,
+    combine: CombineRule | None = None,
     callbacks: Sequence[Callback] = (),
     out: str | Path | None = None,
     track: str | Sequence[str] = (),
@@ -131,6 +135,8 @@ def train(
       case: 1 to 4, short for `partition="case:N"`.
       controller: chooses τ in place of the method's own.
       step_size: η, `auto`, or an object that chooses it.
+      update: how the mean update moves w; w becomes the mean when not given.
+      combine: how reports become one update; their weighted mean when not given.
       callbacks: each is called with the record of every round; the run ends after one for which it returns True.
       out: a folder for the run; nothing is written without it.
       track: where the run is followed besides its folder: `mlflow`, `tensorboard` or both.
@@ -167,6 +173,8 @@ def train(
         model=None if isinstance(model, str | None) else model,
         controller=controller,
         step_size=None if isinstance(step_size, int | float | str | None) else step_size,
+        update=update,
+        combine=combine,
     )
     with launch(settings, overrides, engine=engine, ray_address=ray_address, actors=actors) as prepared:
         return execute(prepared, out=None if out is None else Path(out), callbacks=callbacks, trackers=trackers)

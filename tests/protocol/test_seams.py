@@ -251,7 +251,7 @@ def test_a_run_with_all_of_them_resumes_from_any_checkpoint(tmp_path: Path) -> N
 class TestFieldsOfMessages:
     """A new field is declared in messages.py, filled by the fleet, and summed or used: at most 4 files."""
 
-    @pytest.mark.parametrize("field", ["rho", "beta", "gradients", "plain", "corrected", "curvature"])
+    @pytest.mark.parametrize("field", ["rho", "beta", "gradients", "plain", "curvature"])
     def test_few_modules_know_a_field(self, field: str) -> None:
         modules = mentions(rf"(report|request)\.{field}\b|\"{field}\"|\b{field}=", "protocol")
         assert "fleet.py" in modules

@@ -30,7 +30,6 @@ Both are averaged over nodes, and over intervals, half old and half new: a singl
 noisy to judge by, and an interval that is left uncorrected by mistake drifts.
 """
 
-import copy
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
@@ -155,51 +154,48 @@ class DriftState:
             raise ValueError("nodes are not in order, or have no samples")
 
 
+@dataclass(frozen=True)
 class Correction:
     """What the n nodes of a fleet know of each other's gradients.
 
     Args:
-      mean: c when they join, [parameters].
+      mean: c, [parameters].
+      own: c_i, [n, parameters].
+      shift: s_i = c - c_i, [n, parameters].
+      plain, corrected: ‖s_i'‖ and ‖s_i' - s_i‖ of the last interval, [n].
     """
 
-    def __init__(self, nodes: int, mean: Float32) -> None:
-        self.mean = mean  # c
-        self.own = np.repeat(mean[None], nodes, axis=0)  # c_i, [nodes, parameters]
-        self.shift = np.zeros_like(self.own)  # c - c_i
-        self.plain = np.zeros(nodes)  # ‖s_i'‖ of the last interval
-        self.corrected = np.zeros(nodes)  # ‖s_i' - s_i‖
-
-    def fork(self) -> "Correction":
-        """Another that knows the same, and goes its own way from here on."""
-        return copy.copy(self)  # arrays are replaced, never changed in place
+    mean: Float32
+    own: Float32
+    shift: Float32
+    plain: Float64
+    corrected: Float64
 
     @classmethod
-    def known(cls, mean: Float32, own: Float32, shift: Float32) -> "Correction":
-        """With what nodes knew already."""
-        self = cls(len(own), mean)
-        self.own, self.shift = own, shift
-        return self
+    def first(cls, nodes: int, mean: Float32) -> "Correction":
+        """Of nodes that join when c is this."""
+        own = np.repeat(mean[None], nodes, axis=0)
+        return cls(mean, own, np.zeros_like(own), np.zeros(nodes), np.zeros(nodes))
 
-    def learn(self, gradients: Float32, *, used: bool) -> None:
-        """c_i from the nodes' mean gradients over an interval; what is not finite teaches nothing.
+    def learn(self, gradients: Float32, *, used: bool) -> "Correction":
+        """With c_i from the nodes' mean gradients over an interval; what is not finite teaches nothing.
 
         Args:
-          gradients: along which the nodes went, with the shift if that was used, [nodes, parameters].
+          gradients: along which the nodes went, with the shift if that was used, [n, parameters]; it is taken over.
         """
         if used:
             gradients -= self.shift
         finite = np.asarray(np.isfinite(gradients).all(axis=1))
-        self.own = gradients if finite.all() else np.where(finite[:, None], gradients, self.own)
+        return replace(self, own=gradients if finite.all() else np.where(finite[:, None], gradients, self.own))
 
-    def forget(self) -> None:
-        """c_i ← 0: there was an interval without correction that these nodes missed."""
-        self.own = np.zeros_like(self.own)
+    def forget(self) -> "Correction":
+        """With c_i = 0: there was an interval without correction that these nodes missed."""
+        return replace(self, own=np.zeros_like(self.own))
 
-    def meet(self, mean: Float32) -> None:
-        """c as it is now, and with it the shifts of the coming interval."""
-        before, self.mean = self.shift, mean
-        self.shift = mean - self.own
-        self.plain, self.corrected = _norms(self.shift), _norms(self.shift - before)
+    def with_mean(self, mean: Float32) -> "Correction":
+        """With c as it is now, and so the shifts of the coming interval."""
+        shift = mean - self.own
+        return replace(self, mean=mean, shift=shift, plain=_norms(shift), corrected=_norms(shift - self.shift))
 
 
 def _norms(vectors: Float32) -> Float64:

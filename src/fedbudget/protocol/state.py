@@ -18,7 +18,7 @@ from fedbudget.arrays import Float32, Float64
 from fedbudget.budget import Costs
 from fedbudget.control import Decision, Estimates
 from fedbudget.data.sampling import Position
-from fedbudget.protocol.drift import DriftState
+from fedbudget.protocol.drift import Correction, DriftState
 from fedbudget.protocol.messages import Broadcast, CatchUp, Request
 
 S = TypeVar("S", bound=Any)
@@ -132,8 +132,8 @@ class FleetState:
       best: w^f.
       losses: F_i at the last broadcast's w, [n].
       best_known: F_i(w^f) on whole shards, where these are what is descended on, [n].
-      steep: where the gradient changes the most, [n, parameters], if that was looked for.
-      mean, own, shift: c, c_i and c - c_i, [parameters] and [n, parameters], where drift is corrected.
+      steepest: where the gradient changes the most, [n, parameters], if that was looked for.
+      correction: where drift is corrected.
       position: of the mini-batches.
     """
 
@@ -142,8 +142,6 @@ class FleetState:
     best: Float32
     losses: Float64
     best_known: Float64 | None
-    steep: Float32 | None
-    mean: Float32 | None
-    own: Float32 | None
-    shift: Float32 | None
+    steepest: Float32 | None
+    correction: Correction | None
     position: Position
