@@ -61,7 +61,7 @@ class File:
                 contents = at_most(stream, self.size, path)
         except Damaged:
             return False
-        return hashlib.sha256(contents).hexdigest() == self.sha256
+        return hashlib.sha256(contents.data).hexdigest() == self.sha256
 
     def limit(self, suffix: str) -> int:
         """The most bytes that it may take as it is sent; gzip adds a little to what cannot be made smaller."""
