@@ -1,6 +1,8 @@
 """Files from real servers: what comes is checked, what breaks off goes on, what fails falls back."""
 
 import gzip
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -184,3 +186,26 @@ def test_plain_files_come_plain(web: Web, tmp_path: Path) -> None:
     web.files = CONTENTS
     fetch(tmp_path, mirror_of(web.url))
     assert everything(tmp_path) == PLAIN
+
+
+def test_what_is_said_to_be_encoded_stays_zipped(web: Web, tmp_path: Path) -> None:
+    """Some servers say of a `.gz` that gzip is its encoding: it would be unzipped on the way."""
+    web.encoding = "gzip"
+    fetch(tmp_path, mirror(web))
+    assert everything(tmp_path) == HERE
+
+
+def test_a_server_may_send_on(web: Web, tmp_path: Path) -> None:
+    web.moved = True
+    begin(tmp_path, ZIPPED["large.bin.gz"][:1000])
+    fetch(tmp_path, mirror(web))
+    assert [request.range for request in web.requests[:2]] == ["bytes=1000-"] * 2
+    assert everything(tmp_path) == HERE
+
+
+def test_libraries_for_fetching_are_loaded_late() -> None:
+    """They take long to load, and most commands never fetch."""
+    program = "import sys, fedbudget.cli.main, fedbudget.data.published.download\n"
+    program += "sys.exit(' '.join({'requests', 'pooch'} & set(sys.modules)) or 0)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

