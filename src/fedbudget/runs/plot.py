@@ -81,7 +81,7 @@ def chosen_tau(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) ->
     axis.step([spent for spent, _ in taken], [record.tau for _, record in taken], where="pre", color=GREY, lw=0.7)
     for reason, (marker, colour) in _markers(record.reason for _, record in taken).items():
         spent, taus = zip(*((spent, record.tau) for spent, record in taken if record.reason == reason), strict=True)
-        label = reason.replace("$", r"\$")  # which would begin a formula
+        label = f" {reason}".replace("$", r"\$")  # $ would begin a formula; what begins with _ has no place in a legend
         axis.scatter(spent, taus, marker=marker, color=colour, s=18, label=label, zorder=3)
     axis.set_ylabel("τ, local updates in a round")
     axis.set_ylim(0, 1.35 * max((record.tau for _, record in taken), default=1))  # room for the legend
