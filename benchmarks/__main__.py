@@ -17,6 +17,7 @@ from benchmarks import contenders, flower_simulation, memory, networks, rounds, 
 from benchmarks.measure import exponent, take_turns
 from benchmarks.workload import FEATURES, NODES, SAMPLES, TAU, dataset, settings
 from fedbudget.plan import prepare
+from fedbudget.settings import Tau
 from fedbudget.training import execute
 
 RESULTS = Path(__file__).parent / "results"
@@ -78,7 +79,8 @@ def adaptive_cost() -> dict[str, float]:
 def protocol_cost() -> dict[str, float]:
     """Milliseconds a round that are not spent in the kernel, at 5 nodes, fixed and adaptive, records written."""
     found = {}
-    for name, tau in (("fixed", TAU), ("adaptive", "adaptive")):
+    cases: list[tuple[str, Tau]] = [("fixed", TAU), ("adaptive", "adaptive")]
+    for name, tau in cases:
         rounds, best = 1000, float("inf")
         for _ in range(9):
             plan = prepare(settings(5, rounds, tau=tau), dataset=dataset())

@@ -13,13 +13,14 @@ from benchmarks.workload import BATCH, ETA, REGULARIZATION, TAU, dataset, settin
 from fedbudget.arrays import Int64
 from fedbudget.data.sampling import BatchIndices
 from fedbudget.plan import Plan, prepare
+from fedbudget.settings import Method, Tau
 from fedbudget.training import execute
 
 Worker = Callable[[], object]
 
 
 def ours(
-    nodes: int, rounds: int, *, full: bool = False, tau: int | str = TAU, method: str = "paper"
+    nodes: int, rounds: int, *, full: bool = False, tau: Tau = TAU, method: Method = "paper"
 ) -> Callable[[], Worker]:
     """A run through the public path, with its records written to disk; the plot that closes a run is left out."""
 

@@ -47,7 +47,8 @@ def _child(engine: str, nodes: int) -> dict[str, Any]:
 
 def _measure(engine: str, nodes: int) -> dict[str, Any]:
     from benchmarks.workload import dataset, settings
-    from fedbudget.training import EngineName, execute, planned
+    from fedbudget.settings import EngineName
+    from fedbudget.training import execute, planned
 
     name: EngineName = "ray" if engine == "ray" else "in-process"
     asked = replace(settings(nodes, ROUNDS), partition=f"draw:{DRAWN}", batch_size=BATCH)

@@ -178,7 +178,7 @@ class TestCommands:
         )
 
     def test_a_task_and_a_file_at_once_are_refused(self) -> None:
-        with pytest.raises(UserError, match="give --task or --config, not both"):
+        with pytest.raises(UserError, match="give task or config, not both"):
             settings_from({"task": "cnn-mnist", "config": Path("mine.toml")})
 
     def test_a_comparison_takes_a_task_too(self, fedbudget: Command, students: Path) -> None:

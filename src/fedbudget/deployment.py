@@ -98,7 +98,7 @@ def serving(
       changed: told how many nodes there are, when that changes.
     """
     if settings.method not in FEDERATED:
-        raise UserError(f"{settings.method} descent is not made over a network; use --method {' or '.join(FEDERATED)}")
+        raise UserError(f"{settings.method} descent is not made over a network; use `method` {' or '.join(FEDERATED)}")
     if energy_meter is not None and own is None:
         raise UserError("energy-meter is of a machine that holds data; give it to fedbudget join, or here with --data")
     credentials = aggregator_credentials(listening.cert, listening.key, listening.client_ca)

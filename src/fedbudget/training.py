@@ -10,11 +10,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import numpy as np
 
-from fedbudget import __version__, tasks
+from fedbudget import __version__
 from fedbudget.arrays import Float32
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.files import Shard, from_arrays
@@ -27,14 +27,13 @@ from fedbudget.protocol.messages import Broadcast
 from fedbudget.runs import nodes
 from fedbudget.runs.folder import PLOT, Run, RunWriter, SavedModel
 from fedbudget.runs.record import RoundRecord, average_tau
-from fedbudget.settings import Settings
+from fedbudget.settings import EngineName, Settings, SettingsOptions
 from fedbudget.trackers import chosen
 from fedbudget.trackers.following import following
 from fedbudget.trackers.tracker import About, Tracker
 
 RUNS = Path("runs")
 Watch = Callable[[RoundRecord], None]
-EngineName = Literal["in-process", "ray"]
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def train(
     engine: EngineName = "in-process",
     ray_address: str | None = None,
     actors: int | None = None,
-    **options: Any,
+    **options: Unpack[SettingsOptions],
 ) -> Result:
     """Trains a model under a budget; does what `fedbudget run` does.
 
@@ -132,21 +131,17 @@ def train(
     """
     trackers = chosen((track,) if isinstance(track, str) else track)
     found = dataset if isinstance(dataset, Dataset) else None
+    name = dataset if isinstance(dataset, str) else None
     if shards is not None:
         found = from_arrays(shards, test)
-    given = {
-        "model": model if isinstance(model, str | None) else model.name,
-        "dataset": found.name if found is not None else dataset,
-        "partition": None if case is None else f"case:{case}",
-        "budget": (budget,) if isinstance(budget, str) else budget and tuple(budget),
-    }
-    options |= {name: value for name, value in given.items() if value is not None}
-    if task is not None:
-        options = {**Settings.from_toml(tasks.path(task)), **options}
-    try:
-        settings = Settings(**options)
-    except TypeError as error:
-        raise UserError(f"train() was given an option that it does not know: {error}") from None
+    settings = Settings.from_python(
+        task=task,
+        case=case,
+        model=model if isinstance(model, str | None) else model.name,
+        dataset=name if found is None else found.name,
+        budget=budget,
+        **options,
+    )
     own = None if isinstance(model, str | None) else model
     with planned(settings, engine=engine, ray_address=ray_address, actors=actors, dataset=found, model=own) as plan:
         return execute(plan, out=None if out is None else Path(out), watch=watch, trackers=trackers)

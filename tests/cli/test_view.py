@@ -12,13 +12,13 @@ from fedbudget import data
 from fedbudget.cli.view import cells, nodes_table, preparing, print_result, watching
 from fedbudget.engines.remote.members import Attendance
 from fedbudget.plan import Plan, prepare
-from fedbudget.settings import Settings
+from fedbudget.settings import Settings, Tau
 from fedbudget.training import Result, execute
 
 DIGITS = data.load("digits")
 
 
-def plan_of(*budget: str, tau: int | str = "adaptive") -> Plan:
+def plan_of(*budget: str, tau: Tau = "adaptive") -> Plan:
     return prepare(Settings(budget=budget, tau=tau, partition="case:2"), dataset=DIGITS)
 
 

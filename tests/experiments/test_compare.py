@@ -12,7 +12,7 @@ import fedbudget
 from fedbudget.errors import UserError
 from fedbudget.experiments.compare import CaseComparison, Setting, compare
 from fedbudget.plan import prepare
-from fedbudget.settings import Settings
+from fedbudget.settings import Method, Settings, Tau
 from fedbudget.training import execute
 
 FIXED = (Setting(1, 0.9, 0.5), Setting(10, 0.4, 0.8), Setting(100, 0.6, 0.7))
@@ -56,12 +56,13 @@ class TestRegret:
 def test_figures_are_the_means_of_separate_runs() -> None:
     budget, seeds = ("time=3s",), [3, 4]
     (found,) = compare(Settings(budget=budget, nodes=4), cases=[2], taus=[1, 10], seeds=seeds)
-    by_tau: dict[int | str, list[fedbudget.Result]] = {
+    compared: list[tuple[Tau, Method]] = [("adaptive", "frugal"), (1, "paper"), (10, "paper")]
+    by_tau: dict[Tau, list[fedbudget.Result]] = {
         tau: [fedbudget.train(case=2, nodes=4, budget=budget, tau=tau, seed=seed, method=method) for seed in seeds]
-        for tau, method in (("adaptive", "frugal"), (1, "paper"), (10, "paper"))
+        for tau, method in compared
     }
 
-    def mean(tau: int | str, name: str) -> float:
+    def mean(tau: Tau, name: str) -> float:
         return float(np.mean([getattr(result, name) for result in by_tau[tau]]))
 
     assert found.adaptive.loss == pytest.approx(mean("adaptive", "loss"))

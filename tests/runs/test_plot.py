@@ -14,6 +14,7 @@ import fedbudget
 from fedbudget import data
 from fedbudget.arrays import Float32
 from fedbudget.runs.plot import plot_run
+from fedbudget.settings import Tau
 
 DIGITS = data.load("digits")
 BUDGETS = {
@@ -41,7 +42,7 @@ def picture(result: fedbudget.Result) -> bytes:
 @pytest.mark.parametrize("resources", BUDGETS)
 @pytest.mark.parametrize("tau", ["adaptive", 7])
 @pytest.mark.parametrize("rounds", [1, None])
-def test_every_kind_of_run_has_a_whole_picture(resources: str, tau: int | str, rounds: int | None) -> None:
+def test_every_kind_of_run_has_a_whole_picture(resources: str, tau: Tau, rounds: int | None) -> None:
     result = fedbudget.train(dataset=DIGITS, budget=BUDGETS[resources], tau=tau, rounds=rounds)
     drawn = picture(result)
     found = list(chunks(drawn))

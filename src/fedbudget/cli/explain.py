@@ -1,7 +1,6 @@
 """`fedbudget explain`."""
 
 import json as jsonlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +14,7 @@ _BARS, _WIDTH = 20, 50
 
 
 def explain(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: o.RunFolder,
     number: Annotated[int, typer.Option("--round", help="Which round's choice to explain.")],
     json: o.Json = False,
 ) -> None:

@@ -133,7 +133,7 @@ def _node_data(given: Mapping[str, Any], seed: int) -> "NodeData":
         if given["shard"] is not None or given["dataset"] is not None:
             raise UserError("give --data, or --dataset with --shard, not both")
         return from_file(given["data"], labels=given["labels"], target=given["target"])
-    chosen = ("dataset", "case", "partition", "data_dir", "target", "train_samples")
+    chosen = ("dataset", "case", "partition", "data_dir", "target", "test_share", "train_samples")
     settings = o.settings_from({name: given[name] for name in chosen})
     return from_dataset(replace(settings, seed=seed), given["shard"])
 

@@ -8,7 +8,7 @@ from fedbudget import tasks as known
 
 
 def tasks(name: Annotated[str | None, typer.Argument(help="Print this task's settings as a file.")] = None) -> None:
-    """List the paper's tasks, or print one as a file to copy and change.
+    """List the paper's tasks, or print one as a file to change.
 
     Examples:
 

@@ -22,7 +22,7 @@ import numba
 
 from fedbudget import __version__
 from fedbudget.data.dataset import Dataset
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, key
 from fedbudget.plan import load_dataset, prepare
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
@@ -31,7 +31,7 @@ from fedbudget.training import Result, execute
 Each = Literal["run", "round"]
 """What has a row of its own in the results."""
 
-EngineName = Literal["in-process", "network"]
+CellEngine = Literal["in-process", "network"]
 """What makes a run: this process, or an aggregator and nodes that are processes of their own."""
 
 Figures = dict[str, list[Any]]
@@ -60,12 +60,12 @@ class Failure:
     error: str
 
 
-def attempt(settings: Settings, *, each: Each, engine: EngineName = "in-process") -> Figures | Failure:
+def attempt(settings: Settings, *, each: Each, engine: CellEngine = "in-process") -> Figures | Failure:
     """Makes a run; whatever goes wrong in one must not stop the others."""
     try:
         return figures(_run(settings) if engine == "in-process" else _run_over_network(settings), each)
     except UserError as error:
-        return Failure(str(error))
+        return Failure(error.spelled(key))
     except Exception as error:
         return Failure(f"{type(error).__name__}: {error}")
 
@@ -80,7 +80,7 @@ def figures(result: Result, each: Each) -> Figures:
 class Cells:
     """The cells that are kept in a sweep's folder."""
 
-    def __init__(self, folder: Path, each: Each, engine: EngineName = "in-process") -> None:
+    def __init__(self, folder: Path, each: Each, engine: CellEngine = "in-process") -> None:
         self._folder = folder / "cells"
         self._each = each
         self._engine = "" if engine == "in-process" else f"engine {engine}\n"

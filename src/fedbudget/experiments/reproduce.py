@@ -20,7 +20,7 @@ from typing import get_args
 from fedbudget.data.published.find import NotHere
 from fedbudget.errors import UserError
 from fedbudget.experiments import sweep
-from fedbudget.experiments.cells import EngineName
+from fedbudget.experiments.cells import CellEngine
 from fedbudget.experiments.figures import FIGURES
 from fedbudget.experiments.figures.figure import Claim, Figure, Scope, Table
 from fedbudget.experiments.table import read_rows
@@ -53,8 +53,8 @@ class Made:
 
 def choose(names: Sequence[str], *, with_cnn: bool, engine: str = "in-process") -> list[Figure]:
     """The figures of some names, or of `all`; the first part of a name stands for all that begin with it."""
-    if engine not in get_args(EngineName):
-        raise UserError(f"engine must be one of {', '.join(get_args(EngineName))}, not {engine!r}")
+    if engine not in get_args(CellEngine):
+        raise UserError(f"engine must be one of {', '.join(get_args(CellEngine))}, not {engine!r}")
     figures = {name: figure for name, figure in FIGURES.items() if figure.engine == engine}
     if not names:
         raise UserError(f"which figures? all, or some of {', '.join(figures)}")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 
 from fedbudget.data.dataset import Dataset
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, unknown
 from fedbudget.models.base import Model
 from fedbudget.models.kmeans import KMeans
 from fedbudget.models.linear import LinearRegression
@@ -16,10 +16,10 @@ Build = Callable[[Dataset, int, str], Model]
 
 
 def _cnn(dataset: Dataset, _: int, device: str) -> Model:
-    require_torch("--model cnn")
+    require_torch("`model` cnn")
     if len(dataset.shape) != 3:
         raise UserError(
-            f"--model cnn needs images [channels, height, width]; {dataset.name} has {dataset.features} features"
+            f"`model` cnn needs images [channels, height, width]; {dataset.name} has {dataset.features} features"
         )
     from fedbudget.models.cnn import cnn
     from fedbudget.models.torch_model import TorchModel
@@ -30,7 +30,7 @@ def _cnn(dataset: Dataset, _: int, device: str) -> Model:
 
 
 def _mlp(dataset: Dataset, _: int, device: str) -> Model:
-    require_torch("--model mlp")
+    require_torch("`model` mlp")
     from fedbudget.models.mlp import mlp
     from fedbudget.models.torch_model import TorchModel
 
@@ -51,7 +51,7 @@ MODELS: Mapping[str, Build] = {
 def build(name: str, dataset: Dataset, *, clusters: int = 4, device: str = "auto") -> Model:
     """A model by its name, of the size that the dataset needs."""
     if name not in MODELS:
-        raise UserError(f"unknown model {name!r}; use one of {', '.join(MODELS)}")
+        raise unknown("model", name, MODELS)
     if clusters < 1:
         raise UserError(f"clusters must be at least 1, not {clusters}")
     return MODELS[name](dataset, clusters, device)

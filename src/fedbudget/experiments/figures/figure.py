@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure as Picture
 
 from fedbudget import tasks
-from fedbudget.experiments.cells import EngineName
+from fedbudget.experiments.cells import CellEngine
 from fedbudget.experiments.figures.rows import Rows
 from fedbudget.experiments.sweep import Sweep
 from fedbudget.settings import Settings
@@ -84,7 +84,7 @@ class Figure:
     claims: Callable[[Rows], list[Claim]]
     table: Callable[[Rows], Table] | None = None
     long: bool = False
-    engine: EngineName = "in-process"
+    engine: CellEngine = "in-process"
 
     def settings(self, data_dir: str | None) -> list[Settings]:
         """Of each task, by the paper's method where none is said; accuracy is looked at once, at the end."""

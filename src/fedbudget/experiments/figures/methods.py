@@ -16,7 +16,7 @@ from fedbudget.experiments.figures.figure import CASES, TAUS, Claim, Figure, Sco
 from fedbudget.experiments.figures.rows import Row, Rows, distinct, mean, where
 from fedbudget.experiments.figures.style import BASELINE, COLOURS, finish, panels
 from fedbudget.experiments.sweep import Sweep
-from fedbudget.settings import Settings
+from fedbudget.settings import Eta, Settings
 
 REGRET = 0.03
 """Of the way from the best to the worst fixed τ: ours is never further from the best."""
@@ -75,7 +75,7 @@ def tasks_in(rows: Rows) -> dict[str, list[Row]]:
     return found
 
 
-def _runs(ours: float | str) -> Callable[[Settings, Scope], Sweep]:
+def _runs(ours: Eta) -> Callable[[Settings, Scope], Sweep]:
     def runs(base: Settings, scope: Scope) -> Sweep:
         taus = scope.some(TAUS, (1, 3, 10, 30, 100))
         cases: dict[str, Any] = {"case": CASES, "seeds": scope.runs}
