@@ -54,6 +54,11 @@ def unknown(what: str, name: str, known: Iterable[str], otherwise: str | None = 
     ("unknown model 'sofmax'; did you mean softmax?", "unknown model 'resnet'; use one of svm, softmax")
     """
     names = list(known)
-    near = get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]}?" if near else otherwise or f"use one of {', '.join(names)}"
+    hint = suggestion(name, names) or otherwise or f"use one of {', '.join(names)}"
     return UserError(f"unknown {what} {name!r}; {hint}")
+
+
+def suggestion(name: str, known: Iterable[str]) -> str | None:
+    """A question for the name that was probably meant, if one is near."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else None

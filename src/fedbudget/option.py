@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from fedbudget.errors import UserError, unknown
+from fedbudget.errors import UserError, suggestion
 
 T = TypeVar("T")
 _FINITE = sys.float_info.max
@@ -27,61 +27,37 @@ Positive = Annotated[float, Meta(gt=0, le=_FINITE)]
 Group = Literal["most used", "data", "model", "budget", "method", "network", "output", "engine"]
 """What options belong to, in the order of help."""
 
-
 REQUIRED: Any = MISSING
+"""In place of the default of an option that must be given."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Option:
-    """What is said about an option, and who has it; see `option`."""
-
-    help: str
-    group: Group
-    commands: Sequence[str] | None
-    shown: str | None
-    defaults: Mapping[str, Any]
-    helps: Mapping[str, str]
-    values: Sequence[str] | Callable[[str], Sequence[str]]
-    argument: bool
-
-
-def option(
-    default: T,
-    help: str,
-    group: Group,
-    commands: Sequence[str] | None = None,
-    *,
-    shown: str | None = None,
-    defaults: Mapping[str, Any] | None = None,
-    helps: Mapping[str, str] | None = None,
-    values: Sequence[str] | Callable[[str], Sequence[str]] = (),
-    common: bool = False,
-    argument: bool = False,
-) -> T:
-    """A field of a dataclass that is an option.
+    """What is said about an option, and who has it.
 
     Args:
-      default: of the field; `REQUIRED` where there is none.
       help: what it means, in a sentence.
-      commands: those of the command line that have it; all that have its dataclass when not given.
+      commands: those of the command line that have it; as its dataclass says when not given.
       shown: the default as help shows it, where the field's own does not say it.
       defaults: of commands where it is not the field's, by their name; Flower's run-config is `flower`.
       helps: what it means in commands where it means something else.
       values: what can be completed by a shell, besides what the type says; or what finds it from how it begins.
-      common: whether it is one of the few that most people need.
       argument: whether it is a place on the command line, without a name.
     """
-    about = Option(
-        help=help,
-        group="most used" if common else group,
-        commands=commands,
-        shown=shown,
-        defaults=defaults or {},
-        helps=helps or {},
-        values=values,
-        argument=argument,
-    )
-    declared: Any = field(default=default, metadata={"option": about})
+
+    help: str
+    group: Group
+    commands: Sequence[str] | None = None
+    shown: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    helps: Mapping[str, str] = field(default_factory=dict)
+    values: Sequence[str] | Callable[[str], Sequence[str]] = ()
+    argument: bool = False
+
+
+def option(default: T, help: str, group: Group, commands: Sequence[str] | None = None, **more: Any) -> T:
+    """A field of a dataclass that is an option."""
+    declared: Any = field(default=default, metadata={"option": Option(help, group, commands, **more)})
     return declared  # type: ignore[no-any-return]
 
 
@@ -92,6 +68,7 @@ class Declaration:
     Args:
       kinds: the classes that its type is made of, without ranges, words and None.
       words: the words that it may be.
+      commands: those that have it; all that have its dataclass when None.
     """
 
     name: str
@@ -100,6 +77,7 @@ class Declaration:
     default: Any
     kinds: tuple[Any, ...]
     words: tuple[str, ...]
+    commands: Sequence[str] | None
 
     @property
     def required(self) -> bool:
@@ -107,7 +85,7 @@ class Declaration:
 
     def within(self, command: str) -> bool:
         """Whether a command has it."""
-        return self.option.commands is None or command in self.option.commands
+        return self.commands is None or command in self.commands
 
     def converted(self, value: object, *, text: bool = False) -> Any:
         """The value as the type has it; what does not fit is refused.
@@ -118,11 +96,9 @@ class Declaration:
         try:
             return msgspec.convert(self._plain(value), self.type, strict=not (text and isinstance(value, str)))
         except msgspec.ValidationError:
-            message = f"`{self.name}` must be {self.expected}, not {value!r}"
-        if isinstance(value, str) and self.words:
-            _, _, hint = str(unknown("", value, self.words, "")).partition("; ")
-            message += f"; {hint}" if hint.endswith("?") else ""
-        raise UserError(message)
+            hint = suggestion(value, self.words) if isinstance(value, str) else None
+            wrong = f"`{self.name}` must be {self.expected}, not {value!r}"
+            raise UserError(f"{wrong}; {hint}" if hint else wrong) from None
 
     @property
     def listed(self) -> bool:
@@ -158,14 +134,16 @@ def declarations(cls: type[Any]) -> Mapping[str, Declaration]:
 
 def _read(cls: type[Any]) -> Mapping[str, Declaration]:
     hints = get_type_hints(cls, include_extras=True)
-    found: dict[str, Declaration] = {}
+    declared: dict[str, Declaration] = {}
     for each in fields(cls):
         hint = hints[each.name]
         parts = _parts(hint)
         words = tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
         kinds = tuple(part for part in parts if get_origin(part) is not Literal and part is not NoneType)
-        found[each.name] = Declaration(each.name, hint, each.metadata["option"], each.default, kinds, words)
-    return found
+        option: Option = each.metadata["option"]
+        commands = option.commands or getattr(cls, "COMMANDS", None)
+        declared[each.name] = Declaration(each.name, hint, option, each.default, kinds, words, commands)
+    return declared
 
 
 def _parts(hint: Any) -> list[Any]:

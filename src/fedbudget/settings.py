@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape, glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypedDict, Unpack
 
 import tomli_w
 from msgspec import Meta
@@ -46,8 +46,7 @@ FEDERATED = ("frugal", "paper")
 
 _RUN, _COMPARE, _NETWORK = ("run",), ("run", "compare"), ("serve", "local")
 _ONE_RUN = ("run", "serve", "local")
-_TRAINING = (*_ONE_RUN, "compare")
-_DATA = (*_TRAINING, "join")
+_DATA = (*_ONE_RUN, "compare", "join")
 
 
 def _dataset_names(start: str) -> list[str]:
@@ -65,18 +64,21 @@ class Settings:
     taken instead depends on the other settings and on the data.
     """
 
-    model: str = option("svm", f"What is trained: {in_words(MODELS)}.", "model", _TRAINING, values=MODELS, common=True)
+    COMMANDS: ClassVar = ("run", "serve", "local", "compare")
+
+    model: str = option("svm", f"What is trained: {in_words(MODELS)}.", "most used", values=MODELS)
     dataset: str = option(
         "digits",
         f"{', '.join(DATASETS)}, or a path: a .csv, a .npz, or a folder with one per node.",
-        *("data", _DATA),
+        "most used",
+        _DATA,
         values=_dataset_names,
-        common=True,
     )
     data_dir: str | None = option(
         None,
         "Where datasets are looked for first.",
-        *("data", (*_DATA, "sweep")),
+        "data",
+        (*_DATA, "sweep"),
         shown="FEDBUDGET_DATA, then the cache folder",
     )
     target: str | None = option(None, "The CSV column to predict.", "data", _DATA, shown="the last")
@@ -88,45 +90,43 @@ class Settings:
     nodes: Count | None = option(
         None,
         "How many nodes.",
-        *("data", _TRAINING),
+        "most used",
         shown="5, or one per file",
         defaults={"local": 5},
         helps={
             "serve": "How many nodes to wait for before the first round.  [default: --min-nodes]",
             "local": "How many node processes to start.  [default: 5]",
         },
-        common=True,
     )
     partition: str | None = option(
         None,
         "How data is spread: case:N, dirichlet:ALPHA, draw:SAMPLES or files.",
-        *("data", (*_ONE_RUN, "join")),
+        "data",
+        (*_ONE_RUN, "join"),
         shown="case:1, or files for a folder",
     )
     method: Method = option(
         "frugal",
         "frugal (drift corrected, no gradients sent), paper (to the letter), or a baseline: centralized or "
         "asynchronous gradient descent.",
-        *("method", _TRAINING),
-        common=True,
+        "most used",
     )
     drift_correction: bool | None = option(
-        None, "Correct local updates for drift.", "method", _TRAINING, shown="as the method has it"
+        None, "Correct local updates for drift.", "method", shown="as the method has it"
     )
     delta: Delta | None = option(
-        None, "Estimate δ from parameters or gradient.", "method", _TRAINING, shown="as the method has it"
+        None, "Estimate δ from parameters or gradient.", "method", shown="as the method has it"
     )
     tau: Tau = option("adaptive", "adaptive, or a fixed number of local updates per round (τ).", "method", _ONE_RUN)
     budget: tuple[str, ...] = option(
         ("time=15s",),
         "What may be spent, once for each resource: time=15s, energy=500J, bytes=20MB, cpu=30s, money=0.40.",
-        *("budget", _TRAINING),
-        common=True,
+        "most used",
     )
     costs: CostSource = option(
         "simulated",
         "simulated (the paper's prototype) or measured (clocks and meters of the machines).",
-        *("budget", _TRAINING),
+        "budget",
         defaults=dict.fromkeys(("serve", "local", "flower"), "measured"),
     )
     aggregation_factor: Positive = option(
@@ -136,22 +136,20 @@ class Settings:
         None, "Of each node, with asynchronous: 4,4,1,1,1.", "method", _RUN, shown="two of five are fast"
     )
     participation: Chance = option(1.0, "The chance of a node to take part in a round, simulated.", "method", _COMPARE)
-    batch_size: BatchSize | None = option(None, "Samples in a mini-batch, or full.", "method", _TRAINING, shown="100")
-    step_size: Eta | None = option(
-        None, "Step size η, or auto.", "method", _TRAINING, shown="auto with frugal, else 0.01"
-    )
+    batch_size: BatchSize | None = option(None, "Samples in a mini-batch, or full.", "method", shown="100")
+    step_size: Eta | None = option(None, "Step size η, or auto.", "method", shown="auto with frugal, else 0.01")
     phi: Positive | None = option(
         None,
         "Control parameter φ; larger gives smaller τ.",
-        *("method", _TRAINING),
+        "method",
         shown="0.0025 with drift correction; else 0.025, or 5e-5 for cnn",
     )
-    gamma: Gamma = option(10.0, "How many times the last τ the next may be.", "method", _TRAINING)
-    tau_max: Count = option(100, "The largest τ.", "method", _TRAINING)
+    gamma: Gamma = option(10.0, "How many times the last τ the next may be.", "method")
+    tau_max: Count = option(100, "The largest τ.", "method")
     seed: Seed = option(0, "Of everything random.", "method", (*_ONE_RUN, "join"))
     rounds: Count | None = option(None, "The most rounds to make, besides the budget.", "budget", _ONE_RUN)
     evaluations: Count = option(50, "At how many points of a run, at most, accuracy is looked at.", "output", _ONE_RUN)
-    clusters: Count = option(4, "Clusters of kmeans.", "model", _TRAINING)
+    clusters: Count = option(4, "Clusters of kmeans.", "model")
     device: str = option(
         "auto", "Where PyTorch computes: auto, cpu, cuda.", "model", _DATA, values=("auto", "cpu", "cuda")
     )
@@ -159,16 +157,17 @@ class Settings:
     round_timeout: Positive | None = option(
         None,
         "Seconds until nodes that have not reported are left out of a round.",
-        *("network", _NETWORK),
+        "network",
+        _NETWORK,
         shown="from what rounds took",
     )
     compress: Compression | None = option(
         None, "How parameters are sent: none, 16-bit or 8-bit.", "network", _NETWORK, shown="none"
     )
-    watts: NotNegative = option(5.0, "Power of a node, for energy.", "budget", _TRAINING)
-    joules_per_byte: NotNegative = option(1e-6, "Energy of sending a byte.", "budget", _TRAINING, shown="1e-6")
-    price_per_hour: NotNegative = option(0.1, "Of a node, for money.", "budget", _TRAINING)
-    price_per_gigabyte: NotNegative = option(0.1, "Of sending, for money.", "budget", _TRAINING)
+    watts: NotNegative = option(5.0, "Power of a node, for energy.", "budget")
+    joules_per_byte: NotNegative = option(1e-6, "Energy of sending a byte.", "budget", shown="1e-6")
+    price_per_hour: NotNegative = option(0.1, "Of a node, for money.", "budget")
+    price_per_gigabyte: NotNegative = option(0.1, "Of sending, for money.", "budget")
 
     def __post_init__(self) -> None:
         for name, declared in declarations(Settings).items():
@@ -366,5 +365,5 @@ def node_arguments(settings: Settings) -> list[str]:
 
 def defaults_of(command: str) -> dict[str, Any]:
     """What a command takes where nothing is given, where that is not the field's default."""
-    found = declarations(Settings).items()
-    return {name: declared.option.defaults[command] for name, declared in found if command in declared.option.defaults}
+    by_name = {name: declared.option.defaults for name, declared in declarations(Settings).items()}
+    return {name: defaults[command] for name, defaults in by_name.items() if command in defaults}

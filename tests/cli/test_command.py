@@ -138,6 +138,8 @@ class TestCompletion:
             (["run", "--engine", ""], ["in-process", "ray"]),
             (["run", "--step-size", ""], ["auto"]),
             (["run", "--step-"], ["--step-size"]),
+            (["data", "get", "c"], ["cifar-10"]),
+            (["tasks", "linear"], ["linear-energy"]),
             (["swe"], ["sweep"]),
         ],
     )

@@ -1,7 +1,6 @@
 """The command `fedbudget`. Exit codes: 0 done, 1 the work failed, 2 the command was wrong."""
 
 import sys
-from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
@@ -26,7 +25,7 @@ from fedbudget.cli import (
     tasks,
 )
 from fedbudget.cli.parameters import GroupedCommand
-from fedbudget.errors import UserError, WorkError, flag
+from fedbudget.errors import UserError, WorkError, flag, suggestion
 
 typer.core.HAS_RICH = False  # help is plain text here; Typer would escape brackets in it for Rich all the same
 
@@ -86,8 +85,8 @@ def _code(arguments: list[str] | None) -> int:
         # Typer's own errors of usage, whichever module they come from in the version at hand.
         if not hasattr(error, "format_message"):
             raise
-        near = get_close_matches(getattr(error, "option_name", ""), getattr(error, "possibilities", None) or (), n=1)
-        message = f"{error.args[0]}; did you mean {near[0]}?" if near else error.format_message()
+        hint = suggestion(getattr(error, "option_name", ""), getattr(error, "possibilities", None) or ())
+        message = f"{error.args[0]}; {hint}" if hint else error.format_message()
         return _complain(message, 2) if message else 2
 
 

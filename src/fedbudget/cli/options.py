@@ -14,7 +14,6 @@ from fedbudget.errors import UserError
 from fedbudget.option import REQUIRED, Count, declarations, option
 from fedbudget.settings import EngineName, Settings, defaults_of
 
-_TRAINING = ("run", "serve", "local", "compare")
 _ONE_RUN = ("run", "serve", "local")
 _OWN_DATA = ("serve", "join")
 
@@ -25,8 +24,8 @@ class Given(dict[str, Any]):
 
 def run_folders(start: str) -> list[str]:
     """Folders of runs whose path begins so."""
-    found = [glob(f"{escape(start)}{more}/config.toml") for more in ("*", "*/*")]  # noqa: PTH207, may be absolute
-    return sorted(str(Path(path).parent) for paths in found for path in paths)
+    configs = [glob(f"{escape(start)}{more}/config.toml") for more in ("*", "*/*")]  # noqa: PTH207, may be absolute
+    return sorted(str(Path(path).parent) for paths in configs for path in paths)
 
 
 @dataclass(frozen=True)
@@ -36,16 +35,18 @@ class SourceOptions:
     task: str | None = option(
         None,
         "Settings by a name, such as svm-sgd-mnist; see fedbudget tasks.",
-        *("most used", _TRAINING),
+        "most used",
+        Settings.COMMANDS,
         values=lambda _: tasks.names(),
     )
     config: Path | None = option(
-        None, "A TOML file with settings; options given here come first.", "most used", _TRAINING
+        None, "A TOML file with settings; options given here come first.", "most used", Settings.COMMANDS
     )
     case: int | None = option(
         None,
         "How data is spread: the paper's case 1, 2, 3 or 4; short for --partition case:N.",
-        *("most used", (*_ONE_RUN, "join")),
+        "most used",
+        (*_ONE_RUN, "join"),
         shown="1",
     )
 
@@ -57,14 +58,16 @@ class OutputOptions:
     out: Path | None = option(
         None,
         "The run's folder.",
-        *("most used", (*_ONE_RUN, "sweep")),
+        "most used",
+        (*_ONE_RUN, "sweep"),
         shown="a new one in runs/",
         helps={"sweep": "The sweep's folder.  [default: sweeps/ and the file's name]"},
     )
     track: tuple[str, ...] = option(
         (),
         "Where the run is followed too: mlflow or tensorboard; may be repeated.",
-        *("output", _ONE_RUN),
+        "output",
+        _ONE_RUN,
         values=("mlflow", "tensorboard"),
     )
     dashboard: bool = option(False, "Show the run in a web page while it is made.", "output", _ONE_RUN)
@@ -116,13 +119,15 @@ class NodeOptions:
     data: Path | None = option(
         None,
         "The node's own samples: a .csv, a .npz, or images in IDX (…-images-idx3-ubyte).",
-        *("most used", _OWN_DATA),
+        "most used",
+        _OWN_DATA,
     )
     labels: Path | None = option(None, "The labels that go with --data in IDX.", "data", _OWN_DATA, shown="beside it")
     shard: str | None = option(
         None,
         "For trials, in place of --data: of --dataset the share of node I among N, as I/N or I-J/N.",
-        *("data", _OWN_DATA),
+        "data",
+        _OWN_DATA,
     )
     energy_meter: str | None = option(
         None,
