@@ -33,8 +33,10 @@ class TestARun:
         [
             ({"speed": 1}, "unknown key 'speed'"),
             ({"phi.a": 1}, "unknown key 'phi.a'"),
-            ({"tau": 2.5}, "tau = 2.5 has the wrong type"),
-            ({"budget": 3}, "budget = 3 has the wrong type"),
+            ({"tau": 2.5}, r"app.config\]: tau must be adaptive or a whole number of at least 1, not 2\.5"),
+            ({"budget": 3}, "budget must be a list of texts, not 3"),
+            ({"step-sise": 1}, r"unknown key 'step-sise'; did you mean step-size\?"),
+            ({"method": "centralized", "step-size": "auto"}, r"app.config\]: centralized descent needs a step-size"),
             ({"budget": "time=60s,love=3"}, "love"),
             ({"method": "centralized"}, "has no nodes; use frugal or paper"),
             ({"compress": "8-bit"}, "compress is not for Flower"),

@@ -13,9 +13,9 @@ from pathlib import Path
 from flwr.app import UserConfigValue
 
 from fedbudget.engines.remote.node_data import NodeData
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, key
 from fedbudget.launch.node_data import all_shares, from_file
-from fedbudget.settings import FEDERATED, Settings, checked
+from fedbudget.settings import FEDERATED, Settings, defaults_of, read_settings
 
 Config = Mapping[str, UserConfigValue]
 """As Flower reads it: names, and texts, numbers or truths."""
@@ -23,7 +23,7 @@ Config = Mapping[str, UserConfigValue]
 PARTITION, PARTITIONS = "partition-id", "num-partitions"
 """Flower's own keys of a node's configuration, for its share of a dataset."""
 
-_WHERE = Path("[tool.flwr.app.config]")
+_WHERE = "[tool.flwr.app.config]"
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,13 @@ class Wanted:
 
 def wanted(config: Config) -> Wanted:
     """What a run's configuration asks for."""
-    given = {key: value for key, value in config.items() if value != ""}
+    given = {name: value for name, value in config.items() if value != ""}
     out, test = _text(given, "out"), _text(given, "test")
-    found = {key: _limits(value) if key == "budget" else value for key, value in given.items()}
-    for own in ("out", "test"):
-        found.pop(own, None)
-    settings = Settings(**{"costs": "measured", **checked(_WHERE, found)})
+    found = read_settings(given, _WHERE, also=("out", "test"))
+    try:
+        settings = Settings(**{**defaults_of("flower"), **found})
+    except UserError as error:
+        raise UserError(f"{_WHERE}: {error.spelled(key)}") from None
     if settings.method not in FEDERATED:
         raise UserError(f"{_WHERE}: method = {settings.method!r} has no nodes; use {' or '.join(FEDERATED)}")
     if settings.compress not in (None, "none"):
@@ -84,23 +85,15 @@ def partition(node: Config) -> int | None:
 _shares = lru_cache(maxsize=1)(all_shares)
 
 
-def _limits(value: UserConfigValue) -> UserConfigValue | list[str]:
-    """
-    >>> _limits("time=60s, bytes=20MB")
-    ['time=60s', 'bytes=20MB']
-    """
-    return [limit.strip() for limit in value.split(",")] if isinstance(value, str) else value
-
-
-def _text(config: Config, key: str) -> str | None:
-    value = config.get(key)
+def _text(config: Config, name: str) -> str | None:
+    value = config.get(name)
     if value is not None and not isinstance(value, str):
-        raise UserError(f"{key} = {value!r} must be a text, in quotes")
+        raise UserError(f"{name} = {value!r} must be a text, in quotes")
     return value
 
 
-def _whole(config: Config, key: str) -> int:
-    value = config[key]
+def _whole(config: Config, name: str) -> int:
+    value = config[name]
     if not isinstance(value, int) or isinstance(value, bool):
-        raise UserError(f"{key} = {value!r} must be a whole number")
+        raise UserError(f"{name} = {value!r} must be a whole number")
     return value
