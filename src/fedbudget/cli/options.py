@@ -104,10 +104,7 @@ class SecurityOptions:
         None, "Who signs the certificates that nodes must have, for mutual TLS.", "network", ("serve",)
     )
     token_file: Path | None = option(
-        None,
-        "A file with the token of all nodes, or a line NAME TOKEN for each.",
-        "network",
-        shown="FEDBUDGET_TOKEN",
+        None, "A file with the token of all nodes, or a line NAME TOKEN for each.", "network", shown="FEDBUDGET_TOKEN"
     )
     insecure: bool = option(False, "Plain text, readable by all, also beyond this machine.", "network")
 
@@ -117,10 +114,7 @@ class NodeOptions:
     """What a machine that holds data has."""
 
     data: Path | None = option(
-        None,
-        "The node's own samples: a .csv, a .npz, or images in IDX (…-images-idx3-ubyte).",
-        "most used",
-        _OWN_DATA,
+        None, "The node's own samples: a .csv, a .npz, or images in IDX (…-images-idx3-ubyte).", "most used", _OWN_DATA
     )
     labels: Path | None = option(None, "The labels that go with --data in IDX.", "data", _OWN_DATA, shown="beside it")
     shard: str | None = option(
