@@ -65,7 +65,7 @@ class TestCompletion:
             (["compare", "--dataset", "m"], ["mnist"]),
             (["serve", "--task", "svm-"], ["svm-dgd-mnist", "svm-digits", "svm-sgd-mnist"]),
             (["local", "--method", ""], ["frugal", "paper", "centralized", "asynchronous"]),
-            (["run", "--engine", ""], ["in-process", "ray"]),
+            (["run", "--engine", ""], ["in-process", "ray", "network"]),
             (["run", "--step-size", ""], ["auto"]),
             (["run", "--step-"], ["--step-size"]),
             (["data", "get", "c"], ["cifar-10"]),
