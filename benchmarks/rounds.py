@@ -186,9 +186,9 @@ def _say(words: dict[str, Any]) -> None:
 
 
 def _aggregate_ours(case: Case, certificates: Path | None, opened: Callable[[int], None]) -> dict[str, list[float]]:
-    from fedbudget.deployment import ServerOptions, serving
     from fedbudget.engines.grpc.server import AggregatorServer
     from fedbudget.engines.remote.round import CollectedRound
+    from fedbudget.launch.serve import ServerOptions, serving
     from fedbudget.runs.checkpoint import Checkpoint
     from fedbudget.settings import Settings
     from fedbudget.training import execute

@@ -55,7 +55,7 @@ def carry_out(
     interrupted: Callable[[History], bool] = lambda history: False,
 ) -> tuple[Outcome, History]:
     history: History = []
-    outcome = centralized.run(
+    outcome = centralized.CentralizedEngine(
         given.model,
         given.table,
         w=given.start(3),
@@ -65,8 +65,8 @@ def carry_out(
         meters=meters,
         ledger=centralized.open_ledger(meters, TRIP),
         rounds=rounds,
-        observe=lambda round_, broadcast: history.append((round_, broadcast)),
-        interrupted=lambda: interrupted(history),
+    ).run(
+        observe=lambda round_, broadcast: history.append((round_, broadcast)), interrupted=lambda: interrupted(history)
     )
     return outcome, history
 
@@ -176,7 +176,7 @@ class TestBudget:
             watched += time.perf_counter() - began
 
         began = time.perf_counter()
-        outcome = centralized.run(
+        outcome = centralized.CentralizedEngine(
             given.model,
             given.table,
             w=given.start(3),
@@ -185,8 +185,7 @@ class TestBudget:
             seed=0,
             meters=meters,
             ledger=ledger,
-            observe=observe,
-        )
+        ).run(observe=observe)
         own = time.perf_counter() - began - watched
         assert watched > 0.1
         assert outcome.ledger.spent[0] == pytest.approx(own, rel=0.1, abs=0.05)

@@ -72,7 +72,7 @@ def test_sums_are_those_of_the_reports() -> None:
         assert expected.w is not None
         assert sums.mean(sums.w).tobytes() == expected.mean(expected.w).tobytes()
         assert sums.nodes == effort.nodes == len(reports)
-        assert sums.everyone == sum(len(fleet.shards.rows_of(0)) for fleet, was in zip(other, met, strict=True) if was)
+        assert sums.all_data == sum(len(fleet.shards.rows_of(0)) for fleet, was in zip(other, met, strict=True) if was)
 
 
 def test_nobody_here_is_no_sums_and_no_effort_and_they_are_told_the_news_later() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from flwr.app import Context, RecordDict
 
 import fedbudget
-from fedbudget.engines.flower.aggregator import aggregate
+from fedbudget.flower import aggregate
 from fedbudget.training import Result
 from support.flower_grid import LocalGrid, asked, partitions
 

@@ -31,7 +31,8 @@ from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.engines.remote.task import Task, agree
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.aggregator import Aggregator, Outcome
-from fedbudget.protocol.messages import Broadcast, Report, Request
+from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.method import Method
 from fedbudget.step_size import FixedStep
 from support.problems import CHEAP
 
@@ -41,19 +42,10 @@ COSTS = NodeCosts(0.001, 0.002, 0.001, 0.002)
 LONG = 20.0
 """Seconds that nothing takes."""
 
-METHODS: dict[str, tuple[Request, dict[str, Any]]] = {
-    "fixed": (
-        Request(estimate=False, gradient=False, curvature=False, drift=False),
-        {"controller": FixedTau(3), "delta": "parameters"},
-    ),
-    "paper": (
-        Request(estimate=True, gradient=True, curvature=False, drift=False),
-        {"controller": AdaptiveTau(phi=0.01, tau_max=8)},
-    ),
-    "frugal": (
-        Request(estimate=True, gradient=False, curvature=False, drift=True),
-        {"controller": AdaptiveTau(tau_max=8, leap=True), "correct_drift": True, "delta": "parameters"},
-    ),
+METHODS = {
+    "fixed": Method(FixedTau(3), FixedStep(0.1), delta="parameters"),
+    "paper": Method(AdaptiveTau(phi=0.01, tau_max=8), FixedStep(0.1)),
+    "frugal": Method(AdaptiveTau(tau_max=8, leap=True), FixedStep(0.1), correct_drift=True, delta="parameters"),
 }
 
 _SIZES = (14, 20, 11, 17)
@@ -75,14 +67,14 @@ def node_data(node: int) -> NodeData:
 
 def task(method: str = "frugal", compress: Kind = "none", batch: int | None = None) -> Task:
     samples = agree([node_data(node).samples() for node in range(len(_SIZES))])
-    return Task("svm", FEATURES, batch, 7, {}, compress, 8, samples, METHODS[method][0])
+    return Task("svm", FEATURES, batch, 7, {}, compress, 8, samples, METHODS[method].request)
 
 
 def aggregator(method: str = "frugal", **more: Any) -> Aggregator:
     """With costs that do not matter."""
     start = np.zeros(FEATURES, np.float32)
-    how = {"budget": Budget({"time": 1e6}), "step_size": FixedStep(0.1), "expected": CHEAP, **METHODS[method][1]}
-    return Aggregator(start, **{**how, **more})
+    known: dict[str, Any] = {"method": METHODS[method], "budget": Budget({"time": 1e6}), "expected": CHEAP}
+    return Aggregator(start, **{**known, **more})
 
 
 def without_network(

@@ -24,6 +24,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedbudget.arrays import Float32, Int64
+from fedbudget.launch.method import build_method
+from fedbudget.runs.checkpoint import Checkpoint
+from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
 
 FEDBUDGET = str(Path(sys.executable).with_name("fedbudget"))
@@ -206,6 +209,11 @@ def wait_until(condition: Callable[[], T | None]) -> T:
         assert time.monotonic() - began < PATIENCE, "it has not come to pass"
         time.sleep(0.02)
     return found
+
+
+def checkpoint(run: Path) -> Checkpoint:
+    """The last checkpoint of a run, read as its settings say."""
+    return Checkpoint.load(run, build_method(Run.open(run).settings))
 
 
 def records(folder: Path) -> list[RoundRecord]:

@@ -24,7 +24,7 @@ OPTIONS = ["--model", "softmax", "--costs", "simulated", "--budget", "time=3s", 
 # a crash or a power cut would.
 KILLED = """
 import os, signal, sys, time
-from fedbudget import deployment
+from fedbudget import training
 from fedbudget.cli.main import main
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget import atomic_file
@@ -33,7 +33,7 @@ from fedbudget.runs.folder import MODEL, RunWriter, _line
 from fedbudget.runs.record import RoundRecord
 
 phase, when, ahead = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-deployment.rounds_ahead = lambda parameters: ahead
+training.rounds_ahead = lambda parameters: ahead
 begin, finish, save, append, replace = (
     AggregatorServer.begin, AggregatorServer.finish, Checkpoint.save, RunWriter.append, atomic_file.replace
 )

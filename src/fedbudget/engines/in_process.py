@@ -7,41 +7,38 @@ from dataclasses import replace
 import numpy as np
 
 from fedbudget.arrays import Flags
-from fedbudget.engines import simulation
-from fedbudget.engines.simulation import Effort, Observer
+from fedbudget.engines.simulation import Effort, SimulationEngine, clock
 from fedbudget.meters.measured import Instant
 from fedbudget.meters.meter import Meters, RoundTrip
-from fedbudget.protocol.aggregator import Aggregator, Outcome
+from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
 
 
-def run(
-    aggregator: Aggregator,
-    fleets: Sequence[Fleet],
-    meters: Meters,
-    *,
-    observe: Observer,
-    interrupted: Callable[[], bool] = lambda: False,
-    present: Iterator[Sequence[Fleet]] | None = None,
-) -> Outcome:
-    """Carries messages between aggregator and fleets until the budget is spent.
+class InProcessEngine(SimulationEngine):
+    """Aggregator and fleets in this process.
 
     Args:
       present: the fleets that take part, round after round; all in each when not given.
-      interrupted: asked after every round; when it says so, the run ends with what it has.
     """
-    nodes = FleetsHere(simulation.clock(meters), present or itertools.repeat(fleets))
-    return simulation.run(aggregator, nodes, meters, observe=observe, interrupted=interrupted)
+
+    def __init__(
+        self,
+        aggregator: Aggregator,
+        fleets: Sequence[Fleet],
+        meters: Meters,
+        present: Iterator[Sequence[Fleet]] | None = None,
+    ) -> None:
+        super().__init__(aggregator, InProcessNodes(clock(meters), present or itertools.repeat(fleets)), meters)
 
 
-class FleetsHere:
+class InProcessNodes:
     """Fleets in this process.
 
     Args:
       now: reads the clock.
       present: the fleets that take part, round after round.
-      before: those in the round before, who need no news.
+      before: those in the round before, who have nothing to catch up on.
     """
 
     def __init__(
@@ -90,7 +87,7 @@ def trial(fleets: Sequence[Fleet], first: Broadcast) -> RoundTrip:
     Args:
       first: what a run's first broadcast says, but for τ and stop.
     """
-    nodes, trips = FleetsHere(Instant.now, itertools.repeat(fleets)), []
+    nodes, trips = InProcessNodes(Instant.now, itertools.repeat(fleets)), []
     for number in (1, 2, 3):
         broadcast, mark = replace(first, round=number, tau=1, stop=False), Instant.now()
         _, effort = nodes.answer(broadcast)

@@ -13,17 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32, Float64, Int64
+from fedbudget.errors import FedbudgetError
 
 _SCALAR = 8  # bytes of a number
 _HEADER = 32  # bytes of all flags, and of the fields below
 _IN_HEADER = frozenset({"round", "tau", "eta", "nodes", "sizes"})
 
 
-class LocalError(RuntimeError):
+class LocalError(FedbudgetError, RuntimeError):
     """This side used the protocol in a wrong order: a mistake in the engine."""
 
 
-class PeerError(ValueError):
+class PeerError(FedbudgetError, ValueError):
     """The other side said something that the protocol does not allow."""
 
 
@@ -101,6 +102,12 @@ class Broadcast:
     def __post_init__(self) -> None:
         if self.request.drift != (self.drift is not None):
             raise ValueError("a broadcast says how drift is corrected where that is asked for, and only there")
+
+    @classmethod
+    def first(cls, w: Float32, eta: float, request: Request) -> "Broadcast":
+        """What a run begins with, with τ=1: for a trial round, say."""
+        drift = Drift(correct=True, share=1.0) if request.drift else None
+        return cls(1, w, 1, eta, request, best=False, stop=False, drift=drift)
 
     @property
     def report_fields(self) -> frozenset[str]:

@@ -10,9 +10,10 @@ from flwr.app import Context, RecordDict
 
 import fedbudget
 from fedbudget.data.dataset import Dataset, Part
-from fedbudget.engines.flower import client_app, mailbox, server
+from fedbudget.engines.flower import mailbox
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.errors import UserError
+from fedbudget.flower import client_app, server
 from fedbudget.runs.folder import Run
 from support.flower_grid import LocalGrid, asked, partitions
 from support.flower_runs import FIXED, here, local, run

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from fedbudget.engines.flower import mailbox, records
 from fedbudget.errors import WorkError
+from fedbudget.launch.inputs import batch_of
+from fedbudget.launch.meters import build_meters
+from fedbudget.launch.simulate import simulate
 from fedbudget.meters.meter import RoundTrip
-from fedbudget.plan import meters_of, prepare
 from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
@@ -237,9 +239,9 @@ def test_whatever_nodes_fail_it_is_as_if_they_were_absent(failed: set[tuple[int,
     found = run(tmp_path / secrets.token_hex(4), local=ours)
 
     how = Settings(**{**FIXED, "nodes": 3, "budget": (FIXED["budget"],)})
-    plan, meters = prepare(how), meters_of(how)
+    plan, meters = simulate(how), build_meters(how)
     fleets = [
-        Fleet(plan.model, plan.fleet.shards.only([node]), batch=plan.fleet.sampler.batch, seed=3, numbers=[node])
+        Fleet(plan.model, plan.shards.only([node]), batch=batch_of(plan.settings), seed=3, numbers=[node])
         for node in range(3)
     ]
     assert plan.aggregator is not None

@@ -14,8 +14,8 @@ from fedbudget.arrays import Float32
 from fedbudget.engines.flower import records
 from fedbudget.engines.remote.costs import NodeCosts, pack_costs
 from fedbudget.engines.remote.messages import Hello, RoundRequest, Welcome
-from fedbudget.protocol.memory import FleetState
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report, Request
+from fedbudget.protocol.state import FleetState
 from support.flower_grid import carried
 from support.methods import METHODS, bits, new_aggregator, nodes, one_round, simulated_time
 from support.networked import node_data, task

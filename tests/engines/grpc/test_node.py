@@ -24,8 +24,8 @@ from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.task import agree
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
+from fedbudget.launch.node_data import from_file
 from fedbudget.protocol.aggregator import Aggregator
-from fedbudget.shares import from_file
 from support.methods import bits
 from support.networked import LONG, METHODS, RUN, aggregator, network, node_data, task, until, without_network
 
@@ -88,13 +88,7 @@ def test_raw_data_never_leave_a_node(sent: list[bytes], stored: str, method: str
 
 def large_aggregator(method: str, start: Any) -> Aggregator:
     known = aggregator(method)
-    return Aggregator(
-        start,
-        budget=known.ledger.budget,
-        expected=known.ledger.costs,
-        step_size=known._step_size,
-        **METHODS[method][1],
-    )
+    return Aggregator(start, method=METHODS[method], budget=known.ledger.budget, expected=known.ledger.costs)
 
 
 def only_known_fields(data: bytes) -> Any:
@@ -127,7 +121,7 @@ def test_of_a_csv_only_means_and_deviations_are_told(tmp_path: Path) -> None:
         np.testing.assert_allclose(samples.features.deviation, x.std(axis=0))
         np.testing.assert_allclose(samples.target.mean, [values.mean()])
         sizes.append(len(message))
-    assert abs(sizes[0] - sizes[1]) <= 2  # a hundred times as many samples take a longer number
+    assert abs(sizes[0] - sizes[1]) <= 2  # a hundred times as many samples take a wider number
     with pytest.raises(UserError, match="has 9 samples; to be standardised it needs 10"):
         from_file(csv(tmp_path, 9)).samples()
 

@@ -18,13 +18,13 @@ from flwr.serverapp import Grid
 
 from fedbudget.engines.flower import records
 from fedbudget.engines.flower.mailbox import LONG_LIFE, POLL, Mailbox, Reply, pause
-from fedbudget.engines.node_status import NodeStatus
 from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.members import Counters, Members
 from fedbudget.engines.remote.messages import Farewell, RoundRequest, Welcome
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.errors import UserError, WorkError
+from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.messages import Broadcast, PeerError
 
 LOG = logging.getLogger("flwr")
@@ -169,6 +169,9 @@ class GridNodes:
 
     def close(self, farewell: Farewell) -> None:
         """Nodes need not be told: Flower tells them nothing more of this run."""
+
+    def state(self) -> None:
+        """A run over Flower cannot be resumed."""
 
     # A round.
 

@@ -16,8 +16,8 @@ from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from fedbudget.meters.rapl import Rapl
-from fedbudget.protocol.memory import FleetState
 from fedbudget.protocol.messages import LocalError, PeerError
+from fedbudget.protocol.state import FleetState
 
 Data = Callable[[Context], NodeData]
 """What a node holds, where that is not in a file."""

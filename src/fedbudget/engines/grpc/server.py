@@ -22,7 +22,7 @@ from fedbudget.engines.grpc.rounds import Rounds
 from fedbudget.engines.grpc.service import Service
 from fedbudget.engines.grpc.stream import LONGEST, METHOD
 from fedbudget.engines.grpc.tokens import Tokens
-from fedbudget.engines.node_status import NodeStatus
+from fedbudget.engines.remote import descriptions
 from fedbudget.engines.remote.compression import BroadcastCompressor
 from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.members import OWN, Counters, Member, Members, name_order
@@ -31,6 +31,7 @@ from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
+from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.messages import Broadcast
 
 _OPTIONS = [
@@ -71,6 +72,8 @@ class AggregatorServer:
         self.run = run
         self.counters = Counters()
         self.port = 0
+        self.error = ""
+        self._encoded_task = ""
         self._address = address
         self._credentials = credentials
         self._most = most
@@ -127,6 +130,7 @@ class AggregatorServer:
         Args:
           members: of a run that goes on.
         """
+        self._encoded_task = descriptions.describe(task).SerializeToString().hex()
         self._thread.run(self._start(task, Members(members)))
 
     def trials(self) -> list[NodeCosts]:
@@ -146,6 +150,19 @@ class AggregatorServer:
         """How all members are doing, in the order of their numbers; from any thread, also after the end."""
         now = time.time()
         return [member.status(name, self._state(name), now) for name, member in self.members.snapshot().items()]
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold, for a server that goes on."""
+        members = {
+            name: {
+                "numbers": member.numbers.tolist(),
+                "sizes": member.sizes.tolist(),
+                "base_round": member.base_round,
+                "lost": member.lost,
+            }
+            for name, member in self.members.snapshot().items()
+        }
+        return {"run": self.run, "task": self._encoded_task, "members": members}
 
     def begin(self, broadcast: Broadcast, *, least: int, timeout: float, left: float) -> None:
         """Sends a broadcast to all that are idle.

@@ -14,20 +14,21 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from fedbudget.budget import Costs
-from fedbudget.engines.node_status import NodeStatus
+from fedbudget.engines.engine import Engine, Observer
 from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.members import Counters
 from fedbudget.engines.remote.messages import Answer, Farewell
 from fedbudget.engines.remote.round import CollectedRound
-from fedbudget.engines.simulation import Observer
+from fedbudget.engines.simulation import clock
 from fedbudget.meters.host import is_estimate, machine
 from fedbudget.meters.measured import Instant
 from fedbudget.meters.meter import Meters, RoundTrip
+from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.messages import Broadcast, Report
 
@@ -44,6 +45,10 @@ class RemoteNodes(Protocol):
     """Whoever asks nodes on other machines, and gathers what they answer."""
 
     counters: Counters
+
+    @property
+    def error(self) -> str:
+        """Why there can be no more rounds, once that is so."""
 
     def lost(self, coming: int) -> list[int]:
         """Numbers of nodes whose knowledge of drift is lost, as of the round to come; each is given once."""
@@ -69,15 +74,17 @@ class RemoteNodes(Protocol):
     def close(self, farewell: Farewell) -> None:
         """Lets all nodes go."""
 
+    def state(self) -> Mapping[str, Any] | None:
+        """What a checkpoint must hold of them; None where a run with them cannot be resumed."""
 
-class RemoteEngine:
+
+class RemoteEngine(Engine):
     """Makes a run with nodes on other machines.
 
     Args:
       least: the fewest nodes to make a round with.
       timeout: seconds until nodes that have not reported are left out; from what rounds took when not given.
       trial: what a round of one update took at the slowest node, before the first.
-      save: saves where the run has come to, when it is interrupted.
     """
 
     def __init__(
@@ -89,38 +96,42 @@ class RemoteEngine:
         least: int,
         timeout: float | None,
         trial: NodeCosts,
-        save: Callable[[], None] = lambda: None,
     ) -> None:
         self._aggregator = aggregator
         self._nodes = nodes
         self._meters = meters
         self._least = least
-        self._save = save
         self._clock = _Clock(meters, timeout, trial)
 
-    def run(self, *, observe: Observer, interrupted: Callable[[], bool]) -> Outcome:
-        """Carries messages until the budget is spent, and then lets the nodes go."""
-        outcome = self._run_rounds(observe, interrupted)
+    def run(
+        self,
+        *,
+        observe: Observer,
+        interrupted: Callable[[], bool] = lambda: False,
+        save: Callable[[], None] = lambda: None,
+    ) -> Outcome:
+        outcome = self._run_rounds(observe, lambda: interrupted() or bool(self._nodes.error), save)
         self._nodes.close(Farewell("the aggregator was interrupted" if interrupted() else "the run is over"))
         return outcome
 
     def wake(self) -> None:
-        """Ends what is being waited for, when the run is interrupted; from any thread, or a signal's handler."""
         self._nodes.wake()
 
     def node_statuses(self) -> list[NodeStatus]:
-        """How all nodes are doing; from any thread."""
         return self._nodes.node_statuses()
 
     def traffic(self) -> Mapping[str, int]:
-        """What has passed between aggregator and nodes, in bytes and numbers by name."""
-        return vars(self._nodes.counters)
+        return vars(self._nodes.counters).copy()
 
-    def _run_rounds(self, observe: Observer, interrupted: Callable[[], bool]) -> Outcome:
+    def state(self) -> Mapping[str, Any] | None:
+        nodes = self._nodes.state()
+        return None if nodes is None else {**nodes, "meters": self._meters.state(), "counters": self.traffic()}
+
+    def _run_rounds(self, observe: Observer, interrupted: Callable[[], bool], save: Callable[[], None]) -> Outcome:
         aggregator, nodes, meters = self._aggregator, self._nodes, self._meters
         message = aggregator.pending or aggregator.outcome or aggregator.start()
         last: tuple[Round, Broadcast] | None = None
-        read = Instant.now if "cpu" in meters.budget.limits else Instant.wall_only
+        read = clock(meters)
         began, bytes_before = read(), self._wire_bytes()
         while isinstance(message, Broadcast):
             lost = nodes.lost(message.round)
@@ -136,7 +147,7 @@ class RemoteEngine:
                 if not interrupted():
                     return aggregator.give_up(costs, "time")
                 aggregator.charge(costs)
-                self._save()
+                save()
                 return aggregator.interrupt()
             trip = _trip(broadcast, collected.answers, now - began, bytes_now - bytes_before)
             began, bytes_before = now, bytes_now

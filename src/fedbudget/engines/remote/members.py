@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from fedbudget.arrays import Int64
-from fedbudget.engines.node_status import NodeStatus
+from fedbudget.node_status import NodeStatus
 
 Key = TypeVar("Key", str, int)
 

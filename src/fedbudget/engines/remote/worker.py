@@ -25,8 +25,8 @@ from fedbudget.meters.energy import EnergyMeter
 from fedbudget.meters.measured import Instant
 from fedbudget.meters.meter import MeterError
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.memory import FleetState
-from fedbudget.protocol.messages import VECTORS, Broadcast, Drift, LocalError, PeerError, Report
+from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, PeerError, Report
+from fedbudget.protocol.state import FleetState
 
 
 @dataclass(frozen=True)
@@ -187,16 +187,7 @@ class Worker:
             return None
 
     def _trial(self, fleet: Fleet, task: Task) -> NodeCosts:
-        first = Broadcast(
-            1,
-            np.asarray(fleet.model.initial(task.seed)),
-            1,
-            1e-3,
-            task.request,
-            best=False,
-            stop=False,
-            drift=Drift(correct=True, share=1.0) if task.request.drift else None,
-        )
+        first = Broadcast.first(np.asarray(fleet.model.initial(task.seed)), 1e-3, task.request)
         trip = in_process.trial([fleet], first)
         slower = self._pace * trip.step_seconds
         return NodeCosts(slower, trip.seconds - trip.step_seconds + slower, trip.step_cpu, trip.cpu)
