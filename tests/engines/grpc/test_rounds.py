@@ -170,7 +170,7 @@ def test_nodes_that_are_gone_for_long_are_forgotten() -> None:
 
 def test_an_interruption_between_two_rounds_is_not_lost(net: Network) -> None:
     net.server.wake()
-    net.server.members.snapshot()  # the hub has heard of it
+    net.server.members.snapshot()  # the server has heard of it
     assert not net.round(least=3).enough
 
 
