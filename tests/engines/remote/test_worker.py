@@ -182,7 +182,7 @@ def test_a_meter_that_fails_says_nothing_which_is_not_zero(tmp_path: Path) -> No
     assert (without.joules, without.host) == (None, "")
 
 
-# With a hub.
+# With a server.
 
 
 class RecordingWork(HeldWorker):
