@@ -178,7 +178,7 @@ def test_known_names_are_those_of_the_catalogues() -> None:
 
 class TestFromPython:
     def test_arguments_agree_with_the_fields(self) -> None:
-        """`train` has model, dataset, budget and step size with types of its own, and everything else with the field's."""
+        """`train` has model, dataset, budget and step size of types of its own, all else with the fields'."""
         wider = ("model", "dataset", "budget", "step_size")
         fields_of = {name: declared.type for name, declared in declarations(Settings).items() if name not in wider}
         assert get_type_hints(SettingsOptions, include_extras=True) == fields_of

@@ -55,7 +55,7 @@ class TestOptions:
             import typer
             from fedbudget.cli.main import app
             from fedbudget.cli.options import settings_from
-            from fedbudget.engines.flower.configuration import wanted
+            from fedbudget.launch.flower_configuration import read_run
             commands = typer.main.get_command(app).commands
             for command in ("run", "serve", "local"):
                 given = commands[command].make_context(command, ["--warm-up", "4"]).params
@@ -64,7 +64,7 @@ class TestOptions:
             assert "warm-up = 3" in module.Settings().to_toml().splitlines()
             assert module.read_settings({"warm-up": 5}, "file") == {"warm_up": 5}
             assert module.Settings.from_python(warm_up=6).warm_up == 6
-            assert wanted({"warm-up": 7}).settings.warm_up == 7
+            assert read_run({"warm-up": 7}).settings.warm_up == 7
         """
         lines = "\n".join(line.removeprefix(" " * 12) for line in code.splitlines())
         done = subprocess.run([sys.executable, "-c", lines], input=source, capture_output=True, text=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from flwr.app import UserConfigValue
 
+from fedbudget.engines.flower.node import NodeSetup
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.errors import UserError, key
 from fedbudget.launch.node_data import all_shares, from_file
@@ -27,7 +28,7 @@ _WHERE = "[tool.flwr.app.config]"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class FlowerRun:
     """A run that is asked for.
 
     Args:
@@ -40,7 +41,7 @@ class Wanted:
     test: str | None = None
 
 
-def wanted(config: Config) -> Wanted:
+def read_run(config: Config) -> FlowerRun:
     """What a run's configuration asks for."""
     given = {name: value for name, value in config.items() if value != ""}
     out, test = _text(given, "out"), _text(given, "test")
@@ -55,20 +56,20 @@ def wanted(config: Config) -> Wanted:
         raise UserError(f"{_WHERE}: compress is not for Flower, whose messages carry arrays as they are")
     if settings.participation != 1:
         raise UserError(f"{_WHERE}: participation is simulated in one process only; here nodes are there or not")
-    return Wanted(settings, None if out is None else Path(out).expanduser(), test)
+    return FlowerRun(settings, None if out is None else Path(out).expanduser(), test)
 
 
 def node_data(node: Config, run: Config) -> NodeData:
     """What a node holds, by its configuration and the run's."""
     if "data" in node:
         path, labels = _text(node, "data"), _text(node, "labels")
-        target = _text(node, "target") or wanted(run).settings.target
+        target = _text(node, "target") or read_run(run).settings.target
         return from_file(Path(path or ""), labels=None if labels is None else Path(labels), target=target)
     if PARTITION in node and PARTITIONS in node:
         number, of = _whole(node, PARTITION), _whole(node, PARTITIONS)
         if not 0 <= number < of:
             raise UserError(f"{PARTITION}={number}: of {of} partitions there are 0 to {of - 1}")
-        dataset, rows = _shares(wanted(run).settings, of)
+        dataset, rows = _shares(read_run(run).settings, of)
         return NodeData(dataset, [rows[number]])
     raise UserError(
         f"a node has no data: start its SuperNode with --node-config \"data='FILE'\", or with "
@@ -76,9 +77,19 @@ def node_data(node: Config, run: Config) -> NodeData:
     )
 
 
-def partition(node: Config) -> int | None:
+def partition_of(node: Config) -> int | None:
     """Which share of the run's dataset a node has, if that is what it has."""
     return _whole(node, PARTITION) if PARTITION in node and PARTITIONS in node and "data" not in node else None
+
+
+def node_setup(node: Config, run: Config, own: NodeData | None = None) -> NodeSetup:
+    """How a node takes part.
+
+    Args:
+      own: what it holds, for data that are in no file.
+    """
+    data = node_data(node, run) if own is None else own
+    return NodeSetup(data, None if own is not None else partition_of(node), read_run(run).settings.device)
 
 
 # In a simulation one process is many nodes, one after the other.
