@@ -84,3 +84,35 @@ def test_no_module_imports_itself_by_a_detour() -> None:
         for others in below.values():
             others.difference_update(leaves)
     assert not below, f"cycles among {sorted(below)}"
+
+
+def test_no_two_places_share_more_than_twelve_lines() -> None:
+    """Of code: blank lines, comments and imports do not count, and white space at the ends of lines neither."""
+    places: dict[tuple[str, ...], str] = {}
+    twice = []
+    for module, path in MODULES.items():
+        if path.name == "wire_pb2.py":
+            continue
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [line for line in lines if line and not line.startswith(("#", "import ", "from "))]
+        for first in range(len(lines) - 12):
+            block = tuple(lines[first : first + 13])
+            if block in places:
+                twice.append(f"{places[block]} and {module}: {block[0]}")
+            places[block] = module
+    assert not twice
+
+
+def test_files_have_one_idea() -> None:
+    long = {path.name for path in MODULES.values() if len(path.read_text(encoding="utf-8").splitlines()) > 400}
+    assert not long
+
+
+def test_class_names_mean_one_thing() -> None:
+    """Private ones may be repeated: they are seen in one file only."""
+    homes: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, set()).add(module)
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}

@@ -253,7 +253,7 @@ class Settings:
 
 
 class SettingsOptions(TypedDict, total=False):
-    """The fields of `Settings` as arguments, but for four that take more in Python: model, dataset, budget, step size."""
+    """The fields of `Settings` as arguments; model, dataset, budget and step size take more in Python."""
 
     data_dir: str | None
     target: str | None

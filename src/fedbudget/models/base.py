@@ -161,6 +161,18 @@ class KernelModel(BaseModel):
         return int(right) / len(table)
 
 
+@dataclass(frozen=True)
+class ScoreModel(KernelModel):
+    """A model of one score wᵀx per sample, with a parameter for each feature; see by_score.py."""
+
+    features: int
+    regularization: float = 0.0
+
+    @property
+    def parameters(self) -> int:
+        return self.features
+
+
 class LoopModel(BaseModel):
     """A model that is asked for one node's batch at a time."""
 

@@ -5,7 +5,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from fedbudget.models.base import KernelModel, Target
+from fedbudget.models.base import ScoreModel, Target
 from fedbudget.models.by_score import by_score, score_loss
 from fedbudget.models.kernels import implements
 
@@ -15,21 +15,12 @@ class LinearTerms(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LinearRegression(KernelModel):
+class LinearRegression(ScoreModel):
     """A linear prediction of a real number; features and target should be centred, as there is no intercept."""
 
     name: ClassVar[str] = "linear"
     target: ClassVar[Target] = "real"
-    features: int
-    regularization: float = 0.0
-
-    @property
-    def parameters(self) -> int:
-        return self.features
-
-    @property
-    def terms(self) -> LinearTerms:
-        return LinearTerms()
+    terms: ClassVar[LinearTerms] = LinearTerms()
 
 
 @implements(score_loss, LinearTerms)

@@ -5,7 +5,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from fedbudget.models.base import KernelModel, Target
+from fedbudget.models.base import ScoreModel, Target
 from fedbudget.models.by_score import by_score, score_correct, score_loss
 from fedbudget.models.kernels import implements
 
@@ -15,21 +15,13 @@ class SquaredSvmTerms(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SquaredSvm(KernelModel):
+class SquaredSvm(ScoreModel):
     """A linear classifier of two classes."""
 
     name: ClassVar[str] = "svm"
     target: ClassVar[Target] = "binary"
-    features: int
+    terms: ClassVar[SquaredSvmTerms] = SquaredSvmTerms()
     regularization: float = 0.1
-
-    @property
-    def parameters(self) -> int:
-        return self.features
-
-    @property
-    def terms(self) -> SquaredSvmTerms:
-        return SquaredSvmTerms()
 
 
 @implements(score_loss, SquaredSvmTerms)

@@ -18,7 +18,7 @@ from fedbudget.data.published.catalogue import PUBLISHED, dataset_named
 from fedbudget.data.published.convert import cifar_batch, cifar_records, knowledge_csv, knowledge_table
 from fedbudget.data.published.download import get
 from fedbudget.data.published.find import files_in
-from fedbudget.data.published.sources import Members, archive
+from fedbudget.data.published.sources import PackageMembers, archive
 from fedbudget.data.published.transfer import Unavailable
 from fedbudget.errors import UserError
 from support.real_data import folder_with
@@ -160,6 +160,6 @@ def got(name: str, sheets: bytes, folder: Path) -> dict[str, Path]:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
         file.writestr(SPREADSHEET, sheets)
-    members = Members(SPREADSHEET, convert=knowledge_table)
+    members = PackageMembers(SPREADSHEET, convert=knowledge_table)
     with serving({"all.zip": buffer.getvalue()}) as web:
         return get(name, folder, sources=[archive(f"{web.url}all.zip", members, 1_000_000)])

@@ -12,7 +12,7 @@ import pytest
 
 from fedbudget.data.published.catalogue import dataset_named
 from fedbudget.data.published.download import get
-from fedbudget.data.published.sources import Members, debian_package, npm_package
+from fedbudget.data.published.sources import PackageMembers, debian_package, npm_package
 from fedbudget.errors import UserError
 from support.fetching import (
     CONTENTS,
@@ -106,8 +106,8 @@ class TestArchive:
 class TestPackages:
     """Stand-ins for the clients are real programs, found where the real ones are: on the PATH."""
 
-    NPM = npm_package("small-data@1.0.0", Members("package/data/{name}"))
-    DEBIAN = debian_package("dataset-small", Members("usr/share/{name}", ".gz"))
+    NPM = npm_package("small-data@1.0.0", PackageMembers("package/data/{name}"))
+    DEBIAN = debian_package("dataset-small", PackageMembers("usr/share/{name}", ".gz"))
 
     def test_npm_packs_and_the_members_are_taken(self, program: "Program", tmp_path: Path) -> None:
         packed = tmp_path / "packed"

