@@ -1,4 +1,4 @@
-"""PackageMembers of packages that hold a dataset in another form become the published form, byte for byte."""
+"""Members of packages that hold a dataset in another form become the published form, byte for byte."""
 
 import io
 import json
