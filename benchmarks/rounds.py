@@ -189,7 +189,8 @@ def _say(words: dict[str, Any]) -> None:
 def _aggregate_ours(case: Case, certificates: Path | None, opened: Callable[[int], None]) -> dict[str, list[float]]:
     from fedbudget.engines.grpc.server import AggregatorServer
     from fedbudget.engines.remote.round import CollectedRound
-    from fedbudget.launch.serve import ServerOptions, serving
+    from fedbudget.launch.options import ListenOptions, SecurityOptions
+    from fedbudget.launch.serve import serving
     from fedbudget.runs.checkpoint import Checkpoint
     from fedbudget.settings import Settings
     from fedbudget.training import execute
@@ -222,10 +223,10 @@ def _aggregate_ours(case: Case, certificates: Path | None, opened: Callable[[int
         server.finish = finish_and_note  # type: ignore[method-assign]
         opened(server.port)
 
-    listening = ServerOptions("127.0.0.1:0", cert=cert, key=key)
+    listening, security = ListenOptions("127.0.0.1:0"), SecurityOptions(cert=cert, key=key)
     with (
         tempfile.TemporaryDirectory() as folder,
-        serving(settings, listening, interrupted=lambda: False, opened=watch) as plan,
+        serving(settings, listening, security, interrupted=lambda: False, opened=watch) as plan,
     ):
         save = Checkpoint.save
 

@@ -13,11 +13,16 @@ import fedbudget.settings
 from fedbudget.cli import options
 from fedbudget.cli.main import app
 from fedbudget.cli.options import settings_from
+from fedbudget.launch import options as launch_options
 from fedbudget.option import declarations
 from fedbudget.settings import Settings, node_arguments
 
 ROOT: Any = typer.main.get_command(app)
-OPTIONS = [each for name, each in vars(options).items() if name.endswith("Options")]
+OPTIONS = [
+    each
+    for each in {**vars(options), **vars(launch_options)}.values()
+    if getattr(each, "__name__", "").endswith("Options")
+]
 
 
 def params(*arguments: str) -> dict[str, Any]:

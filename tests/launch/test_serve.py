@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedbudget.errors import UserError
-from fedbudget.launch.serve import ServerOptions, require_same_settings, serving
+from fedbudget.launch.options import ListenOptions, SecurityOptions
+from fedbudget.launch.serve import require_same_settings, serving
 from fedbudget.settings import Settings
 
 TRIAL = Settings(nodes=5, partition="case:4", seed=3)
@@ -19,19 +21,16 @@ def test_a_run_goes_on_by_its_own_settings_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "listening", "complaint"),
+    ("settings", "address", "security", "complaint"),
     [
-        (
-            Settings(method="asynchronous"),
-            ServerOptions("127.0.0.1:0"),
-            "asynchronous descent is not made over a network",
-        ),
-        (Settings(), ServerOptions("0.0.0.0:0"), "insecure"),
-        (Settings(), ServerOptions("127.0.0.1:0", cert=Path("nowhere.pem")), "key"),
+        (Settings(method="asynchronous"), "127.0.0.1:0", {}, "asynchronous descent is not made over a network"),
+        (Settings(), "0.0.0.0:0", {}, "insecure"),
+        (Settings(), "127.0.0.1:0", {"cert": Path("nowhere.pem")}, "key"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_listens(
-    settings: Settings, listening: ServerOptions, complaint: str
+    settings: Settings, address: str, security: dict[str, Any], complaint: str
 ) -> None:
-    with pytest.raises(UserError, match=complaint), serving(settings, listening, interrupted=lambda: False):
+    served = serving(settings, ListenOptions(address), SecurityOptions(**security), interrupted=lambda: False)
+    with pytest.raises(UserError, match=complaint), served:
         pass

@@ -1,9 +1,8 @@
 """`fedbudget join`."""
 
-import sys
-
 from fedbudget.cli.command import command
-from fedbudget.cli.options import Given, JoinOptions, NodeOptions, SecurityOptions
+from fedbudget.cli.options import Given
+from fedbudget.launch.options import JoinOptions, NodeOptions, SecurityOptions
 
 
 @command
@@ -27,24 +26,6 @@ def join(given: Given, joining: JoinOptions, security: SecurityOptions, node: No
 
     require_network()
 
-    from fedbudget.launch.join import NodeConnection, node_name
     from fedbudget.launch.join import join as take_part
 
-    connection = NodeConnection(
-        node_name(joining.name, node.shard),
-        token_file=security.token_file,
-        ca=security.ca,
-        cert=security.cert,
-        key=security.key,
-        insecure=security.insecure,
-        device=given["device"] or "auto",
-        energy_meter=node.energy_meter,
-        pace=joining.pace,
-        patience=joining.patience,
-    )
-
-    def report(text: str) -> None:
-        if not joining.quiet:
-            print(f"{connection.name}: {text}", file=sys.stderr, flush=True)
-
-    take_part(joining.address, join_node_data(given), connection, report)
+    take_part(joining, security, node, join_node_data(given), device=given["device"] or "auto")

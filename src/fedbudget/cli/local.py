@@ -4,7 +4,8 @@ import json
 from contextlib import ExitStack
 
 from fedbudget.cli.command import command
-from fedbudget.cli.options import LocalOptions, NodeOptions, OutputOptions
+from fedbudget.cli.options import LocalOptions, OutputOptions
+from fedbudget.launch.options import NodeOptions
 from fedbudget.settings import Settings
 
 

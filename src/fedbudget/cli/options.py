@@ -15,7 +15,6 @@ from fedbudget.option import REQUIRED, Count, declarations, option
 from fedbudget.settings import EngineName, Settings, defaults_of
 
 _ONE_RUN = ("run", "serve", "local")
-_OWN_DATA = ("serve", "join")
 
 
 class Given(dict[str, Any]):
@@ -92,73 +91,13 @@ class EngineOptions:
 
 
 @dataclass(frozen=True)
-class SecurityOptions:
-    """How a side of a connection shows who it is."""
-
-    cert: Path | None = option(
-        None, "This side's certificate, for TLS; a node needs one for mutual TLS. See fedbudget certs.", "network"
-    )
-    key: Path | None = option(None, "Its key.", "network")
-    ca: Path | None = option(None, "Who signed the aggregator's certificate, for TLS.", "network", ("join",))
-    client_ca: Path | None = option(
-        None, "Who signs the certificates that nodes must have, for mutual TLS.", "network", ("serve",)
-    )
-    token_file: Path | None = option(
-        None, "A file with the token of all nodes, or a line NAME TOKEN for each.", "network", shown="FEDBUDGET_TOKEN"
-    )
-    insecure: bool = option(False, "Plain text, readable by all, also beyond this machine.", "network")
-
-
-@dataclass(frozen=True)
-class NodeOptions:
-    """What a machine that holds data has."""
-
-    data: Path | None = option(
-        None, "The node's own samples: a .csv, a .npz, or images in IDX (…-images-idx3-ubyte).", "most used", _OWN_DATA
-    )
-    labels: Path | None = option(None, "The labels that go with --data in IDX.", "data", _OWN_DATA, shown="beside it")
-    shard: str | None = option(
-        None,
-        "For trials, in place of --data: of --dataset the share of node I among N, as I/N or I-J/N.",
-        "data",
-        _OWN_DATA,
-    )
-    energy_meter: str | None = option(
-        None,
-        "What tells a node's energy: rapl (its processors), codecarbon (an estimate), declared (the aggregator's "
-        "--watts), or auto: rapl where it can be read, else declared.",
-        "budget",
-        shown="auto",
-        values=("auto", "rapl", "codecarbon", "declared"),
-    )
-
-
-@dataclass(frozen=True)
 class ServeOptions:
-    """What the aggregator of nodes elsewhere has."""
+    """Which run an aggregator makes."""
 
-    address: str = option("127.0.0.1:7700", "HOST:PORT to listen on.", "network", argument=True)
-    max_nodes: int = option(1000, "The most nodes to let in.", "network")
-    metrics_port: str | None = option(
-        None, "Where /metrics is, for Prometheus: PORT on this machine, or HOST:PORT.", "network"
-    )
     resume: Path | None = option(
         None, "Go on with this run, that was broken off, from its last round.", "output", values=run_folders
     )
     test: str | None = option(None, "What to test on: a dataset's name, a .csv or a .npz.", "data", shown="nothing")
-
-
-@dataclass(frozen=True)
-class JoinOptions:
-    """What a node has."""
-
-    address: str = option(REQUIRED, "HOST:PORT of the aggregator.", "network", argument=True)
-    name: str | None = option(None, "The node's name.", "network", shown="from this machine's, or the shard")
-    pace: float = option(1.0, "How many times as long as it could a local update takes: a slower machine.", "network")
-    patience: float | None = option(
-        None, "Seconds until an aggregator that is not there is given up.", "network", shown="never"
-    )
-    quiet: bool = option(False, "Say nothing but what is wrong.", "output")
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,18 @@
 import json
 
 from fedbudget.cli.command import command
-from fedbudget.cli.options import Given, NodeOptions, OutputOptions, SecurityOptions, ServeOptions, settings_from
+from fedbudget.cli.options import Given, OutputOptions, ServeOptions, settings_from
+from fedbudget.launch.options import ListenOptions, NodeOptions, SecurityOptions
 
 
 @command
 def serve(
-    given: Given, server: ServeOptions, security: SecurityOptions, node: NodeOptions, output: OutputOptions
+    given: Given,
+    listen: ListenOptions,
+    served: ServeOptions,
+    security: SecurityOptions,
+    node: NodeOptions,
+    output: OutputOptions,
 ) -> None:
     """Be the aggregator: wait for nodes, and train with them.
 
@@ -28,7 +34,7 @@ def serve(
     from fedbudget.cli.network import own_node_data, require_network, resumed_from, waiting
 
     require_network()
-    if server.resume is not None:
+    if served.resume is not None:
         settings, checkpoint = resumed_from(given)
     else:  # the dataset, and how it is spread, are of the node's data here
         settings, checkpoint = settings_from(given, "serve", dataset=None, partition=None, case=None), None
@@ -37,29 +43,20 @@ def serve(
     from fedbudget.cli.view import print_result, watching
     from fedbudget.engines.interrupt import interruptible
     from fedbudget.launch.node_data import dataset_to_test_on
-    from fedbudget.launch.serve import Interrupted, ServerOptions, serving
+    from fedbudget.launch.serve import Interrupted, serving
     from fedbudget.trackers import make_trackers
     from fedbudget.training import default_folder, execute
 
     trackers = make_trackers(output.track)
-    listening = ServerOptions(
-        server.address,
-        cert=security.cert,
-        key=security.key,
-        client_ca=security.client_ca,
-        token_file=security.token_file,
-        insecure=security.insecure,
-        most=server.max_nodes,
-        metrics=server.metrics_port,
-    )
     own = own_node_data(given, settings)
-    tested = None if server.test is None else dataset_to_test_on(server.test, settings)
+    tested = None if served.test is None else dataset_to_test_on(served.test, settings)
     wanted = settings.nodes or settings.min_nodes or 1
-    waits_for = waiting(wanted, quiet=output.json, any_port=server.address.endswith(":0"))
+    waits_for = waiting(wanted, quiet=output.json, any_port=listen.address.endswith(":0"))
     with waits_for as waits, interruptible(waits.wake) as asked:
         serve_run = serving(
             settings,
-            listening,
+            listen,
+            security,
             interrupted=asked,
             own=own,
             energy_meter=node.energy_meter,
@@ -71,7 +68,7 @@ def serve(
         try:
             with serve_run as prepared:
                 waits.over()
-                folder = server.resume or output.out or default_folder(prepared.settings)
+                folder = served.resume or output.out or default_folder(prepared.settings)
                 with beside(folder, wanted=output.dashboard), watching(prepared, quiet=output.json) as callbacks:
                     result = execute(prepared, out=folder, callbacks=callbacks, trackers=trackers)
         except Interrupted:

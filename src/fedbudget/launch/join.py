@@ -3,9 +3,7 @@
 import asyncio
 import signal
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+import sys
 
 from fedbudget.engines.grpc.credentials import join_address, node_credentials, require_privacy, split_address
 from fedbudget.engines.grpc.node import RefusedByAggregator, run_node
@@ -13,58 +11,37 @@ from fedbudget.engines.grpc.tokens import check_name, node_token
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, WorkError
+from fedbudget.launch.options import JoinOptions, NodeOptions, SecurityOptions
 from fedbudget.meters.energy import energy_meter as meter_of
 
 
-@dataclass(frozen=True)
-class NodeConnection:
-    """How a node finds its aggregator, and how it works.
-
-    Args:
-      name: the node's.
-      token_file: with the node's token.
-      ca: who signed the aggregator's certificate, for TLS.
-      cert, key: the node's own, for mutual TLS.
-      insecure: plain text is meant, also beyond this machine.
-      device: where PyTorch computes.
-      energy_meter: see `meters.energy`.
-      pace: how many times as long as it could a local update takes.
-      patience: seconds until an aggregator that is not there is given up; None for never.
-    """
-
-    name: str
-    token_file: Path | None = None
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
-    insecure: bool = False
-    device: str = "auto"
-    energy_meter: str | None = None
-    pace: float = 1.0
-    patience: float | None = None
-
-
-def join(address: str, data: NodeData, options: NodeConnection, report: Callable[[str], None]) -> None:
+def join(
+    options: JoinOptions, security: SecurityOptions, node: NodeOptions, data: NodeData, *, device: str = "auto"
+) -> None:
     """Takes part until the end, or until it is told to stop.
 
     Args:
-      address: HOST:PORT of the aggregator.
-      report: called with what happens, in words.
+      data: what the node holds.
+      device: where PyTorch computes.
     """
     if not 1 <= options.pace < float("inf"):
-        raise UserError(f"pace must be at least 1, not {options.pace:g}")
-    where = join_address(*split_address(address))
-    credentials = node_credentials(options.ca, options.cert, options.key)
-    token = node_token(options.token_file)
-    require_privacy(where, encrypted=credentials is not None, insecure=options.insecure)
-    worker = Worker(data, device=options.device, pace=options.pace, energy=meter_of(options.energy_meter))
+        raise UserError(f"`pace` must be at least 1, not {options.pace:g}")
+    name, where = node_name(options.name, node.shard), join_address(*split_address(options.address))
+    credentials = node_credentials(security.ca, security.cert, security.key)
+    token = node_token(security.token_file)
+    require_privacy(where, encrypted=credentials is not None, insecure=security.insecure)
+    worker = Worker(data, device=device, pace=options.pace, energy=meter_of(node.energy_meter))
+
+    def report(text: str) -> None:
+        if not options.quiet:
+            print(f"{name}: {text}", file=sys.stderr, flush=True)
 
     async def until_the_end() -> None:
         node = asyncio.ensure_future(
             run_node(
                 where,
                 worker,
-                name=options.name,
+                name=name,
                 token=token,
                 credentials=credentials,
                 patience=options.patience,

@@ -15,8 +15,9 @@ from fedbudget.engines.grpc.tokens import TOKEN_VARIABLE
 from fedbudget.engines.interrupt import interruptible
 from fedbudget.errors import UserError
 from fedbudget.launch.inputs import DEFAULT_NODES, load_dataset
+from fedbudget.launch.options import ListenOptions
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
-from fedbudget.launch.serve import Interrupted, ServerOptions, serving
+from fedbudget.launch.serve import Interrupted, serving
 from fedbudget.settings import Settings, node_arguments
 
 _PATIENCE = 10.0  # seconds for node processes to end by themselves
@@ -69,7 +70,7 @@ def on_this_machine(
 
             serve_run = serving(
                 replace(settings, nodes=nodes),
-                ServerOptions("127.0.0.1:0", most=nodes),
+                ListenOptions("127.0.0.1:0", max_nodes=nodes),
                 interrupted=interrupted,
                 overrides=overrides,
                 opened=start,

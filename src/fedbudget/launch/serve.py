@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_method
 from fedbudget.launch.metrics import Metrics
 from fedbudget.launch.metrics import serving as serving_metrics
+from fedbudget.launch.options import ListenOptions, SecurityOptions
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.launch.remote import prepare_remote
 from fedbudget.launch.task import NODES, agree_on_task, compression_of, model_for, table_to_test_on
@@ -36,29 +37,7 @@ from fedbudget.runs.folder import CONFIG, Run
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import FEDERATED, Settings
 
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """Where an aggregator is to be found, and by whom.
-
-    Args:
-      address: HOST:PORT.
-      cert, key: for TLS.
-      client_ca: who signs the certificates that nodes must have.
-      token_file: with the token of all nodes, or one for each.
-      insecure: plain text is meant, also beyond this machine.
-      most: the most nodes to let in.
-      metrics: HOST:PORT of the metrics' page, if there is one.
-    """
-
-    address: str
-    cert: Path | None = None
-    key: Path | None = None
-    client_ca: Path | None = None
-    token_file: Path | None = None
-    insecure: bool = False
-    most: int = 1000
-    metrics: str | None = None
+NO_SECURITY = SecurityOptions()
 
 
 class Interrupted(Exception):
@@ -68,7 +47,8 @@ class Interrupted(Exception):
 @contextmanager
 def serving(
     settings: Settings,
-    options: ServerOptions,
+    listen: ListenOptions,
+    security: SecurityOptions = NO_SECURITY,
     *,
     interrupted: Callable[[], bool],
     overrides: Overrides = NOTHING,
@@ -95,13 +75,13 @@ def serving(
         raise UserError(f"{settings.method} descent is not made over a network; use --method {' or '.join(FEDERATED)}")
     if energy_meter is not None and own is None:
         raise UserError("energy-meter is of a machine that holds data; give it to fedbudget join, or here with --data")
-    credentials = aggregator_credentials(options.cert, options.key, options.client_ca)
-    require_privacy(options.address, encrypted=credentials is not None, insecure=options.insecure)
-    tokens = Tokens.load(options.token_file)
+    credentials = aggregator_credentials(security.cert, security.key, security.client_ca)
+    require_privacy(listen.address, encrypted=credentials is not None, insecure=security.insecure)
+    tokens = Tokens.load(security.token_file)
     with ExitStack() as stack:
         metrics = Metrics(settings.limits().limits)
-        if options.metrics is not None:
-            stack.enter_context(serving_metrics(metrics, options.metrics))
+        if listen.metrics_port is not None:
+            stack.enter_context(serving_metrics(metrics, listen.metrics_port))
 
         def count(connected: int) -> None:
             metrics.connected.set(connected)
@@ -109,12 +89,12 @@ def serving(
 
         compressor = BroadcastCompressor(compression_of(settings))
         server = AggregatorServer(
-            options.address,
+            listen.address,
             run=secrets.token_hex(8) if resumed is None else str(resumed.engine["run"]),
             tokens=tokens,
             credentials=credentials,
             compressor=compressor,
-            most=options.most,
+            most=listen.max_nodes,
             changed=count,
         )
         if own is not None:

@@ -19,7 +19,8 @@ from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.launch.node_data import from_dataset
-from fedbudget.launch.serve import ServerOptions, serving
+from fedbudget.launch.options import ListenOptions
+from fedbudget.launch.serve import serving
 from fedbudget.launch.simulate import simulate
 from fedbudget.meters import network_meters, simulated, simulated_meters
 from fedbudget.meters.declared import Energy, Money
@@ -272,8 +273,7 @@ def trained(compress: Compression) -> tuple[float, int]:
             threads.append(threading.Thread(target=asyncio.run, args=(joining,), daemon=True))
             threads[-1].start()
 
-    listening = ServerOptions("127.0.0.1:0")
-    with serving(settings, listening, interrupted=lambda: False, opened=opened) as plan:
+    with serving(settings, ListenOptions("127.0.0.1:0"), interrupted=lambda: False, opened=opened) as plan:
         result = execute(plan)
     for thread in threads:
         thread.join(LONG)
