@@ -394,8 +394,8 @@ def _messages(case: Case) -> tuple[list[bytes], list[bytes]]:
     import numpy as np
 
     from fedbudget.engines.grpc.codec import pack_broadcast, pack_report
-    from fedbudget.engines.remote.costs import NodeCosts
     from fedbudget.protocol.messages import Broadcast, Drift, Report
+    from fedbudget.resources.usage import NodeCosts, Reading
 
     w = np.random.default_rng(0).normal(size=case.parameters).astype(np.float32)
     frugal, one = case.method == "frugal", np.full(1, 0.5)
@@ -404,7 +404,7 @@ def _messages(case: Case) -> tuple[list[bytes], list[bytes]]:
     )  # fmt: skip
     more = {"rho": one, "beta": one, "plain": one, "corrected": one} if frugal else {}
     report = Report(9, np.arange(1), np.full(1, 4), one, one, w[None], **more)
-    costs = NodeCosts(1e-4, 1e-3, 1e-4, 1e-3)
+    costs = NodeCosts({"time": Reading(1e-4, 1e-3)})
     return pack_broadcast(said, base_round=8, catch_up=False, difference=None), pack_report(report, costs, w.tobytes())
 
 

@@ -45,7 +45,7 @@ def agreed(settings: Settings, described: list[Samples]) -> tuple[Settings, Task
             gradient=settings.delta_from == "gradient",
             curvature=pacing.adapts,
             drift=settings.corrects_drift,
-            cpu="cpu" in settings.limits().limits,
+            readings=tuple(settings.limits().limits),
         ),
     )
     for each in described:

@@ -27,6 +27,8 @@ from fedbudget.plan import (
     with_batch_size,
     with_nodes,
 )
+from fedbudget.resources.counters import ResourceCounters
+from fedbudget.resources.resource import Resource
 from fedbudget.settings import FEDERATED, Settings
 
 
@@ -65,7 +67,7 @@ def on_ray(
         cluster(address) as cpus,
         closing(
             NodesOnRay(
-                Definition(settings, subject.dataset, subject.model),
+                Definition(settings, subject.dataset, subject.model, meters.resources),
                 nodes=settings.nodes,
                 actors=min(settings.nodes, actors or max(1, int(cpus))),
                 cpus=cpus,
@@ -101,6 +103,7 @@ class Definition:
     settings: Settings
     dataset: Dataset
     model: Model
+    resources: tuple[Resource, ...]
     version: str = __version__
 
     def party(self, first: int, end: int) -> NodeGroup:
@@ -109,10 +112,11 @@ class Definition:
         settings, rows = distribute(self.settings, self.dataset)
         train = self.dataset.table(self.dataset.train, self.model.target)
         shards = Shards.of(replace(train, x=_as_writable(train.x)), rows[first:end])
+        counters = ResourceCounters.of(self.resources)
         if settings.participation == 1:
-            return NodeGroup([fleet_of(settings, self.model, shards, range(first, end))])
+            return NodeGroup([fleet_of(settings, self.model, shards, range(first, end))], counters)
         alone = [fleet_of(settings, self.model, shards.only([node - first]), [node]) for node in range(first, end)]
-        return NodeGroup(alone)
+        return NodeGroup(alone, counters)
 
 
 def _as_writable(array: Samples) -> Samples:

@@ -32,11 +32,11 @@ from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.task import Task, rounds_ahead
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
-from fedbudget.meters import network_meters
-from fedbudget.meters.energy import energy_meter as meter_of
-from fedbudget.meters.meter import Meters, RoundTrip
+from fedbudget.meters.meters import Meters
 from fedbudget.plan import Plan, meters_of
 from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.resources import round_usage
+from fedbudget.resources.energy import energy_reader
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.checkpoint_writer import Append, CheckpointWriter
 from fedbudget.runs.nodes import NodeStatus, NodeStatusWriter
@@ -91,7 +91,7 @@ def serving(
       settings: `nodes` is how many to wait for.
       interrupted: whether to stop waiting.
       own: samples that the aggregator holds itself.
-      energy_meter: of this machine, where it holds some; see `meters.energy`.
+      energy_meter: of this machine, where it holds some; see `resources.energy`.
       test: samples to test on.
       resumed: where to go on from.
       opened: told when nodes can connect.
@@ -119,7 +119,7 @@ def serving(
             changed=lambda connected: _told(connected, metrics, changed),
         )
         if own is not None:
-            server.hold(Worker(own, device=settings.device, energy=meter_of(energy_meter)))
+            server.hold(Worker(own, device=settings.device, readers={"energy": energy_reader(energy_meter)}))
         server.open()
         farewell = Farewell("the aggregator has stopped, and may go on later", again=True)
         try:
@@ -162,7 +162,7 @@ def _gather(
         task = _recalled_task(resumed)
         model = model_of(settings, task.samples)
         server.start(task, _recalled_members(resumed))
-    meters = meters_of(settings, network_meters)
+    meters = meters_of(settings, network=True)
     over = resumed is not None and resumed.memory.state == "done"  # only its summary is missing: nodes have gone home
     if not server.wait_for(0 if over else nodes, interrupted, ready=True):
         raise Interrupted
@@ -176,14 +176,13 @@ def _gather(
         "delta": settings.delta_from,
         "quantize": shortener.quantize,
     }
-    trial = engine.slowest(server.trials())
+    trial = round_usage(server.trials())
     if resumed is None:
         vectors = 2 if settings.delta_from == "parameters" else 3
         wire_bytes = vectors * 4 * task.parameters * nodes
-        trip = RoundTrip(
-            1, nodes, wire_bytes, trial.step_seconds, trial.seconds, trial.step_cpu or 0.0, trial.cpu or 0.0
+        aggregator = Aggregator(
+            model.initial(settings.seed), expected=meters.expect(trial.as_round_of(nodes, wire_bytes)), **options
         )
-        aggregator = Aggregator(model.initial(settings.seed), expected=meters.expect(trip), **options)
         aggregator.start()  # before the first checkpoint, which is of a run that has
     else:
         _restore(meters, server.counters, resumed)

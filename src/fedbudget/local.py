@@ -30,7 +30,7 @@ def on_this_machine(
     Args:
       settings: the dataset, and how it is given to nodes, and all else as of any run.
       paces: how many times as slow as it could each node is.
-      energy_meter: of the nodes; see `meters.energy`.
+      energy_meter: of the nodes; see `resources.energy`.
     """
     if paces is not None and len(paces) != nodes:
         raise UserError(f"pace is given for {len(paces)} nodes, and there are {nodes}")

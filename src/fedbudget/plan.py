@@ -18,14 +18,16 @@ from fedbudget.data.shards import Shards, Table
 from fedbudget.engines import asynchronous, centralized, in_process
 from fedbudget.engines.simulation import Engine
 from fedbudget.errors import UserError
-from fedbudget.meters import measured_meters, simulated, simulated_meters
-from fedbudget.meters.declared import Energy, Money
-from fedbudget.meters.meter import Meters, RoundTrip
+from fedbudget.meters.meters import Meters
 from fedbudget.models import catalogue
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Drift
+from fedbudget.resources import RESOURCES, round_usage
+from fedbudget.resources.resource import Metering
+from fedbudget.resources.time import DGD, SGD, Profile, SimulatedTime
+from fedbudget.resources.usage import RoundUsage
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.checkpoint_writer import Append
 from fedbudget.runs.record import RoundRecord
@@ -184,7 +186,9 @@ def _engine(settings: Settings, fleet: Fleet, meters: Meters, train: Table) -> t
         "rounds": settings.rounds,
     }
     if settings.method == "centralized":
-        tried = centralized.trial(model, train, w, batch=fleet.sampler.batch, seed=settings.seed)
+        tried = centralized.trial(
+            model, train, w, batch=fleet.sampler.batch, seed=settings.seed, counters=meters.counters()
+        )
         ledger = centralized.open_ledger(meters, tried)
         return None, partial(centralized.run, model, train, ledger=ledger, **common)
     if settings.method == "asynchronous":
@@ -196,7 +200,11 @@ def _engine(settings: Settings, fleet: Fleet, meters: Meters, train: Table) -> t
 
 def _federated(settings: Settings, fleet: Fleet, meters: Meters, w: Float32) -> tuple[Aggregator, Engine]:
     twin = fleet_of(settings, fleet.model, fleet.shards)
-    aggregator = aggregator_of(settings, meters, w, lambda first: in_process.trial([twin], first))
+
+    def trial(first: Broadcast) -> RoundUsage:
+        return round_usage([in_process.trial([twin], first, meters.counters())])
+
+    aggregator = aggregator_of(settings, meters, w, trial)
     if settings.participation == 1:
         return aggregator, partial(in_process.run, aggregator, [fleet], meters)
     alone = [fleet_of(settings, fleet.model, fleet.shards.only([node]), [node]) for node in range(len(fleet.shards))]
@@ -205,7 +213,7 @@ def _federated(settings: Settings, fleet: Fleet, meters: Meters, w: Float32) -> 
 
 
 def aggregator_of(
-    settings: Settings, meters: Meters, w: Float32, trial: Callable[[Broadcast], RoundTrip]
+    settings: Settings, meters: Meters, w: Float32, trial: Callable[[Broadcast], RoundUsage]
 ) -> Aggregator:
     """The aggregator of a simulated fleet, with a ledger opened.
 
@@ -293,24 +301,23 @@ def fleet_of(settings: Settings, model: Model, shards: Shards, numbers: Sequence
     return Fleet(model, shards, batch=batch, seed=settings.seed, numbers=numbers)
 
 
-def meters_of(settings: Settings, measured: Callable[[Budget, Energy, Money], Meters] = measured_meters) -> Meters:
+def meters_of(settings: Settings, *, network: bool = False) -> Meters:
     """The meters of a run.
 
     Args:
-      measured: makes those that measure.
+      network: whether nodes are on other machines.
     """
-    energy = Energy(settings.watts, settings.joules_per_byte)
-    money = Money(settings.price_per_hour, settings.price_per_gigabyte)
-    if settings.costs == "measured":
-        return measured(settings.limits(), energy, money)
-    rng = np.random.default_rng([settings.seed, _COSTS])
-    return simulated_meters(settings.limits(), energy, money, _profile(settings), rng)
+    declared = {name: getattr(settings, name) for resource in RESOURCES.values() for name in resource.settings}
+    simulated = None
+    if settings.costs != "measured":
+        simulated = SimulatedTime(_profile(settings), np.random.default_rng([settings.seed, _COSTS]))
+    return Meters.of(settings.limits(), Metering(simulated, network, declared))
 
 
-def _profile(settings: Settings) -> simulated.Profile:
+def _profile(settings: Settings) -> Profile:
     """The simulated time of a local update and of an aggregation."""
     batch = settings.batch_size if isinstance(settings.batch_size, int) else None
     if settings.method == "centralized":
         return centralized.profile(batch)
     case = Partition.parse(settings.partition or "case:1").case
-    return (simulated.SGD if batch else simulated.DGD[case or 1]).times(settings.aggregation_factor)
+    return (SGD if batch else DGD[case or 1]).times(settings.aggregation_factor)

@@ -171,14 +171,14 @@ def run_node(
     from fedbudget.engines.grpc.node import run_node as work_for
     from fedbudget.engines.grpc.tokens import node_token
     from fedbudget.engines.remote.worker import Worker
-    from fedbudget.meters.energy import energy_meter as meter_of
+    from fedbudget.resources.energy import energy_reader
 
     if not 1 <= pace < float("inf"):
         raise UserError(f"pace must be at least 1, not {pace:g}")
     where = join_address(*split_address(address))
     credentials, token = node_credentials(ca, cert, key), node_token(token_file)
     require_privacy(where, encrypted=credentials is not None, insecure=insecure)
-    work = Worker(node_data, device=device, pace=pace, energy=meter_of(energy_meter))
+    work = Worker(node_data, device=device, pace=pace, readers={"energy": energy_reader(energy_meter)})
 
     def say(text: str) -> None:
         if not quiet:

@@ -16,8 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedbudget.budget import RESOURCES
 from fedbudget.plan import Plan
+from fedbudget.resources import RESOURCES
 from fedbudget.runs.record import RoundRecord
 from fedbudget.training import Result, Watch
 

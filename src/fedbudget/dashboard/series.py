@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from fedbudget.arrays import Float64, Int64
-from fedbudget.budget import RESOURCES
 from fedbudget.dashboard import words
 from fedbudget.dashboard.reading import Seen
 from fedbudget.errors import UserError
+from fedbudget.resources import RESOURCES
 from fedbudget.runs.explain import explain
 from fedbudget.runs.record import RoundRecord, json_value
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedbudget.budget import RESOURCES
+from fedbudget.resources import RESOURCES
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import average_tau
 from fedbudget.settings import Settings

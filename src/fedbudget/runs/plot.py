@@ -10,8 +10,8 @@ matplotlib.use("Agg", force=False)
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedbudget.budget import RESOURCES
 from fedbudget.control import Reason
+from fedbudget.resources import RESOURCES
 from fedbudget.runs.record import RoundRecord
 
 # Okabe and Ito's colours, which people with any kind of colour vision can tell apart.

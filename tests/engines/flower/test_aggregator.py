@@ -17,11 +17,11 @@ from fedbudget.engines.flower import client_app, grid, records, server
 from fedbudget.engines.flower.aggregator import aggregate
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.errors import UserError, WorkError
-from fedbudget.meters.meter import RoundTrip
 from fedbudget.plan import meters_of, prepare
 from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.resources.usage import RoundUsage
 from fedbudget.runs.folder import Run
 from fedbudget.settings import Settings
 from fedbudget.training import Result
@@ -375,7 +375,7 @@ def test_whatever_nodes_fail_it_is_as_if_they_were_absent(failed: set[tuple[int,
     broadcast: Broadcast | Outcome = plan.aggregator.start()
     while isinstance(broadcast, Broadcast):
         present = [fleets[node] for node in range(3) if (node, broadcast.round) not in failed]
-        costs = meters.read(RoundTrip(max(1, broadcast.tau), 3, 0, 0.0, 0.0, 0.0, 0.0))
+        costs = meters.read(RoundUsage(max(1, broadcast.tau), 3, 0, {}))
         broadcast = plan.aggregator.receive(Report.merge([fleet.answer(broadcast) for fleet in present]), costs)
     assert found.w.tobytes() == broadcast.w.tobytes()
 

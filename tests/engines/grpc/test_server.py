@@ -27,13 +27,13 @@ from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import Tokens
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.compression import encode
-from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.members import GONE_FOR_GOOD
 from fedbudget.engines.remote.messages import Farewell, Welcome
 from fedbudget.engines.remote.task import Samples
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.resources.usage import NodeCosts
 from support.methods import bits
 from support.networked import (
     COSTS,
@@ -263,7 +263,7 @@ def changed_hello(peer: RawPeer, **fields: Any) -> bytes:
 @pytest.mark.parametrize(
     ("say", "reason"),
     [
-        (lambda peer: changed_hello(peer, version=2), "it speaks version 2 of the protocol, and this is version 1"),
+        (lambda peer: changed_hello(peer, version=1), "it speaks version 1 of the protocol, and this is version 2"),
         (lambda peer: changed_hello(peer, version=0), "it speaks version 0 of the protocol"),
         (lambda peer: changed_hello(peer, instance="i" * 201), "a name of an instance of 201 characters"),
         (lambda peer: peer.hello(samples=samples(sizes=())), "a node without samples"),
@@ -359,6 +359,11 @@ def heard(peer: RawPeer) -> EncodedBroadcast:
     return found
 
 
+def spoilt(**other: Any) -> NodeCosts:
+    """Costs with another reading of time."""
+    return NodeCosts({"time": replace(COSTS.readings["time"], **other)})
+
+
 def report_of(
     broadcast: Broadcast, w: float = 0.5, nodes: int = 1, costs: NodeCosts = COSTS, **other: Any
 ) -> list[bytes]:
@@ -412,11 +417,11 @@ GOOD_VECTORS = 4 * FEATURES
         ),
         (lambda broadcast: report_of(broadcast, rho=[]), "a report with 0 numbers for rho, not 1"),
         (lambda broadcast: report_of(broadcast, corrected=[]), "a report with 0 numbers for corrected divergence"),
-        (lambda broadcast: report_of(broadcast, costs=replace(COSTS, seconds=float("nan"))), "seconds is nan"),
-        (lambda broadcast: report_of(broadcast, costs=replace(COSTS, step_seconds=-1.0)), "step_seconds is -1.0"),
-        (lambda broadcast: report_of(broadcast, costs=replace(COSTS, joules=float("inf"))), "joules is inf"),
+        (lambda broadcast: report_of(broadcast, costs=spoilt(whole=float("nan"))), "time (whole) is nan"),
+        (lambda broadcast: report_of(broadcast, costs=spoilt(step=-1.0)), "time (step) is -1.0"),
+        (lambda broadcast: report_of(broadcast, costs=spoilt(step=float("inf"))), "time (step) is inf"),
         (
-            lambda broadcast: report_of(broadcast, costs=replace(COSTS, host="h" * 201)),
+            lambda broadcast: report_of(broadcast, costs=spoilt(host="h" * 201)),
             "a name of a host of 201 characters",
         ),
         (lambda _: pack_ready(COSTS), "'ready' where 'report' was expected"),

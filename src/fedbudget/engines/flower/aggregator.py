@@ -17,10 +17,9 @@ from fedbudget.engines.flower.grid import LOG, GridNodes
 from fedbudget.engines.remote import engine
 from fedbudget.engines.simulation import Observer
 from fedbudget.errors import UserError, WorkError
-from fedbudget.meters import network_meters
-from fedbudget.meters.meter import RoundTrip
 from fedbudget.plan import Plan, meters_of
 from fedbudget.protocol.aggregator import Aggregator, Outcome
+from fedbudget.resources import round_usage
 from fedbudget.runs.record import RoundRecord
 from fedbudget.shares import samples_to_test_on
 from fedbudget.training import Result, default_folder, execute
@@ -55,17 +54,15 @@ def prepare(nodes: GridNodes, asked: Wanted) -> Plan:
     shared = all(each.partition is not None for each in described)
     number = sum(len(each.samples.sizes) for each in described)
     settings = replace(settings, nodes=number, dataset=settings.dataset if shared else NODES)
-    meters = meters_of(settings, network_meters)
-    trial = engine.slowest(nodes.start(task, described))
-    trial = replace(trial, seconds=trial.seconds + nodes.round_trip)
+    meters = meters_of(settings, network=True)
+    trial = round_usage(nodes.start(task, described)).delayed(nodes.round_trip)
     wire_bytes = (2 if settings.delta_from == "parameters" else 3) * 4 * task.parameters * number
-    trip = RoundTrip(1, number, wire_bytes, trial.step_seconds, trial.seconds, trial.step_cpu or 0.0, trial.cpu or 0.0)
     aggregator = Aggregator(
         model.initial(settings.seed),
         budget=meters.budget,
         controller=settings.controller(),
         step_size=settings.pacing(),
-        expected=meters.expect(trip),
+        expected=meters.expect(trial.as_round_of(number, wire_bytes)),
         rounds=settings.rounds,
         correct_drift=settings.corrects_drift,
         delta=settings.delta_from,

@@ -23,13 +23,13 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedbudget.engines.flower import records
-from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.members import GONE_FOR_GOOD, Counters, Member
 from fedbudget.engines.remote.messages import Answer, Farewell, RoundRequest, Welcome
 from fedbudget.engines.remote.round import CollectedRound, finite
 from fedbudget.engines.remote.task import Samples, Task
 from fedbudget.errors import UserError, WorkError
 from fedbudget.protocol.messages import Broadcast, PeerError
+from fedbudget.resources.usage import NodeCosts
 
 LOG = logging.getLogger("flwr")
 """Flower's own log, which `flwr log` shows."""

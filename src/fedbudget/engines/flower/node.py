@@ -15,7 +15,6 @@ from fedbudget.engines.remote.messages import Hello, Welcome
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
-from fedbudget.meters.rapl import Rapl
 from fedbudget.protocol.memory import FleetState
 from fedbudget.protocol.messages import LocalError, PeerError
 
@@ -102,7 +101,7 @@ def _reply(message: Message, answer: Callable[[], RecordDict]) -> Message:
 
 def _work(context: Context, data: Data | None) -> Worker:
     device = configuration.wanted(context.run_config).settings.device
-    return Worker(_node_data(context, data), device=device, energy=Rapl.find())
+    return Worker(_node_data(context, data), device=device)
 
 
 def _node_data(context: Context, data: Data | None) -> NodeData:

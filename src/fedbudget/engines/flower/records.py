@@ -6,7 +6,6 @@ on, are the bytes that every other network carries (engines/remote and engines/g
 """
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,14 +16,14 @@ from numpy.typing import NDArray
 from fedbudget.arrays import Float64, Int64
 from fedbudget.data.sampling import Position
 from fedbudget.engines.grpc.codec import AggregatorReader, NodeReader, pack_hello, pack_welcome
-from fedbudget.engines.remote.costs import NodeCosts
+from fedbudget.engines.remote.costs import costs_of
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome
 from fedbudget.protocol.memory import FleetState
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report
+from fedbudget.resources.usage import NodeCosts
 
 _Arrays = dict[str, NDArray[Any]]
 _NUMBERS = ("losses", "best_losses", "rho", "beta", "plain", "corrected")
-_COSTS = ("step_seconds", "seconds", "step_cpu", "cpu", "step_joules", "joules")
 _REMEMBERED = ("w", "best", "losses", "best_known", "steep", "mean", "own", "shift")
 
 
@@ -62,20 +61,19 @@ def welcome_in(content: RecordDict) -> Welcome:
 
 
 def costs_out(costs: NodeCosts) -> RecordDict:
-    known = {name: getattr(costs, name) for name in _COSTS if getattr(costs, name) is not None}
-    return RecordDict({"costs": MetricRecord(known), "host": ConfigRecord({"host": costs.host})})
+    numbers: dict[str, Any] = {name: [reading.step, reading.whole] for name, reading in costs.readings.items()}
+    hosts: dict[str, Any] = {name: reading.host for name, reading in costs.readings.items() if reading.host}
+    return RecordDict({"costs": MetricRecord(numbers), "hosts": ConfigRecord(hosts)})
 
 
 def costs_in(content: RecordDict) -> NodeCosts:
-    found = content.metric_records.get("costs", MetricRecord())
-    known = {name: found[name] for name in _COSTS if name in found}
-    if not {"step_seconds", "seconds"} <= known.keys():
-        raise PeerError("costs without the seconds of a round")
-    for name, value in known.items():
-        if not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise PeerError(f"{name} is {value}")
-    host = content.config_records.get("host", ConfigRecord()).get("host", "")
-    return NodeCosts(**known, host=str(host)[:200])  # type: ignore[arg-type]  # looked at above
+    hosts = content.config_records.get("hosts", ConfigRecord())
+    rows = []
+    for name, numbers in content.metric_records.get("costs", MetricRecord()).items():
+        if not isinstance(numbers, list) or len(numbers) != 2:
+            raise PeerError(f"{name[:20]} is {numbers}")
+        rows.append((name, *numbers, str(hosts.get(name, ""))))
+    return costs_of(rows)
 
 
 def refusal_out(reason: str, *, lost: bool = False) -> RecordDict:

@@ -9,7 +9,7 @@ what was agreed on, and an announcement of any other is refused before the first
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -18,17 +18,18 @@ from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.engines.remote import compression
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.compression import Kind
-from fedbudget.engines.remote.costs import NodeCosts
+from fedbudget.engines.remote.costs import costs_from_proto, costs_to_proto, readings_from_proto
 from fedbudget.engines.remote.messages import Answer, Farewell, Hello, Ready, RoundRequest, Welcome
 from fedbudget.engines.remote.task import Moments, Request, Samples, Task
 from fedbudget.errors import UserError
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report
+from fedbudget.resources.usage import NodeCosts
 
 METHOD = "/fedbudget.Aggregator/Converse"
 NAME, TOKEN = "fedbudget-node", "fedbudget-token"
 """Keys of what a node says before the first message."""
 
-VERSION = 1
+VERSION = 2
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PART = 2**20
 """Bytes of vectors in one message of a stream, at most."""
@@ -59,7 +60,7 @@ def pack_hello(hello: Hello) -> list[bytes]:
 
 
 def pack_ready(costs: NodeCosts) -> list[bytes]:
-    return [pb.FromNode(ready=pb.Ready(costs=_costs_out(costs))).SerializeToString()]
+    return [pb.FromNode(ready=pb.Ready(costs=costs_to_proto(costs))).SerializeToString()]
 
 
 def pack_report(report: Report, costs: NodeCosts, vectors: bytes) -> list[bytes]:
@@ -72,7 +73,7 @@ def pack_report(report: Report, costs: NodeCosts, vectors: bytes) -> list[bytes]
         beta=_numbers(report.beta),
         plain=_numbers(report.plain),
         corrected=_numbers(report.corrected),
-        costs=_costs_out(costs),
+        costs=costs_to_proto(costs),
         size=len(vectors),
         vectors=vectors[:PART],
     )
@@ -116,7 +117,7 @@ class NodeReader:
             return _hello_in(message.hello)
         elif kind == "ready":
             self._expects = "nothing"
-            return Ready(_costs_in(message.ready.costs))
+            return Ready(costs_from_proto(message.ready.costs))
         else:
             self._begin(message.report)
         return self._ended()
@@ -185,7 +186,7 @@ def _report_in(
         numbers_of("plain divergence", found.plain, drift),
         numbers_of("corrected divergence", found.corrected, drift),
     )
-    return Answer(report, _costs_in(found.costs))
+    return Answer(report, costs_from_proto(found.costs))
 
 
 # From the aggregator.
@@ -483,7 +484,7 @@ def task_out(task: Task) -> pb.Task:
             gradient=asked.gradient,
             curvature=asked.curvature,
             drift=asked.drift,
-            cpu=asked.cpu,
+            readings=asked.readings,
         ),
     )
 
@@ -505,7 +506,7 @@ def task_in(found: pb.Task) -> Task:
         next(kind for kind in KINDS if kind == found.compress),
         found.tau_max,
         _samples_in(found.samples),
-        Request(asked.estimate, asked.gradient, asked.curvature, asked.drift, asked.cpu),
+        Request(asked.estimate, asked.gradient, asked.curvature, asked.drift, readings_from_proto(asked)),
     )
 
 
@@ -559,32 +560,3 @@ def _samples_in(found: pb.Samples) -> Samples:
 
 def _all_finite(name: str, values: Iterable[float], *, least: float = -math.inf) -> Float64:
     return np.array([_finite(name, value, least=least) for value in values], np.float64)
-
-
-def _costs_out(costs: NodeCosts) -> pb.Costs:
-    return pb.Costs(
-        step_seconds=costs.step_seconds,
-        seconds=costs.seconds,
-        step_cpu=costs.step_cpu,
-        cpu=costs.cpu,
-        step_joules=costs.step_joules,
-        joules=costs.joules,
-        host=costs.host,
-    )
-
-
-_OPTIONAL: tuple[Literal["step_cpu", "cpu", "step_joules", "joules"], ...] = (
-    "step_cpu",
-    "cpu",
-    "step_joules",
-    "joules",
-)
-
-
-def _costs_in(found: pb.Costs) -> NodeCosts:
-    seconds = [_finite(name, getattr(found, name), least=0.0) for name in ("step_seconds", "seconds")]
-    step_cpu, cpu, step_joules, joules = (
-        _finite(name, getattr(found, name), least=0.0) if found.HasField(name) else None for name in _OPTIONAL
-    )
-    host = _text("name of a host", found.host)
-    return NodeCosts(seconds[0], seconds[1], step_cpu, cpu, step_joules, joules, host)

@@ -27,7 +27,6 @@ from fedbudget.engines.grpc.codec import LONGEST, METHOD, NodeReader, pack_broad
 from fedbudget.engines.grpc.tokens import Tokens
 from fedbudget.engines.remote import compression
 from fedbudget.engines.remote.compression import BroadcastCompressor
-from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.members import GONE_FOR_GOOD, OWN, Attendance, Counters, Member, name_order
 from fedbudget.engines.remote.messages import Answer, Farewell, Hello, Ready, RoundRequest, Welcome
 from fedbudget.engines.remote.round import CollectedRound, PendingRound
@@ -35,6 +34,7 @@ from fedbudget.engines.remote.task import Samples, Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from fedbudget.protocol.messages import Broadcast, PeerError
+from fedbudget.resources.usage import NodeCosts
 
 FRAME = 5
 """Bytes that gRPC puts before a message."""

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.task import Samples, Task
 from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.resources.usage import NodeCosts
 
 
 @dataclass(frozen=True)

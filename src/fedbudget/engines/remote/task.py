@@ -92,13 +92,17 @@ class Samples:
 
 @dataclass(frozen=True)
 class Request:
-    """What nodes are asked for, besides the loss and w."""
+    """What nodes are asked for, besides the loss and w.
+
+    Args:
+      readings: names of resources to read the counters of, besides time.
+    """
 
     estimate: bool
     gradient: bool
     curvature: bool
     drift: bool
-    cpu: bool = False
+    readings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -108,18 +108,18 @@ class Task(_message.Message):
     def __init__(self, model: _Optional[str] = ..., parameters: _Optional[int] = ..., batch: _Optional[int] = ..., seed: _Optional[int] = ..., clusters: _Optional[int] = ..., compress: _Optional[str] = ..., tau_max: _Optional[int] = ..., samples: _Optional[_Union[Samples, _Mapping]] = ..., asked: _Optional[_Union[Request, _Mapping]] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("estimate", "gradient", "curvature", "drift", "cpu")
+    __slots__ = ("estimate", "gradient", "curvature", "drift", "readings")
     ESTIMATE_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_FIELD_NUMBER: _ClassVar[int]
     CURVATURE_FIELD_NUMBER: _ClassVar[int]
     DRIFT_FIELD_NUMBER: _ClassVar[int]
-    CPU_FIELD_NUMBER: _ClassVar[int]
+    READINGS_FIELD_NUMBER: _ClassVar[int]
     estimate: bool
     gradient: bool
     curvature: bool
     drift: bool
-    cpu: bool
-    def __init__(self, estimate: bool = ..., gradient: bool = ..., curvature: bool = ..., drift: bool = ..., cpu: bool = ...) -> None: ...
+    readings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, estimate: bool = ..., gradient: bool = ..., curvature: bool = ..., drift: bool = ..., readings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("costs",)
@@ -182,22 +182,22 @@ class Report(_message.Message):
     def __init__(self, round: _Optional[int] = ..., losses: _Optional[_Iterable[float]] = ..., best_losses: _Optional[_Iterable[float]] = ..., rho: _Optional[_Iterable[float]] = ..., beta: _Optional[_Iterable[float]] = ..., plain: _Optional[_Iterable[float]] = ..., corrected: _Optional[_Iterable[float]] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ..., size: _Optional[int] = ..., vectors: _Optional[bytes] = ...) -> None: ...
 
 class Costs(_message.Message):
-    __slots__ = ("step_seconds", "seconds", "step_cpu", "cpu", "step_joules", "joules", "host")
-    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_FIELD_NUMBER: _ClassVar[int]
-    STEP_CPU_FIELD_NUMBER: _ClassVar[int]
-    CPU_FIELD_NUMBER: _ClassVar[int]
-    STEP_JOULES_FIELD_NUMBER: _ClassVar[int]
-    JOULES_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("readings",)
+    READINGS_FIELD_NUMBER: _ClassVar[int]
+    readings: _containers.RepeatedCompositeFieldContainer[Reading]
+    def __init__(self, readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ...) -> None: ...
+
+class Reading(_message.Message):
+    __slots__ = ("name", "step", "whole", "host")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
-    step_seconds: float
-    seconds: float
-    step_cpu: float
-    cpu: float
-    step_joules: float
-    joules: float
+    name: str
+    step: float
+    whole: float
     host: str
-    def __init__(self, step_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., step_cpu: _Optional[float] = ..., cpu: _Optional[float] = ..., step_joules: _Optional[float] = ..., joules: _Optional[float] = ..., host: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., step: _Optional[float] = ..., whole: _Optional[float] = ..., host: _Optional[str] = ...) -> None: ...
 
 class Farewell(_message.Message):
     __slots__ = ("reason", "again")
