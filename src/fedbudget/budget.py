@@ -34,7 +34,7 @@ class Budget:
         if not self.limits:
             raise UserError("a run needs a budget, for example time=15s")
         for name, limit in self.limits.items():
-            _known(name)
+            _resource(name)
             if not (math.isfinite(limit) and limit > 0):
                 raise UserError(f"budget {name}={limit:g}: the limit must be a positive number")
 
@@ -173,7 +173,7 @@ def _parse_limit(text: str) -> tuple[str, float]:
     limit = _LIMIT.fullmatch(text.strip())
     if limit is None:
         raise UserError(f"budget {text!r} is not understood; write NAME=AMOUNT, for example time=15s or bytes=20MB")
-    resource = _known(limit["name"])
+    resource = _resource(limit["name"])
     amount = _AMOUNT.fullmatch(limit["amount"])
     try:
         number = float(amount["number"] if amount else "")
@@ -188,7 +188,7 @@ def _parse_limit(text: str) -> tuple[str, float]:
     return resource.name, number * resource.units.get(unit, 1.0)
 
 
-def _known(name: str) -> Resource:
+def _resource(name: str) -> Resource:
     if name not in RESOURCES:
         raise UserError(f"unknown resource {name!r} in the budget; use one of {', '.join(RESOURCES)}")
     return RESOURCES[name]
