@@ -10,12 +10,10 @@ The result is None where nobody has read the resource, and nan where only some h
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from fedbudget.resources.host import is_estimate, machine
 from fedbudget.resources.usage import CombinedReading, NodeCosts, Reading
-
-Combine = Callable[[str, Sequence[NodeCosts], float | None], CombinedReading | None]
 
 _UNKNOWN = Reading(math.nan, math.nan)
 

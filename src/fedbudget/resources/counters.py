@@ -65,10 +65,10 @@ class ResourceCounters:
           updating: what all local updates took.
           whole: what the round took.
         """
-        found = {
+        readings = {
             name: Reading(updating[name] / updates, whole[name], reader.host) for name, reader in self._readers.items()
         }
-        return {name: each for name, each in found.items() if not math.isnan(each.step + each.whole)}
+        return {name: each for name, each in readings.items() if not math.isnan(each.step + each.whole)}
 
 
 def _count(reader: Reader) -> float:
