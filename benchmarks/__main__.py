@@ -16,7 +16,8 @@ from rich.table import Table
 from benchmarks import contenders, flower_simulation, memory, networks, rounds, scale, startup
 from benchmarks.measure import exponent, take_turns
 from benchmarks.workload import FEATURES, NODES, SAMPLES, TAU, dataset, settings
-from fedbudget.plan import prepare
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import simulate
 from fedbudget.training import execute
 
 RESULTS = Path(__file__).parent / "results"
@@ -81,7 +82,7 @@ def protocol_cost() -> dict[str, float]:
     for name, tau in (("fixed", TAU), ("adaptive", "adaptive")):
         rounds, best = 1000, float("inf")
         for _ in range(9):
-            plan = prepare(settings(5, rounds, tau=tau), dataset=dataset())
+            plan = simulate(settings(5, rounds, tau=tau), Overrides(dataset=dataset()))
             inside = _Stopwatch(plan.model.descend)
             object.__setattr__(plan.model, "descend", inside)
             work = contenders.written(plan)
@@ -118,7 +119,7 @@ def growth() -> dict[str, float]:
         found = dataset(samples or 120 * nodes, features)
         rounds, best = max(5, 20_000 // (nodes * tau)), float("inf")
         for _ in range(5):
-            plan = prepare(settings(nodes, rounds, tau=tau), dataset=found)
+            plan = simulate(settings(nodes, rounds, tau=tau), Overrides(dataset=found))
             began = time.perf_counter()
             execute(plan)
             best = min(best, (time.perf_counter() - began) / rounds)

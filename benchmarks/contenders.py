@@ -11,8 +11,10 @@ import numpy as np
 
 from benchmarks.workload import BATCH, ETA, REGULARIZATION, TAU, dataset, settings
 from fedbudget.arrays import Int64
-from fedbudget.data.sampling import BatchIndices
-from fedbudget.plan import Plan, prepare
+from fedbudget.data.sampling import BatchIndices, Sampler
+from fedbudget.launch.inputs import batch_of
+from fedbudget.launch.prepared import Overrides, PreparedRun
+from fedbudget.launch.simulate import simulate
 from fedbudget.training import execute
 
 Worker = Callable[[], object]
@@ -24,12 +26,14 @@ def ours(
     """A run through the public path, with its records written to disk; the plot that closes a run is left out."""
 
     def ready() -> Worker:
-        return written(prepare(settings(nodes, rounds, full=full, tau=tau, method=method), dataset=dataset()))
+        return written(
+            simulate(settings(nodes, rounds, full=full, tau=tau, method=method), Overrides(dataset=dataset()))
+        )
 
     return ready
 
 
-def written(plan: Plan) -> Worker:
+def written(plan: PreparedRun) -> Worker:
     """A planned run, to be made with its records written."""
 
     def work() -> None:
@@ -84,8 +88,9 @@ def bare_kernel(nodes: int, rounds: int, *, full: bool = False) -> Callable[[], 
     """Our kernel and nothing around it, with the mini-batches drawn beforehand: the limit of what a run can be."""
 
     def ready() -> Worker:
-        fleet = prepare(settings(nodes, rounds, full=full), dataset=dataset()).fleet
-        sampler, model, shards = fleet.sampler, fleet.model, fleet.shards
+        prepared = simulate(settings(nodes, rounds, full=full), Overrides(dataset=dataset()))
+        model, shards = prepared.model, prepared.shards
+        sampler = Sampler(shards.size, batch_of(prepared.settings), prepared.settings.seed)
         drawn: list[BatchIndices] = [sampler.round(TAU) for _ in range(rounds)]
         w = model.initial(0)[None]
 

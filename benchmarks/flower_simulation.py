@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
 from itertools import pairwise
@@ -32,8 +31,9 @@ from benchmarks.contenders import written
 from benchmarks.flower import FlowerFailedError
 from benchmarks.workload import dataset, settings
 from fedbudget.arrays import Float32
-from fedbudget.engines.simulation import Observer
-from fedbudget.plan import prepare
+from fedbudget.engines.engine import Engine, Observer
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import simulate
 from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.messages import Broadcast
 
@@ -70,19 +70,20 @@ def _median(seconds: list[float]) -> float:
 
 def _our_turn() -> tuple[list[float], list[Float32]]:
     """Seconds of the rounds that count, and w after each round, from the first on."""
-    plan = prepare(settings(NODES, WARMING_UP + OUR_ROUNDS), dataset=dataset())
+    plan = simulate(settings(NODES, WARMING_UP + OUR_ROUNDS), Overrides(dataset=dataset()))
     ended: list[float] = []
     ws: list[Float32] = []
 
-    def engine(*, observe: Observer, interrupted: Callable[[], bool]) -> Outcome:
-        def observe_and_note(happened: Round, said: Broadcast) -> None:
-            observe(happened, said)
-            ended.append(time.perf_counter())
-            ws.append(said.w)
+    class Timed(Engine):
+        def run(self, *, observe: Observer, **rest: Any) -> Outcome:
+            def observe_and_note(round_: Round, broadcast: Broadcast) -> None:
+                observe(round_, broadcast)
+                ended.append(time.perf_counter())
+                ws.append(broadcast.w)
 
-        return plan.engine(observe=observe_and_note, interrupted=interrupted)
+            return plan.engine.run(observe=observe_and_note, **rest)
 
-    written(replace(plan, engine=engine))()
+    written(replace(plan, engine=Timed()))()
     # A broadcast tells the w that the round before has ended with; the last one asks for a loss and for no updates.
     return _rounds(ended[:-1]), ws[1:]
 

@@ -19,8 +19,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from benchmarks.workload import BATCH, ETA, FEATURES, REGULARIZATION, TAU, dataset, settings
 from fedbudget.arrays import Float32
-from fedbudget.data.sampling import BatchIndices
-from fedbudget.plan import prepare
+from fedbudget.data.sampling import BatchIndices, Sampler
+from fedbudget.launch.inputs import batch_of
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import simulate
 
 client = ClientApp()
 
@@ -82,10 +84,12 @@ class _Samples(NamedTuple):
 
 @cache
 def _samples(nodes: int, rounds: int) -> _Samples:
-    fleet = prepare(settings(nodes, rounds), dataset=dataset()).fleet
-    table, rows = fleet.shards.table, [fleet.shards.rows_of(node) for node in range(nodes)]
+    prepared = simulate(settings(nodes, rounds), Overrides(dataset=dataset()))
+    shards = prepared.shards
+    sampler = Sampler(shards.size, batch_of(prepared.settings), prepared.settings.seed)
+    table, rows = shards.table, [shards.rows_of(node) for node in range(nodes)]
     return _Samples(
         [table.scaled(own) for own in rows],
         [table.y[own] for own in rows],
-        [fleet.sampler.round(TAU) for _ in range(rounds)],
+        [sampler.round(TAU) for _ in range(rounds)],
     )

@@ -14,10 +14,11 @@ def peak_megabytes(nodes: int, case: int) -> float:
 
 def _measure(nodes: int, case: int) -> float:
     from benchmarks.workload import dataset, settings
-    from fedbudget.plan import prepare
+    from fedbudget.launch.prepared import Overrides
+    from fedbudget.launch.simulate import simulate
     from fedbudget.training import execute
 
-    execute(prepare(settings(nodes, 3, case=case), dataset=dataset()))
+    execute(simulate(settings(nodes, 3, case=case), Overrides(dataset=dataset())))
     # Not getrusage: its maximum is inherited from the process that started this one.
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert peak is not None

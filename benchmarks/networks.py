@@ -14,8 +14,10 @@ from benchmarks.contenders import Worker
 from benchmarks.measure import take_turns
 from benchmarks.workload import BATCH, ETA
 from fedbudget.data.dataset import Dataset, Part
+from fedbudget.data.sampling import Sampler
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import SimulatedRun, simulate
 from fedbudget.models.cnn import cnn
-from fedbudget.plan import PlanHere, prepare
 from fedbudget.settings import Settings
 
 _TAU, _SAMPLES = 10, 5_000
@@ -54,14 +56,15 @@ def batching() -> dict[str, float]:
 def _run(rounds: int) -> Worker:
     """A run of one node through the public path: aggregator, fleet, ledger and simulated costs."""
     plan = _plan(rounds)
-    return lambda: plan.engine(observe=lambda happened, said: None, interrupted=lambda: False)
+    return lambda: plan.engine.run(observe=lambda round_, broadcast: None)
 
 
 def _updates(rounds: int) -> Worker:
     """The local updates of those rounds, and nothing around them."""
-    fleet = _plan(rounds).fleet
-    model, shards, w = fleet.model, fleet.shards, fleet.model.initial(0)[None]
-    drawn = [fleet.sampler.round(_TAU) for _ in range(rounds)]
+    plan = _plan(rounds)
+    model, shards, w = plan.model, plan.shards, plan.model.initial(0)[None]
+    sampler = Sampler(shards.size, BATCH, 0)
+    drawn = [sampler.round(_TAU) for _ in range(rounds)]
 
     def work() -> None:
         for indices in drawn:
@@ -70,7 +73,7 @@ def _updates(rounds: int) -> Worker:
     return work
 
 
-def _plan(rounds: int) -> PlanHere:
+def _plan(rounds: int) -> SimulatedRun:
     settings = Settings(
         model="cnn",
         nodes=1,
@@ -81,7 +84,7 @@ def _plan(rounds: int) -> PlanHere:
         rounds=rounds,
         device="cpu",
     )
-    return prepare(settings, dataset=_images())
+    return simulate(settings, Overrides(dataset=_images()))
 
 
 def _bare(rounds: int) -> Worker:

@@ -186,9 +186,9 @@ def _say(words: dict[str, Any]) -> None:
 
 
 def _aggregate_ours(case: Case, certificates: Path | None, opened: Callable[[int], None]) -> dict[str, list[float]]:
-    from fedbudget.deployment import ServerOptions, serving
     from fedbudget.engines.grpc.server import AggregatorServer
     from fedbudget.engines.remote.round import CollectedRound
+    from fedbudget.launch.serve import ServerOptions, serving
     from fedbudget.runs.checkpoint import Checkpoint
     from fedbudget.settings import Settings
     from fedbudget.training import execute
@@ -307,7 +307,10 @@ def _do_nothing() -> None:
         def accuracy(self, w: Float32, table: Table) -> float | None:
             return None
 
-    catalogue.MODELS = {**catalogue.MODELS, "nothing": lambda dataset, *_: Nothing(dataset.features)}
+    catalogue.MODELS = {
+        **catalogue.MODELS,
+        "nothing": catalogue.ModelEntry(lambda dataset, *_: Nothing(dataset.features)),
+    }
 
 
 # The bare echo.
@@ -322,8 +325,8 @@ def _aggregate_bare(case: Case, certificates: Path | None, opened: Callable[[int
 async def _echo_rounds(case: Case, certificates: Path | None, opened: Callable[[int], None]) -> list[float]:
     import grpc
 
-    from fedbudget.engines.grpc.codec import LONGEST
     from fedbudget.engines.grpc.credentials import aggregator_credentials
+    from fedbudget.engines.grpc.stream import LONGEST
 
     broadcast, report = _messages(case)
     everyone, over = asyncio.Event(), asyncio.Event()
@@ -365,8 +368,8 @@ async def _echo_rounds(case: Case, certificates: Path | None, opened: Callable[[
 async def _attend_bare(case: Case, certificates: Path | None, address: str, numbers: Sequence[int]) -> None:
     import grpc
 
-    from fedbudget.engines.grpc.codec import LONGEST
     from fedbudget.engines.grpc.credentials import node_credentials
+    from fedbudget.engines.grpc.stream import LONGEST
 
     broadcast, report = _messages(case)
     options = [("grpc.max_receive_message_length", LONGEST), ("grpc.use_local_subchannel_pool", 1)]
@@ -393,19 +396,21 @@ def _messages(case: Case) -> tuple[list[bytes], list[bytes]]:
     """A broadcast and a report as they are in such a run, packed."""
     import numpy as np
 
-    from fedbudget.engines.grpc.codec import pack_broadcast, pack_report
-    from fedbudget.protocol.messages import Broadcast, Drift, Report
+    from fedbudget.engines.grpc.from_aggregator import pack_broadcast
+    from fedbudget.engines.grpc.from_node import pack_report
+    from fedbudget.protocol.messages import Broadcast, Drift, Report, Request
     from fedbudget.resources.usage import NodeCosts, Reading
 
     w = np.random.default_rng(0).normal(size=case.parameters).astype(np.float32)
     frugal, one = case.method == "frugal", np.full(1, 0.5)
-    said = Broadcast(
-        9, w, 1, 0.01, estimate=frugal, best=True, stop=False, drift=Drift(True, 1.0) if frugal else None
-    )  # fmt: skip
+    request, drift = Request(estimate=frugal, drift=frugal), Drift(True, 1.0) if frugal else None
+    broadcast = Broadcast(9, w, 1, 0.01, request, best=True, stop=False, drift=drift)
     more = {"rho": one, "beta": one, "plain": one, "corrected": one} if frugal else {}
     report = Report(9, np.arange(1), np.full(1, 4), one, one, w[None], **more)
     costs = NodeCosts({"time": Reading(1e-4, 1e-3)})
-    return pack_broadcast(said, base_round=8, catch_up=False, difference=None), pack_report(report, costs, w.tobytes())
+    return pack_broadcast(broadcast, base_round=8, catch_up=False, difference=None), pack_report(
+        report, costs, w.tobytes()
+    )
 
 
 def main(role: str) -> None:

@@ -47,15 +47,17 @@ def _child(engine: str, nodes: int) -> dict[str, Any]:
 
 def _measure(engine: str, nodes: int) -> dict[str, Any]:
     from benchmarks.workload import dataset, settings
-    from fedbudget.training import EngineName, execute, planned
+    from fedbudget.launch.launch import EngineName, launch
+    from fedbudget.launch.prepared import Overrides
+    from fedbudget.training import execute
 
     name: EngineName = "ray" if engine == "ray" else "in-process"
     asked = replace(settings(nodes, ROUNDS), partition=f"draw:{DRAWN}", batch_size=BATCH)
     samples = dataset()
     began = time.perf_counter()
-    with planned(asked, engine=name, dataset=samples) as plan:
+    with launch(asked, Overrides(dataset=samples), engine=name) as prepared:
         ready = time.perf_counter()
-        result = execute(plan)
+        result = execute(prepared)
         ended = time.perf_counter()
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert peak is not None

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedbudget.runs.settings import Settings
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -21,6 +20,7 @@ from fedbudget.experiments.figures.style import COLOURS, LINES, MARKERS, finish,
 from fedbudget.runs.explain import Explanation, explain
 from fedbudget.runs.folder import Run
 from fedbudget.runs.plot import GREY, VERMILION
+from fedbudget.settings import Settings
 from fedbudget.training import train
 
 _FOLDER = Path(__file__).parent / "pictures"
@@ -93,7 +93,7 @@ def _chosen(**options: Any) -> Explanation:
         train(method="paper", budget="time=15s", out=Path(folder) / "run", **options)
         run = Run.open(Path(folder) / "run")
         decided = sorted((record.tau, record.round) for record in run.rounds if record.reason == Reason.MINIMUM)
-        return explain(run, decided[len(decided) // 2][1])
+        return explain(run, decided[len(decided) // 2][1], run.settings.controller())
 
 
 def _curve(axis: Axes, choice: Explanation, words: str, colour: str, line: str) -> None:

@@ -1,5 +1,6 @@
 """Files that are written whole or not at all."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,29 @@ def test_on_a_full_disk_what_was_there_stays_and_nothing_lies_beside_it(tmp_path
         (disk / "filler").unlink()
         atomic_file.replace(disk / "file", b"new")
         assert (disk / "file").read_bytes() == b"new"
+
+
+def test_an_error_while_streaming_leaves_the_old_file(tmp_path: Path) -> None:
+    atomic_file.replace(tmp_path / "file", b"old")
+    with suppress(KeyboardInterrupt), atomic_file.replacing(tmp_path / "file") as file:
+        file.write(b"new")
+        raise KeyboardInterrupt
+    assert (tmp_path / "file").read_bytes() == b"old"
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_of_two_writers_the_last_wins(tmp_path: Path) -> None:
+    with atomic_file.replacing(tmp_path / "file") as first, atomic_file.replacing(tmp_path / "file") as second:
+        first.write(b"first")
+        second.write(b"second")
+    assert (tmp_path / "file").read_bytes() == b"first"
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_permissions_are_those_of_a_new_file(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    atomic_file.replace(tmp_path / "file", b"")
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from fedbudget.control import AdaptiveTau, ControlInputs, Decision, Estimates, F
 from fedbudget.errors import UserError
 
 SOME = Estimates(1.0, 2.0, 3.0)
-OUTLOOK = ControlInputs(SOME, 0.01, np.array([0.013]), np.array([0.13]), np.array([15.0]))
-SAME_EVERYWHERE = replace(OUTLOOK, estimates=Estimates(0.0, 0.0, 0.0))
+INPUTS = ControlInputs(SOME, 0.01, np.array([0.013]), np.array([0.13]), np.array([15.0]))
+SAME_EVERYWHERE = replace(INPUTS, estimates=Estimates(0.0, 0.0, 0.0))
 
 
 def previous(tau: int) -> Decision:
@@ -22,7 +22,7 @@ def previous(tau: int) -> Decision:
 class TestFixedTau:
     def test_is_the_same_whatever_is_seen(self) -> None:
         controller = FixedTau(7)
-        assert controller.first() == controller.next(previous(3), OUTLOOK) == Decision(7, Reason.FIXED)
+        assert controller.first() == controller.next(previous(3), INPUTS) == Decision(7, Reason.FIXED)
 
     def test_asks_for_no_estimates(self) -> None:
         assert FixedTau(7).estimates is False
@@ -39,7 +39,7 @@ class TestAdaptiveTau:
         assert AdaptiveTau().estimates is True
 
     def test_stays_until_there_are_estimates(self) -> None:
-        assert AdaptiveTau().next(previous(3), replace(OUTLOOK, estimates=None)) == Decision(3, Reason.START)
+        assert AdaptiveTau().next(previous(3), replace(INPUTS, estimates=None)) == Decision(3, Reason.START)
 
     @pytest.mark.parametrize(
         ("tau", "gamma", "tau_max", "last"), [(1, 10, 100, 10), (3, 2.5, 100, 7), (30, 10, 100, 100), (1, 1, 100, 1)]
@@ -53,21 +53,21 @@ class TestAdaptiveTau:
     def test_leaps_to_the_largest_tau_where_nodes_do_not_differ_if_it_may(self) -> None:
         assert AdaptiveTau(leap=True).next(previous(1), SAME_EVERYWHERE) == Decision(100, Reason.SEARCH_LIMIT)
         assert AdaptiveTau().next(previous(1), SAME_EVERYWHERE) == Decision(10, Reason.SEARCH_LIMIT)
-        assert AdaptiveTau(leap=True).next(previous(1), OUTLOOK).tau == 10
+        assert AdaptiveTau(leap=True).next(previous(1), INPUTS).tau == 10
 
     def test_takes_the_minimum_of_g(self) -> None:
         # By a plain evaluation of eq. (18): G falls from 8.1563 at τ = 13 to 8.1504 at 14 and is 8.1676 at 15.
-        assert AdaptiveTau().next(previous(5), OUTLOOK) == Decision(14, Reason.MINIMUM)
+        assert AdaptiveTau().next(previous(5), INPUTS) == Decision(14, Reason.MINIMUM)
 
     def test_says_so_when_the_search_range_ends_first(self) -> None:
-        assert AdaptiveTau().next(previous(1), OUTLOOK) == Decision(10, Reason.SEARCH_LIMIT)
-        assert AdaptiveTau(tau_max=12).next(previous(5), OUTLOOK) == Decision(12, Reason.SEARCH_LIMIT)
+        assert AdaptiveTau().next(previous(1), INPUTS) == Decision(10, Reason.SEARCH_LIMIT)
+        assert AdaptiveTau(tau_max=12).next(previous(5), INPUTS) == Decision(12, Reason.SEARCH_LIMIT)
 
     def test_a_minimum_at_one_is_a_minimum_even_where_the_range_is_one(self) -> None:
-        assert AdaptiveTau(gamma=1).next(previous(1), OUTLOOK) == Decision(1, Reason.MINIMUM)
+        assert AdaptiveTau(gamma=1).next(previous(1), INPUTS) == Decision(1, Reason.MINIMUM)
 
     def test_larger_phi_gives_smaller_tau(self) -> None:
-        taus = [AdaptiveTau(phi=phi).next(previous(10), OUTLOOK).tau for phi in (0.005, 0.025, 0.1, 1.0, 100.0)]
+        taus = [AdaptiveTau(phi=phi).next(previous(10), INPUTS).tau for phi in (0.005, 0.025, 0.1, 1.0, 100.0)]
         assert taus == sorted(taus, reverse=True)
         assert len(set(taus)) > 3
 
@@ -82,13 +82,13 @@ class TestAdaptiveTau:
         assert AdaptiveTau().next(previous(10), free) == Decision(1, Reason.MINIMUM)
 
     def test_a_tau_whose_g_overflows_is_not_taken(self) -> None:
-        steep = replace(OUTLOOK, estimates=Estimates(1.0, 1e8, 1e-3))
+        steep = replace(INPUTS, estimates=Estimates(1.0, 1e8, 1e-3))
         curve = AdaptiveTau().curve(previous(100), steep)
         assert np.isinf(curve).any()
         assert np.isfinite(curve[AdaptiveTau().next(previous(100), steep).tau - 1])
 
     def test_is_one_where_nothing_fits(self) -> None:
-        assert AdaptiveTau().next(previous(10), replace(OUTLOOK, budget=np.array([0.1]))).tau == 1
+        assert AdaptiveTau().next(previous(10), replace(INPUTS, budget=np.array([0.1]))).tau == 1
 
     @settings(deadline=None, max_examples=50)
     @given(
@@ -102,7 +102,7 @@ class TestAdaptiveTau:
         self, tau: int, rho: float, beta: float, delta: float, budget: float
     ) -> None:
         controller = AdaptiveTau()
-        inputs = replace(OUTLOOK, estimates=Estimates(rho, beta, delta), budget=np.array([budget]))
+        inputs = replace(INPUTS, estimates=Estimates(rho, beta, delta), budget=np.array([budget]))
         first = controller.next(previous(tau), inputs)
         controller.next(previous(99), SAME_EVERYWHERE)
         assert controller.next(previous(tau), inputs) == first
@@ -123,4 +123,4 @@ class TestAdaptiveTau:
 
     def test_has_no_curve_before_estimates(self) -> None:
         with pytest.raises(ValueError, match="no G before the first estimates"):
-            AdaptiveTau().curve(previous(1), replace(OUTLOOK, estimates=None))
+            AdaptiveTau().curve(previous(1), replace(INPUTS, estimates=None))

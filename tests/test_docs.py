@@ -82,6 +82,18 @@ def test_the_reference_has_every_command_and_every_option() -> None:
     assert {name.split()[0] for name in sections} == set(commands)
 
 
+def test_the_glossary_has_every_letter_and_word_once() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]+) \|", text, re.MULTILINE)
+    rows = [re.sub(r"\(.*?\)", "", row) for row in rows if row not in ("letter", "word")]
+    terms = [term.strip() for row in rows for term in row.split(",")]
+    assert [term for term in terms if terms.count(term) > 1] == []
+    letters = "w w^f F D N τ γ φ η ρ β δ h G T K M R s c b"
+    words = "node, fleet, aggregator, round, local update, shard, budget, spent, estimate, controller, step size"
+    words += ", update rule, engine, run, settings, task"
+    assert {*letters.split(), *words.split(", ")} <= set(terms)
+
+
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     built = subprocess.run(

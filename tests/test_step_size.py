@@ -12,22 +12,23 @@ import fedbudget
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.digits import load
 from fedbudget.errors import UserError
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import SimulatedRun, simulate
 from fedbudget.models.base import loss_over
-from fedbudget.plan import PlanHere, prepare
 from fedbudget.settings import Settings
-from fedbudget.step_size import AutoStep, FixedStep, StepSizeInputs, StepSizeState
+from fedbudget.step_size import AutoStep, AutoStepState, FixedStep, StepSizeInputs
 from fedbudget.training import execute
 
 AUTO = AutoStep(kappa=1.0, fall=0.25)  # simple numbers
 EARLY = 0.1  # of the budget spent
 
 
-def follow(*betas: float | None, pace: StepSizeState | None = None, spent: float = EARLY) -> StepSizeState:
-    """The pace after rounds with these β̂."""
-    pace = pace or AUTO.first()
+def follow(*betas: float | None, state: AutoStepState | None = None, spent: float = EARLY) -> AutoStepState:
+    """The state after rounds with these β̂."""
+    state = state or AUTO.first()
     for beta in betas:
-        pace = AUTO.next(pace, StepSizeInputs(beta, spent))
-    return pace
+        state = AUTO.next(state, StepSizeInputs(beta, spent))
+    return state
 
 
 class TestRule:
@@ -35,9 +36,9 @@ class TestRule:
         assert (AUTO.first().eta, AUTO.first().settled) == (0.001, False)
 
     def test_is_kappa_over_beta_once_that_is_known(self) -> None:
-        pace = follow(None, 100.0)
-        assert pace.eta == pytest.approx(1 / 100)
-        assert pace.settled
+        state = follow(None, 100.0)
+        assert state.eta == pytest.approx(1 / 100)
+        assert state.settled
 
     def test_grows_tenfold_at_most_until_it_has_settled_and_threefold_afterwards(self) -> None:
         first = follow(1.0)
@@ -47,49 +48,49 @@ class TestRule:
         assert settled.eta == pytest.approx(1)
         assert settled.settled
         # β̂ falls to nothing: level ln(1e-6)/2, deviation the same, so that β̄ would be 1.
-        assert follow(1e-6, pace=settled).eta == pytest.approx(1)
-        assert follow(1e-6, 1e-6, 1e-6, 1e-6, pace=settled).eta <= 3**4
+        assert follow(1e-6, state=settled).eta == pytest.approx(1)
+        assert follow(1e-6, 1e-6, 1e-6, 1e-6, state=settled).eta <= 3**4
 
     def test_a_steep_round_counts_at_once_and_is_forgotten_slowly(self) -> None:
         settled = follow(1.0, 1.0, 1.0)
-        assert follow(50.0, pace=settled).eta == pytest.approx(1 / 50)
-        after = follow(50.0, 1.0, pace=settled)
+        assert follow(50.0, state=settled).eta == pytest.approx(1 / 50)
+        after = follow(50.0, 1.0, state=settled)
         # level: half of ln 50, then a quarter; deviation: half of ln 50, then a half of that and of half of ln 50.
         level, deviation = math.log(50) / 4, (math.log(50) / 2 + math.log(50) / 2) / 2
         assert after.eta == pytest.approx(min(1 / math.exp(level + deviation), 3 / 50))
 
     def test_no_estimate_changes_nothing(self) -> None:
         settled = follow(1.0, 1.0, 1.0)
-        assert follow(None, pace=settled) == settled
+        assert follow(None, state=settled) == settled
 
     def test_falls_over_the_last_quarter_of_the_budget_but_never_to_nothing(self) -> None:
         settled = follow(1.0, 1.0, 1.0)
-        etas = [follow(1.0, pace=settled, spent=spent).eta for spent in (0.5, 0.75, 0.875, 0.99, 1.2)]
+        etas = [follow(1.0, state=settled, spent=spent).eta for spent in (0.5, 0.75, 0.875, 0.99, 1.2)]
         assert etas == pytest.approx([1, 1, 0.5, 0.04, 0.02])
-        assert follow(1.0, pace=follow(1.0, pace=settled, spent=0.875)).eta == pytest.approx(1)  # steady all the time
+        assert follow(1.0, state=follow(1.0, state=settled, spent=0.875)).eta == pytest.approx(1)  # steady all the time
 
-    def test_after_trouble_a_quarter_of_eta_and_half_of_kappa(self) -> None:
+    def test_going_back_gives_a_quarter_of_eta_and_half_of_kappa(self) -> None:
         settled = follow(1.0, 1.0, 1.0)
-        pace = AUTO.after_trouble(settled, StepSizeInputs(1.0, EARLY))
-        assert pace.eta == pytest.approx(0.25)
-        assert pace.kappa == pytest.approx(0.5)
-        assert follow(1.0, pace=pace).eta == pytest.approx(0.5)
+        state = AUTO.recover(settled, StepSizeInputs(1.0, EARLY))
+        assert state.eta == pytest.approx(0.25)
+        assert state.kappa == pytest.approx(0.5)
+        assert follow(1.0, state=state).eta == pytest.approx(0.5)
 
     @given(st.lists(st.none() | st.floats(1e-9, 1e9), max_size=30), st.floats(0, 2))
     def test_is_positive_and_never_above_kappa_over_the_last_beta(
         self, betas: list[float | None], spent: float
     ) -> None:
-        pace = follow(*betas, spent=spent)
-        assert 0 < pace.eta < math.inf
+        state = follow(*betas, spent=spent)
+        assert 0 < state.eta < math.inf
         if betas and betas[-1] is not None:
-            assert pace.eta <= 1 / betas[-1] * (1 + 1e-9)
+            assert state.eta <= 1 / betas[-1] * (1 + 1e-9)
 
 
 def test_a_fixed_one_stays_and_must_be_positive() -> None:
     step = FixedStep(0.3)
     assert (
         step.next(step.first(), StepSizeInputs(5.0, 0.99))
-        == step.after_trouble(step.first(), StepSizeInputs(5.0, 0.99))
+        == step.recover(step.first(), StepSizeInputs(5.0, 0.99))
         == step.first()
     )
     with pytest.raises(UserError, match="step-size must be auto or a positive number, not -1"):
@@ -139,7 +140,7 @@ def _assert_no_higher_than_at_the_start(seed: int) -> None:
     assert execute(plan).loss <= start, plan.settings
 
 
-def random_plan(seed: int) -> PlanHere:
+def random_plan(seed: int) -> SimulatedRun:
     """Any model, case, number of nodes, mini-batch and budget, with features scaled by 0.01 to 100."""
     rng = np.random.default_rng(seed)
     digits: Dataset = load()
@@ -153,8 +154,10 @@ def random_plan(seed: int) -> PlanHere:
         seed=int(rng.integers(1000)),
         evaluations=1,
     )
-    plan = prepare(settings, dataset=scaled)
+    plan = simulate(settings, Overrides(dataset=scaled))
     if settings.batch_size == "full" or rng.random() < 0.2:
         return plan
-    most = min(200, int(plan.fleet.shards.size.min()))
-    return prepare(replace(settings, batch_size=round(math.exp(rng.uniform(0, math.log(most))))), dataset=scaled)
+    most = min(200, int(plan.shards.size.min()))
+    return simulate(
+        replace(settings, batch_size=round(math.exp(rng.uniform(0, math.log(most))))), Overrides(dataset=scaled)
+    )

@@ -14,8 +14,9 @@ from fedbudget.cli.main import main
 from fedbudget.cli.options import settings_from
 from fedbudget.control import AdaptiveTau
 from fedbudget.errors import UserError
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import simulate
 from fedbudget.models.catalogue import MODELS
-from fedbudget.plan import prepare
 from fedbudget.settings import Settings
 from fedbudget.step_size import AutoStep, FixedStep
 from support.real_data import folder_with
@@ -219,11 +220,13 @@ class TestOnRealData:
         ]
         assert losses[0] == losses[1] != losses[2]
         everything = data.load("mnist", data_dir=folder)
-        first, second = (prepare(settings_of("svm-dgd-mnist", seed=seed), dataset=everything) for seed in (1, 2))
+        first, second = (
+            simulate(settings_of("svm-dgd-mnist", seed=seed), Overrides(dataset=everything)) for seed in (1, 2)
+        )
         for plan in (first, second):
             assert plan.test is not None
             assert (len(plan.train), len(plan.test)) == (1000, 1000)
-            assert int(plan.fleet.shards.size.sum()) == 1000
+            assert int(plan.shards.size.sum()) == 1000
         assert not np.array_equal(first.train.x, second.train.x)
 
     @pytest.mark.usefixtures("one_thread")

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 import fedbudget
 from fedbudget import data
 from fedbudget.arrays import Float32
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import simulate
 from fedbudget.models import Softmax, loss_over
-from fedbudget.plan import prepare
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
@@ -101,7 +102,8 @@ class TestResult:
         taus = [record.tau for record in result.rounds]
         assert result.aggregations == sum(tau > 0 for tau in taus)
         assert result.local_updates == sum(taus) == result.rounds[-1].t
-        assert result.average_tau == pytest.approx(sum(tau**2 for tau in taus) / sum(taus))
+        assert result.average_tau == pytest.approx(result.local_updates / result.aggregations)
+        assert result.update_weighted_tau == pytest.approx(sum(tau**2 for tau in taus) / sum(taus))
 
     def test_spent_is_the_sum_of_costs_and_overshoot_what_is_beyond_the_budget(self, result: fedbudget.Result) -> None:
         for name, limit in {"time": 4.0, "energy": 90.0}.items():
@@ -116,9 +118,9 @@ class TestResult:
         assert 40 <= len(looked) <= 52 < len(result.rounds)
         assert max(np.diff([0.0, *looked])) < 20 / 50 + 0.5  # one round takes some 0.15
 
-    def test_watch_sees_every_record_as_it_comes(self) -> None:
+    def test_callbacks_see_every_record_as_it_comes(self) -> None:
         seen: list[RoundRecord] = []
-        result = fedbudget.train(dataset=DIGITS, budget="time=1s", watch=seen.append)
+        result = fedbudget.train(dataset=DIGITS, budget="time=1s", callbacks=[seen.append])
         assert seen == list(result.rounds)
 
 
@@ -181,7 +183,7 @@ def test_the_same_seed_gives_the_same_records_and_another_seed_others() -> None:
 def test_a_simulated_round_is_expected_to_cost_what_the_paper_measured(
     case: int, batch: int | str, seconds: float
 ) -> None:
-    aggregator = prepare(Settings(partition=f"case:{case}", batch_size=batch), dataset=DIGITS).aggregator
+    aggregator = simulate(Settings(partition=f"case:{case}", batch_size=batch), Overrides(dataset=DIGITS)).aggregator
     assert aggregator is not None
     costs = aggregator.ledger.costs
     assert (costs.step + costs.aggregation).tolist() == pytest.approx([seconds])

@@ -1,27 +1,47 @@
 """Files that are written whole or not at all, and that are still there after a crash or a power cut.
 
-A file is written beside its place, forced to the disk, and moved there in one step; then the folder is forced to the
-disk too. When anything fails, what was in its place before is still there, and nothing is left beside it.
+A file is written beside its place under a name of its own, forced to the disk, and moved there in one step; then the
+folder is forced to the disk too. When anything fails, what was in its place before is still there, and nothing is left
+beside it. Of several writers at once the last one wins.
 """
 
 import contextlib
 import os
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 
 def replace(path: Path, content: bytes) -> None:
     """Writes `content` to `path` in one step; an OSError when it cannot be, a full disk say."""
-    beside = path.with_name(f".{path.name}.new")
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A stream whose contents are at `path` once the `with` is left without an error.
+
+    Args:
+      path: of the file; its folder must be there.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError:
+        with beside.open("xb") as file:
+            yield file
+        move(beside, path)
+    except BaseException:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
+
+
+def move(beside: Path, path: Path) -> None:
+    """Puts a complete file, written in the same folder, at `path`."""
+    with beside.open("rb+") as file:
+        os.fsync(file.fileno())
+    beside.replace(path)
     _sync_folder(path.parent)
 
 

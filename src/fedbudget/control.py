@@ -1,7 +1,8 @@
 """Which τ next.
 
 A controller is a value with one pure step: `next(previous, inputs)` gives the next decision, and the previous
-decision is all the state there is. A decision says why it was made. A new controller is one more class here.
+decision is all the state there is. A decision says why it was made. A new controller is one more class, here or in a
+user's own program.
 """
 
 from dataclasses import dataclass
@@ -29,8 +30,19 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class Decision:
+    """What a controller decided.
+
+    Args:
+      tau: local updates in the coming round.
+      reason: why; a `Reason`, or a controller's own in a few words, as people are shown it.
+    """
+
     tau: int
-    reason: Reason
+    reason: str
+
+    def __post_init__(self) -> None:
+        if self.tau < 1:
+            raise UserError(f"a round has at least 1 local update, and the controller chose {self.tau}")
 
 
 @dataclass(frozen=True)
@@ -100,8 +112,8 @@ class AdaptiveTau:
         well enough, and there is none. The paper has no such rule.
 
     >>> controller = AdaptiveTau(phi=0.025)
-    >>> outlook = Outlook(Estimates(1.0, 2.0, 3.0), 0.01, np.array([0.013]), np.array([0.13]), np.array([15.0]))
-    >>> controller.next(Decision(5, Reason.MINIMUM), outlook)
+    >>> inputs = ControlInputs(Estimates(1.0, 2.0, 3.0), 0.01, np.array([0.013]), np.array([0.13]), np.array([15.0]))
+    >>> controller.next(Decision(5, Reason.MINIMUM), inputs)
     Decision(tau=14, reason=<Reason.MINIMUM: 'minimum of G'>)
     """
 

@@ -16,7 +16,7 @@ from fedbudget.control import AdaptiveTau, Controller, FixedTau
 from fedbudget.data.dataset import require_test_share
 from fedbudget.data.partition import Partition
 from fedbudget.errors import UserError
-from fedbudget.protocol.aggregator import Delta
+from fedbudget.protocol.method import Delta
 from fedbudget.step_size import AutoStep, FixedStep, StepSize
 
 FEDERATED = ("frugal", "paper")

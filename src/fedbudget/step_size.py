@@ -17,8 +17,8 @@ anyway, so nobody has to set η. After each round
 - η falls to nothing over the last third of the budget, whose end is known: what is left of the loss then is noise of
   mini-batches, which goes away with η. The fall is planned by the share of the budget that is spent, of whichever
   resource is nearest to its limit.
-- A guard: when a run has gone astray (protocol/aggregator.py says when), it goes back to w^f, with a quarter of η and
-  half of κ.
+- A guard: when the loss has become much worse (protocol/steps.py says when), the run goes back to w^f, with a quarter
+  of η and half of κ.
 
 docs/decisions.md has what this gives, and what was tried and did not help.
 
@@ -27,29 +27,26 @@ A step size is a value and a pure step, as a controller is (control.py).
 
 import math
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from fedbudget.errors import UserError
 
 
 @dataclass(frozen=True)
 class StepSizeState:
-    """The step size of the coming round, and what the next one follows from.
+    """The step size of the coming round; a step size that must remember more has a class of its own with these two.
 
     Args:
       eta: η.
-      steady: η before it falls towards the end of the budget.
       settled: whether η is what it should be; until then τ stays 1.
-      kappa: κ.
-      level, deviation: the running mean of log β̂, once there is one, and its mean deviation.
     """
 
     eta: float
-    steady: float
     settled: bool = True
-    kappa: float = 1.0
-    level: float | None = None
-    deviation: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.eta < math.inf:
+            raise ValueError(f"a step size must be a number of 0 or more, not {self.eta}")
 
 
 @dataclass(frozen=True)
@@ -61,20 +58,20 @@ class StepSizeInputs:
 
 
 class StepSize(Protocol):
-    """Chooses η, round by round."""
+    """Chooses η, round by round. Its state is a `StepSizeState`, or any frozen dataclass that has its fields too."""
 
     @property
     def adapts(self) -> bool:
-        """Whether nodes must estimate β for it, and the run goes back from where it has gone astray."""
+        """Whether nodes must estimate β for it, and the run goes back to w^f from where the loss is much worse."""
 
     def first(self) -> StepSizeState:
         """For the first round."""
 
-    def next(self, previous: StepSizeState, seen: StepSizeInputs) -> StepSizeState:
-        """For the coming round."""
+    def next(self, state: Any, inputs: StepSizeInputs) -> StepSizeState:
+        """For the coming round, from the state that was returned last."""
 
-    def after_trouble(self, previous: StepSizeState, seen: StepSizeInputs) -> StepSizeState:
-        """For the coming round, when the last one has gone astray."""
+    def recover(self, state: Any, inputs: StepSizeInputs) -> StepSizeState:
+        """For the coming round, when the run has gone back to w^f."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +89,34 @@ class FixedStep:
         return False
 
     def first(self) -> StepSizeState:
-        return StepSizeState(self.eta, self.eta)
+        return StepSizeState(self.eta)
 
-    def next(self, previous: StepSizeState, seen: StepSizeInputs) -> StepSizeState:
-        return previous
+    def next(self, state: StepSizeState, inputs: StepSizeInputs) -> StepSizeState:
+        return state
 
-    def after_trouble(self, previous: StepSizeState, seen: StepSizeInputs) -> StepSizeState:
-        return previous
+    def recover(self, state: StepSizeState, inputs: StepSizeInputs) -> StepSizeState:
+        return state
+
+
+@dataclass(frozen=True)
+class AutoStepState(StepSizeState):
+    """What the next η follows from.
+
+    Args:
+      steady: η before it falls towards the end of the budget.
+      kappa: κ.
+      level, deviation: the running mean of log β̂, once there is one, and its mean deviation.
+    """
+
+    steady: float = 0.0
+    kappa: float = 1.0
+    level: float | None = None
+    deviation: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (0 <= self.steady < math.inf and 0 <= self.kappa < math.inf):
+            raise ValueError(f"a step size cannot follow from {self}")
 
 
 @dataclass(frozen=True)
@@ -112,8 +130,8 @@ class AutoStep:
       first_growth: the same until η has settled.
       fall: the share of the budget, at its end, over which η falls.
 
-    >>> pace = AutoStep(kappa=0.5).next(Pace(0.01, 0.01, kappa=0.5), StepSizeInputs(beta=20.0, spent=0.1))
-    >>> pace.eta
+    >>> before = AutoStepState(eta=0.01, steady=0.01, kappa=0.5)
+    >>> AutoStep(kappa=0.5).next(before, StepSizeInputs(beta=20.0, spent=0.1)).eta
     0.025
     """
 
@@ -127,40 +145,40 @@ class AutoStep:
     def adapts(self) -> bool:
         return True
 
-    def first(self) -> StepSizeState:
-        return StepSizeState(self.start, self.start, settled=False, kappa=self.kappa)
+    def first(self) -> AutoStepState:
+        return AutoStepState(self.start, settled=False, steady=self.start, kappa=self.kappa)
 
-    def next(self, previous: StepSizeState, seen: StepSizeInputs) -> StepSizeState:
-        pace = _remember(previous, seen.beta)
-        if seen.beta is not None:
-            wanted = pace.kappa / _upper(pace, seen.beta)
-            most = (self.growth if pace.settled else self.first_growth) * pace.steady
-            pace = replace(pace, steady=min(wanted, most), settled=pace.settled or wanted <= most)
-        return self._falling(pace, seen.spent)
+    def next(self, state: AutoStepState, inputs: StepSizeInputs) -> AutoStepState:
+        state = _with_beta(state, inputs.beta)
+        if inputs.beta is not None:
+            wanted = state.kappa / _upper(state, inputs.beta)
+            most = (self.growth if state.settled else self.first_growth) * state.steady
+            state = replace(state, steady=min(wanted, most), settled=state.settled or wanted <= most)
+        return self._falling(state, inputs.spent)
 
-    def after_trouble(self, previous: StepSizeState, seen: StepSizeInputs) -> StepSizeState:
-        pace = _remember(previous, seen.beta)
-        steady, kappa = pace.steady / 4, pace.kappa / 2
-        if seen.beta is not None:
-            steady = min(steady, kappa / _upper(pace, seen.beta))
-        return self._falling(replace(pace, steady=steady, kappa=kappa), seen.spent)
+    def recover(self, state: AutoStepState, inputs: StepSizeInputs) -> AutoStepState:
+        state = _with_beta(state, inputs.beta)
+        steady, kappa = state.steady / 4, state.kappa / 2
+        if inputs.beta is not None:
+            steady = min(steady, kappa / _upper(state, inputs.beta))
+        return self._falling(replace(state, steady=steady, kappa=kappa), inputs.spent)
 
-    def _falling(self, pace: StepSizeState, spent: float) -> StepSizeState:
+    def _falling(self, state: AutoStepState, spent: float) -> AutoStepState:
         """η as much below its steady value as the end of the budget is near, but never 0."""
-        return replace(pace, eta=pace.steady * min(1.0, max(0.02, (1 - spent) / self.fall)))
+        return replace(state, eta=state.steady * min(1.0, max(0.02, (1 - spent) / self.fall)))
 
 
-def _remember(pace: StepSizeState, beta: float | None) -> StepSizeState:
+def _with_beta(state: AutoStepState, beta: float | None) -> AutoStepState:
     """Both means with one more β̂."""
     if beta is None:
-        return pace
-    if pace.level is None:
-        return replace(pace, level=math.log(beta))
-    off = math.log(beta) - pace.level
-    return replace(pace, level=pace.level + off / 2, deviation=(pace.deviation + abs(off)) / 2)
+        return state
+    if state.level is None:
+        return replace(state, level=math.log(beta))
+    change = math.log(beta) - state.level
+    return replace(state, level=state.level + change / 2, deviation=(state.deviation + abs(change)) / 2)
 
 
-def _upper(pace: StepSizeState, beta: float) -> float:
+def _upper(state: AutoStepState, beta: float) -> float:
     """β̄."""
-    assert pace.level is not None
-    return max(beta, math.exp(pace.level + pace.deviation))
+    assert state.level is not None
+    return max(beta, math.exp(state.level + state.deviation))

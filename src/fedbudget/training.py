@@ -1,40 +1,46 @@
-"""The main path: a plan is carried out, and gives a result and, where wanted, a run on disk.
+"""The main path: a run that is ready is carried out, and gives a result and, where wanted, a run on disk.
 
 The command line and the Python API both come through here.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from fedbudget import __version__, tasks
 from fedbudget.arrays import Float32
+from fedbudget.control import Controller
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.files import Shard, from_arrays
 from fedbudget.engines.interrupt import interruptible
+from fedbudget.engines.remote.task import rounds_ahead
 from fedbudget.errors import UserError
+from fedbudget.launch.launch import EngineName, launch
+from fedbudget.launch.prepared import Callback, Overrides, PreparedRun
 from fedbudget.models.base import Model, loss_over
-from fedbudget.plan import Plan, PlanHere, prepare
 from fedbudget.protocol.aggregator import Outcome, Round
+from fedbudget.protocol.combine import CombineRule
 from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.update import UpdateRule
 from fedbudget.runs import nodes
+from fedbudget.runs.checkpoint_writer import CheckpointWriter
 from fedbudget.runs.folder import PLOT, Run, RunWriter, SavedModel
-from fedbudget.runs.record import RoundRecord, average_tau
+from fedbudget.runs.nodes import NodeStatusWriter
+from fedbudget.runs.record import RoundRecord, average_tau, update_weighted_tau
 from fedbudget.settings import Settings
-from fedbudget.trackers import chosen
-from fedbudget.trackers.following import following
-from fedbudget.trackers.tracker import About, Tracker
+from fedbudget.step_size import StepSize
+from fedbudget.trackers import make_trackers
+from fedbudget.trackers.background import tracking
+from fedbudget.trackers.tracker import RunInfo, Tracker
 
 RUNS = Path("runs")
-Watch = Callable[[RoundRecord], None]
-EngineName = Literal["in-process", "ray"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class Result:
     Args:
       loss: F(w^f) on all training samples; where these are on other machines, as nodes last told it.
       accuracy: on the test samples; None where it has no meaning.
-      average_tau: Σ τ² / Σ τ over rounds.
+      average_tau: local updates divided by aggregations.
       aggregations, local_updates: K and T; in one place nothing is aggregated.
       spent, budget, overshoot: per resource.
       sources: how each of these is known: measured, estimated, declared or simulated.
@@ -71,6 +77,11 @@ class Result:
     run: Path | None
     w: Float32
     rounds: Sequence[RoundRecord]
+
+    @property
+    def update_weighted_tau(self) -> float:
+        """Σ τ² / Σ τ over rounds: the paper's average τ, for its figures."""
+        return update_weighted_tau([record.tau for record in self.rounds])
 
     def to_json(self) -> dict[str, Any]:
         """The figures, without the model and the rounds."""
@@ -100,8 +111,12 @@ def train(
     test: Shard | None = None,
     budget: str | Sequence[str] | None = None,
     case: int | None = None,
+    controller: Controller | None = None,
+    step_size: float | str | StepSize | None = None,
+    update: UpdateRule | None = None,
+    combine: CombineRule | None = None,
+    callbacks: Sequence[Callback] = (),
     out: str | Path | None = None,
-    watch: Watch | None = None,
     track: str | Sequence[str] = (),
     engine: EngineName = "in-process",
     ray_address: str | None = None,
@@ -118,10 +133,14 @@ def train(
       test: (x, y) to test on, with shards.
       budget: one limit or several, such as `["time=15s", "bytes=20MB"]`.
       case: 1 to 4, short for `partition="case:N"`.
+      controller: chooses τ in place of the method's own.
+      step_size: η, `auto`, or an object that chooses it.
+      update: how the mean update moves w; w becomes the mean when not given.
+      combine: how reports become one update; their weighted mean when not given.
+      callbacks: each is called with the record of every round; the run ends after one for which it returns True.
       out: a folder for the run; nothing is written without it.
-      watch: called with the record of every round.
       track: where the run is followed besides its folder: `mlflow`, `tensorboard` or both.
-      engine: `in-process`, or `ray` for a cluster.
+      engine: `in-process`, `ray` for a cluster, or `network` for node processes on this machine.
       ray_address: of the Ray cluster; this machine when not given.
       actors: how many of Ray's processes share the nodes; one per core when not given.
       options: the other fields of `fedbudget.Settings`.
@@ -130,15 +149,17 @@ def train(
     >>> result.stopped_by, sorted(result.spent)
     ('time', ['time'])
     """
-    trackers = chosen((track,) if isinstance(track, str) else track)
-    found = dataset if isinstance(dataset, Dataset) else None
+    trackers = make_trackers((track,) if isinstance(track, str) else track)
+    own_data = dataset if isinstance(dataset, Dataset) else None
     if shards is not None:
-        found = from_arrays(shards, test)
+        own_data = from_arrays(shards, test)
+    named_step_size = step_size if isinstance(step_size, int | float | str | None) else None
     given = {
         "model": model if isinstance(model, str | None) else model.name,
-        "dataset": found.name if found is not None else dataset,
+        "dataset": own_data.name if own_data is not None else dataset,
         "partition": None if case is None else f"case:{case}",
         "budget": (budget,) if isinstance(budget, str) else budget and tuple(budget),
+        "step_size": named_step_size,
     }
     options |= {name: value for name, value in given.items() if value is not None}
     if task is not None:
@@ -147,40 +168,23 @@ def train(
         settings = Settings(**options)
     except TypeError as error:
         raise UserError(f"train() was given an option that it does not know: {error}") from None
-    own = None if isinstance(model, str | None) else model
-    with planned(settings, engine=engine, ray_address=ray_address, actors=actors, dataset=found, model=own) as plan:
-        return execute(plan, out=None if out is None else Path(out), watch=watch, trackers=trackers)
-
-
-@contextmanager
-def planned(
-    settings: Settings,
-    *,
-    engine: EngineName = "in-process",
-    ray_address: str | None = None,
-    actors: int | None = None,
-    dataset: Dataset | None = None,
-    model: Model | None = None,
-) -> Iterator[Plan]:
-    """The plan of a run, as long as what makes it is there; see `train` for what is given."""
-    if engine == "ray":
-        from fedbudget.cluster import on_ray  # Ray is an extra
-
-        with on_ray(settings, address=ray_address, actors=actors, dataset=dataset, model=model) as plan:
-            yield plan
-    elif engine != "in-process":
-        raise UserError(f"unknown engine {engine!r}; use in-process or ray")
-    elif ray_address is not None or actors is not None:
-        raise UserError("a Ray address, or a number of actors, goes with engine ray")
-    else:
-        yield prepare(settings, dataset=dataset, model=model)
+    overrides = Overrides(
+        dataset=own_data,
+        model=None if isinstance(model, str | None) else model,
+        controller=controller,
+        step_size=None if isinstance(step_size, int | float | str | None) else step_size,
+        update=update,
+        combine=combine,
+    )
+    with launch(settings, overrides, engine=engine, ray_address=ray_address, actors=actors) as prepared:
+        return execute(prepared, out=None if out is None else Path(out), callbacks=callbacks, trackers=trackers)
 
 
 def execute(
-    plan: Plan,
+    prepared: PreparedRun,
     *,
     out: Path | None = None,
-    watch: Watch | None = None,
+    callbacks: Sequence[Callback] = (),
     plot: bool = True,
     trackers: Sequence[Tracker] = (),
 ) -> Result:
@@ -190,39 +194,33 @@ def execute(
     """
     if trackers and out is None:
         raise UserError("a run that is tracked needs a folder; say which with out")
-    with interruptible(plan.wake) as interrupted, ExitStack() as stack:
-        writer = None if out is None else _writer(plan, out)
-        if writer is not None and plan.checkpointer is None:  # a keeper adds records at its own pace
-            stack.callback(writer.close)
+    engine = prepared.engine
+    with interruptible(engine.wake) as interrupted, ExitStack() as stack:
+        writer = None if out is None else stack.enter_context(closing(_writer(prepared, out)))
+        earlier = [] if prepared.resumed is None or writer is None else Run.open(writer.path).rounds
+        callbacks = [*prepared.callbacks, *callbacks]
         if writer is not None and trackers:
-            earlier = [] if plan.resumed is None else Run.open(writer.path).rounds
             began = time.time() - (earlier[-1].wall if earlier else 0.0)
-            about = About(writer.path, plan.title, plan.settings, began)
-            followed = stack.enter_context(following(trackers, about, earlier))
-            watch = _each_of(followed.observe, watch)
-        diary = _Diary(plan, writer, watch)
-        outcome = plan.engine(observe=diary.observe, interrupted=interrupted)
-        if plan.checkpointer is not None:
-            plan.checkpointer.close()
-        result = _result(plan, outcome, diary.records, out)
+            info = RunInfo(writer.path, prepared.title, prepared.settings, began)
+            followed = stack.enter_context(tracking(trackers, info, earlier))
+            callbacks.insert(0, followed.observe)
+        recorder = stack.enter_context(closing(_Recorder(prepared, writer, callbacks, earlier)))
+        outcome = engine.run(
+            observe=recorder.observe, interrupted=lambda: interrupted() or recorder.stopping, save=recorder.save
+        )
+        recorder.finish()
+        if recorder.stopping and outcome.stopped_by == "interrupted" and not interrupted():
+            outcome = replace(outcome, stopped_by="callback")
+        result = _result(prepared, outcome, recorder.records, out)
         if writer is not None:
-            summary = _save(plan, writer, result)
+            summary = _save(prepared, writer, result)
         if writer is not None and plot:
             from fedbudget.runs.plot import plot_run  # matplotlib is slow to import, and not needed until here
 
-            writer.replace(PLOT, plot_run(result.rounds, result.budget, title=plan.title))
+            writer.replace(PLOT, plot_run(result.rounds, result.budget, title=prepared.title))
         if trackers:
             followed.finish(summary)
     return result
-
-
-def _each_of(first: Watch, second: Watch | None) -> Watch:
-    def watch(record: RoundRecord) -> None:
-        first(record)
-        if second is not None:
-            second(record)
-
-    return watch
 
 
 def default_folder(settings: Settings) -> Path:
@@ -234,87 +232,134 @@ def default_folder(settings: Settings) -> Path:
     return path
 
 
-def _writer(plan: Plan, out: Path) -> RunWriter:
-    if plan.resumed is not None:
-        return RunWriter.resume(out, plan.resumed.records)
-    writer = RunWriter(out, _config(plan))
-    if isinstance(plan, PlanHere):
-        nodes.write_simulated(out, plan.fleet.shards.size)
+def _writer(prepared: PreparedRun, out: Path) -> RunWriter:
+    if prepared.resumed is not None:
+        return RunWriter.resume(out, prepared.resumed.records)
+    writer = RunWriter(out, _config(prepared))
+    if prepared.shards is not None:
+        nodes.write_simulated(out, prepared.shards.size)
     return writer
 
 
-class _Diary:
-    """Turns rounds into records, for the disk and for whoever watches."""
+class _Recorder:
+    """Turns rounds into records, for the disk and for whoever is to be called.
 
-    def __init__(self, plan: Plan, writer: RunWriter | None, watch: Watch | None) -> None:
-        self.records = [] if plan.resumed is None or writer is None else Run.open(writer.path).rounds
-        self._plan = plan
+    Where a run can be resumed, records reach the disk with the checkpoint that holds them.
+
+    Args:
+      earlier: records of a run that goes on.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedRun,
+        writer: RunWriter | None,
+        callbacks: Sequence[Callback],
+        earlier: Sequence[RoundRecord],
+    ) -> None:
+        self.records = list(earlier)
+        self.stopping = False
+        self._prepared = prepared
         self._writer = writer
-        self._watch = watch
-        self._began = time.perf_counter() - (self.records[-1].wall if self.records else 0.0)
+        self._callbacks = callbacks
+        self._began = time.perf_counter() - (earlier[-1].wall if earlier else 0.0)
         self._next_evaluation = 0.0
-        if plan.checkpointer is not None and writer is not None:
-            plan.checkpointer.open(writer.path, writer.append)
+        self._checkpoints: CheckpointWriter | None = None
+        self._statuses: NodeStatusWriter | None = None
+        if writer is None or prepared.engine.state() is None:
+            return
+        resumed, ahead = prepared.resumed, rounds_ahead(prepared.model.parameters)
+        held = () if resumed is None else resumed.records
+        self._checkpoints = CheckpointWriter(writer.path, writer.append, ahead=ahead, records=held)
+        if resumed is None:
+            self.save()
+            self._checkpoints.flush()  # there is something to go on from before the first node begins
+        self._statuses = NodeStatusWriter(writer.path, prepared.engine.node_statuses)
 
     def observe(self, round_: Round, broadcast: Broadcast) -> None:
-        accuracy, share = None, round_.ledger.share
-        if self._plan.test is not None and (share >= self._next_evaluation or broadcast.tau == 0):
-            accuracy = self._plan.model.accuracy(broadcast.w, self._plan.test)
-            points = self._plan.settings.evaluations
+        prepared, accuracy, share = self._prepared, None, round_.ledger.share
+        if prepared.test is not None and (share >= self._next_evaluation or broadcast.tau == 0):
+            accuracy = prepared.model.accuracy(broadcast.w, prepared.test)
+            points = prepared.settings.evaluations
             self._next_evaluation = (int(share * points) + 1) / points
         record = RoundRecord.of(round_, accuracy=accuracy, wall=time.perf_counter() - self._began)
         self.records.append(record)
-        if self._writer is not None:
-            (self._writer.append if self._plan.checkpointer is None else self._plan.checkpointer.keep)(record)
-        if self._watch is not None:
-            self._watch(record)
+        if self._checkpoints is not None:
+            self.save(record)
+        elif self._writer is not None:
+            self._writer.append(record)
+        for callback in self._callbacks:
+            if callback(record) and not self.stopping:
+                self.stopping = True
+                prepared.engine.wake()
+
+    def save(self, record: RoundRecord | None = None) -> None:
+        """Takes where the run has come to, to be on disk before long."""
+        aggregator, state = self._prepared.aggregator, self._prepared.engine.state()
+        if self._checkpoints is not None and aggregator is not None and state is not None:
+            self._checkpoints.save(aggregator.state, state, record)
+
+    def finish(self) -> None:
+        """Returns when all is on disk."""
+        if self._statuses is not None:
+            self._statuses.close()
+        if self._checkpoints is not None:
+            self._checkpoints.flush()
+
+    def close(self) -> None:
+        """Ends its threads."""
+        if self._statuses is not None:
+            self._statuses.close()
+        if self._checkpoints is not None:
+            self._checkpoints.close()
 
 
-def _result(plan: Plan, outcome: Outcome, records: Sequence[RoundRecord], out: Path | None) -> Result:
+def _result(prepared: PreparedRun, outcome: Outcome, records: Sequence[RoundRecord], out: Path | None) -> Result:
     taus = [record.tau for record in records if record.tau > 0]
-    budget, ledger = plan.budget, outcome.ledger
+    budget, ledger = prepared.budget, outcome.ledger
     return Result(
-        loss=_loss(plan, outcome, records),
-        accuracy=None if plan.test is None else plan.model.accuracy(outcome.w, plan.test),
+        loss=_loss(prepared, outcome, records),
+        accuracy=None if prepared.test is None else prepared.model.accuracy(outcome.w, prepared.test),
         average_tau=average_tau(taus),
-        aggregations=0 if plan.settings.method == "centralized" else len(taus),
+        aggregations=0 if prepared.settings.method == "centralized" else len(taus),
         local_updates=sum(taus),
         spent=budget.label(ledger.spent),
         budget=dict(budget.limits),
         overshoot=budget.label(ledger.overshoot),
-        sources=plan.meters.sources,
+        sources=prepared.meters.sources,
         stopped_by=outcome.stopped_by,
-        metrics={} if plan.test is None else plan.model.metrics(outcome.w, plan.test),
-        note=plan.dataset.note,
+        metrics={} if prepared.test is None else prepared.model.metrics(outcome.w, prepared.test),
+        note=prepared.dataset.note,
         run=out,
         w=outcome.w,
         rounds=records,
     )
 
 
-def _loss(plan: Plan, outcome: Outcome, records: Sequence[RoundRecord]) -> float:
-    if plan.train is not None:
-        return loss_over(plan.model, outcome.w, plan.train)
+def _loss(prepared: PreparedRun, outcome: Outcome, records: Sequence[RoundRecord]) -> float:
+    if prepared.train is not None:
+        return loss_over(prepared.model, outcome.w, prepared.train)
     return records[-1].best_loss if records else math.nan
 
 
-def _config(plan: Plan) -> str:
-    config = plan.settings.to_toml()
-    if not plan.repeatable:
-        where = "data were with the nodes" if plan.train is None else "model or the data was given in Python"
+def _config(prepared: PreparedRun) -> str:
+    config = prepared.settings.to_toml()
+    if not prepared.repeatable:
+        where = "data were with the nodes" if prepared.train is None else "model or the data was given in Python"
         config = f"# The {where}: this file alone does not repeat the run.\n{config}"
     return f"# fedbudget {__version__}\n{config}"
 
 
-def _save(plan: Plan, writer: RunWriter, result: Result) -> dict[str, Any]:
+def _save(prepared: PreparedRun, writer: RunWriter, result: Result) -> dict[str, Any]:
     """Writes how the run ended, and what was trained; gives the summary."""
+    traffic = prepared.engine.traffic()
     summary = {
         **result.to_json(),
         "status": "interrupted" if result.stopped_by == "interrupted" else "finished",
-        **({} if plan.traffic is None else {"network": dict(plan.traffic())}),
-        "parameters": plan.model.parameters,
+        **({} if not traffic else {"network": dict(traffic)}),
+        "parameters": prepared.model.parameters,
         "version": __version__,
     }
-    saved = SavedModel(result.w, plan.settings.model, plan.dataset.classes, plan.dataset.standardization)
+    saved = SavedModel(result.w, prepared.settings.model, prepared.dataset.classes, prepared.dataset.standardization)
     writer.finish(summary, saved.to_bytes())
     return summary

@@ -12,7 +12,7 @@ from rich.console import Console
 from fedbudget.cli import fetching
 from fedbudget.cli.main import main
 from fedbudget.data.published import catalogue
-from fedbudget.data.published.sources import Mirror
+from fedbudget.data.published.sources import mirror
 from support.web import Web, dataset_of, serving
 
 CONTENTS = {"one.bin": b"one" * 1000, "two.bin": b"two"}
@@ -28,7 +28,7 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
     for variable in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(variable, raising=False)
     with serving(ZIPPED) as web:
-        small = replace(dataset_of(CONTENTS), sources=(Mirror(web.url, ".gz"),))
+        small = replace(dataset_of(CONTENTS), sources=(mirror(web.url, ".gz"),))
         monkeypatch.setattr(catalogue, "PUBLISHED", {"small": small})
         yield web
 

@@ -10,21 +10,22 @@ from rich.console import Console
 
 from fedbudget import data
 from fedbudget.cli.view import cells, nodes_table, preparing, print_result, watching
-from fedbudget.engines.remote.members import Attendance
-from fedbudget.plan import Plan, prepare
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import SimulatedRun, simulate
+from fedbudget.node_status import NodeStatus
 from fedbudget.settings import Settings
 from fedbudget.training import Result, execute
 
 DIGITS = data.load("digits")
 
 
-def plan_of(*budget: str, tau: int | str = "adaptive") -> Plan:
-    return prepare(Settings(budget=budget, tau=tau, partition="case:2"), dataset=DIGITS)
+def plan_of(*budget: str, tau: int | str = "adaptive") -> SimulatedRun:
+    return simulate(Settings(budget=budget, tau=tau, partition="case:2"), Overrides(dataset=DIGITS))
 
 
-def watched(plan: Plan, *, quiet: bool = False) -> Result:
+def watched(plan: SimulatedRun, *, quiet: bool = False) -> Result:
     with watching(plan, quiet=quiet) as watch:
-        return execute(plan, watch=watch)
+        return execute(plan, callbacks=watch)
 
 
 class TestPlainLog:
@@ -43,7 +44,8 @@ class TestPlainLog:
             "chosen",
             "by",
             "loss",
-            "best",
+            "loss",
+            "wᶠ",
             "accuracy",
             "ρ̂",
             "β̂",
@@ -121,7 +123,7 @@ class TestResultInLines:
 
 
 def test_of_many_nodes_those_come_first_that_there_is_something_to_say_of() -> None:
-    nodes = [Attendance(f"node-{i}", 1000 + i, "at work", 7, 0, 0.002) for i in range(40)]
+    nodes = [NodeStatus(f"node-{i}", (i,), 1000 + i, "at work", 7, 0, 0.002) for i in range(40)]
     nodes[30] = replace(nodes[30], state="away")
     nodes[20] = replace(nodes[20], missed=3)
     printed = io.StringIO()
@@ -146,5 +148,5 @@ def test_a_log_is_not_told_about_preparations(
     """What goes wrong while preparing is then the only line on standard error."""
     monkeypatch.setattr("fedbudget.cli.view._PATIENCE", 0.0)
     with preparing():
-        prepare(Settings(), dataset=DIGITS)
+        simulate(Settings(), Overrides(dataset=DIGITS))
     assert capsys.readouterr().err == ""

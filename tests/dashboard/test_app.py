@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedbudget.dashboard.serving import Dashboard
+from fedbudget.dashboard.server import Dashboard
 from fedbudget.runs.folder import RunWriter
 from support.made_runs import SETTINGS, make_run, many_rounds, record
 
@@ -43,7 +43,7 @@ def guarded(runs: Path) -> Iterator[Dashboard]:
 @contextmanager
 def opened(runs: Path, **options: Any) -> Iterator[Dashboard]:
     page = Dashboard(runs, port=0, **options)
-    with page.beside():
+    with page.in_background():
         yield page
 
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedbudget.dashboard.reading import Reading, Seen
-from fedbudget.dashboard.report import CURVES, bundled, figures, report
-from fedbudget.dashboard.shell import page_files
+from fedbudget.dashboard.pages import page_files
+from fedbudget.dashboard.report import MAX_CURVES, bundled, figures, report
+from fedbudget.dashboard.run_reader import RunReader, RunSnapshot
 from support.made_runs import SETTINGS, make_run, many_rounds
 
 
-def seen(path: Path) -> Seen:
-    return Reading(path).look()
+def snapshot_of(path: Path) -> RunSnapshot:
+    return RunReader(path).read()
 
 
 def embedded(text: str) -> Any:
@@ -23,7 +23,7 @@ def embedded(text: str) -> Any:
 
 
 def test_the_figures_in_the_file_are_those_of_the_runs(tmp_path: Path) -> None:
-    looks = [seen(make_run(tmp_path / name)) for name in ("one", "two")]
+    looks = [snapshot_of(make_run(tmp_path / name)) for name in ("one", "two")]
     text = report(looks)
     assert embedded(text) == json.loads(json.dumps({"runs": figures(looks)}))
     assert [run["name"] for run in embedded(text)["runs"]] == ["one", "two"]
@@ -31,7 +31,7 @@ def test_the_figures_in_the_file_are_those_of_the_runs(tmp_path: Path) -> None:
 
 def test_text_of_a_run_cannot_end_the_script_it_is_in(tmp_path: Path) -> None:
     evil = "/data/</script><script>alert(1)</script><!--.csv"
-    text = report([seen(make_run(tmp_path / "<b>run", settings=replace(SETTINGS, dataset=evil)))])
+    text = report([snapshot_of(make_run(tmp_path / "<b>run", settings=replace(SETTINGS, dataset=evil)))])
     assert embedded(text)["runs"][0]["settings"]["dataset"] == evil
     assert text.count("</script>") == 3  # the figures', the library's and the page's own
     assert "alert(1)</script" not in text
@@ -39,7 +39,7 @@ def test_text_of_a_run_cannot_end_the_script_it_is_in(tmp_path: Path) -> None:
 
 
 def test_nothing_in_the_file_is_loaded_from_anywhere(tmp_path: Path) -> None:
-    text = report([seen(make_run(tmp_path / "run"))])
+    text = report([snapshot_of(make_run(tmp_path / "run"))])
     assert "default-src 'none'" in text
     page = text.replace(text[text.index("<script>") : text.index('<script type="module">')], "")  # but for the library
     assert re.search(r"""(src|href)=["'](?!#)""", page) is None
@@ -47,9 +47,9 @@ def test_nothing_in_the_file_is_loaded_from_anywhere(tmp_path: Path) -> None:
 
 
 def test_curves_of_a_long_run_are_kept_for_some_rounds_with_the_first_and_the_last(tmp_path: Path) -> None:
-    (run,) = figures([seen(many_rounds(tmp_path / "run", 5000))])
+    (run,) = figures([snapshot_of(many_rounds(tmp_path / "run", 5000))])
     rounds = [choice["record"]["round"] for choice in run["choices"]]
-    assert CURVES / 2 < len(rounds) <= CURVES + 1
+    assert MAX_CURVES / 2 < len(rounds) <= MAX_CURVES + 1
     assert (rounds[0], rounds[-1]) == (1, 5000)
     assert rounds == sorted(set(rounds))
 

@@ -27,11 +27,11 @@ def test_all_runs_are_there_the_newest_first(runs: Path) -> None:
     assert list(RunIndex(runs).names()) == ["second", "first"]
 
 
-def test_a_runs_own_folder_is_a_shelf_with_one_run(runs: Path) -> None:
-    shelf = RunIndex(runs / "first")
-    assert list(shelf.names()) == ["first"]
-    assert shelf.reading("first") is not None
-    assert shelf.reading("second") is None
+def test_a_runs_own_folder_has_one_run(runs: Path) -> None:
+    index = RunIndex(runs / "first")
+    assert list(index.names()) == ["first"]
+    assert index.reader("first") is not None
+    assert index.reader("second") is None
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_a_runs_own_folder_is_a_shelf_with_one_run(runs: Path) -> None:
 )
 def test_no_other_name_is_one(runs: Path, name: str) -> None:
     (runs / "link").symlink_to(runs.parent / "outside")
-    assert RunIndex(runs).reading(name) is None
-    assert RunIndex(runs).reading(str(runs / "first")) is None
+    assert RunIndex(runs).reader(name) is None
+    assert RunIndex(runs).reader(str(runs / "first")) is None
 
 
 @pytest.mark.parametrize("file", ["config.toml", "rounds.jsonl", "summary.json", "nodes.json"])
@@ -50,25 +50,25 @@ def test_a_run_with_a_file_that_is_elsewhere_is_not_there(runs: Path, file: str)
     secret.write_text("secret")
     (runs / "first" / file).unlink(missing_ok=True)
     (runs / "first" / file).symlink_to(secret)
-    assert RunIndex(runs).reading("first") is None
+    assert RunIndex(runs).reader("first") is None
     assert list(RunIndex(runs).names()) == ["second"]
 
 
 def test_a_link_that_stays_in_the_folder_is_followed(runs: Path) -> None:
     (runs / "again").symlink_to(runs / "first")
-    reading = RunIndex(runs).reading("again")
-    assert reading is not None
-    assert len(reading.look().run.rounds) == 20
+    reader = RunIndex(runs).reader("again")
+    assert reader is not None
+    assert len(reader.read().run.rounds) == 20
 
 
 def test_a_run_that_was_read_is_read_on(runs: Path) -> None:
-    shelf = RunIndex(runs)
-    assert shelf.reading("first") is shelf.reading("first") is not None
+    index = RunIndex(runs)
+    assert index.reader("first") is index.reader("first") is not None
 
 
 def test_an_overview_has_the_last_figures(runs: Path) -> None:
-    shelf = RunIndex(runs)
-    second, first = shelf.overviews()
+    index = RunIndex(runs)
+    second, first = index.overviews()
     assert (first["state"], second["state"]) == ("finished", "running")
     assert (first["rounds"], first["accuracy"], first["loss"]) == (20, 0.9, pytest.approx(0.24))
     assert [(each["name"], each["text"], each["share"]) for each in first["spent"]] == [
@@ -79,7 +79,7 @@ def test_an_overview_has_the_last_figures(runs: Path) -> None:
         file.write(
             (runs / "second" / "rounds.jsonl").read_text().splitlines()[-1].replace('"round":20', '"round":21') + "\n"
         )
-    assert shelf.overviews()[0]["rounds"] == 21
+    assert index.overviews()[0]["rounds"] == 21
 
 
 def test_a_run_that_cannot_be_read_says_so_and_leaves_the_others(runs: Path) -> None:

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from fedbudget.control import AdaptiveTau, ControlInputs, Decision, Estimates, Reason
 from fedbudget.dashboard import series
-from fedbudget.dashboard.reading import Reading, Seen
+from fedbudget.dashboard.run_reader import RunReader, RunSnapshot
 from fedbudget.errors import UserError
 from support.made_runs import SETTINGS, make_run, many_rounds, record
 
 
-def seen(path: Path) -> Seen:
-    return Reading(path).look()
+def snapshot_of(path: Path) -> RunSnapshot:
+    return RunReader(path).read()
 
 
 @pytest.fixture(scope="module")
-def long_run(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    return seen(many_rounds(tmp_path_factory.mktemp("long") / "run", 10_000))
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> RunSnapshot:
+    return snapshot_of(many_rounds(tmp_path_factory.mktemp("long") / "run", 10_000))
 
 
 def test_few_rounds_are_all_there() -> None:
@@ -32,10 +32,10 @@ def test_few_rounds_are_all_there() -> None:
     assert series.thinned(records) == records
 
 
-def test_ten_thousand_rounds_become_a_picture_of_them(long_run: Seen) -> None:
+def test_ten_thousand_rounds_become_a_picture_of_them(long_run: RunSnapshot) -> None:
     records = long_run.run.rounds
     kept = series.thinned(records)
-    assert 500 < len(kept) <= 2 * series.MOST
+    assert 500 < len(kept) <= 2 * series.MAX_ROUNDS
     assert (kept[0], kept[-1]) == (records[0], records[-1])
     for name in ("loss", "tau"):
         every, some = ([getattr(each, name) for each in these] for these in (records, kept))
@@ -69,30 +69,30 @@ def test_every_change_of_the_reason_is_kept_where_there_are_few() -> None:
     assert {700, 701, 1500} <= {each.round for each in series.thinned(records)}
 
 
-def test_a_stretch_of_few_rounds_is_exact(long_run: Seen) -> None:
+def test_a_stretch_of_few_rounds_is_exact(long_run: RunSnapshot) -> None:
     rows = series.rows(long_run, 3000, 3500)
     assert rows["exact"] is True
     assert rows["columns"]["round"] == list(range(3000, 3501))
     assert rows["columns"]["spent"]["time"][0] == long_run.run.rounds[2999].spent["time"]
     whole = series.rows(long_run, 1, 10_000)
     assert whole["exact"] is False
-    assert len(whole["columns"]["round"]) <= 2 * series.MOST
+    assert len(whole["columns"]["round"]) <= 2 * series.MAX_ROUNDS
 
 
-def test_a_stretch_where_there_is_nothing_is_empty(long_run: Seen) -> None:
+def test_a_stretch_where_there_is_nothing_is_empty(long_run: RunSnapshot) -> None:
     assert series.rows(long_run, 20_000, 30_000)["columns"]["round"] == []
 
 
 def test_what_is_not_a_number_is_null(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", [record(1, loss=math.nan, best_loss=math.nan)], summary={"loss": None})
-    view = series.view(seen(path))
+    view = series.view(snapshot_of(path))
     assert view["columns"]["loss"] == [None]
     json.dumps(view, allow_nan=False)
 
 
 def test_gauges_say_what_is_left_and_until_when_at_the_pace_of_the_last_rounds(tmp_path: Path) -> None:
     # In a second on the wall 0.2 s and 10 kB are spent; after 40 rounds 16 s and 1.8 MB are left.
-    look = seen(make_run(tmp_path / "run", 40, finished=False))
+    look = snapshot_of(make_run(tmp_path / "run", 40, finished=False))
     time, traffic = series.gauges(look)
     assert (time["text"], time["left"], time["over"]) == ("4s of 20s", "16s", None)
     assert time["share"] == pytest.approx(0.2)
@@ -103,19 +103,19 @@ def test_gauges_say_what_is_left_and_until_when_at_the_pace_of_the_last_rounds(t
 def test_the_pace_is_that_of_late_and_not_of_the_whole_run(tmp_path: Path) -> None:
     slow = [record(number, wall=100.0 * number) for number in range(1, 31)]
     quick = [record(number, wall=3000 + 0.1 * (number - 30)) for number in range(31, 61)]
-    look = seen(make_run(tmp_path / "run", [*slow, *quick], finished=False))
+    look = snapshot_of(make_run(tmp_path / "run", [*slow, *quick], finished=False))
     assert series.gauges(look)[0]["until"] - look.written == pytest.approx(14.0)  # 14 s are left, 1 s a second
 
 
 def test_a_run_that_is_over_has_no_pace_and_may_have_spent_too_much(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", [record(1), record(2, spent={"time": 20.5, "bytes": 1e6})])
-    time, traffic = series.gauges(seen(path))
+    time, traffic = series.gauges(snapshot_of(path))
     assert (time["over"], time["until"], time["source"]) == ("0.5s", None, "simulated")
     assert (traffic["over"], traffic["left"]) == (None, "1MB")
 
 
 def test_the_curve_of_a_round_is_the_one_its_controller_looked_at(tmp_path: Path) -> None:
-    found = series.choice(seen(make_run(tmp_path / "run")), 7)
+    found = series.choice(snapshot_of(make_run(tmp_path / "run")), 7)
     controller = SETTINGS.controller()
     assert isinstance(controller, AdaptiveTau)
     inputs = ControlInputs(
@@ -125,32 +125,46 @@ def test_the_curve_of_a_round_is_the_one_its_controller_looked_at(tmp_path: Path
     assert found["candidates"] == list(range(1, 51))
     assert found["G"] == pytest.approx(curve.tolist(), rel=1e-5)
     assert found["minimum"] == int(np.argmin(curve)) + 1
-    assert found["words"] == "G(τ) is smallest at τ = 5"
+    assert found["sentence"] == "G(τ) is smallest at τ = 5"
     assert (found["record"]["round"], found["spent"]) == (7, {"time": "0.7s", "bytes": "35kB"})
 
 
 def test_a_long_curve_is_drawn_with_the_points_that_are_marked(tmp_path: Path) -> None:
     settings = replace(SETTINGS, tau_max=5000, gamma=1000.0)
     records = [record(1), record(2), record(3, tau=777)]
-    found = series.choice(seen(make_run(tmp_path / "run", records, settings=settings)), 3)
+    found = series.choice(snapshot_of(make_run(tmp_path / "run", records, settings=settings)), 3)
     assert len(found["candidates"]) < 100
     assert {777, found["minimum"], 1, 1000} <= set(found["candidates"])
 
 
 def test_a_fixed_tau_has_no_curve(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", [record(1, tau=5, reason="fixed")], settings=replace(SETTINGS, tau=5))
-    found = series.choice(seen(path), 1)
+    found = series.choice(snapshot_of(path), 1)
     assert (found["candidates"], found["G"], found["minimum"]) == ([], [], None)
-    assert found["words"] == "τ = 5 was fixed by the settings"
+    assert found["sentence"] == "τ = 5 was fixed by the settings"
+
+
+def test_an_unknown_reason_is_shown_as_it_is(tmp_path: Path) -> None:
+    found = series.choice(snapshot_of(make_run(tmp_path / "run", [record(1), record(2, reason="warm-up")])), 2)
+    assert (found["record"]["reason"], found["sentence"]) == ("warm-up", "the controller gave this reason itself")
+    assert (found["G"], found["minimum"]) == ([], None)
+
+
+def test_average_tau_is_of_all_rounds_however_few_are_drawn(tmp_path: Path, long_run: RunSnapshot) -> None:
+    # τ is 3 + number % 11: in 10,000 = 909 x 11 + 1 rounds each of 3..13 909 times, and 4 once more.
+    assert series.now(long_run)["average_tau"] == pytest.approx((909 * sum(range(3, 14)) + 4) / 10_000)
+    final = [record(1, tau=2), record(2, tau=5), record(3, tau=0, reason="final loss")]
+    assert series.now(snapshot_of(make_run(tmp_path / "run", final)))["average_tau"] == 3.5
+    assert series.now(snapshot_of(make_run(tmp_path / "none", 0, finished=False)))["average_tau"] is None
 
 
 def test_a_round_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
     for number in (0, 21):
         with pytest.raises(UserError, match=f"run has no round {number}; it has rounds 1 to 20"):
-            series.choice(seen(make_run(tmp_path / str(number) / "run")), number)
+            series.choice(snapshot_of(make_run(tmp_path / str(number) / "run")), number)
 
 
 def test_the_settings_are_those_of_the_run(tmp_path: Path) -> None:
-    settings: dict[str, Any] = series.view(seen(make_run(tmp_path / "run")))["settings"]
+    settings: dict[str, Any] = series.view(snapshot_of(make_run(tmp_path / "run")))["settings"]
     assert settings["budget"] == "time=20s, bytes=2MB"
     assert (settings["nodes"], settings["tau-max"], "phi" in settings) == ("4", "100", False)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbudget.data.published.find import opened
+from fedbudget.data.contents import open_contents
 from fedbudget.data.read_cifar import SHAPE, read_cifar
 from fedbudget.errors import UserError
 from support.web import tar_of
@@ -54,7 +54,7 @@ class TestWhatIsThere:
             if form.endswith(".gz")
             else contents
         )
-        with opened(path, "some.bin") as stream:
+        with open_contents(path, "some.bin") as stream:
             images, labels = read_cifar(stream, path)
         assert labels.tolist() == [3, 9]
         assert images.tobytes() == FIRST[1:] + SECOND[1:]
@@ -82,13 +82,17 @@ class TestWhatIsRefused:
         zipped = tar_of({"some.bin": contents}) if form.endswith("tar.gz") else gzip.compress(contents)
         path = tmp_path / form
         path.write_bytes(zipped[: -lost if form == "some.bin.gz" else len(zipped) // (lost + 1)])
-        with pytest.raises(UserError, match=f"{form} (is damaged|is truncated)"), opened(path, "some.bin") as stream:
+        damaged = pytest.raises(UserError, match=f"{form} (is damaged|is truncated)")
+        with damaged, open_contents(path, "some.bin") as stream:
             read_cifar(stream, path)
 
     def test_an_archive_without_the_batch(self, tmp_path: Path) -> None:
         path = tmp_path / "some.tar.gz"
         path.write_bytes(tar_of({"batches/other.bin": FIRST, "batches/some.bin": "other.bin"}))  # a link is no file
-        with pytest.raises(UserError, match=r"some\.tar\.gz has no file some\.bin"), opened(path, "some.bin") as stream:
+        with (
+            pytest.raises(UserError, match=r"some\.tar\.gz has no file some\.bin"),
+            open_contents(path, "some.bin") as stream,
+        ):
             read_cifar(stream, path)
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbudget.data.published.find import opened
+from fedbudget.data.contents import open_contents
 from fedbudget.data.read_idx import read_idx
 from fedbudget.errors import UserError
 
@@ -56,7 +56,7 @@ class TestWhatIsThere:
     def test_a_file_is_read_plain_or_zipped(self, tmp_path: Path, zipped: bool) -> None:
         path = tmp_path / ("labels.gz" if zipped else "labels")
         path.write_bytes(gzip.compress(LABELS) if zipped else LABELS)
-        with opened(path, "labels") as stream:
+        with open_contents(path, "labels") as stream:
             assert read_idx(stream, path, most=5).tolist() == [7, 0, 9]
 
     def test_what_was_read_may_be_changed(self) -> None:
@@ -81,14 +81,17 @@ class TestWhatIsMissing:
     def test_a_zipped_file_that_was_cut_is_refused(self, tmp_path: Path, lost: int) -> None:
         path = tmp_path / "labels.gz"
         path.write_bytes(gzip.compress(LABELS)[:-lost])
-        with pytest.raises(UserError, match=r"labels\.gz is damaged"), opened(path, "labels") as stream:
+        with pytest.raises(UserError, match=r"labels\.gz is damaged"), open_contents(path, "labels") as stream:
             read_idx(stream, path, most=5)
 
     def test_a_zipped_file_with_a_changed_byte_is_refused(self, tmp_path: Path) -> None:
         path, zipped = tmp_path / "labels.gz", bytearray(gzip.compress(LABELS))
         zipped[-8] ^= 1  # of the checksum
         path.write_bytes(zipped)
-        with pytest.raises(UserError, match=r"labels\.gz is damaged: CRC check failed"), opened(path, "") as stream:
+        with (
+            pytest.raises(UserError, match=r"labels\.gz is damaged: CRC check failed"),
+            open_contents(path, "") as stream,
+        ):
             read_idx(stream, path, most=5)
 
 
@@ -177,7 +180,7 @@ def test_a_damaged_zipped_file_gives_the_labels_that_were_zipped_or_is_refused(
     path = tmp_path_factory.getbasetemp() / "damaged.gz"
     path.write_bytes(zipped)
     try:
-        with opened(path, "damaged") as stream:
+        with open_contents(path, "damaged") as stream:
             found = read_idx(stream, path, most=100)
     except UserError:
         return
@@ -205,7 +208,7 @@ def test_half_a_gigabyte_of_zeros_in_a_small_file_is_refused_with_little_memory(
     code = f"""
 import resource
 from pathlib import Path
-from fedbudget.data.published.find import opened
+from fedbudget.data.contents import open_contents
 from fedbudget.data.read_idx import read_idx
 from fedbudget.errors import UserError
 
@@ -214,7 +217,7 @@ def most_memory():
 
 path, before = Path({str(path)!r}), most_memory()
 try:
-    with opened(path, "train-images-idx3-ubyte") as stream:
+    with open_contents(path, "train-images-idx3-ubyte") as stream:
         read_idx(stream, path, most=60_000, sides=(28, 28))
 except UserError as error:
     print(error, most_memory() - before, sep=chr(10))

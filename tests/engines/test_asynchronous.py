@@ -61,7 +61,7 @@ def carry_out(
     interrupted: Callable[[History], bool] = lambda history: False,
 ) -> tuple[Outcome, History]:
     history: History = []
-    outcome = asynchronous.run(
+    outcome = asynchronous.AsynchronousEngine(
         model,
         shards,
         w=model.initial(0) if w is None else w,
@@ -72,8 +72,8 @@ def carry_out(
         speeds=speeds,
         ledger=asynchronous.open_ledger(meters, shards, speeds),
         rounds=rounds,
-        observe=lambda round_, broadcast: history.append((round_, broadcast)),
-        interrupted=lambda: interrupted(history),
+    ).run(
+        observe=lambda round_, broadcast: history.append((round_, broadcast)), interrupted=lambda: interrupted(history)
     )
     return outcome, history
 
@@ -112,8 +112,8 @@ def test_one_node_descends_as_in_one_place_to_the_bit(name: str, batch: int | No
     outcome, history = carry_out(given.model, Shards.whole(given.table), fixed_meters(50.0), [1.0], w=w, batch=batch)
     alone: History = []
     meters = fixed_meters(50.0)
-    trip = centralized.trial(given.model, given.table, w, batch=batch, seed=11, counters=meters.counters())
-    expected = centralized.run(
+    trial = centralized.trial(given.model, given.table, w, batch=batch, seed=11, counters=meters.counters())
+    expected = centralized.CentralizedEngine(
         given.model,
         given.table,
         w=w,
@@ -121,9 +121,8 @@ def test_one_node_descends_as_in_one_place_to_the_bit(name: str, batch: int | No
         batch=batch,
         seed=11,
         meters=meters,
-        ledger=centralized.open_ledger(meters, trip),
-        observe=lambda round_, broadcast: alone.append((round_, broadcast)),
-    )
+        ledger=centralized.open_ledger(meters, trial),
+    ).run(observe=lambda round_, broadcast: alone.append((round_, broadcast)))
     assert len(history) == 50
     assert [broadcast.w.tobytes() for _, broadcast in history] == [broadcast.w.tobytes() for _, broadcast in alone]
     assert [round_.loss for round_, _ in history] == [round_.loss for round_, _ in alone]

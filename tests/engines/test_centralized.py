@@ -58,7 +58,7 @@ def carry_out(
     interrupted: Callable[[History], bool] = lambda history: False,
 ) -> tuple[Outcome, History]:
     history: History = []
-    outcome = centralized.run(
+    outcome = centralized.CentralizedEngine(
         given.model,
         given.table,
         w=given.start(3),
@@ -68,8 +68,8 @@ def carry_out(
         meters=meters,
         ledger=centralized.open_ledger(meters, USAGE),
         rounds=rounds,
-        observe=lambda round_, broadcast: history.append((round_, broadcast)),
-        interrupted=lambda: interrupted(history),
+    ).run(
+        observe=lambda round_, broadcast: history.append((round_, broadcast)), interrupted=lambda: interrupted(history)
     )
     return outcome, history
 
@@ -102,7 +102,7 @@ class TestDescent:
         for round_, broadcast in history:
             assert (round_.tau, round_.reason, round_.nodes, round_.eta) == (1, Reason.FIXED, 1, ETA)
             assert round_.best_loss == round_.loss
-            assert (broadcast.round, broadcast.tau, broadcast.estimate, broadcast.stop) == (
+            assert (broadcast.round, broadcast.tau, broadcast.request.estimate, broadcast.stop) == (
                 round_.round,
                 1,
                 False,
@@ -180,7 +180,7 @@ class TestBudget:
             watched += time.perf_counter() - began
 
         began = time.perf_counter()
-        outcome = centralized.run(
+        outcome = centralized.CentralizedEngine(
             given.model,
             given.table,
             w=given.start(3),
@@ -189,8 +189,7 @@ class TestBudget:
             seed=0,
             meters=meters,
             ledger=ledger,
-            observe=observe,
-        )
+        ).run(observe=observe)
         own = time.perf_counter() - began - watched
         assert watched > 0.1
         assert outcome.ledger.spent[0] == pytest.approx(own, rel=0.1, abs=0.05)

@@ -13,8 +13,9 @@ from fedbudget.arrays import Float64
 from fedbudget.budget import Costs
 from fedbudget.control import Reason
 from fedbudget.data.dataset import Dataset, Part
-from fedbudget.engines import in_process
-from fedbudget.plan import PlanHere, prepare
+from fedbudget.engines.in_process import InProcessEngine
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import SimulatedRun, simulate
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast
@@ -35,22 +36,19 @@ def pixels(features: int, samples: int) -> Dataset:
     return Dataset("pixels", Part(x.astype(np.uint8), labels), classes=tuple("0123"), scale=1 / 255, parity=True)
 
 
-def plan_of(features: int = 8, samples: int = 60, **settings: Any) -> PlanHere:
+def plan_of(features: int = 8, samples: int = 60, **settings: Any) -> SimulatedRun:
     asked = {"nodes": NODES, "partition": "case:2", "batch_size": "full", **settings}
-    return prepare(Settings(dataset="pixels", **asked), dataset=pixels(features, samples))
+    return simulate(Settings(dataset="pixels", **asked), Overrides(dataset=pixels(features, samples)))
 
 
-def aggregator_of(plan: PlanHere) -> Aggregator:
+def aggregator_of(plan: SimulatedRun) -> Aggregator:
     assert plan.aggregator is not None
     return plan.aggregator
 
 
-def carry_out(plan: PlanHere) -> tuple[Outcome, History]:
+def carry_out(plan: SimulatedRun) -> tuple[Outcome, History]:
     history: History = []
-    outcome = in_process.run(
-        aggregator_of(plan),
-        [plan.fleet],
-        plan.meters,
+    outcome = plan.engine.run(
         observe=lambda round_, broadcast: history.append((round_, broadcast)),
     )
     return outcome, history
@@ -72,7 +70,7 @@ class TestCharges:
             watched += now() - began
 
         began = now()
-        outcome = in_process.run(aggregator_of(plan), [plan.fleet], plan.meters, observe=observe)
+        outcome = plan.engine.run(observe=observe)
         took = now() - began
         own = took - watched
         assert watched["time"] > 0.05 * took["time"]
@@ -109,7 +107,7 @@ class TestCharges:
     def test_the_trial_round_leaves_the_run_as_it_would_be_without_it(self) -> None:
         """Mini-batches are drawn from the seed, so a fleet that had been used would give other losses."""
         plan = plan_of(batch_size=4, tau=2, budget=("time=3s",))
-        fresh = Fleet(plan.model, plan.fleet.shards, batch=4, seed=plan.settings.seed)
+        fresh = Fleet(plan.model, plan.shards, batch=4, seed=plan.settings.seed)
         _, history = carry_out(plan)
         for round_, broadcast in history:
             report = fresh.answer(broadcast)
@@ -127,12 +125,12 @@ def test_however_nodes_are_grouped_into_fleets_the_bits_are_the_same() -> None:
     def grouped(groups: list[list[int]]) -> tuple[list[int], list[float], bytes]:
         plan = plan_of(batch_size=4, budget=("time=3s",))
         fleets = [
-            Fleet(plan.model, plan.fleet.shards.only(nodes), batch=4, seed=plan.settings.seed, numbers=nodes)
+            Fleet(plan.model, plan.shards.only(nodes), batch=4, seed=plan.settings.seed, numbers=nodes)
             for nodes in groups
         ]
         rounds: list[Round] = []
-        outcome = in_process.run(
-            aggregator_of(plan), fleets, plan.meters, observe=lambda round_, _: rounds.append(round_)
+        outcome = InProcessEngine(aggregator_of(plan), fleets, plan.meters).run(
+            observe=lambda round_, _: rounds.append(round_)
         )
         return [each.tau for each in rounds], [each.loss for each in rounds], outcome.w.tobytes()
 
@@ -145,7 +143,7 @@ class TestAbsence:
     def run(self, **settings: Any) -> tuple[list[Round], Outcome]:
         plan = plan_of(batch_size=4, budget=("time=6s",), **settings)
         rounds: list[Round] = []
-        outcome = plan.engine(observe=lambda round_, _: rounds.append(round_), interrupted=lambda: False)
+        outcome = plan.engine.run(observe=lambda round_, _: rounds.append(round_), interrupted=lambda: False)
         return rounds, outcome
 
     @pytest.mark.parametrize("method", ["frugal", "paper"])
@@ -166,18 +164,13 @@ class TestAbsence:
     def test_those_who_return_are_sent_what_they_missed(self) -> None:
         plan = plan_of(tau=2, rounds=6, budget=("bytes=1MB",), step_size=0.01)
         fleets = [
-            Fleet(plan.model, plan.fleet.shards.only([node]), batch=None, seed=0, numbers=[node])
-            for node in range(NODES)
+            Fleet(plan.model, plan.shards.only([node]), batch=None, seed=0, numbers=[node]) for node in range(NODES)
         ]
         everyone, but_two = fleets, fleets[:-2]
         present = iter([everyone, but_two, everyone, everyone, everyone, everyone, everyone])
         charged: list[float] = []
-        in_process.run(
-            aggregator_of(plan),
-            fleets,
-            plan.meters,
-            observe=lambda round_, _: charged.append(float(round_.ledger.costs.aggregation[0])),
-            present=present,
+        InProcessEngine(aggregator_of(plan), fleets, plan.meters, present).run(
+            observe=lambda round_, _: charged.append(float(round_.ledger.costs.aggregation[0]))
         )
         per_node = charged[0] / NODES
         assert charged[1] == pytest.approx((NODES - 2) * per_node)
@@ -195,10 +188,7 @@ class TestEnd:
     def test_an_interrupted_run_ends_after_its_round_with_the_best_so_far(self) -> None:
         plan = plan_of(budget=("time=1h",), tau=2)
         history: History = []
-        outcome = in_process.run(
-            aggregator_of(plan),
-            [plan.fleet],
-            plan.meters,
+        outcome = plan.engine.run(
             observe=lambda round_, broadcast: history.append((round_, broadcast)),
             interrupted=lambda: len(history) == 3,
         )
@@ -229,7 +219,7 @@ class TestBudgetIsKept:
 
     RUNS = 200
 
-    def random_plan(self, number: int) -> PlanHere:
+    def random_plan(self, number: int) -> SimulatedRun:
         rng = np.random.default_rng([2024, number])
         chosen = rng.permutation(list(RESOURCES))[: rng.integers(1, len(RESOURCES) + 1)]
         settings: dict[str, Any] = {

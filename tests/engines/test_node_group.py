@@ -10,7 +10,7 @@ from fedbudget.arrays import Flags
 from fedbudget.data.shards import Shards
 from fedbudget.engines.node_group import NodeGroup
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, Report
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, Report, Request
 from fedbudget.protocol.sums import ReportsHere
 from fedbudget.resources import RESOURCES
 from fedbudget.resources.counters import ResourceCounters
@@ -42,10 +42,9 @@ def broadcast(number: int) -> Broadcast:
         w,
         2,
         0.05,
-        estimate=True,
+        Request(estimate=True, drift=True),
         best=False,
         stop=False,
-        gradient=False,
         drift=Drift(True, 1.0),
         catch_up=catch_up,
     )
@@ -75,7 +74,7 @@ def test_sums_are_those_of_the_reports() -> None:
         assert expected.w is not None
         assert sums.mean(sums.w).tobytes() == expected.mean(expected.w).tobytes()
         assert sums.nodes == effort.nodes == len(reports)
-        assert sums.everyone == sum(len(fleet.shards.rows_of(0)) for fleet, was in zip(other, met, strict=True) if was)
+        assert sums.all_data == sum(len(fleet.shards.rows_of(0)) for fleet, was in zip(other, met, strict=True) if was)
 
 
 def test_nobody_here_is_no_sums_and_no_effort_and_they_are_told_the_news_later() -> None:

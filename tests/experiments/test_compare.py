@@ -10,12 +10,12 @@ import pytest
 
 import fedbudget
 from fedbudget.errors import UserError
-from fedbudget.experiments.compare import CaseComparison, Setting, compare
-from fedbudget.plan import prepare
+from fedbudget.experiments.compare import CaseComparison, MeanResult, compare
+from fedbudget.launch.simulate import simulate
 from fedbudget.settings import Settings
 from fedbudget.training import execute
 
-FIXED = (Setting(1, 0.9, 0.5), Setting(10, 0.4, 0.8), Setting(100, 0.6, 0.7))
+FIXED = (MeanResult(1, 0.9, 0.5), MeanResult(10, 0.4, 0.8), MeanResult(100, 0.6, 0.7))
 
 
 @pytest.fixture(autouse=True)
@@ -33,14 +33,14 @@ class TestRegret:
         [(0.4, 0.0), (0.45, 0.1), (0.9, 1.0), (0.35, -0.1)],  # of a spread of 0.5 between best and worst
     )
     def test_is_the_share_of_what_the_worst_fixed_tau_would_lose(self, loss: float, regret: float) -> None:
-        assert CaseComparison(2, Setting(33.0, loss, 0.8), FIXED).regret == pytest.approx(regret)
+        assert CaseComparison(2, MeanResult(33.0, loss, 0.8), FIXED).regret == pytest.approx(regret)
 
     def test_has_no_meaning_where_all_fixed_taus_are_equally_good(self) -> None:
-        same = (Setting(1, 0.5, None), Setting(10, 0.5, None))
-        assert CaseComparison(3, Setting(33.0, 0.4, None), same).regret is None
+        same = (MeanResult(1, 0.5, None), MeanResult(10, 0.5, None))
+        assert CaseComparison(3, MeanResult(33.0, 0.4, None), same).regret is None
 
     def test_as_json_has_the_keys_that_were_promised(self) -> None:
-        found = CaseComparison(2, Setting(33.0, 0.45, 0.75), FIXED).to_json()
+        found = CaseComparison(2, MeanResult(33.0, 0.45, 0.75), FIXED).to_json()
         assert json.loads(json.dumps(found)) == {
             "case": 2,
             "adaptive": {"loss": 0.45, "accuracy": 0.75, "average_tau": 33.0},
@@ -123,7 +123,7 @@ def test_past_the_paper_other_kinds_of_data_cost_next_to_nothing() -> None:
 def test_nodes_that_miss_half_of_the_rounds_cost_next_to_nothing_either() -> None:
     settings = Settings(nodes=10, partition="case:2", method="frugal")
     losses = {
-        share: np.mean([execute(prepare(replace(settings, participation=share, seed=seed))).loss for seed in range(3)])
+        share: np.mean([execute(simulate(replace(settings, participation=share, seed=seed))).loss for seed in range(3)])
         for share in (1.0, 0.5)
     }
     assert losses[0.5] == pytest.approx(losses[1.0], abs=0.003)

@@ -8,15 +8,15 @@ import matplotlib.image
 import pytest
 from pyarrow import parquet
 
-from fedbudget.data.published.find import NotHere
+from fedbudget.data.published.find import DatasetMissing
 from fedbudget.errors import UserError
 from fedbudget.experiments import reproduce
 from fedbudget.experiments.figures import FIGURES
-from fedbudget.experiments.figures.figure import Scope
+from fedbudget.experiments.figures.figure import GridSize
 from fedbudget.experiments.figures.methods import methods
 from fedbudget.experiments.report import write_report
 
-QUICK = Scope(1, quick=True)
+QUICK = GridSize(1, quick=True)
 
 pytestmark = pytest.mark.xdist_group("reproduce")  # all look at one folder, which takes long to make
 
@@ -40,7 +40,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_figure_has_its_picture_twice_and_the_runs_behind_it(made: Path) -> None:
-    for figure in reproduce.made_in(made):
+    for figure in reproduce.read_figures(made):
         folder = made / figure.name
         height, width, _ = matplotlib.image.imread(folder / f"{figure.name}.png").shape
         assert width > height > 300
@@ -51,12 +51,12 @@ def test_every_figure_has_its_picture_twice_and_the_runs_behind_it(made: Path) -
 
 
 def test_without_mnist_figures_of_the_svm_are_of_digits_and_say_so(made: Path) -> None:
-    assert all("on digits in place of MNIST" in figure.of for figure in reproduce.made_in(made))
+    assert all("on digits in place of MNIST" in figure.made_of for figure in reproduce.read_figures(made))
     assert "digits in place of MNIST" in (made / "svm-sgd" / "svm-sgd.svg").read_text(encoding="utf-8")
 
 
 def test_other_figures_need_their_data(tmp_path: Path) -> None:
-    with pytest.raises(NotHere, match=r"energy is not here: .* fedbudget data get energy"):
+    with pytest.raises(DatasetMissing, match=r"energy is not here: .* fedbudget data get energy"):
         reproduce.make(FIGURES["linear"], tmp_path, QUICK)
 
 
@@ -65,8 +65,8 @@ def test_a_figure_of_many_tasks_has_those_whose_data_are_here(tmp_path: Path) ->
     reproduce.make(figure, tmp_path, QUICK)
     rows = parquet.read_table(tmp_path / "methods" / "results.parquet").to_pylist()
     assert {(row["model"], row["dataset"]) for row in rows} == {("svm", "digits")}
-    (found,) = reproduce.made_in(tmp_path)
-    assert found.of.endswith("on digits, methods paper, frugal")
+    (found,) = reproduce.read_figures(tmp_path)
+    assert found.made_of.endswith("on digits, methods paper, frugal")
     assert found.table is not None
     markdown, html = (page.read_text(encoding="utf-8") for page in write_report([found], tmp_path))
     for row in found.table.rows:
@@ -83,7 +83,7 @@ def test_a_second_time_no_run_is_made_again_and_the_results_are_the_same_bytes(m
 
 
 def test_the_report_has_every_claim_with_its_verdict_and_every_figure(made: Path) -> None:
-    figures = reproduce.made_in(made)
+    figures = reproduce.read_figures(made)
     markdown, html = (page.read_text(encoding="utf-8") for page in write_report(figures, made))
     claims = [claim for figure in figures for claim in figure.claims]
     assert len(claims) >= 2 + 2 + 3 + 2 + 2 - 1
@@ -98,7 +98,7 @@ def test_the_report_has_every_claim_with_its_verdict_and_every_figure(made: Path
 
 
 def test_the_page_needs_nothing_from_elsewhere(made: Path) -> None:
-    _, html = write_report(reproduce.made_in(made), made)
+    _, html = write_report(reproduce.read_figures(made), made)
     addresses = re.findall(r'(?:src|href)="([^"]*)"', html.read_text(encoding="utf-8"))
     assert addresses
     assert all(address.startswith(("data:image/png;base64,", "#")) for address in addresses)
@@ -122,7 +122,7 @@ def test_the_first_part_of_a_name_stands_for_all_that_begin_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "engine", "said"),
+    ("names", "engine", "message"),
     [
         ([], "in-process", "which figures"),
         (["sv"], "in-process", "unknown figure 'sv'; use all, or some"),
@@ -130,8 +130,10 @@ def test_the_first_part_of_a_name_stands_for_all_that_begin_with_it() -> None:
         (["nodes"], "ray", "engine must be one of in-process, network, not 'ray'"),
     ],
 )
-def test_a_figure_that_does_not_exist_is_refused_with_those_that_do(names: list[str], engine: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_a_figure_that_does_not_exist_is_refused_with_those_that_do(
+    names: list[str], engine: str, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
         reproduce.choose(names, with_cnn=False, engine=engine)
 
 

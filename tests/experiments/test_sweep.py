@@ -152,7 +152,7 @@ class TestTable:
         table = run(Sweep.of(base, {"case": [2, 4], "tau": ["adaptive", 10], "seeds": 2}), tmp_path, jobs=1)
         assert table.column_names == [
             *("partition", "case", "tau", "seed"),
-            *("loss", "accuracy", "average_tau", "aggregations", "local_updates", "stopped_by"),
+            *("loss", "accuracy", "average_tau", "update_weighted_tau", "aggregations", "local_updates", "stopped_by"),
             *("spent_time", "spent_bytes", "overshoot_time", "overshoot_bytes", "error"),
         ]
         rows = table.to_pylist()
@@ -166,7 +166,8 @@ class TestTable:
                 "seed": seed,
                 "loss": result.loss,
                 "accuracy": result.accuracy,
-                "average_tau": result.average_tau,
+                "average_tau": result.local_updates / result.aggregations,
+                "update_weighted_tau": sum(own.tau**2 for own in result.rounds) / result.local_updates,
                 "aggregations": result.aggregations,
                 "local_updates": result.local_updates,
                 "stopped_by": result.stopped_by,
@@ -221,21 +222,21 @@ class TestTable:
     def test_means_are_over_seeds_and_over_runs_that_have_a_figure(self) -> None:
         sweep = Sweep.of(Settings(), {"case": [3, 1], "tau": [5], "seeds": 2})
         figures = [_figures(loss=1.0, accuracy=0.5), _figures(loss=2.0, accuracy=0.7), _figures(loss=4.0)]
-        outcomes: list[cells.Figures | cells.Failure] = [*figures, cells.Failure("it broke")]
+        outcomes: list[cells.Columns | cells.Failure] = [*figures, cells.Failure("it broke")]
         assert means(gather(sweep.cells, outcomes, varied=sweep.varied, each="run")) == [
             {"case": 3, "tau": 5, "runs": 2, "loss": 1.5, "accuracy": pytest.approx(0.6)},
             {"case": 1, "tau": 5, "runs": 1, "loss": 4.0, "accuracy": None},
         ]
 
 
-def _figures(loss: float, accuracy: float | None = None) -> cells.Figures:
+def _figures(loss: float, accuracy: float | None = None) -> cells.Columns:
     result = fedbudget.train(budget="time=1s", rounds=1)
-    return cells.figures(replace(result, loss=loss, accuracy=accuracy), "run")
+    return cells.columns(replace(result, loss=loss, accuracy=accuracy), "run")
 
 
 def test_a_loss_that_is_not_finite_is_kept_as_none(tmp_path: Path) -> None:
     for loss in (math.nan, math.inf):
-        kept = cells.Cells(tmp_path, "run")
+        kept = cells.CellStore(tmp_path, "run")
         kept.write(SHORT, _figures(loss=loss))
         assert kept.read(SHORT)["loss"] == [None]
 
@@ -264,13 +265,13 @@ class TestKeeping:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         figures = _figures(loss=1.0)
-        cells.Cells(tmp_path, "run").write(SHORT, figures)
+        cells.CellStore(tmp_path, "run").write(SHORT, figures)
         for other in (Settings(budget=("time=1s",)), Settings(budget=("time=1s",), nodes=3, watts=6.0)):
-            assert other not in cells.Cells(tmp_path, "run")
-        assert SHORT in cells.Cells(tmp_path, "run")
-        assert SHORT not in cells.Cells(tmp_path, "round")
+            assert other not in cells.CellStore(tmp_path, "run")
+        assert SHORT in cells.CellStore(tmp_path, "run")
+        assert SHORT not in cells.CellStore(tmp_path, "round")
         monkeypatch.setattr(cells, "__version__", "99.0")
-        assert SHORT not in cells.Cells(tmp_path, "run")
+        assert SHORT not in cells.CellStore(tmp_path, "run")
 
     def test_a_cell_that_cannot_be_read_is_named(self, tmp_path: Path) -> None:
         sweep = Sweep.of(SHORT, {"seeds": 1})
@@ -326,7 +327,9 @@ def test_an_interrupted_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.Monk
     honest = training.execute
 
     def interrupted(plan: Any) -> fedbudget.Result:
-        return honest(plan, watch=lambda record: signal.raise_signal(signal.SIGINT) if record.round == 1 else None)
+        return honest(
+            plan, callbacks=[lambda record: signal.raise_signal(signal.SIGINT) if record.round == 1 else None]
+        )
 
     monkeypatch.setattr(cells, "execute", interrupted)
     with pytest.raises(KeyboardInterrupt):

@@ -24,8 +24,9 @@ from fedbudget.control import AdaptiveTau, FixedTau
 from fedbudget.data.shards import Shards
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.memory import Memory
 from fedbudget.protocol.messages import Broadcast, PeerError, Report
+from fedbudget.protocol.method import Method
+from fedbudget.protocol.state import AggregatorState
 from fedbudget.step_size import AutoStep, FixedStep
 from support.hand_made import go_on
 from support.methods import bits
@@ -37,15 +38,10 @@ PARTS = np.split(np.argsort(CASE.x[:, 0]), [7, 22, 40])  # data of their own kin
 SIZES = [len(part) for part in PARTS]
 node_numbers = st.sampled_from(NODES)
 
-METHODS: dict[str, dict[str, Any]] = {
-    "plain": {"controller": FixedTau(2), "step_size": FixedStep(0.1)},
-    "corrected": {"controller": FixedTau(3), "step_size": FixedStep(0.1), "correct_drift": True},
-    "frugal": {
-        "controller": AdaptiveTau(tau_max=6),
-        "step_size": AutoStep(start=0.02),
-        "correct_drift": True,
-        "delta": "parameters",
-    },
+METHODS = {
+    "plain": Method(FixedTau(2), FixedStep(0.1)),
+    "corrected": Method(FixedTau(3), FixedStep(0.1), correct_drift=True),
+    "frugal": Method(AdaptiveTau(tau_max=6), AutoStep(start=0.02), correct_drift=True, delta="parameters"),
 }
 
 
@@ -64,7 +60,8 @@ class Network(RuleBasedStateMachine):
 
     @initialize(method=st.sampled_from(sorted(METHODS)), batch=st.sampled_from([None, 3]))
     def start(self, method: str, batch: int | None) -> None:
-        self.how, self.batch = {"budget": Budget({"time": 1e6}), **METHODS[method]}, batch
+        self.how: dict[str, Any]
+        self.how, self.batch = {"budget": Budget({"time": 1e6}), "method": METHODS[method]}, batch
         self.aggregator = Aggregator(CASE.start(1), expected=costs([1], [1]), **self.how)
         self.broadcast = self.aggregator.start()
         self.fleets = {node: new_fleet(node, batch) for node in NODES}
@@ -115,7 +112,7 @@ class Network(RuleBasedStateMachine):
     def check_answer(self, node: int, fleet: Fleet, report: Report) -> None:
         assert self.answered.setdefault(node, bits(report)) == bits(report)
         if self.batch is None:
-            best = self.aggregator.memory().best
+            best = self.aggregator.state.best
             assert report.best_losses[0] == pytest.approx(loss(best, [node]), rel=1e-5)
         drift, known = self.broadcast.drift, fleet._correction
         if drift is not None and drift.correct and known is not None and node in self.own:
@@ -126,7 +123,7 @@ class Network(RuleBasedStateMachine):
     @precondition(lambda self: self.arrived)
     @rule(random=st.randoms(use_true_random=False), seconds=st.floats(0, 3))
     def close_the_round(self, random: Any, seconds: float) -> None:
-        broadcast, before = self.broadcast, self.aggregator.memory()
+        broadcast, before = self.broadcast, self.aggregator.state
         reports = list(self.arrived.values())
         random.shuffle(reports)
         report = Report.merge(reports)
@@ -174,17 +171,17 @@ class Network(RuleBasedStateMachine):
             assert catch_up.mean is not None
             np.testing.assert_allclose(catch_up.mean, self.mean(), atol=1e-3)
 
-    def check_best(self, before: Memory) -> None:
+    def check_best(self, before: AggregatorState[Any, Any]) -> None:
         if self.batch is None and set(self.arrived) == set(NODES):
             everyone = list(NODES)
-            assert loss(self.aggregator.memory().best, everyone) <= loss(before.best, everyone) + 1e-6
+            assert loss(self.aggregator.state.best, everyone) <= loss(before.best, everyone) + 1e-6
 
     @rule()
-    def kill_and_recall_the_aggregator(self) -> None:
+    def kill_and_resume_the_aggregator(self) -> None:
         """What had arrived is gone; nodes go back, and do the round again."""
-        before = self.aggregator.memory()
-        self.aggregator = Aggregator.recall(before, **self.how)
-        assert bits(self.aggregator.memory()) == bits(before)
+        before = self.aggregator.state
+        self.aggregator = Aggregator.resume(before, **self.how)
+        assert bits(self.aggregator.state) == bits(before)
         assert bits(self.aggregator.pending) == bits(self.broadcast)
         self.fleets |= self.before
         self.before, self.arrived = {}, {}
@@ -192,10 +189,10 @@ class Network(RuleBasedStateMachine):
     # What must be refused.
 
     def check_refused(self, *reports: Report) -> None:
-        before, record = bits(self.aggregator.memory()), self.aggregator.last
+        before, record = bits(self.aggregator.state), self.aggregator.last
         with pytest.raises(PeerError):
             self.aggregator.receive(Report.merge(reports), costs([1], [1]))
-        assert bits(self.aggregator.memory()) == before
+        assert bits(self.aggregator.state) == before
         assert self.aggregator.last is record
 
     @precondition(lambda self: self.arrived)
@@ -217,10 +214,10 @@ class Network(RuleBasedStateMachine):
     def every_round_is_counted_once_and_nothing_is_taken_back(self) -> None:
         if not hasattr(self, "rounds"):
             return  # hypothesis looks before the start, too
-        memory = self.aggregator.memory()
-        assert memory.round == self.rounds + 1
-        assert memory.t == self.t
-        assert memory.spent[0] == pytest.approx(self.spent, rel=1e-12)
+        state = self.aggregator.state
+        assert state.round == self.rounds + 1
+        assert state.t == self.t
+        assert state.spent[0] == pytest.approx(self.spent, rel=1e-12)
 
 
 Network.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

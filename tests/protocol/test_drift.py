@@ -12,34 +12,18 @@ from hypothesis import strategies as st
 from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.budget import Budget
 from fedbudget.control import AdaptiveTau, Controller, FixedTau
-from fedbudget.data.shards import Shards
 from fedbudget.protocol.aggregator import Aggregator
-from fedbudget.protocol.drift import Correction, Divergence, mean_gradient, next_mean
+from fedbudget.protocol.drift import Correction, Divergence, DriftState, mean_gradient, next_mean
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, LocalError, PeerError, Report
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, LocalError, PeerError, Report, Request
+from fedbudget.protocol.method import Method
 from fedbudget.step_size import FixedStep
+from support.fleets import alone, sorted_parts, together
 from support.hand_made import ONE, go_on
 from support.methods import bits
 from support.problems import MODELS, Problem, converse, corrected_descent, problem, unequal_parts
 
 FRUGAL: dict[str, Any] = {"correct_drift": True, "delta": "parameters"}
-
-
-def alone(case: Problem, parts: Sequence[Int64], batch: int | None = None) -> list[Fleet]:
-    """Each node as a fleet of its own."""
-    return [
-        Fleet(case.model, Shards.of(case.table, [part]), batch=batch, seed=9, numbers=[node])
-        for node, part in enumerate(parts)
-    ]
-
-
-def together(case: Problem, parts: Sequence[Int64], batch: int | None = None) -> Fleet:
-    return Fleet(case.model, Shards.of(case.table, parts), batch=batch, seed=9)
-
-
-def sorted_parts(case: Problem, nodes: int) -> list[Int64]:
-    """Data of its own kind on each node: rows in the order of what is to be predicted."""
-    return list(np.array_split(np.argsort(case.y, kind="stable"), nodes))
 
 
 @st.composite
@@ -52,8 +36,13 @@ def attendances(draw: st.DrawFn, nodes: int = 4, rounds: int = 9) -> list[list[i
 def starting(w: Float32, controller: Controller, **method: Any) -> Aggregator:
     """An aggregator with a budget that does not matter."""
     return Aggregator(
-        w, budget=Budget({"time": 1e6}), controller=controller, step_size=FixedStep(0.1), expected=ONE, **method
+        w, method=Method(controller, FixedStep(0.1), **method), budget=Budget({"time": 1e6}), expected=ONE
     )
+
+
+def known(aggregator: Aggregator) -> DriftState:
+    assert aggregator.state.drift is not None
+    return aggregator.state.drift
 
 
 class TestAgainstASecondImplementation:
@@ -130,48 +119,6 @@ class TestWhereItMustChangeNothing:
             self.visited(together(case, parts, batch), case.start(1), 7, **method) for method in (FRUGAL, {})
         )
         np.testing.assert_allclose(found, plain, atol=2e-6)
-
-
-@pytest.mark.parametrize("batch", [None, 5])
-def test_with_one_update_delta_from_parameters_is_the_papers(batch: int | None) -> None:
-    case = problem("svm", 8)
-    parts = sorted_parts(case, 4)
-    found = {}
-    for delta in ("gradient", "parameters"):
-        rounds = converse([together(case, parts, batch)], FixedTau1(), eta=0.1, rounds=6, w=case.start(1), delta=delta)
-        found[delta] = [aggregator.last.estimates for _, _, aggregator in rounds if aggregator.last is not None]
-    for paper, ours in zip(found["gradient"][1:], found["parameters"][1:], strict=True):
-        assert paper is not None
-        assert ours is not None
-        assert (ours.rho, ours.beta) == (paper.rho, paper.beta)
-        assert ours.delta == pytest.approx(paper.delta, rel=1e-4)
-
-
-class FixedTau1(FixedTau):
-    """τ=1, with estimates."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-
-    @property
-    def estimates(self) -> bool:
-        return True
-
-
-def test_no_gradient_is_sent_when_delta_comes_from_parameters() -> None:
-    case = problem("svm", 8)
-    sizes = {}
-    for delta in ("gradient", "parameters"):
-        request = converse(
-            [together(case, sorted_parts(case, 4))], AdaptiveTau(), eta=0.1, rounds=3, w=case.start(1), delta=delta
-        )
-        sizes[delta] = [report.wire_bytes for _, report, _ in request]
-    assert [a - b for a, b in zip(sizes["gradient"], sizes["parameters"], strict=True)] == [
-        0,  # there is nothing to estimate from
-        4 * 4 * 5,  # four nodes, five float32
-        4 * 4 * 5,
-        0,  # the final loss
-    ]
 
 
 def test_it_takes_the_drift_away() -> None:
@@ -255,15 +202,15 @@ class TestForgettingNodes:
         assert instead.drift == Drift(correct=False, share=1.0)
         assert bits(replace(instead, drift=broadcast.drift)) == bits(broadcast)
         assert aggregator.pending is instead
-        assert aggregator.memory().nodes.tolist() == [0, 1, 3]
+        assert known(aggregator).nodes.tolist() == [0, 1, 3]
 
     def test_delta_is_that_of_the_coming_round(self) -> None:
         aggregator, _ = self.after_three(**FRUGAL)
         aggregator.forget([2])
-        memory = aggregator.memory()
-        assert memory.estimates is not None
-        assert memory.divergence is not None
-        assert memory.estimates.delta == memory.divergence.plain != memory.divergence.corrected
+        estimates, divergence = aggregator.state.estimates, known(aggregator).divergence
+        assert estimates is not None
+        assert divergence is not None
+        assert estimates.delta == divergence.plain != divergence.corrected
 
     def test_nodes_that_never_took_part_have_nothing_to_forget(self) -> None:
         aggregator, broadcast = self.after_three(**FRUGAL)
@@ -277,8 +224,8 @@ class TestForgettingNodes:
     def test_a_round_that_is_not_corrected_anyway_stays_as_it_is(self) -> None:
         aggregator, _ = self.after_three(**FRUGAL)
         once = aggregator.forget([2])
-        assert aggregator.forget([3]) is once
-        assert aggregator.memory().nodes.tolist() == [0, 1]
+        assert bits(aggregator.forget([3])) == bits(once)
+        assert known(aggregator).nodes.tolist() == [0, 1]
 
     def test_only_between_rounds(self) -> None:
         with pytest.raises(LocalError, match="forgotten between rounds: the run is ready"):
@@ -336,10 +283,11 @@ class TestDecidesByItself:
 
 class TestWhatDiverges:
     def test_a_node_whose_w_is_not_finite_keeps_its_correction(self) -> None:
-        known = Correction(2, np.zeros(2, np.float32))
-        known.learn(np.array([[1, 2], [3, 4]], np.float32), used=True)
-        known.meet(np.array([2, 3], np.float32))
-        known.learn(np.array([[5, np.inf], [5, 6]], np.float32), used=True)  # less the shifts (1, 1) and (-1, -1)
+        known = Correction.first(2, np.zeros(2, np.float32))
+        known = known.learn(np.array([[1, 2], [3, 4]], np.float32), used=True)
+        known = known.with_mean(np.array([2, 3], np.float32))
+        # Less the shifts (1, 1) and (-1, -1).
+        known = known.learn(np.array([[5, np.inf], [5, 6]], np.float32), used=True)
         assert known.own.tolist() == [[1, 2], [6, 7]]
 
     def test_when_all_diverge_the_next_round_is_not_corrected(self) -> None:
@@ -355,7 +303,8 @@ class TestNews:
     def test_without_them_a_node_that_was_away_cannot_go_on(self) -> None:
         case = problem("svm", 3)
         fleet = together(case, sorted_parts(case, 2))
-        first = Broadcast(1, case.start(1), 2, 0.1, False, False, False, drift=Drift(correct=True, share=1.0))
+        drift = Drift(correct=True, share=1.0)
+        first = Broadcast(1, case.start(1), 2, 0.1, Request(drift=True), False, False, drift)
         fleet.answer(first)
         with pytest.raises(PeerError, match="round 3 after round 1, without what happened in between"):
             fleet.receive(replace(first, round=3))

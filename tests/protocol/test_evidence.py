@@ -9,7 +9,7 @@ from fedbudget.data.sampling import Sampler
 from fedbudget.data.shards import Shards
 from fedbudget.protocol.evidence import gather, mini_batches
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.messages import Broadcast, Request
 from support.problems import MODELS, problem
 
 
@@ -48,7 +48,8 @@ def test_a_fleet_reports_them_where_mini_batches_are_small_and_the_step_size_ada
     """With several mini-batches the loss is not that of the first local update."""
     case = problem("svm", 5, samples=200)
     fleet = Fleet(case.model, Shards.of(case.table, [np.arange(100), np.arange(100, 200)]), batch=batch, seed=3)
-    broadcast = Broadcast(1, case.start(1), 2, 0.1, estimate=True, best=False, stop=False, curvature=curvature)
+    request = Request(estimate=True, gradient=True, curvature=curvature)
+    broadcast = Broadcast(1, case.start(1), 2, 0.1, request, best=False, stop=False)
     fleet.answer(broadcast)
     report = fleet.answer(replace(broadcast, round=2, w=case.start(2)))
     assert fleet._descent is not None

@@ -14,12 +14,12 @@ from fedbudget.data.sampling import Sampler
 from fedbudget.data.shards import Shards, Table
 from fedbudget.models import FunctionModel, LinearRegression
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
+from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report, Request
 from support.problems import MODELS, Problem, algorithm_1, converse, problem, svm_gradient, svm_loss, unequal_parts
 
 
 def a_broadcast(w: Float32, *, round: int = 1, tau: int = 2, estimate: bool = True, best: bool = False) -> Broadcast:
-    return Broadcast(round, w, tau, 0.1, estimate, best, stop=False)
+    return Broadcast(round, w, tau, 0.1, Request(estimate, gradient=True), best, stop=False)
 
 
 def fleet(
@@ -260,7 +260,7 @@ class TestForTheStepSize:
     """What is asked of nodes when the step size follows β."""
 
     def ask(self, round: int, w: Float32, tau: int = 1) -> Broadcast:
-        return replace(a_broadcast(w, round=round, tau=tau), curvature=True)
+        return replace(a_broadcast(w, round=round, tau=tau), request=Request(True, gradient=True, curvature=True))
 
     def test_nodes_that_do_not_differ_find_the_steepest_direction(self) -> None:
         """The largest eigenvalue of the Hessian, after some rounds of power iteration."""

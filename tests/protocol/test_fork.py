@@ -21,8 +21,9 @@ every_way = pytest.mark.parametrize(
 def run(
     fleets: list[Fleet], name: str, method: str, present: list[list[int]]
 ) -> Iterator[tuple[Broadcast, Report, Aggregator]]:
-    how = {**METHODS[method], "rounds": 9}
-    return converse(fleets, eta=how.pop("step_size"), w=problem(name, 12).start(1), present=present, **how)
+    how = vars(METHODS[method]).copy()
+    controller, eta = how.pop("controller"), how.pop("step_size")
+    return converse(fleets, controller, eta=eta, rounds=9, w=problem(name, 12).start(1), present=present, **how)
 
 
 @every_way

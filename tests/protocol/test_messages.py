@@ -6,7 +6,9 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report, Request
+
+ESTIMATE = Request(estimate=True, gradient=True)
 
 
 def report(*nodes: int, round: int = 4) -> Report:
@@ -75,7 +77,7 @@ class TestMerge:
 
 class TestWireBytes:
     def test_a_broadcast_is_its_header_and_w(self) -> None:
-        broadcast = Broadcast(1, np.zeros(784, np.float32), 1, 0.01, True, False, False)
+        broadcast = Broadcast(1, np.zeros(784, np.float32), 1, 0.01, ESTIMATE, False, False)
         assert broadcast.wire_bytes == 32 + 4 * 784
 
     def test_a_report_is_a_message_from_each_node(self) -> None:
@@ -88,12 +90,13 @@ class TestWireBytes:
         assert replace(plain, w=None).wire_bytes == 3 * (32 + 16)
 
     def test_drift_correction_takes_one_number_of_a_broadcast(self) -> None:
-        broadcast = Broadcast(2, np.zeros(784, np.float32), 1, 0.01, True, False, False)
-        assert replace(broadcast, drift=Drift(correct=True, share=1.0)).wire_bytes == broadcast.wire_bytes + 8
+        broadcast = Broadcast(2, np.zeros(784, np.float32), 1, 0.01, ESTIMATE, False, False)
+        corrected = replace(broadcast, request=Request(drift=True), drift=Drift(correct=True, share=1.0))
+        assert corrected.wire_bytes == broadcast.wire_bytes + 8
 
     def test_news_are_only_for_those_who_were_away(self) -> None:
         w = np.zeros(784, np.float32)
-        broadcast = Broadcast(2, w, 1, 0.01, True, False, False)
+        broadcast = Broadcast(2, w, 1, 0.01, ESTIMATE, False, False)
         assert (
             replace(broadcast, catch_up=CatchUp(w)).wire_bytes
             == broadcast.wire_bytes
@@ -104,3 +107,31 @@ class TestWireBytes:
 
     def test_it_does_not_depend_on_how_nodes_make_fleets(self) -> None:
         assert report(0, 1, 2).wire_bytes == report(0, 2).wire_bytes + report(1).wire_bytes
+
+
+class TestReportFields:
+    @pytest.mark.parametrize(
+        ("request_", "round", "tau", "names"),
+        [
+            (Request(), 2, 3, {"w"}),
+            (Request(estimate=True), 1, 3, {"w"}),  # there is no w_i(t₀) yet
+            (Request(estimate=True), 2, 3, {"w", "rho", "beta"}),
+            (Request(estimate=True, gradient=True), 2, 3, {"w", "rho", "beta", "gradients"}),
+            (Request(gradient=True, curvature=True), 2, 3, {"w"}),
+            (Request(drift=True), 1, 3, {"w", "plain", "corrected"}),
+            (Request(True, True, True, True), 2, 0, set()),
+        ],
+    )
+    def test_follow_from_the_request(self, request_: Request, round: int, tau: int, names: set[str]) -> None:
+        drift = Drift(correct=True, share=1.0) if request_.drift else None
+        broadcast = Broadcast(round, np.zeros(3, np.float32), tau, 0.1, request_, False, False, drift)
+        assert broadcast.report_fields == names
+        given = report(0, 1, round=round)
+        given.require_answers(broadcast)
+        for name in names:
+            with pytest.raises(PeerError, match=f"a report without {name}"):
+                replace(given, **{name: None}).require_answers(broadcast)  # type: ignore[arg-type]
+
+    def test_drift_is_described_where_it_is_asked_for(self) -> None:
+        with pytest.raises(ValueError, match="how drift is corrected where that is asked for"):
+            Broadcast(1, np.zeros(1, np.float32), 1, 0.1, Request(drift=True), False, False)

@@ -11,6 +11,7 @@ from fedbudget.budget import Budget, Costs
 from fedbudget.control import ControlInputs, Decision, Reason
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.method import Method
 from fedbudget.step_size import FixedStep
 from support.hand_made import report
 
@@ -47,9 +48,8 @@ def a_run(rng: np.random.Generator) -> tuple[Aggregator, Costs]:
     limits = 2 * (expected.step + expected.aggregation) * (1 + rng.exponential(20.0, resources))
     aggregator = Aggregator(
         np.zeros(2, np.float32),
+        method=Method(Drawn(rng), FixedStep(0.1)),
         budget=Budget(dict(zip(NAMES, limits.tolist(), strict=False))),
-        controller=Drawn(rng),
-        step_size=FixedStep(0.1),
         expected=expected,
         rounds=int(rng.integers(1, 20)) if rng.random() < 0.2 else None,
     )

@@ -11,20 +11,19 @@ from typing import ClassVar
 import pytest
 
 import fedbudget
-from fedbudget import deployment
 from fedbudget.budget import Budget
-from fedbudget.deployment import ServerOptions
 from fedbudget.engines.grpc.node import run_node
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.plan import prepare
+from fedbudget.launch.node_data import from_dataset
+from fedbudget.launch.serve import ServerOptions, serving
+from fedbudget.launch.simulate import simulate
 from fedbudget.resources import RESOURCES, register, round_usage
 from fedbudget.resources.counters import Clock, Snapshot
 from fedbudget.resources.resource import Counted, Meter, Metering, Reader, Resource
 from fedbudget.resources.usage import CombinedReading, NodeCosts, Reading
 from fedbudget.runs.folder import Run
 from fedbudget.settings import Settings
-from fedbudget.shares import from_dataset
 from fedbudget.training import Result, execute
 from support.networked import LONG
 
@@ -75,7 +74,7 @@ def settings(limit: str, rounds: int | None = 6) -> Settings:
 @pytest.mark.usefixtures("own")
 def test_own_resource_in_one_process(tmp_path: Path) -> None:
     """All nodes share a clock there, so that the sum is the time itself."""
-    result = execute(prepare(settings("2000s")), out=tmp_path / "run", plot=False)
+    result = execute(simulate(settings("2000s")), out=tmp_path / "run", plot=False)
     assert ratio(result) == pytest.approx(1.0, rel=0.05)
 
 
@@ -91,7 +90,7 @@ def test_own_resource_over_a_network(tmp_path: Path) -> None:
             threads[-1].start()
 
     listening = ServerOptions("127.0.0.1:0")
-    with deployment.serving(chosen, listening, interrupted=lambda: False, opened=opened) as plan:
+    with serving(chosen, listening, interrupted=lambda: False, opened=opened) as plan:
         result = execute(plan, out=tmp_path / "run", plot=False)
     for thread in threads:
         thread.join(LONG)
@@ -100,7 +99,7 @@ def test_own_resource_over_a_network(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("own")
 def test_own_resource_ends_a_run() -> None:
-    result = execute(prepare(settings("300ms", rounds=None)))
+    result = execute(simulate(settings("300ms", rounds=None)))
     assert result.stopped_by == "nodetime"
     assert 0 < result.spent["nodetime"] < 600
 
@@ -116,7 +115,7 @@ def test_names_are_of_letters_and_once(name: str, mistake: str) -> None:
 @pytest.mark.parametrize("name", sorted(RESOURCES.keys() - {"time"}))
 def test_only_its_own_file_knows_a_resource(name: str) -> None:
     """All that plans, measures, carries and shows a budget goes by the list of resources."""
-    rooms = ["budget.py", "meters", "engines", "protocol", "runs", "dashboard", "trackers", "training.py", "plan.py"]
+    rooms = ["budget.py", "meters", "engines", "protocol", "runs", "dashboard", "trackers", "training.py"]
     files = [file for room in rooms for file in (SOURCES / room, *(SOURCES / room).rglob("*.py")) if file.is_file()]
     assert len(files) > 50
     own = (SOURCES / "resources" / f"{name}.py", SOURCES / "resources" / "__init__.py")

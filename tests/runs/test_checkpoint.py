@@ -14,13 +14,13 @@ from safetensors.numpy import load_file, save, save_file
 
 from fedbudget.control import Decision, Estimates, Reason
 from fedbudget.errors import UserError
-from fedbudget.protocol.drift import Divergence
-from fedbudget.protocol.memory import Memory
-from fedbudget.protocol.messages import Drift
+from fedbudget.protocol.drift import Divergence, DriftState
+from fedbudget.protocol.messages import Drift, Request
+from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.runs.checkpoint import CHECKPOINT, Checkpoint, _checksum
 from fedbudget.runs.record import RoundRecord
-from fedbudget.step_size import StepSizeState
-from support.methods import METHODS, Happened, bits, new_aggregator, nodes, one_round, recall, simulated_time
+from fedbudget.step_size import AutoStepState
+from support.methods import METHODS, Happened, bits, new_aggregator, nodes, one_round, resume, simulated_time
 from support.problems import MODELS, costs
 from support.small_disk import fill, small_disk
 
@@ -39,13 +39,13 @@ def test_a_run_goes_on_from_any_checkpoint_to_the_same_bits(
     while aggregator.pending is not None:
         folder = tmp_path / str(len(happened))
         folder.mkdir()
-        Checkpoint(aggregator.memory(), lines(happened), {"time": time.state()}).save(folder)
+        Checkpoint(aggregator.state, lines(happened), {"time": time.state()}).save(folder)
         forks.append([fleet.fork() for fleet in fleets])
         happened.append(one_round(aggregator, fleets, time))
     assert len(happened) > 5
     for number, own in enumerate(forks):
-        checkpoint = Checkpoint.load(tmp_path / str(number))
-        again, time = recall(checkpoint.memory, method), simulated_time()
+        checkpoint = Checkpoint.load(tmp_path / str(number), METHODS[method])
+        again, time = resume(checkpoint.state, method), simulated_time()
         time.restore(checkpoint.engine["time"])
         for expected in happened[number:]:
             assert bits(one_round(again, own, time)) == bits(expected)
@@ -59,36 +59,42 @@ def lines(happened: list[Happened]) -> tuple[str, ...]:
     return tuple(RoundRecord.of(record, accuracy=None, wall=0.5).to_json() for record in records)
 
 
-def memory(**other: Any) -> Memory:
+def example(**other: Any) -> AggregatorState[Any, Any]:
     known: dict[str, Any] = {
-        "state": "round",
+        "phase": Phase.ROUND,
+        "request": FRUGAL.request,
         "round": 3,
         "tau": 2,
         "became_best": True,
         "stop": False,
         "w": np.array([1.5, -0.0, 1e-40], np.float32),
         "best": np.array([0.1, 0.2, 0.3], np.float32),
-        "mean": np.array([np.nan, np.inf, 3e38], np.float32),
         "loss": math.nan,
         "best_loss": 0.1 + 0.2,
         "first_loss": math.inf,
         "worse": True,
         "t": 12,
         "decision": Decision(2, Reason.SEARCH_LIMIT),
-        "pace": StepSizeState(0.1, 0.2, False, 1.3, -5e-324, 0.25),
+        "step_size": AutoStepState(0.1, False, 0.2, 1.3, -5e-324, 0.25),
+        "update": None,
         "estimates": Estimates(1 / 3, 2 / 3, math.nan),
-        "drift": Drift(correct=False, share=0.7),
-        "divergence": Divergence(math.inf, 1e-300),
-        "uncorrected": 2,
-        "nodes": np.array([0, 7, 2**40]),
-        "sizes": np.array([1, 2, 3]),
+        "drift": DRIFT,
         "costs": costs([0.1, 0.2], [0.3, 0.0]),
         "spent": np.array([1 / 3, 1e300]),
         "stopped_by": None,
     }
-    return Memory(**{**known, **other})
+    return AggregatorState(**{**known, **other})
 
 
+FRUGAL = METHODS["frugal"]
+DRIFT = DriftState(
+    mean=np.array([np.nan, np.inf, 3e38], np.float32),
+    coming=Drift(correct=False, share=0.7),
+    divergence=Divergence(math.inf, 1e-300),
+    uncorrected=2,
+    nodes=np.array([0, 7, 2**40]),
+    sizes=np.array([1, 2, 3]),
+)
 RECORD = RoundRecord(
     *(2, 12, 3, "fixed", 0.01, 0.5, 0.25, None, None, None, None, ()),
     {"time": 0.1},
@@ -99,7 +105,7 @@ RECORD = RoundRecord(
     0.2,
 ).to_json()
 EXAMPLE = Checkpoint(
-    memory(), (RECORD,), {"names": {"0": "a “node”"}, "wide": 2**127 + 1, "none": None, "list": [1, 2.5]}
+    example(), (RECORD,), {"names": {"0": "a “node”"}, "wide": 2**127 + 1, "none": None, "list": [1, 2.5]}
 )
 
 
@@ -108,18 +114,19 @@ class TestWhatIsWrittenIsRead:
         "other",
         [
             {},
-            {"mean": None, "drift": None, "divergence": None},
-            {"estimates": None, "stopped_by": "time", "pace": StepSizeState(0.1, 0.1)},
-            {"state": "final", "tau": 0, "nodes": np.empty(0, np.int64), "sizes": np.empty(0, np.int64)},
+            {"request": Request(estimate=True), "drift": None},
+            {"drift": replace(DRIFT, divergence=None, nodes=np.empty(0, np.int64), sizes=np.empty(0, np.int64))},
+            {"estimates": None, "stopped_by": "time", "step_size": AutoStepState(0.1)},
+            {"phase": Phase.FINAL, "tau": 0},
+            {"decision": Decision(7, "a controller's own reason")},
         ],
     )
     def test_to_the_last_bit(self, tmp_path: Path, other: dict[str, Any]) -> None:
-        checkpoint = replace(EXAMPLE, memory=memory(**other))
+        checkpoint = replace(EXAMPLE, state=example(**other))
         checkpoint.save(tmp_path)
-        found = Checkpoint.load(tmp_path)
-        assert bits(found.memory) == bits(checkpoint.memory)
-        assert (found.records, found.engine) == (checkpoint.records, checkpoint.engine)
-        assert type(found.memory.decision.reason) is Reason
+        read = Checkpoint.load(tmp_path, FRUGAL)
+        assert bits(read.state) == bits(checkpoint.state)
+        assert (read.records, read.engine) == (checkpoint.records, checkpoint.engine)
 
     @settings(max_examples=50)
     @given(loss=st.floats(), level=st.none() | st.floats(), spent=st.floats(0, allow_infinity=False))
@@ -127,24 +134,24 @@ class TestWhatIsWrittenIsRead:
         self, tmp_path_factory: pytest.TempPathFactory, loss: float, level: float | None, spent: float
     ) -> None:
         folder = tmp_path_factory.mktemp("run")
-        pace = StepSizeState(0.1, 0.1, level=level)
-        checkpoint = Checkpoint(memory(loss=loss, pace=pace, spent=np.array([spent, 0.0])))
+        step_size = AutoStepState(0.1, level=level)
+        checkpoint = Checkpoint(example(loss=loss, step_size=step_size, spent=np.array([spent, 0.0])))
         checkpoint.save(folder)
-        found = Checkpoint.load(folder).memory
-        assert found.spent.tobytes() == checkpoint.memory.spent.tobytes()
-        for one, other in ((found.loss, loss), (found.pace.level, level)):
+        state = Checkpoint.load(folder, FRUGAL).state
+        assert state.spent.tobytes() == checkpoint.state.spent.tobytes()
+        for one, other in ((state.loss, loss), (state.step_size.level, level)):
             assert (one is None) == (other is None)
             assert str(one) == str(other)  # NaN has many bit patterns, and JSON one
 
     def test_the_newest_takes_the_place_of_the_one_before(self, tmp_path: Path) -> None:
         EXAMPLE.save(tmp_path)
-        replace(EXAMPLE, memory=memory(t=13)).save(tmp_path)
-        assert Checkpoint.load(tmp_path).memory.t == 13
+        replace(EXAMPLE, state=example(t=13)).save(tmp_path)
+        assert Checkpoint.load(tmp_path, FRUGAL).state.t == 13
         assert [each.name for each in tmp_path.iterdir()] == [CHECKPOINT]
 
     def test_anything_that_reads_safetensors_reads_the_vectors(self, tmp_path: Path) -> None:
         EXAMPLE.save(tmp_path)
-        assert load_file(tmp_path / CHECKPOINT)["best"].tolist() == EXAMPLE.memory.best.tolist()
+        assert load_file(tmp_path / CHECKPOINT)["best"].tolist() == EXAMPLE.state.best.tolist()
 
 
 def test_on_a_full_disk_the_old_one_stays(tmp_path: Path) -> None:
@@ -153,8 +160,8 @@ def test_on_a_full_disk_the_old_one_stays(tmp_path: Path) -> None:
         fill(disk, but=4096)
         larger = np.zeros(4000, np.float32)
         with pytest.raises(OSError, match="No space left"):
-            replace(EXAMPLE, memory=memory(w=larger, best=larger, mean=larger)).save(disk)
-        assert Checkpoint.load(disk).to_bytes() == EXAMPLE.to_bytes()
+            replace(EXAMPLE, state=example(w=larger, best=larger, drift=replace(DRIFT, mean=larger))).save(disk)
+        assert Checkpoint.load(disk, FRUGAL).to_bytes() == EXAMPLE.to_bytes()
         assert {each.name for each in disk.iterdir()} == {CHECKPOINT, "filler"}
 
 
@@ -164,10 +171,10 @@ class TestDamage:
     def check(self, folder: Path, content: bytes) -> bool:
         (folder / CHECKPOINT).write_bytes(content)
         try:
-            found = Checkpoint.load(folder)
+            read = Checkpoint.load(folder, FRUGAL)
         except UserError:
             return False
-        assert found.to_bytes() == EXAMPLE.to_bytes()
+        assert read.to_bytes() == EXAMPLE.to_bytes()
         return True
 
     @pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
@@ -200,13 +207,13 @@ class TestDamage:
 
     def test_none_at_all(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"has no checkpoint\.safetensors: there is nothing to go on from"):
-            Checkpoint.load(tmp_path)
+            Checkpoint.load(tmp_path, FRUGAL)
 
     def test_another_programs_file(self, tmp_path: Path) -> None:
         for metadata in (None, {"format": "pt"}):
             save_file({"w": np.zeros(3, np.float32)}, tmp_path / CHECKPOINT, metadata)
             with pytest.raises(UserError, match="it is not one of fedbudget's"):
-                Checkpoint.load(tmp_path)
+                Checkpoint.load(tmp_path, FRUGAL)
 
 
 class TestNothingIsTrusted:
@@ -215,7 +222,7 @@ class TestNothingIsTrusted:
     def load(self, folder: Path, tensors: dict[str, Any], text: str) -> None:
         (folder / CHECKPOINT).write_bytes(save(tensors, {"fedbudget-checkpoint": _checksum(tensors, text) + text}))
         with pytest.raises(UserError, match="the checkpoint cannot be read"):
-            Checkpoint.load(folder)
+            Checkpoint.load(folder, FRUGAL)
 
     def parts(self, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         EXAMPLE.save(folder)
@@ -230,30 +237,33 @@ class TestNothingIsTrusted:
             ("w", np.zeros(4, np.float32)),
             ("w", np.zeros((3, 1), np.float32)),
             ("w", np.zeros(3)),
-            ("mean", None),
+            ("drift.mean", None),
+            ("drift.mean", np.zeros(4, np.float32)),
             ("best", None),
             ("extra", np.zeros(3)),
-            ("nodes", np.array([1, 1, 2])),
-            ("nodes", np.array([-1, 1, 2])),
-            ("nodes", np.array([1, 2])),
-            ("sizes", np.array([1, 0, 2])),
+            ("drift.nodes", np.array([1, 1, 2])),
+            ("drift.nodes", np.array([-1, 1, 2])),
+            ("drift.nodes", np.array([1, 2])),
+            ("drift.sizes", np.array([1, 0, 2])),
             ("spent", np.array([-1.0, 0.0])),
             ("spent", np.array([np.inf, 0.0])),
             ("spent", np.zeros(1)),
-            ("step", np.array([-1.0, 0.0])),
-            ("aggregation", np.array([np.nan, 0.0])),
+            ("costs.step", np.array([-1.0, 0.0])),
+            ("costs.aggregation", np.array([np.nan, 0.0])),
         ],
     )
     def test_arrays(self, tmp_path: Path, name: str, value: object) -> None:
-        tensors, found = self.parts(tmp_path)
+        tensors, plain = self.parts(tmp_path)
         tensors = {**tensors, name: value}
-        self.load(tmp_path, {name: value for name, value in tensors.items() if value is not None}, json.dumps(found))
+        self.load(tmp_path, {name: value for name, value in tensors.items() if value is not None}, json.dumps(plain))
 
     @pytest.mark.parametrize(
         ("name", "value"),
         [
-            ("state", "ready"),
-            ("state", "final"),
+            ("phase", "ready"),
+            ("phase", "final"),
+            ("phase", "over"),
+            ("request", {}),
             ("round", -1),
             ("round", 2.0),
             ("round", 9),
@@ -264,27 +274,36 @@ class TestNothingIsTrusted:
             ("loss", "1"),
             ("loss", True),
             ("first_loss", 10**400),
-            ("decision", {"tau": 1, "reason": "none that is known"}),
+            ("decision", {"tau": 0, "reason": "fixed"}),
             ("decision", {"tau": 1}),
             ("decision", None),
-            ("pace", {}),
+            ("step_size", {}),
+            ("step_size", {**vars(AutoStepState(0.1)), "eta": -0.1}),
+            ("step_size", {**vars(AutoStepState(0.1)), "kappa": math.inf}),
+            ("update", {}),
             ("drift", None),
-            ("drift", {"correct": True, "share": -0.5}),
             ("estimates", [1, 2, 3]),
+            ("estimates", {"rho": -1.0, "beta": 1.0, "delta": 1.0}),
             ("stopped_by", 3),
             ("extra", 3),
         ],
     )
     def test_numbers(self, tmp_path: Path, name: str, value: object) -> None:
-        tensors, found = self.parts(tmp_path)
-        self.load(tmp_path, tensors, json.dumps({**found, "memory": {**found["memory"], name: value}}))
+        tensors, plain = self.parts(tmp_path)
+        self.load(tmp_path, tensors, json.dumps({**plain, "state": {**plain["state"], name: value}}))
+
+    @pytest.mark.parametrize(("name", "value"), [("share", -0.5), ("share", math.nan), ("correct", 1)])
+    def test_drift(self, tmp_path: Path, name: str, value: object) -> None:
+        tensors, plain = self.parts(tmp_path)
+        plain["state"]["drift"]["coming"][name] = value
+        self.load(tmp_path, tensors, json.dumps(plain))
 
     @pytest.mark.parametrize(
         "other",
         [
-            {"version": 2},
+            {"version": 1},
             {"version": None},
-            {"memory": []},
+            {"state": []},
             {"records": 3},
             {"records": ["{}"]},
             {"records": ["no"]},
@@ -293,8 +312,8 @@ class TestNothingIsTrusted:
         ],
     )
     def test_the_rest(self, tmp_path: Path, other: dict[str, object]) -> None:
-        tensors, found = self.parts(tmp_path)
-        self.load(tmp_path, tensors, json.dumps({**found, **other}))
+        tensors, plain = self.parts(tmp_path)
+        self.load(tmp_path, tensors, json.dumps({**plain, **other}))
 
     @pytest.mark.parametrize("text", ["", "{}", "[]", "null", "no", "[" * 100_000])
     def test_text_that_is_something_else(self, tmp_path: Path, text: str) -> None:

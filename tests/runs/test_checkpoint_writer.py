@@ -4,12 +4,13 @@ import errno
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedbudget import atomic_file
-from fedbudget.protocol.memory import Memory
+from fedbudget.protocol.state import AggregatorState
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.checkpoint_writer import CheckpointWriter
 from fedbudget.runs.record import RoundRecord
@@ -17,7 +18,7 @@ from support.hand_made import make
 
 START = make()
 START.start()
-MEMORY = START.memory()
+STATE = START.state
 
 
 def record(number: int) -> RoundRecord:
@@ -27,8 +28,8 @@ def record(number: int) -> RoundRecord:
     )
 
 
-def memory(after: int) -> Memory:
-    return replace(MEMORY, round=after + 1, spent=np.array([float(after)]))
+def state(after: int) -> AggregatorState[Any, Any]:
+    return replace(STATE, round=after + 1, spent=np.array([float(after)]))
 
 
 class Disk:
@@ -49,22 +50,22 @@ class Disk:
 
 def rounds_of(folder: Path) -> tuple[int, list[int]]:
     """After which round the checkpoint on disk stands, and of which it has records."""
-    found = Checkpoint.load(folder)
-    return found.memory.round - 1, [RoundRecord.from_json(line).round for line in found.records]
+    read = Checkpoint.load(folder, START.method)
+    return read.state.round - 1, [RoundRecord.from_json(line).round for line in read.records]
 
 
 def test_all_is_on_disk_after_a_flush_each_record_once_and_in_order(tmp_path: Path) -> None:
     appended: list[int] = []
     saver = CheckpointWriter(tmp_path, lambda record: appended.append(record.round), ahead=3)
-    saver.save(memory(0), {}, None)
+    saver.save(state(0), {}, None)
     for number in range(1, 40):
-        saver.save(memory(number), {"number": number}, record(number))
+        saver.save(state(number), {"number": number}, record(number))
     saver.flush()
     assert appended == list(range(1, 40))
     base_round, records = rounds_of(tmp_path)
     assert base_round == 39
     assert records == list(range(40 - len(records), 40))
-    assert Checkpoint.load(tmp_path).engine == {"number": 39}
+    assert Checkpoint.load(tmp_path, START.method).engine == {"number": 39}
     saver.close()
 
 
@@ -76,7 +77,7 @@ def test_no_record_is_added_before_a_checkpoint_that_holds_it(tmp_path: Path) ->
 
     saver = CheckpointWriter(tmp_path, append, ahead=4)
     for number in range(1, 30):
-        saver.save(memory(number), {}, record(number))
+        saver.save(state(number), {}, record(number))
     saver.flush()
     saver.close()
 
@@ -84,10 +85,10 @@ def test_no_record_is_added_before_a_checkpoint_that_holds_it(tmp_path: Path) ->
 def test_what_a_slow_disk_has_no_time_for_is_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, appended = Disk(monkeypatch), list[int]()
     saver = CheckpointWriter(tmp_path, lambda record: appended.append(record.round), ahead=4)
-    saver.save(memory(1), {}, record(1))
+    saver.save(state(1), {}, record(1))
     disk.begun.acquire()
     for number in (2, 3, 4):
-        saver.save(memory(number), {}, record(number))
+        saver.save(state(number), {}, record(number))
     disk.may.release()
     disk.begun.acquire()
     assert (appended, rounds_of(tmp_path)) == ([1], (1, [1]))
@@ -102,8 +103,8 @@ def test_a_run_waits_when_it_is_too_far_ahead(tmp_path: Path, monkeypatch: pytes
     disk = Disk(monkeypatch)
     saver = CheckpointWriter(tmp_path, lambda record: None, ahead=2)
     for number in (1, 2):
-        saver.save(memory(number), {}, record(number))
-    waiting = threading.Thread(target=saver.save, args=(memory(3), {}, record(3)))
+        saver.save(state(number), {}, record(number))
+    waiting = threading.Thread(target=saver.save, args=(state(3), {}, record(3)))
     waiting.start()
     waiting.join(0.05)
     assert waiting.is_alive()
@@ -117,18 +118,18 @@ def test_a_run_waits_when_it_is_too_far_ahead(tmp_path: Path, monkeypatch: pytes
 
 def test_what_was_spent_since_the_last_round_is_saved_with_its_record(tmp_path: Path) -> None:
     saver = CheckpointWriter(tmp_path, lambda record: None, ahead=2)
-    saver.save(memory(1), {}, record(1))
+    saver.save(state(1), {}, record(1))
     saver.flush()
-    saver.save(replace(memory(1), spent=np.array([7.5])), {}, None)
+    saver.save(replace(state(1), spent=np.array([7.5])), {}, None)
     saver.flush()
     assert rounds_of(tmp_path) == (1, [1])
-    assert Checkpoint.load(tmp_path).memory.spent.tolist() == [7.5]
+    assert Checkpoint.load(tmp_path, START.method).state.spent.tolist() == [7.5]
     saver.close()
 
 
 def test_a_run_that_goes_on_keeps_the_record_that_it_went_on_from(tmp_path: Path) -> None:
     saver = CheckpointWriter(tmp_path, lambda record: None, ahead=2, records=(record(1).to_json(), record(2).to_json()))
-    saver.save(memory(2), {}, None)
+    saver.save(state(2), {}, None)
     saver.flush()
     assert rounds_of(tmp_path) == (2, [2])
     saver.close()
@@ -140,15 +141,15 @@ def test_trouble_is_told_and_the_last_checkpoint_stays(
 ) -> None:
     appended: list[int] = []
     saver = CheckpointWriter(tmp_path, lambda record: appended.append(record.round), ahead=1)
-    saver.save(memory(1), {}, record(1))
+    saver.save(state(1), {}, record(1))
     saver.flush()
 
     def full(path: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(atomic_file, "replace", full)
-    saver.save(memory(2), {}, record(2))
+    saver.save(state(2), {}, record(2))
     with pytest.raises(OSError, match="No space left"):
-        saver.save(memory(3), {}, record(3)) if where == "save" else saver.flush()
+        saver.save(state(3), {}, record(3)) if where == "save" else saver.flush()
     assert (appended, rounds_of(tmp_path)) == ([1], (1, [1]))
     saver.close()

@@ -1,6 +1,7 @@
 """Why a round had its τ: G once more, written plainly from eq. (18), agrees with every choice of real runs."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 from fedbudget import data
 from fedbudget.control import Reason
 from fedbudget.errors import UserError
-from fedbudget.plan import prepare
-from fedbudget.runs.explain import explain
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import simulate
+from fedbudget.runs import explain as explain_module
+from fedbudget.runs.explain import Explanation
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
@@ -36,9 +39,13 @@ def plain_g(tau: int, known: RoundRecord, budget: dict[str, float]) -> float:
     return half + math.sqrt(half**2 + known.rho * h / (ETA * PHI * tau)) + known.rho * h
 
 
+def explain(run: Run, number: int) -> Explanation:
+    return explain_module.explain(run, number, run.settings.controller())
+
+
 def run_of(**options: object) -> tuple[Run, Result]:
     asked = {"partition": "case:2", "step_size": ETA, "phi": PHI, "gamma": GAMMA, "tau_max": TAU_MAX, **options}
-    plan = prepare(Settings(**asked), dataset=DIGITS)  # type: ignore[arg-type]
+    plan = simulate(Settings(**asked), Overrides(dataset=DIGITS))  # type: ignore[arg-type]
     result = execute(plan)
     records = [RoundRecord.from_json(record.to_json()) for record in result.rounds]  # as they come from the disk
     return Run(Path("a-run"), plan.settings, records, summary=None), result
@@ -78,10 +85,10 @@ def test_every_reason_of_a_run_has_a_sentence_with_its_tau() -> None:
     run, _, _ = run_that_the_budget_cut_short()
     explained = [explain(run, record.round) for record in run.rounds]
     assert [each.reason for each in explained[:2]] == [Reason.START, Reason.START]
-    assert explained[-1].reason is Reason.FINAL
+    assert explained[-1].reason == Reason.FINAL
     assert {Reason.MINIMUM, Reason.SEARCH_LIMIT, Reason.BUDGET} <= {each.reason for each in explained}
     for each in explained[:-1]:
-        assert f"τ = {each.tau}" in each.words
+        assert f"τ = {each.tau}" in each.sentence
 
 
 def test_where_the_budget_decided_the_tau_that_g_wanted_is_told_too() -> None:
@@ -90,7 +97,7 @@ def test_where_the_budget_decided_the_tau_that_g_wanted_is_told_too() -> None:
     values = [plain_g(int(tau), run.rounds[last.round - 2], dict(result.budget)) for tau in explained.candidates]
     wanted = int(explained.candidates[np.argmin(values)])
     assert wanted > last.tau
-    assert f"G(τ) is smallest at τ = {wanted}" in explained.words
+    assert f"G(τ) is smallest at τ = {wanted}" in explained.sentence
 
 
 def test_without_a_limit_to_growth_every_tau_up_to_the_largest_is_searched() -> None:
@@ -102,7 +109,7 @@ def test_a_fixed_tau_consults_no_curve() -> None:
     run, _ = run_of(tau=7, budget=("time=2s",))
     explained = explain(run, 2)
     assert (explained.tau, explained.reason, len(explained.curve), explained.minimum) == (7, Reason.FIXED, 0, None)
-    assert explained.words == "τ = 7 was fixed by the settings"
+    assert explained.sentence == "τ = 7 was fixed by the settings"
 
 
 @pytest.mark.parametrize("number", [0, -1, 1000])
@@ -110,3 +117,15 @@ def test_a_round_that_was_not_made_is_refused_with_those_that_were(number: int) 
     run, _ = run_of(tau=7, budget=("time=2s",))
     with pytest.raises(UserError, match=rf"has no round {number}; it has rounds 1 to {len(run.rounds)}"):
         explain(run, number)
+
+
+@pytest.mark.parametrize("reason", ["warm-up", "minimum of the regret", ""])
+def test_an_unknown_reason_is_kept(reason: str) -> None:
+    """A controller of a user's own has reasons of its own, which the rounds after it do not trip over either."""
+    run, _ = run_of(budget=("time=4s",))
+    own = replace(run, rounds=[*run.rounds[:3], replace(run.rounds[3], reason=reason), *run.rounds[4:]])
+    explained = explain(own, 4)
+    assert (explained.tau, explained.reason) == (run.rounds[3].tau, reason)
+    assert (len(explained.curve), explained.minimum) == (0, None)
+    assert explained.sentence == "the controller gave this reason itself"
+    assert explain(own, 5).curve.tolist() == explain(run, 5).curve.tolist() != []

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbudget.runs.nodes import MOST, NODES, NodeStatus, NodeStatusWriter, read, write_simulated
+from fedbudget.node_status import NodeStatus
+from fedbudget.runs.nodes import MAX_LISTED, NODES, NodeStatusWriter, read, write_simulated
 from fedbudget.training import train
 
 
@@ -20,7 +21,7 @@ def test_a_simulated_run_says_how_many_samples_each_node_has(tmp_path: Path) -> 
 
 
 def test_of_many_nodes_only_figures_about_all_are_kept(tmp_path: Path) -> None:
-    write_simulated(tmp_path, np.arange(1, MOST + 2))
+    write_simulated(tmp_path, np.arange(1, MAX_LISTED + 2))
     found = read(tmp_path)
     assert found is not None
     assert found["nodes"] == []
@@ -45,17 +46,17 @@ def test_who_is_away_was_last_seen_when_it_was_there(tmp_path: Path) -> None:
             looked.set()
         return [NodeStatus("one", (0,), 5, last_seen=last), NodeStatus("two", (1,), 9)]
 
-    roll = NodeStatusWriter(tmp_path, call, every=0.001)
+    writer = NodeStatusWriter(tmp_path, call, interval=0.001)
     assert looked.wait(30)
-    roll.close()
+    writer.close()
     found = read(tmp_path)
     assert found is not None
     assert [(node["name"], node["last_seen"]) for node in found["nodes"]] == [("one", 7.0), ("two", None)]
 
 
 def test_the_last_roll_is_called_when_it_is_closed(tmp_path: Path) -> None:
-    roll = NodeStatusWriter(tmp_path, lambda: [NodeStatus("one", (0,), 5, missed=3)], every=3600)
-    roll.close()
+    writer = NodeStatusWriter(tmp_path, lambda: [NodeStatus("one", (0,), 5, missed=3)], interval=3600)
+    writer.close()
     found = read(tmp_path)
     assert found is not None
     assert found["nodes"][0]["missed"] == 3
@@ -63,21 +64,22 @@ def test_the_last_roll_is_called_when_it_is_closed(tmp_path: Path) -> None:
 
 def test_of_very_many_nodes_those_are_listed_that_are_away_or_have_missed_most(tmp_path: Path) -> None:
     nodes = [
-        NodeStatus(str(n), (2 * n, 2 * n + 1), 5, state="idle", missed=n % 7, last_seen=1.0) for n in range(3 * MOST)
+        NodeStatus(str(n), (2 * n, 2 * n + 1), 5, state="idle", missed=n % 7, last_seen=1.0)
+        for n in range(3 * MAX_LISTED)
     ]
     nodes[-1] = NodeStatus("gone", (9,), 5, state="away", missed=0)
-    NodeStatusWriter(tmp_path, lambda: nodes, every=3600).close()
+    NodeStatusWriter(tmp_path, lambda: nodes, interval=3600).close()
     found = read(tmp_path)
     assert found is not None
-    assert (len(found["nodes"]), found["nodes"][0]["name"]) == (MOST, "gone")
+    assert (len(found["nodes"]), found["nodes"][0]["name"]) == (MAX_LISTED, "gone")
     # Of 599 nodes, six rounds were missed by 85, five by 85 more, and then four by those that fill the list.
-    assert Counter(node["missed"] for node in found["nodes"][1:]) == {6: 85, 5: 85, 4: MOST - 1 - 170}
-    assert (found["count"], found["samples"]["total"]) == (6 * MOST - 1, 15 * MOST)
+    assert Counter(node["missed"] for node in found["nodes"][1:]) == {6: 85, 5: 85, 4: MAX_LISTED - 1 - 170}
+    assert (found["count"], found["samples"]["total"]) == (6 * MAX_LISTED - 1, 15 * MAX_LISTED)
 
 
 def test_trouble_ends_the_roll_and_nothing_else(tmp_path: Path) -> None:
     def call() -> list[NodeStatus]:
         raise OSError("no space left")
 
-    NodeStatusWriter(tmp_path, call, every=0.001).close()
+    NodeStatusWriter(tmp_path, call, interval=0.001).close()
     assert read(tmp_path) is None

@@ -3,17 +3,21 @@
 import io
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 import fedbudget
 from fedbudget import data
 from fedbudget.arrays import Float32
-from fedbudget.runs.plot import plot_run
+from fedbudget.runs.plot import chosen_tau, losses, plot_run
+from fedbudget.runs.record import RoundRecord
+from support.made_runs import record
 
 DIGITS = data.load("digits")
 BUDGETS = {
@@ -73,3 +77,28 @@ def test_the_picture_follows_the_records() -> None:
     one, same, other = (matplotlib.image.imread(io.BytesIO(picture(each))) for each in (result, result, changed))
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
+
+
+def legend(
+    draw: Callable[[Axes, Sequence[RoundRecord], Sequence[float]], None], rounds: Sequence[RoundRecord]
+) -> list[str]:
+    """What the legend of a panel names."""
+    axis = Figure().subplots()
+    draw(axis, rounds, [float(record.round) for record in rounds])
+    found = axis.get_legend()
+    assert found is not None
+    return [text.get_text() for text in found.get_texts()]
+
+
+def test_unknown_reasons_are_drawn_after_known_ones() -> None:
+    reasons = ["warm-up", "budget", "costs $1, or $2", "start", "_own", "warm-up"]
+    rounds = [record(number, reason=reason, tau=number) for number, reason in enumerate(reasons, 1)]
+    shown = [label.strip() for label in legend(chosen_tau, rounds)]
+    assert shown == ["start", "budget", "warm-up", r"costs \$1, or \$2", "_own"]
+    assert list(chunks(plot_run(rounds, {"time": 20.0}, title="own reasons")))[-1][0] == b"IEND"
+
+
+def test_the_loss_of_the_best_parameters_is_not_called_the_best_loss() -> None:
+    """On a round's own mini-batch it can rise, and a best loss cannot."""
+    rounds = [record(1, best_loss=0.2), record(2, best_loss=0.3)]
+    assert legend(losses, rounds) == ["of the latest parameters", "of the best parameters so far"]

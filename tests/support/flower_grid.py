@@ -14,7 +14,7 @@ from flwr.common.serde import context_from_proto, context_to_proto, recorddict_f
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedbudget.engines.flower import client
+from fedbudget.flower import client
 
 FIRST = 100
 """Flower's number of the first node."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from fedbudget.runs.folder import Run
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "flower"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 PATIENCE = 120.0  # seconds, for a machine that has much else to do
 
 Process = subprocess.Popen[bytes]

@@ -9,6 +9,8 @@ from fedbudget.budget import Budget, Costs
 from fedbudget.control import Controller, FixedTau
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.method import Method
+from fedbudget.protocol.steps import Quantize
 from fedbudget.step_size import FixedStep, StepSize
 from support.problems import costs
 
@@ -23,17 +25,21 @@ def make(
     rounds: int | None = None,
     expected: Costs = ONE,
     step_size: StepSize | None = None,
+    quantize: Quantize | None = None,
     **method: Any,
 ) -> Aggregator:
-    """An aggregator with two parameters, w(0) = (0, 0)."""
+    """An aggregator with two parameters, w(0) = (0, 0).
+
+    Args:
+      method: the rest of `Method`.
+    """
     return Aggregator(
         np.zeros(2, np.float32),
+        method=Method(controller or FixedTau(3), step_size or FixedStep(0.1), **method),
         budget=Budget({"time": seconds}),
-        controller=controller or FixedTau(3),
-        step_size=step_size or FixedStep(0.1),
         expected=expected,
         rounds=rounds,
-        **method,
+        quantize=quantize,
     )
 
 
@@ -65,8 +71,11 @@ def report(
     estimates: tuple[float, float, float] | None = None,
 ) -> Report:
     """Two nodes that agree on everything, but for gradients (±δ, 0) when there are estimates; `best` is F(w^f), by
-    default not better than the loss."""
-    rho, beta, delta = estimates or (None, None, None)
+    default not better than the loss. Estimates that are asked for and not given are NaN."""
+    asked = {"rho", "gradients"} & broadcast.report_fields
+    rho, beta, delta = estimates or (
+        (np.nan, np.nan, np.nan if "gradients" in asked else None) if asked else [None] * 3
+    )
     return Report(
         round=broadcast.round,
         nodes=np.array([0, 1]),

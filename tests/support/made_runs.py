@@ -58,7 +58,7 @@ def make_run(
         usual = {
             "loss": records[-1].best_loss,
             "accuracy": 0.9,
-            "average_tau": sum(tau * tau for tau in taus) / sum(taus),
+            "average_tau": sum(taus) / len(taus),
             "aggregations": len(taus),
             "local_updates": sum(taus),
             "spent": records[-1].spent,

@@ -11,8 +11,10 @@ from fedbudget.control import AdaptiveTau, FixedTau
 from fedbudget.data.shards import Shards
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.memory import Memory
 from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.method import Method
+from fedbudget.protocol.state import AggregatorState
+from fedbudget.protocol.update import ServerMomentum
 from fedbudget.resources.time import SGD, SimulatedTime
 from fedbudget.resources.usage import RoundUsage
 from fedbudget.step_size import AutoStep, FixedStep
@@ -21,22 +23,17 @@ from support.problems import costs, problem
 BUDGET = Budget({"time": 2.0})
 EXPECTED = costs([SGD.step.mean], [SGD.aggregation.mean])
 
-METHODS: dict[str, dict[str, Any]] = {
-    "fixed": {"controller": FixedTau(3), "step_size": FixedStep(0.05), "rounds": 8},
-    "paper": {"controller": AdaptiveTau(phi=0.01, tau_max=8), "step_size": FixedStep(0.05)},
-    "frugal": {
-        "controller": AdaptiveTau(tau_max=8, leap=True),
-        "step_size": AutoStep(start=0.02),
-        "correct_drift": True,
-        "delta": "parameters",
-    },
-    "astray": {  # a step size that is far too large at first, so that the run goes back
-        "controller": AdaptiveTau(tau_max=8),
-        "step_size": AutoStep(start=20.0, growth=50.0),
-        "correct_drift": True,
-        "delta": "parameters",
-    },
+METHODS: dict[str, Method] = {
+    "fixed": Method(FixedTau(3), FixedStep(0.05)),
+    "paper": Method(AdaptiveTau(phi=0.01, tau_max=8), FixedStep(0.05)),
+    "frugal": Method(AdaptiveTau(tau_max=8, leap=True), AutoStep(start=0.02), correct_drift=True, delta="parameters"),
+    "astray": Method(  # a step size that is far too large at first, so that the run goes back
+        AdaptiveTau(tau_max=8), AutoStep(start=20.0, growth=50.0), correct_drift=True, delta="parameters"
+    ),
+    "momentum": Method(AdaptiveTau(tau_max=8), AutoStep(start=0.02), update=ServerMomentum(0.5), delta="parameters"),
 }
+ROUNDS = {"fixed": 8}
+"""The most that are made."""
 
 
 def nodes(name: str, batch: int | None) -> list[Fleet]:
@@ -50,11 +47,18 @@ def nodes(name: str, batch: int | None) -> list[Fleet]:
 
 
 def new_aggregator(name: str, method: str, **more: Any) -> Aggregator:
-    return Aggregator(problem(name, 12).start(1), budget=BUDGET, expected=EXPECTED, **METHODS[method], **more)
+    return Aggregator(
+        problem(name, 12).start(1),
+        method=METHODS[method],
+        budget=BUDGET,
+        expected=EXPECTED,
+        rounds=ROUNDS.get(method),
+        **more,
+    )
 
 
-def recall(memory: Memory, method: str, **more: Any) -> Aggregator:
-    return Aggregator.recall(memory, budget=BUDGET, **METHODS[method], **more)
+def resume(state: AggregatorState[Any, Any], method: str, **more: Any) -> Aggregator:
+    return Aggregator.resume(state, method=METHODS[method], budget=BUDGET, rounds=ROUNDS.get(method), **more)
 
 
 def simulated_time() -> SimulatedTime:

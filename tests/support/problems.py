@@ -20,6 +20,7 @@ from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.method import Method
 from fedbudget.step_size import FixedStep, StepSize
 
 Loss = Callable[[Float64, Float64, Float64], float]
@@ -295,16 +296,14 @@ def converse(
     Args:
       present: the fleets that take part in each round; all in those after the last.
       heard: what the aggregator makes of a report.
-      method: of the aggregator.
+      method: the rest of `Method`.
     """
     aggregator = Aggregator(
         w,
+        method=Method(controller, FixedStep(eta) if isinstance(eta, float) else eta, **method),
         budget=Budget({"time": seconds}),
-        controller=controller,
-        step_size=FixedStep(eta) if isinstance(eta, float) else eta,
         expected=CHEAP,
         rounds=rounds,
-        **method,
     )
     broadcast: Broadcast | Outcome = aggregator.start()
     while isinstance(broadcast, Broadcast):

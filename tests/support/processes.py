@@ -24,6 +24,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedbudget.arrays import Float32, Int64
+from fedbudget.launch.method import build_method
+from fedbudget.runs.checkpoint import Checkpoint
+from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
 
 FEDBUDGET = str(Path(sys.executable).with_name("fedbudget"))
@@ -36,17 +39,17 @@ _ENVIRONMENT = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_
 _PATCHED = """
 import os, sys, time
 from fedbudget.cli.main import main
-from fedbudget.engines.remote.worker import Work
+from fedbudget.engines.remote.worker import Worker
 
-when, what, answer = int(sys.argv[1]), sys.argv[2], Work.answer
+when, what, answer = int(sys.argv[1]), sys.argv[2], Worker.answer
 
-def patched(work, told):
-    answered = answer(work, told)
-    if told.said.round == when:
+def patched(worker, request):
+    answered = answer(worker, request)
+    if request.broadcast.round == when:
         {patch}
     return answered
 
-Work.answer = patched
+Worker.answer = patched
 main(sys.argv[3:])
 """
 _HELD = "while not os.path.exists(what): time.sleep(0.01)"
@@ -206,6 +209,11 @@ def wait_until(condition: Callable[[], T | None]) -> T:
         assert time.monotonic() - began < PATIENCE, "it has not come to pass"
         time.sleep(0.02)
     return found
+
+
+def checkpoint(run: Path) -> Checkpoint:
+    """The last checkpoint of a run, read as its settings say."""
+    return Checkpoint.load(run, build_method(Run.open(run).settings))
 
 
 def records(folder: Path) -> list[RoundRecord]:

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.data.published.catalogue import named
-from fedbudget.data.published.find import found_in
+from fedbudget.data.published.catalogue import dataset_named
+from fedbudget.data.published.find import files_in
 
-_BESIDE_THE_PROJECT = Path(__file__).parents[2] / "shared" / "data"
+_BESIDE_THE_PROJECT = Path(__file__).parents[3] / "shared" / "data"
 PLACES = [Path(place) for place in (os.environ.get("FEDBUDGET_DATA"), _BESIDE_THE_PROJECT) if place]
 
 
 def folder_with(*names: str) -> Path:
     """The folder of data that has these datasets; skips the test when there is none."""
     for place in PLACES:
-        if all(found_in(named(name), place) for name in names):
+        if all(files_in(dataset_named(name), place) for name in names):
             return place
     pytest.skip(f"needs the real {' and '.join(names)}: set FEDBUDGET_DATA to a folder that has it")

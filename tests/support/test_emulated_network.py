@@ -21,7 +21,7 @@ with socket.create_server(("", 5000)) as listener:
     connection, _ = listener.accept()
     with connection:
         while received := connection.recv(1 << 16):
-            connection.sendall(said)
+            connection.sendall(received)
 """
 """Sends back what it gets on one connection."""
 
@@ -43,7 +43,7 @@ with socket.create_server(("", 5000)) as listener:
     digest = hashlib.sha256()
     with connection:
         while received := connection.recv(1 << 16):
-            digest.update(said)
+            digest.update(received)
     print(digest.hexdigest(), flush=True)
 """
 
@@ -51,7 +51,7 @@ SEND_INPUT = """
 import socket, sys
 with socket.create_connection((sys.argv[1], 5000)) as connection:
     while received := sys.stdin.buffer.read1(1 << 16):
-        connection.sendall(said)
+        connection.sendall(received)
 """
 
 PRINT = """
@@ -61,7 +61,7 @@ with socket.create_server(("", 5000)) as listener:
     connection, _ = listener.accept()
     with connection:
         while received := connection.recv(1 << 16):
-            sys.stdout.buffer.write(said)
+            sys.stdout.buffer.write(received)
             sys.stdout.buffer.flush()
 """
 
@@ -230,7 +230,7 @@ def test_no_namespace_and_no_process_is_left_behind_even_after_an_exception() ->
 
 def test_a_killed_test_leaves_nothing_behind(network: Network) -> None:
     """The fixture is here to skip where there are no networks, and to show that two do not collide."""
-    with subprocess.Popen([sys.executable, "-c", HANG], cwd=Path(__file__).parent, stdout=subprocess.PIPE) as test:
+    with subprocess.Popen([sys.executable, "-c", HANG], cwd=Path(__file__).parents[1], stdout=subprocess.PIPE) as test:
         assert test.stdout is not None
         names = set(test.stdout.readline().decode().split())
         assert len(names) == 2
@@ -241,7 +241,8 @@ def test_a_killed_test_leaves_nothing_behind(network: Network) -> None:
 
 
 def test_who_is_not_root_skips_with_the_reason(network: Network) -> None:
-    reason = subprocess.run([sys.executable, "-c", NOBODY], cwd=Path(__file__).parent, capture_output=True, text=True)
+    command = [sys.executable, "-c", NOBODY]
+    reason = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
     assert reason.stdout.strip() == "network namespaces need root"
 
 

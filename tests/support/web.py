@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from fedbudget.data.published.catalogue import Published
-from fedbudget.data.published.stored import File
+from fedbudget.data.published.catalogue import PublishedDataset
+from fedbudget.data.published.transfer import File
 
 
 @dataclass
@@ -35,6 +35,8 @@ class Web:
       refuses_range: answers 416, with or without the size of the whole.
       endless: sends bytes without end and without saying how many.
       no_length: does not say how many bytes come.
+      encoding: what it says of the encoding of what comes.
+      moved: sends on from every path to the same below `moved/`, once.
     """
 
     files: dict[str, bytes]
@@ -46,6 +48,8 @@ class Web:
     refuses_range: bool = False
     endless: bool = False
     no_length: bool = False
+    encoding: str | None = None
+    moved: bool = False
 
     @property
     def paths(self) -> list[str]:
@@ -67,11 +71,11 @@ def serving(files: Mapping[str, bytes]) -> Iterator[Web]:
         thread.join()
 
 
-def dataset_of(contents: Mapping[str, bytes], **more: object) -> Published:
+def dataset_of(contents: Mapping[str, bytes], **more: object) -> PublishedDataset:
     """A dataset with these files."""
     files = tuple(File(name, len(text), hashlib.sha256(text).hexdigest()) for name, text in contents.items())
     request = {"title": "small", "samples": 3, "folders": ("small", "SMALL/raw"), "sources": (), "licence": "none"}
-    return Published(name="small", files=files, **{**request, **more})  # type: ignore[arg-type]
+    return PublishedDataset(name="small", files=files, **{**request, **more})  # type: ignore[arg-type]
 
 
 def tar_of(members: Mapping[str, bytes | str], mode: str = "w:gz") -> bytes:
@@ -105,7 +109,12 @@ def _handler(web: Web) -> type[BaseHTTPRequestHandler]:
 
 
 def _answer(web: Web, handler: BaseHTTPRequestHandler, request: Request) -> None:
-    whole = web.files.get(request.path)
+    if web.moved and not request.path.startswith("moved/"):
+        handler.send_response(302)
+        handler.send_header("Location", f"/moved/{request.path}")
+        handler.end_headers()
+        return
+    whole = web.files.get(request.path.removeprefix("moved/"))
     if whole is None:
         handler.send_error(404)
         return
@@ -122,6 +131,8 @@ def _answer(web: Web, handler: BaseHTTPRequestHandler, request: Request) -> None
     body = whole[start:]
     if start:
         handler.send_header("Content-Range", f"bytes {start + web.wrong_range}-{len(whole) - 1}/{len(whole)}")
+    if web.encoding is not None:
+        handler.send_header("Content-Encoding", web.encoding)
     if not web.endless and not web.no_length:
         handler.send_header("Content-Length", str(len(body)))
     handler.end_headers()

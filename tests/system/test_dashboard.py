@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from fedbudget.cli.dashboard import require_dashboard
-from fedbudget.dashboard.serving import Dashboard
+from fedbudget.dashboard.server import Dashboard
 from fedbudget.errors import UserError
 from fedbudget.runs.folder import RunWriter
 from fedbudget.training import train
@@ -46,7 +46,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(runs: Path) -> Iterator[str]:
     page = Dashboard(runs, port=0)
-    with page.beside():
+    with page.in_background():
         yield page.address()
 
 
@@ -74,7 +74,7 @@ def test_a_live_run_appears_grows_and_ends_without_a_reload(browser: Browser, tm
     for number in range(1, 4):
         writer.append(record(number))
     page = Dashboard(tmp_path / "runs", port=0)
-    with page.beside(), looking(browser) as look:
+    with page.in_background(), looking(browser) as look:
         look.page.goto(page.address("live"))
         look.drawn()
         look.page.evaluate("window.stillTheSamePage = true")
@@ -177,6 +177,24 @@ def test_the_curve_follows_the_pointer_and_the_keys(browser: Browser, address: s
         well_behaved(look, address)
 
 
+def test_an_unknown_reason_is_drawn_and_written_as_it_is(browser: Browser, tmp_path: Path) -> None:
+    """A controller of a user's own has reasons of its own, and no text of a run means anything to the page."""
+    reasons = ["start", "warm-up", "<b>100 %{y}</b> & more", "warm-up"]
+    make_run(tmp_path / "runs" / "own", [record(at, tau=at, reason=own) for at, own in enumerate(reasons, 1)])
+    page = Dashboard(tmp_path / "runs", port=0)
+    with page.in_background(), looking(browser) as look:
+        look.page.goto(page.address("own"))
+        look.drawn()
+        legend = look.page.locator("[data-chart=tau] .legendtext").all_text_contents()
+        assert [text.strip() for text in legend] == ["start", "warm-up", "<b>100 %{y}</b> & more"]
+        assert look.text("[data-tile=tau] .figure") == "2.5"  # 1, 2, 3 and 4 local updates
+        assert "Round 4: τ = 4, warm-up. The controller gave this reason itself." in look.text(".words")
+        look.page.keyboard.press("ArrowLeft")
+        look.until("document.querySelector('.words').dataset.round === '3'")
+        assert "Round 3: τ = 3, <b>100 %{y}</b> & more." in look.text(".words")
+        well_behaved(look, page.address())
+
+
 def test_all_can_be_reached_with_the_keyboard_and_focus_is_seen(browser: Browser, address: str) -> None:
     with looking(browser) as look:
         look.page.goto(f"{address}run/tau-adaptive")
@@ -276,7 +294,7 @@ def test_ten_thousand_rounds_are_drawn_thinned_and_exactly_on_zoom(browser: Brow
 
 def test_a_token_is_needed_once(browser: Browser, runs: Path) -> None:
     page = Dashboard(runs, port=0, token=TOKEN)
-    with page.beside(), looking(browser) as look:
+    with page.in_background(), looking(browser) as look:
         refused = look.page.goto(page.address())
         assert refused is not None
         assert refused.status == 401

@@ -23,13 +23,14 @@ RUNS: dict[str, dict[str, object]] = {
 SCRIPT = """
 import pathlib, sys
 from fedbudget import data
-from fedbudget.plan import prepare
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import simulate
 from fedbudget.settings import Settings
 from fedbudget.training import execute
 
 digits = data.load("digits")
 for number, options in enumerate({options!r}):
-    plan = prepare(Settings(**{{"budget": ("time=2s",), **options}}), dataset=digits)
+    plan = simulate(Settings(**{{"budget": ("time=2s",), **options}}), Overrides(dataset=digits))
     execute(plan, out=pathlib.Path(sys.argv[1], str(number)), plot=False)
 """
 

@@ -11,13 +11,14 @@ import pytest
 
 from fedbudget import Settings, train
 from fedbudget.data.files import from_arrays
-from fedbudget.engines import in_process
-from fedbudget.plan import PlanHere, prepare
+from fedbudget.engines.in_process import InProcessEngine
+from fedbudget.launch.inputs import batch_of
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import simulate
 from fedbudget.protocol.aggregator import Round
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.folder import Run
-from support.processes import commands, made, records, summary
+from support.processes import checkpoint, commands, made, records, summary
 from support.small_disk import fill, small_disk
 
 OPTIONS = ["--model", "softmax", "--tau", "5", "--costs", "simulated", "--budget", "time=1000000s", "--seed", "3"]
@@ -49,9 +50,9 @@ def with_absences(present: list[list[int]]) -> bytes:
     settings = Settings(
         model="softmax", method="paper", tau=5, rounds=10, budget=("time=1000000s",), seed=3, partition="files"
     )
-    plan: PlanHere = prepare(settings, dataset=from_arrays(made(3), None))
+    plan = simulate(settings, Overrides(dataset=from_arrays(made(3), None)))
     fleets = [
-        Fleet(plan.model, plan.fleet.shards.only([node]), batch=plan.fleet.sampler.batch, seed=3, numbers=[node])
+        Fleet(plan.model, plan.shards.only([node]), batch=batch_of(plan.settings), seed=3, numbers=[node])
         for node in range(3)
     ]
 
@@ -63,7 +64,8 @@ def with_absences(present: list[list[int]]) -> bytes:
         pass
 
     assert plan.aggregator is not None
-    return in_process.run(plan.aggregator, fleets, plan.meters, observe=observe, present=attendance()).w.tobytes()
+    engine = InProcessEngine(plan.aggregator, fleets, plan.meters, attendance())
+    return engine.run(observe=observe).w.tobytes()
 
 
 def test_nodes_that_hang_come_late_come_twice_and_come_back(tmp_path: Path) -> None:
@@ -107,12 +109,12 @@ def test_nodes_that_hang_come_late_come_twice_and_come_back(tmp_path: Path) -> N
     assert (found[4].nodes, found[4].missed) == (1, (1,))
     assert [record.nodes for record in found[5 : joined - 1]] == [1] * (joined - 6)
     assert not any(record.missed for record in found if record.nodes == 3)
-    members = Checkpoint.load(run).engine["members"]
+    members = checkpoint(run).engine["members"]
     assert {name: member["numbers"] for name, member in members.items()} == {"n1": [0], "n2": [1], "n3": [2]}
 
 
 def counter(run: Path, name: str) -> int:
-    return int(Checkpoint.load(run).engine["counters"][name])
+    return int(checkpoint(run).engine["counters"][name])
 
 
 @pytest.mark.slow
@@ -168,7 +170,7 @@ def test_a_full_disk_ends_the_run_in_a_line_and_it_goes_on_when_there_is_space(t
         assert "No space left on device" in aggregator.errors.splitlines()[-1]
         assert "Traceback" not in aggregator.errors
         before = records(run)
-        assert (len(before), Checkpoint.load(run).memory.round) == (19, 20)
+        assert (len(before), checkpoint(run).state.round) == (19, 20)
         assert not (run / "summary.json").exists()
         node.wait_for("not connected")
         assert node.process.poll() is None

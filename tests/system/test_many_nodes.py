@@ -19,7 +19,6 @@ from fedbudget.data.files import from_arrays
 from fedbudget.engines.grpc.node import run_node
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.runs.checkpoint import Checkpoint
 
 PROCESSES = 2
 FEATURES, SAMPLES = 64, 10
@@ -49,6 +48,7 @@ def test_with_two_hundred_nodes_the_memory_of_the_aggregator_is_flat_after_the_f
 def _memory_over(folder: Path, *, nodes: int, seconds: float) -> list[tuple[float, float]]:
     """A run in which nobody misses a round; gives the aggregator's memory in MB by the second of the run."""
     from support.processes import (
+        checkpoint,
         commands,
         records,
         summary,
@@ -72,7 +72,7 @@ def _memory_over(folder: Path, *, nodes: int, seconds: float) -> list[tuple[floa
     print(f"\n{len(rounds)} rounds of {nodes} nodes in {rounds[-1].wall:.1f} s")
     assert [record.round for record in rounds] == list(range(1, len(rounds) + 1))
     assert {(record.nodes, record.missed, record.left_out) for record in rounds} == {(nodes, (), ())}
-    assert Checkpoint.load(folder / "run").engine["counters"]["late"] == 0
+    assert checkpoint(folder / "run").engine["counters"]["late"] == 0
     assert summary(folder / "run")["stopped_by"] == "time"
     return memory
 

@@ -24,47 +24,47 @@ OPTIONS = ["--model", "softmax", "--costs", "simulated", "--budget", "time=3s", 
 # a crash or a power cut would.
 KILLED = """
 import os, signal, sys, time
-from fedbudget import deployment
+from fedbudget import training
 from fedbudget.cli.main import main
-from fedbudget.engines.grpc.server import Hub
+from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget import atomic_file
 from fedbudget.runs.checkpoint import CHECKPOINT, Checkpoint
 from fedbudget.runs.folder import MODEL, RunWriter, _line
 from fedbudget.runs.record import RoundRecord
 
 phase, when, ahead = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-deployment.rounds_ahead = lambda parameters: ahead
+training.rounds_ahead = lambda parameters: ahead
 begin, finish, save, append, replace = (
-    Hub.begin, Hub.finish, Checkpoint.save, RunWriter.append, whole_file.replace
+    AggregatorServer.begin, AggregatorServer.finish, Checkpoint.save, RunWriter.append, atomic_file.replace
 )
 now = 0  # the round that was begun last
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
-def begun(hub):
-    gathering = hub._gathering
-    return gathering is not None and gathering.said.round == now and gathering.asked
+def begun(server):
+    pending = server._rounds.pending
+    return pending is not None and pending.broadcast.round == now and pending.asked
 
-def killed_begin(hub, said, **options):
+def killed_begin(server, broadcast, **options):
     global now
-    now = said.round
-    begin(hub, said, **options)
+    now = broadcast.round
+    begin(server, broadcast, **options)
     if phase == "broadcast sent" and now == when:
-        while not begun(hub) or hub._sending:
+        while not begun(server) or server._thread._tasks:
             time.sleep(0.001)
         die()
 
-def killed_finish(hub):
-    gathered = finish(hub)
+def killed_finish(server):
+    collected = finish(server)
     if phase == "reports there" and now == when:
         die()
-    return gathered
+    return collected
 
 def killed_save(checkpoint, folder):
     if any(RoundRecord.from_json(line).round == when for line in checkpoint.records):
         if phase == "reports of the next round there too":
-            while not begun(hubs[0]) or hubs[0]._gathering.owing:
+            while not begun(servers[0]) or servers[0]._rounds.pending.owing:
                 time.sleep(0.001)
             die()
     save(checkpoint, folder)
@@ -89,11 +89,12 @@ def killed_append(writer, record):
     if phase == "record written" and record.round == when:
         die()
 
-hubs = []
-opened = Hub.open
-Hub.open = lambda hub: hubs.append(hub) or opened(hub)
-Hub.begin, Hub.finish, Checkpoint.save, RunWriter.append = killed_begin, killed_finish, killed_save, killed_append
-whole_file.replace = killed_replace
+servers = []
+opened = AggregatorServer.open
+AggregatorServer.open = lambda server: servers.append(server) or opened(server)
+AggregatorServer.begin, AggregatorServer.finish = killed_begin, killed_finish
+Checkpoint.save, RunWriter.append = killed_save, killed_append
+atomic_file.replace = killed_replace
 main(sys.argv[4:])
 """
 

@@ -13,7 +13,7 @@ import pytest
 import fedbudget
 from fedbudget.runs.folder import Run
 from fedbudget.trackers.mlflow import Mlflow
-from fedbudget.trackers.tracker import About
+from fedbudget.trackers.tracker import RunInfo
 
 VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID")
 ROUNDS = 500
@@ -82,8 +82,8 @@ def test_the_run_has_its_name_its_settings_and_its_end(home: Path, tracked: Any)
     run = Run.open(home / "runs/one")
     assert run.summary is not None
     assert (tracked.info.run_name, tracked.info.status) == ("one", "FINISHED")
-    about = About(home / "runs/one", "", run.settings, 0.0)
-    assert tracked.data.params == {name: str(value) for name, value in about.parameters().items()}
+    info = RunInfo(home / "runs/one", "", run.settings, 0.0)
+    assert tracked.data.params == {name: str(value) for name, value in info.parameters().items()}
     assert tracked.data.params["partition"] == "case:2"
     assert tracked.data.tags["mlflow.note.content"].startswith("svm on digits, 5 nodes, case:2, adaptive τ")
     assert tracked.data.tags["fedbudget.stopped_by"] == run.summary["stopped_by"] == "rounds"
@@ -151,6 +151,6 @@ def test_a_run_that_fails_or_is_interrupted_has_that_status(home: Path, monkeypa
     endings = (None, "FAILED"), ({**summary, "status": "interrupted"}, "KILLED")
     for ended, status in endings:
         tracker = Mlflow()
-        tracker.start(About(home / "runs/one", "", fedbudget.Settings(), 0.0))
+        tracker.start(RunInfo(home / "runs/one", "", fedbudget.Settings(), 0.0))
         tracker.finish(ended)
         assert tracker._client.get_run(tracker._run).info.status == status

@@ -13,7 +13,7 @@ import fedbudget
 from fedbudget.cli.main import main
 from fedbudget.runs.folder import Run
 from fedbudget.trackers.tensorboard import TensorBoard
-from fedbudget.trackers.tracker import About, Moment
+from fedbudget.trackers.tracker import RunInfo, TimedRecord
 
 ROUNDS = 500
 
@@ -90,8 +90,8 @@ def test_the_settings_are_in_the_table_that_compares_runs(folder: Path, shown: A
     start = HParamsPluginData.FromString(content["_hparams_/session_start_info"]).session_start_info
     assert start.hparams["partition"].string_value == "case:2"
     assert start.hparams["rounds"].number_value == ROUNDS
-    about = About(folder, "", Run.open(folder).settings, 0.0)
-    assert set(start.hparams) == about.parameters().keys()
+    info = RunInfo(folder, "", Run.open(folder).settings, 0.0)
+    assert set(start.hparams) == info.parameters().keys()
     end = HParamsPluginData.FromString(content["_hparams_/session_end_info"]).session_end_info
     assert end.status == 1  # success
 
@@ -116,8 +116,8 @@ def test_a_run_that_goes_on_has_every_round_once(tmp_path: Path) -> None:
     result = fedbudget.train(budget="time=1000s", rounds=4, out=tmp_path / "run", track="tensorboard")
     run = Run.open(tmp_path / "run")
     again = TensorBoard()
-    again.start(About(run.path, "", run.settings, 0.0))
-    again.rounds([Moment(record.wall, record) for record in result.rounds])
+    again.start(RunInfo(run.path, "", run.settings, 0.0))
+    again.rounds([TimedRecord(record.wall, record) for record in result.rounds])
     again.finish(run.summary)
     assert [event.step for event in read(tmp_path / "run").Scalars("loss")] == [1, 2, 3, 4, 5]
 
@@ -157,9 +157,9 @@ def test_needs_neither_pytorch_nor_tensorflow(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from fedbudget.settings import Settings\n"
         "from fedbudget.trackers.tensorboard import TensorBoard\n"
-        "from fedbudget.trackers.tracker import About\n"
+        "from fedbudget.trackers.tracker import RunInfo\n"
         "tracker = TensorBoard()\n"
-        "tracker.start(About(Path(sys.argv[1]), 'a title', Settings(), 0.0))\n"
+        "tracker.start(RunInfo(Path(sys.argv[1]), 'a title', Settings(), 0.0))\n"
         "tracker.finish(None)\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program, str(tmp_path)], check=True)

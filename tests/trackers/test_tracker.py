@@ -9,8 +9,8 @@ import pytest
 from fedbudget.errors import UserError
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
-from fedbudget.trackers import chosen
-from fedbudget.trackers.tracker import About, figures, final_figures
+from fedbudget.trackers import make_trackers
+from fedbudget.trackers.tracker import RunInfo, final_metrics, round_metrics
 
 RECORD = RoundRecord(
     round=7,
@@ -35,7 +35,7 @@ RECORD = RoundRecord(
 
 
 def test_a_round_has_all_its_numbers_and_those_of_each_resource() -> None:
-    assert figures(RECORD) == {
+    assert round_metrics(RECORD) == {
         "loss": 0.5,
         "best_loss": 0.4,
         "accuracy": 0.9,
@@ -56,12 +56,13 @@ def test_a_round_has_all_its_numbers_and_those_of_each_resource() -> None:
 
 def test_what_is_not_known_of_a_round_is_left_out_and_zero_is_not_that() -> None:
     unknown = replace(RECORD, accuracy=None, rho=None, beta=0.0, delta=None, loss=math.nan, best_loss=math.inf)
-    assert figures(RECORD).keys() - figures(unknown).keys() == {"accuracy", "rho", "delta", "loss", "best_loss"}
-    assert figures(unknown)["beta"] == 0
+    left_out = round_metrics(RECORD).keys() - round_metrics(unknown).keys()
+    assert left_out == {"accuracy", "rho", "delta", "loss", "best_loss"}
+    assert round_metrics(unknown)["beta"] == 0
 
 
 def test_a_last_loss_has_neither_tau_nor_eta() -> None:
-    assert figures(RECORD).keys() - figures(replace(RECORD, tau=0)).keys() == {"tau", "eta"}
+    assert round_metrics(RECORD).keys() - round_metrics(replace(RECORD, tau=0)).keys() == {"tau", "eta"}
 
 
 def test_a_run_has_its_last_numbers_and_further_metrics() -> None:
@@ -76,7 +77,7 @@ def test_a_run_has_its_last_numbers_and_further_metrics() -> None:
         "overshoot": {"time": 0.5},
         "stopped_by": "time",
     }
-    assert final_figures(summary) == {
+    assert final_metrics(summary) == {
         "final/accuracy": 0.5,
         "final/error": 2,
         "final/average_tau": 3.5,
@@ -89,7 +90,7 @@ def test_a_run_has_its_last_numbers_and_further_metrics() -> None:
 
 def test_parameters_are_the_settings_of_the_file_that_repeats_the_run() -> None:
     settings = Settings(budget=("time=1s", "bytes=2MB"), drift_correction=False, batch_size=3)
-    found = About(Path("runs/one"), "a title", settings, 0.0).parameters()
+    found = RunInfo(Path("runs/one"), "a title", settings, 0.0).parameters()
     assert (found["budget"], found["batch-size"], found["drift-correction"]) == ("time=1s, bytes=2MB", 3, False)
     lines = settings.to_toml().splitlines()
     assert found.keys() == {line.split(" = ")[0] for line in lines if " = " in line}
@@ -98,13 +99,14 @@ def test_parameters_are_the_settings_of_the_file_that_repeats_the_run() -> None:
 def test_a_run_is_called_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one").mkdir()
     monkeypatch.chdir(tmp_path / "one")
-    assert About(Path(), "", Settings(), 0.0).name == "one"
+    assert RunInfo(Path(), "", Settings(), 0.0).name == "one"
 
 
 def test_trackers_go_by_their_names_each_once() -> None:
-    assert [tracker.name for tracker in chosen(["tensorboard", "mlflow", "tensorboard"])] == ["tensorboard", "mlflow"]
+    trackers = make_trackers(["tensorboard", "mlflow", "tensorboard"])
+    assert [tracker.name for tracker in trackers] == ["tensorboard", "mlflow"]
     with pytest.raises(UserError, match="unknown tracker 'wandb'; known are mlflow, tensorboard"):
-        chosen(["mlflow", "wandb"])
+        make_trackers(["mlflow", "wandb"])
 
 
 @pytest.mark.parametrize(
@@ -116,10 +118,10 @@ def test_what_is_not_installed_is_refused_with_the_extra_that_brings_it(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr("fedbudget.trackers.find_spec", lambda module: None if module == missing else module)
     with pytest.raises(UserError, match=rf"needs {missing}; install it with: pip install 'fedbudget\[{name}\]'"):
-        chosen([name])
+        make_trackers([name])
 
 
 def test_a_server_of_mlflow_needs_no_database_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking.example")
     monkeypatch.setattr("fedbudget.trackers.find_spec", lambda module: None if module == "sqlalchemy" else module)
-    assert [tracker.name for tracker in chosen(["mlflow"])] == ["mlflow"]
+    assert [tracker.name for tracker in make_trackers(["mlflow"])] == ["mlflow"]

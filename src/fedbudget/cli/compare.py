@@ -85,8 +85,9 @@ def compare(
 
 
 def _print_table(found: "list[CaseComparison]", seeds: int, method: str) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from fedbudget.cli.console import console
 
     print(f"loss at the end of the budget, mean of {seeds} runs; adaptive: method {method}, fixed: plain averaging")
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -100,5 +101,5 @@ def _print_table(found: "list[CaseComparison]", seeds: int, method: str) -> None
     table.add_row("adaptive", *(f"{case.adaptive.loss:.4f} " for case in found))
     table.add_row("average τ", *(f"{case.adaptive.tau:.1f} " for case in found))
     table.add_row("regret", *("" if case.regret is None else f"{case.regret:.3f} " for case in found))
-    Console().print(table)
+    console().print(table)
     print("* the best fixed τ in that case; regret is 0 for as good as that, 1 for as bad as the worst, < 0 for better")

@@ -46,12 +46,12 @@ def dashboard(
     """
     require_dashboard()
 
-    from fedbudget.dashboard.serving import Dashboard
+    from fedbudget.dashboard.server import Dashboard
 
     page = Dashboard(runs, host=host, port=port, token=_token(host, token_file))
-    hint = "" if page.open else "/?token=TOKEN the first time; "
+    hint = "/?token=TOKEN the first time; " if page.needs_token else ""
     print(f"{page.address()}  ({hint}Ctrl-C ends it)", file=sys.stderr, flush=True)
-    if open_browser if open_browser is not None else sys.stderr.isatty() and page.open:
+    if open_browser if open_browser is not None else sys.stderr.isatty() and not page.needs_token:
         import webbrowser
 
         webbrowser.open(page.address())
@@ -70,13 +70,13 @@ def beside(folder: Path, *, wanted: bool) -> Iterator[None]:
         return
     require_dashboard()
 
-    from fedbudget.dashboard.serving import Dashboard
+    from fedbudget.dashboard.server import Dashboard
 
     parent = folder.resolve().parent
     parent.mkdir(parents=True, exist_ok=True)
     page = Dashboard(parent)
     print(f"dashboard: {page.address(folder.resolve().name)}", file=sys.stderr, flush=True)
-    with page.beside():
+    with page.in_background():
         yield
 
 
@@ -86,7 +86,7 @@ def require_dashboard() -> None:
 
 
 def _token(host: str, token_file: Path | None) -> str | None:
-    """What the page needs to be told, if anything."""
+    """The token that the page needs, if any."""
     if token_file is None and host in ("127.0.0.1", "::1", "localhost"):
         return None
     from fedbudget.engines.grpc.tokens import node_token

@@ -3,14 +3,14 @@
 import json as jsonlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from fedbudget.cli import options as o
 
 if TYPE_CHECKING:
-    from fedbudget.data.published.check import State
+    from fedbudget.data.published.catalogue import PublishedDataset
 
 app = typer.Typer(
     help="List, get and check the published datasets.", pretty_exceptions_enable=False, rich_markup_mode=None
@@ -22,6 +22,7 @@ DataDir = Annotated[
 ]
 
 _EMBEDDED = "digits"
+_OK, _MISSING, _WRONG = "ok", "missing", "wrong contents"
 
 
 @app.callback(invoke_without_command=True)
@@ -41,27 +42,26 @@ def list_datasets(data_dir: DataDir = None, json: o.Json = False) -> None:
       fedbudget data list --data-dir ~/datasets --json
     """
     from fedbudget.data.published.catalogue import PUBLISHED
-    from fedbudget.data.published.check import look
 
-    states = [look(name, data_dir) for name in PUBLISHED]
+    copies = [_local_copy(name, data_dir, contents=False) for name in PUBLISHED]
     if json:
-        print(jsonlib.dumps({"datasets": [_embedded(), *map(_to_json, states)]}))
+        print(jsonlib.dumps({"datasets": [_embedded(), *map(_to_json, copies)]}))
         return
 
-    from rich.console import Console
     from rich.table import Table
+
+    from fedbudget.cli.console import console
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("name", "title", "samples", "size", "files", "where"):
         table.add_column(heading, justify="right" if heading in ("samples", "size") else "left", overflow="fold")
     table.add_row(_EMBEDDED, _embedded()["title"], f"{_embedded()['samples']:,}", "", "complete", "embedded")
-    for state in states:
-        table.add_row(*_cells(state))
-    width = None if sys.stdout.isatty() else 1000  # elsewhere than on a terminal, paths are better in one piece
-    Console(width=width).print(table, highlight=False)
-    for state in states:
-        if state.where is not None and state.missing:
-            print(f"{state.dataset.name} is here without {', '.join(state.missing)}")
+    for copy in copies:
+        table.add_row(*_cells(copy))
+    console().print(table, highlight=False)
+    for copy in copies:
+        if copy.where is not None and (missing := copy.files_that_are(_MISSING)):
+            print(f"{copy.dataset.name} is here without {', '.join(missing)}")
 
 
 @app.command()
@@ -82,13 +82,12 @@ def get(name: Name, data_dir: DataDir = None) -> None:
 
     from fedbudget.cli.fetching import showing
     from fedbudget.data.published import download
-    from fedbudget.data.published.check import where
-    from fedbudget.data.published.find import places
+    from fedbudget.data.published.find import container, places
 
     _, folder = places(data_dir)[0]
     with showing() as progress:
-        found = download.get(name, folder, progress)
-    print(f"{name} is in {where(found)}")
+        paths = download.get(name, folder, progress)
+    print(f"{name} is in {container(paths)}")
 
 
 @app.command()
@@ -105,63 +104,92 @@ def check(name: Name, data_dir: DataDir = None, json: o.Json = False) -> None:
         print(jsonlib.dumps(_embedded()) if json else f"{name} is embedded; there is nothing to check")
         return
 
-    from fedbudget.data.published.check import check as checked
-
-    state = checked(name, data_dir)
+    copy = _local_copy(name, data_dir, contents=True)
     if json:
-        print(jsonlib.dumps(_to_json(state)))
+        print(jsonlib.dumps(_to_json(copy)))
     else:
-        _print(state)
-    raise typer.Exit(0 if state.complete else 1)
+        _print(copy)
+    raise typer.Exit(0 if copy.complete else 1)
 
 
-def _print(state: "State") -> None:
-    width = max(map(len, state.files))
-    for file, found in state.files.items():
-        print(f"{file.ljust(width)}  {found}")
-    if state.where is None:
-        print(f"fedbudget: {state.not_here}", file=sys.stderr)
+class _LocalCopy(NamedTuple):
+    """What a person has of a dataset.
+
+    Args:
+      where: the folder or archive it lies in; None if no file is there.
+      files: of each file whether it is ok, missing, or has wrong contents.
+      hint: where no file is there, what to tell a person.
+    """
+
+    dataset: "PublishedDataset"
+    where: Path | None
+    files: dict[str, str]
+    hint: str = ""
+
+    @property
+    def complete(self) -> bool:
+        return set(self.files.values()) == {_OK}
+
+    def files_that_are(self, state: str) -> list[str]:
+        return [name for name, each in self.files.items() if each == state]
+
+
+def _local_copy(name: str, data_dir: Path | None, *, contents: bool) -> _LocalCopy:
+    from fedbudget.data.published.catalogue import dataset_named
+    from fedbudget.data.published.find import DatasetMissing, container, find
+
+    dataset = dataset_named(name)
+    try:
+        paths = find(name, data_dir)
+    except DatasetMissing as error:
+        return _LocalCopy(dataset, None, {file.name: _MISSING for file in dataset.files}, str(error))
+    states = {}
+    for file in dataset.files:
+        right = file.name in paths and (not contents or file.matches(paths[file.name]))
+        states[file.name] = _OK if right else _WRONG if file.name in paths else _MISSING
+    return _LocalCopy(dataset, container(paths), states)
+
+
+def _print(copy: _LocalCopy) -> None:
+    width = max(map(len, copy.files))
+    for file, state in copy.files.items():
+        print(f"{file.ljust(width)}  {state}")
+    if copy.where is None:
+        print(f"fedbudget: {copy.hint}", file=sys.stderr)
     else:
-        print(f"{state.dataset.name} in {state.where}: {_verdict(state)}")
+        print(f"{copy.dataset.name} in {copy.where}: {_verdict(copy)}")
 
 
-def _verdict(state: "State") -> str:
-    from fedbudget.data.published.check import OK, WRONG
-
-    if state.complete:
+def _verdict(copy: _LocalCopy) -> str:
+    if copy.complete:
         return "complete, and all contents are right"
-    if wrong := state.named(WRONG):
-        return f"{len(wrong)} of {len(state.files)} files have wrong contents; get it again"
+    if wrong := copy.files_that_are(_WRONG):
+        return f"{len(wrong)} of {len(copy.files)} files have wrong contents; get it again"
     return (
-        f"a part, {len(state.named(OK))} of {len(state.files)} files; what is there is right and can be used, "
-        f"fedbudget data get {state.dataset.name} fetches the rest"
+        f"a part, {len(copy.files_that_are(_OK))} of {len(copy.files)} files; what is there is right and can be used, "
+        f"fedbudget data get {copy.dataset.name} fetches the rest"
     )
 
 
-def _cells(state: "State") -> tuple[str, ...]:
+def _cells(copy: _LocalCopy) -> tuple[str, ...]:
     """A row of the list."""
-    dataset, here = state.dataset, len(state.files) - len(state.missing)
-    files = "complete" if state.complete else f"{here} of {len(state.files)}"
-    where = "not here" if state.where is None else str(state.where)
-    return dataset.name, dataset.title, f"{dataset.samples:,}", _size(state), files, where
+    files = "complete" if copy.complete else f"{len(copy.files_that_are(_OK))} of {len(copy.files)}"
+    size = sum(file.size for file in copy.dataset.files) / 1e6
+    shown = f"{size:,.0f} MB" if size >= 1 else f"{size * 1000:,.0f} kB"
+    where = "not here" if copy.where is None else str(copy.where)
+    return copy.dataset.name, copy.dataset.title, f"{copy.dataset.samples:,}", shown, files, where
 
 
-def _size(state: "State") -> str:
-    size = sum(file.size for file in state.dataset.files) / 1e6
-    return f"{size:,.0f} MB" if size >= 1 else f"{size * 1000:,.0f} kB"
-
-
-def _to_json(state: "State") -> dict[str, Any]:
-    dataset = state.dataset
+def _to_json(copy: _LocalCopy) -> dict[str, Any]:
     return {
-        "name": dataset.name,
-        "title": dataset.title,
-        "samples": dataset.samples,
-        "bytes": sum(file.size for file in dataset.files),
-        "licence": dataset.licence,
-        "where": None if state.where is None else str(state.where),
-        "complete": state.complete,
-        "files": dict(state.files),
+        "name": copy.dataset.name,
+        "title": copy.dataset.title,
+        "samples": copy.dataset.samples,
+        "bytes": sum(file.size for file in copy.dataset.files),
+        "licence": copy.dataset.licence,
+        "where": None if copy.where is None else str(copy.where),
+        "complete": copy.complete,
+        "files": copy.files,
     }
 
 

@@ -29,9 +29,9 @@ def evaluate(
     from fedbudget.experiments.evaluate import evaluate as apply
     from fedbudget.runs.folder import Run
 
-    found = apply(Run.open(run), dataset, target, data_dir)
+    result = apply(Run.open(run), dataset, target, data_dir)
     if json:
-        print(jsonlib.dumps({"samples": found.samples, "loss": found.loss, "accuracy": found.accuracy}))
+        print(jsonlib.dumps({"samples": result.samples, "loss": result.loss, "accuracy": result.accuracy}))
         return
-    accuracy = "" if found.accuracy is None else f", accuracy {found.accuracy:.4f}"
-    print(f"{found.samples} samples: loss {found.loss:.4f}{accuracy}")
+    accuracy = "" if result.accuracy is None else f", accuracy {result.accuracy:.4f}"
+    print(f"{result.samples} samples: loss {result.loss:.4f}{accuracy}")

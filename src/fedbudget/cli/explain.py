@@ -1,6 +1,7 @@
 """`fedbudget explain`."""
 
 import json as jsonlib
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,38 +26,49 @@ def explain(
 
       fedbudget explain runs/NAME --round 12
     """
-    from fedbudget.runs.explain import explain as find
+    from fedbudget.runs.explain import explain as recompute
     from fedbudget.runs.folder import Run
 
-    found = find(Run.open(run), number)
+    opened = Run.open(run)
+    explanation = recompute(opened, number, opened.settings.controller())
     if json:
-        curve = [{"tau": int(t), "G": float(g)} for t, g in zip(found.candidates, found.curve, strict=True)]
-        about = {"round": number, "tau": found.tau, "eta": found.eta, "corrected": found.corrected}
-        print(jsonlib.dumps({**about, "reason": found.reason, "curve": curve}))
+        curve = [{"tau": int(t), "G": float(g)} for t, g in zip(explanation.candidates, explanation.curve, strict=True)]
+        about = {"round": number, "tau": explanation.tau, "eta": explanation.eta, "corrected": explanation.corrected}
+        print(jsonlib.dumps({**about, "reason": explanation.reason, "curve": curve}))
         return
-    print(f"round {number}: τ = {found.tau}, chosen by {found.reason}: {found.words}.")
-    print(f"η = {found.eta:.4g}; local updates were {'' if found.corrected else 'not '}corrected for drift")
-    if found.estimates is not None:
-        estimates = found.estimates
+    print(f"round {number}: τ = {explanation.tau}, chosen by {explanation.reason}: {explanation.sentence}.")
+    print(f"η = {explanation.eta:.4g}; local updates were {'' if explanation.corrected else 'not '}corrected for drift")
+    if explanation.estimates is not None:
+        estimates = explanation.estimates
         print(f"ρ̂ = {estimates.rho:.4g}, β̂ = {estimates.beta:.4g}, δ̂ = {estimates.delta:.4g}")
         print()
-        print("\n".join(_chart(found)))
+        print("\n".join(chart(explanation)))
 
 
-def _chart(found: "Explanation") -> list[str]:
-    """The curve as bars, thinned, always with the chosen τ; a longer bar is a worse bound on the loss."""
+def chart(explanation: "Explanation") -> list[str]:
+    """The curve as bars, thinned, always with the chosen τ; a longer bar is a worse bound on the loss.
+
+    G grows by many powers of ten beyond its minimum, and what matters is near it. The root of log(G / smallest G) shows
+    both: around the minimum it grows by steps of τ, further on with the number of powers of ten.
+    """
     import numpy as np
 
-    finite = found.curve[np.isfinite(found.curve)]
+    finite = explanation.curve[np.isfinite(explanation.curve)]
     if not len(finite):
         return ["G is not finite at any τ"]
-    low, high = float(finite.min()), float(finite.max())
-    spaced = np.unique(np.geomspace(1, len(found.candidates), _BARS).round().astype(int))
-    lines = ["   τ  G(τ)"]
-    for tau in sorted({*spaced.tolist(), *({found.tau} & set(found.candidates.tolist())), found.minimum or 1}):
-        value = float(found.curve[tau - 1])
-        share = (value - low) / (high - low) if high > low else 0.0
+    low = float(finite.min())
+    longest = _length(float(finite.max()), low)
+    spaced = np.unique(np.geomspace(1, len(explanation.candidates), _BARS).round().astype(int))
+    lines = ["   τ  G(τ)       bars: √ of log(G / smallest G)"]
+    special = {"smallest": explanation.minimum or 1, "chosen": explanation.tau}
+    for tau in sorted({*spaced.tolist(), *special.values()} & set(explanation.candidates.tolist())):
+        value = float(explanation.curve[tau - 1])
+        share = _length(value, low) / longest if longest > 0 and np.isfinite(value) else 0.0
         bar = "█" * (1 + round(share * (_WIDTH - 1))) if np.isfinite(value) else "∞"
-        marks = [text for text, here in (("smallest", tau == found.minimum), ("chosen", tau == found.tau)) if here]
+        marks = [mark for mark, of in special.items() if of == tau]
         lines.append(f"{tau:4d}  {value:<10.5g} {bar} {' and '.join(marks)}".rstrip())
     return lines
+
+
+def _length(value: float, low: float) -> float:
+    return math.sqrt(math.log(value) - math.log(low)) if low > 0 else value - low

@@ -39,18 +39,16 @@ def showing() -> Iterator[Progress]:
         yield _Bars(bars)
 
 
-class _Lines:
+class _Lines(Progress):
     """A line for each file that came."""
 
     def __init__(self) -> None:
         self._source = ""
 
-    def trying(self, source: str) -> None:
+    def on_source(self, source: str) -> None:
         self._source = source
 
-    def coming(self, what: str, done: int, total: int | None) -> None: ...
-
-    def placed(self, name: str) -> None:
+    def on_file(self, name: str) -> None:
         self._say(f"{name} from {self._source}")
 
     def _say(self, line: str) -> None:
@@ -65,16 +63,16 @@ class _Bars(_Lines):
         self._bars = bars
         self._tasks: dict[str, TaskID] = {}
 
-    def trying(self, source: str) -> None:
-        super().trying(source)
+    def on_source(self, source: str) -> None:
+        super().on_source(source)
         self._clear()
-        self.coming(source, 0, None)  # moves without an end until bytes are counted
+        self.on_bytes(source, 0, None)  # moves without an end until bytes are counted
 
-    def coming(self, what: str, done: int, total: int | None) -> None:
-        if what not in self._tasks:
+    def on_bytes(self, name: str, done: int, total: int | None) -> None:
+        if name not in self._tasks:
             self._clear()
-            self._tasks[what] = self._bars.add_task(what, total=None)
-        self._bars.update(self._tasks[what], completed=done, total=total)
+            self._tasks[name] = self._bars.add_task(name, total=None)
+        self._bars.update(self._tasks[name], completed=done, total=total)
 
     def _clear(self) -> None:
         for task in self._tasks.values():

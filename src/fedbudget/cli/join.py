@@ -1,5 +1,6 @@
 """`fedbudget join`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -58,14 +59,16 @@ def join(
 
       fedbudget join 127.0.0.1:7700 --dataset digits --shard 2/5 --pace 4
     """
-    from fedbudget.cli.network import join_node_data, node_name, require_network, run_node
+    from fedbudget.cli.network import join_node_data, require_network
 
     require_network()
     given = locals()
-    run_node(
-        address,
-        join_node_data(given),
-        name=node_name(name, shard),
+
+    from fedbudget.launch.join import NodeOptions, node_name
+    from fedbudget.launch.join import join as take_part
+
+    options = NodeOptions(
+        node_name(name, shard),
         token_file=token_file,
         ca=ca,
         cert=cert,
@@ -75,5 +78,10 @@ def join(
         energy_meter=energy_meter,
         pace=pace,
         patience=patience,
-        quiet=quiet,
     )
+
+    def report(text: str) -> None:
+        if not quiet:
+            print(f"{options.name}: {text}", file=sys.stderr, flush=True)
+
+    take_part(address, join_node_data(given), options, report)

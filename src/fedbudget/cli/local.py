@@ -70,25 +70,25 @@ def local(
     from fedbudget.cli.network import require_network
 
     require_network()
-    settings = o.settings_from({**locals(), "nodes": None}, costs="measured", budget=("time=15s",))
+    settings = o.settings_from(locals(), costs="measured")
 
     from contextlib import ExitStack
 
     from fedbudget.cli.dashboard import beside
     from fedbudget.cli.view import preparing, print_result, watching
-    from fedbudget.local import on_this_machine
-    from fedbudget.trackers import chosen
+    from fedbudget.launch.local import on_this_machine
+    from fedbudget.trackers import make_trackers
     from fedbudget.training import default_folder, execute
 
-    trackers = chosen(track or ())
+    trackers = make_trackers(track or ())
     paces = None if pace is None else [o.number("pace", part) for part in pace.split(",")]
     with ExitStack() as stack:
         with preparing():
-            plan = stack.enter_context(on_this_machine(settings, nodes, paces=paces, energy_meter=energy_meter))
-        folder = out or default_folder(plan.settings)
+            prepared = stack.enter_context(on_this_machine(settings, paces=paces, energy_meter=energy_meter))
+        folder = out or default_folder(prepared.settings)
         stack.enter_context(beside(folder, wanted=dashboard))
-        watch = stack.enter_context(watching(plan, quiet=json))
-        result = execute(plan, out=folder, watch=watch, trackers=trackers)
+        callbacks = stack.enter_context(watching(prepared, quiet=json))
+        result = execute(prepared, out=folder, callbacks=callbacks, trackers=trackers)
     if json:
         print(jsonlib.dumps(result.to_json()))
         return

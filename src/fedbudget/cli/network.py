@@ -1,21 +1,17 @@
 """What the commands serve, join and local have in common."""
 
-import asyncio
 import logging
 import os
-import signal
-import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbudget.cli import options as o
-from fedbudget.errors import UserError, WorkError
+from fedbudget.errors import UserError
 from fedbudget.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,28 +30,14 @@ def require_network() -> None:
 # Of the aggregator.
 
 
-def folder_of(out: Path | None, resume: Path | None, settings: Settings) -> Path:
-    from fedbudget.training import default_folder
-
-    return resume or out or default_folder(settings)
-
-
 def resumed_from(given: Mapping[str, Any]) -> "tuple[Settings, Checkpoint]":
     """The settings and the checkpoint of the run to go on with; other settings than its own are refused."""
-    from fedbudget.deployment import same_settings
-    from fedbudget.runs.checkpoint import Checkpoint
-    from fedbudget.runs.folder import CONFIG, Run
+    from fedbudget.launch.serve import load_resumed
 
-    path = given["resume"]
     if given["out"] is not None or given["config"] is not None:
         raise UserError("--resume goes on in the run's folder, with its settings; give neither --out nor --config")
-    run = Run.open(path)
-    if run.summary is not None and run.summary.get("status") != "interrupted":
-        raise UserError(f"{path}: the run has finished; there is nothing to go on with")
-    asked = o.settings_from({**given, "config": path / CONFIG, "dataset": None, "partition": None, "case": None})
-    settings = replace(run.settings, nodes=asked.nodes)  # how many to wait for may be another number now
-    same_settings(path, settings, asked)
-    return settings, Checkpoint.load(path)
+    elsewhere = {"dataset": None, "partition": None, "case": None}
+    return load_resumed(given["resume"], lambda config: o.settings_from({**given, "config": config, **elsewhere}))
 
 
 def own_node_data(given: Mapping[str, Any], settings: Settings) -> "NodeData | None":
@@ -127,7 +109,7 @@ def join_node_data(given: Mapping[str, Any]) -> "NodeData":
 
 
 def _node_data(given: Mapping[str, Any], seed: int) -> "NodeData":
-    from fedbudget.shares import from_dataset, from_file
+    from fedbudget.launch.node_data import from_dataset, from_file
 
     if given["data"] is not None:
         if given["shard"] is not None or given["dataset"] is not None:
@@ -136,68 +118,3 @@ def _node_data(given: Mapping[str, Any], seed: int) -> "NodeData":
     chosen = ("dataset", "case", "partition", "data_dir", "target", "train_samples")
     settings = o.settings_from({name: given[name] for name in chosen})
     return from_dataset(replace(settings, seed=seed), given["shard"])
-
-
-def node_name(name: str | None, shard: str | None) -> str:
-    """A name for a node that has none: of its shard, or of its machine."""
-    from fedbudget.engines.grpc.tokens import check_name
-
-    if name is not None:
-        return check_name(name)
-    if shard is not None:
-        return check_name("node-" + shard.partition("/")[0])
-    return check_name(socket.gethostname())
-
-
-def run_node(
-    address: str,
-    node_data: "NodeData",
-    *,
-    name: str,
-    token_file: Path | None,
-    ca: Path | None,
-    cert: Path | None,
-    key: Path | None,
-    insecure: bool,
-    device: str,
-    energy_meter: str | None,
-    pace: float,
-    patience: float | None,
-    quiet: bool,
-) -> None:
-    """Takes part until the end, or until it is told to stop."""
-    from fedbudget.engines.grpc.credentials import join_address, node_credentials, require_privacy, split_address
-    from fedbudget.engines.grpc.node import Refused
-    from fedbudget.engines.grpc.node import run_node as work_for
-    from fedbudget.engines.grpc.tokens import node_token
-    from fedbudget.engines.remote.worker import Worker
-    from fedbudget.resources.energy import energy_reader
-
-    if not 1 <= pace < float("inf"):
-        raise UserError(f"pace must be at least 1, not {pace:g}")
-    where = join_address(*split_address(address))
-    credentials, token = node_credentials(ca, cert, key), node_token(token_file)
-    require_privacy(where, encrypted=credentials is not None, insecure=insecure)
-    work = Worker(node_data, device=device, pace=pace, readers={"energy": energy_reader(energy_meter)})
-
-    def say(text: str) -> None:
-        if not quiet:
-            print(f"{name}: {text}", file=sys.stderr, flush=True)
-
-    async def until_the_end() -> None:
-        attending = asyncio.ensure_future(
-            work_for(where, work, name=name, token=token, credentials=credentials, patience=patience, heard=say)
-        )
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, attending.cancel)
-        try:
-            farewell = await attending
-            say(f"{farewell.reason}; took part in {work.made} rounds")
-        except asyncio.CancelledError:
-            say(f"leaving; took part in {work.made} rounds")
-
-    try:
-        asyncio.run(until_the_end())
-    except Refused as refused:
-        raise WorkError(str(refused)) from None

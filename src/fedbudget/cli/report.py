@@ -20,15 +20,15 @@ def report(
 
       fedbudget report runs/* --out comparison.html
     """
-    from fedbudget.dashboard.reading import Reading
-    from fedbudget.dashboard.report import report as written
+    from fedbudget.dashboard.report import report as html_of
+    from fedbudget.dashboard.run_reader import RunReader
     from fedbudget.errors import UserError
     from fedbudget.runs.folder import CONFIG, ROUNDS
 
     for path in runs:
         if not (path / CONFIG).is_file() or not (path / ROUNDS).is_file():
             raise UserError(f"{path} is not the folder of a run: {CONFIG} or {ROUNDS} is missing")
-    text = written([Reading(path.resolve()).look() for path in runs])
+    text = html_of([RunReader(path.resolve()).read() for path in runs])
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:

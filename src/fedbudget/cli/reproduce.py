@@ -9,7 +9,7 @@ import typer
 from fedbudget.cli import options as o
 
 if TYPE_CHECKING:
-    from fedbudget.experiments.reproduce import Made
+    from fedbudget.experiments.reproduce import FigureResult
 
 
 def reproduce(
@@ -56,31 +56,32 @@ def reproduce(
 
         require_network()
     from fedbudget.cli.sweep import showing
-    from fedbudget.data.published.find import NotHere
+    from fedbudget.data.published.find import DatasetMissing
     from fedbudget.experiments import reproduce as work
-    from fedbudget.experiments.figures.figure import Scope
+    from fedbudget.experiments.figures.figure import GridSize
     from fedbudget.experiments.report import write_report
 
     chosen = work.choose(figures or [], with_cnn=with_cnn, engine=engine)
-    scope = Scope(runs or (work.QUICK_RUNS if quick else work.RUNS), quick)
+    size = GridSize(runs or (work.QUICK_RUNS if quick else work.RUNS), quick)
     for number, figure in enumerate(chosen, start=1):
         print(f"figure {number} of {len(chosen)}: {figure.name}", file=sys.stderr, flush=True)
         try:
             with showing(quiet=False) as progress:
-                work.make(figure, out, scope, data_dir=data_dir, jobs=jobs, progress=progress)
-        except NotHere as error:
+                work.make(figure, out, size, data_dir=data_dir, jobs=jobs, progress=progress)
+        except DatasetMissing as error:
             if len(chosen) == 1:
                 raise
             print(f"left out: {error}", file=sys.stderr)
-    made = work.made_in(out)
+    made = work.read_figures(out)
     _print_claims(made)
     for page in write_report(made, out):
         print(page)
 
 
-def _print_claims(made: "list[Made]") -> None:
-    from rich.console import Console
+def _print_claims(made: "list[FigureResult]") -> None:
     from rich.table import Table
+
+    from fedbudget.cli.console import console
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("holds", "claim", "measured"):
@@ -88,4 +89,4 @@ def _print_claims(made: "list[Made]") -> None:
     for each in made:
         for claim in each.claims:
             table.add_row("yes" if claim.holds else "NO", claim.text, claim.measured)
-    Console().print(table, highlight=False)
+    console().print(table, highlight=False)

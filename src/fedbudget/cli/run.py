@@ -74,17 +74,18 @@ def run(
 
     from fedbudget.cli.dashboard import beside
     from fedbudget.cli.view import preparing, watching
-    from fedbudget.trackers import chosen
-    from fedbudget.training import default_folder, execute, planned
+    from fedbudget.launch.launch import launch
+    from fedbudget.trackers import make_trackers
+    from fedbudget.training import default_folder, execute
 
-    trackers, makes = chosen(track or ()), o.engine(engine, ray_address)
+    trackers, makes = make_trackers(track or ()), o.engine(engine, ray_address)
     wait = preparing("starting Ray, and giving its processes their nodes") if makes == "ray" else preparing()
     with ExitStack() as stack:
         with wait:
-            plan = stack.enter_context(planned(settings, engine=makes, ray_address=ray_address, actors=actors))
-        folder = out or default_folder(plan.settings)
-        with beside(folder, wanted=dashboard), watching(plan, quiet=json) as watch:
-            result = execute(plan, out=folder, watch=watch, trackers=trackers)
+            prepared = stack.enter_context(launch(settings, engine=makes, ray_address=ray_address, actors=actors))
+        folder = out or default_folder(prepared.settings)
+        with beside(folder, wanted=dashboard), watching(prepared, quiet=json) as callbacks:
+            result = execute(prepared, out=folder, callbacks=callbacks, trackers=trackers)
     if json:
         print(jsonlib.dumps(result.to_json()))
         return

@@ -96,7 +96,7 @@ def serve(
 
       fedbudget serve --resume runs/NAME
     """
-    from fedbudget.cli.network import folder_of, own_node_data, require_network, resumed_from, waiting
+    from fedbudget.cli.network import own_node_data, require_network, resumed_from, waiting
 
     require_network()
     given = locals()
@@ -104,13 +104,13 @@ def serve(
 
     from fedbudget.cli.dashboard import beside
     from fedbudget.cli.view import print_result, watching
-    from fedbudget.deployment import Interrupted, ServerOptions, serving
     from fedbudget.engines.interrupt import interruptible
-    from fedbudget.shares import samples_to_test_on
-    from fedbudget.trackers import chosen
-    from fedbudget.training import execute
+    from fedbudget.launch.node_data import dataset_to_test_on
+    from fedbudget.launch.serve import Interrupted, ServerOptions, serving
+    from fedbudget.trackers import make_trackers
+    from fedbudget.training import default_folder, execute
 
-    trackers = chosen(track or ())
+    trackers = make_trackers(track or ())
     listening = ServerOptions(
         address,
         cert=cert,
@@ -122,7 +122,7 @@ def serve(
         metrics=metrics_port,
     )
     own = own_node_data(given, settings)
-    tested = None if test is None else samples_to_test_on(test, settings)
+    tested = None if test is None else dataset_to_test_on(test, settings)
     wanted = settings.nodes or settings.min_nodes or 1
     waits_for = waiting(wanted, quiet=json, any_port=address.endswith(":0"))
     with waits_for as waits, interruptible(waits.wake) as asked:
@@ -138,11 +138,11 @@ def serve(
             changed=waits.changed,
         )
         try:
-            with serve_run as plan:
+            with serve_run as prepared:
                 waits.over()
-                folder = folder_of(out, resume, plan.settings)
-                with beside(folder, wanted=dashboard), watching(plan, quiet=json) as watch:
-                    result = execute(plan, out=folder, watch=watch, trackers=trackers)
+                folder = resume or out or default_folder(prepared.settings)
+                with beside(folder, wanted=dashboard), watching(prepared, quiet=json) as callbacks:
+                    result = execute(prepared, out=folder, callbacks=callbacks, trackers=trackers)
         except Interrupted:
             raise KeyboardInterrupt from None
     if json:

@@ -24,33 +24,36 @@ def show(
 
       fedbudget show runs/NAME --json
     """
+    from fedbudget import atomic_file
     from fedbudget.runs.folder import PLOT, Run
 
-    found = Run.open(run)
+    opened = Run.open(run)
     if json:
-        print(jsonlib.dumps(found.summary or {"status": "unfinished", "run": str(run), "rounds": len(found.rounds)}))
+        print(jsonlib.dumps(opened.summary or {"status": "unfinished", "run": str(run), "rounds": len(opened.rounds)}))
         return
 
-    from rich.console import Console
-
-    from fedbudget.cli.view import rounds_table
+    from fedbudget.cli.console import console
+    from fedbudget.cli.view import LOSSES, rounds_table
     from fedbudget.runs.plot import plot_run
+    from fedbudget.runs.record import average_tau
+    from fedbudget.runs.title import run_title
 
-    settings, console = found.settings, Console()
-    limits = settings.limits().limits
-    title = f"{settings.model} on {settings.dataset}, {settings.nodes} nodes, {settings.partition}, tau {settings.tau}"
-    console.print(title, style="bold")
-    records = found.rounds
+    out, title, limits = console(), run_title(opened.settings), opened.settings.limits().limits
+    out.print(title, style="bold", highlight=False)
+    records = opened.rounds
     if not every and len(records) > _ROWS:
         step = (len(records) - 1) / (_ROWS - 1)
-        records = [found.rounds[round(step * row)] for row in range(_ROWS)]
-        console.print(f"{_ROWS} of {len(found.rounds)} rounds; --all shows every one", style="dim")
-    console.print(rounds_table(records, limits))
-    if found.summary is None:
-        console.print("the run has not finished")
+        records = [opened.rounds[round(step * row)] for row in range(_ROWS)]
+        out.print(f"{_ROWS} of {len(opened.rounds)} rounds; --all shows every one", style="dim")
+    out.print(rounds_table(records, limits))
+    out.print(LOSSES, style="dim")
+    if opened.summary is None:
+        out.print("the run has not finished")
     else:
+        # From the records: summaries of earlier versions have another average.
+        summary = opened.summary | {"average_tau": average_tau([own.tau for own in opened.rounds if own.tau])}
         for name in ("loss", "accuracy", "average_tau", "aggregations", "local_updates", "stopped_by", "status"):
-            console.print(f"{name.replace('_', ' ')}: {found.summary[name]}", highlight=False)
-    if found.rounds:
-        (run / PLOT).write_bytes(plot_run(found.rounds, limits, title=title))
-        console.print(f"plot: {run / PLOT}", highlight=False)
+            out.print(f"{name.replace('_', ' ')}: {summary[name]}", highlight=False)
+    if opened.rounds:
+        atomic_file.replace(run / PLOT, plot_run(opened.rounds, limits, title=title))
+        out.print(f"plot: {run / PLOT}", highlight=False)

@@ -153,8 +153,9 @@ def _plain_lines() -> "Progress":
 
 
 def _print_means(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from fedbudget.cli.console import console
 
     print("mean over seeds")
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -162,7 +163,7 @@ def _print_means(rows: list[dict[str, Any]]) -> None:
         table.add_column(name, justify="right")
     for row in rows[:_ROWS]:
         table.add_row(*("" if value is None else _text(name, value) for name, value in row.items()))
-    Console().print(table, highlight=False)
+    console().print(table, highlight=False)
     if len(rows) > _ROWS:
         print(f"and {len(rows) - _ROWS} more")
 

@@ -8,7 +8,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,18 +15,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedbudget.plan import Plan
+from fedbudget.launch.prepared import Callback, PreparedRun
+from fedbudget.node_status import NodeStatus
 from fedbudget.resources import RESOURCES
 from fedbudget.runs.record import RoundRecord
-from fedbudget.training import Result, Watch
-
-if TYPE_CHECKING:
-    from fedbudget.engines.remote.members import Attendance
+from fedbudget.training import Result
 
 _PATIENCE = 1.0  # seconds before a person is told what takes so long
 _LOG_LINES = 25  # of a plain log, at most, over the whole budget
 _NODES = 12  # of those shown, at most
-_COLUMNS = ("round", "τ", "η", "chosen by", "loss", "best", "accuracy", "ρ̂", "β̂", "δ̂", "spent")
+_COLUMNS = ("round", "τ", "η", "chosen by", "loss", "loss wᶠ", "accuracy", "ρ̂", "β̂", "δ̂", "spent")
+LOSSES = "loss: of the latest parameters; loss wᶠ: of the best so far; both on the round's samples, so either can rise"
 
 
 @contextmanager
@@ -49,27 +47,27 @@ def preparing(what: str = "preparing; on first use kernels are compiled") -> Ite
 
 
 @contextmanager
-def watching(plan: Plan, *, quiet: bool) -> Iterator[Watch | None]:
-    """Gives what shows a run's rounds as they come; nothing when quiet.
+def watching(prepared: PreparedRun, *, quiet: bool) -> Iterator[Sequence[Callback]]:
+    """Gives callbacks that show a run's rounds as they come; none when quiet.
 
     Nothing is shown before the first round, so that a mistake found before it is all that there is to read.
     """
     console = Console(stderr=True)
     if quiet:
-        yield None
+        yield ()
     elif console.is_terminal:
-        view, live = _LiveView(plan), Live(console=console, refresh_per_second=12)
+        view, live = _LiveView(prepared), Live(console=console, refresh_per_second=12)
 
         def show(record: RoundRecord) -> None:
             live.start()
             live.update(view.add(record))
 
         try:
-            yield show
+            yield (show,)
         finally:
             live.stop()
     else:
-        yield _plain_log(plan)
+        yield (_plain_log(prepared),)
 
 
 def print_result(result: Result) -> None:
@@ -135,10 +133,10 @@ def rounds_table(records: list[RoundRecord], budget: Mapping[str, float]) -> Tab
 class _LiveView:
     """Gauges of the budget above the latest rounds."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._title = plan.title
-        self._attendance = plan.attendance
-        self._budget = plan.budget.limits
+    def __init__(self, prepared: PreparedRun) -> None:
+        self._title = prepared.title
+        self._node_statuses = prepared.engine.node_statuses
+        self._budget = prepared.budget.limits
         self._latest: deque[RoundRecord] = deque(maxlen=12)
         self._spent = dict.fromkeys(self._budget, 0.0)
         self._accuracy: float | None = None
@@ -163,20 +161,21 @@ class _LiveView:
             gauges,
             Text(accuracy),
             rounds_table(list(self._latest), self._budget),
+            Text(LOSSES, style="dim"),
         ]
-        if self._attendance is not None:
-            parts += [Text(""), nodes_table(self._attendance())]
+        if nodes := self._node_statuses():
+            parts += [Text(""), nodes_table(nodes)]
         return Group(*parts)
 
 
-def nodes_table(nodes: "Sequence[Attendance]") -> Table:
+def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
     """Nodes on other machines; of many, those first that there is something to say of."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("node", "samples", "ms per update", "rounds", "missed", "now"):
         table.add_column(heading, justify="left" if heading in ("node", "now") else "right", no_wrap=True)
     shown = nodes
     if len(nodes) > _NODES:
-        shown = sorted(nodes, key=lambda node: (node.state != "away", -node.missed))[: _NODES - 1]
+        shown = sorted(nodes, key=lambda node: (node.state != "away", -(node.missed or 0)))[: _NODES - 1]
     for node in shown:
         cost = "" if node.step_seconds is None else f"{1000 * node.step_seconds:.2f}"
         table.add_row(node.name, f"{node.samples:,}", cost, str(node.rounds), str(node.missed or ""), node.state)
@@ -185,9 +184,9 @@ def nodes_table(nodes: "Sequence[Attendance]") -> Table:
     return table
 
 
-def _plain_log(plan: Plan) -> Watch:
+def _plain_log(prepared: PreparedRun) -> Callback:
     """One line now and then, evenly over the budget, with the first rounds and the last."""
-    budget = plan.budget.limits
+    budget = prepared.budget.limits
     widths = (5, 4, 7, 13, 8, 8, 8, 7, 7, 7, 6)
     next_share = 0.0
 
@@ -199,7 +198,7 @@ def _plain_log(plan: Plan) -> Watch:
     def watch(record: RoundRecord) -> None:
         nonlocal next_share
         if record.round == 1:
-            print(f"{plan.title}; budget {plan.budget}", file=sys.stderr)
+            print(f"{prepared.title}; budget {prepared.budget}", file=sys.stderr)
             line(_COLUMNS)
         share = max(record.spent[name] / limit for name, limit in budget.items())
         if record.round > 3 and share < next_share and record.tau > 0:

@@ -19,7 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedbudget.dashboard.shell import complaint
+from fedbudget.dashboard.pages import error_page
 
 COOKIE = "fedbudget_dashboard"
 
@@ -47,10 +47,10 @@ class Access:
     host: str
     token: str | None = field(default=None, repr=False)
 
-    def knows(self, host: str) -> bool:
+    def is_own_host(self, host: str) -> bool:
         """Whether we are the host of a request.
 
-        >>> Access("127.0.0.1").knows("localhost"), Access("127.0.0.1").knows("evil.example")
+        >>> Access("127.0.0.1").is_own_host("localhost"), Access("127.0.0.1").is_own_host("evil.example")
         (True, False)
         """
         if host in _LOOPBACK or host == self.host.lower():
@@ -58,10 +58,10 @@ class Access:
         # Who listens on all addresses has many; but only a name can be made to point to somebody else.
         return self.host in _ANY and (_is_ip(host) or host == socket.gethostname().lower())
 
-    def admits(self, token: str | None) -> bool:
+    def accepts_token(self, token: str | None) -> bool:
         return self.token is None or (token is not None and hmac.compare_digest(_digest(token), _digest(self.token)))
 
-    def remembers(self, cookie: str | None) -> bool:
+    def accepts_cookie(self, cookie: str | None) -> bool:
         return self.token is None or (cookie is not None and hmac.compare_digest(cookie.encode(), self.cookie.encode()))
 
     @property
@@ -70,7 +70,7 @@ class Access:
         return "" if self.token is None else hmac.new(self.token.encode(), COOKIE.encode(), hashlib.sha256).hexdigest()
 
 
-class Guard:
+class AccessMiddleware:
     """Stands before the app."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
@@ -86,35 +86,35 @@ class Guard:
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
-        await (self._refusal(scope) or self._app)(scope, receive, send_with_headers)
+        await (self._error(scope) or self._app)(scope, receive, send_with_headers)
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    def _error(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         if scope["method"] not in ("GET", "HEAD"):
-            return refusal(scope, 405, "this page can only be read")
-        if not self._access.knows(_host(headers.get("host", ""))):
-            return refusal(scope, 403, "this page has another address; open it as fedbudget printed it")
+            return error_response(scope, 405, "this page can only be read")
+        if not self._access.is_own_host(_host(headers.get("host", ""))):
+            return error_response(scope, 403, "this page has another address; open it as fedbudget printed it")
         if self._access.token is None:
             return None
         asked = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         token = dict(asked).get("token")
-        if token is not None and self._access.admits(token):
+        if token is not None and self._access.accepts_token(token):
             # To the same page without the token, which should not stay in the browser's history.
             rest = urlencode([(name, value) for name, value in asked if name != "token"])
             path = "/" + scope["raw_path"].decode("latin-1").split("?")[0].lstrip("/")
             response = RedirectResponse(path + (f"?{rest}" if rest else ""), status_code=303)
             response.set_cookie(COOKIE, self._access.cookie, httponly=True, samesite="strict", path="/")
             return response
-        if token is None and self._access.remembers(_cookie(headers.get("cookie", ""))):
+        if token is None and self._access.accepts_cookie(_cookie(headers.get("cookie", ""))):
             return None
-        return refusal(scope, 401, "this page needs a token: open it once as /?token=TOKEN")
+        return error_response(scope, 401, "this page needs a token: open it once as /?token=TOKEN")
 
 
-def refusal(scope: Scope, status: int, why: str) -> Response:
+def error_response(scope: Scope, status: int, why: str) -> Response:
     """An error as those who ask want it: a page, or JSON for the page's own requests."""
     if scope["path"].startswith("/api/"):
         return JSONResponse({"error": why}, status)
-    return Response(complaint(status, why), status, media_type="text/html")
+    return Response(error_page(status, why), status, media_type="text/html")
 
 
 def _host(header: str) -> str:
@@ -126,10 +126,10 @@ def _host(header: str) -> str:
 
 def _cookie(header: str) -> str | None:
     try:
-        found = SimpleCookie(header).get(COOKIE)
+        cookie = SimpleCookie(header).get(COOKIE)
     except CookieError:
         return None
-    return None if found is None else found.value
+    return None if cookie is None else cookie.value
 
 
 def _digest(token: str) -> bytes:

@@ -13,20 +13,20 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from fedbudget.dashboard import series
-from fedbudget.dashboard.access import Access, Guard, refusal
-from fedbudget.dashboard.reading import Reading, Seen
+from fedbudget.dashboard.access import Access, AccessMiddleware, error_response
+from fedbudget.dashboard.pages import page_files, plotly_js
 from fedbudget.dashboard.run_index import RunIndex
-from fedbudget.dashboard.shell import page_files, plotly_js
+from fedbudget.dashboard.run_reader import RunReader, RunSnapshot
 from fedbudget.errors import UserError
 
-LOOK = 0.5
-"""Seconds between two looks at a run that is being written."""
+POLL_SECONDS = 0.5
+"""Between two looks at a run that is being written."""
 
-_AT_ONCE = 200  # rows of an event, about; a page that was not there for a while asks for all anyway
-_ALIVE = 15.0  # seconds after which something is said even when nothing happens, so that nobody hangs up
+_EVENT_ROWS = 200  # rows of an event, about; a page that was not there for a while asks for all anyway
+_KEEP_ALIVE = 15.0  # seconds after which something is sent even when nothing happens, so that nobody hangs up
 
 
-def make_app(shelf: RunIndex, access: Access, ending: Callable[[], bool] = lambda: False) -> Starlette:
+def make_app(index: RunIndex, access: Access, ending: Callable[[], bool] = lambda: False) -> Starlette:
     """The app.
 
     Args:
@@ -34,34 +34,34 @@ def make_app(shelf: RunIndex, access: Access, ending: Callable[[], bool] = lambd
     """
 
     def run_page(request: Request) -> Response:
-        _reading(request)
+        _reader(request)
         return _file("index.html")
 
     def runs(request: Request) -> Response:
-        return JSONResponse({"folder": shelf.shown, "runs": shelf.overviews()})
+        return JSONResponse({"folder": index.shown, "runs": index.overviews()})
 
     def run(request: Request) -> Response:
-        return JSONResponse(series.view(_reading(request).look()))
+        return JSONResponse(series.view(_reader(request).read()))
 
     def rows(request: Request) -> Response:
         first, last = _number(request, "from"), _number(request, "to")
-        return JSONResponse(series.rows(_reading(request).look(), first, last))
+        return JSONResponse(series.rows(_reader(request).read(), first, last))
 
     def choice(request: Request) -> Response:
-        return JSONResponse(series.choice(_reading(request).look(), request.path_params["number"]))
+        return JSONResponse(series.choice(_reader(request).read(), request.path_params["number"]))
 
     async def events(request: Request) -> Response:
-        reading = await run_in_threadpool(_reading, request)
-        told = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
-        after = int(told) if told.isdecimal() else 0
-        return StreamingResponse(_events(request, reading, after, ending), media_type="text/event-stream")
+        reader = await run_in_threadpool(_reader, request)
+        last = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
+        after = int(last) if last.isdecimal() else 0
+        return StreamingResponse(_events(request, reader, after, ending), media_type="text/event-stream")
 
-    def _reading(request: Request) -> Reading:
+    def _reader(request: Request) -> RunReader:
         name = request.path_params["name"]
-        found = shelf.reading(name)
-        if found is None:
-            raise _NotFound(f"there is no run {name!r} in {shelf.shown}")
-        return found
+        reader = index.reader(name)
+        if reader is None:
+            raise _NotFound(f"there is no run {name!r} in {index.shown}")
+        return reader
 
     return Starlette(
         routes=[
@@ -77,11 +77,11 @@ def make_app(shelf: RunIndex, access: Access, ending: Callable[[], bool] = lambd
             Route("/api/runs/{name}/rounds/{number:int}", choice, methods=["GET"]),
             Route("/api/runs/{name}/events", events, methods=["GET"]),
         ],
-        middleware=[Middleware(Guard, access=access)],
+        middleware=[Middleware(AccessMiddleware, access=access)],
         exception_handlers={
-            _NotFound: lambda request, error: refusal(request.scope, 404, str(error)),
-            UserError: lambda request, error: refusal(request.scope, 422, str(error)),
-            404: lambda request, error: refusal(request.scope, 404, "there is nothing here"),
+            _NotFound: lambda request, error: error_response(request.scope, 404, str(error)),
+            UserError: lambda request, error: error_response(request.scope, 422, str(error)),
+            404: lambda request, error: error_response(request.scope, 404, "there is nothing here"),
         },
     )
 
@@ -90,41 +90,43 @@ class _NotFound(Exception):
     pass
 
 
-async def _events(request: Request, reading: Reading, after: int, ending: Callable[[], bool]) -> AsyncIterator[str]:
+async def _events(request: Request, reader: RunReader, after: int, ending: Callable[[], bool]) -> AsyncIterator[str]:
     """Rows after a round, as they are written, with gauges and nodes; the last event is the end of the run."""
     yield "retry: 1000\n\n"
     generation: int | None = None
-    said: dict[str, Any] = {}
+    sent: dict[str, Any] = {}
     silence = 0.0
     while not await request.is_disconnected():
-        last_look = ending()
-        seen = await run_in_threadpool(reading.look)
-        rounds = seen.run.rounds
+        last_time = ending()
+        snapshot = await run_in_threadpool(reader.read)
+        rounds = snapshot.run.rounds
         last = rounds[-1].round if rounds else 0
-        if last < after or generation not in (None, seen.generation):
+        if last < after or generation not in (None, snapshot.generation):
             yield _event("reset", {}, last)
             return
-        generation = seen.generation
-        told = await run_in_threadpool(series.now, seen)
-        if told != said or last > after:
-            catch_up = {"columns": await run_in_threadpool(_columns_after, seen, after), **told}
-            yield _event("now" if seen.run.summary is None else "end", catch_up, last)
-            said, after, silence = told, last, 0.0
-        if last_look or seen.run.summary is not None:
+        generation = snapshot.generation
+        now = await run_in_threadpool(series.now, snapshot)
+        if now != sent or last > after:
+            content = {"columns": await run_in_threadpool(_columns_after, snapshot, after), **now}
+            yield _event("now" if snapshot.run.summary is None else "end", content, last)
+            sent, after, silence = now, last, 0.0
+        if last_time or snapshot.run.summary is not None:
             return
-        if silence >= _ALIVE:
+        if silence >= _KEEP_ALIVE:
             yield ": nothing new\n\n"
             silence = 0.0
-        await asyncio.sleep(LOOK)
-        silence += LOOK
+        await asyncio.sleep(POLL_SECONDS)
+        silence += POLL_SECONDS
 
 
-def _columns_after(seen: Seen, after: int) -> dict[str, Any]:
-    return series.columns(series.thinned([record for record in seen.run.rounds if record.round > after], _AT_ONCE))
+def _columns_after(snapshot: RunSnapshot, after: int) -> dict[str, Any]:
+    return series.columns(
+        series.thinned([record for record in snapshot.run.rounds if record.round > after], _EVENT_ROWS)
+    )
 
 
-def _event(name: str, what: dict[str, Any], number: int) -> str:
-    return f"id: {number}\nevent: {name}\ndata: {json.dumps(what, allow_nan=False)}\n\n"
+def _event(name: str, content: dict[str, Any], number: int) -> str:
+    return f"id: {number}\nevent: {name}\ndata: {json.dumps(content, allow_nan=False)}\n\n"
 
 
 def _number(request: Request, name: str) -> int:
@@ -136,7 +138,7 @@ def _number(request: Request, name: str) -> int:
 
 def _page_file(request: Request) -> Response:
     name = request.path_params["name"]
-    return _file(name) if name in page_files() else refusal(request.scope, 404, "there is nothing here")
+    return _file(name) if name in page_files() else error_response(request.scope, 404, "there is nothing here")
 
 
 def _file(name: str) -> Response:

@@ -13,11 +13,12 @@ from datetime import datetime
 from typing import Any
 
 from fedbudget import __version__
-from fedbudget.dashboard import series, words
-from fedbudget.dashboard.reading import Seen
-from fedbudget.dashboard.shell import page_files, plotly_js
+from fedbudget.dashboard import series
+from fedbudget.dashboard.description import describe
+from fedbudget.dashboard.pages import page_files, plotly_js
+from fedbudget.dashboard.run_reader import RunSnapshot
 
-CURVES = 300
+MAX_CURVES = 300
 """The most rounds of a run whose G curve is kept."""
 
 _MODULES = ("dom.js", "theme.js", "charts.js", "run.js", "compare.js", "report.js")  # each after what it imports
@@ -26,9 +27,9 @@ _IMPORT = re.compile(r'^import (?:\* as )?(.*) from "\./(\w+)\.js";$', re.MULTIL
 _EXPORT = re.compile(r"^export (?=(?:async )?function (\w+)|const (\w+))", re.MULTILINE)
 
 
-def report(runs: Sequence[Seen]) -> str:
+def report(runs: Sequence[RunSnapshot]) -> str:
     """The file's text."""
-    names = ", ".join(seen.name for seen in runs)
+    names = ", ".join(snapshot.name for snapshot in runs)
     files = {name: content for name, (content, _) in page_files().items()}
     return f"""<!doctype html>
 <html lang="en">
@@ -57,16 +58,16 @@ def report(runs: Sequence[Seen]) -> str:
 """
 
 
-def figures(runs: Sequence[Seen]) -> list[dict[str, Any]]:
+def figures(runs: Sequence[RunSnapshot]) -> list[dict[str, Any]]:
     """What is shown of each run: the page's figures, and G curves."""
-    others = [seen.run for seen in runs]
-    found = []
-    for seen in runs:
-        kept = series.thinned(seen.run.rounds)
-        every = max(1, -(-len(kept) // CURVES))
-        choices = [series.choice(seen, record.round) for record in [*kept[:-1:every], *kept[-1:]]]
-        found.append({**series.view(seen), "paragraph": words.paragraph(seen.run, others), "choices": choices})
-    return found
+    others = [snapshot.run for snapshot in runs]
+    result = []
+    for snapshot in runs:
+        kept = series.thinned(snapshot.run.rounds)
+        every = max(1, -(-len(kept) // MAX_CURVES))
+        choices = [series.choice(snapshot, record.round) for record in [*kept[:-1:every], *kept[-1:]]]
+        result.append({**series.view(snapshot), "paragraph": describe(snapshot.run, others), "choices": choices})
+    return result
 
 
 def bundled(files: dict[str, str]) -> str:

@@ -10,13 +10,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from fedbudget.dashboard import words
-from fedbudget.dashboard.reading import Reading, last_record, state_of
+from fedbudget.dashboard.run_reader import RunReader, last_record, state_of
 from fedbudget.errors import UserError
 from fedbudget.resources import RESOURCES
 from fedbudget.runs.folder import CONFIG, ROUNDS, SUMMARY
 from fedbudget.runs.nodes import NODES
 from fedbudget.runs.record import json_value
+from fedbudget.runs.title import run_title, tau_text
 from fedbudget.settings import Settings
 
 _READ = (CONFIG, ROUNDS, SUMMARY, NODES)
@@ -35,25 +35,25 @@ class RunIndex:
         self.folder = folder.resolve()
         self.shown = str(folder)
         self._lock = threading.Lock()
-        self._readings: dict[Path, Reading] = {}
+        self._readers: dict[Path, RunReader] = {}
         self._overviews: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
 
     def names(self) -> dict[str, Path]:
         """All runs that there are now, the newest first."""
         if self._is_run(self.folder):
             return {self.folder.name: self.folder}
-        found = [path for path in self.folder.iterdir() if self._is_run(path)]
-        found.sort(key=lambda path: (-_began(path), path.name))
-        return {path.name: path for path in found}
+        paths = [path for path in self.folder.iterdir() if self._is_run(path)]
+        paths.sort(key=lambda path: (-_began(path), path.name))
+        return {path.name: path for path in paths}
 
-    def reading(self, name: str) -> Reading | None:
+    def reader(self, name: str) -> RunReader | None:
         """Of the run with this name; None where there is none."""
         candidates = [self.folder] if self._is_run(self.folder) else self.folder.iterdir()
         path = next((each for each in candidates if each.name == name), None)
         if path is None or not self._is_run(path):
             return None
         with self._lock:
-            return self._readings.setdefault(path, Reading(path))
+            return self._readers.setdefault(path, RunReader(path))
 
     def overviews(self) -> list[dict[str, Any]]:
         """A few figures of every run."""
@@ -73,7 +73,11 @@ class RunIndex:
                 self._overviews[path] = changed, _figures(path)
             figures = self._overviews[path][1]
             summary = {"status": figures["status"]} if figures["status"] else None
-            return {"name": name, **figures, "state": state_of(summary, stats[0].st_mtime, figures["pace"])}
+            return {
+                "name": name,
+                **figures,
+                "state": state_of(summary, stats[0].st_mtime, figures["seconds_per_round"]),
+            }
         except (OSError, ValueError, KeyError, TypeError, UserError) as error:
             return {"name": name, "state": "unreadable", "title": str(error)}
 
@@ -92,17 +96,16 @@ def _figures(path: Path) -> dict[str, Any]:
     limits = settings.limits().limits
     spent = dict.fromkeys(limits, 0.0) if last is None else last.spent
     return {
-        "title": words.title(settings),
+        "title": run_title(settings),
         "model": settings.model,
         "dataset": Path(settings.dataset).name,
         "method": settings.method,
-        "tau": words.tau_of(settings),
+        "tau": tau_text(settings),
         "status": summary.get("status", "finished") if summary else None,
         "loss": json_value(summary.get("loss", None if last is None else last.best_loss)),
         "accuracy": summary.get("accuracy", None if last is None else last.accuracy),
-        "average_tau": summary.get("average_tau"),
         "rounds": 0 if last is None else last.round,
-        "pace": 0.0 if last is None else last.wall / last.round,
+        "seconds_per_round": 0.0 if last is None else last.wall / last.round,
         "began": (path / CONFIG).stat().st_mtime,
         "spent": [
             {"name": name, "share": spent[name] / limit, "text": RESOURCES[name].format(spent[name])}

@@ -15,73 +15,75 @@ from typing import Any
 import numpy as np
 
 from fedbudget.arrays import Float64, Int64
-from fedbudget.dashboard import words
-from fedbudget.dashboard.reading import Seen
+from fedbudget.dashboard.description import describe
+from fedbudget.dashboard.run_reader import RunSnapshot
 from fedbudget.errors import UserError
 from fedbudget.resources import RESOURCES
 from fedbudget.runs.explain import explain
-from fedbudget.runs.record import RoundRecord, json_value
+from fedbudget.runs.record import RoundRecord, average_tau, json_value
+from fedbudget.runs.title import run_title
 
-MOST = 1500
+MAX_ROUNDS = 1500
 """Rounds of a chart, about; never more than twice as many."""
 
-_RECENT = 20  # rounds that the pace is figured from
+_RECENT = 20  # rounds that the time left is figured from
 _CURVE = 80  # points of a G curve, about
 _FIELDS = ("round", "t", "tau", "reason", "eta", "loss", "best_loss", "accuracy", "rho", "beta", "delta", "wall")
 
 
-def view(seen: Seen) -> dict[str, Any]:
+def view(snapshot: RunSnapshot) -> dict[str, Any]:
     """All that the page of a run shows, but for G curves."""
-    run = seen.run
+    run = snapshot.run
     return {
-        "name": seen.name,
-        "title": words.title(run.settings),
-        "settings": _settings(seen),
+        "name": snapshot.name,
+        "title": run_title(run.settings),
+        "settings": _settings(snapshot),
         "resources": [
-            {"name": name, "unit": RESOURCES[name].unit, "limit": limit} for name, limit in _limits(seen).items()
+            {"name": name, "unit": RESOURCES[name].unit, "limit": limit} for name, limit in _limits(snapshot).items()
         ],
         "columns": columns(thinned(run.rounds)),
-        **now(seen),
+        **now(snapshot),
     }
 
 
-def now(seen: Seen) -> dict[str, Any]:
+def now(snapshot: RunSnapshot) -> dict[str, Any]:
     """What changes while a run goes on, besides its rows."""
-    run = seen.run
+    run = snapshot.run
     evaluated = next((record.accuracy for record in reversed(run.rounds) if record.accuracy is not None), None)
     last = run.rounds[-1] if run.rounds else None
     return {
-        "state": seen.state,
-        "paragraph": words.paragraph(run),
+        "state": snapshot.state,
+        "paragraph": describe(run),
         "rounds": last.round if last else 0,
         "loss": json_value((run.summary or {}).get("loss", last.best_loss if last else None)),
         "accuracy": (run.summary or {}).get("accuracy", evaluated),
+        "average_tau": average_tau([record.tau for record in run.rounds if record.tau > 0]) or None,
         "summary": run.summary,
-        "gauges": gauges(seen),
-        "nodes": seen.nodes,
-        "written": seen.written,
+        "gauges": gauges(snapshot),
+        "nodes": snapshot.nodes,
+        "written": snapshot.written,
     }
 
 
-def rows(seen: Seen, first: int, last: int) -> dict[str, Any]:
+def rows(snapshot: RunSnapshot, first: int, last: int) -> dict[str, Any]:
     """The columns of rounds `first` to `last`: exact where they are few enough, else thinned."""
-    rounds = seen.run.rounds
+    rounds = snapshot.run.rounds
     start = bisect_left(rounds, first, key=lambda record: record.round)
     end = bisect_right(rounds, last, key=lambda record: record.round)
-    found = rounds[start:end]
-    return {"columns": columns(thinned(found)), "exact": len(found) <= MOST}
+    selected = rounds[start:end]
+    return {"columns": columns(thinned(selected)), "exact": len(selected) <= MAX_ROUNDS}
 
 
 def columns(records: Sequence[RoundRecord]) -> dict[str, Any]:
     """Records by column; those per resource by name again."""
-    found: dict[str, Any] = {name: [_value(getattr(record, name)) for record in records] for name in _FIELDS}
+    by_name: dict[str, Any] = {name: [_value(getattr(record, name)) for record in records] for name in _FIELDS}
     resources = list(records[0].spent) if records else []
     for name in ("c", "b", "spent"):
-        found[name] = {each: [_value(getattr(record, name)[each]) for record in records] for each in resources}
-    return found
+        by_name[name] = {each: [_value(getattr(record, name)[each]) for record in records] for each in resources}
+    return by_name
 
 
-def thinned(records: Sequence[RoundRecord], most: int = MOST) -> list[RoundRecord]:
+def thinned(records: Sequence[RoundRecord], most: int = MAX_ROUNDS) -> list[RoundRecord]:
     """All of few records; of many, those that make the same picture."""
     if len(records) <= most:
         return list(records)
@@ -100,16 +102,16 @@ def thinned(records: Sequence[RoundRecord], most: int = MOST) -> list[RoundRecor
     return [records[index] for index in sorted(kept)]
 
 
-def gauges(seen: Seen) -> list[dict[str, Any]]:
+def gauges(snapshot: RunSnapshot) -> list[dict[str, Any]]:
     """Of each resource what was spent, what is left, and until when at the pace of the last rounds."""
-    rounds, limits = seen.run.rounds, _limits(seen)
+    rounds, limits = snapshot.run.rounds, _limits(snapshot)
     spent = rounds[-1].spent if rounds else dict.fromkeys(limits, 0.0)
-    sources = (seen.run.summary or {}).get("sources", {})
-    found = []
+    sources = (snapshot.run.summary or {}).get("sources", {})
+    by_resource = []
     for name, limit in limits.items():
         resource, left = RESOURCES[name], max(0.0, limit - spent[name])
-        seconds = _seconds_left(rounds, name, left) if seen.state == "running" else None
-        found.append(
+        seconds = _seconds_left(rounds, name, left) if snapshot.state == "running" else None
+        by_resource.append(
             {
                 "name": name,
                 "spent": spent[name],
@@ -119,40 +121,43 @@ def gauges(seen: Seen) -> list[dict[str, Any]]:
                 "left": resource.format(left),
                 "over": resource.format(spent[name] - limit) if spent[name] > limit else None,
                 "source": sources.get(name),
-                "until": None if seconds is None else seen.written + seconds,
+                "until": None if seconds is None else snapshot.written + seconds,
             }
         )
-    return found
+    return by_resource
 
 
-def choice(seen: Seen, number: int) -> dict[str, Any]:
+def choice(snapshot: RunSnapshot, number: int) -> dict[str, Any]:
     """One round, why it had its τ, and the G curve that the controller looked at."""
-    rounds = seen.run.rounds
+    rounds = snapshot.run.rounds
     at = bisect_left(rounds, number, key=lambda record: record.round)
     if at == len(rounds) or rounds[at].round != number:
-        raise UserError(f"{seen.name} has no round {number}; it has rounds 1 to {rounds[-1].round if rounds else 0}")
+        raise UserError(
+            f"{snapshot.name} has no round {number}; it has rounds 1 to {rounds[-1].round if rounds else 0}"
+        )
     record = rounds[at]
-    found = explain(replace(seen.run, rounds=rounds[max(0, at - 1) : at + 1]), number)  # it needs these two
-    drawn = _drawn(len(found.curve), {tau - 1 for tau in (found.tau, found.minimum or 0)})
+    two = replace(snapshot.run, rounds=rounds[max(0, at - 1) : at + 1])  # all that is needed of the run
+    explanation = explain(two, number, snapshot.run.settings.controller())
+    drawn = _drawn(len(explanation.curve), {tau - 1 for tau in (explanation.tau, explanation.minimum or 0)})
     return {
         "record": {name: values[0] for name, values in columns([record]).items() if name in _FIELDS},
         "spent": {name: RESOURCES[name].format(amount) for name, amount in record.spent.items()},
-        "words": found.words,
-        "candidates": found.candidates[drawn].tolist(),
-        "G": [_value(float(f"{value:.6g}")) for value in found.curve[drawn]],
-        "minimum": found.minimum,
+        "sentence": explanation.sentence,
+        "candidates": explanation.candidates[drawn].tolist(),
+        "G": [_value(float(f"{value:.6g}")) for value in explanation.curve[drawn]],
+        "minimum": explanation.minimum,
         "present": record.nodes,
         "missed": len(record.missed) + len(record.left_out),
     }
 
 
-def _limits(seen: Seen) -> Mapping[str, float]:
-    return seen.run.settings.limits().limits
+def _limits(snapshot: RunSnapshot) -> Mapping[str, float]:
+    return snapshot.run.settings.limits().limits
 
 
-def _settings(seen: Seen) -> dict[str, str]:
+def _settings(snapshot: RunSnapshot) -> dict[str, str]:
     """As in config.toml, without what was left open."""
-    values = {name.replace("_", "-"): value for name, value in vars(seen.run.settings).items() if value is not None}
+    values = {name.replace("_", "-"): value for name, value in vars(snapshot.run.settings).items() if value is not None}
     return {
         key: ", ".join(map(str, value)) if isinstance(value, tuple) else str(value) for key, value in values.items()
     }
@@ -176,12 +181,12 @@ def _array(values: Sequence[float | None]) -> Float64:
 
 def _extremes(values: Float64, buckets: int) -> set[int]:
     """Where the smallest and the largest finite value of each stretch are."""
-    found: set[int] = set()
+    indices: set[int] = set()
     for bucket in np.array_split(np.arange(len(values)), buckets):
         known = bucket[np.isfinite(values[bucket])]
         if len(known):
-            found |= {int(known[np.argmin(values[known])]), int(known[np.argmax(values[known])])}
-    return found
+            indices |= {int(known[np.argmin(values[known])]), int(known[np.argmax(values[known])])}
+    return indices
 
 
 def _evenly(indices: Int64, most: int) -> Int64:

@@ -14,8 +14,7 @@ from fedbudget.arrays import Float32, Float64, Int64, Samples
 from fedbudget.data.partition import labels_by_clustering
 from fedbudget.data.shards import Table
 from fedbudget.errors import UserError
-
-_SAMPLE = 3  # a stream of random numbers of its own
+from fedbudget.randomness import Stream, generator
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ class Dataset:
 
     def sample(self, train: int | None, test: int | None, seed: int) -> "Dataset":
         """Only so many of the samples, others for each seed; None for all."""
-        rng = np.random.default_rng([seed, _SAMPLE])
+        rng = generator(seed, Stream.SAMPLES)
         return replace(
             self,
             train=self.train if train is None else _some(self.train, train, rng, f"{self.name}'s training samples"),

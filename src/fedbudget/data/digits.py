@@ -10,8 +10,8 @@ _TRAIN = 1437  # the first four fifths; the rest was written by other people
 def load() -> Dataset:
     from sklearn.datasets import load_digits  # slow to import
 
-    found = load_digits()
-    everything = Part(found.data.astype(np.uint8), found.target.astype(np.int64), found.target.astype(np.float64))
+    digits = load_digits()
+    everything = Part(digits.data.astype(np.uint8), digits.target.astype(np.int64), digits.target.astype(np.float64))
     rows = np.arange(len(everything))
     return Dataset(
         "digits",

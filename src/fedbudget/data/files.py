@@ -96,10 +96,10 @@ def _columns(name: str, shard: Shard) -> Columns:
 
 def _files_of(path: Path) -> list[Path]:
     if path.is_dir():
-        found = sorted(each for each in path.iterdir() if each.suffix in (".csv", ".npz"))
-        if not found:
+        files = sorted(each for each in path.iterdir() if each.suffix in (".csv", ".npz"))
+        if not files:
             raise UserError(f"{path} has no .csv or .npz file; a folder must hold one file per node")
-        return found
+        return files
     if not path.exists():
         raise UserError(f"{path} does not exist")
     if path.suffix not in (".csv", ".npz"):
@@ -120,8 +120,8 @@ def _require_alike(name: str, files: Sequence[Columns]) -> None:
         raise UserError(f"{name}: targets must be numbers in all files, words in all, or in none")
     shapes = {(columns.shape or columns.x.shape[1:], str(columns.x.dtype)) for columns in files}
     if len(shapes) != 1:
-        found = " and ".join(f"{' x '.join(map(str, shape))} of {dtype}" for shape, dtype in sorted(shapes))
-        raise UserError(f"{name}: features must be the same everywhere, found {found}")
+        variants = " and ".join(f"{' x '.join(map(str, shape))} of {dtype}" for shape, dtype in sorted(shapes))
+        raise UserError(f"{name}: features must be the same everywhere, found {variants}")
 
 
 def _classes(files: Sequence[Columns]) -> tuple[str, ...]:

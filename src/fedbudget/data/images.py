@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbudget.data.contents import open_contents
 from fedbudget.data.dataset import Dataset, Part
-from fedbudget.data.published.find import find, opened
+from fedbudget.data.published.find import find
 from fedbudget.data.read_cifar import SHAPE, read_cifar
 from fedbudget.data.read_idx import read_idx, read_shape
 from fedbudget.errors import UserError
@@ -31,12 +32,12 @@ def fashion_mnist(data_dir: Path | None) -> Dataset:
 
 def cifar_10(data_dir: Path | None) -> Dataset:
     """60,000 photographs of ten kinds of objects, 32x32 pixels in colour; usable with some of its five batches."""
-    found = find("cifar-10", data_dir)
-    names = [name for name in (f"data_batch_{number}.bin" for number in range(1, _BATCHES + 1)) if name in found]
+    paths = find("cifar-10", data_dir)
+    names = [name for name in (f"data_batch_{number}.bin" for number in range(1, _BATCHES + 1)) if name in paths]
     if not names:
-        raise UserError(f"cifar-10: of its files only {', '.join(found)} is here; a data_batch_N.bin is needed")
-    train = Part.join([_cifar_batch(found[name], name) for name in names])
-    test = _cifar_batch(found["test_batch.bin"], "test_batch.bin") if "test_batch.bin" in found else None
+        raise UserError(f"cifar-10: of its files only {', '.join(paths)} is here; a data_batch_N.bin is needed")
+    train = Part.join([_cifar_batch(paths[name], name) for name in names])
+    test = _cifar_batch(paths["test_batch.bin"], "test_batch.bin") if "test_batch.bin" in paths else None
     return Dataset(
         "cifar-10",
         train,
@@ -61,11 +62,11 @@ def from_idx(path: Path, labels: Path | None = None) -> Dataset:
     for each in (path, labels):
         if not each.is_file():
             raise UserError(f"{each} does not exist")
-    with opened(path, path.name) as stream:
+    with open_contents(path, path.name) as stream:
         count, *sides = read_shape(stream, path, dimensions=3)
-    with opened(path, path.name) as stream:
+    with open_contents(path, path.name) as stream:
         images = read_idx(stream, path, most=count, sides=(sides[0], sides[1]))
-    with opened(labels, labels.name) as stream:
+    with open_contents(labels, labels.name) as stream:
         numbers = read_idx(stream, labels, most=count)
     if len(images) != len(numbers):
         raise UserError(f"{path} has {len(images)} images, but {labels} {len(numbers)} labels")
@@ -75,12 +76,12 @@ def from_idx(path: Path, labels: Path | None = None) -> Dataset:
 
 
 def _idx(name: str, data_dir: Path | None, classes: tuple[str, ...], *, parity: bool) -> Dataset:
-    found = find(name, data_dir)
-    train = _idx_part(found, "train", _TRAIN, classes)
-    test = _idx_part(found, "t10k", _TEST, classes)
+    paths = find(name, data_dir)
+    train = _idx_part(paths, "train", _TRAIN, classes)
+    test = _idx_part(paths, "t10k", _TEST, classes)
     if train is None:
         raise UserError(f"{name}: train-images-idx3-ubyte or train-labels-idx1-ubyte is missing beside "
-                        f"{next(iter(found.values()))}; run fedbudget data get {name}")  # fmt: skip
+                        f"{next(iter(paths.values()))}; run fedbudget data get {name}")  # fmt: skip
     return Dataset(
         name,
         train,
@@ -93,21 +94,21 @@ def _idx(name: str, data_dir: Path | None, classes: tuple[str, ...], *, parity: 
     )
 
 
-def _idx_part(found: dict[str, Path], stem: str, most: int, classes: Sequence[str]) -> Part | None:
+def _idx_part(paths: dict[str, Path], stem: str, most: int, classes: Sequence[str]) -> Part | None:
     image_file, label_file = f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte"
-    if image_file not in found or label_file not in found:
+    if image_file not in paths or label_file not in paths:
         return None
-    with opened(found[image_file], image_file) as stream:
-        images = read_idx(stream, found[image_file], most=most, sides=(28, 28))
-    with opened(found[label_file], label_file) as stream:
-        labels = read_idx(stream, found[label_file], most=most)
+    with open_contents(paths[image_file], image_file) as stream:
+        images = read_idx(stream, paths[image_file], most=most, sides=(28, 28))
+    with open_contents(paths[label_file], label_file) as stream:
+        labels = read_idx(stream, paths[label_file], most=most)
     if len(images) != len(labels):
-        raise UserError(f"{found[image_file]} has {len(images)} images, but {found[label_file]} {len(labels)} labels")
-    return _part(images, labels, found[label_file], len(classes))
+        raise UserError(f"{paths[image_file]} has {len(images)} images, but {paths[label_file]} {len(labels)} labels")
+    return _part(images, labels, paths[label_file], len(classes))
 
 
 def _cifar_batch(path: Path, name: str) -> Part:
-    with opened(path, name) as stream:
+    with open_contents(path, name) as stream:
         images, labels = read_cifar(stream, path)
     return _part(images, labels, path, 10)
 

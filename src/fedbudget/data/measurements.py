@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from fedbudget.data.columns import Columns
-from fedbudget.data.contents import at_most
+from fedbudget.data.contents import at_most, open_contents
 from fedbudget.data.dataset import Dataset, Part, Standardization
-from fedbudget.data.published.find import find, opened
+from fedbudget.data.published.find import find
 from fedbudget.data.read_csv import parse_csv
 from fedbudget.errors import UserError
 
@@ -44,7 +44,7 @@ def user_knowledge(data_dir: Path | None) -> Dataset:
 
 def _read(name: str, file: str, data_dir: Path | None, *, target: str, without: tuple[str, ...] = ()) -> Columns:
     path = find(name, data_dir)[file]
-    with opened(path, file) as stream:
+    with open_contents(path, file) as stream:
         contents = at_most(stream, _MOST_BYTES, path)
     try:
         text = contents.tobytes().decode("utf-8-sig")

@@ -110,8 +110,8 @@ def labels_by_clustering(features: NDArray[np.float32], seed: int) -> NDArray[np
 
     clusters = min(_CLUSTERS, len(np.unique(features, axis=0)))
     with threadpool_limits(1):  # threads add up in another order, and a sample between two clusters changes sides
-        found = KMeans(clusters, n_init=1, random_state=seed).fit(features)
-    return np.asarray(found.labels_, dtype=np.int64)
+        clustering = KMeans(clusters, n_init=1, random_state=seed).fit(features)
+    return np.asarray(clustering.labels_, dtype=np.int64)
 
 
 def _uniform(samples: Int64, nodes: int, rng: np.random.Generator) -> Rows:

@@ -16,8 +16,8 @@ _MOST = 10_000  # records in a batch
 
 def read_cifar(stream: BinaryIO, path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Images, [samples, 3072], and labels, [samples]."""
-    found = at_most(stream, _MOST * _RECORD, path)
-    if not len(found) or len(found) % _RECORD:
-        raise UserError(f"{path} is truncated or not a CIFAR-10 batch: {len(found)} bytes are not whole records")
-    records = found.reshape(-1, _RECORD)
+    contents = at_most(stream, _MOST * _RECORD, path)
+    if not len(contents) or len(contents) % _RECORD:
+        raise UserError(f"{path} is truncated or not a CIFAR-10 batch: {len(contents)} bytes are not whole records")
+    records = contents.reshape(-1, _RECORD)
     return np.ascontiguousarray(records[:, 1:]), records[:, 0].copy()

@@ -34,7 +34,7 @@ def read_shape(stream: BinaryIO, path: Path, *, dimensions: int) -> list[int]:
     header = stream.read(4 + 4 * dimensions)
     if len(header) < 4 + 4 * dimensions:
         raise UserError(f"{path} is not an IDX file: it ends within its header")
-    zero, kind, found, *shape = struct.unpack(f">HBB{dimensions}I", header)
-    if (zero, kind, found) != (0, _BYTES, dimensions):
+    zero, kind, rank, *shape = struct.unpack(f">HBB{dimensions}I", header)
+    if (zero, kind, rank) != (0, _BYTES, dimensions):
         raise UserError(f"{path} is not the IDX file expected: its magic number should be {_BYTES << 8 | dimensions}")
     return shape

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fedbudget.arrays import Int64
 from fedbudget.errors import UserError
+from fedbudget.randomness import Stream, generator
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class _Stream:
     """The mini-batches of shards of one size, epoch after epoch."""
 
     def __init__(self, size: int, batch: int, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
+        self._rng = generator(seed, Stream.MINI_BATCHES)
         self._shared = False  # with a fork, that must not notice when we draw
         self._size = size
         self._per_epoch = size // batch
@@ -156,7 +157,7 @@ class _Stream:
         return self._rng.bit_generator.state
 
     def go_to(self, state: Mapping[str, Any], left: NDArray[np.int32]) -> None:
-        self._rng, self._shared = np.random.default_rng(), False
+        self._rng, self._shared = generator(0, Stream.MINI_BATCHES), False
         self._rng.bit_generator.state = dict(state)
         self.left = left
 

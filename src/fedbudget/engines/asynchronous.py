@@ -46,7 +46,7 @@ from fedbudget.budget import Costs, Ledger
 from fedbudget.data.sampling import Sampler
 from fedbudget.data.shards import Shards
 from fedbudget.engines.centralized import as_round
-from fedbudget.engines.simulation import Observer
+from fedbudget.engines.engine import Engine, Observer
 from fedbudget.errors import UserError
 from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
@@ -57,22 +57,8 @@ from fedbudget.resources.usage import RoundUsage
 FAST, SLOW = 4.0, 1.0
 
 
-def run(
-    model: Model,
-    shards: Shards,
-    *,
-    w: Float32,
-    eta: float,
-    batch: int | None,
-    seed: int,
-    meters: Meters,
-    speeds: Sequence[float],
-    ledger: Ledger,
-    rounds: int | None = None,
-    observe: Observer,
-    interrupted: Callable[[], bool] = lambda: False,
-) -> Outcome:
-    """Takes pushes until the budget is spent.
+class AsynchronousEngine(Engine):
+    """Takes pushes as they arrive.
 
     Args:
       w: w(0), [parameters].
@@ -83,28 +69,57 @@ def run(
       speeds: of each node; 1 is the slowest node of those that the meters' profile was measured at.
       ledger: from `open_ledger`.
       rounds: the most rounds of N pushes to make, besides the budget.
-      interrupted: asked after every round; when it says so, the run ends with what it has.
     """
-    nodes = _nodes(model, shards, w, eta=eta, batch=batch, seed=seed)
-    arrivals = _Arrivals(meters.time, speeds)
-    number, stopped_by = 0, None
-    while stopped_by is None:
-        number, began = number + 1, w
-        pushes: list[tuple[_Node, float]] = []
-        while not pushes or (len(pushes) < len(nodes) and _fits(ledger, arrivals.next_time)):
-            node = nodes[arrivals.take()]
-            w, loss = node.push(w)
-            pushes.append((node, loss))
-        ledger = ledger.charge(1, _until(arrivals.time, ledger))
-        took_part = len({id(node) for node, _ in pushes})
-        observe(*as_round(number, began, eta=eta, loss=_mean_loss(pushes), ledger=ledger, nodes=took_part))
-        if not _fits(ledger, arrivals.next_time):
-            stopped_by = "time"
-        elif number == rounds:
-            stopped_by = "rounds"
-        elif interrupted():
-            stopped_by = "interrupted"
-    return Outcome(w, stopped_by, ledger)
+
+    def __init__(
+        self,
+        model: Model,
+        shards: Shards,
+        *,
+        w: Float32,
+        eta: float,
+        batch: int | None,
+        seed: int,
+        meters: Meters,
+        speeds: Sequence[float],
+        ledger: Ledger,
+        rounds: int | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._nodes = _nodes(model, shards, w, eta=eta, batch=batch, seed=seed)
+        self._w = w
+        self._eta = eta
+        self._meters = meters
+        self._speeds = speeds
+        self._rounds = rounds
+
+    def run(
+        self,
+        *,
+        observe: Observer,
+        interrupted: Callable[[], bool] = lambda: False,
+        save: Callable[[], None] = lambda: None,
+    ) -> Outcome:
+        w, ledger, nodes = self._w, self._ledger, self._nodes
+        arrivals = _Arrivals(self._meters.time, self._speeds)
+        number, stopped_by = 0, None
+        while stopped_by is None:
+            number, began = number + 1, w
+            pushes: list[tuple[_Node, float]] = []
+            while not pushes or (len(pushes) < len(nodes) and _fits(ledger, arrivals.next_time)):
+                node = nodes[arrivals.take()]
+                w, loss = node.push(w)
+                pushes.append((node, loss))
+            ledger = ledger.charge(1, _until(arrivals.time, ledger))
+            took_part = len({id(node) for node, _ in pushes})
+            observe(*as_round(number, began, eta=self._eta, loss=_mean_loss(pushes), ledger=ledger, nodes=took_part))
+            if not _fits(ledger, arrivals.next_time):
+                stopped_by = "time"
+            elif number == self._rounds:
+                stopped_by = "rounds"
+            elif interrupted():
+                stopped_by = "interrupted"
+        return Outcome(w, stopped_by, ledger)
 
 
 def default_speeds(nodes: int) -> tuple[float, ...]:

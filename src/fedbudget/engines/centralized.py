@@ -20,32 +20,19 @@ from fedbudget.budget import Costs, Ledger
 from fedbudget.control import Reason
 from fedbudget.data.sampling import Sampler
 from fedbudget.data.shards import Shards, Table
-from fedbudget.engines.simulation import Observer
+from fedbudget.engines.engine import Engine, Observer
 from fedbudget.errors import UserError
 from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Outcome, Round
-from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.messages import Broadcast, Request
 from fedbudget.resources.counters import ResourceCounters, Snapshot
 from fedbudget.resources.time import CENTRALIZED_SGD, DGD, Gaussian, Profile
 from fedbudget.resources.usage import CombinedReading, RoundUsage
 
 
-def run(
-    model: Model,
-    table: Table,
-    *,
-    w: Float32,
-    eta: float,
-    batch: int | None,
-    seed: int,
-    meters: Meters,
-    ledger: Ledger,
-    rounds: int | None = None,
-    observe: Observer,
-    interrupted: Callable[[], bool] = lambda: False,
-) -> Outcome:
-    """Makes steps until the budget is spent.
+class CentralizedEngine(Engine):
+    """Makes steps in one place.
 
     Args:
       w: w(0), [parameters].
@@ -54,30 +41,57 @@ def run(
       seed: of the mini-batches.
       ledger: from `open_ledger`.
       rounds: the most steps to make, besides the budget.
-      interrupted: asked after every step; when it says so, the run ends with what it has.
     """
-    now = meters.counters().read
-    shards = Shards.whole(table)
-    sampler = Sampler(shards.size, batch, seed)
-    number, stopped_by = 0, None
-    mark = now()
-    while stopped_by is None:
-        number, began = number + 1, w
-        descent = model.descend(began[None], shards, sampler.round(1, anew=True), eta)
-        w = descent.w[0]
-        took = now() - mark
-        mark += took
-        ledger = ledger.charge(1, _one_step(meters.read(_usage(took))))
-        before = now()
-        observe(*as_round(number, began, eta=eta, loss=float(descent.losses[0]), ledger=ledger, nodes=1))
-        mark += now() - before
-        if not ledger.can_evaluate():  # an evaluation costs what a step does
-            stopped_by = ledger.nearest_limit(0)
-        elif number == rounds:
-            stopped_by = "rounds"
-        elif interrupted():
-            stopped_by = "interrupted"
-    return Outcome(w, stopped_by, ledger)
+
+    def __init__(
+        self,
+        model: Model,
+        table: Table,
+        *,
+        w: Float32,
+        eta: float,
+        batch: int | None,
+        seed: int,
+        meters: Meters,
+        ledger: Ledger,
+        rounds: int | None = None,
+    ) -> None:
+        self._model = model
+        self._shards = Shards.whole(table)
+        self._w = w
+        self._eta = eta
+        self._sampler = Sampler(self._shards.size, batch, seed)
+        self._meters = meters
+        self._rounds = rounds
+        self._ledger = ledger
+
+    def run(
+        self,
+        *,
+        observe: Observer,
+        interrupted: Callable[[], bool] = lambda: False,
+        save: Callable[[], None] = lambda: None,
+    ) -> Outcome:
+        now, w, ledger = self._meters.counters().read, self._w, self._ledger
+        number, stopped_by = 0, None
+        mark = now()
+        while stopped_by is None:
+            number, began = number + 1, w
+            descent = self._model.descend(began[None], self._shards, self._sampler.round(1, anew=True), self._eta)
+            w = descent.w[0]
+            took = now() - mark
+            mark += took
+            ledger = ledger.charge(1, _one_step(self._meters.read(_usage(took))))
+            before = now()
+            observe(*as_round(number, began, eta=self._eta, loss=float(descent.losses[0]), ledger=ledger, nodes=1))
+            mark += now() - before
+            if not ledger.can_evaluate():  # an evaluation costs what a step does
+                stopped_by = ledger.nearest_limit(0)
+            elif number == self._rounds:
+                stopped_by = "rounds"
+            elif interrupted():
+                stopped_by = "interrupted"
+        return Outcome(w, stopped_by, ledger)
 
 
 def profile(batch: int | None) -> Profile:
@@ -143,7 +157,7 @@ def as_round(
         nodes=nodes,
         left_out=(),
     )
-    return round_, Broadcast(number, w, tau=1, eta=eta, estimate=False, best=False, stop=False)
+    return round_, Broadcast(number, w, tau=1, eta=eta, request=Request(), best=False, stop=False)
 
 
 _NOTHING = Gaussian(0.0, 0.0)

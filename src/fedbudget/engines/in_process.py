@@ -1,48 +1,45 @@
 """The in-process engine: aggregator and fleets in one program, a function call away from each other."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from fedbudget.arrays import Flags
-from fedbudget.engines import simulation
-from fedbudget.engines.simulation import Observer
+from fedbudget.engines.simulation import SimulationEngine
 from fedbudget.meters.meters import Meters
-from fedbudget.protocol.aggregator import Aggregator, Outcome
+from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.usage import NodeCosts
 
 
-def run(
-    aggregator: Aggregator,
-    fleets: Sequence[Fleet],
-    meters: Meters,
-    *,
-    observe: Observer,
-    interrupted: Callable[[], bool] = lambda: False,
-    present: Iterator[Sequence[Fleet]] | None = None,
-) -> Outcome:
-    """Carries messages between aggregator and fleets until the budget is spent.
+class InProcessEngine(SimulationEngine):
+    """Aggregator and fleets in this process.
 
     Args:
       present: the fleets that take part, round after round; all in each when not given.
-      interrupted: asked after every round; when it says so, the run ends with what it has.
     """
-    nodes = FleetsHere(meters.counters(), present or itertools.repeat(fleets))
-    return simulation.run(aggregator, nodes, meters, observe=observe, interrupted=interrupted)
+
+    def __init__(
+        self,
+        aggregator: Aggregator,
+        fleets: Sequence[Fleet],
+        meters: Meters,
+        present: Iterator[Sequence[Fleet]] | None = None,
+    ) -> None:
+        super().__init__(aggregator, InProcessNodes(meters.counters(), present or itertools.repeat(fleets)), meters)
 
 
-class FleetsHere:
+class InProcessNodes:
     """Fleets in this process.
 
     Args:
       counters: of this process.
       present: the fleets that take part, round after round.
-      before: those in the round before, who need no news.
+      before: those in the round before, who have nothing to catch up on.
     """
 
     def __init__(
@@ -94,6 +91,6 @@ def trial(fleets: Sequence[Fleet], first: Broadcast, counters: ResourceCounters)
       first: what a run's first broadcast says, but for τ and stop.
       counters: of this process.
     """
-    nodes = FleetsHere(counters, itertools.repeat(fleets))
+    nodes = InProcessNodes(counters, itertools.repeat(fleets))
     _, *tried = (nodes.answer(replace(first, round=number, tau=1, stop=False))[1][0] for number in (1, 2, 3))
     return min(tried, key=lambda costs: costs.seconds)

@@ -1,6 +1,6 @@
-"""A party: some nodes of a simulated run, in a process of their own, that answer together, with sums.
+"""A group of nodes of a simulated run, in a process of their own, that answer together, with sums.
 
-A party that was lost can be made again: it follows from its shards and the broadcasts it has heard, and a copy of its
+A group that was lost can be made again: it follows from its shards and the broadcasts it has heard, and a copy of its
 memory saves hearing all of them again.
 """
 
@@ -12,10 +12,10 @@ import numpy as np
 
 from fedbudget.arrays import Flags, Float32, Float64
 from fedbudget.engines import in_process
-from fedbudget.engines.in_process import FleetsHere
+from fedbudget.engines.in_process import InProcessNodes
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.memory import FleetState
 from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.state import FleetState
 from fedbudget.protocol.sums import ReportsHere, Sums, Vectors
 from fedbudget.protocol.tree import branches
 from fedbudget.resources.counters import ResourceCounters
@@ -24,7 +24,7 @@ from fedbudget.resources.usage import NodeCosts
 
 @dataclass(frozen=True)
 class NodeGroupState:
-    """A party between two rounds.
+    """A group between two rounds.
 
     Args:
       fleets: None of one that has not been in a round.
@@ -61,7 +61,7 @@ class NodeGroup:
         """
         began = self._counters.read()
         here = np.ones(len(self._fleets), dtype=bool) if here is None else here
-        nodes = FleetsHere(self._counters, itertools.repeat(self._some(here)), before=self._some(self._before))
+        nodes = InProcessNodes(self._counters, itertools.repeat(self._some(here)), before=self._some(self._before))
         self._before = here
         if not here.any():
             return None, NodeCosts({}, nodes=0)
@@ -69,7 +69,7 @@ class NodeGroup:
         report.require_answers(broadcast)
         self._reports = ReportsHere(report, self._begins)
         self._met = self._met | here
-        sums = replace(self._reports.sums, everyone=float(self._sizes[self._met].sum()))
+        sums = replace(self._reports.sums, all_data=float(self._sizes[self._met].sum()))
         whole = self._counters.read() - began  # with the sums
         readings = {name: replace(reading, whole=whole[name]) for name, reading in costs.readings.items()}
         return sums, replace(costs, readings=readings, here=False)
@@ -88,7 +88,7 @@ class NodeGroup:
         return NodeGroupState(tuple(fleets), self._met, self._before)
 
     def recall(self, memory: NodeGroupState) -> None:
-        """Stands from here on as the party did that `memory` was taken from, before its first round."""
+        """Stands from here on as the group did that `memory` was taken from, before its first round."""
         for fleet, known in zip(self._fleets, memory.fleets, strict=True):
             if known is not None:
                 fleet.recall(known)

@@ -1,4 +1,4 @@
-"""The Ray engine: a simulated fleet in parties on the machines of a cluster, each an actor with its nodes' shards.
+"""The Ray engine: a simulated fleet in groups on the machines of a cluster, each an actor with its nodes' shards.
 
     ray.put(broadcast) --once per machine--> actors --sums--> the aggregator, here
 
@@ -40,16 +40,16 @@ KEPT = 20
 """After so many rounds a copy of an actor's memory is taken."""
 
 _PATIENCE = 10.0  # seconds, for a cluster to be reached
-_ATTEMPTS = 4  # to get one answer out of a party whose actor is lost again and again
-_SPARE = 8  # units that a party's nodes are counted in, at least, so that parties are made up of few branches
+_ATTEMPTS = 4  # to get one answer out of a group whose actor is lost again and again
+_SPARE = 8  # units that a group's nodes are counted in, at least, so that groups are made up of few branches
 
 T = TypeVar("T")
 
 
-class Definition(Protocol):
-    """What parties are made from, anywhere."""
+class GroupFactory(Protocol):
+    """What groups of nodes are made from, anywhere."""
 
-    def party(self, first: int, end: int) -> NodeGroup:
+    def group(self, first: int, end: int) -> NodeGroup:
         """Of nodes first..end-1."""
 
 
@@ -92,19 +92,19 @@ def cuts(nodes: int, actors: int) -> list[int]:
     return [*(round(nodes * actor / actors / unit) * unit for actor in range(actors)), nodes]
 
 
-class NodesOnRay:
-    """The nodes of a run, as parties on a cluster.
+class RayNodes:
+    """The nodes of a run, as groups on a cluster.
 
     Args:
-      definition: of all parties.
+      definition: of all groups.
       nodes: how many there are.
-      actors: how many parties, of at least one node each.
+      actors: how many groups, of at least one node each.
       cpus: cores of the cluster, that actors share.
-      present: who takes part, round after round; everyone when not given.
+      present: who takes part, round after round; all_data when not given.
     """
 
     def __init__(
-        self, definition: Definition, *, nodes: int, actors: int, cpus: float, present: Iterator[Flags] | None = None
+        self, definition: GroupFactory, *, nodes: int, actors: int, cpus: float, present: Iterator[Flags] | None = None
     ) -> None:
         placed = ray.put(definition)
         self._places = [_Place(placed, first, end, cpus / actors) for first, end in pairwise(cuts(nodes, actors))]
@@ -119,11 +119,11 @@ class NodesOnRay:
             raise
 
     def trial(self, first: Broadcast) -> RoundUsage:
-        """What a round takes, as far as the parties can tell."""
+        """What a round takes, as far as the groups can tell."""
         broadcast = ray.put(first)
         return round_usage(self._each(self._places, lambda place: place.actor.trial.remote(broadcast)))
 
-    def answer(self, broadcast: Broadcast) -> tuple["NodesOnRay", Sequence[NodeCosts]]:
+    def answer(self, broadcast: Broadcast) -> tuple["RayNodes", Sequence[NodeCosts]]:
         message = ray.put(broadcast)
         here = None if self._present is None else next(self._present)
 
@@ -135,7 +135,7 @@ class NodesOnRay:
             place.remember(message, place.own(here), sums)
         self._here = [place for place, (sums, _) in zip(self._places, answers, strict=True) if sums is not None]
         merged = Sums.merge([sums for sums, _ in answers if sums is not None])
-        self.sums = replace(merged, everyone=sum(place.met for place in self._places))
+        self.sums = replace(merged, all_data=sum(place.met for place in self._places))
         return self, [costs for _, costs in answers]
 
     def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
@@ -149,7 +149,7 @@ class NodesOnRay:
             place.stop()
 
     def _each(self, places: Sequence["_Place"], ask: Callable[["_Place"], Any]) -> list[Any]:
-        """What every party answers, in node order; a party whose actor is lost is made again and asked again."""
+        """What every group answers, in node order; a group whose actor is lost is made again and asked again."""
         asked = [ask(place) for place in places]
         return [self._answer(place, answer, ask) for place, answer in zip(places, asked, strict=True)]
 
@@ -172,7 +172,7 @@ class NodesOnRay:
 
 @dataclass
 class _Place:
-    """Where a party is.
+    """Where a group is.
 
     Args:
       definition: in the object store.
@@ -204,7 +204,7 @@ class _Place:
             ray.kill(self.actor)
 
     def start_again(self) -> None:
-        """The same party in another process, that has heard the same."""
+        """The same group in another process, that has heard the same."""
         known = 0
         while self.copies and not known:
             self.start()
@@ -225,26 +225,26 @@ class _Place:
     def remember(self, message: Any, here: Flags | None, sums: Sums | None) -> None:
         """A round that was answered."""
         self.heard.append((message, here))
-        if sums is not None and sums.everyone is not None:
-            self.met = sums.everyone
+        if sums is not None and sums.all_data is not None:
+            self.met = sums.all_data
         if len(self.heard) % KEPT == 0:
             self.copies = [*self.copies[-1:], (self.actor.memory.remote(), len(self.heard))]
 
 
 class _Actor:
-    """A party in a process of its own; what it is asked for is done in the order of asking."""
+    """A group in a process of its own; what it is asked for is done in the order of asking."""
 
-    def __init__(self, definition: Definition, first: int, end: int, threads: int) -> None:
-        self._make = partial(definition.party, first, end)
+    def __init__(self, definition: GroupFactory, first: int, end: int, threads: int) -> None:
+        self._make = partial(definition.group, first, end)
         self._made: NodeGroup | None = None
         self._threads = threads
 
     def hold(self) -> None:
-        """Makes the party, if that was not done; not in __init__, where no error would be told."""
-        _ = self._party
+        """Makes the group, if that was not done; not in __init__, where no error would be told."""
+        _ = self._group
 
     @property
-    def _party(self) -> NodeGroup:
+    def _group(self) -> NodeGroup:
         if self._made is None:
             numba.set_num_threads(min(self._threads, numba.config.NUMBA_NUM_THREADS))
             self._made = self._make()
@@ -254,22 +254,22 @@ class _Actor:
         return self._made
 
     def trial(self, first: Broadcast) -> NodeCosts:
-        return self._party.trial(first)
+        return self._group.trial(first)
 
     def answer(self, broadcast: Broadcast, here: Flags | None) -> tuple[Sums | None, NodeCosts]:
-        return self._party.answer(broadcast, here)
+        return self._group.answer(broadcast, here)
 
     def hear(self, broadcast: Broadcast, here: Flags | None) -> None:
-        self._party.answer(broadcast, here)
+        self._group.answer(broadcast, here)
 
     def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
-        return self._party.distance_sums(vectors, mean)
+        return self._group.distance_sums(vectors, mean)
 
     def memory(self) -> NodeGroupState:
-        return self._party.memory()
+        return self._group.memory()
 
     def recall(self, memory: NodeGroupState) -> None:
-        self._party.recall(memory)
+        self._group.recall(memory)
 
 
 _Remote: Any = ray.remote(_Actor)

@@ -2,7 +2,7 @@
 
     cells/KEY.json      the figures of one run, a list for each column
 
-KEY stands for all that the figures depend on: the complete settings, what has a row, and the version of fedbudget. So
+KEY stands for all that the figures depend on: the complete settings, the columns, and the version of fedbudget. So
 a file that is there is right, whichever sweep has put it there. Nothing in it tells when or where it was made. A run
 that failed or was interrupted is not kept, and is made again.
 """
@@ -20,28 +20,29 @@ from typing import Any, Literal
 
 import numba
 
-from fedbudget import __version__
+from fedbudget import __version__, atomic_file
 from fedbudget.data.dataset import Dataset
 from fedbudget.errors import UserError
-from fedbudget.plan import load_dataset, prepare
+from fedbudget.launch.inputs import load_dataset
+from fedbudget.launch.launch import EngineName
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import simulate
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
 from fedbudget.training import Result, execute
 
-Each = Literal["run", "round"]
+RowKind = Literal["run", "round"]
 """What has a row of its own in the results."""
 
-EngineName = Literal["in-process", "network"]
-"""What makes a run: this process, or an aggregator and nodes that are processes of their own."""
+Columns = dict[str, list[Any]]
+"""All of one length, by name: a value for the run, or for each of its rounds."""
 
-Figures = dict[str, list[Any]]
-"""Columns by name, all of one length: a value for the run, or for each of its rounds."""
-
-FIGURES: Mapping[Each, tuple[str, ...]] = {
+COLUMNS: Mapping[RowKind, tuple[str, ...]] = {
     "run": (
         "loss",
         "accuracy",
         "average_tau",
+        "update_weighted_tau",
         "aggregations",
         "local_updates",
         "stopped_by",
@@ -60,27 +61,27 @@ class Failure:
     error: str
 
 
-def attempt(settings: Settings, *, each: Each, engine: EngineName = "in-process") -> Figures | Failure:
+def attempt(settings: Settings, *, each: RowKind, engine: EngineName = "in-process") -> Columns | Failure:
     """Makes a run; whatever goes wrong in one must not stop the others."""
     try:
-        return figures(_run(settings) if engine == "in-process" else _run_over_network(settings), each)
+        return columns(_run(settings) if engine == "in-process" else _run_over_network(settings), each)
     except UserError as error:
         return Failure(str(error))
     except Exception as error:
         return Failure(f"{type(error).__name__}: {error}")
 
 
-def figures(result: Result, each: Each) -> Figures:
+def columns(result: Result, each: RowKind) -> Columns:
     """What is kept of a result."""
     sources: Sequence[Result | RoundRecord] = [result] if each == "run" else result.rounds
-    rows = [_flat({name: getattr(source, name) for name in FIGURES[each]}) for source in sources]
+    rows = [_flat({name: getattr(source, name) for name in COLUMNS[each]}) for source in sources]
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-class Cells:
+class CellStore:
     """The cells that are kept in a sweep's folder."""
 
-    def __init__(self, folder: Path, each: Each, engine: EngineName = "in-process") -> None:
+    def __init__(self, folder: Path, each: RowKind, engine: EngineName = "in-process") -> None:
         self._folder = folder / "cells"
         self._each = each
         self._engine = "" if engine == "in-process" else f"engine {engine}\n"
@@ -92,32 +93,29 @@ class Cells:
     def __contains__(self, settings: Settings) -> bool:
         return self._path(settings).exists()
 
-    def read(self, settings: Settings) -> Figures:
+    def read(self, settings: Settings) -> Columns:
         path = self._path(settings)
         try:
-            found: Figures = json.loads(path.read_bytes())
+            columns: Columns = json.loads(path.read_bytes())
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read: {error}; without it, the run is made again") from None
-        return found
+        return columns
 
-    def write(self, settings: Settings, found: Figures) -> None:
-        path = self._path(settings)
-        beside = path.with_name(f".{path.name}.new")
-        beside.write_text(json.dumps(found, allow_nan=False), encoding="utf-8")
-        beside.replace(path)
+    def write(self, settings: Settings, columns: Columns) -> None:
+        atomic_file.replace(self._path(settings), json.dumps(columns, allow_nan=False).encode())
 
     def _path(self, settings: Settings) -> Path:
-        told = f"fedbudget {__version__}\neach {self._each}\n{self._engine}{settings.to_toml()}"
-        return self._folder / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.json"
+        key = f"fedbudget {__version__}\neach {self._each}: {COLUMNS[self._each]}\n{self._engine}{settings.to_toml()}"
+        return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
 def _run(settings: Settings) -> Result:
     """Makes a run on one thread: parallel kernels in parallel runs would only be in each other's way."""
     with _one_thread(numba):
         dataset = _dataset(settings.dataset, settings.data_dir, settings.target, settings.test_share)
-        plan = prepare(settings, dataset=dataset)
+        prepared = simulate(settings, Overrides(dataset=dataset))
         with _one_thread(sys.modules.get("torch")):  # which is there by now if the model needs it
-            result = execute(plan)
+            result = execute(prepared)
     if result.stopped_by == "interrupted":
         raise KeyboardInterrupt
     return result
@@ -125,12 +123,13 @@ def _run(settings: Settings) -> Result:
 
 def _run_over_network(settings: Settings) -> Result:
     """Makes a run with a process for each node; nodes that are slower than the fastest are slowed down to it."""
-    from fedbudget.local import on_this_machine
+    from fedbudget.launch.local import on_this_machine
 
     speeds = settings.speeds or (1.0,) * (settings.nodes or 1)
     paces = [max(speeds) / speed for speed in speeds]
-    with on_this_machine(replace(settings, speeds=None), len(speeds), paces=paces) as plan:
-        result = execute(plan)
+    alone = replace(settings, speeds=None, nodes=len(speeds))
+    with on_this_machine(alone, paces=paces) as prepared:
+        result = execute(prepared)
     if result.stopped_by == "interrupted":
         raise KeyboardInterrupt
     return result

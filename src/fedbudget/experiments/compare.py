@@ -6,13 +6,15 @@ from typing import Any
 
 from fedbudget.data.dataset import Dataset
 from fedbudget.errors import UserError
-from fedbudget.plan import load_dataset, prepare
+from fedbudget.launch.inputs import load_dataset
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import simulate
 from fedbudget.settings import Settings
 from fedbudget.training import Result, execute
 
 
 @dataclass(frozen=True)
-class Setting:
+class MeanResult:
     """The mean over seeds of one τ, or of adaptive τ, in one case."""
 
     tau: float
@@ -20,7 +22,7 @@ class Setting:
     accuracy: float | None
 
     @classmethod
-    def mean(cls, results: Sequence[Result], tau: float | None = None) -> "Setting":
+    def mean(cls, results: Sequence[Result], tau: float | None = None) -> "MeanResult":
         accuracies = [result.accuracy for result in results if result.accuracy is not None]
         return cls(
             tau=_mean([result.average_tau for result in results]) if tau is None else tau,
@@ -34,16 +36,16 @@ class CaseComparison:
     """One case: adaptive τ, and every fixed τ."""
 
     case: int
-    adaptive: Setting
-    fixed: tuple[Setting, ...]
+    adaptive: MeanResult
+    fixed: tuple[MeanResult, ...]
 
     @property
-    def best(self) -> Setting:
-        return min(self.fixed, key=lambda setting: setting.loss)
+    def best(self) -> MeanResult:
+        return min(self.fixed, key=lambda result: result.loss)
 
     @property
-    def worst(self) -> Setting:
-        return max(self.fixed, key=lambda setting: setting.loss)
+    def worst(self) -> MeanResult:
+        return max(self.fixed, key=lambda result: result.loss)
 
     @property
     def regret(self) -> float | None:
@@ -97,15 +99,15 @@ def compare(
     return [
         CaseComparison(
             case,
-            Setting.mean(results[case, "adaptive"]),
-            tuple(Setting.mean(results[case, tau], tau) for tau in taus),
+            MeanResult.mean(results[case, "adaptive"]),
+            tuple(MeanResult.mean(results[case, tau], tau) for tau in taus),
         )
         for case in cases
     ]
 
 
 def _run(settings: Settings, dataset: Dataset) -> Result:
-    result = execute(prepare(settings, dataset=dataset))
+    result = execute(simulate(settings, Overrides(dataset=dataset)))
     if result.stopped_by == "interrupted":
         raise KeyboardInterrupt
     return result

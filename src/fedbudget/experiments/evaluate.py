@@ -23,7 +23,7 @@ def evaluate(run: Run, name: str, target: str | None = None, data_dir: str | Non
     """Loss and accuracy of a run's model on a dataset's test samples, or on all samples where it names none."""
     saved = run.model()
     dataset = _dataset(name, target or run.settings.target, data_dir or run.settings.data_dir, saved)
-    model = catalogue.build(saved.model, dataset, clusters=run.settings.clusters)
+    model = catalogue.build(saved.model, dataset, catalogue.options(saved.model, vars(run.settings)))
     if model.parameters != len(saved.w):
         raise UserError(f"{name} does not fit the model of {run.path}: it would need {model.parameters} parameters, "
                         f"the model has {len(saved.w)}")  # fmt: skip
@@ -34,15 +34,15 @@ def evaluate(run: Run, name: str, target: str | None = None, data_dir: str | Non
 def _dataset(name: str, target: str | None, data_dir: str | None, saved: SavedModel) -> Dataset:
     """The samples to evaluate on, as a dataset of which they are all."""
     if name in data.DATASETS:
-        found = data.load(name, data_dir=data_dir)
-        return found if found.test is None else replace(found, train=found.test)
+        dataset = data.load(name, data_dir=data_dir)
+        return dataset if dataset.test is None else replace(dataset, train=dataset.test)
     path = Path(name)
     if not path.exists():
         return data.load(name)  # says what is wrong
-    found = load_all(path, target=target, classes=saved.classes)
+    dataset = load_all(path, target=target, classes=saved.classes)
     how = saved.standardization
     if how is None:
-        return found
-    if found.features != len(how.mean):
-        raise UserError(f"{name} has {found.features} features, the model was trained on {len(how.mean)}")
-    return replace(found, train=how.apply(found.train), standardization=how)
+        return dataset
+    if dataset.features != len(how.mean):
+        raise UserError(f"{name} has {dataset.features} features, the model was trained on {len(how.mean)}")
+    return replace(dataset, train=how.apply(dataset.train), standardization=how)

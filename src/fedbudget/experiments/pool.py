@@ -20,10 +20,10 @@ import joblib
 from fedbudget.errors import UserError
 
 Item = TypeVar("Item")
-Outcome = TypeVar("Outcome")
+Output = TypeVar("Output")
 
 
-def require(jobs: int | None, backend: str | None) -> None:
+def check_backend(jobs: int | None, backend: str | None) -> None:
     """Refuses what `unordered` cannot do, and makes the backend known to joblib."""
     if jobs is not None and jobs < 1:
         raise UserError(f"jobs must be at least 1, not {jobs}")
@@ -48,8 +48,8 @@ def require(jobs: int | None, backend: str | None) -> None:
 
 
 def unordered(
-    work: Callable[[Item], Outcome], items: Sequence[Item], *, jobs: int | None, backend: str | None
-) -> Generator[tuple[Item, Outcome], None, None]:
+    work: Callable[[Item], Output], items: Sequence[Item], *, jobs: int | None, backend: str | None
+) -> Generator[tuple[Item, Output], None, None]:
     """Gives every item with what the work makes of it; closed before its end, it ends what is under way.
 
     Args:
@@ -76,8 +76,8 @@ def unordered(
 
 
 def unordered_on_ray(
-    work: Callable[[Item], Outcome], items: Sequence[Item], *, jobs: int | None, address: str | None
-) -> Generator[tuple[Item, Outcome], None, None]:
+    work: Callable[[Item], Output], items: Sequence[Item], *, jobs: int | None, address: str | None
+) -> Generator[tuple[Item, Output], None, None]:
     """The same on the machines of a Ray cluster, each item on a core; one whose process is lost is done again.
 
     Args:
@@ -106,19 +106,19 @@ def unordered_on_ray(
                 ray.cancel(task, force=True)
 
 
-def _streamed(work: Callable[[Item], Outcome], items: Sequence[Item], jobs: int) -> Iterator[tuple[int, Outcome]]:
+def _streamed(work: Callable[[Item], Output], items: Sequence[Item], jobs: int) -> Iterator[tuple[int, Output]]:
     # One item at a time, because an outcome that waits for others of its batch would be lost with them.
     parallel = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
     with _deaf_to_interrupts(), _tracked_quietly():
-        numbered: Iterator[tuple[int, Outcome]] = parallel(_tasks(work, items, range(len(items))))
+        numbered: Iterator[tuple[int, Output]] = parallel(_tasks(work, items, range(len(items))))
     return numbered
 
 
-def _tasks(work: Callable[[Item], Outcome], items: Sequence[Item], indices: range) -> Iterator[Any]:
+def _tasks(work: Callable[[Item], Output], items: Sequence[Item], indices: range) -> Iterator[Any]:
     return (joblib.delayed(_numbered)(work, index, items[index]) for index in indices)
 
 
-def _numbered(work: Callable[[Item], Outcome], index: int, item: Item) -> tuple[int, Outcome]:
+def _numbered(work: Callable[[Item], Output], index: int, item: Item) -> tuple[int, Output]:
     return index, work(item)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from fedbudget import __version__
-from fedbudget.experiments.figures.figure import Table
-from fedbudget.experiments.reproduce import Made
+from fedbudget import __version__, atomic_file
+from fedbudget.experiments.figures.figure import FigureTable
+from fedbudget.experiments.reproduce import FigureResult
 
 _TITLE = "Adaptive Federated Learning in Resource Constrained Edge Computing Systems, reproduced"
 _STYLE = """
@@ -22,17 +22,15 @@ img { max-width: 100%; background: white; }
 """
 
 
-def write_report(made: Sequence[Made], out: Path) -> tuple[Path, Path]:
+def write_report(made: Sequence[FigureResult], out: Path) -> tuple[Path, Path]:
     """Writes both pages, and gives where they are."""
     pages = {"report.md": markdown(made, out), "report.html": html(made)}
     for name, text in pages.items():
-        beside = out / f".{name}.new"
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(out / name)
+        atomic_file.replace(out / name, text.encode())
     return out / "report.md", out / "report.html"
 
 
-def markdown(made: Sequence[Made], out: Path) -> str:
+def markdown(made: Sequence[FigureResult], out: Path) -> str:
     """The page, with pictures by their paths from `out`."""
     lines = [f"# {_TITLE}", "", _summary(made), "", "## Claims", ""]
     lines += ["| claim | measured | holds | figure |", "|---|---|---|---|"]
@@ -43,13 +41,13 @@ def markdown(made: Sequence[Made], out: Path) -> str:
     lines += ["", "## Figures"]
     for each in made:
         picture = Path(os.path.relpath(each.picture, out)).as_posix()
-        lines += ["", f"### {each.name}", "", f"{each.title}: {each.of}.", "", f"![{each.title}]({picture})"]
+        lines += ["", f"### {each.name}", "", f"{each.title}: {each.made_of}.", "", f"![{each.title}]({picture})"]
         if each.table is not None:
             lines += ["", *(_line(row) for row in (each.table.head, ["---"] * len(each.table.head), *each.table.rows))]
     return "\n".join([*lines, ""])
 
 
-def html(made: Sequence[Made]) -> str:
+def html(made: Sequence[FigureResult]) -> str:
     """The page as one file that needs nothing else."""
     rows = "\n".join(
         f"<tr><td>{escape(claim.text)}</td><td>{escape(claim.measured)}</td>"
@@ -59,7 +57,7 @@ def html(made: Sequence[Made]) -> str:
         for claim in each.claims
     )
     figures = "\n".join(
-        f'<section id="{each.name}"><h3>{escape(each.title)}</h3><p>{escape(each.of)}.</p>'
+        f'<section id="{each.name}"><h3>{escape(each.title)}</h3><p>{escape(each.made_of)}.</p>'
         f'<img alt="{escape(each.title)}" src="data:image/png;base64,{_encoded(each.picture)}">'
         f"{_html_table(each.table)}</section>"
         for each in made
@@ -83,7 +81,7 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _html_table(table: Table | None) -> str:
+def _html_table(table: FigureTable | None) -> str:
     if table is None:
         return ""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
@@ -91,7 +89,7 @@ def _html_table(table: Table | None) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table>"
 
 
-def _summary(made: Sequence[Made]) -> str:
+def _summary(made: Sequence[FigureResult]) -> str:
     claims = [claim for each in made for claim in each.claims]
     held = sum(claim.holds for claim in claims)
     return f"{held} of {len(claims)} claims hold, in {len(made)} figures; made by fedbudget {__version__}."

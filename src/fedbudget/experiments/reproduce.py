@@ -9,22 +9,20 @@ Runs that are there already are not made again. Without the real MNIST, figures 
 so; others are left out, with the reason. A figure of many tasks has those whose data are here.
 """
 
-import io
 import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
 
-from fedbudget.data.published.find import NotHere
+from fedbudget import atomic_file
+from fedbudget.data.published.find import DatasetMissing
 from fedbudget.errors import UserError
 from fedbudget.experiments import sweep
-from fedbudget.experiments.cells import EngineName
 from fedbudget.experiments.figures import FIGURES
-from fedbudget.experiments.figures.figure import Claim, Figure, Scope, Table
+from fedbudget.experiments.figures.figure import Claim, Figure, FigureTable, GridSize
 from fedbudget.experiments.table import read_rows
-from fedbudget.plan import load_dataset
+from fedbudget.launch.inputs import load_dataset
 from fedbudget.settings import Settings
 
 RUNS, QUICK_RUNS = 15, 2
@@ -32,12 +30,12 @@ _MADE = "made.json"
 
 
 @dataclass(frozen=True)
-class Made:
+class FigureResult:
     """A figure that was made.
 
     Args:
       name, title: of the figure.
-      of: what it was made of: how many runs, on which data, by which method.
+      made_of: how many runs, on which data, by which method.
       claims: judged by it.
       table: its numbers, where it has a table.
       picture: the PNG.
@@ -45,16 +43,17 @@ class Made:
 
     name: str
     title: str
-    of: str
+    made_of: str
     claims: tuple[Claim, ...]
-    table: Table | None
+    table: FigureTable | None
     picture: Path
 
 
 def choose(names: Sequence[str], *, with_cnn: bool, engine: str = "in-process") -> list[Figure]:
     """The figures of some names, or of `all`; the first part of a name stands for all that begin with it."""
-    if engine not in get_args(EngineName):
-        raise UserError(f"engine must be one of {', '.join(get_args(EngineName))}, not {engine!r}")
+    engines = sorted({figure.engine for figure in FIGURES.values()})
+    if engine not in engines:
+        raise UserError(f"engine must be one of {', '.join(engines)}, not {engine!r}")
     figures = {name: figure for name, figure in FIGURES.items() if figure.engine == engine}
     if not names:
         raise UserError(f"which figures? all, or some of {', '.join(figures)}")
@@ -75,7 +74,7 @@ def _is_called(name: str, asked: str) -> bool:
 def make(
     figure: Figure,
     out: Path,
-    scope: Scope,
+    size: GridSize,
     *,
     data_dir: str | None = None,
     jobs: int | None = None,
@@ -84,38 +83,39 @@ def make(
     """Makes a figure's runs and its picture.
 
     Raises:
-      NotHere: its data are not on this machine.
+      DatasetMissing: its data are not on this machine.
     """
     settings, on = _data(figure, data_dir)
     folder = out / figure.name
-    grid = figure.sweep(settings, scope)
+    grid = figure.sweep(settings, size)
     alone = figure.engine == "network"  # its runs measure time, and would be in each other's way
     table = sweep.run(grid, folder, jobs=1 if alone else jobs, progress=progress, engine=figure.engine)
     rows = table.to_pylist()
     errors = [row["error"] for row in rows if row["error"] is not None]
     if errors:
         raise RuntimeError(f"{figure.name}: {len(errors)} of its runs failed, the first with: {errors[0]}")
-    made = {"of": f"{_runs(grid, scope)}, on {on}, {_methods(grid)}"}
-    (folder / _MADE).write_text(json.dumps(made) + "\n", encoding="utf-8")
+    made = {"of": f"{_runs(grid, size)}, on {on}, {_methods(grid)}"}
+    atomic_file.replace(folder / _MADE, (json.dumps(made) + "\n").encode())
     picture = figure.draw(rows)
     picture.suptitle(f"{figure.title}, on {on}", fontsize="medium")
     for form in ("png", "svg"):
-        drawn = io.BytesIO()
-        picture.savefig(drawn, format=form)
-        (folder / f"{figure.name}.{form}").write_bytes(drawn.getvalue())
+        with atomic_file.replacing(folder / f"{figure.name}.{form}") as file:
+            picture.savefig(file, format=form)
 
 
-def made_in(out: Path) -> list[Made]:
+def read_figures(out: Path) -> list[FigureResult]:
     """All figures that a folder has, with their claims judged by the runs there."""
-    found = []
+    results = []
     for figure in FIGURES.values():
         folder = out / figure.name
         if (folder / _MADE).is_file() and (folder / sweep.RESULTS).is_file():
             rows = read_rows(folder / sweep.RESULTS)
-            of = json.loads((folder / _MADE).read_text(encoding="utf-8"))["of"]
+            made_of = json.loads((folder / _MADE).read_text(encoding="utf-8"))["of"]
             claims, table = tuple(figure.claims(rows)), figure.table and figure.table(rows)
-            found.append(Made(figure.name, figure.title, of, claims, table, folder / f"{figure.name}.png"))
-    return found
+            results.append(
+                FigureResult(figure.name, figure.title, made_of, claims, table, folder / f"{figure.name}.png")
+            )
+    return results
 
 
 def _data(figure: Figure, data_dir: str | None) -> tuple[list[Settings], str]:
@@ -124,19 +124,19 @@ def _data(figure: Figure, data_dir: str | None) -> tuple[list[Settings], str]:
     if len(asked) == 1:
         settings, on = _or_digits(asked[0])
         return [settings], on
-    found = []
+    available = []
     for settings in asked:
-        with suppress(NotHere):
+        with suppress(DatasetMissing):
             load_dataset(settings)
-            found.append(settings)
-    return found, ", ".join(dict.fromkeys(settings.dataset for settings in found))
+            available.append(settings)
+    return available, ", ".join(dict.fromkeys(settings.dataset for settings in available))
 
 
 def _or_digits(settings: Settings) -> tuple[Settings, str]:
     """Settings with data that are here, and what these are."""
     try:
         dataset = load_dataset(settings)
-    except NotHere:
+    except DatasetMissing:
         if settings.model != "svm":
             raise
         # No sample of the test data, which are fewer than the paper's 1,000.
@@ -144,9 +144,9 @@ def _or_digits(settings: Settings) -> tuple[Settings, str]:
     return settings, f"{settings.dataset} ({dataset.note})" if dataset.note else settings.dataset
 
 
-def _runs(grid: sweep.Sweep, scope: Scope) -> str:
+def _runs(grid: sweep.Sweep, size: GridSize) -> str:
     seeds = len({cell.seed for cell in grid.cells})
-    quick = ", a small grid for a first look" if scope.quick else ""
+    quick = ", a small grid for a first look" if size.quick else ""
     return f"{'one run' if seeds == 1 else f'mean of {seeds} runs'} of each setting{quick}"
 
 

@@ -22,13 +22,14 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from fedbudget import tasks
 from fedbudget.errors import UserError
-from fedbudget.experiments.cells import Cells, Each, EngineName, Failure, attempt
-from fedbudget.experiments.pool import require, unordered, unordered_on_ray
+from fedbudget.experiments.cells import CellStore, Failure, RowKind, attempt
+from fedbudget.experiments.pool import check_backend, unordered, unordered_on_ray
 from fedbudget.experiments.table import gather, write
+from fedbudget.launch.launch import EngineName
 from fedbudget.settings import Settings, checked, read_toml
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Sweep:
     base: Settings
     varied: tuple[str, ...]
     cells: tuple[Settings, ...]
-    each: Each = "run"
+    each: RowKind = "run"
 
     @classmethod
     def read(cls, path: Path, *, data_dir: str | None = None) -> "Sweep":
@@ -80,7 +81,7 @@ class Sweep:
         return cls(base, tuple(lists), _product(f"{path}, [grid]", base, lists), _checked_each(str(path), each))
 
     @classmethod
-    def of(cls, base: Settings, grid: Mapping[str, Sequence[Any] | int], each: Each = "run") -> "Sweep":
+    def of(cls, base: Settings, grid: Mapping[str, Sequence[Any] | int], each: RowKind = "run") -> "Sweep":
         """The sweep of a grid over some settings; the grid has the keys of a file's.
 
         >>> sweep = Sweep.of(Settings(nodes=4), {"case": [1, 2], "tau": ["adaptive", 10], "seeds": 3})
@@ -102,7 +103,7 @@ def run(
     jobs: int | None = None,
     backend: str | None = None,
     progress: Progress = lambda done, of, failed: None,
-    engine: EngineName | Literal["ray"] = "in-process",
+    engine: EngineName = "in-process",
     ray_address: str | None = None,
 ) -> "pyarrow.Table":
     """Makes the runs that the folder does not have yet, and gives the table of all, which is also written there.
@@ -116,11 +117,11 @@ def run(
       engine: what makes each run; with `ray` they are made in process on the machines of a Ray cluster.
       ray_address: of that cluster; this machine when not given.
     """
-    require(jobs, backend)
+    check_backend(jobs, backend)
     if backend is not None and engine == "ray":
         raise UserError("give --backend or --engine ray, not both")
     makes: EngineName = "in-process" if engine == "ray" else engine
-    kept, failures = Cells(folder, sweep.each, makes), dict[Settings, Failure]()
+    kept, failures = CellStore(folder, sweep.each, makes), dict[Settings, Failure]()
     missing = [settings for settings in sweep.cells if settings not in kept]
     done = len(sweep.cells) - len(missing)
     progress(done, len(sweep.cells), 0)
@@ -155,10 +156,10 @@ def _of_task(task: Any) -> dict[str, Any]:
     return Settings.from_toml(tasks.path(task))
 
 
-def _checked_each(where: str, each: Any) -> Each:
-    if each not in get_args(Each):
+def _checked_each(where: str, each: Any) -> RowKind:
+    if each not in get_args(RowKind):
         raise UserError(f"{where}: each must be run or round, not {each!r}")
-    found: Each = each
+    found: RowKind = each
     return found
 
 
@@ -206,8 +207,8 @@ def _product(where: str, base: Settings, lists: Mapping[str, list[Any]]) -> tupl
         try:
             cells.append(replace(base, **chosen))
         except UserError as error:
-            said = ", ".join(f"{_key(name)} = {value!r}" for name, value in chosen.items())
-            raise UserError(f"{where}: {said}: {error}") from None
+            cell = ", ".join(f"{_key(name)} = {value!r}" for name, value in chosen.items())
+            raise UserError(f"{where}: {cell}: {error}") from None
     return tuple(cells)
 
 

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from fedbudget import atomic_file
 from fedbudget.data.partition import Partition
 from fedbudget.errors import UserError
-from fedbudget.experiments.cells import FIGURES, Each, Failure, Figures
+from fedbudget.experiments.cells import COLUMNS, Columns, Failure, RowKind
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
 from fedbudget.training import Result
@@ -36,7 +37,7 @@ _BY_RESOURCE = (Mapping[str, float], dict[str, float])
 
 
 def gather(
-    cells: Sequence[Settings], outcomes: Iterable[Figures | Failure], *, varied: Sequence[str], each: Each
+    cells: Sequence[Settings], outcomes: Iterable[Columns | Failure], *, varied: Sequence[str], each: RowKind
 ) -> "pyarrow.Table":
     """The table of all cells.
 
@@ -50,10 +51,10 @@ def gather(
     schema = schema.append(pyarrow.field("error", pyarrow.string()))
     batches = []
     for index, outcome in enumerate(outcomes):
-        found = {} if isinstance(outcome, Failure) else outcome
-        rows = len(next(iter(found.values()))) if found else 1
+        values = {} if isinstance(outcome, Failure) else outcome
+        rows = len(next(iter(values.values()))) if values else 1
         columns: dict[str, Any] = {name: pyarrow.repeat(column[index], rows) for name, column in settings.items()}
-        columns |= {name: found.get(name, [None] * rows) for name in figures}
+        columns |= {name: values.get(name, [None] * rows) for name in figures}
         columns["error"] = [outcome.error if isinstance(outcome, Failure) else None] * rows
         batches.append(pyarrow.RecordBatch.from_pydict(columns, schema))
     return pyarrow.Table.from_batches(batches, schema).combine_chunks()
@@ -61,9 +62,8 @@ def gather(
 
 def write(table: "pyarrow.Table", path: Path) -> None:
     """Writes a Parquet file in one step."""
-    beside = path.with_name(f".{path.name}.new")
-    parquet.write_table(table, beside)
-    beside.replace(path)
+    with atomic_file.replacing(path) as file:
+        parquet.write_table(table, file)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ def means(table: "pyarrow.Table") -> list[dict[str, Any]]:
 
     `runs` says over how many; those that failed, or whose loss is not finite, are not among them.
     """
-    varied = table.column_names[: table.column_names.index(FIGURES["run"][0])]
+    varied = table.column_names[: table.column_names.index(COLUMNS["run"][0])]
     unneeded = {"seed"}
     if "case" in varied and table["case"].null_count == 0:
         unneeded.add("partition")  # says the same
@@ -96,17 +96,23 @@ def means(table: "pyarrow.Table") -> list[dict[str, Any]]:
     ]
 
 
-def _figures(cells: Sequence[Settings], each: Each) -> dict[str, "pyarrow.DataType"]:
+def _figures(cells: Sequence[Settings], each: RowKind) -> dict[str, "pyarrow.DataType"]:
     """The columns of figures, with one for each resource that any cell has in its budget."""
     resources = list(dict.fromkeys(name for settings in cells for name in settings.limits().limits))
-    hints = get_type_hints(Result if each == "run" else RoundRecord)
+    hints = _types(Result if each == "run" else RoundRecord)
     figures: dict[str, pyarrow.DataType] = {}
-    for name in FIGURES[each]:
+    for name in COLUMNS[each]:
         if hints[name] in _BY_RESOURCE:
             figures |= {f"{name}_{resource}": pyarrow.float64() for resource in resources}
         else:
             figures[name] = _TYPES[hints[name]]
     return figures
+
+
+def _types(source: type[Result | RoundRecord]) -> dict[str, Any]:
+    """The types of its fields and properties."""
+    properties = {name: value.fget for name, value in vars(source).items() if isinstance(value, property)}
+    return get_type_hints(source) | {name: get_type_hints(get)["return"] for name, get in properties.items()}
 
 
 def _settings(cells: Sequence[Settings], varied: Sequence[str], figures: Iterable[str]) -> dict[str, "pyarrow.Array"]:

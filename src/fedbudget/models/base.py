@@ -22,6 +22,9 @@ from fedbudget.models import kernels
 Target = Literal["binary", "classes", "real", "raw", "none"]
 """What a model learns to predict: ±1, a class number, a real number, whatever the data has, or nothing."""
 
+ModelOptions = Mapping[str, int | float | str]
+"""What may be chosen of a model besides its name, such as the number of clusters; by name."""
+
 _ONE_AT_A_TIME = threading.Lock()  # not every threading layer of numba may be entered by two threads at once
 
 
@@ -95,10 +98,15 @@ class BaseModel(ABC):
 
 
 class KernelModel(BaseModel):
-    """A model whose row functions are compiled; see kernels.py."""
+    """A model whose row functions are compiled; see kernels.py.
+
+    OPTIONS are what may be chosen of it, with what is chosen otherwise; settings with these names are passed on to it,
+    and to every node. So a new option is declared there, and in settings.py.
+    """
 
     name: ClassVar[str]
     target: ClassVar[Target]
+    OPTIONS: ClassVar[ModelOptions] = {}
     regularization: float = 0.0
 
     @property

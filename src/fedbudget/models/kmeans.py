@@ -7,7 +7,8 @@ import numpy as np
 from numba.extending import register_jitable
 
 from fedbudget.arrays import Float32
-from fedbudget.models.base import KernelModel, Target
+from fedbudget.errors import UserError
+from fedbudget.models.base import KernelModel, ModelOptions, Target
 from fedbudget.models.by_row import by_row, row_gradient, row_loss
 from fedbudget.models.kernels import FAST, implements
 
@@ -22,9 +23,14 @@ class KMeans(KernelModel):
 
     name: ClassVar[str] = "kmeans"
     target: ClassVar[Target] = "none"
+    OPTIONS: ClassVar[ModelOptions] = {"clusters": 4}
     features: int
     clusters: int = 4
     regularization: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.clusters < 1:
+            raise UserError(f"clusters must be at least 1, not {self.clusters}")
 
     @property
     def parameters(self) -> int:

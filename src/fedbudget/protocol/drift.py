@@ -30,12 +30,13 @@ Both are averaged over nodes, and over intervals, half old and half new: a singl
 noisy to judge by, and an interval that is left uncorrected by mistake drifts.
 """
 
-import copy
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedbudget.arrays import Float32, Float64
+from fedbudget.arrays import Float32, Float64, Int64
+from fedbudget.protocol.messages import Broadcast, Drift, Report
 
 
 def mean_gradient(start: Float32, end: Float32, span: float) -> Float32:
@@ -45,16 +46,16 @@ def mean_gradient(start: Float32, end: Float32, span: float) -> Float32:
       span: ητ.
     """
     with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged, and is left out
-        found: Float32 = (start - end) / np.float32(span)
-    return found
+        gradient: Float32 = (start - end) / np.float32(span)
+    return gradient
 
 
 def next_mean(mean: Float32 | None, gradient: Float32, share: float) -> Float32:
     """c after an interval, from c before it, if that was used, the interval's mean gradient, and P."""
     if share == 1:
         return gradient
-    found: Float32 = np.float32(share) * gradient
-    return found if mean is None else np.float32(1 - share) * mean + found
+    new: Float32 = np.float32(share) * gradient
+    return new if mean is None else np.float32(1 - share) * mean + new
 
 
 @dataclass(frozen=True)
@@ -74,51 +75,127 @@ class Divergence:
         return self.corrected <= self.plain
 
 
+@dataclass(frozen=True)
+class DriftState:
+    """What the aggregator knows of all nodes' corrections, between two rounds.
+
+    Args:
+      mean: c, [parameters].
+      coming: what the next broadcast says of drift correction.
+      divergence: of the nodes' gradients, without correction and with it; None before the first round.
+      uncorrected: the last round without correction.
+      nodes, sizes: the numbers and D_i of all nodes that ever took part, but for those forgotten, [n].
+    """
+
+    mean: Float32
+    coming: Drift
+    divergence: Divergence | None
+    uncorrected: int
+    nodes: Int64
+    sizes: Int64
+
+    @classmethod
+    def first(cls, w: Float32) -> "DriftState":
+        nobody = np.empty(0, np.int64)
+        return cls(np.zeros_like(w), Drift(correct=True, share=1.0), None, 0, nobody, nobody)
+
+    def join(self, report: Report) -> "DriftState":
+        """With the nodes of a report."""
+        if np.array_equal(report.nodes, self.nodes) and np.array_equal(report.sizes, self.sizes):
+            return self
+        nodes, first = np.unique(np.append(report.nodes, self.nodes), return_index=True)
+        return replace(self, nodes=nodes, sizes=np.append(report.sizes, self.sizes)[first])
+
+    def forget(self, nodes: Collection[int]) -> "DriftState":
+        """Without these nodes; itself when none of them is known."""
+        known = np.isin(self.nodes, np.array(sorted(nodes), np.int64))
+        return replace(self, nodes=self.nodes[~known], sizes=self.sizes[~known]) if known.any() else self
+
+    @property
+    def data(self) -> float:
+        """D of all nodes."""
+        return float(np.add.reduce(self.sizes))
+
+    def after(
+        self, broadcast: Broadcast, w: Float32, share: float, fresh: Divergence, *, recover: bool
+    ) -> "DriftState":
+        """After an interval that ended at w.
+
+        Args:
+          share: P.
+          fresh: the nodes' divergences, averaged.
+          recover: whether the run goes back to w^f: then the next interval is not corrected.
+        """
+        corrected = broadcast.drift is not None and broadcast.drift.correct
+        gradient = mean_gradient(broadcast.w, w, broadcast.eta * broadcast.tau)
+        divergence = fresh if self.divergence is None else self.divergence.then(fresh)
+        return replace(
+            self,
+            mean=next_mean(self.mean if corrected else None, gradient, share),
+            coming=Drift(divergence.correct and not recover, share),
+            divergence=divergence,
+            uncorrected=self.uncorrected if corrected else broadcast.round,
+        )
+
+    @property
+    def coming_delta(self) -> float | None:
+        """δ of the coming interval, as the last ones were with or without correction."""
+        if self.divergence is None:
+            return None
+        return self.divergence.corrected if self.coming.correct else self.divergence.plain
+
+    def require_possible(self, w: Float32) -> None:
+        """Refuses what no run comes to: raises ValueError."""
+        if self.mean.shape != w.shape or not 0 <= self.coming.share <= 1 or not 0 <= self.uncorrected < 2**63:
+            raise ValueError(f"c has shape {self.mean.shape}, P is {self.coming.share}, since round {self.uncorrected}")
+        if self.nodes.ndim != 1 or self.sizes.shape != self.nodes.shape:
+            raise ValueError(f"nodes and sizes have shapes {self.nodes.shape} and {self.sizes.shape}")
+        if (np.diff(self.nodes) <= 0).any() or (self.nodes < 0).any() or (self.sizes < 1).any():
+            raise ValueError("nodes are not in order, or have no samples")
+
+
+@dataclass(frozen=True)
 class Correction:
     """What the n nodes of a fleet know of each other's gradients.
 
     Args:
-      mean: c when they join, [parameters].
+      mean: c, [parameters].
+      own: c_i, [n, parameters].
+      shift: s_i = c - c_i, [n, parameters].
+      plain, corrected: ‖s_i'‖ and ‖s_i' - s_i‖ of the last interval, [n].
     """
 
-    def __init__(self, nodes: int, mean: Float32) -> None:
-        self.mean = mean  # c
-        self.own = np.repeat(mean[None], nodes, axis=0)  # c_i, [nodes, parameters]
-        self.shift = np.zeros_like(self.own)  # c - c_i
-        self.plain = np.zeros(nodes)  # ‖s_i'‖ of the last interval
-        self.corrected = np.zeros(nodes)  # ‖s_i' - s_i‖
-
-    def fork(self) -> "Correction":
-        """Another that knows the same, and goes its own way from here on."""
-        return copy.copy(self)  # arrays are replaced, never changed in place
+    mean: Float32
+    own: Float32
+    shift: Float32
+    plain: Float64
+    corrected: Float64
 
     @classmethod
-    def known(cls, mean: Float32, own: Float32, shift: Float32) -> "Correction":
-        """With what nodes knew already."""
-        self = cls(len(own), mean)
-        self.own, self.shift = own, shift
-        return self
+    def first(cls, nodes: int, mean: Float32) -> "Correction":
+        """Of nodes that join when c is this."""
+        own = np.repeat(mean[None], nodes, axis=0)
+        return cls(mean, own, np.zeros_like(own), np.zeros(nodes), np.zeros(nodes))
 
-    def learn(self, gradients: Float32, *, used: bool) -> None:
-        """c_i from the nodes' mean gradients over an interval; what is not finite teaches nothing.
+    def learn(self, gradients: Float32, *, used: bool) -> "Correction":
+        """With c_i from the nodes' mean gradients over an interval; what is not finite teaches nothing.
 
         Args:
-          gradients: along which the nodes went, with the shift if that was used, [nodes, parameters].
+          gradients: along which the nodes went, with the shift if that was used, [n, parameters]; it is taken over.
         """
         if used:
             gradients -= self.shift
         finite = np.asarray(np.isfinite(gradients).all(axis=1))
-        self.own = gradients if finite.all() else np.where(finite[:, None], gradients, self.own)
+        return replace(self, own=gradients if finite.all() else np.where(finite[:, None], gradients, self.own))
 
-    def forget(self) -> None:
-        """c_i ← 0: there was an interval without correction that these nodes missed."""
-        self.own = np.zeros_like(self.own)
+    def forget(self) -> "Correction":
+        """With c_i = 0: there was an interval without correction that these nodes missed."""
+        return replace(self, own=np.zeros_like(self.own))
 
-    def meet(self, mean: Float32) -> None:
-        """c as it is now, and with it the shifts of the coming interval."""
-        before, self.mean = self.shift, mean
-        self.shift = mean - self.own
-        self.plain, self.corrected = _norms(self.shift), _norms(self.shift - before)
+    def with_mean(self, mean: Float32) -> "Correction":
+        """With c as it is now, and so the shifts of the coming interval."""
+        shift = mean - self.own
+        return replace(self, mean=mean, shift=shift, plain=_norms(shift), corrected=_norms(shift - self.shift))
 
 
 def _norms(vectors: Float32) -> Float64:

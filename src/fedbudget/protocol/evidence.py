@@ -25,7 +25,7 @@ class Evidence:
 
     Args:
       losses, best_losses: mean F_i at w(t₀) and at w^f, [nodes].
-      loss_change: mean |F_i| between w(t₀) and elsewhere, [nodes].
+      loss_change: mean change of F_i between w(t₀) and other points, [nodes].
       steepest: the largest change of ∇F_i between them, [nodes, parameters].
     """
 
@@ -40,29 +40,27 @@ def mini_batches(batch: int | None) -> int:
     return 1 if batch is None else -(-ENOUGH // batch)
 
 
-def gather(
-    model: Model, shards: Shards, indices: BatchIndices, w: Float32, best: Float32, elsewhere: Float32
-) -> Evidence:
+def gather(model: Model, shards: Shards, indices: BatchIndices, w: Float32, best: Float32, points: Float32) -> Evidence:
     """Looks at all mini-batches of `indices`.
 
     Args:
       w, best: [parameters].
-      elsewhere: [nodes, parameters].
+      points: where the loss and gradient are compared with those at w, [nodes, parameters].
     """
     losses, best_losses, change = np.zeros((3, len(shards)))
-    steepest, size = np.zeros_like(elsewhere), np.zeros(len(shards))
+    steepest, size = np.zeros_like(points), np.zeros(len(shards))
     with np.errstate(over="ignore", invalid="ignore"):  # what diverged gives no number, and so no estimate
         for number in range(indices.updates):
             one = BatchIndices(np.ascontiguousarray(indices.positions[:, number : number + 1]), indices.group)
             here = model.descend(w[None], shards, one, 0.0, best)
-            there = model.descend(elsewhere, shards, one, 0.0)
+            there = model.descend(points, shards, one, 0.0)
             assert here.best_losses is not None
             losses += here.losses
             best_losses += here.best_losses
             change += np.abs(there.losses - here.losses)
-            turned = there.gradients - here.gradients
-            found = np.square(turned, dtype=np.float64).sum(axis=1)
-            steepest = np.where((found > size)[:, None], turned, steepest)
-            size = np.fmax(found, size)
+            change_of_gradient = there.gradients - here.gradients
+            squares = np.square(change_of_gradient, dtype=np.float64).sum(axis=1)
+            steepest = np.where((squares > size)[:, None], change_of_gradient, steepest)
+            size = np.fmax(squares, size)
     count = indices.updates
     return Evidence(losses / count, best_losses / count, change / count, steepest)

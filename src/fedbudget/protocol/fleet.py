@@ -31,8 +31,8 @@ from fedbudget.data.shards import Shards
 from fedbudget.models.base import Descent, Model
 from fedbudget.protocol.drift import Correction, mean_gradient, next_mean
 from fedbudget.protocol.evidence import Evidence, gather, mini_batches
-from fedbudget.protocol.memory import FleetState
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
+from fedbudget.protocol.state import FleetState
 
 SAME = 1e-10
 """Below this distance w_i(t) and w(t) count as equal, and ρ̂_i and β̂_i as 0."""
@@ -68,8 +68,8 @@ class Fleet:
         self._evidence: Evidence | None = None  # the same and more, of several mini-batches
         self._distance: Float64 | None = None  # ‖w_i(t₀) - w(t₀)‖
         self._descent: Descent | None = None
-        self._looks_aside = False  # some nodes do
-        self._steep: Float32 | None = None  # by how much ∇F_i changed there, [nodes, parameters]
+        self._probes = False  # some nodes do
+        self._steepest: Float32 | None = None  # by how much ∇F_i changed there, [nodes, parameters]
         self._losses: Float64 | None = None  # F_i(w(t₀))
         self._best_losses: Float64 | None = None  # F_i(w^f)
 
@@ -77,12 +77,11 @@ class Fleet:
         """Another fleet with the same memory, that goes its own way from here on; model and shards are shared."""
         twin = copy.copy(self)  # arrays are replaced, never changed in place
         twin.sampler = self.sampler.fork()
-        twin._correction = None if self._correction is None else self._correction.fork()
         return twin
 
     def memory(self) -> FleetState:
         """All that is needed to go on from here, once a round was made."""
-        broadcast, best, losses, correction = self._broadcast, self._best, self._losses, self._correction
+        broadcast, best, losses = self._broadcast, self._best, self._losses
         if broadcast is None or best is None or losses is None:
             raise LocalError("a fleet has something to remember after a round")
         return FleetState(
@@ -91,25 +90,20 @@ class Fleet:
             best=best,
             losses=losses,
             best_known=self._best_known,
-            steep=self._steep,
-            mean=None if correction is None else correction.mean,
-            own=None if correction is None else correction.own,
-            shift=None if correction is None else correction.shift,
+            steepest=self._steepest,
+            correction=self._correction,
             position=self.sampler.position,
         )
 
     def recall(self, memory: FleetState) -> None:
-        """Stands from here on as the fleet did that `memory` was taken from: one of the same nodes."""
+        """Goes on from here as the fleet would that `memory` was taken from: one of the same nodes."""
         shape = (len(self.shards), self.model.parameters)
         if memory.losses.shape != shape[:1] or memory.best.shape != shape[1:]:
             raise LocalError(
                 f"a memory of {len(memory.losses)} nodes and {memory.best.size} parameters is not of {shape}"
             )
-        self._broadcast, self._w, self._best = memory.broadcast, memory.w, memory.best
-        self._losses, self._best_known, self._steep = memory.losses, memory.best_known, memory.steep
-        self._correction = None
-        if memory.mean is not None and memory.own is not None and memory.shift is not None:
-            self._correction = Correction.known(memory.mean, memory.own, memory.shift)
+        self._broadcast, self._w, self._best, self._losses = memory.broadcast, memory.w, memory.best, memory.losses
+        self._best_known, self._steepest, self._correction = memory.best_known, memory.steepest, memory.correction
         self.sampler.go_to(memory.position)
 
     def answer(self, broadcast: Broadcast) -> Report:
@@ -130,44 +124,44 @@ class Fleet:
         if broadcast.drift is not None and broadcast.tau > 0:
             self._follow_drift(broadcast, broadcast.drift)
         self._broadcast = broadcast
-        more = mini_batches(self.sampler.batch) if broadcast.curvature else 1
+        more = mini_batches(self.sampler.batch) if broadcast.request.curvature else 1
         several = self.sampler.round(more, anew=True) if more > 1 else None
-        self._indices = self.sampler.round(broadcast.tau, anew=broadcast.curvature)
+        self._indices = self.sampler.round(broadcast.tau, anew=broadcast.request.curvature)
         self._descent = self._losses = self._best_losses = self._local = self._distance = self._evidence = None
-        if not broadcast.estimate or self._w is None or before is None:
+        if not broadcast.request.estimate or self._w is None or before is None:
             return
-        elsewhere, self._distance = self._elsewhere(self._w, broadcast, before)
+        points, self._distance = self._points(self._w, broadcast, before)
         if several is not None and self._best is not None:
-            self._evidence = gather(self.model, self.shards, several, broadcast.w, self._best, elsewhere)
+            self._evidence = gather(self.model, self.shards, several, broadcast.w, self._best, points)
         elif broadcast.tau > 0:
-            self._local = self.model.descend(elsewhere, self.shards, _first(self._indices), 0.0)
+            self._local = self.model.descend(points, self.shards, _first(self._indices), 0.0)
 
-    def _elsewhere(self, own: Float32, broadcast: Broadcast, before: Broadcast) -> tuple[Float32, Float64]:
+    def _points(self, own: Float32, broadcast: Broadcast, before: Broadcast) -> tuple[Float32, Float64]:
         """Where loss and gradient are compared with those at w(t₀), [nodes, parameters], and how far from there it is.
 
         It is w_i(t₀). For the step size, a node whose w_i(t₀) is w(t₀) looks aside instead.
         """
         distance = _distances(own, broadcast.w)
         same = distance <= SAME
-        self._looks_aside = broadcast.curvature and bool(same.any())
-        if not self._looks_aside:
+        self._probes = broadcast.request.curvature and bool(same.any())
+        if not self._probes:
             return own, distance
-        elsewhere = np.where(same[:, None], self._aside(broadcast.w, before), own)
-        return elsewhere, _distances(elsewhere, broadcast.w)
+        points = np.where(same[:, None], self._probe_points(broadcast.w, before), own)
+        return points, _distances(points, broadcast.w)
 
-    def _aside(self, w: Float32, before: Broadcast) -> Float32:
+    def _probe_points(self, w: Float32, before: Broadcast) -> Float32:
         """Points a step's length from w, to measure β_i between, [nodes, parameters].
 
         Each lies where the gradient changed the most the last time: done again and again, as in power iteration, this
         turns to the steepest direction of all. The first time it lies where w came from.
         """
         way = (w - before.w) / np.float32(max(1, before.tau))
-        if self._steep is None:
+        if self._steepest is None:
             return np.repeat((w + way)[None], len(self.shards), axis=0)
         length = np.linalg.norm(way.astype(np.float64))
         with np.errstate(divide="ignore", invalid="ignore"):
-            turned = self._steep / _norms(self._steep)[:, None]
-        return np.asarray(w + length * np.where(np.isfinite(turned), turned, 0), np.float32)
+            direction = self._steepest / _norms(self._steepest)[:, None]
+        return np.asarray(w + length * np.where(np.isfinite(direction), direction, 0), np.float32)
 
     def _follow_best(self, broadcast: Broadcast) -> None:
         """Keeps our copy of w^f, and of its loss where that is always the same."""
@@ -187,23 +181,22 @@ class Fleet:
         return last is None or broadcast.round != last.round + 1
 
     def _follow_drift(self, broadcast: Broadcast, drift: Drift) -> None:
-        """Learns c_i and c from the interval before, or c from the news where we missed it."""
+        """Learns c_i and c from the interval before, or c as we are told it where we missed it."""
         last, correction, catch_up = self._broadcast, self._correction, broadcast.catch_up
         if correction is None or last is None or last.drift is None or self._w is None:
             mean = np.zeros_like(broadcast.w) if catch_up is None or catch_up.mean is None else catch_up.mean
-            self._correction = Correction(len(self.shards), mean)
+            self._correction = Correction.first(len(self.shards), mean)
             return
-        correction.learn(mean_gradient(last.w, self._w, last.eta * last.tau), used=last.drift.correct)
+        correction = correction.learn(mean_gradient(last.w, self._w, last.eta * last.tau), used=last.drift.correct)
         if not self._missed(broadcast):
             before = correction.mean if last.drift.correct else None
-            gradient = mean_gradient(last.w, broadcast.w, last.eta * last.tau)
-            correction.meet(next_mean(before, gradient, drift.share))
-            return
-        if catch_up is None or catch_up.mean is None:
+            mean = next_mean(before, mean_gradient(last.w, broadcast.w, last.eta * last.tau), drift.share)
+        elif catch_up is None or catch_up.mean is None:
             raise PeerError(f"round {broadcast.round} after round {last.round}, without the mean of all corrections")
-        if catch_up.since > last.round:
-            correction.forget()
-        correction.meet(catch_up.mean)
+        else:
+            mean = catch_up.mean
+            correction = correction.forget() if catch_up.since > last.round else correction
+        self._correction = correction.with_mean(mean)
 
     def update(self) -> None:
         """τ local updates, eq. (4); with τ=0 the loss at w."""
@@ -232,12 +225,13 @@ class Fleet:
             raise LocalError("report comes after update")
         rho = beta = gradients = plain = corrected = None
         broadcast, descent = self._broadcast, self._descent
-        if broadcast.estimate and broadcast.round > 1 and descent is not None:
+        wanted = broadcast.report_fields
+        if descent is not None and "rho" in wanted:
             rho, beta = self._slopes(descent)
-            if broadcast.gradient:
-                shift = self._shift()
-                gradients = descent.gradients if shift is None else descent.gradients + shift
-        if descent is not None and self._correction is not None:
+        if descent is not None and "gradients" in wanted:
+            shift = self._shift()
+            gradients = descent.gradients if shift is None else descent.gradients + shift
+        if self._correction is not None and "plain" in wanted:
             plain, corrected = self._correction.plain, self._correction.corrected
         return Report(
             round=broadcast.round,
@@ -267,8 +261,8 @@ class Fleet:
                 none = np.full(len(self.shards), np.nan)
                 return none, none
         assert self._distance is not None
-        if self._looks_aside:
-            self._steep = gradients
+        if self._probes:
+            self._steepest = gradients
         return _slope(losses, self._distance), _slope(_norms(gradients), self._distance)
 
     def _shift(self) -> Float32 | None:

@@ -1,26 +1,48 @@
 """What is said between aggregator and fleets: frozen messages, and what they would take on the wire.
 
 A report is a structure of arrays over the nodes of one fleet, so that reports of several fleets add up: `Report.merge`
-puts them in node order, whatever order they arrived in.
+puts them in node order, whatever order they arrived in. Which of its optional fields a report has is decided by the
+broadcast that it answers, `Broadcast.report_fields`. Sizes and merging follow from the fields themselves.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32, Float64, Int64
+from fedbudget.errors import FedbudgetError
 
 _SCALAR = 8  # bytes of a number
-_HEADER = 32  # bytes of round, sizes and flags
+_HEADER = 32  # bytes of all flags, and of the fields below
+_IN_HEADER = frozenset({"round", "tau", "eta", "nodes", "sizes"})
 
 
-class LocalError(RuntimeError):
+class LocalError(FedbudgetError, RuntimeError):
     """This side used the protocol in a wrong order: a mistake in the engine."""
 
 
-class PeerError(ValueError):
+class PeerError(FedbudgetError, ValueError):
     """The other side said something that the protocol does not allow."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What nodes are asked for in all rounds of a run, besides the loss and w.
+
+    Args:
+      estimate: ρ̂_i and β̂_i.
+      gradient: the gradient at w(t₀), with the estimates.
+      curvature: β̂_i also of a node whose w_i is w, between w and the w before it.
+      drift: the divergences that drift correction is judged by, see drift.py.
+    """
+
+    estimate: bool = False
+    gradient: bool = False
+    curvature: bool = False
+    drift: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,12 +82,10 @@ class Broadcast:
       w: w(t₀), [parameters].
       tau: local updates to make; 0 asks for the loss at w alone (the final round).
       eta: step size of these updates.
-      estimate: whether ρ̂_i and β̂_i are wanted back.
+      request: what is wanted back.
       best: the w of the broadcast before this one has become w^f.
       stop: no more local updates follow after these.
-      gradient: whether the gradient is wanted back, with the estimates.
-      curvature: whether β̂_i is wanted also of a node whose w_i is w, between w and the w before it.
-      drift: how drift is corrected, if it is.
+      drift: how drift is corrected, where the request has it.
       catch_up: for nodes that were not in the round before; others need not be sent it.
     """
 
@@ -73,26 +93,41 @@ class Broadcast:
     w: Float32
     tau: int
     eta: float
-    estimate: bool
+    request: Request
     best: bool
     stop: bool
-    gradient: bool = True
-    curvature: bool = False
     drift: Drift | None = None
     catch_up: CatchUp | None = None
+
+    def __post_init__(self) -> None:
+        if self.request.drift != (self.drift is not None):
+            raise ValueError("a broadcast says how drift is corrected where that is asked for, and only there")
+
+    @classmethod
+    def first(cls, w: Float32, eta: float, request: Request) -> "Broadcast":
+        """What a run begins with, with τ=1: for a trial round, say."""
+        drift = Drift(correct=True, share=1.0) if request.drift else None
+        return cls(1, w, 1, eta, request, best=False, stop=False, drift=drift)
+
+    @property
+    def report_fields(self) -> frozenset[str]:
+        """The optional fields that a report has which answers this: these, and no other."""
+        if self.tau == 0:
+            return frozenset()
+        names = {"w"}
+        if self.request.estimate and self.round > 1:
+            names |= {"rho", "beta", "gradients"} if self.request.gradient else {"rho", "beta"}
+        return frozenset(names | {"plain", "corrected"} if self.request.drift else names)
 
     @property
     def wire_bytes(self) -> int:
         """What one copy takes on the wire, to a node that was in the round before."""
-        return _HEADER + 4 * self.w.size + (0 if self.drift is None else _SCALAR)
+        return self.wire_bytes_with_catch_up - _wire_size(self.catch_up)
 
     @property
     def wire_bytes_with_catch_up(self) -> int:
         """The same to a node that was not."""
-        if self.catch_up is None:
-            return self.wire_bytes
-        mean = 0 if self.catch_up.mean is None else self.catch_up.mean.size
-        return self.wire_bytes + _SCALAR + 4 * (self.catch_up.best.size + mean)
+        return _HEADER + _size_of_fields(self)
 
 
 @dataclass(frozen=True)
@@ -127,11 +162,7 @@ class Report:
     @property
     def wire_bytes(self) -> int:
         """What the reports of all n nodes take on the wire, each sent by itself."""
-        n = len(self.nodes)
-        numbers = (self.losses, self.best_losses, self.rho, self.beta, self.plain, self.corrected)
-        scalars = sum(field is not None for field in numbers)
-        vectors = sum(4 * int(field.shape[1]) for field in (self.w, self.gradients) if field is not None)
-        return n * (_HEADER + _SCALAR * scalars + vectors)
+        return _HEADER * len(self.nodes) + _size_of_fields(self)
 
     def require_answers(self, broadcast: Broadcast) -> None:
         """Refuses a report that is not what a broadcast asks for."""
@@ -139,19 +170,14 @@ class Report:
             raise PeerError("a report needs nodes with samples")
         if (self.nodes[1:] <= self.nodes[:-1]).any():
             raise PeerError("a node reported twice, or reports are not in node order")
-        if broadcast.tau > 0 and self.w is None:
-            raise PeerError("a report without w")
-        if broadcast.tau > 0 and broadcast.drift is not None and (self.plain is None or self.corrected is None):
-            raise PeerError("a report without the divergences of a run that corrects drift")
-        numbers: dict[str, Int64 | Float64 | None]
-        numbers = {"sizes": self.sizes, "losses": self.losses, "best losses": self.best_losses}
-        numbers |= {"rho": self.rho, "beta": self.beta, "plain": self.plain, "corrected": self.corrected}
-        for name, values in numbers.items():
-            if values is not None and values.shape != self.nodes.shape:
-                raise PeerError(f"{name} has shape {values.shape}, not {self.nodes.shape}")
-        for name, vector in {"w": self.w, "gradients": self.gradients}.items():
-            if vector is not None and vector.shape != (len(self.nodes), broadcast.w.size):
-                raise PeerError(f"{name} has shape {vector.shape}, not {(len(self.nodes), broadcast.w.size)}")
+        missing = sorted(name for name in broadcast.report_fields if getattr(self, name) is None)
+        if missing:
+            raise PeerError(f"a report without {', '.join(missing)}")
+        one, many = self.nodes.shape, (len(self.nodes), broadcast.w.size)
+        for name, shape in {**dict.fromkeys(NUMBERS, one), **dict.fromkeys(VECTORS, many), "sizes": one}.items():
+            values = getattr(self, name)
+            if values is not None and values.shape != shape:
+                raise PeerError(f"{name} has shape {values.shape}, not {shape}")
 
     @classmethod
     def merge(cls, reports: "Sequence[Report]") -> "Report":
@@ -164,7 +190,7 @@ class Report:
         if len(np.unique(nodes)) != len(nodes):
             raise PeerError(f"a node reported twice in round {reports[0].round}")
 
-        def join(name: str) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None":
+        def join(name: str) -> NDArray[Any] | None:
             parts = [getattr(report, name) for report in reports]
             present = [part is not None for part in parts]
             if any(present) and not all(present):
@@ -179,5 +205,25 @@ class Report:
 
         if len({report.round for report in reports}) != 1:
             raise PeerError(f"reports of different rounds: {sorted({report.round for report in reports})}")
-        fields = ("nodes", "sizes", "losses", "best_losses", "w", "rho", "beta", "gradients", "plain", "corrected")
-        return cls(reports[0].round, **{name: join(name) for name in fields})  # type: ignore[arg-type]
+        joined = {field.name: join(field.name) for field in fields(cls) if field.name != "round"}
+        return cls(reports[0].round, **joined)  # type: ignore[arg-type]
+
+
+VECTORS = tuple(field.name for field in fields(Report) if Float32 in (field.type, *get_args(field.type)))
+"""The fields of a report that have a vector of each node, [n, parameters]."""
+
+NUMBERS = tuple(field.name for field in fields(Report) if Float64 in (field.type, *get_args(field.type)))
+"""The fields of a report that have a number of each node, [n]."""
+
+
+def _size_of_fields(message: object) -> int:
+    return sum(_wire_size(value) for name, value in vars(message).items() if name not in _IN_HEADER)
+
+
+def _wire_size(value: object) -> int:
+    """What a field takes on the wire; flags are in the header."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if is_dataclass(value):
+        return sum(_wire_size(part) for part in vars(value).values())
+    return 0 if value is None or isinstance(value, bool) else _SCALAR

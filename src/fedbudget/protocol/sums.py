@@ -3,7 +3,7 @@
 Algorithm 2 needs nothing of single nodes, only sums: Σ D_i w_i, Σ D_i F_i and so on and, once the mean is known,
 Σ D_i ‖v_i - v‖ for δ̂. So whoever has many nodes can sum by itself, and the aggregator's work and memory do not grow
 with them. Sums come as rows over branches of the tree of nodes (tree.py), and so are the same bits whoever made them;
-the rows of several parties add up.
+the rows of several add up.
 """
 
 from collections.abc import Sequence
@@ -52,8 +52,8 @@ class Numbers(NamedTuple):
     @classmethod
     def of(cls, report: Report, usable: Flags) -> Float64:
         """Of each node, [nodes, numbers]."""
-        found = np.zeros((len(report.nodes), len(cls._fields)))
-        by_name = dict(zip(cls._fields, found.T, strict=True))
+        numbers = np.zeros((len(report.nodes), len(cls._fields)))
+        by_name = dict(zip(cls._fields, numbers.T, strict=True))
         by_name["data"][:] = 1
         by_name["used"][:] = usable
         by_name["loss"][:], by_name["best_loss"][:] = report.losses, report.best_losses
@@ -64,7 +64,7 @@ class Numbers(NamedTuple):
                 by_name[f"{name}_of"][:] = known
         if report.plain is not None and report.corrected is not None:
             by_name["plain"][:], by_name["corrected"][:] = report.plain, report.corrected
-        return found
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Sums:
       w, gradients: Σ D_i w_i(t) and Σ D_i ∇F_i(w(t₀)), [branches, parameters], where they were reported.
       slopes: whether ρ̂_i and β̂_i were reported.
       largest_beta: the largest β̂_i that is a sane, positive number, if any is.
-      everyone: D of all nodes that ever took part, where whoever summed knows it.
+      all_data: D of all nodes that ever took part, where whoever summed knows it.
     """
 
     round: int
@@ -92,11 +92,11 @@ class Sums:
     gradients: Float64 | None
     slopes: bool
     largest_beta: float | None
-    everyone: float | None = None
+    all_data: float | None = None
 
     @classmethod
     def merge(cls, parts: "Sequence[Sums]") -> "Sums":
-        """Of several parties, each with nodes of its own, in node order."""
+        """Of several groups, each with nodes of its own, in node order."""
         if len(parts) == 1:
             return parts[0]
 
@@ -104,7 +104,7 @@ class Sums:
             rows = [getattr(part, name) for part in parts]
             return None if rows[0] is None else np.concatenate(rows)
 
-        everyone = [part.everyone for part in parts if part.everyone is not None]
+        all_data = [part.all_data for part in parts if part.all_data is not None]
         return replace(
             parts[0],
             nodes=sum(part.nodes for part in parts),
@@ -114,7 +114,7 @@ class Sums:
             w=join("w"),
             gradients=join("gradients"),
             largest_beta=max((part.largest_beta for part in parts if part.largest_beta is not None), default=None),
-            everyone=sum(everyone) if everyone else None,
+            all_data=sum(all_data) if all_data else None,
         )
 
     def total(self, rows: Float64) -> Float64:
@@ -127,8 +127,7 @@ class Sums:
 
     def mean(self, rows: Float64) -> Float32:
         """Σ D_i v_i / Σ D_i of vectors; there must be a node that is not left out."""
-        found: Float32 = (self.total(rows) / self.totals.used).astype(np.float32)
-        return found
+        return np.asarray(self.total(rows) / self.totals.used, np.float32)
 
 
 class Reports(Protocol):
@@ -172,8 +171,7 @@ class ReportsHere:
         )
 
     def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
-        found = getattr(self._report, vectors)
-        return self._rows_of_usable(_distances(found, mean)[:, None])
+        return self._rows_of_usable(_distances(getattr(self._report, vectors), mean)[:, None])
 
     def _vectors(self, vectors: Float32 | None) -> Float64 | None:
         return None if vectors is None else self._rows_of_usable(vectors)
@@ -195,12 +193,12 @@ class ReportsHere:
 
 def _distances(vectors: Float32, mean: Float32) -> Float64:
     """‖v_i - mean‖ of each node."""
-    apart, rows = np.empty(len(vectors)), max(1, _AT_ONCE // mean.size)
+    squares, rows = np.empty(len(vectors)), max(1, _AT_ONCE // mean.size)
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite gives an estimate that is kept out
         for first in range(0, len(vectors), rows):  # in parts, because a copy of all would be much memory
             some = slice(first, first + rows)
-            apart[some] = np.square(vectors[some] - mean, dtype=np.float64).sum(axis=1)
-    return np.sqrt(apart)
+            squares[some] = np.square(vectors[some] - mean, dtype=np.float64).sum(axis=1)
+    return np.sqrt(squares)
 
 
 def _largest(values: Float64 | None) -> float | None:

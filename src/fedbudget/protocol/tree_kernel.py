@@ -17,10 +17,10 @@ def add_up(numbers, weights, values, total):
         for node in range(len(numbers)):
             joined = 0
             if node > 0:
-                apart = numbers[node] ^ numbers[node - 1]
-                while apart > 0:
+                differing = numbers[node] ^ numbers[node - 1]
+                while differing > 0:
                     joined += 1
-                    apart >>= 1
+                    differing >>= 1
             while held > 1 and level[held - 1] < joined:
                 held -= 1
                 for column in range(columns):

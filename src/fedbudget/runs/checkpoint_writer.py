@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedbudget.protocol.memory import Memory
+from fedbudget.protocol.state import AggregatorState
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.record import RoundRecord
 
@@ -34,21 +34,21 @@ class CheckpointWriter:
         self._last = records[-1:]
         self._changed = threading.Condition()
         self._waiting: list[RoundRecord] = []
-        self._latest: tuple[Memory, Mapping[str, Any]] | None = None
-        self._trouble: Exception | None = None
+        self._latest: tuple[AggregatorState[Any, Any], Mapping[str, Any]] | None = None
+        self._error: Exception | None = None
         self._busy = self._over = False
-        self._thread = threading.Thread(target=self._work, name="fedbudget-saver", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="fedbudget-checkpoints", daemon=True)
         self._thread.start()
 
-    def save(self, memory: Memory, engine: Mapping[str, Any], record: RoundRecord | None) -> None:
+    def save(self, state: AggregatorState[Any, Any], engine: Mapping[str, Any], record: RoundRecord | None) -> None:
         """Takes where a run has come to, and the record of the round that was the last, to be on disk before long.
 
         Raises what went wrong with an earlier one.
         """
         with self._changed:
-            self._changed.wait_for(lambda: len(self._waiting) < self._ahead or self._trouble is not None)
-            self._complain()
-            self._latest = memory, engine
+            self._changed.wait_for(lambda: len(self._waiting) < self._ahead or self._error is not None)
+            self._raise_error()
+            self._latest = state, engine
             if record is not None:
                 self._waiting.append(record)
             self._changed.notify_all()
@@ -56,8 +56,8 @@ class CheckpointWriter:
     def flush(self) -> None:
         """Waits until all is on disk."""
         with self._changed:
-            self._changed.wait_for(lambda: (self._latest is None and not self._busy) or self._trouble is not None)
-            self._complain()
+            self._changed.wait_for(lambda: (self._latest is None and not self._busy) or self._error is not None)
+            self._raise_error()
 
     def close(self) -> None:
         """Ends the thread, when it has written what it was given."""
@@ -66,9 +66,9 @@ class CheckpointWriter:
             self._changed.notify_all()
         self._thread.join()
 
-    def _complain(self) -> None:
-        if self._trouble is not None:
-            raise self._trouble
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def _work(self) -> None:
         while True:
@@ -76,13 +76,13 @@ class CheckpointWriter:
                 self._changed.wait_for(lambda: self._latest is not None or self._over)
                 if self._latest is None:
                     return
-                (memory, engine), records = self._latest, list(self._waiting)
+                (state, engine), records = self._latest, list(self._waiting)
                 self._latest, self._busy = None, True
             try:
-                self._write(memory, engine, records)
+                self._write(state, engine, records)
             except Exception as error:
                 with self._changed:
-                    self._trouble, self._busy = error, False
+                    self._error, self._busy = error, False
                     self._changed.notify_all()
                 return
             with self._changed:
@@ -90,9 +90,9 @@ class CheckpointWriter:
                 self._busy = False
                 self._changed.notify_all()
 
-    def _write(self, memory: Memory, engine: Mapping[str, Any], records: list[RoundRecord]) -> None:
+    def _write(self, state: AggregatorState[Any, Any], engine: Mapping[str, Any], records: list[RoundRecord]) -> None:
         lines = tuple(record.to_json() for record in records) or self._last
-        Checkpoint(memory, lines, engine).save(self._folder)
+        Checkpoint(state, lines, engine).save(self._folder)
         self._last = lines[-1:]
         for record in records:
             self._append(record)

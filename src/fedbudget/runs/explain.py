@@ -1,13 +1,18 @@
-"""Why a round had the τ that it had: the G curve that the controller looked at, recomputed from the records."""
+"""Why a round had the τ that it had: the G curve that the controller looked at, recomputed from the records.
+
+A controller of a user's own has reasons of its own, which are any text. They are shown as they are, without a curve.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedbudget.arrays import Float64, Int64
-from fedbudget.control import AdaptiveTau, ControlInputs, Decision, Estimates, Reason
+from fedbudget.control import AdaptiveTau, ControlInputs, Controller, Decision, Estimates, Reason
 from fedbudget.errors import UserError
 from fedbudget.runs.folder import Run
+
+_FROM_G = (Reason.MINIMUM, Reason.SEARCH_LIMIT, Reason.BUDGET)  # reasons of a controller that looked at G
 
 
 @dataclass(frozen=True)
@@ -15,7 +20,7 @@ class Explanation:
     """One round's choice.
 
     Args:
-      tau, reason: what was chosen, and why.
+      tau, reason: what was chosen, and why: a `Reason`, or a text of the controller's own.
       candidates, curve: the τ looked at, and G at each; empty where G was not consulted.
       estimates: what G was figured from.
       eta: the round's step size, for which G is.
@@ -24,7 +29,7 @@ class Explanation:
 
     round: int
     tau: int
-    reason: Reason
+    reason: str
     candidates: Int64
     curve: Float64
     estimates: Estimates | None
@@ -37,9 +42,9 @@ class Explanation:
         return int(self.candidates[np.argmin(self.curve)]) if len(self.curve) else None
 
     @property
-    def words(self) -> str:
+    def sentence(self) -> str:
         """The reason in a sentence."""
-        return {
+        sentences: dict[str, str] = {
             Reason.START: "not enough had been estimated yet, so the run went on with τ = 1",
             Reason.MINIMUM: f"G(τ) is smallest at τ = {self.tau}",
             Reason.SEARCH_LIMIT: f"G(τ) still falls at τ = {self.tau}, the end of the range that was searched",
@@ -48,25 +53,29 @@ class Explanation:
             Reason.FIXED: f"τ = {self.tau} was fixed by the settings",
             Reason.RECOVERY: "the round before went astray, so the run went back to the best parameters known",
             Reason.FINAL: "this last round only evaluated the loss of the final parameters",
-        }[self.reason]
+        }
+        return sentences.get(self.reason, "the controller gave this reason itself")
 
 
-def explain(run: Run, number: int) -> Explanation:
-    """Recomputes the choice of one round from the records before it."""
+def explain(run: Run, number: int, controller: Controller) -> Explanation:
+    """Recomputes the choice of one round from the records before it.
+
+    Args:
+      number: of the round.
+      controller: that the run had.
+    """
     by_number = {record.round: record for record in run.rounds}
     if number not in by_number:
         last = max(by_number, default=0)
         raise UserError(f"{run.path} has no round {number}; it has rounds 1 to {last}")
     record, before = by_number[number], by_number.get(number - 1)
-    reason = Reason(record.reason)
-    controller = run.settings.controller()
     candidates, curve, estimates = np.empty(0, np.int64), np.empty(0), None
-    consulted = reason in (Reason.MINIMUM, Reason.SEARCH_LIMIT, Reason.BUDGET)
-    if consulted and isinstance(controller, AdaptiveTau) and before is not None and before.rho is not None:
+    from_g = record.reason in _FROM_G
+    if from_g and isinstance(controller, AdaptiveTau) and before is not None and before.rho is not None:
         assert before.beta is not None
         assert before.delta is not None
         estimates = Estimates(before.rho, before.beta, before.delta)
-        previous = Decision(before.tau, Reason(before.reason))
+        previous = Decision(before.tau, Reason.MINIMUM)  # of which G needs the τ alone
         limits = run.settings.limits()
         inputs = ControlInputs(
             estimates,
@@ -76,4 +85,4 @@ def explain(run: Run, number: int) -> Explanation:
             limits.array,
         )
         candidates, curve = controller.search_range(previous, estimates), controller.curve(previous, inputs)
-    return Explanation(number, record.tau, reason, candidates, curve, estimates, record.eta, record.corrected)
+    return Explanation(number, record.tau, record.reason, candidates, curve, estimates, record.eta, record.corrected)

@@ -13,8 +13,8 @@
 beside their place and then moved there, so that nobody ever reads half of one. A record is one line, added to the end;
 half a line there is one that is being written, or was when the program died, and is not read.
 
-Where there is a checkpoint, a round's record is added only when a checkpoint that holds it is on disk (saver.py), so
-that nobody ever reads of a round, and of what was spent in it, that is taken back.
+Where there is a checkpoint, a round's record is added only when a checkpoint that holds it is on disk
+(checkpoint_writer.py), so that nobody ever reads of a round, and of what was spent in it, that is taken back.
 """
 
 import contextlib

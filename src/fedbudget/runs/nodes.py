@@ -10,7 +10,6 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +17,13 @@ import numpy as np
 
 from fedbudget import atomic_file
 from fedbudget.arrays import Int64
+from fedbudget.node_status import NodeStatus
 
 NODES = "nodes.json"
-MOST = 200
+MAX_LISTED = 200
 """Of more nodes than this only some are listed, or none where they are simulated; figures are about all."""
 
-_EVERY = 1.0  # seconds
-
-
-@dataclass(frozen=True)
-class NodeStatus:
-    """A node as it was when it was looked at.
-
-    Args:
-      numbers: of its fleet among all nodes.
-      state: in words; None where that has no meaning.
-      rounds, missed: that it took part in, and that it was asked to and did not; None where nobody counts.
-      step_seconds: of a local update, lately.
-      last_seen: when it was last connected, in seconds since 1970.
-    """
-
-    name: str
-    numbers: tuple[int, ...]
-    samples: int
-    state: str | None = None
-    rounds: int | None = None
-    missed: int | None = None
-    step_seconds: float | None = None
-    last_seen: float | None = None
+_INTERVAL = 1.0  # seconds
 
 
 def write_simulated(folder: Path, sizes: Int64) -> None:
@@ -59,53 +37,55 @@ def write_simulated(folder: Path, sizes: Int64) -> None:
     """
     listed = [NodeStatus(str(number), (number,), int(size)) for number, size in enumerate(sizes)]
     with contextlib.suppress(OSError):
-        _write(folder, len(sizes), sizes, listed if len(listed) <= MOST else [])
+        _write(folder, len(sizes), sizes, listed if len(listed) <= MAX_LISTED else [])
 
 
 def read(folder: Path) -> dict[str, Any] | None:
     """What `nodes.json` says; None where there is none, or none that can be read."""
     try:
-        found = json.loads((folder / NODES).read_text(encoding="utf-8"))
+        content = json.loads((folder / NODES).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 class NodeStatusWriter:
-    """Calls the roll of nodes on other machines, and writes it down, until it is closed.
+    """Writes how nodes on other machines are, again and again, until it is closed.
 
     Args:
-      call: gives the nodes as they are now; one whose `last_seen` is None is away.
+      statuses: gives the nodes as they are now; one whose `last_seen` is None is away.
     """
 
-    def __init__(self, folder: Path, call: Callable[[], Sequence[NodeStatus]], *, every: float = _EVERY) -> None:
+    def __init__(
+        self, folder: Path, statuses: Callable[[], Sequence[NodeStatus]], *, interval: float = _INTERVAL
+    ) -> None:
         self._folder = folder
-        self._call = call
-        self._every = every
+        self._statuses = statuses
+        self._interval = interval
         self._over = threading.Event()
         self._last_seen: dict[str, float] = {}
-        self._thread = threading.Thread(target=self._work, name="fedbudget-roll", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="fedbudget-node-status", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Returns when the last roll is on disk."""
+        """Returns when the last status is on disk."""
         self._over.set()
         self._thread.join()
 
     def _work(self) -> None:
         over = False
         while not over:
-            over = self._over.wait(self._every)
+            over = self._over.wait(self._interval)
             try:
-                self._write(self._call())
+                self._write(self._statuses())
             except Exception:  # a full disk, or a network that has ended: a run does without
                 return
 
     def _write(self, nodes: Sequence[NodeStatus]) -> None:
         self._last_seen |= {node.name: node.last_seen for node in nodes if node.last_seen is not None}
         known = [NodeStatus(**{**vars(node), "last_seen": self._last_seen.get(node.name)}) for node in nodes]
-        if len(known) > MOST:  # those first that there is something to say of
-            known = sorted(known, key=lambda node: (node.state != "away", -(node.missed or 0)))[:MOST]
+        if len(known) > MAX_LISTED:  # those first that there is something to say of
+            known = sorted(known, key=lambda node: (node.state != "away", -(node.missed or 0)))[:MAX_LISTED]
         sizes = np.array([node.samples for node in nodes], np.int64)
         _write(self._folder, sum(len(node.numbers) for node in nodes), sizes, known)
 

@@ -1,7 +1,8 @@
 """The picture of a run, from its records alone: what was learned, what was spent, what was chosen, and why."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 
 import matplotlib
 
@@ -14,9 +15,12 @@ from fedbudget.control import Reason
 from fedbudget.resources import RESOURCES
 from fedbudget.runs.record import RoundRecord
 
+LATEST, BEST = "of the latest parameters", "of the best parameters so far"
+"""F(w) and F(w^f), both on the round's own samples: where these are a mini-batch, either can rise."""
+
 # Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#666666"
-_MARKERS = {
+_MARKERS: dict[str, tuple[str, str]] = {
     Reason.START: ("o", GREY),
     Reason.MINIMUM: ("o", BLUE),
     Reason.SEARCH_LIMIT: ("^", ORANGE),
@@ -24,6 +28,7 @@ _MARKERS = {
     Reason.FIXED: ("o", BLUE),
     Reason.RECOVERY: ("X", PURPLE),
 }
+_OWN_MARKERS = (("D", GREEN), ("v", ORANGE), ("P", BLUE), ("*", VERMILION))  # in turn, for any other reason
 
 
 def plot_run(rounds: Sequence[RoundRecord], budget: Mapping[str, float], *, title: str) -> bytes:
@@ -33,9 +38,9 @@ def plot_run(rounds: Sequence[RoundRecord], budget: Mapping[str, float], *, titl
     panels = figure.subplot_mosaic("LLLLLLAAAAAA;TTTTTTSSSSSS;eeerrrbbbddd", height_ratios=[4, 4, 3])
     resource = RESOURCES[next(iter(budget))]
     x = [record.spent[resource.name] for record in rounds]
-    _losses(panels["L"], rounds, x)
+    losses(panels["L"], rounds, x)
     _accuracy(panels["A"], rounds, x)
-    _chosen(panels["T"], rounds, x)
+    chosen_tau(panels["T"], rounds, x)
     _spent(panels["S"], rounds, budget)
     _step_sizes(panels["e"], rounds, x)
     _estimate(panels["r"], "rho", "ρ̂, Lipschitz", BLUE, rounds, x)
@@ -53,10 +58,11 @@ def plot_run(rounds: Sequence[RoundRecord], budget: Mapping[str, float], *, titl
     return picture.getvalue()
 
 
-def _losses(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> None:
-    axis.plot(x, [record.loss for record in rounds], color=BLUE, label="F(w), latest")
-    axis.plot(x, [record.best_loss for record in rounds], color=ORANGE, linestyle="--", label="F(w$^f$), best")
-    axis.set_ylabel("loss")
+def losses(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> None:
+    """F(w) and F(w^f)."""
+    axis.plot(x, [record.loss for record in rounds], color=BLUE, label=LATEST)
+    axis.plot(x, [record.best_loss for record in rounds], color=ORANGE, linestyle="--", label=BEST)
+    axis.set_ylabel("loss on the round's samples")
     axis.legend()
 
 
@@ -66,20 +72,28 @@ def _accuracy(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> 
     if points:
         axis.plot(*zip(*points, strict=True), color=GREEN, marker=".")
     else:
-        _say(axis, "no accuracy for this model or data")
+        _write(axis, "no accuracy for this model or data")
 
 
-def _chosen(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> None:
+def chosen_tau(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> None:
+    """τ of every round, marked by what chose it."""
     taken = [(spent, record) for spent, record in zip(x, rounds, strict=True) if record.tau > 0]
     axis.step([spent for spent, _ in taken], [record.tau for _, record in taken], where="pre", color=GREY, lw=0.7)
-    for reason, (marker, colour) in _MARKERS.items():
-        chosen = [(spent, record.tau) for spent, record in taken if record.reason == reason]
-        if chosen:
-            spent, taus = zip(*chosen, strict=True)
-            axis.scatter(spent, taus, marker=marker, color=colour, s=18, label=str(reason), zorder=3)
+    for reason, (marker, colour) in _markers(record.reason for _, record in taken).items():
+        spent, taus = zip(*((spent, record.tau) for spent, record in taken if record.reason == reason), strict=True)
+        label = f" {reason}".replace("$", r"\$")  # $ would begin a formula; what begins with _ has no place in a legend
+        axis.scatter(spent, taus, marker=marker, color=colour, s=18, label=label, zorder=3)
     axis.set_ylabel("τ, local updates in a round")
     axis.set_ylim(0, 1.35 * max((record.tau for _, record in taken), default=1))  # room for the legend
     axis.legend(title="chosen by", ncols=4, loc="upper center", fontsize="small", title_fontsize="small")
+
+
+def _markers(reasons: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Marker and colour of each reason there is: the known ones in their order, then others as they come."""
+    present = dict.fromkeys(reasons)
+    own = [reason for reason in present if reason not in _MARKERS]
+    known: dict[str, tuple[str, str]] = {str(reason): look for reason, look in _MARKERS.items() if reason in present}
+    return known | dict(zip(own, cycle(_OWN_MARKERS), strict=False))
 
 
 def _spent(axis: Axes, rounds: Sequence[RoundRecord], budget: Mapping[str, float]) -> None:
@@ -109,7 +123,7 @@ def _estimate(
         axis.plot(*zip(*known, strict=True), color=colour)
         _from_zero(axis)
     else:
-        _say(axis, "not\nestimated")
+        _write(axis, "not\nestimated")
 
 
 def _from_zero(axis: Axes) -> None:
@@ -119,5 +133,5 @@ def _from_zero(axis: Axes) -> None:
     axis.locator_params(nbins=4)
 
 
-def _say(axis: Axes, text: str) -> None:
+def _write(axis: Axes, text: str) -> None:
     axis.text(0.5, 0.5, text, ha="center", va="center", transform=axis.transAxes)

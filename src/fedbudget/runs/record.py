@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,46 +44,46 @@ class RoundRecord:
     missed: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, happened: Round, *, accuracy: float | None, wall: float) -> "RoundRecord":
-        ledger, estimates, apart = happened.ledger, happened.estimates, happened.divergence
+    def of(cls, round_: Round, *, accuracy: float | None, wall: float) -> "RoundRecord":
+        ledger, estimates, divergence = round_.ledger, round_.estimates, round_.divergence
         return cls(
-            round=happened.round,
-            t=happened.t,
-            tau=happened.tau,
-            reason=str(happened.reason),
-            eta=happened.eta,
-            loss=happened.loss,
-            best_loss=happened.best_loss,
+            round=round_.round,
+            t=round_.t,
+            tau=round_.tau,
+            reason=str(round_.reason),
+            eta=round_.eta,
+            loss=round_.loss,
+            best_loss=round_.best_loss,
             accuracy=accuracy,
             rho=None if estimates is None else estimates.rho,
             beta=None if estimates is None else estimates.beta,
             delta=None if estimates is None else estimates.delta,
-            kept=happened.kept,
+            kept=round_.kept,
             c=ledger.budget.label(ledger.costs.step),
             b=ledger.budget.label(ledger.costs.aggregation),
             spent=ledger.budget.label(ledger.spent),
-            nodes=happened.nodes,
-            left_out=happened.left_out,
+            nodes=round_.nodes,
+            left_out=round_.left_out,
             wall=wall,
-            corrected=happened.corrected,
-            plain_delta=None if apart is None else apart.plain,
-            corrected_delta=None if apart is None else apart.corrected,
-            missed=happened.missed,
+            corrected=round_.corrected,
+            plain_delta=None if divergence is None else divergence.plain,
+            corrected_delta=None if divergence is None else divergence.corrected,
+            missed=round_.missed,
         )
 
     def to_json(self) -> str:
-        doubtful = ("loss", "best_loss", "plain_delta", "corrected_delta")
-        return _ENCODER.encode({**vars(self), **{name: json_value(getattr(self, name)) for name in doubtful}})
+        may_be_nan = ("loss", "best_loss", "plain_delta", "corrected_delta")
+        return _ENCODER.encode({**vars(self), **{name: json_value(getattr(self, name)) for name in may_be_nan}})
 
     @classmethod
     def from_json(cls, line: str) -> "RoundRecord":
-        found: dict[str, Any] = json.loads(line)
+        fields: dict[str, Any] = json.loads(line)
         for name in ("loss", "best_loss"):
-            if found[name] is None:
-                found[name] = math.nan
+            if fields[name] is None:
+                fields[name] = math.nan
         for name in ("kept", "left_out", "missed"):
-            found[name] = tuple(found.get(name, ()))
-        return cls(**found)
+            fields[name] = tuple(fields.get(name, ()))
+        return cls(**fields)
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
@@ -93,6 +94,22 @@ def json_value(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def average_tau(taus: list[int]) -> float:
-    """Σ τ_k² / Σ τ_k: the τ that an average local update belongs to."""
+def average_tau(taus: Sequence[int]) -> float:
+    """Local updates divided by aggregations; 0 before the first.
+
+    Args:
+      taus: of the rounds that made updates.
+
+    >>> average_tau([1, 2, 9])
+    4.0
+    """
+    return sum(taus) / len(taus) if taus else 0.0
+
+
+def update_weighted_tau(taus: Sequence[int]) -> float:
+    """Σ τ² / Σ τ, the τ that an average local update belongs to: the paper's average, for its figures alone.
+
+    >>> update_weighted_tau([1, 1, 8])
+    6.6
+    """
     return sum(tau * tau for tau in taus) / sum(taus) if any(taus) else 0.0

@@ -1,6 +1,6 @@
 """Where a run is followed besides its folder: MLflow, TensorBoard.
 
-Each is an extra. A tracker never ends a run and never holds it up: see following.py.
+Each is an extra. A tracker never ends a run and never holds it up: see background.py.
 """
 
 import os
@@ -11,7 +11,7 @@ from fedbudget.errors import UserError
 from fedbudget.trackers.tracker import Tracker
 
 
-def chosen(names: Sequence[str]) -> list[Tracker]:
+def make_trackers(names: Sequence[str]) -> list[Tracker]:
     """A new tracker for each name, for one run; refuses a name that is unknown, or what is not installed."""
     trackers = []
     for name in dict.fromkeys(names):

@@ -11,7 +11,7 @@ from fedbudget.settings import Settings
 
 
 @dataclass(frozen=True)
-class About:
+class RunInfo:
     """A run that is to be followed.
 
     Args:
@@ -32,11 +32,11 @@ class About:
 
     def parameters(self) -> dict[str, str | int | float | bool]:
         """The settings by their names in config.toml, without those that are not given."""
-        found = {name.replace("_", "-"): value for name, value in vars(self.settings).items() if value is not None}
-        return {name: ", ".join(map(str, it)) if isinstance(it, tuple) else it for name, it in found.items()}
+        values = {name.replace("_", "-"): value for name, value in vars(self.settings).items() if value is not None}
+        return {name: ", ".join(map(str, it)) if isinstance(it, tuple) else it for name, it in values.items()}
 
 
-class Moment(NamedTuple):
+class TimedRecord(NamedTuple):
     """A round, and when it was over, in seconds since 1970."""
 
     time: float
@@ -44,14 +44,14 @@ class Moment(NamedTuple):
 
 
 class Tracker(Protocol):
-    """Follows one run. Whatever it is told may take its time or fail; see following.py."""
+    """Follows one run. Whatever it is told may take its time or fail; see background.py."""
 
     name: str
 
-    def start(self, about: About) -> None:
+    def start(self, run: RunInfo) -> None:
         """Before the first round."""
 
-    def rounds(self, moments: Sequence[Moment]) -> None:
+    def rounds(self, records: Sequence[TimedRecord]) -> None:
         """Rounds in their order, each once."""
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
@@ -63,12 +63,12 @@ class Tracker(Protocol):
         """
 
 
-def figures(record: RoundRecord) -> dict[str, float]:
+def round_metrics(record: RoundRecord) -> dict[str, float]:
     """A round's numbers by name; what is not known of a round, or is no finite number, is left out.
 
     The last round of a run may be but a loss that is evaluated: it has no τ and no η.
     """
-    found: dict[str, float | None] = {
+    metrics: dict[str, float | None] = {
         "loss": record.loss,
         "best_loss": record.best_loss,
         "accuracy": record.accuracy,
@@ -80,19 +80,19 @@ def figures(record: RoundRecord) -> dict[str, float]:
         "nodes": record.nodes,
     }
     for kind, costs in (("spent", record.spent), ("c", record.c), ("b", record.b)):
-        found |= {f"{kind}/{resource}": cost for resource, cost in costs.items()}
-    return _finite(found)
+        metrics |= {f"{kind}/{resource}": cost for resource, cost in costs.items()}
+    return _finite(metrics)
 
 
-def final_figures(summary: Mapping[str, Any]) -> dict[str, float]:
+def final_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     """A run's numbers at its end."""
     names = ("loss", "accuracy", "average_tau", "aggregations", "local_updates")
-    found = {f"final/{name}": summary[name] for name in names}
-    found |= {f"final/{name}": value for name, value in summary.get("metrics", {}).items()}
+    metrics = {f"final/{name}": summary[name] for name in names}
+    metrics |= {f"final/{name}": value for name, value in summary.get("metrics", {}).items()}
     for kind in ("spent", "overshoot"):
-        found |= {f"final/{kind}/{resource}": value for resource, value in summary[kind].items()}
-    return _finite(found)
+        metrics |= {f"final/{kind}/{resource}": value for resource, value in summary[kind].items()}
+    return _finite(metrics)
 
 
-def _finite(found: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+def _finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items() if value is not None and math.isfinite(value)}

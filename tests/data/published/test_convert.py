@@ -14,11 +14,11 @@ import pytest
 import xlwt
 from PIL import Image
 
-from fedbudget.data.published.catalogue import PUBLISHED, named
-from fedbudget.data.published.convert import CifarPictures, KnowledgeSheets, cifar_batch, knowledge_csv
+from fedbudget.data.published.catalogue import PUBLISHED, dataset_named
+from fedbudget.data.published.convert import cifar_batch, cifar_records, knowledge_csv, knowledge_table
 from fedbudget.data.published.download import get
-from fedbudget.data.published.find import found_in
-from fedbudget.data.published.sources import Archive, NpmPackage, Source
+from fedbudget.data.published.find import files_in
+from fedbudget.data.published.sources import Members, archive
 from fedbudget.data.published.transfer import Unavailable
 from fedbudget.errors import UserError
 from support.real_data import folder_with
@@ -40,7 +40,7 @@ class TestCifarPictures:
         expected = b""
         for label, image in zip((7, 3), pixels, strict=True):
             expected += bytes([label]) + b"".join(bytes(int(pixel[colour]) for pixel in image) for colour in range(3))
-        assert cifar_batch(png(pixels), np.array([7, 3], np.uint8)) == expected
+        assert cifar_records(png(pixels), np.array([7, 3], np.uint8)) == expected
 
     @pytest.mark.parametrize(
         ("picture", "reason"),
@@ -54,19 +54,15 @@ class TestCifarPictures:
     )
     def test_other_pictures_are_refused(self, picture: bytes, reason: str) -> None:
         with pytest.raises(Unavailable, match=reason):
-            cifar_batch(picture, np.zeros(2, np.uint8))
+            cifar_records(picture, np.zeros(2, np.uint8))
 
     def test_each_batch_gets_its_own_labels(self, tmp_path: Path) -> None:
         train, test = [number // 10_000 for number in range(50_000)], [9] * 10_000
         package = tmp_path / "a.tgz"
         picture = png(np.full((10_000, 1024, 3), 5, np.uint8))
         package.write_bytes(cifar_package(picture, train, test))
-        wanted = dataset_of({"data_batch_2.bin": b"", "test_batch.bin": b""}).files
-        taken = [(each.file.name, each.contents.read()) for each in CifarPictures().take(package, wanted)]
-        assert taken == [
-            ("data_batch_2.bin", (b"\x01" + b"\x05" * 3072) * 10_000),
-            ("test_batch.bin", (b"\x09" + b"\x05" * 3072) * 10_000),
-        ]
+        for name, label in (("data_batch_2.bin", b"\x01"), ("test_batch.bin", b"\x09")):
+            assert cifar_batch(picture, name, package) == (label + b"\x05" * 3072) * 10_000
 
     @pytest.mark.parametrize(
         "labels", [[1] * 49_999, ["one"] * 50_000, [300] * 50_000, {"a": 1}, [[1], [2, 3]], [None] * 50_000, 7]
@@ -75,13 +71,13 @@ class TestCifarPictures:
         package = tmp_path / "a.tgz"
         package.write_bytes(cifar_package(b"", labels, [9] * 10_000))
         with pytest.raises(Unavailable, match="the labels cannot be read"):
-            list(CifarPictures().take(package, named("cifar-10").files))
+            cifar_batch(b"", "test_batch.bin", package)
 
     def test_a_package_without_labels_is_refused(self, tmp_path: Path) -> None:
         package = tmp_path / "a.tgz"
         package.write_bytes(tar_of({"package/test_batch.png": b""}))
         with pytest.raises(Unavailable, match="the labels cannot be read"):
-            list(CifarPictures().take(package, named("cifar-10").files))
+            cifar_batch(b"", "test_batch.bin", package)
 
 
 def cifar_package(picture: bytes, train: object, test: object) -> bytes:
@@ -115,7 +111,7 @@ class TestKnowledgeSheets:
             knowledge_csv([[["STG", "SCG", "STR", "LPR", "UNS"]]])
         with pytest.raises(Unavailable, match="where five numbers and a level should be"):
             knowledge_csv([[HEADER, [0.1, "", 0.2, 0.3, 0.4, "Low"]]])
-        with pytest.raises(Unavailable, match="a sheet is empty"):
+        with pytest.raises(Unavailable, match="a sheet has no column LPR"):
             knowledge_csv([[]])
 
     def test_a_spreadsheet_from_a_server_becomes_the_file(
@@ -128,7 +124,7 @@ class TestKnowledgeSheets:
         assert found["user_knowledge.csv"].read_bytes() == expected
 
     def test_the_real_table_put_back_into_a_spreadsheet_becomes_the_published_file(self, tmp_path: Path) -> None:
-        path = found_in(named("user-knowledge"), folder_with("user-knowledge"))["user_knowledge.csv"]
+        path = files_in(dataset_named("user-knowledge"), folder_with("user-knowledge"))["user_knowledge.csv"]
         with path.open(newline="") as file:
             rows = [[*map(float, row[:5]), row[5]] for row in list(csv.reader(file))[1:]]
         tested = [[*row[:5], "Very Low" if row[5] == "very_low" else row[5]] for row in rows[258:]]
@@ -145,16 +141,6 @@ class TestKnowledgeSheets:
         monkeypatch.setitem(sys.modules, "xlrd", None)
         with pytest.raises(UserError, match=r"needs pip install 'fedbudget\[xls\]'"):
             got("user-knowledge", spreadsheet([], []), tmp_path)
-
-
-def test_these_are_the_layouts_of_the_published_sources() -> None:
-    layouts = {name: layout_of(named(name).sources[-1]) for name in ("cifar-10", "user-knowledge")}
-    assert layouts == {"cifar-10": CifarPictures(), "user-knowledge": KnowledgeSheets(SPREADSHEET)}
-
-
-def layout_of(source: Source) -> object:
-    assert isinstance(source, Archive | NpmPackage)
-    return source.layout
 
 
 def spreadsheet(train: Sequence[Sequence[object]], test: Sequence[Sequence[object]]) -> bytes:
@@ -174,5 +160,6 @@ def got(name: str, sheets: bytes, folder: Path) -> dict[str, Path]:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
         file.writestr(SPREADSHEET, sheets)
+    members = Members(SPREADSHEET, convert=knowledge_table)
     with serving({"all.zip": buffer.getvalue()}) as web:
-        return get(name, folder, sources=[Archive(f"{web.url}all.zip", KnowledgeSheets(SPREADSHEET), 1_000_000)])
+        return get(name, folder, sources=[archive(f"{web.url}all.zip", members, 1_000_000)])

@@ -8,7 +8,7 @@ import pytest
 
 from fedbudget.engines.flower.configuration import Config, node_data, partition, wanted
 from fedbudget.errors import UserError
-from fedbudget.plan import prepare
+from fedbudget.launch.simulate import simulate
 from fedbudget.settings import Settings
 from support.flower_processes import EXAMPLE
 
@@ -54,15 +54,15 @@ class TestARun:
         asked = wanted(app["config"])
         assert asked.settings.limits().limits == {"time": 60.0}
         assert app["components"] == {
-            "serverapp": "fedbudget.engines.flower:server",
-            "clientapp": "fedbudget.engines.flower:client",
+            "serverapp": "fedbudget.flower:server",
+            "clientapp": "fedbudget.flower:client",
         }
 
 
 class TestANode:
     def test_with_a_partition_has_the_rows_that_a_node_of_one_process_would(self) -> None:
         settings: Config = {"dataset": "digits", "partition": "case:4", "seed": 3}
-        whole = prepare(Settings(dataset="digits", partition="case:4", seed=3, nodes=3)).fleet.shards
+        whole = simulate(Settings(dataset="digits", partition="case:4", seed=3, nodes=3)).shards
         for number in range(3):
             held = node_data({"partition-id": number, "num-partitions": 3}, settings)
             assert [rows.tolist() for rows in held.rows] == [whole.rows_of(number).tolist()]

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedbudget.engines.flower import client, node, records
+from fedbudget.engines.flower import node, records
 from fedbudget.engines.remote.messages import RoundRequest, Welcome
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
+from fedbudget.flower import client
 from fedbudget.protocol.messages import Broadcast, Report
 from support.flower_grid import LocalGrid, carried
 from support.methods import bits

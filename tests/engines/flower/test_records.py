@@ -1,6 +1,6 @@
 """Messages and memories as Flower's records: they arrive to the bit, and what is not whole is refused."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,10 @@ from hypothesis.extra.numpy import arrays
 
 from fedbudget.arrays import Float32
 from fedbudget.engines.flower import records
+from fedbudget.engines.remote.costs import pack_costs
 from fedbudget.engines.remote.messages import Hello, RoundRequest, Welcome
-from fedbudget.protocol.memory import FleetState
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report, Request
+from fedbudget.protocol.state import FleetState
 from fedbudget.resources.usage import NodeCosts, Reading
 from support.flower_grid import carried
 from support.methods import METHODS, bits, new_aggregator, nodes, one_round, simulated_time
@@ -38,7 +39,9 @@ def broadcasts(draw: st.DrawFn) -> Broadcast:
         draw(vectors),
         draw(st.integers(0, 10**9)),
         draw(st.floats(1e-300, 1e300)),
-        **draw(st.fixed_dictionaries({name: st.booleans() for name in records._FLAGS})),
+        Request(draw(st.booleans()), draw(st.booleans()), draw(st.booleans()), drift is not None),
+        best=draw(st.booleans()),
+        stop=draw(st.booleans()),
         drift=drift,
         catch_up=draw(
             st.none() | st.builds(CatchUp, vectors, st.none() if drift is None else vectors, st.integers(0, 9))
@@ -57,7 +60,7 @@ def test_a_broadcast_arrives_to_the_bit(broadcast: Broadcast, base_round: int) -
 
 def answering(broadcast: Broadcast, draw: Any) -> Report:
     """What a fleet of two would say, whatever the numbers."""
-    estimates = broadcast.estimate and broadcast.round > 1 and broadcast.tau > 0
+    estimates = broadcast.request.estimate and broadcast.round > 1 and broadcast.tau > 0
     drift = broadcast.drift is not None and broadcast.tau > 0
     some = {"rho": draw(numbers), "beta": draw(numbers)} if estimates else {}
     some |= {"plain": draw(numbers), "corrected": draw(numbers)} if drift else {}
@@ -68,7 +71,7 @@ def answering(broadcast: Broadcast, draw: Any) -> Report:
         draw(numbers),
         draw(numbers),
         w=draw(rows) if broadcast.tau > 0 else None,
-        gradients=draw(rows) if estimates and broadcast.gradient else None,
+        gradients=draw(rows) if estimates and broadcast.request.gradient else None,
         **some,
     )
 
@@ -103,10 +106,6 @@ def test_a_fleet_that_remembers_through_records_goes_on_to_the_bit(method: str, 
             assert bits(stored(memory)) == bits(memory)
 
 
-def test_all_that_a_memory_has_is_stored() -> None:
-    assert {field.name for field in fields(FleetState)} == {"said", "position", *records._REMEMBERED}
-
-
 def test_a_node_and_the_aggregator_introduce_themselves() -> None:
     hello = Hello("17", node_data(1).samples())
     for partition in (None, 0, 4):
@@ -119,14 +118,14 @@ def test_a_node_and_the_aggregator_introduce_themselves() -> None:
 
 def test_bytes_are_those_of_arrays_and_numbers() -> None:
     w = np.zeros(1000, np.float32)
-    broadcast = Broadcast(1, w, 1, 0.1, estimate=False, best=False, stop=False)
+    broadcast = Broadcast(1, w, 1, 0.1, request=Request(), best=False, stop=False)
     assert 4000 < records.size(records.request_out(RoundRequest(broadcast, 0), catch_up=False)) < 4000 + 600
     assert records.size(RecordDict()) == 0
 
 
 # What is not whole.
 
-SAID = Broadcast(3, np.zeros(SIZE, np.float32), 2, 0.1, estimate=True, best=False, stop=False)
+SAID = Broadcast(3, np.zeros(SIZE, np.float32), 2, 0.1, request=Request(True, True), best=False, stop=False)
 W: Float32 = np.ones((2, SIZE), np.float32)
 ONES = np.ones(2)
 WHOLE = Report(3, np.array([0, 1]), np.array([5, 5]), ONES, ONES, w=W, rho=ONES, beta=ONES, gradients=W)
@@ -158,10 +157,9 @@ def spoilt(record: str, key: str, value: Any) -> RecordDict:
         ("vectors", "w", Array(W.astype(np.float64)), "type float64"),
         ("vectors", "w", Array(W[:, :4]), r"shape \(2, 4\)"),
         ("vectors", "w", Array("float32", (2, 5), "numpy.ndarray", b"what is no array"), "cannot be read"),
-        ("costs", "time", None, "without the time"),
-        ("costs", "time", [0.1, float("nan")], r"time \(whole\) is nan"),
-        ("costs", "time", [-1.0, 1.0], r"time \(step\) is -1"),
-        ("costs", "cpu", [1.0], "cpu is"),
+        ("costs", "costs", None, "costs is missing"),
+        ("costs", "costs", b"", "costs that cannot be read"),
+        ("costs", "costs", pack_costs(node_costs(1.0, float("nan"))), r"time \(whole\) is nan"),
     ],
 )
 def test_a_report_that_is_not_whole_is_refused(record: str, key: str, value: Any, reason: str) -> None:
@@ -176,7 +174,9 @@ def test_a_report_that_is_not_whole_is_refused(record: str, key: str, value: Any
         RecordDict({"hello": ConfigRecord({"hello": b"\xff\xff"})}),
         RecordDict({"hello": ConfigRecord({"hello": "text"})}),
         RecordDict({"welcome": ConfigRecord({"welcome": b""})}),
-        RecordDict({"broadcast": ConfigRecord({"round": "three"}), "vectors": ArrayRecord([np.zeros(2)])}),
+        RecordDict(
+            {"broadcast": ConfigRecord({"numbers": "three", "base_round": 2}), "vectors": ArrayRecord([np.zeros(2)])}
+        ),
         RecordDict({"costs": MetricRecord({})}),
     ],
     ids=["nothing", "no bytes of ours", "a text", "empty", "no broadcast", "no costs"],

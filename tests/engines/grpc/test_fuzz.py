@@ -9,22 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbudget.engines.grpc import codec as wire
-from fedbudget.engines.grpc.codec import (
+from fedbudget.engines.grpc import stream
+from fedbudget.engines.grpc.from_aggregator import (
     AggregatorReader,
     EncodedBroadcast,
-    NodeReader,
     pack_broadcast,
     pack_farewell,
-    pack_hello,
-    pack_ready,
-    pack_report,
     pack_welcome,
 )
-from fedbudget.engines.remote.compression import Kind, encode
+from fedbudget.engines.grpc.from_node import NodeReader, pack_hello, pack_ready, pack_report
+from fedbudget.engines.remote.compression import KINDS, Kind, encode
 from fedbudget.engines.remote.messages import Answer, Farewell, Hello, Ready, RoundRequest, Welcome
-from fedbudget.engines.remote.task import Moments, Request, Samples, Task
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report
+from fedbudget.engines.remote.task import Moments, SamplesDescription, Task
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report, Request
 from support.usage import node_costs
 
 MESSAGES = 20_000
@@ -33,27 +30,26 @@ D, NODES, PART = 20, 2, 64  # small parts, so that vectors come in several
 RNG = np.random.default_rng(0)
 NUMBERS, SIZES = np.arange(NODES) + 3, np.array([10, 20])
 W, BEFORE, BEST, MEAN = (RNG.normal(size=D).astype(np.float32) for _ in range(4))
-SAID = Broadcast(
+REQUEST = Request(estimate=True, gradient=True, drift=True)
+BROADCAST = Broadcast(
     5,
     W,
     3,
     0.1,
-    estimate=True,
+    REQUEST,
     best=True,
     stop=False,
-    gradient=True,
     drift=Drift(True, 0.5),
     catch_up=CatchUp(BEST, MEAN, 2),
 )
 EACH = RNG.random(D)
 MOMENTS = Moments(EACH, EACH), Moments(EACH[:1], EACH[:1])
-SAMPLES = Samples((10, 20), (4, 5), "uint8", 1 / 255, ("a", "b"), True, True, *MOMENTS)
+SAMPLES = SamplesDescription((10, 20), (4, 5), "uint8", 1 / 255, ("a", "b"), True, True, *MOMENTS)
 COSTS = node_costs(0.1, 0.2, cpu=(0.3, 0.4), energy=(0.5, 0.6))
 
 
 def task(kind: Kind) -> Task:
-    asked = Request(estimate=True, gradient=True, curvature=False, drift=True)
-    return Task("svm", D, 5, 1, 4, kind, 100, replace(SAMPLES, sizes=()), asked)
+    return Task("svm", D, 5, 1, {"clusters": 4}, kind, 100, replace(SAMPLES, sizes=()), REQUEST)
 
 
 def report(kind: Kind) -> list[bytes]:
@@ -65,9 +61,9 @@ def report(kind: Kind) -> list[bytes]:
 def broadcasts(kind: Kind) -> list[list[bytes]]:
     difference = encode(kind, W - BEFORE)
     return [
-        pack_broadcast(SAID, base_round=4, catch_up=False, difference=None),
-        pack_broadcast(SAID, base_round=4, catch_up=False, difference=difference),
-        pack_broadcast(SAID, base_round=2, catch_up=True, difference=None),
+        pack_broadcast(BROADCAST, 4, catch_up=False, difference=None),
+        pack_broadcast(BROADCAST, 4, catch_up=False, difference=difference),
+        pack_broadcast(BROADCAST, 2, catch_up=True, difference=None),
     ]
 
 
@@ -84,7 +80,7 @@ def expecting_ready() -> NodeReader:
 def expecting_report(kind: Kind) -> Callable[[], NodeReader]:
     def make() -> NodeReader:
         reader = NodeReader()
-        reader.expect_report(SAID, NUMBERS, SIZES, kind)
+        reader.expect_report(BROADCAST, NUMBERS, SIZES, kind)
         return reader
 
     return make
@@ -106,7 +102,7 @@ def conversations() -> list[tuple[Callable[[], Any], list[bytes]]]:
         (expecting_ready, pack_ready(COSTS)),
         (AggregatorReader, pack_farewell(Farewell("the end", again=True))),
     ]
-    for kind in wire.KINDS:
+    for kind in KINDS:
         found.append((expecting_report(kind), report(kind)))
         found.append((AggregatorReader, pack_welcome(Welcome("run", task(kind), (3, 4)))))
         found += [(welcomed(kind), messages) for messages in broadcasts(kind)]
@@ -162,7 +158,7 @@ def varint(number: int) -> bytes:
 
 
 def test_damaged_messages_are_refused_or_mean_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "PART", PART)
+    monkeypatch.setattr(stream, "PART", PART)
     rng, known = np.random.default_rng(20_000), conversations()
     real = [message for _, messages in known for message in messages]
     refused, understood = [""], dict.fromkeys((Hello, Ready, Answer, Welcome, RoundRequest, Farewell), 0)
@@ -222,7 +218,7 @@ def check(found: Any) -> None:
         assert report.gradients is not None
         assert report.w.shape == report.gradients.shape == (NODES, D)
     elif isinstance(found, Welcome):
-        assert found.task.compress in wire.KINDS
+        assert found.task.compress in KINDS
         assert found.task.parameters >= 1
     elif isinstance(found, RoundRequest):
         assert np.isfinite(found.broadcast.w).all()
@@ -232,7 +228,7 @@ def check(found: Any) -> None:
 
 
 def test_damaged_messages_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "PART", PART)
+    monkeypatch.setattr(stream, "PART", PART)
     rng, known = np.random.default_rng(1), conversations()
     real = [message for _, messages in known for message in messages]
     tracemalloc.start()

@@ -1,53 +1,74 @@
-"""A node's costs as they travel: what cannot be is refused."""
+"""What a round took, as bytes and back; what cannot be is refused."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
 
-from fedbudget.engines.remote import wire_pb2 as pb
-from fedbudget.engines.remote.costs import costs_from_proto, costs_to_proto, readings_from_proto
+from fedbudget.engines.remote.costs import pack_costs, unpack_costs
 from fedbudget.protocol.messages import PeerError
 from fedbudget.resources.usage import NodeCosts, Reading
+from support.messages import COSTS
 
-COSTS = NodeCosts({"time": Reading(0.1, 0.5), "energy": Reading(0.0, 2.0, "a-host")})
-
-
-def message(**other: object) -> pb.Costs:
-    """Costs with a second reading that says something else."""
-    known = {"name": "energy", "step": 1.0, "whole": 2.0, **other}
-    return pb.Costs(readings=[pb.Reading(name="time", step=0.1, whole=0.5), pb.Reading(**known)])  # type: ignore[arg-type]
+WHOLE = NodeCosts({"time": Reading(0.25, 2.0), "energy": Reading(3.0, 40.0, "host")})
 
 
-def test_costs_come_back_as_they_were() -> None:
-    assert costs_from_proto(pb.Costs.FromString(costs_to_proto(COSTS).SerializeToString())) == COSTS
+@given(COSTS)
+def test_costs_arrive(costs: NodeCosts) -> None:
+    assert unpack_costs(pack_costs(costs)) == costs
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.1])
-@pytest.mark.parametrize("part", ["step", "whole"])
-def test_numbers_are_finite_and_not_negative(part: str, value: float) -> None:
-    with pytest.raises(PeerError, match=rf"energy \({part}\) is {value}"):
-        costs_from_proto(message(**{part: value}))
+def test_where_it_was_is_not_sent() -> None:
+    assert unpack_costs(pack_costs(replace(WHOLE, here=True))) == WHOLE
 
 
-@pytest.mark.parametrize("name", ["", "x" * 201, "two words", "émile", "time"])
-def test_names_are_of_letters_and_once(name: str) -> None:
-    with pytest.raises(PeerError, match=r"no name of a resource|twice"):
-        costs_from_proto(message(name=name))
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("whole", math.nan, r"energy \(whole\) is nan"),
+        ("whole", math.inf, r"energy \(whole\) is inf"),
+        ("step", -0.1, r"energy \(step\) is -0.1"),
+        ("step", -math.inf, r"energy \(step\) is -inf"),
+        ("host", "x" * 201, "a name of a host of 201 characters"),
+        ("whole", None, "cannot be read"),
+        ("whole", "long", "cannot be read"),
+        ("host", 1.0, "cannot be read"),
+    ],
+)
+def test_readings_that_cannot_be(field: str, value: Any, reason: str) -> None:
+    energy = replace(WHOLE.readings["energy"], **{field: value})
+    with pytest.raises(PeerError, match=reason):
+        unpack_costs(pack_costs(NodeCosts({**WHOLE.readings, "energy": energy})))
 
 
-def test_hosts_are_short() -> None:
-    with pytest.raises(PeerError, match="host of 201 characters"):
-        costs_from_proto(message(host="h" * 201))
+@pytest.mark.parametrize("name", ["", "x" * 201, "two words", "émile"])
+def test_names_are_of_letters(name: str) -> None:
+    with pytest.raises(PeerError, match="is no name of a resource"):
+        unpack_costs(pack_costs(NodeCosts({**WHOLE.readings, name: Reading(1.0, 1.0)})))
 
 
-def test_time_is_always_read() -> None:
-    with pytest.raises(PeerError, match="without the time"):
-        costs_from_proto(pb.Costs())
+TIME = ("time", 0.1, 0.5, "")
 
 
-def test_readings_are_few() -> None:
-    names = [letter * count for letter in "abcdefghij" for count in range(1, 11)]
-    with pytest.raises(PeerError, match="more than 64 readings"):
-        costs_from_proto(pb.Costs(readings=[pb.Reading(name=name) for name in ("time", *names)]))
-    with pytest.raises(PeerError, match="asks for 100 readings"):
-        readings_from_proto(pb.Request(readings=names))
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([], "without the time"),
+        ([TIME, TIME], "time is read twice"),
+        ([TIME, *(("a" * count, 0.0, 0.0, "") for count in range(1, 65))], "costs of 65 readings"),
+        ([TIME] * 2000, "costs of .* bytes"),
+        ([TIME[:3]], "cannot be read"),
+    ],
+)
+def test_rows_that_cannot_be(rows: list[Any], reason: str) -> None:
+    with pytest.raises(PeerError, match=reason):
+        unpack_costs(msgspec.msgpack.encode(rows))
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", msgspec.msgpack.encode([1.0]), b"\x91" * 1000])
+def test_bytes_that_are_no_costs(data: bytes) -> None:
+    with pytest.raises(PeerError):
+        unpack_costs(data)

@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbudget import deployment
 from fedbudget.budget import Budget, Costs
-from fedbudget.deployment import ServerOptions
-from fedbudget.engines import in_process
 from fedbudget.engines.grpc.node import run_node
 from fedbudget.engines.grpc.server import AggregatorServer
+from fedbudget.engines.in_process import InProcessEngine
 from fedbudget.engines.remote import engine
-from fedbudget.engines.remote.engine import OVERTIME
+from fedbudget.engines.remote.engine import OVERTIME, RemoteEngine
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.engines.remote.worker import Worker
+from fedbudget.launch.node_data import from_dataset
+from fedbudget.launch.serve import ServerOptions, serving
+from fedbudget.launch.simulate import simulate
 from fedbudget.meters.meters import Meters
 from fedbudget.models.base import loss_over
-from fedbudget.plan import prepare
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.resources.counters import Snapshot
@@ -29,7 +29,6 @@ from fedbudget.resources.resource import Metering
 from fedbudget.resources.time import SGD, SimulatedTime
 from fedbudget.resources.usage import CombinedReading, RoundUsage
 from fedbudget.settings import Settings
-from fedbudget.shares import from_dataset
 from fedbudget.training import execute
 from support.hand_made import make, report
 from support.methods import bits
@@ -148,7 +147,7 @@ def test_a_round_that_did_not_come_together_costs_time_and_bytes_but_nothing_sim
 def test_the_record_says_who_is_not_in_the_average() -> None:
     ours = make()
     ours.receive(report(ours.start(), 1.0, 1.0), costs([1], [1]))
-    found = engine._with_absent(ours, CollectedRound([], broken=(5, 3), missed=(7,), enough=True))
+    found = engine._with_absent(ours, CollectedRound([], not_finite=(5, 3), missed=(7,), enough=True))
     assert (found.left_out, found.missed) == ((3, 5), (7,))
 
 
@@ -157,9 +156,9 @@ def test_the_record_says_who_is_not_in_the_average() -> None:
 
 def run(ours: Aggregator, server: AggregatorServer, meters: Meters, **how: Any) -> tuple[Outcome, list[Any]]:
     seen: list[Any] = []
-    known: dict[str, Any] = {"least": 2, "timeout": LONG, "interrupted": lambda: False, "keep": lambda: None, **how}
-    known |= {"trial": TRIED}
-    outcome = engine.run(ours, server, meters, observe=lambda *both: seen.append(both), **known)
+    running = {name: how.pop(name) for name in ("interrupted", "save") if name in how}
+    remote = RemoteEngine(ours, server, meters, **{"least": 2, "timeout": LONG, "trial": TRIED, **how})
+    outcome = remote.run(observe=lambda *both: seen.append(both), **running)
     return outcome, seen
 
 
@@ -169,9 +168,8 @@ def test_a_run_over_a_network_comes_to_the_same_bits(method: str) -> None:
     how = {"budget": Budget({"time": 2.0}), "expected": expected}
     fleets = [node_data(node).fleet(task(method, batch=5), [node]) for node in (0, 1)]
     here: list[Any] = []
-    outcome = in_process.run(
-        aggregator(method, **how), fleets, simulated_costs(2.0), observe=lambda *both: here.append(both)
-    )
+    one = InProcessEngine(aggregator(method, **how), fleets, simulated_costs(2.0))
+    outcome = one.run(observe=lambda *both: here.append(both))
     with network(method, batch=5) as net:
         net.join(0), net.join(1)
         net.server.wait_for(2, lambda: False)
@@ -217,7 +215,7 @@ def test_an_interruption_in_the_middle_of_a_round_is_saved_and_charged(two_nodes
         measured(time=1000),
         least=3,
         interrupted=over.is_set,
-        keep=lambda: kept.append(ours.ledger.spent[0]),
+        save=lambda: kept.append(ours.ledger.spent[0]),
     )
     stop.join()
     assert outcome.stopped_by == "interrupted"
@@ -240,12 +238,12 @@ def trained(compress: str) -> tuple[float, int]:
             threads[-1].start()
 
     listening = ServerOptions("127.0.0.1:0")
-    with deployment.serving(settings, listening, interrupted=lambda: False, opened=opened) as plan:
+    with serving(settings, listening, interrupted=lambda: False, opened=opened) as plan:
         result = execute(plan)
     for thread in threads:
         thread.join(LONG)
     assert result.aggregations == 10
-    here = prepare(settings)
+    here = simulate(settings)
     return loss_over(here.model, result.w, here.train), counters[0].saved
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.engines.remote.node_data import NodeData
-from fedbudget.engines.remote.task import FEWEST, Request, Task, agree
+from fedbudget.engines.remote.task import FEWEST, Task, agree
 from fedbudget.errors import UserError
+from fedbudget.protocol.messages import Request
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(5, 3, (40, 3))
@@ -21,8 +22,7 @@ def classified(rows: slice, classes: tuple[str, ...], labels: list[int]) -> Node
 
 def task(node_data: list[NodeData], model: str = "softmax", parameters: int = 12) -> Task:
     samples = agree([each.samples() for each in node_data])
-    asked = Request(estimate=False, gradient=False, curvature=False, drift=False)
-    return Task(model, parameters, None, 0, 4, "none", 10, samples, asked)
+    return Task(model, parameters, None, 0, {}, "none", 10, samples, Request())
 
 
 def test_what_is_told_of_samples() -> None:

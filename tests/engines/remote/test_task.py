@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.engines.remote.task import Moments, Request, Samples, Task, agree
+from fedbudget.engines.remote.task import Moments, SamplesDescription, Task, agree
 from fedbudget.errors import UserError
-from fedbudget.protocol.messages import PeerError
+from fedbudget.protocol.messages import PeerError, Request
 from support.methods import bits
 
-PLAIN = Samples((10,), (4,), classes=("a", "b"))
+PLAIN = SamplesDescription((10,), (4,), classes=("a", "b"))
 
 
-def standardised(rows: Any) -> Samples:
-    return Samples((len(rows),), (rows.shape[1],), features=Moments.of(rows))
+def standardised(rows: Any) -> SamplesDescription:
+    return SamplesDescription((len(rows),), (rows.shape[1],), features=Moments.of(rows))
 
 
 # Moments.
@@ -52,7 +52,7 @@ def test_all_are_standardised_by_the_rows_of_all() -> None:
 
 def test_a_target_is_standardised_with_its_features() -> None:
     features, target = Moments(np.zeros(1), np.ones(1)), Moments(np.array([3.0]), np.array([2.0]))
-    one = Samples((10,), (1,), values=True, features=features, target=target)
+    one = SamplesDescription((10,), (1,), values=True, features=features, target=target)
     how = agree([one, one]).standardization
     assert how is not None
     assert (how.target_mean, how.target_deviation) == (3.0, 2.0)
@@ -106,7 +106,7 @@ def test_data_that_do_not_go_together(other: dict[str, Any], reason: str) -> Non
         TASK.admit(replace(PLAIN, **other))
 
 
-TASK = Task("svm", 4, 5, 0, 4, "none", 10, replace(PLAIN, sizes=()), Request(False, False, False, False))
+TASK = Task("svm", 4, 5, 0, {}, "none", 10, replace(PLAIN, sizes=()), Request())
 
 
 def test_a_node_that_fits_is_admitted() -> None:
@@ -131,8 +131,8 @@ def test_a_node_that_does_not_fit_is_not(other: dict[str, Any], reason: str) -> 
 
 
 def test_a_model_can_be_built_from_what_is_agreed_on() -> None:
-    samples = Samples((), (1, 2, 2), "uint8", 1 / 255, ("a", "b", "c"), parity=True)
+    samples = SamplesDescription((), (1, 2, 2), "uint8", 1 / 255, ("a", "b", "c"), parity=True)
     empty = samples.empty()
     assert (empty.features, empty.shape, empty.classes, len(empty.train)) == (4, (1, 2, 2), ("a", "b", "c"), 0)
     assert (str(empty.train.x.dtype), empty.scale, empty.parity) == ("uint8", 1 / 255, True)
-    assert bits(Samples((), (4,)).empty().shape) == bits(())
+    assert bits(SamplesDescription((), (4,)).empty().shape) == bits(())

@@ -18,13 +18,13 @@ from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
 from fedbudget.resources.rapl import Rapl
 from fedbudget.resources.usage import Reading
 from support.methods import bits
-from support.networked import RUN, HeldWork, aggregator, network, node_data, task, without_network
+from support.networked import RUN, HeldWorker, aggregator, network, node_data, task, without_network
 from support.problems import CHEAP
 
 
 def started(method: str = "frugal", compress: Kind = "none", readings: tuple[str, ...] = (), **how: Any) -> Worker:
-    work, plain = Worker(node_data(0), **how), task(method, compress, batch=5)
-    work.start(Welcome(RUN, replace(plain, asked=replace(plain.asked, readings=readings)), (0,)))
+    work = Worker(node_data(0), **how)
+    work.start(Welcome(RUN, replace(task(method, compress, batch=5), readings=readings), (0,)))
     return work
 
 
@@ -41,7 +41,7 @@ def broadcasts(method: str = "frugal", rounds: int = 6) -> list[Broadcast]:
 
 
 def answers(work: Worker, broadcast: list[Broadcast]) -> list[Report]:
-    return [work.answer(RoundRequest(each, each.round - 1))[0] for each in broadcast]
+    return [work.answer(RoundRequest(each, each.round - 1)).report for each in broadcast]
 
 
 @pytest.mark.parametrize("method", ["fixed", "paper", "frugal"])
@@ -53,7 +53,7 @@ def test_a_round_that_is_made_again_is_the_same_to_the_bit(method: str) -> None:
     assert bits(first) == bits([fleet.answer(each) for each in broadcast])
     assert work.rounds == (1, 2, 3, 4, 5, 6)
     for back in (6, 5, 6, 2, 4, 1):
-        again = [work.answer(RoundRequest(each, each.round - 1))[0] for each in broadcast[back - 1 :]]
+        again = [work.answer(RoundRequest(each, each.round - 1)).report for each in broadcast[back - 1 :]]
         assert bits(again) == bits(first[back - 1 :])
 
 
@@ -120,8 +120,9 @@ def test_what_compression_lost_comes_with_the_next_report_also_after_going_back(
     broadcast, work = broadcasts("fixed"), started("fixed", kind)
     lost = np.zeros((1, 6), np.float32)
     for each in broadcast:
-        report, _, sent = work.answer(RoundRequest(each, each.round - 1))
-        again = work.answer(RoundRequest(each, each.round - 1))[2]
+        report = work.answer(RoundRequest(each, each.round - 1)).report
+        sent = work.encode(report)
+        again = work.encode(work.answer(RoundRequest(each, each.round - 1)).report)
         assert again == sent
         assert report.w is not None
         meant = report.w - each.w + lost
@@ -143,7 +144,7 @@ def test_a_slower_pace_makes_a_step_that_many_times_as_long(monkeypatch: pytest.
     monkeypatch.setattr(time, "sleep", recording)
     work = started(pace=4.0)
     for broadcast in broadcasts(rounds=3):
-        _, costs, _ = work.answer(RoundRequest(broadcast, broadcast.round - 1))
+        costs = work.answer(RoundRequest(broadcast, broadcast.round - 1)).costs
         # What was slept is three times what it took, so that all of it is four times that.
         assert costs.step_seconds * broadcast.tau >= slept[-1] * 4 / 3
         assert costs.seconds >= costs.step_seconds * broadcast.tau
@@ -165,10 +166,10 @@ def test_energy_is_counted_from_report_to_report(tmp_path: Path) -> None:
     reader = Rapl.find(tmp_path)
     assert reader is not None
     work, broadcast = started(readings=("energy",), readers={"energy": reader}), broadcasts()
-    costs = work.answer(RoundRequest(broadcast[0], 0))[1]
+    costs = work.answer(RoundRequest(broadcast[0], 0)).costs
     assert costs.readings["energy"] == Reading(0.0, 0.0, reader.host)
     counter.write_text("7500000\n")  # while it waits for the next broadcast
-    costs = work.answer(RoundRequest(broadcast[1], 1))[1]
+    costs = work.answer(RoundRequest(broadcast[1], 1)).costs
     assert costs.readings["energy"] == Reading(0.0, 2.5, reader.host)
 
 
@@ -176,14 +177,13 @@ def test_failing_counter_is_not_reported(tmp_path: Path) -> None:
     counter = powercap(tmp_path)
     work, broadcast = started(readings=("energy",), readers={"energy": Rapl.find(tmp_path)}), broadcasts()
     counter.unlink()
-    costs = work.answer(RoundRequest(broadcast[0], 0))[1]
+    costs = work.answer(RoundRequest(broadcast[0], 0)).costs
     assert list(costs.readings) == ["time"]
     assert costs.seconds > 0
     counter.write_text("6000000\n")  # it counts again, from here on
     work.answer(RoundRequest(broadcast[1], 1))
     counter.write_text("8000000\n")
-    costs = work.answer(RoundRequest(broadcast[2], 2))[1]
-    assert costs.readings["energy"].whole == 2.0
+    assert work.answer(RoundRequest(broadcast[2], 2)).costs.readings["energy"].whole == 2.0
 
 
 @pytest.mark.parametrize(
@@ -192,14 +192,14 @@ def test_failing_counter_is_not_reported(tmp_path: Path) -> None:
 )
 def test_reads_what_is_asked_for(asked: tuple[str, ...], read: list[str]) -> None:
     """What has no counter, or is not known here, is not read."""
-    costs = started(readings=asked).answer(RoundRequest(broadcasts()[0], 0))[1]
+    costs = started(readings=asked).answer(RoundRequest(broadcasts()[0], 0)).costs
     assert list(costs.readings) == read
 
 
 # With a hub.
 
 
-class RecordingWork(HeldWork):
+class RecordingWork(HeldWorker):
     def __init__(self, node: int) -> None:
         super().__init__(node_data(node))
         self.request: list[Any] = []
@@ -215,17 +215,17 @@ def test_all_hold_the_same_w_and_what_was_saved_is_counted(method: str, kind: Ki
     works = [RecordingWork(node) for node in range(3)]
     with network(method, kind, batch=5) as net:
         for node, work in enumerate(works):
-            net.join(node, work=work)
+            net.join(node, worker=work)
         net.start(3)
         for _ in range(5):
             net.round()
         for work in works:
-            assert bits(work.request) == bits(net.request)
+            assert bits(work.request) == bits(net.sent)
         # Six numbers of each vector: w in all reports, gradients in those of the paper's after the first, and w in all
         # broadcasts after the first.
         vectors = 5 + (4 if method == "paper" else 0) + 4
         assert net.server.counters.saved == 3 * vectors * saved
-        last = net.request[-1].astype(np.float64)
+        last = net.sent[-1].astype(np.float64)
     exact = without_network([[0, 1, 2]] * 5, method, batch=5)[-2]
     if method == "fixed":
         assert np.abs(last - exact).max() < {"none": 1e-30, "16-bit": 1e-3, "8-bit": 2e-2}[kind] * np.abs(exact).max()
@@ -236,7 +236,7 @@ def test_work_that_recalls_the_memories_of_other_work_goes_on_to_the_bit() -> No
     first, alone = started(), answers(started(), broadcast)
     answers(first, broadcast[:4])
     second = Worker(node_data(0))
-    second.take(Welcome(RUN, task("frugal", "none", batch=5), (0,)))
+    second.accept(Welcome(RUN, task("frugal", "none", batch=5), (0,)))
     second.recall(first.memories(2))
     assert second.rounds == (3, 4)
     assert bits(answers(second, broadcast[3:])) == bits(alone[3:])  # from the older of the two
@@ -249,4 +249,4 @@ def test_an_update_to_warm_up_leaves_no_trace() -> None:
     work, alone = started(), answers(started(), broadcast)
     for each, expected in zip(broadcast, alone, strict=True):
         work.warm_up(RoundRequest(each, each.round - 1))
-        assert bits(work.answer(RoundRequest(each, each.round - 1))[0]) == bits(expected)
+        assert bits(work.answer(RoundRequest(each, each.round - 1)).report) == bits(expected)

@@ -5,20 +5,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import linregress, spearmanr
+from scipy.stats import linregress
 
 from fedbudget.experiments.figures import FIGURES
-from fedbudget.experiments.figures.figure import CASES, Claim, Scope
+from fedbudget.experiments.figures.figure import CASES, Claim, GridSize
 from fedbudget.experiments.figures.loss_against_tau import regret
 from fedbudget.experiments.figures.rows import Row, Rows
 from fedbudget.experiments.figures.varying import rank_correlation
 
-PAPER = Scope(15)
+PAPER = GridSize(15)
 
 
-def cells(name: str, scope: Scope = PAPER) -> int:
+def cells(name: str, size: GridSize = PAPER) -> int:
     figure = FIGURES[name]
-    return len(figure.sweep(figure.settings(None), scope).cells)
+    return len(figure.sweep(figure.settings(None), size).cells)
 
 
 def claims(name: str, rows: Rows) -> dict[str, Claim]:
@@ -27,7 +27,7 @@ def claims(name: str, rows: Rows) -> dict[str, Claim]:
 
 
 def runs(**columns: Any) -> Row:
-    return {"method": "paper", "accuracy": 0.9, "average_tau": 10.0, "error": None, **columns}
+    return {"method": "paper", "accuracy": 0.9, "update_weighted_tau": 10.0, "error": None, **columns}
 
 
 class TestRuns:
@@ -36,12 +36,12 @@ class TestRuns:
 
     @pytest.mark.parametrize("name", FIGURES)
     def test_a_first_look_makes_fewer(self, name: str) -> None:
-        assert cells(name, Scope(2, quick=True)) < cells(name, Scope(2)) or name.startswith("instantaneous")
+        assert cells(name, GridSize(2, quick=True)) < cells(name, GridSize(2)) or name.startswith("instantaneous")
 
     @pytest.mark.parametrize("name", FIGURES)
     def test_no_run_is_made_twice(self, name: str) -> None:
         figure = FIGURES[name]
-        found = figure.sweep(figure.settings(None), Scope(3)).cells
+        found = figure.sweep(figure.settings(None), GridSize(3)).cells
         assert len(set(found)) == len(found)
 
     def test_nodes_go_from_5_to_500(self) -> None:
@@ -52,7 +52,7 @@ class TestRuns:
     def test_deterministic_descent_takes_whole_shards_and_1000_samples(self) -> None:
         for name in ("svm-dgd", "budget-dgd", "aggregation-dgd", "phi-dgd", "asynchronous-dgd", "instantaneous-dgd"):
             figure = FIGURES[name]
-            for cell in figure.sweep(figure.settings(None), Scope(1)).cells:
+            for cell in figure.sweep(figure.settings(None), GridSize(1)).cells:
                 assert (cell.batch_size, cell.train_samples) == ("full", 1000)
 
 
@@ -90,7 +90,7 @@ class TestVarying:
                 shared = {"case": case, "aggregation_factor": factor}
                 found.append(runs(**shared, tau="10", loss=0.5))
                 loss = 0.5 * (1 + excess(case, factor))
-                found.append(runs(**shared, tau="adaptive", loss=loss, average_tau=tau(case, factor)))
+                found.append(runs(**shared, tau="adaptive", loss=loss, update_weighted_tau=tau(case, factor)))
         return found
 
     def test_better_and_rising_holds(self) -> None:
@@ -114,10 +114,12 @@ class TestVarying:
         assert not found["τ* grows with the time of an aggregation"].holds
 
     def test_rank_correlation_is_spearmans(self) -> None:
+        """1 - 6 Σ d² / n (n² - 1), with d the difference of two ranks, where no two values are the same."""
         rng = np.random.default_rng(1)
         for _ in range(20):
             x, y = rng.permutation(7).astype(float), rng.normal(size=7)
-            assert rank_correlation(x.tolist(), y.tolist()) == pytest.approx(spearmanr(x, y).statistic)
+            differences = x - np.argsort(np.argsort(y))
+            assert rank_correlation(x.tolist(), y.tolist()) == pytest.approx(1 - np.square(differences).sum() / 56)
         assert rank_correlation([1, 2, 3], [5, 5, 5]) == 0
 
 
@@ -149,7 +151,7 @@ class TestPhi:
     @staticmethod
     def rows(tau: Callable[[int, float], float]) -> list[Row]:
         return [
-            runs(case=case, phi=phi, loss=0.2, average_tau=tau(case, phi))
+            runs(case=case, phi=phi, loss=0.2, update_weighted_tau=tau(case, phi))
             for case in CASES
             for phi in (0.001, 0.01, 0.1)
         ]

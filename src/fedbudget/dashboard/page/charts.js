@@ -13,6 +13,7 @@ export const REASONS = {
   "fixed": { symbol: "diamond", colour: "c1" },
   "recovery": { symbol: "x", colour: "c2" },
 };
+const OWN_REASONS = ["star", "hexagon", "cross", "triangle-down"]; // in turn, for reasons of a user's own controller
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
 const COLOURS = ["c1", "c2", "c3", "c4", "c5"];
 const SYMBOLS = ["circle", "square", "triangle-up", "diamond", "x", "star"];
@@ -32,6 +33,11 @@ export function xOf(columns, key) {
   return columns.spent[key] || columns.round;
 }
 
+// Text of a run's files in a chart, as it is: Plotly would read some HTML in it, and values between braces.
+function plain(text) {
+  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll("%{", "%&#123;");
+}
+
 function line(columns, key, y, name, colour, dash, more = {}) {
   const shown = { type: "scatter", mode: "lines", hovertemplate: "%{y:.4g}", line: { color: colour, width: 2, dash } };
   return { ...shown, x: xOf(columns, key), y, name, customdata: columns.round, ...more };
@@ -41,8 +47,8 @@ export function loss(columns, key) {
   const c = colours();
   return {
     traces: [
-      line(columns, key, columns.loss, "F(w), latest", c.c1, "solid"),
-      line(columns, key, columns.best_loss, "F(wᶠ), best", c.c2, "dash"),
+      line(columns, key, columns.loss, "of the latest parameters", c.c1, "solid"),
+      line(columns, key, columns.best_loss, "of the best parameters so far", c.c2, "dash"),
     ],
     layout: { showlegend: true },
   };
@@ -71,13 +77,14 @@ export function chosen(columns, key) {
     type: "scatter", mode: "lines", x: made.map((at) => x[at]), y: made.map((at) => columns.tau[at]),
     customdata: made.map((at) => columns.round[at]), line: { color: c.c5, width: 1, shape: "hv" }, hoverinfo: "skip", showlegend: false,
   }];
-  for (const [reason, { symbol, colour }] of Object.entries(REASONS)) {
+  const present = new Set(made.map((at) => columns.reason[at]));
+  const own = [...present].filter((reason) => !Object.hasOwn(REASONS, reason)).map((reason, at) => [reason, { symbol: OWN_REASONS[at % OWN_REASONS.length], colour: "c3" }]);
+  for (const [reason, { symbol, colour }] of [...Object.entries(REASONS).filter(([reason]) => present.has(reason)), ...own]) {
     const those = made.filter((at) => columns.reason[at] === reason);
-    if (those.length === 0) continue;
     traces.push({
-      type: "scatter", mode: "markers", name: reason, x: those.map((at) => x[at]), y: those.map((at) => columns.tau[at]),
+      type: "scatter", mode: "markers", name: plain(reason), x: those.map((at) => x[at]), y: those.map((at) => columns.tau[at]),
       customdata: those.map((at) => columns.round[at]), marker: { symbol, color: c[colour], size: those.length > 400 ? 5 : 7 },
-      hovertemplate: `τ = %{y}, ${reason}<extra></extra>`,
+      meta: plain(reason), hovertemplate: "τ = %{y}, %{meta}<extra></extra>",
     });
   }
   return { traces, layout: { showlegend: true, yaxis: { rangemode: "tozero" } } };

@@ -3,7 +3,7 @@
 import { choose, el, number, percent, state, table } from "./dom.js";
 import * as charts from "./charts.js";
 
-const WHAT = [["best_loss", "best loss"], ["loss", "latest loss"], ["accuracy", "accuracy"], ["tau", "τ"]];
+const WHAT = [["best_loss", "loss of the best parameters so far"], ["loss", "loss of the latest parameters"], ["accuracy", "accuracy"], ["tau", "τ"]];
 
 export function compareView(runs) {
   const common = charts.axes(runs[0].resources).filter(([key]) =>
@@ -22,9 +22,9 @@ export function compareView(runs) {
     rows.replaceChildren(table("", ["run", "state", "method", "τ", "#loss", "#accuracy", "#average τ", "#rounds", "spent"],
       runs.map((run) => [
         run.link ? el("a", { href: run.link }, run.name) : run.name, state(run.state), run.settings.method, run.settings.tau, number(run.loss), percent(run.accuracy),
-        run.summary ? run.summary.average_tau.toFixed(1) : "–", number(run.rounds), run.gauges.map((gauge) => `${gauge.name} ${gauge.text}`).join(", "),
+        run.average_tau === null ? "–" : run.average_tau.toFixed(1), number(run.rounds), run.gauges.map((gauge) => `${gauge.name} ${gauge.text}`).join(", "),
       ]), "stacks"));
     page.dataset.traces = String(runs.length);
   }
-  return { page, begin: show, redraw: show, update(found) { runs = found; show(); }, end() { Plotly.purge(element); } };
+  return { page, begin: show, redraw: show, update(views) { runs = views; show(); }, end() { Plotly.purge(element); } };
 }

@@ -54,15 +54,15 @@ async function run(name) {
 async function compare(names) {
   where(el("a", { href: "/" }, "Runs"), "Compare");
   const look = () => Promise.all(names.map(async (name) => ({ ...await liveSource(name).view(), link: `/run/${encodeURIComponent(name)}` })));
-  let [found] = await Promise.all([look(), library()]);
-  const view = compareView(found);
+  let [views] = await Promise.all([look(), library()]);
+  const view = compareView(views);
   content.replaceChildren(el("h1", {}, `${names.length} runs compared`), view.page);
   view.begin();
   redraw = view.redraw;
   repeat(async () => {
-    if (found.every((each) => each.summary)) return;
-    found = await look();
-    view.update(found);
+    if (views.every((each) => each.summary)) return;
+    views = await look();
+    view.update(views);
   });
 }
 

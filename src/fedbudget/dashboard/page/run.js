@@ -113,9 +113,9 @@ export function runView(source, view, { headed = true, alone = true, open = fals
     slider.value = round;
     plots.filter((each) => each.shared && each.drawn).forEach(mark);
     const turn = ++asking;
-    const found = await source.choice(round).catch(() => null);
-    if (turn !== asking || !found) return;
-    choice = found;
+    const answer = await source.choice(round).catch(() => null);
+    if (turn !== asking || !answer) return;
+    choice = answer;
     tell();
     queue([bend]);
   }
@@ -124,7 +124,7 @@ export function runView(source, view, { headed = true, alone = true, open = fals
     const what = record.tau > 0 ? `τ = ${record.tau}` : "no update";
     const rest = [`loss ${number(record.loss)}`, record.accuracy === null ? null : `accuracy ${percent(record.accuracy)}`,
       Object.entries(spent).map(([name, text]) => `${name} ${text}`).join(", "), choice.missed ? `${choice.missed} nodes missing` : null];
-    const sentence = choice.words.replace(/^[a-z]/, (letter) => letter.toUpperCase()); // but not τ, which would be a T
+    const sentence = choice.sentence.replace(/^[a-z]/, (letter) => letter.toUpperCase()); // but not τ, which would be a T
     words.replaceChildren(el("strong", {}, `Round ${record.round}: ${what}, ${record.reason}. `), `${sentence}. `,
       el("span", { class: "muted" }, rest.filter(Boolean).join(" · ")));
     words.dataset.round = record.round;
@@ -143,7 +143,7 @@ export function runView(source, view, { headed = true, alone = true, open = fals
   const small = (title, of, colour, name) => plot(title, (columns) => charts.single(columns, at.key, of(columns), colour), { kind: "small", name });
   const cost = view.resources.length < 2 ? null : choose("Costs of", view.resources.map(({ name }) => [name, name]), at.cost, (name) => { at.cost = name; queue(); });
   const grid = el("div", { class: "charts" },
-    plot("Loss", (columns) => charts.loss(columns, at.key), { name: "loss" }),
+    plot("Loss on the round's samples", (columns) => charts.loss(columns, at.key), { name: "loss" }),
     plot("Accuracy on test samples", (columns) => charts.accuracy(columns, at.key), { name: "accuracy" }),
     plot("τ of each round, and what chose it", (columns) => charts.chosen(columns, at.key), { kind: "half wide", name: "tau" }),
     plot("G(τ) of the round in focus", () => choice && charts.curve(choice), {
@@ -175,12 +175,11 @@ export function runView(source, view, { headed = true, alone = true, open = fals
     head.replaceChildren(...(headed ? [el("h1", {}, view.name), el("p", { class: "sub" }, view.title, " · ", state(view.state))] : []),
       el("p", { class: "lead" }, view.paragraph));
     const tile = (name, text, note, label) => el("section", { class: "card", "data-tile": label }, el("h3", { class: "muted" }, name), el("div", { class: "figure" }, text), el("div", { class: "note" }, note));
-    const average = averageTau(view);
     tiles.replaceChildren(
       tile("Loss", number(view.loss), view.columns.loss.length ? `from ${number(view.columns.loss[0])}` : "", "loss"),
       ...(view.accuracy === null ? [] : [tile("Accuracy", percent(view.accuracy), "on test samples", "accuracy")]),
       tile("Rounds", number(view.rounds), view.summary ? `${view.summary.stopped_by === "interrupted" ? "interrupted" : `ended by ${view.summary.stopped_by}`}` : `last ${ago(view.written)}`, "rounds"),
-      tile("Average τ", average === null ? "–" : average.toFixed(1), "of a local update", "tau"));
+      tile("Average τ", view.average_tau === null ? "–" : view.average_tau.toFixed(1), "local updates per aggregation", "tau"));
     gauges.replaceChildren(...view.gauges.map(gauge));
     nodes.replaceChildren(nodesTable(view.nodes, view, nodes.querySelector("details")?.open));
     slider.max = Math.max(1, view.rounds);
@@ -250,29 +249,22 @@ function gauge(given) {
     el("div", { class: "note" }, [`${(100 * given.share).toFixed(1)}% spent`, note, given.source, until].filter(Boolean).join(" · ")));
 }
 
-function nodesTable(found, view, open) {
-  if (!found || found.count === 0) return el("p", { class: "note" }, "The run does not say who took part.");
-  const { samples } = found;
-  const about = `${number(found.count)} nodes with ${number(samples.total)} samples: ${number(samples.smallest)} to ${number(samples.largest)} each, ${number(samples.median)} in the middle.`;
-  if (found.nodes.length === 0) return el("p", {}, about);
-  const apart = found.nodes.some((node) => node.last_seen !== null);
+function nodesTable(status, view, open) {
+  if (!status || status.count === 0) return el("p", { class: "note" }, "The run does not say who took part.");
+  const { samples } = status;
+  const about = `${number(status.count)} nodes with ${number(samples.total)} samples: ${number(samples.smallest)} to ${number(samples.largest)} each, ${number(samples.median)} in the middle.`;
+  if (status.nodes.length === 0) return el("p", {}, about);
+  const remote = status.nodes.some((node) => node.last_seen !== null);
   const time = view.columns.c.time;
   const simulated = time && time.length ? time[time.length - 1] : null;
   const cost = (seconds) => (seconds === null || seconds === undefined ? "–" : `${number(1000 * seconds, 3)} ms`);
-  const rows = found.nodes.map((node) => [
+  const rows = status.nodes.map((node) => [
     node.name, number(node.samples), cost(node.step_seconds ?? simulated),
-    ...(apart ? [node.last_seen === null ? "never" : view.summary ? clock(node.last_seen) : ago(node.last_seen), number(node.missed), ...(view.summary ? [] : [node.state || ""])] : [])]);
-  const headings = ["node", "#samples", "#per update", ...(apart ? ["#last seen", "#missed", ...(view.summary ? [] : ["now"])] : [])];
+    ...(remote ? [node.last_seen === null ? "never" : view.summary ? clock(node.last_seen) : ago(node.last_seen), number(node.missed), ...(view.summary ? [] : [node.state || ""])] : [])]);
+  const headings = ["node", "#samples", "#per update", ...(remote ? ["#last seen", "#missed", ...(view.summary ? [] : ["now"])] : [])];
   const listed = el("div", { class: "scroll" }, table("", headings, rows.slice(0, LISTED)));
   const more = rows.length <= LISTED ? null : el("details", { open }, el("summary", {}, `${rows.length - LISTED} more`), el("div", { class: "scroll" }, table("", headings, rows.slice(LISTED))));
-  return el("div", {}, el("p", { class: "note" }, about, apart ? "" : " They are simulated, and an update costs them what it cost in the last round."), listed, more);
-}
-
-function averageTau(view) {
-  if (view.summary && view.summary.average_tau !== undefined) return view.summary.average_tau;
-  const taus = view.columns.tau.filter((tau) => tau > 0);
-  const all = taus.reduce((sum, tau) => sum + tau, 0);
-  return all ? taus.reduce((sum, tau) => sum + tau * tau, 0) / all : null;
+  return el("div", {}, el("p", { class: "note" }, about, remote ? "" : " They are simulated, and an update costs them what it cost in the last round."), listed, more);
 }
 
 // Adds rows that come after a round; gives how many.

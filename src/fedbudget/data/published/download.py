@@ -8,55 +8,53 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from fedbudget.data.published.catalogue import Published, named
-from fedbudget.data.published.find import found_in
+from fedbudget.data.contents import PART
+from fedbudget.data.published.catalogue import dataset_named
+from fedbudget.data.published.find import files_in, stored_in
 from fedbudget.data.published.sources import Source
-from fedbudget.data.published.stored import PART, File, matches
-from fedbudget.data.published.transfer import Progress, Silent, Unavailable
+from fedbudget.data.published.transfer import File, Progress, Target
 from fedbudget.errors import UserError
-
-_SILENT = Silent()
 
 
 def get(
-    name: str, folder: Path, progress: Progress = _SILENT, sources: Sequence[Source] | None = None
+    name: str, data_dir: Path, progress: Progress | None = None, sources: Sequence[Source] | None = None
 ) -> dict[str, Path]:
     """Fetches what is missing of a dataset, or has wrong contents.
 
     Args:
       name: of a published dataset.
-      folder: of data; the dataset gets its own folder in it.
-      progress: is told how it goes.
+      data_dir: gets a folder for the dataset.
+      progress: is called as it goes.
       sources: where to look; the dataset's own when not given.
 
     Returns:
       Where each file lies.
     """
-    dataset = named(name)
-    found = found_in(dataset, folder)
-    if len(found) == len(dataset.files) and all(matches(found[file.name], file) for file in dataset.files):
-        return found
-    own = _made(folder / dataset.folders[0])
-    missing, problems = _missing(dataset.files, own), []
+    dataset = dataset_named(name)
+    if not _missing(dataset.files, paths := files_in(dataset, data_dir)):
+        return paths
+    target = Target(_writable(data_dir / dataset.folders[0]), progress or Progress())
+    missing, problems = _missing(dataset.files, stored_in(target.folder, dataset)), []
     for source in dataset.sources if sources is None else sources:
         if not missing:
             break
-        progress.trying(str(source))
+        target.progress.on_source(source.name)
         try:
-            source.fetch(missing, own, progress)
-        except Unavailable as problem:
-            problems.append(f"{source}: {' '.join(str(problem).split())}")
-        missing = _missing(missing, own)
+            source.fetch(missing, target)
+        except UserError as problem:
+            problems.append(f"{source.name}: {' '.join(str(problem).split())}")
+        missing = _missing(missing, stored_in(target.folder, dataset))
     if missing:
         with suppress(OSError):
-            own.rmdir()  # which it can only if nothing came
-        raise UserError(_explanation(dataset, missing, problems))
-    for part in own.glob(f"*{PART}"):
-        part.unlink()  # of sources that broke off before another one had it all
-    return found_in(dataset, folder)
+            target.folder.rmdir()  # which it can only if nothing came
+        part = "" if len(missing) == len(dataset.files) else f"{len(missing)} of {len(dataset.files)} files of "
+        raise UserError(f"{part}{name} could not be fetched: {'; '.join(problems) or 'there is no source'}")
+    for left_over in target.folder.glob(f"*{PART}"):
+        left_over.unlink()  # of sources that broke off before another one had it all
+    return files_in(dataset, data_dir)
 
 
-def _made(folder: Path) -> Path:
+def _writable(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -66,17 +64,6 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _missing(files: Sequence[File], folder: Path) -> list[File]:
-    """The files that are not in a folder with the right contents."""
-    return [file for file in files if not _is_here(file, folder)]
-
-
-def _is_here(file: File, folder: Path) -> bool:
-    # The plain form comes first, as it does when a dataset is looked for.
-    forms = [path for path in (folder / file.name, folder / f"{file.name}.gz") if path.is_file()]
-    return bool(forms) and matches(forms[0], file)
-
-
-def _explanation(dataset: Published, missing: Sequence[File], problems: Sequence[str]) -> str:
-    how_many = "" if len(missing) == len(dataset.files) else f"{len(missing)} of {len(dataset.files)} files of "
-    return f"{how_many}{dataset.name} could not be fetched: {'; '.join(problems) or 'there is no source'}"
+def _missing(files: Sequence[File], paths: dict[str, Path]) -> list[File]:
+    """The files that are not there with the right contents."""
+    return [file for file in files if file.name not in paths or not file.matches(paths[file.name])]

@@ -5,19 +5,17 @@ Finding looks at names alone; what the files hold is for the reader, or for `fed
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbudget.data.published.stored import opened
 from fedbudget.errors import UserError
 
 if TYPE_CHECKING:
-    from fedbudget.data.published.catalogue import Published
-
-__all__ = ["NotHere", "find", "found_in", "opened", "places"]
+    from fedbudget.data.published.catalogue import PublishedDataset
 
 
-class NotHere(UserError):
+class DatasetMissing(UserError):
     """No file of a dataset is in any of the places."""
 
 
@@ -25,17 +23,16 @@ def find(name: str, data_dir: Path | None) -> dict[str, Path]:
     """Where each file of a dataset lies: itself, with `.gz`, or the archive that holds it. Missing ones are left out.
 
     Raises:
-      NotHere: no place has any of them.
+      DatasetMissing: no place has any of them.
     """
-    from fedbudget.data.published.catalogue import named  # slow to import, with all that fetching needs
+    from fedbudget.data.published.catalogue import dataset_named  # slow to import, with all that fetching needs
 
-    dataset = named(name)
-    looked = places(data_dir)
-    for _, folder in looked:
-        if found := found_in(dataset, folder):
-            return found
-    where = ", ".join(f"{folder} ({what})" for what, folder in looked)
-    raise NotHere(f"{name} is not here: looked in {where}; fedbudget data get {name} fetches it")
+    dataset, folders = dataset_named(name), places(data_dir)
+    for _, folder in folders:
+        if paths := files_in(dataset, folder):
+            return paths
+    where = ", ".join(f"{folder} ({what})" for what, folder in folders)
+    raise DatasetMissing(f"{name} is not here: looked in {where}; fedbudget data get {name} fetches it")
 
 
 def places(data_dir: Path | None) -> list[tuple[str, Path]]:
@@ -48,10 +45,10 @@ def places(data_dir: Path | None) -> list[tuple[str, Path]]:
     return [*chosen, ("the cache folder", user_cache_path("fedbudget"))]
 
 
-def found_in(dataset: "Published", place: Path) -> dict[str, Path]:
+def files_in(dataset: "PublishedDataset", place: Path) -> dict[str, Path]:
     """The files of a dataset in one place: in the folder that has the most of them, or else in an archive."""
     folders = [place / folder for folder in dataset.folders]
-    candidates = [_files_in(dataset, folder) for folder in folders]
+    candidates = [stored_in(folder, dataset) for folder in folders]
     if dataset.archive is not None:
         # Taken to be complete: to look inside would be to unzip all of it each time.
         archives = [folder / dataset.archive for folder in (place, *folders)]
@@ -59,6 +56,13 @@ def found_in(dataset: "Published", place: Path) -> dict[str, Path]:
     return max(candidates, key=len)  # of equals the first
 
 
-def _files_in(dataset: "Published", folder: Path) -> dict[str, Path]:
+def stored_in(folder: Path, dataset: "PublishedDataset") -> dict[str, Path]:
+    """The files of a dataset that lie in a folder, plain or zipped."""
     forms = [(file.name, folder / f"{file.name}{suffix}") for file in dataset.files for suffix in (".gz", "")]
     return {name: path for name, path in forms if path.is_file()}  # plain comes last, and stays
+
+
+def container(paths: Mapping[str, Path]) -> Path:
+    """What files lie in that belong together: their archive, or their folder."""
+    path = next(iter(paths.values()))
+    return path if path.name.endswith(".tar.gz") else path.parent

@@ -1,28 +1,31 @@
-"""How a file comes from a web server to its place, and the words for how that goes.
+"""How a file comes from a web server to its place, by pooch's HTTP downloader.
 
 - What comes goes to a `.part` first, which an interruption leaves, and from whose end the next try goes on.
 - Nothing is taken beyond a limit, whatever a server says or sends.
-- Only what has the right contents gets its final name, at once and as a whole; what has not is removed.
+- Only what has the right contents gets its final name, in one step; what has not is removed. `pooch.retrieve` would not
+  do: our checksums are of contents when unzipped, and it starts over after every interruption.
 """
 
-import http
-import http.client
-import re
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from email.message import Message
+import hashlib
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO
 
-from fedbudget import __version__
-from fedbudget.data.published.stored import PART, File, matches
+from fedbudget import __version__, atomic_file
+from fedbudget.data.contents import PART, Damaged, at_most, open_contents
+from fedbudget.errors import UserError
+
+if TYPE_CHECKING:
+    from requests import Response
 
 _TIMEOUT = 30.0  # seconds without an answer, or without a byte of it
-_CHUNK = 1 << 18
+_CHUNK = 1 << 14  # bytes; at most that many are lost when a connection breaks
+_PARTIAL, _NO_SUCH_RANGE = 206, 416
 
 
-class Unavailable(Exception):
+class Unavailable(UserError):
     """A source does not give what was wanted; the message says shortly why."""
 
 
@@ -30,139 +33,157 @@ class Unreachable(Unavailable):
     """A server does not answer at all, so that there is no use in asking it for more."""
 
 
-class Progress(Protocol):
-    """Is told how it goes."""
+class Progress:
+    """Is called as a dataset is fetched; does nothing itself."""
 
-    def trying(self, source: str) -> None:
+    def on_source(self, source: str) -> None:
         """A source is asked."""
 
-    def coming(self, what: str, done: int, total: int | None) -> None:
+    def on_bytes(self, name: str, done: int, total: int | None) -> None:
         """So many bytes are here, of so many, where that is known."""
 
-    def placed(self, name: str) -> None:
+    def on_file(self, name: str) -> None:
         """A file is in its place."""
 
 
-class Silent:
-    """Tells nobody."""
+@dataclass(frozen=True)
+class File:
+    """One file of a dataset: its name when unzipped, and the size and sha256 of its contents when unzipped."""
 
-    def trying(self, source: str) -> None: ...
+    name: str
+    size: int
+    sha256: str
 
-    def coming(self, what: str, done: int, total: int | None) -> None: ...
+    def matches(self, path: Path) -> bool:
+        """Whether what lies at `path`, zipped or not, has these contents."""
+        try:
+            with open_contents(path, self.name) as stream:
+                contents = at_most(stream, self.size, path)
+        except Damaged:
+            return False
+        return hashlib.sha256(contents.data).hexdigest() == self.sha256
 
-    def placed(self, name: str) -> None: ...
+    def limit(self, suffix: str) -> int:
+        """The most bytes that it may take as it is sent; gzip adds a little to what cannot be made smaller."""
+        return self.size + (self.size // 1000 + 1024 if suffix else 0)
 
 
-def download(url: str, part: Path, limit: int, progress: Progress) -> bool:
+@dataclass(frozen=True)
+class Target:
+    """The folder that files are fetched to, and who is called meanwhile."""
+
+    folder: Path
+    progress: Progress
+
+    def part(self, name: str) -> Path:
+        return self.folder / f"{name}{PART}"
+
+    def place(self, part: Path, file: File) -> None:
+        """Gives a complete `part` its final name, if it has the right contents; otherwise removes it."""
+        if not file.matches(part):
+            part.unlink()
+            raise Unavailable(f"{file.name} has wrong contents")
+        final = self.folder / part.name.removesuffix(PART)
+        atomic_file.move(part, final)
+        for other in {self.folder / file.name, self.folder / f"{file.name}.gz"} - {final}:
+            other.unlink(missing_ok=True)  # with the right contents it would not have been fetched again
+        self.progress.on_file(file.name)
+
+
+def download(url: str, part: Path, limit: int, progress: Progress, use: Callable[[Path], None]) -> None:
     """Fetches what is at `url` into `part`, of which the beginning may be there already.
 
-    Returns:
-      Whether such a beginning was used. It may have been another server's, which shows only when all of it is checked.
+    Args:
+      limit: the most bytes to take.
+      use: what is done when `part` is complete. Where that fails, `part` is removed, and fetched once more if its
+        beginning was there already: that may have been of something else.
 
     Raises:
-      Unavailable: the server does not have it, sends more than `limit` bytes, or breaks off; then `part` stays.
+      Unavailable: the server does not have it, sends too much, or breaks off, and then `part` stays.
     """
-    start = part.stat().st_size if part.is_file() else 0
-    if 0 < start <= limit:
-        try:
-            with _ask(url, start) as answer:
-                return _save(answer, part, limit, progress)
-        except _NoSuchRange as refused:
-            if refused.size == start:
-                return True  # nothing was missing
-    with _ask(url) as answer:
-        return _save(answer, part, limit, progress)
-
-
-def place(part: Path, file: File, folder: Path, progress: Progress) -> None:
-    """Gives a complete `part` its final name in `folder`, if it has the right contents; otherwise removes it."""
-    if not matches(part, file):
-        part.unlink()
-        raise Unavailable(f"{file.name} has wrong contents")
-    final = folder / part.name.removesuffix(PART)
-    part.replace(final)
-    for other in (folder / file.name, folder / f"{file.name}.gz"):
-        if other != final:
-            other.unlink(missing_ok=True)  # with the right contents it would not have been fetched again
-    progress.placed(file.name)
-
-
-def stored_limit(file: File, suffix: str) -> int:
-    """The most bytes that a file may take as it is sent; gzip adds a little to what cannot be made smaller."""
-    return file.size + (file.size // 1000 + 1024 if suffix else 0)
-
-
-class _NoSuchRange(Exception):
-    """The server cannot go on from where a `.part` ends.
-
-    Args:
-      size: of all of it, where the server says so.
-    """
-
-    def __init__(self, size: int | None = None) -> None:
-        self.size = size
-
-
-def _ask(url: str, start: int = 0) -> http.client.HTTPResponse:
-    """The server's answer to a request for all that comes after `start` bytes."""
-    request = urllib.request.Request(url, headers={"User-Agent": f"fedbudget/{__version__}"})
-    if start:
-        request.add_header("Range", f"bytes={start}-")
+    resumed = _receive(url, part, limit, progress)
     try:
-        answer = cast(http.client.HTTPResponse, urllib.request.urlopen(request, timeout=_TIMEOUT))
-    except urllib.error.HTTPError as error:
-        with error:
-            if start and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                raise _NoSuchRange(_number(r"bytes \*/(\d+)", error.headers)) from None
-            raise Unavailable(f"{error.code} {error.reason}") from None
-    except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(_reason(error)) from None
-    if answer.status == http.HTTPStatus.PARTIAL_CONTENT and _number(r"bytes (\d+)-", answer.headers) != start:
-        answer.close()
-        raise _NoSuchRange
-    return answer
+        use(part)
+    except UserError:
+        part.unlink(missing_ok=True)
+        if not resumed:
+            raise
+        download(url, part, limit, progress, use)
 
 
-def _save(answer: http.client.HTTPResponse, part: Path, limit: int, progress: Progress) -> bool:
-    """Writes an answer to `part`: to its end if it goes on from there, else from the start. Returns which it was."""
-    goes_on = answer.status == http.HTTPStatus.PARTIAL_CONTENT
-    done = part.stat().st_size if goes_on else 0
-    total = None if answer.length is None else done + answer.length
-    if total is not None and total > limit:
-        raise Unavailable(f"wants to send {total:,} bytes, {limit:,} were expected at most")
-    with part.open("ab" if goes_on else "wb") as file:
-        for chunk in _chunks(answer):
-            done += len(chunk)
-            if done > limit:
-                break
-            file.write(chunk)
-            progress.coming(part.name.removesuffix(PART), done, total)
-    if done > limit:
-        part.unlink()
-        raise Unavailable(f"sends more than {limit:,} bytes for {part.name.removesuffix(PART)}")
-    if total is not None and done < total:
-        raise Unavailable(f"broke off after {done:,} of {total:,} bytes")
-    return goes_on
+def _receive(url: str, part: Path, limit: int, progress: Progress) -> bool:
+    """Fetches `part`, or the rest of it. Returns whether its beginning was there already."""
+    import requests  # slow to import, as is pooch
+    from pooch import HTTPDownloader
 
-
-def _chunks(answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    """What comes, piece by piece. Errors of the connection are told apart here from those of the disk."""
-    while True:
+    size = part.stat().st_size if part.is_file() else 0
+    start = size if size <= limit else 0
+    headers = {"User-Agent": f"fedbudget/{__version__}", "Accept-Encoding": "identity"}
+    headers |= {"Range": f"bytes={start}-"} if start else {}
+    with ExitStack() as stack:
+        output = _Output(part, start, limit, progress, stack)
+        fetch = HTTPDownloader(chunk_size=_CHUNK, timeout=_TIMEOUT, headers=headers, hooks={"response": output.begin})
         try:
-            chunk = answer.read1(_CHUNK)
-        except (OSError, http.client.HTTPException) as error:
-            raise Unavailable(f"broke off: {_reason(error)}") from None
-        if not chunk:
+            fetch(url, output, None)
+        except requests.HTTPError as error:
+            answer = error.response
+            assert answer is not None  # pooch asks for the errors of answers alone, and so does `begin`
+            if not start or answer.status_code not in (_PARTIAL, _NO_SUCH_RANGE):
+                raise Unavailable(f"{answer.status_code} {answer.reason}") from None
+            if answer.headers.get("Content-Range") == f"bytes */{start}":
+                return True  # nothing was missing
+            part.unlink()
+            return _receive(url, part, limit, progress)
+        except requests.RequestException as error:
+            if output.file is None:
+                raise Unreachable(_reason(error)) from None
+            total = "" if output.total is None else f" of {output.total:,}"
+            raise Unavailable(f"broke off after {output.done:,}{total} bytes") from None
+    return output.resumed
+
+
+class _Output:
+    """A `.part` as requests shows it the server's answer, and pooch then writes to it."""
+
+    def __init__(self, part: Path, start: int, limit: int, progress: Progress, stack: ExitStack) -> None:
+        self.done, self.resumed = 0, False
+        self.total: int | None = None
+        self.file: BinaryIO | None = None
+        self._part, self._start, self._limit, self._progress, self._stack = part, start, limit, progress, stack
+
+    def begin(self, answer: "Response", **_: object) -> None:
+        """Opens the file, to go on at its end if the answer is the rest of it."""
+        from requests import HTTPError
+
+        self._stack.callback(answer.close)
+        if not answer.ok or answer.is_redirect:
             return
-        yield chunk
+        answer.raw.headers.pop("Content-Encoding", None)  # with which a `.gz` would be unzipped
+        self.resumed = answer.status_code == _PARTIAL
+        if self.resumed and not answer.headers.get("Content-Range", "").startswith(f"bytes {self._start}-"):
+            raise HTTPError(response=answer)
+        self.done = self._start if self.resumed else 0
+        if (length := answer.headers.get("Content-Length", "")).isdecimal():
+            self.total = self.done + int(length)
+            if self.total > self._limit:
+                raise Unavailable(f"wants to send {self.total:,} bytes, {self._limit:,} were expected at most")
+        self.file = self._stack.enter_context(self._part.open("ab" if self.resumed else "wb"))
+
+    def write(self, chunk: bytes) -> None:
+        assert self.file is not None
+        self.done, name = self.done + len(chunk), self._part.name.removesuffix(PART)
+        if self.done > self._limit:
+            self._part.unlink()
+            raise Unavailable(f"sends more than {self._limit:,} bytes for {name}")
+        self.file.write(chunk)
+        self._progress.on_bytes(name, self.done, self.total)
+
+    def flush(self) -> None:
+        """Not after every piece, as pooch would."""
 
 
-def _number(pattern: str, headers: Message) -> int | None:
-    """The number that the pattern finds in Content-Range."""
-    found = re.match(pattern, headers.get("Content-Range", ""))
-    return int(found[1]) if found else None
-
-
-def _reason(error: Exception) -> str:
-    cause = error.reason if isinstance(error, urllib.error.URLError) else error
-    return getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+def _reason(error: BaseException) -> str:
+    """What the system says, below all that requests and urllib3 say of it."""
+    while (deeper := error.__cause__ or error.__context__) is not None:
+        error = deeper
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -14,8 +14,8 @@ from flwr.app import UserConfigValue
 
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.errors import UserError
+from fedbudget.launch.node_data import all_shares, from_file
 from fedbudget.settings import FEDERATED, Settings, checked
-from fedbudget.shares import all_shares, from_file
 
 Config = Mapping[str, UserConfigValue]
 """As Flower reads it: names, and texts, numbers or truths."""

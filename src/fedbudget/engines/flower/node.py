@@ -15,8 +15,8 @@ from fedbudget.engines.remote.messages import Hello, Welcome
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
-from fedbudget.protocol.memory import FleetState
 from fedbudget.protocol.messages import LocalError, PeerError
+from fedbudget.protocol.state import FleetState
 
 Data = Callable[[Context], NodeData]
 """What a node holds, where that is not in a file."""
@@ -52,7 +52,7 @@ def train(message: Message, context: Context, data: Data | None) -> Message:
     def answer() -> RecordDict:
         welcome, request = records.welcome_in(message.content), records.request_in(message.content)
         work = _work(context, data)
-        work.take(welcome)
+        work.accept(welcome)
         try:
             memories = recall(context.state, welcome)
             work.recall(memories)
@@ -64,9 +64,9 @@ def train(message: Message, context: Context, data: Data | None) -> Message:
         if request.broadcast.tau > 0 and welcome.run not in _warm:
             work.warm_up(request)
             _warm.add(welcome.run)
-        report, costs, _ = work.answer(request)
+        answer = work.answer(request)
         remember(context.state, welcome, work.memories(_ROUNDS))
-        return records.answer_out(report, costs)
+        return records.answer_out(answer.report, answer.costs)
 
     return _reply(message, answer)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import grpc
 
-from fedbudget.engines.grpc.codec import NAME, TOKEN
 from fedbudget.engines.grpc.credentials import peer_names
+from fedbudget.engines.grpc.stream import NAME, TOKEN
 from fedbudget.engines.grpc.tokens import Tokens, valid_name
 from fedbudget.engines.remote.members import OWN
 
@@ -36,8 +36,8 @@ class AdmissionControl:
 
     def admit(self, context: Any) -> str:
         """Who a peer is, from what it said before its first message."""
-        broadcast = dict(context.invocation_metadata() or ())
-        name, token = str(broadcast.get(NAME, "")), str(broadcast.get(TOKEN, ""))
+        metadata = dict(context.invocation_metadata() or ())
+        name, token = str(metadata.get(NAME, "")), str(metadata.get(TOKEN, ""))
         if not valid_name(name) or name == OWN:
             raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, "its name is not one that a node may have")
         if self._tokens.required and not self._tokens.allows(name, token):

@@ -97,7 +97,7 @@ class _Rounds(Collector):
         yield _gauge("tau", "Local updates in the last round", last.tau)
         yield _gauge("step_size", "Step size of the last round", last.eta)
         yield _gauge("loss", "Loss of the parameters that the last round started from", last.loss)
-        yield _gauge("best_loss", "The smallest loss so far", last.best_loss)
+        yield _gauge("best_loss", "The loss of the best parameters so far, on the last round's samples", last.best_loss)
         yield _gauge("accuracy", "Accuracy on the test samples, when it was last evaluated", last.accuracy)
         yield _gauge("nodes", "Nodes in the average of the last round", last.nodes)
         yield _by_resource("spent", "What was spent so far", last.spent)

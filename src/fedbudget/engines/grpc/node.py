@@ -15,17 +15,9 @@ from typing import Any
 
 import grpc
 
-from fedbudget.engines.grpc.codec import (
-    LONGEST,
-    METHOD,
-    NAME,
-    TOKEN,
-    AggregatorReader,
-    EncodedBroadcast,
-    pack_hello,
-    pack_ready,
-    pack_report,
-)
+from fedbudget.engines.grpc.from_aggregator import AggregatorReader, EncodedBroadcast
+from fedbudget.engines.grpc.from_node import pack_hello, pack_ready, pack_report
+from fedbudget.engines.grpc.stream import LONGEST, METHOD, NAME, TOKEN
 from fedbudget.engines.remote.messages import Farewell, Hello, Welcome
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
@@ -48,13 +40,13 @@ _FINAL = {
 """Answers that will not change by asking again."""
 
 
-class Refused(RuntimeError):
+class RefusedByAggregator(RuntimeError):
     """The aggregator does not want this node."""
 
 
 async def run_node(
     address: str,
-    work: Worker,
+    worker: Worker,
     *,
     name: str,
     token: str | None = None,
@@ -75,20 +67,20 @@ async def run_node(
     while True:
         joined = asyncio.Event()
         try:
-            farewell = await _once(address, work, name, instance, token, credentials, joined, heard)
+            farewell = await _once(address, worker, name, instance, token, credentials, joined, heard)
             if not farewell.again:
                 return farewell
             why = farewell.reason
         except grpc.aio.AioRpcError as error:
             if error.code() in _FINAL:
-                raise Refused(f"{address} refused {name}: {error.details()}") from None
+                raise RefusedByAggregator(f"{address} refused {name}: {error.details()}") from None
             why = _in_words(error)
         except PeerError as error:
             why = f"it said what it should not: {error}"
         if joined.is_set():
             attempt, alone_since = 0, loop.time()
         if patience is not None and loop.time() - alone_since > patience:
-            raise Refused(f"{address} could not be reached for {patience:g} seconds: {why}")
+            raise RefusedByAggregator(f"{address} could not be reached for {patience:g} seconds: {why}")
         wait = min(_LONGEST_WAIT, _FIRST_WAIT * _GROWTH**attempt) * random.uniform(0.5, 1.0)
         attempt += 1
         heard(f"not connected to {address} ({why}); next attempt in {wait:.1f} s")
@@ -97,7 +89,7 @@ async def run_node(
 
 async def _once(
     address: str,
-    work: Worker,
+    worker: Worker,
     name: str,
     instance: str,
     token: str | None,
@@ -111,41 +103,46 @@ async def _once(
         metadata = [(NAME, name)] + ([] if token is None else [(TOKEN, token)])
         call = converse(metadata=metadata)
         reader, quick = AggregatorReader(), False
-        await _send(call, pack_hello(Hello(instance, work.node_data.samples(), work.run, work.rounds)))
+        await _send(call, pack_hello(Hello(instance, worker.node_data.samples(), worker.run, worker.rounds)))
         while True:
             data = await call.read()
             if data is grpc.aio.EOF:
                 raise grpc.aio.AioRpcError(
                     await call.code(), await call.initial_metadata(), await call.trailing_metadata(), "it has ended"
                 )
-            found = reader.feed(data)
-            if isinstance(found, Farewell):
+            message = reader.feed(data)
+            if isinstance(message, Farewell):
                 await call.done_writing()
-                return found
-            if isinstance(found, Welcome):
-                costs = await asyncio.to_thread(_start, work, found)
+                return message
+            if isinstance(message, Welcome):
+                costs = await asyncio.to_thread(_start, worker, message)
                 await _send(call, pack_ready(costs))
                 joined.set()
-                heard(f"joined {address} as {name}, to train {found.task.model} ({found.task.parameters} parameters)")
-            elif isinstance(found, EncodedBroadcast):
+                heard(
+                    f"joined {address} as {name}, to train {message.task.model} ({message.task.parameters} parameters)"
+                )
+            elif isinstance(message, EncodedBroadcast):
                 # A thread is for work that would keep the connection waiting; to hand it less takes longer than that.
-                messages, seconds = _answer(work, found) if quick else await asyncio.to_thread(_answer, work, found)
+                messages, seconds = (
+                    _answer(worker, message) if quick else await asyncio.to_thread(_answer, worker, message)
+                )
                 quick = seconds < _QUICK
                 await _send(call, messages)
 
 
-def _start(work: Worker, welcome: Welcome) -> Any:
+def _start(worker: Worker, welcome: Welcome) -> Any:
     try:
-        return work.start(welcome)
+        return worker.start(welcome)
     except UserError as error:
-        raise Refused(str(error)) from None
+        raise RefusedByAggregator(str(error)) from None
 
 
-def _answer(work: Worker, half: EncodedBroadcast) -> tuple[list[bytes], float]:
+def _answer(worker: Worker, encoded: EncodedBroadcast) -> tuple[list[bytes], float]:
     """The report, and how long it took to make."""
     began = time.perf_counter()
-    report, costs, vectors = work.answer(half.request(work.before(half)))
-    return pack_report(report, costs, vectors), time.perf_counter() - began
+    answer = worker.answer(encoded.request(worker.w_after(encoded.base_round)))
+    messages = pack_report(answer.report, answer.costs, worker.encode(answer.report))
+    return messages, time.perf_counter() - began
 
 
 async def _send(call: Any, messages: list[bytes]) -> None:

@@ -13,7 +13,7 @@ its block; fewer bits do not say whether it was infinite or not a number. What i
 is let in that a number could overflow with.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from fedbudget.arrays import Float32
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError
 
 Kind = Literal["none", "16-bit", "8-bit"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 BLOCK = 256
 """Numbers that share a scale."""
@@ -77,13 +78,6 @@ def decode(kind: Kind, data: bytes | memoryview, count: int) -> Float32:
         if whole < count:
             numbers[whole:] *= scales[-1]
     return numbers
-
-
-def settled(kind: Kind, w: Float32, before: Float32) -> Float32:
-    """What a receiver who has `before` will hold when it is sent the difference of w to that."""
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found in the result
-        sent = encode(kind, w - before)
-        return before + decode(kind, sent, w.size).reshape(w.shape)
 
 
 class ErrorFeedback:

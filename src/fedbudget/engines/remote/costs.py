@@ -1,59 +1,55 @@
-"""What a round took at a node, as it travels: readings by the name of their resource.
+"""What a round took at a node, as bytes, for every network: readings by the name of their resource.
 
 What comes from another machine is checked here: few readings, of finite numbers that are not negative, time among them.
 """
 
 import math
-from collections.abc import Iterable
 
-from fedbudget.engines.remote import wire_pb2 as pb
+import msgspec
+
 from fedbudget.protocol.messages import PeerError
 from fedbudget.resources import TIME
 from fedbudget.resources.usage import NodeCosts, Reading
 
-_MOST_READINGS = 64
-_LONGEST = 200  # characters of a name
+MOST_READINGS = 64
+
+_LONG_NAME = 200
+_MOST_BYTES = 20_000
 
 
-def costs_to_proto(costs: NodeCosts) -> pb.Costs:
-    readings = [
-        pb.Reading(name=name, step=reading.step, whole=reading.whole, host=reading.host)
-        for name, reading in costs.readings.items()
-    ]
-    return pb.Costs(readings=readings)
+def pack_costs(costs: NodeCosts) -> bytes:
+    """Of every reading its name, what a local update and the whole round took, and whose counter it is if shared."""
+    readings = costs.readings.items()
+    return msgspec.msgpack.encode([(name, each.step, each.whole, each.host) for name, each in readings])
 
 
-def costs_from_proto(message: pb.Costs) -> NodeCosts:
-    return costs_of((each.name, each.step, each.whole, each.host) for each in message.readings[: _MOST_READINGS + 1])
-
-
-def costs_of(rows: Iterable[tuple[str, float, float, str]]) -> NodeCosts:
-    """From name, step, whole and host of each reading, whatever carried them; raises `PeerError` for what cannot be."""
+def unpack_costs(data: bytes) -> NodeCosts:
+    """Refuses what cannot be with `PeerError`."""
+    if len(data) > _MOST_BYTES:
+        raise PeerError(f"costs of {len(data)} bytes")
+    try:
+        rows = msgspec.msgpack.decode(data, type=list[tuple[str, float, float, str]])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise PeerError(f"costs that cannot be read: {error}") from None
+    if len(rows) > MOST_READINGS:
+        raise PeerError(f"costs of {len(rows)} readings")
     readings: dict[str, Reading] = {}
     for name, step, whole, host in rows:
-        check_name(name)
-        if len(host) > _LONGEST:
+        if check_resource(name) in readings:
+            raise PeerError(f"{name} is read twice")
+        if len(host) > _LONG_NAME:
             raise PeerError(f"a name of a host of {len(host)} characters")
         for part, value in (("step", step), ("whole", whole)):
-            if not isinstance(value, int | float) or not 0 <= value < math.inf:
+            if not 0 <= value < math.inf:
                 raise PeerError(f"{name} ({part}) is {value}")
-        if name in readings or len(readings) == _MOST_READINGS:
-            raise PeerError(f"more than {_MOST_READINGS} readings, or {name} twice")
         readings[name] = Reading(step, whole, host)
     if TIME.name not in readings:
         raise PeerError("costs without the time of a round")
     return NodeCosts(readings)
 
 
-def readings_from_proto(message: pb.Request) -> tuple[str, ...]:
-    """The names of the readings that a node is asked for."""
-    if len(message.readings) > _MOST_READINGS:
-        raise PeerError(f"a task that asks for {len(message.readings)} readings")
-    return tuple(check_name(name) for name in message.readings)
-
-
-def check_name(name: str) -> str:
-    """Refuses what is no name of a resource."""
-    if not 1 <= len(name) <= _LONGEST or not name.isascii() or not name.isalpha():
+def check_resource(name: str) -> str:
+    """Refuses what is no name of a resource, known here or not."""
+    if len(name) > _LONG_NAME or not (name.isascii() and name.isalpha()):
         raise PeerError(f"{name[:20]!r} is no name of a resource")
     return name

@@ -1,26 +1,29 @@
 """The network engine: carries messages between the aggregator and nodes on other machines, and reads the meters.
 
-What is between them is a hub, or anything else that can ask nodes and gather what they answer, such as Flower's grid.
+What is between them is a gRPC server, or anything else that can ask nodes and gather what they answer, such as
+Flower's grid.
 
 The clock never stops: a time budget is wall time, from the first broadcast to the end. What there is to do between two
 rounds (records, checkpoint, test accuracy) is done while the nodes are at work on the next. A run may be some rounds
-ahead of its disk (runs/saver.py): nodes remember as many, and an aggregator that has crashed makes them again.
+ahead of its disk (runs/checkpoint_writer.py): nodes remember as many, and an aggregator that has crashed makes them
+again.
 """
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from fedbudget.budget import Costs
+from fedbudget.engines.engine import Engine, Observer
 from fedbudget.engines.remote.members import Counters
 from fedbudget.engines.remote.messages import Answer, Farewell
 from fedbudget.engines.remote.round import CollectedRound
-from fedbudget.engines.simulation import Observer
 from fedbudget.meters.meters import Meters
+from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.resources import TIME, round_usage
@@ -30,22 +33,23 @@ from fedbudget.resources.usage import RoundUsage
 OVERTIME = 0.03
 """The share of a time budget by which a round that has begun may go over it."""
 
-_PATIENCE, _FIRST_PATIENCE, _TIMES = (
-    3.0,
-    30.0,
-    4.0,
-)  # a deadline: so many seconds, and so many times what it should take
+# A deadline: so many seconds, at least, and so many times what a round should take.
+_PATIENCE, _FIRST_PATIENCE, _TIMES = 3.0, 30.0, 4.0
 _WARMING_UP = 3  # rounds until it is known what one takes
 _SLOW_LINE = 250e3  # bytes a second that a node is thought to have until then
 
 
-class Nodes(Protocol):
+class RemoteNodes(Protocol):
     """Whoever asks nodes on other machines, and gathers what they answer."""
 
     counters: Counters
 
+    @property
+    def error(self) -> str:
+        """Why there can be no more rounds, once that is so."""
+
     def lost(self, coming: int) -> list[int]:
-        """Numbers of nodes whose knowledge of drift is lost, as of the round to come; they are told of once."""
+        """Numbers of nodes whose knowledge of drift is lost, as of the round to come; each is given once."""
 
     def begin(self, broadcast: Broadcast, *, least: int, timeout: float, left: float) -> None:
         """Sends a broadcast to all that are idle.
@@ -59,75 +63,104 @@ class Nodes(Protocol):
     def finish(self) -> CollectedRound:
         """Waits until the round is over."""
 
+    def wake(self) -> None:
+        """Ends what is being waited for; from any thread."""
+
+    def node_statuses(self) -> list[NodeStatus]:
+        """How all nodes are doing, in the order of their numbers; from any thread."""
+
     def close(self, farewell: Farewell) -> None:
         """Lets all nodes go."""
 
+    def state(self) -> Mapping[str, Any] | None:
+        """What a checkpoint must hold of them; None where a run with them cannot be resumed."""
 
-def run(
-    aggregator: Aggregator,
-    server: Nodes,
-    meters: Meters,
-    *,
-    least: int,
-    timeout: float | None,
-    trial: RoundUsage,
-    observe: Observer,
-    interrupted: Callable[[], bool],
-    keep: Callable[[], None],
-) -> Outcome:
-    """Carries messages until the budget is spent, and then lets the nodes go.
+
+class RemoteEngine(Engine):
+    """Makes a run with nodes on other machines.
 
     Args:
       least: the fewest nodes to make a round with.
       timeout: seconds until nodes that have not reported are left out; from what rounds took when not given.
       trial: what a round of one update took at the slowest node, before the first.
-      keep: saves where the run has come to, when it is interrupted.
     """
-    outcome = _rounds(aggregator, server, meters, _Clock(meters, timeout, trial), least, observe, interrupted, keep)
-    server.close(Farewell("the aggregator was interrupted" if interrupted() else "the run is over"))
-    return outcome
 
+    def __init__(
+        self,
+        aggregator: Aggregator,
+        nodes: RemoteNodes,
+        meters: Meters,
+        *,
+        least: int,
+        timeout: float | None,
+        trial: RoundUsage,
+    ) -> None:
+        self._aggregator = aggregator
+        self._nodes = nodes
+        self._meters = meters
+        self._least = least
+        self._clock = _Clock(meters, timeout, trial)
 
-def _rounds(
-    aggregator: Aggregator,
-    server: Nodes,
-    meters: Meters,
-    clock: "_Clock",
-    least: int,
-    observe: Observer,
-    interrupted: Callable[[], bool],
-    keep: Callable[[], None],
-) -> Outcome:
-    message = aggregator.pending or aggregator.outcome or aggregator.start()
-    round_: tuple[Round, Broadcast] | None = None
-    read = meters.counters().read
-    mark, counted = read(), _traffic(server)
-    while isinstance(message, Broadcast):
-        lost = server.lost(message.round)
-        broadcast = aggregator.forget(lost) if lost else message
-        left = clock.left(aggregator, read()[TIME.name] - mark[TIME.name])
-        server.begin(broadcast, least=least, timeout=clock.deadline(broadcast), left=left)
-        if round_ is not None:
-            observe(*round_)
-        gathered = server.finish()
-        now, traffic = read(), _traffic(server)
-        if interrupted() or not gathered.enough:
-            costs = _unfinished(meters, now - mark, traffic - counted)
-            if not interrupted():
-                return aggregator.give_up(costs, "time")
-            aggregator.charge(costs)
-            keep()
-            return aggregator.interrupt()
-        usage = _usage(broadcast, gathered.answers, now - mark, traffic - counted)
-        mark, counted = now, traffic
-        clock.add(usage)
-        costs = meters.read(usage)
-        report = Report.merge([answer.report for answer in gathered.answers])
-        message = aggregator.receive(report, costs, meters.estimate(costs))
-        round_ = _with_absent(aggregator, gathered), broadcast
-    if round_ is not None:
-        observe(*round_)
-    return message
+    def run(
+        self,
+        *,
+        observe: Observer,
+        interrupted: Callable[[], bool] = lambda: False,
+        save: Callable[[], None] = lambda: None,
+    ) -> Outcome:
+        outcome = self._run_rounds(observe, lambda: interrupted() or bool(self._nodes.error), save)
+        self._nodes.close(Farewell("the aggregator was interrupted" if interrupted() else "the run is over"))
+        return outcome
+
+    def wake(self) -> None:
+        self._nodes.wake()
+
+    def node_statuses(self) -> list[NodeStatus]:
+        return self._nodes.node_statuses()
+
+    def traffic(self) -> Mapping[str, int]:
+        return vars(self._nodes.counters).copy()
+
+    def state(self) -> Mapping[str, Any] | None:
+        nodes = self._nodes.state()
+        return None if nodes is None else {**nodes, "meters": self._meters.state(), "counters": self.traffic()}
+
+    def _run_rounds(self, observe: Observer, interrupted: Callable[[], bool], save: Callable[[], None]) -> Outcome:
+        aggregator, nodes, meters = self._aggregator, self._nodes, self._meters
+        message = aggregator.pending or aggregator.outcome or aggregator.start()
+        last: tuple[Round, Broadcast] | None = None
+        read = meters.counters().read
+        began, bytes_before = read(), self._wire_bytes()
+        while isinstance(message, Broadcast):
+            lost = nodes.lost(message.round)
+            broadcast = aggregator.forget(lost) if lost else message
+            left = self._clock.left(aggregator, read()[TIME.name] - began[TIME.name])
+            nodes.begin(broadcast, least=self._least, timeout=self._clock.deadline(broadcast), left=left)
+            if last is not None:
+                observe(*last)
+            collected = nodes.finish()
+            now, bytes_now = read(), self._wire_bytes()
+            if interrupted() or not collected.enough:
+                costs = _unfinished(meters, now - began, bytes_now - bytes_before)
+                if not interrupted():
+                    return aggregator.give_up(costs, "time")
+                aggregator.charge(costs)
+                save()
+                return aggregator.interrupt()
+            usage = _usage(broadcast, collected.answers, now - began, bytes_now - bytes_before)
+            began, bytes_before = now, bytes_now
+            self._clock.add(usage)
+            costs = meters.read(usage)
+            report = Report.merge([answer.report for answer in collected.answers])
+            message = aggregator.receive(report, costs, meters.estimate(costs))
+            last = _with_absent(aggregator, collected), broadcast
+        if last is not None:
+            observe(*last)
+        return message
+
+    def _wire_bytes(self) -> int:
+        """That have passed so far."""
+        return self._nodes.counters.sent + self._nodes.counters.received
 
 
 class _Clock:
@@ -141,6 +174,7 @@ class _Clock:
         self._rests: deque[float] = deque(maxlen=9)
 
     def add(self, usage: RoundUsage) -> None:
+        """What a round took."""
         self._steps.append(usage.step_seconds)
         self._rests.append(usage.seconds - usage.updates * usage.step_seconds)
 
@@ -162,11 +196,6 @@ class _Clock:
         return max(0.0, (1 + OVERTIME) * self._limit - spent - already)
 
 
-def _traffic(server: Nodes) -> int:
-    """Bytes that have passed so far."""
-    return server.counters.sent + server.counters.received
-
-
 def _usage(broadcast: Broadcast, answers: Sequence[Answer], took: Snapshot, wire_bytes: int) -> RoundUsage:
     costs = [replace(answer.costs, nodes=len(answer.report.nodes)) for answer in answers]
     return round_usage(costs, updates=max(1, broadcast.tau), own=took, wire_bytes=wire_bytes)
@@ -180,9 +209,9 @@ def _unfinished(meters: Meters, took: Snapshot, wire_bytes: int) -> Costs:
     return Costs(nothing, meters.read(round_usage([], own=took, wire_bytes=wire_bytes)).aggregation)
 
 
-def _with_absent(aggregator: Aggregator, gathered: CollectedRound) -> Round:
+def _with_absent(aggregator: Aggregator, collected: CollectedRound) -> Round:
     """The round's record, with who was asked and is not in the average."""
     last = aggregator.last
     assert last is not None
-    left_out = tuple(sorted({*last.left_out, *gathered.broken}))
-    return replace(last, missed=gathered.missed, left_out=left_out)
+    left_out = tuple(sorted({*last.left_out, *collected.not_finite}))
+    return replace(last, missed=collected.missed, left_out=left_out)

@@ -1,9 +1,21 @@
-"""Who takes part in a run over a network, connected or not, and how they are doing."""
+"""Who takes part in a run over a network, connected or not, and how they are doing.
 
+A member is known by a key: the name of a node over gRPC, Flower's number of it there. It keeps its nodes' numbers for
+the whole run, also while it is away and when it comes back under another key.
+"""
+
+import copy
 import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
 
 from fedbudget.arrays import Int64
+from fedbudget.node_status import NodeStatus
+
+Key = TypeVar("Key", str, int)
 
 OWN = "aggregator"
 """The name of the node that the aggregator is itself, where it holds data."""
@@ -21,7 +33,7 @@ class Member:
       sizes: how many samples each of them has.
       base_round: the last round in which its report was counted; 0 for none.
       lost: it came back without its memory, or is gone for good, and what it knew of drift is lost.
-      broken: how many of its reports in a row were not finite.
+      not_finite: how many of its reports in a row were not finite.
       rounds, missed: how many it took part in, and how many it was asked to and did not.
       step_seconds: of a local update, lately.
     """
@@ -30,7 +42,7 @@ class Member:
     sizes: Int64
     base_round: int = 0
     lost: bool = False
-    broken: int = 0
+    not_finite: int = 0
     rounds: int = 0
     missed: int = 0
     step_seconds: float | None = None
@@ -42,28 +54,98 @@ class Member:
         """It remembers nothing of the rounds in which it was counted."""
         self.lost, self.base_round = self.lost or bool(self.base_round), 0
 
+    def gone_for_good(self, coming: int) -> bool:
+        """Whether one that is away has missed so many rounds before the coming one that it is no longer counted on."""
+        return bool(self.base_round) and coming - self.base_round > GONE_FOR_GOOD
 
-@dataclass(frozen=True)
-class Attendance:
-    """How a node is doing.
+    def status(self, name: str, state: str, now: float) -> NodeStatus:
+        """How it is doing.
 
-    Args:
-      state: in words.
-      rounds, missed: that it took part in, and that it was asked to and did not.
-      step_seconds: of a local update, lately.
-    """
+        Args:
+          state: "away" of one that is not connected.
+          now: in seconds since 1970.
+        """
+        return NodeStatus(
+            name,
+            tuple(self.numbers.tolist()),
+            int(self.sizes.sum()),
+            state,
+            self.rounds,
+            self.missed,
+            self.step_seconds,
+            None if state == "away" else now,
+        )
 
-    name: str
-    samples: int
-    state: str
-    rounds: int
-    missed: int
-    step_seconds: float | None
+
+class Members(Generic[Key], Mapping[Key, Member]):
+    """All members, by their keys, in the order in which they joined."""
+
+    def __init__(self, members: Mapping[Key, Member] | None = None) -> None:
+        self._members: dict[Key, Member] = dict(members or {})
+
+    def __getitem__(self, key: Key) -> Member:
+        return self._members[key]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def join(self, key: Key, sizes: Sequence[int]) -> Member:
+        """One that is new, with the next numbers; or that is back, with its own."""
+        samples = np.array(sizes, np.int64)
+        if key in self._members:
+            self._members[key].sizes = samples
+        else:
+            first = self.nodes(self._members)
+            self._members[key] = Member(np.arange(first, first + len(sizes), dtype=np.int64), samples)
+        return self._members[key]
+
+    def replace(self, old: Key, new: Key, sizes: Sequence[int]) -> Member:
+        """One is back under another key, without its memory."""
+        self._members[new] = self._members.pop(old)
+        self._members[new].forget()
+        return self.join(new, sizes)
+
+    def nodes(self, keys: Iterable[Key]) -> int:
+        """How many nodes these members are."""
+        return sum(len(self._members[key]) for key in keys)
+
+    def numbers(self, keys: Iterable[Key]) -> tuple[int, ...]:
+        """Of all nodes of these members, rising."""
+        return tuple(sorted(number for key in keys for number in self._members[key].numbers.tolist()))
+
+    def any_lost(self, coming: int, present: Container[Key]) -> bool:
+        """Whether `take_lost` would give any; from any thread."""
+        members = list(self._members.items())
+        return any(each.lost or (key not in present and each.gone_for_good(coming)) for key, each in members)
+
+    def take_lost(self, coming: int, present: Container[Key]) -> list[int]:
+        """Numbers of nodes whose knowledge of drift is lost, as of the round to come; each is given once.
+
+        Args:
+          present: the keys of members that are connected.
+        """
+        lost: list[int] = []
+        for key, member in self._members.items():
+            if key not in present and member.gone_for_good(coming):
+                member.forget()
+            if member.lost:
+                member.lost = False
+                lost += member.numbers.tolist()
+        return lost
+
+    def snapshot(self) -> dict[Key, Member]:
+        """All as they are now; from any thread."""
+        # A member that changes meanwhile is copied as it was before or after: nothing in `copy` lets another thread in
+        # between two of its fields.
+        return {key: copy.copy(member) for key, member in list(self._members.items())}
 
 
 @dataclass
 class Counters:
-    """What happened so far, in bytes and numbers.
+    """What passed so far, in bytes and numbers.
 
     Args:
       sent, received: bytes of all messages, with gRPC's frames.

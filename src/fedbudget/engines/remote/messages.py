@@ -1,9 +1,9 @@
-"""What is said between an aggregator and nodes on other machines, whatever carries it."""
+"""What passes between an aggregator and nodes on other machines, whatever carries it."""
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 
-from fedbudget.engines.remote.task import Samples, Task
-from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.engines.remote.task import SamplesDescription, Task
+from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, Report
 from fedbudget.resources.usage import NodeCosts
 
 
@@ -19,7 +19,7 @@ class Hello:
     """
 
     instance: str
-    samples: Samples
+    samples: SamplesDescription
     run: str = ""
     rounds: tuple[int, ...] = ()
 
@@ -62,3 +62,16 @@ class Farewell:
 
     reason: str
     again: bool = False
+
+
+_ALWAYS = {field.name for field in fields(Report) if field.default is MISSING}
+
+
+def report_numbers(broadcast: Broadcast) -> list[str]:
+    """The fields with a number of each node that a report of this broadcast has, in their order."""
+    return [name for name in NUMBERS if name in _ALWAYS | broadcast.report_fields]
+
+
+def report_vectors(broadcast: Broadcast) -> list[str]:
+    """The fields with a vector of each node that a report of this broadcast has, in their order."""
+    return [name for name in VECTORS if name in broadcast.report_fields]

@@ -8,7 +8,7 @@ import numpy as np
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.partition import Rows
 from fedbudget.data.shards import Shards
-from fedbudget.engines.remote.task import FEWEST, Moments, Samples, Task
+from fedbudget.engines.remote.task import FEWEST, Moments, SamplesDescription, Task
 from fedbudget.errors import UserError
 from fedbudget.models import catalogue
 from fedbudget.protocol.fleet import Fleet
@@ -28,7 +28,7 @@ class NodeData:
     rows: Rows
     standardise: bool = False
 
-    def samples(self) -> Samples:
+    def samples(self) -> SamplesDescription:
         """What is told of them."""
         dataset, part = self.dataset, self.dataset.train
         sizes = tuple(len(each) for each in self.rows)
@@ -42,7 +42,7 @@ class NodeData:
             held = np.concatenate([np.asarray(each) for each in self.rows])
             features = Moments.of(part.x[held].astype(np.float64))
             target = None if part.values is None else Moments.of(part.values[held][:, None])
-        return Samples(
+        return SamplesDescription(
             sizes,
             dataset.shape or (dataset.features,),
             str(part.x.dtype),
@@ -57,7 +57,7 @@ class NodeData:
     def fleet(self, task: Task, numbers: Sequence[int], *, device: str = "auto") -> Fleet:
         """The nodes, ready to train; refuses a task that is not the one this data is for."""
         dataset = self.as_agreed(task.samples)
-        model = catalogue.build(task.model, dataset, clusters=task.clusters, device=device)
+        model = catalogue.build(task.model, dataset, task.model_options, device=device)
         if model.parameters != task.parameters:
             raise UserError(
                 f"--model {task.model} has {model.parameters} parameters with {dataset.name}, and {task.parameters} at "
@@ -66,7 +66,7 @@ class NodeData:
         shards = Shards.of(dataset.table(dataset.train, model.target), self.rows)
         return Fleet(model, shards, batch=task.batch, seed=task.seed, numbers=numbers)
 
-    def as_agreed(self, agreed: Samples) -> Dataset:
+    def as_agreed(self, agreed: SamplesDescription) -> Dataset:
         """The dataset with everyone's class numbers, and features standardised as everyone's; train samples only."""
         dataset, how = self.dataset, agreed.standardization
         if agreed.classes and agreed.classes != dataset.classes and dataset.train.labels is not None:

@@ -1,57 +1,35 @@
-"""A round in progress: who was asked, who has answered, and when that is enough."""
+"""A round in progress: who was asked, who has answered, and when that is enough.
 
-import asyncio
+Rules here:
+- There is no clock and no message: times are passed in, and whoever carries messages does what `next_step` says.
+- A member that is asked owes a report. What comes from one that owes none came too late, and is not counted.
+- A round is over when all that were asked have answered; or, with enough answers, at its deadline; or at its end. With
+  too few answers, those that are idle are asked (again).
+- Nobody's standing changes before the round is closed.
+"""
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from enum import Enum, auto
+from typing import Generic
 
 import numpy as np
 
-from fedbudget.engines.remote.members import Member
+from fedbudget.engines.remote.members import Key, Members
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.protocol.messages import Broadcast
 
-_Name = TypeVar("_Name", str, int)
+FAILURES = 3
+"""Of a member in one round, until it is not asked again in it."""
 
 
-@dataclass
-class PendingRound:
-    """A round in progress.
+class NextStep(Enum):
+    """What a round needs."""
 
-    Args:
-      least: how many nodes must report.
-      owing: names of peers that were asked and have not answered.
-      instances: of those that have been asked.
-      overdue: its deadline has passed.
-      expired: it ends with what it has.
-      trouble: what went wrong on our side.
-    """
-
-    broadcast: Broadcast
-    least: int
-    owing: set[str] = field(default_factory=set)
-    answers: dict[str, Answer] = field(default_factory=dict)
-    asked: set[str] = field(default_factory=set)
-    instances: dict[str, str] = field(default_factory=dict)
-    overdue: bool = False
-    expired: bool = False
-    trouble: Exception | None = None
-    lean: list[bytes] | None = None
-    timers: list[asyncio.TimerHandle] = field(default_factory=list)
-
-    def ask(self, name: str, instance: str) -> None:
-        """Someone is asked, and owes a report from now on."""
-        self.owing.add(name)
-        self.asked.add(name)
-        self.instances[name] = instance
-
-    def nodes(self, members: Mapping[str, Member]) -> int:
-        """How many nodes have reported."""
-        return sum(len(members[name]) for name in self.answers)
-
-    def counted(self) -> dict[str, Answer]:
-        """The reports that count."""
-        return finite(self.answers)
+    WAIT = auto()
+    ASK = auto()  # whoever is idle, because there are too few answers
+    CLOSE = auto()
+    GIVE_UP = auto()  # too few can answer
 
 
 @dataclass(frozen=True)
@@ -60,20 +38,121 @@ class CollectedRound:
 
     Args:
       answers: in the order of nodes' numbers.
-      broken: numbers of nodes whose report was not finite, and was set aside.
+      not_finite: numbers of nodes whose report was not finite, and was set aside.
       missed: numbers of nodes that were asked and did not answer in time.
       enough: whether as many as were needed have answered.
     """
 
     answers: list[Answer]
-    broken: tuple[int, ...]
+    not_finite: tuple[int, ...]
     missed: tuple[int, ...]
     enough: bool
 
 
-def finite(answers: dict[_Name, Answer]) -> dict[_Name, Answer]:
+@dataclass
+class PendingRound(Generic[Key]):
+    """A round in progress.
+
+    Args:
+      least: how many nodes must report.
+      deadline: when those that have not are left out.
+      end: when it is over whatever it has.
+      owing: members that were asked and have not answered.
+      instances: which process of each has been asked.
+      failures: how often each could not answer.
+      failure: what the last of these said.
+      stopped: it is over with what it has.
+    """
+
+    broadcast: Broadcast
+    least: int
+    deadline: float = float("inf")
+    end: float = float("inf")
+    asked: set[Key] = field(default_factory=set)
+    owing: set[Key] = field(default_factory=set)
+    answers: dict[Key, Answer] = field(default_factory=dict)
+    instances: dict[Key, str] = field(default_factory=dict)
+    failures: dict[Key, int] = field(default_factory=dict)
+    failure: str = ""
+    stopped: bool = False
+
+    def can_ask(self, key: Key) -> bool:
+        """Whether one that is idle has something to do in this round."""
+        return key not in self.owing and key not in self.answers and self.failures.get(key, 0) < FAILURES
+
+    def ask(self, key: Key, instance: str = "") -> None:
+        """One is asked, and owes a report from now on."""
+        self.owing.add(key)
+        self.asked.add(key)
+        self.instances[key] = instance
+
+    def owes(self, key: Key, number: int) -> bool:
+        """Whether a report of this round is expected of someone; one that is not came too late."""
+        return number == self.broadcast.round and key in self.owing
+
+    def receive(self, key: Key, answer: Answer) -> None:
+        """A report that was owed."""
+        self.owing.discard(key)
+        self.answers[key] = answer
+
+    def fail(self, key: Key, reason: str) -> None:
+        """One that was asked cannot answer, this time."""
+        self.owing.discard(key)
+        self.failures[key] = self.failures.get(key, 0) + 1
+        self.failure = reason
+
+    def withdraw(self, key: Key) -> None:
+        """One that was asked has gone; it has missed the round unless it comes back."""
+        self.owing.discard(key)
+
+    def forget(self, key: Key) -> None:
+        """As if one had never been asked: another is in its place."""
+        self.withdraw(key)
+        self.asked.discard(key)
+        self.failures.pop(key, None)
+
+    def next_step(self, now: float, members: Members[Key]) -> NextStep:
+        if self.stopped or now >= self.end:
+            return NextStep.CLOSE
+        if self.owing and now < self.deadline:
+            return NextStep.WAIT
+        if members.nodes(self.answers) >= self.least:
+            return NextStep.CLOSE
+        if not self.owing and self.failures and min(self.failures.values()) >= FAILURES:
+            return NextStep.GIVE_UP
+        return NextStep.ASK
+
+    def close(self, members: Members[Key], instances: Mapping[Key, str]) -> CollectedRound:
+        """Counts what has come.
+
+        Args:
+          instances: of those that are connected now; where another has come in the place of the one that has answered,
+            it remembers nothing of this round.
+        """
+        counted = _finite(self.answers)
+        not_finite, missed = self.answers.keys() - counted.keys(), self.asked - self.answers.keys()
+        for key, answer in counted.items():
+            member = members[key]
+            member.not_finite = 0
+            member.rounds += 1
+            member.step_seconds = answer.costs.step_seconds
+            if instances.get(key, self.instances[key]) == self.instances[key]:
+                member.base_round = self.broadcast.round
+        for key in not_finite:
+            members[key].not_finite += 1
+        for key in missed:
+            members[key].missed += 1
+        return CollectedRound(
+            sorted(counted.values(), key=lambda answer: int(answer.report.nodes[0])),
+            members.numbers(not_finite),
+            members.numbers(missed),
+            members.nodes(counted) >= self.least,
+        )
+
+
+def _finite(answers: dict[Key, Answer]) -> dict[Key, Answer]:
     """The reports that are finite; all of them when none is: the aggregator knows what to do then."""
-    return {name: answer for name, answer in answers.items() if _is_finite(answer)} or answers
+    return {key: answer for key, answer in answers.items() if _is_finite(answer)} or answers
 
 
 def _is_finite(answer: Answer) -> bool:

@@ -15,7 +15,8 @@ from fedbudget.arrays import Float64
 from fedbudget.data.dataset import Dataset, Part, Standardization
 from fedbudget.engines.remote.compression import Kind
 from fedbudget.errors import UserError
-from fedbudget.protocol.messages import PeerError
+from fedbudget.models.base import ModelOptions
+from fedbudget.protocol.messages import PeerError, Request
 
 FEWEST = 10
 """The fewest samples whose mean may be told: those of fewer would tell too much of each."""
@@ -43,7 +44,7 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class Samples:
+class SamplesDescription:
     """What samples are like.
 
     Args:
@@ -91,21 +92,6 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Request:
-    """What nodes are asked for, besides the loss and w.
-
-    Args:
-      readings: names of resources to read the counters of, besides time.
-    """
-
-    estimate: bool
-    gradient: bool
-    curvature: bool
-    drift: bool
-    readings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Task:
     """What a node must know to take part.
 
@@ -114,23 +100,26 @@ class Task:
       parameters: the length of w.
       batch: samples in a mini-batch; None for whole shards.
       seed: of mini-batches.
-      clusters: of K-means.
+      model_options: of the model, by name.
       compress: how vectors are sent.
       tau_max: the most local updates in a round.
       samples: as agreed on; without sizes.
+      request: what nodes are asked for in every round.
+      readings: names of resources that they read the counters of, besides time.
     """
 
     model: str
     parameters: int
     batch: int | None
     seed: int
-    clusters: int
+    model_options: ModelOptions
     compress: Kind
     tau_max: int
-    samples: Samples
-    asked: Request
+    samples: SamplesDescription
+    request: Request
+    readings: tuple[str, ...] = ()
 
-    def admit(self, theirs: Samples) -> None:
+    def admit(self, theirs: SamplesDescription) -> None:
         """Refuses samples that do not fit."""
         together = _alike([self.samples, theirs])
         new = [name for name in theirs.classes if name not in together.classes]
@@ -145,7 +134,7 @@ def rounds_ahead(parameters: int) -> int:
     return 4 if parameters <= 250_000 else 1
 
 
-def agree(samples: Sequence[Samples]) -> Samples:
+def agree(samples: Sequence[SamplesDescription]) -> SamplesDescription:
     """What all nodes' samples are like together; raises `UserError` where they do not go together."""
     try:
         first = _alike(samples)
@@ -166,11 +155,11 @@ def agree(samples: Sequence[Samples]) -> Samples:
     )
 
 
-def _alike(samples: Sequence[Samples]) -> Samples:
+def _alike(samples: Sequence[SamplesDescription]) -> SamplesDescription:
     """The first, when all others are like it in what cannot be put together."""
     first = samples[0]
     for other in samples[1:]:
-        for name, broadcast in (
+        for name, words in (
             ("shape", "features of shape"),
             ("stored", "features stored as"),
             ("scale", "features scaled by"),
@@ -179,7 +168,7 @@ def _alike(samples: Sequence[Samples]) -> Samples:
         ):
             ours, theirs = getattr(first, name), getattr(other, name)
             if ours != theirs:
-                raise PeerError(f"{broadcast} {theirs} here, {ours} elsewhere")
+                raise PeerError(f"{words} {theirs} here, {ours} elsewhere")
         if (first.features is None) != (other.features is None):
             raise PeerError("features to be standardised (of a .csv) here, and as they are elsewhere")
     return first

@@ -16,15 +16,14 @@ import numpy as np
 
 from fedbudget.arrays import Float32
 from fedbudget.engines import in_process
-from fedbudget.engines.grpc.codec import EncodedBroadcast
 from fedbudget.engines.remote import compression
 from fedbudget.engines.remote.compression import ErrorFeedback
-from fedbudget.engines.remote.messages import RoundRequest, Welcome
+from fedbudget.engines.remote.messages import Answer, RoundRequest, Welcome
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.task import Task, rounds_ahead
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.memory import FleetState
-from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
+from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, PeerError, Report
+from fedbudget.protocol.state import FleetState
 from fedbudget.resources import RESOURCES, TIME
 from fedbudget.resources.counters import ResourceCounters, Snapshot
 from fedbudget.resources.resource import Reader, Resource
@@ -88,16 +87,16 @@ class Worker:
 
     def start(self, welcome: Welcome) -> NodeCosts:
         """Takes the task, and makes a trial round, which also compiles what there is to compile."""
-        return self._trial(self.take(welcome).fork(), welcome.task)
+        return self._trial(self.accept(welcome).fork(), welcome.task)
 
-    def take(self, welcome: Welcome) -> Fleet:
+    def accept(self, welcome: Welcome) -> Fleet:
         """Takes the task; gives the fleet as it stands before its first round."""
         if len(welcome.numbers) != len(self.node_data.rows):
             raise PeerError(f"numbers for {len(welcome.numbers)} nodes, where there are {len(self.node_data.rows)}")
         if welcome.run != self.run or welcome.task != self._task:
             self._new = self.node_data.fleet(welcome.task, welcome.numbers, device=self._device)
             self._standings = []
-            self._measure(welcome.task.asked.readings)
+            self._measure(welcome.task.readings)
             self.run, self._task = welcome.run, welcome.task
         assert self._new is not None
         return self._new
@@ -120,22 +119,35 @@ class Worker:
         fleet.receive(replace(request.broadcast, tau=min(1, request.broadcast.tau)))
         fleet.update()
 
-    def before(self, half: EncodedBroadcast) -> Float32 | None:
+    def w_after(self, base_round: int) -> Float32 | None:
         """The w of the broadcast after which our memory is to stand."""
-        return self._standing(half.base_round).w
+        return self._standing(base_round).w
 
-    def answer(self, request: RoundRequest) -> tuple[Report, NodeCosts, bytes]:
-        """A round: the report, what it cost, and its vectors as they are sent."""
+    def answer(self, request: RoundRequest) -> Answer:
+        """A round: the report, and what it cost."""
         if self._task is None:
             raise LocalError("an answer comes after a welcome")
         past = self._standing(request.base_round)
         now = past.fork()
         report, costs = self._round(now.fleet, request.broadcast)
-        vectors = self._encoded(report, request.broadcast, self._task, now.feedback)
         self.made += 1
         kept = [standing for standing in self._standings if standing.round <= past.round][-self._back(self._task) :]
         self._standings = [*kept, replace(now, round=request.broadcast.round, w=request.broadcast.w)]
-        return report, costs, vectors
+        return Answer(report, costs)
+
+    def encode(self, report: Report) -> bytes:
+        """The vectors of the last report as they are sent; what compression loses is remembered with that round."""
+        if self._task is None or not self._standings or self._standings[-1].round != report.round:
+            raise LocalError("what is encoded is the last report")
+        last, kind = self._standings[-1], self._task.compress
+        assert last.w is not None
+        parts = []
+        for name, vector in ((name, getattr(report, name)) for name in VECTORS):
+            if name == "w" and vector is not None and kind != "none":  # a difference is what is compressed
+                parts.append(last.feedback.send(kind, vector - last.w))
+            elif vector is not None:
+                parts.append(compression.encode(kind, vector))
+        return b"".join(parts)
 
     @staticmethod
     def _back(task: Task) -> int:
@@ -151,15 +163,6 @@ class Worker:
             if standing.round == number:
                 return standing
         raise PeerError(f"our memory cannot stand after round {number}, only after {list(self.rounds)}")
-
-    def _encoded(self, report: Report, broadcast: Broadcast, task: Task, feedback: ErrorFeedback) -> bytes:
-        if report.w is None:
-            return b""
-        if task.compress == "none":
-            w = compression.encode("none", report.w)
-        else:
-            w = feedback.send(task.compress, report.w - broadcast.w)
-        return w if report.gradients is None else w + compression.encode(task.compress, report.gradients)
 
     def _measure(self, names: Sequence[str]) -> None:
         """From now on reads the counters of these resources, as far as they are known and can be read here."""
@@ -190,19 +193,7 @@ class Worker:
         return Snapshot({**now.values, **{name: last[name] for name in waited if not math.isnan(last[name])}})
 
     def _trial(self, fleet: Fleet, task: Task) -> NodeCosts:
-        asked = task.asked
-        first = Broadcast(
-            1,
-            np.asarray(fleet.model.initial(task.seed)),
-            1,
-            1e-3,
-            estimate=asked.estimate,
-            best=False,
-            stop=False,
-            gradient=asked.gradient,
-            curvature=asked.curvature,
-            drift=Drift(correct=True, share=1.0) if asked.drift else None,
-        )
+        first = Broadcast.first(np.asarray(fleet.model.initial(task.seed)), 1e-3, task.request)
         counters = ResourceCounters.of(each for each in self._resources if not each.machine_wide)
         costs = in_process.trial([fleet], first, counters)
         seconds = costs.readings[TIME.name]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from fedbudget.experiments.figures.figure import Figure
-from fedbudget.experiments.figures.instantaneous import for_real, instantaneous
+from fedbudget.experiments.figures.instantaneous import instantaneous, instantaneous_over_network
 from fedbudget.experiments.figures.loss_against_tau import loss_against_tau
 from fedbudget.experiments.figures.methods import methods, no_knobs
 from fedbudget.experiments.figures.one_phi import one_phi
@@ -31,8 +31,8 @@ FIGURES: Mapping[str, Figure] = {
         varying("budget-dgd", "SVM (DGD), total budget", _DGD, BUDGET),
         instantaneous("instantaneous-dgd", "SVM (DGD), a single run", _DGD),
         instantaneous("instantaneous-sgd", "SVM (SGD), a single run", _SGD),
-        for_real("instantaneous-dgd-network", "SVM (DGD), a single run over a network", _DGD),
-        for_real("instantaneous-sgd-network", "SVM (SGD), a single run over a network", _SGD),
+        instantaneous_over_network("instantaneous-dgd-network", "SVM (DGD), a single run over a network", _DGD),
+        instantaneous_over_network("instantaneous-sgd-network", "SVM (SGD), a single run over a network", _SGD),
         sensitivity("phi-dgd", "SVM (DGD), control parameter φ", _DGD),
         sensitivity("phi-sgd", "SVM (SGD), control parameter φ", _SGD),
         synchrony("asynchronous-dgd", "SVM (DGD), synchronous and asynchronous", _DGD),

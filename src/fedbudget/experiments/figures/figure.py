@@ -11,9 +11,9 @@ from typing import Any
 from matplotlib.figure import Figure as Picture
 
 from fedbudget import tasks
-from fedbudget.experiments.cells import EngineName
 from fedbudget.experiments.figures.rows import Rows
 from fedbudget.experiments.sweep import Sweep
+from fedbudget.launch.launch import EngineName
 from fedbudget.settings import Settings
 
 CASES = (1, 2, 3, 4)
@@ -21,7 +21,7 @@ TAUS = (1, 2, 3, 5, 7, 10, 20, 30, 50, 70, 100)
 
 
 @dataclass(frozen=True)
-class Scope:
+class GridSize:
     """How much of a figure to make.
 
     Args:
@@ -32,7 +32,7 @@ class Scope:
     runs: int
     quick: bool = False
 
-    def some(self, values: Sequence[Any], few: Sequence[Any]) -> Sequence[Any]:
+    def choose(self, values: Sequence[Any], few: Sequence[Any]) -> Sequence[Any]:
         """All values, or the few for a first look."""
         return few if self.quick else values
 
@@ -42,7 +42,7 @@ class Claim:
     """A claim of the paper, or of ours where the figure is.
 
     Args:
-      text: what is said.
+      text: what is claimed.
       measured: the numbers that decide.
       holds: whether they bear it out.
     """
@@ -53,7 +53,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Table:
+class FigureTable:
     """Numbers beside a figure, as text."""
 
     head: tuple[str, ...]
@@ -79,21 +79,21 @@ class Figure:
     name: str
     title: str
     tasks: tuple[str, ...]
-    runs: Callable[[Settings, Scope], Sweep]
+    runs: Callable[[Settings, GridSize], Sweep]
     draw: Callable[[Rows], Picture]
     claims: Callable[[Rows], list[Claim]]
-    table: Callable[[Rows], Table] | None = None
+    table: Callable[[Rows], FigureTable] | None = None
     long: bool = False
     engine: EngineName = "in-process"
 
     def settings(self, data_dir: str | None) -> list[Settings]:
-        """Of each task, by the paper's method where none is said; accuracy is looked at once, at the end."""
-        found = [Settings(**Settings.from_toml(tasks.path(task))) for task in self.tasks]
-        return [replace(each, method="paper", data_dir=data_dir, evaluations=1) for each in found]
+        """Of each task, by the paper's method where none is given; accuracy is looked at once, at the end."""
+        of_tasks = [Settings(**Settings.from_toml(tasks.path(task))) for task in self.tasks]
+        return [replace(each, method="paper", data_dir=data_dir, evaluations=1) for each in of_tasks]
 
-    def sweep(self, settings: Sequence[Settings], scope: Scope) -> Sweep:
+    def sweep(self, settings: Sequence[Settings], size: GridSize) -> Sweep:
         """All its runs, from the settings of its tasks."""
-        return joined(*(self.runs(each, scope) for each in settings))
+        return joined(*(self.runs(each, size) for each in settings))
 
 
 def joined(*sweeps: Sweep) -> Sweep:

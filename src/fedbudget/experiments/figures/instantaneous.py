@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from matplotlib.figure import Figure as Picture
 
-from fedbudget.experiments.figures.figure import CASES, Claim, Figure, Scope
+from fedbudget.experiments.figures.figure import CASES, Claim, Figure, GridSize
 from fedbudget.experiments.figures.rows import Rows, mean, where
 from fedbudget.experiments.figures.style import case_line, finish, picture
 from fedbudget.experiments.sweep import Sweep
@@ -33,29 +33,29 @@ def instantaneous(name: str, title: str, task: str) -> Figure:
     return Figure(name, title, (task,), _sweep, _draw, lambda rows: _claims(rows, title))
 
 
-def for_real(name: str, title: str, task: str) -> Figure:
+def instantaneous_over_network(name: str, title: str, task: str) -> Figure:
     """The same over a network."""
-    return Figure(name, title, (task,), _real_sweep, _draw, lambda rows: _claims(rows, title), engine="network")
+    return Figure(name, title, (task,), _network_sweep, _draw, lambda rows: _claims(rows, title), engine="network")
 
 
-def _sweep(base: Settings, scope: Scope) -> Sweep:
+def _sweep(base: Settings, size: GridSize) -> Sweep:
     base = replace(base, budget=("time=30s",), evaluations=50)
     return Sweep.of(base, {"case": CASES, "seeds": 1}, each="round")
 
 
-def _real_sweep(base: Settings, scope: Scope) -> Sweep:
+def _network_sweep(base: Settings, size: GridSize) -> Sweep:
     base = replace(base, costs="measured", nodes=len(_SPEEDS), speeds=_SPEEDS)
-    return _sweep(replace(base, evaluations=50), scope)
+    return _sweep(replace(base, evaluations=50), size)
 
 
 def _draw(rows: Rows) -> Picture:
-    found = picture(13, 5.6)
-    for axis, (name, label) in zip(found.subplots(2, 4).flat, _PANELS.items(), strict=True):
+    drawn = picture(13, 5.6)
+    for axis, (name, label) in zip(drawn.subplots(2, 4).flat, _PANELS.items(), strict=True):
         for case in CASES:
             here = [row for row in where(rows, case=case) if row[name] is not None and (name != "tau" or row["tau"])]
             case_line(axis, case, [row["spent_time"] for row in here], [row[name] for row in here], markers=False)
         finish(axis, "time spent (s)", label, legend=name == "loss")
-    return found
+    return drawn
 
 
 def _claims(rows: Rows, title: str) -> list[Claim]:

@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from fedbudget.experiments.figures.figure import CASES, TAUS, Claim, Figure, Scope, Table, joined
+from fedbudget.experiments.figures.figure import CASES, TAUS, Claim, Figure, FigureTable, GridSize, joined
 from fedbudget.experiments.figures.rows import Row, Rows, distinct, mean, where
 from fedbudget.experiments.figures.style import BASELINE, COLOURS, finish, panels
 from fedbudget.experiments.sweep import Sweep
@@ -43,7 +43,7 @@ def no_knobs(name: str, title: str, tasks: tuple[str, ...]) -> Figure:
     return Figure(name, title, tasks, _runs("auto"), _draw, _claims_without_knobs, _table)
 
 
-class Cell:
+class CaseLosses:
     """One task in one case."""
 
     def __init__(self, rows: Rows, case: int) -> None:
@@ -61,41 +61,41 @@ class Cell:
         return (loss - self.best) / (self.worst - self.best) if self.worst > self.best else 0.0
 
 
-def told(base: Settings) -> dict[str, list[Any]]:
+def task_columns(base: Settings) -> dict[str, list[Any]]:
     """What tells one task's rows from another's, as part of a grid."""
     return {"model": [base.model], "dataset": [base.dataset], "batch-size": [base.batch_size]}
 
 
 def tasks_in(rows: Rows) -> dict[str, list[Row]]:
     """The rows of each task."""
-    found: dict[str, list[Row]] = {}
+    by_task: dict[str, list[Row]] = {}
     for row in rows:
         whole = " (whole shards)" if row["batch_size"] == "full" else ""
-        found.setdefault(f"{row['model']}, {row['dataset']}{whole}", []).append(row)
-    return found
+        by_task.setdefault(f"{row['model']}, {row['dataset']}{whole}", []).append(row)
+    return by_task
 
 
-def _runs(ours: float | str) -> Callable[[Settings, Scope], Sweep]:
-    def runs(base: Settings, scope: Scope) -> Sweep:
-        taus = scope.some(TAUS, (1, 3, 10, 30, 100))
-        cases: dict[str, Any] = {"case": CASES, "seeds": scope.runs}
-        paper = {**told(base), "method": ["paper"], "tau": ["adaptive", *taus], **cases}
-        frugal = {**told(base), "method": ["frugal"], "tau": ["adaptive"], **cases}
+def _runs(ours: float | str) -> Callable[[Settings, GridSize], Sweep]:
+    def runs(base: Settings, size: GridSize) -> Sweep:
+        taus = size.choose(TAUS, (1, 3, 10, 30, 100))
+        cases: dict[str, Any] = {"case": CASES, "seeds": size.runs}
+        paper = {**task_columns(base), "method": ["paper"], "tau": ["adaptive", *taus], **cases}
+        frugal = {**task_columns(base), "method": ["frugal"], "tau": ["adaptive"], **cases}
         return joined(Sweep.of(replace(base, step_size=_ETA), paper), Sweep.of(replace(base, step_size=ours), frugal))
 
     return runs
 
 
 def _draw(rows: Rows) -> Picture:
-    found = tasks_in(rows)
-    drawn, axes = panels(list(found))
-    for number, (axis, own) in enumerate(zip(axes, found.values(), strict=True)):
-        _panel(axis, [Cell(own, case) for case in CASES])
+    by_task = tasks_in(rows)
+    drawn, axes = panels(list(by_task))
+    for number, (axis, own) in enumerate(zip(axes, by_task.values(), strict=True)):
+        _panel(axis, [CaseLosses(own, case) for case in CASES])
         finish(axis, "", "loss", legend=number == 0)
     return drawn
 
 
-def _panel(axis: Axes, cells: list[Cell]) -> None:
+def _panel(axis: Axes, cells: list[CaseLosses]) -> None:
     x = [f"Case {cell.case}" for cell in cells]
     axis.axhline(cells[0].paper, color=BASELINE, linewidth=1, label="paper, uniform data")
     axis.plot(x, [cell.best for cell in cells], "_", color="black", markersize=22, label="best fixed τ")
@@ -105,20 +105,20 @@ def _panel(axis: Axes, cells: list[Cell]) -> None:
 
 
 def _claims(rows: Rows) -> list[Claim]:
-    found = []
+    claims = []
     for task, own in tasks_in(rows).items():
-        cells = [Cell(own, case) for case in CASES]
+        cells = [CaseLosses(own, case) for case in CASES]
         regrets = {cell.case: cell.regret(cell.frugal) for cell in cells}
         behind = [cell.regret(cell.frugal) - cell.regret(cell.paper) for cell in cells]
         gains = own[0]["model"] in _DRIFTING
-        found.append(
+        claims.append(
             Claim(
                 f"{task}: frugal has a regret of at most {REGRET}{', below 0 in Cases 2 and 4' if gains else ''}",
                 f"{_numbers(regrets.values())} in Cases 1-4",
                 max(regrets.values()) <= REGRET and not (gains and max(regrets[2], regrets[4]) >= 0),
             )
         )
-        found.append(
+        claims.append(
             Claim(
                 f"{task}: frugal is not behind the paper's method by more than {WORSE} of the spread of fixed τ",
                 f"{_numbers(behind)} in Cases 1-4",
@@ -126,16 +126,16 @@ def _claims(rows: Rows) -> list[Claim]:
             )
         )
         if (own[0]["model"], own[0]["dataset"], str(own[0]["batch_size"])) == ("svm", "mnist", "100"):
-            found.append(_gap(task, cells))
-    return found
+            claims.append(_gap(task, cells))
+    return claims
 
 
 def _claims_without_knobs(rows: Rows) -> list[Claim]:
-    found = []
+    claims = []
     for task, own in tasks_in(rows).items():
-        cells = [Cell(own, case) for case in CASES]
+        cells = [CaseLosses(own, case) for case in CASES]
         ahead = [cell.regret(cell.frugal) - cell.regret(cell.paper) for cell in cells]
-        found.append(
+        claims.append(
             Claim(
                 f"{task}: with a step size of its own, frugal is in no case behind the paper's method",
                 f"{_numbers(ahead)} of the spread of fixed τ in Cases 1-4",
@@ -144,17 +144,17 @@ def _claims_without_knobs(rows: Rows) -> list[Claim]:
         )
         if own[0]["model"] in _SLOW:
             regrets = [cell.regret(cell.frugal) for cell in cells]
-            found.append(
+            claims.append(
                 Claim(
                     f"{task}: it is better than the best fixed τ by a quarter of that spread or more",
                     f"regret {_numbers(regrets)} in Cases 1-4",
                     max(regrets) <= QUARTER,
                 )
             )
-    return found
+    return claims
 
 
-def _gap(task: str, cells: list[Cell]) -> Claim:
+def _gap(task: str, cells: list[CaseLosses]) -> Claim:
     by_case = {cell.case: cell for cell in cells}
     shares = [(by_case[case].frugal - by_case[1].frugal) / (by_case[case].paper - by_case[1].paper) for case in (2, 4)]
     return Claim(
@@ -164,15 +164,15 @@ def _gap(task: str, cells: list[Cell]) -> Claim:
     )
 
 
-def _table(rows: Rows) -> Table:
+def _table(rows: Rows) -> FigureTable:
     head = ("task", "case", "best fixed τ", "paper", "frugal", "regret, paper", "regret, frugal")
-    found = []
+    lines = []
     for task, own in tasks_in(rows).items():
-        for cell in (Cell(own, case) for case in CASES):
+        for cell in (CaseLosses(own, case) for case in CASES):
             losses = f"{cell.best:.4f} (τ={cell.best_tau})", f"{cell.paper:.4f}", f"{cell.frugal:.4f}"
             regrets = (f"{cell.regret(loss):+.3f}" for loss in (cell.paper, cell.frugal))
-            found.append((task, str(cell.case), *losses, *regrets))
-    return Table(head, tuple(found))
+            lines.append((task, str(cell.case), *losses, *regrets))
+    return FigureTable(head, tuple(lines))
 
 
 def _numbers(values: Iterable[float]) -> str:

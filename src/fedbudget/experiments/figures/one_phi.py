@@ -7,8 +7,8 @@ from typing import Literal
 from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 
-from fedbudget.experiments.figures.figure import Claim, Figure, Scope, Table
-from fedbudget.experiments.figures.methods import tasks_in, told
+from fedbudget.experiments.figures.figure import Claim, Figure, FigureTable, GridSize
+from fedbudget.experiments.figures.methods import task_columns, tasks_in
 from fedbudget.experiments.figures.rows import Rows, mean, where
 from fedbudget.experiments.figures.style import COLOURS, MARKERS, finish, panels
 from fedbudget.experiments.sweep import Sweep
@@ -27,11 +27,11 @@ def one_phi(name: str, title: str, tasks: tuple[str, ...]) -> Figure:
     return Figure(name, title, tasks, _runs, _draw, _claims, _table)
 
 
-def _runs(base: Settings, scope: Scope) -> Sweep:
-    cases = scope.some(_CASES, (1, 4))
+def _runs(base: Settings, size: GridSize) -> Sweep:
+    cases = size.choose(_CASES, (1, 4))
     return Sweep.of(
         replace(base, step_size=0.01),
-        {**told(base), "method": list(_LINES), "case": cases, "phi": _PHI, "seeds": scope.runs},
+        {**task_columns(base), "method": list(_LINES), "case": cases, "phi": _PHI, "seeds": size.runs},
     )
 
 
@@ -40,9 +40,9 @@ def _losses(rows: Rows, method: str, case: int) -> list[float]:
 
 
 def _draw(rows: Rows) -> Picture:
-    found = tasks_in(rows)
-    drawn, axes = panels(list(found))
-    for axis, own in zip(axes, found.values(), strict=True):
+    by_task = tasks_in(rows)
+    drawn, axes = panels(list(by_task))
+    for axis, own in zip(axes, by_task.values(), strict=True):
         for case in _cases(own):
             for method, line in _LINES.items():
                 losses = _losses(own, method, case)
@@ -56,30 +56,30 @@ def _draw(rows: Rows) -> Picture:
 
 
 def _claims(rows: Rows) -> list[Claim]:
-    found = []
+    claims = []
     for task, own in tasks_in(rows).items():
         above = []
         for case in _cases(own):
             losses = _losses(own, "frugal", case)
             above.append(losses[_PHI.index(_OURS)] / min(losses) - 1)
-        found.append(
+        claims.append(
             Claim(
                 f"{task}: with frugal, φ = {_OURS} is within {FEW:.0%} of the best φ",
                 ", ".join(f"{share:+.1%}" for share in above) + f" in Cases {', '.join(map(str, _cases(own)))}",
                 max(above) <= FEW,
             )
         )
-    return found
+    return claims
 
 
-def _table(rows: Rows) -> Table:
+def _table(rows: Rows) -> FigureTable:
     head = ("task", "case", *(f"{method}, φ = {phi:g}" for method in _LINES for phi in _PHI))
-    found = []
+    lines = []
     for task, own in tasks_in(rows).items():
         for case in _cases(own):
             losses = [loss for method in _LINES for loss in _losses(own, method, case)]
-            found.append((task, str(case), *(f"{loss:.4f}" for loss in losses)))
-    return Table(head, tuple(found))
+            lines.append((task, str(case), *(f"{loss:.4f}" for loss in losses)))
+    return FigureTable(head, tuple(lines))
 
 
 def _cases(rows: Rows) -> list[int]:

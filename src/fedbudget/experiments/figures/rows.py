@@ -21,8 +21,8 @@ def distinct(rows: Rows, name: str) -> list[Any]:
 
 def mean(rows: Rows, name: str) -> float:
     """The mean of a column over the rows that have a value in it; NaN where none has."""
-    found = [row[name] for row in rows if row[name] is not None]
-    return float(np.mean(found)) if found else float("nan")
+    values = [row[name] for row in rows if row[name] is not None]
+    return float(np.mean(values)) if values else float("nan")
 
 
 def means(rows: Rows, over: str, values: Iterable[Any], name: str) -> list[float]:

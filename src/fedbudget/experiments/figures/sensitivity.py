@@ -1,4 +1,4 @@
-"""The average τ* against the control parameter φ."""
+"""The average τ*, weighted by updates, against the control parameter φ."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure as Picture
 
-from fedbudget.experiments.figures.figure import CASES, Claim, Figure, Scope
+from fedbudget.experiments.figures.figure import CASES, Claim, Figure, GridSize
 from fedbudget.experiments.figures.rows import Rows, distinct, means, where
 from fedbudget.experiments.figures.style import TAU, case_line, finish, picture
 from fedbudget.experiments.sweep import Sweep
@@ -22,30 +22,30 @@ def sensitivity(name: str, title: str, task: str) -> Figure:
     return Figure(name, title, (task,), _sweep, _draw, lambda rows: _claims(rows, title))
 
 
-def _sweep(base: Settings, scope: Scope) -> Sweep:
-    return Sweep.of(base, {"case": CASES, "phi": scope.some(_PHI, _FEW), "seeds": scope.runs})
+def _sweep(base: Settings, size: GridSize) -> Sweep:
+    return Sweep.of(base, {"case": CASES, "phi": size.choose(_PHI, _FEW), "seeds": size.runs})
 
 
 def _draw(rows: Rows) -> Picture:
-    found = picture(5.6, 4.2)
-    axis = found.subplots()
+    drawn = picture(5.6, 4.2)
+    axis = drawn.subplots()
     for case in CASES:
         case_line(axis, case, distinct(rows, "phi"), _taus(rows, case))
     axis.set_xscale("log")
     finish(axis, "φ", TAU, legend=True)
-    return found
+    return drawn
 
 
 def _claims(rows: Rows, title: str) -> list[Claim]:
     logs = [math.log(phi) for phi in distinct(rows, "phi")]
     fits = {case: _line(logs, _taus(rows, case)) for case in CASES if case != 3}
-    said = ", ".join(f"slope {slope:.1f}, R² {share:.2f} in Case {case}" for case, (slope, share) in fits.items())
+    measured = ", ".join(f"slope {slope:.1f}, R² {share:.2f} in Case {case}" for case, (slope, share) in fits.items())
     same = _taus(rows, 3)
     spread = (max(same) - min(same)) / float(np.mean(same))
     return [
         Claim(
             f"{title}: τ* falls about linearly in log φ in Cases 1, 2 and 4",
-            said,
+            measured,
             all(slope < 0 and share >= _LINEAR for slope, share in fits.values()),
         ),
         Claim(
@@ -57,7 +57,7 @@ def _claims(rows: Rows, title: str) -> list[Claim]:
 
 
 def _taus(rows: Rows, case: int) -> list[float]:
-    return means(where(rows, case=case), "phi", distinct(rows, "phi"), "average_tau")
+    return means(where(rows, case=case), "phi", distinct(rows, "phi"), "update_weighted_tau")
 
 
 def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:

@@ -13,7 +13,7 @@ LINES = {1: "-", 2: "--", 3: "-.", 4: ":"}
 BASELINE = GREY
 ACCURACY = "accuracy on test samples"
 LOSS = "loss on all training samples"
-TAU = "average τ*"
+TAU = "average τ*, weighted by updates"
 
 
 def picture(width: float, height: float) -> Picture:
@@ -24,13 +24,13 @@ def panels(titles: Sequence[str], columns: int = 4) -> tuple[Picture, list[Axes]
     """A picture with a small panel for each title, in lines."""
     columns = min(columns, len(titles))
     lines = -(-len(titles) // columns)
-    found = picture(3.3 * columns + 0.6, 3.1 * lines + 0.4)
-    axes = list(found.subplots(lines, columns, squeeze=False).ravel())
+    drawn = picture(3.3 * columns + 0.6, 3.1 * lines + 0.4)
+    axes = list(drawn.subplots(lines, columns, squeeze=False).ravel())
     for axis, title in zip(axes, titles, strict=False):
         axis.set_title(title, fontsize="medium")
     for axis in axes[len(titles) :]:
         axis.remove()
-    return found, axes[: len(titles)]
+    return drawn, axes[: len(titles)]
 
 
 def case_line(axis: Axes, case: int, x: Sequence[float], y: Sequence[float], *, markers: bool = True) -> None:

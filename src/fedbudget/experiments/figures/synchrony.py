@@ -5,7 +5,7 @@ Both make one step between exchanges. Each point is the end of runs with that mu
 
 from matplotlib.figure import Figure as Picture
 
-from fedbudget.experiments.figures.figure import CASES, Claim, Figure, Scope
+from fedbudget.experiments.figures.figure import CASES, Claim, Figure, GridSize
 from fedbudget.experiments.figures.rows import Rows, distinct, means, where
 from fedbudget.experiments.figures.style import BASELINE, COLOURS, MARKERS, finish, picture
 from fedbudget.experiments.figures.varying import SIMILAR, seconds
@@ -21,17 +21,17 @@ def synchrony(name: str, title: str, task: str) -> Figure:
     return Figure(name, title, (task,), _sweep, _draw, lambda rows: _claims(rows, title))
 
 
-def _sweep(base: Settings, scope: Scope) -> Sweep:
-    budgets = [[f"time={each}s"] for each in scope.some(_BUDGETS, _FEW)]
+def _sweep(base: Settings, size: GridSize) -> Sweep:
+    budgets = [[f"time={each}s"] for each in size.choose(_BUDGETS, _FEW)]
     return Sweep.of(
         base,
-        {"case": CASES, "method": list(_LABELS), "budget": budgets, "tau": [1], "seeds": scope.runs},
+        {"case": CASES, "method": list(_LABELS), "budget": budgets, "tau": [1], "seeds": size.runs},
     )
 
 
 def _draw(rows: Rows) -> Picture:
-    found = picture(13, 5.2)
-    axes = found.subplots(2, len(CASES))
+    drawn = picture(13, 5.2)
+    axes = drawn.subplots(2, len(CASES))
     budgets = distinct(rows, "budget")
     for column, case in enumerate(CASES):
         for axis, name in ((axes[0, column], "loss"), (axes[1, column], "accuracy")):
@@ -48,7 +48,7 @@ def _draw(rows: Rows) -> Picture:
                 )
             finish(axis, "time spent (s)", name if column == 0 else "", legend=name == "loss")
         axes[0, column].set_title(f"Case {case}", fontsize="medium")
-    return found
+    return drawn
 
 
 def _claims(rows: Rows, title: str) -> list[Claim]:
@@ -60,16 +60,16 @@ def _claims(rows: Rows, title: str) -> list[Claim]:
         for method in _LABELS
     }
     excess = {case: loss[case, "asynchronous"] / loss[case, "paper"] - 1 for case in CASES}
-    said = ", ".join(f"{share:+.1%} in Case {case}" for case, share in excess.items())
+    measured = ", ".join(f"{share:+.1%} in Case {case}" for case, share in excess.items())
     return [
         Claim(
             f"{title}: asynchronous is worse in Cases 2 and 4",
-            f"loss after {seconds(longest):g} s, against synchronous: {said}",
+            f"loss after {seconds(longest):g} s, against synchronous: {measured}",
             min(excess[2], excess[4]) > SIMILAR,
         ),
         Claim(
             f"{title}: asynchronous is similar or slightly better in Cases 1 and 3",
-            f"loss after {seconds(longest):g} s, against synchronous: {said}",
+            f"loss after {seconds(longest):g} s, against synchronous: {measured}",
             max(excess[1], excess[3]) <= SIMILAR,
         ),
     ]

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure as Picture
+from scipy.stats import spearmanr
 
 from fedbudget.budget import Budget
-from fedbudget.experiments.figures.figure import CASES, Claim, Figure, Scope
+from fedbudget.experiments.figures.figure import CASES, Claim, Figure, GridSize
 from fedbudget.experiments.figures.rows import Rows, distinct, mean, means, where
 from fedbudget.experiments.figures.style import BASELINE, COLOURS, MARKERS, TAU, case_line, finish, log_scale, picture
 from fedbudget.experiments.sweep import Sweep
@@ -25,7 +25,7 @@ TREND = 0.8
 
 
 @dataclass(frozen=True)
-class Varied:
+class VariedSetting:
     """What varies.
 
     Args:
@@ -36,7 +36,7 @@ class Varied:
       log: whether the axis is logarithmic.
       almost: the paper says of it "(almost) all", which is taken for nine in ten.
       trend: the sign of the change of τ* that the paper reports, if any, in Cases 1, 2 and 4.
-      words: the claim of that trend.
+      claim: the claim of that trend.
     """
 
     setting: str
@@ -47,7 +47,7 @@ class Varied:
     log: bool = True
     almost: bool = False
     trend: int = 0
-    words: str = ""
+    claim: str = ""
 
 
 def seconds(budget: str) -> float:
@@ -55,17 +55,17 @@ def seconds(budget: str) -> float:
     return next(iter(Budget.parse((budget,)).limits.values()))
 
 
-NODES = Varied("nodes", "number of nodes", (5, 10, 20, 50, 100, 200, 500), (5, 50, 500))
-AGGREGATION = Varied(
+NODES = VariedSetting("nodes", "number of nodes", (5, 10, 20, 50, 100, 200, 500), (5, 50, 500))
+AGGREGATION = VariedSetting(
     "aggregation_factor",
     "time of an aggregation, times that of the prototype",
     (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
     (0.1, 1.0, 10.0),
     almost=True,
     trend=1,
-    words="τ* grows with the time of an aggregation",
+    claim="τ* grows with the time of an aggregation",
 )
-BUDGET = Varied(
+BUDGET = VariedSetting(
     "budget",
     "budget (s)",
     tuple((f"time={seconds}s",) for seconds in (5, 10, 15, 20, 30, 45, 60)),
@@ -73,16 +73,18 @@ BUDGET = Varied(
     number=seconds,
     log=False,
     trend=-1,
-    words="τ* falls as the budget grows, except in Case 3",
+    claim="τ* falls as the budget grows, except in Case 3",
 )
 
 
-def varying(name: str, title: str, task: str, varied: Varied) -> Figure:
+def varying(name: str, title: str, task: str, varied: VariedSetting) -> Figure:
     """The figure of one task and of what varies in it."""
 
-    def sweep(base: Settings, scope: Scope) -> Sweep:
-        values = [list(value) if isinstance(value, tuple) else value for value in scope.some(varied.values, varied.few)]
-        grid: dict[str, Any] = {"case": CASES, varied.setting: values, "tau": ["adaptive", FIXED], "seeds": scope.runs}
+    def sweep(base: Settings, size: GridSize) -> Sweep:
+        values = [
+            list(value) if isinstance(value, tuple) else value for value in size.choose(varied.values, varied.few)
+        ]
+        grid: dict[str, Any] = {"case": CASES, varied.setting: values, "tau": ["adaptive", FIXED], "seeds": size.runs}
         return Sweep.of(base, grid)
 
     return Figure(
@@ -92,20 +94,18 @@ def varying(name: str, title: str, task: str, varied: Varied) -> Figure:
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
     """Spearman's: 1 where y only rises with x, -1 where it only falls, 0 where it stays the same."""
-    ranks = [np.searchsorted(np.sort(values), values).astype(float) for values in (x, y)]
-    if np.ptp(ranks[1]) == 0:
-        return 0.0
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+    return 0.0 if len(set(y)) == 1 else float(spearmanr(x, y).statistic)
 
 
-def _draw(rows: Rows, varied: Varied) -> Picture:
-    found = picture(13, 5.2)
-    panels = found.subplot_mosaic("T1234;TABCD", width_ratios=[1.5, 1, 1, 1, 1])
+def _draw(rows: Rows, varied: VariedSetting) -> Picture:
+    drawn = picture(13, 5.2)
+    panels = drawn.subplot_mosaic("T1234;TABCD", width_ratios=[1.5, 1, 1, 1, 1])
     values, x = _values(rows, varied)
     for case, upper, lower in zip(CASES, "1234", "ABCD", strict=True):
         here = where(rows, case=case)
         adaptive = where(here, tau="adaptive")
-        case_line(panels["T"], case, x, means(adaptive, varied.setting, values, "average_tau"))
+        case_line(panels["T"], case, x, means(adaptive, varied.setting, values, "update_weighted_tau"))
         for name, axis in (("loss", panels[upper]), ("accuracy", panels[lower])):
             fixed = means(where(here, tau=str(FIXED)), varied.setting, values, name)
             axis.plot(x, fixed, color=BASELINE, linestyle="--", marker="x", markersize=4, label=f"τ = {FIXED}")
@@ -117,10 +117,10 @@ def _draw(rows: Rows, varied: Varied) -> Picture:
             log_scale(axis, x if name == "T" else x[::3])
         label = {"T": TAU, "1": "loss", "A": "accuracy"}.get(name, "")
         finish(axis, varied.label if name == "T" else varied.label.partition(",")[0], label, legend=name in "T1234")
-    return found
+    return drawn
 
 
-def _claims(rows: Rows, title: str, varied: Varied) -> list[Claim]:
+def _claims(rows: Rows, title: str, varied: VariedSetting) -> list[Claim]:
     values, x = _values(rows, varied)
     excess = {
         (case, value): mean(where(rows, case=case, tau="adaptive", **{varied.setting: value}), "loss")
@@ -132,7 +132,7 @@ def _claims(rows: Rows, title: str, varied: Varied) -> list[Claim]:
     (case, value), worst = max(excess.items(), key=lambda item: item[1])
     better = sum(share <= 0 for share in excess.values())
     similar = sum(share <= SIMILAR for share in excess.values())
-    found = [
+    claims = [
         Claim(
             f"{title}: better than or similar to τ = {FIXED} in {'almost ' if varied.almost else ''}all settings",
             f"loss lower in {better} of {len(excess)} settings, and at most {SIMILAR:.0%} higher in {similar}; at "
@@ -143,22 +143,22 @@ def _claims(rows: Rows, title: str, varied: Varied) -> list[Claim]:
     if varied.trend:
         trends = {
             each: rank_correlation(
-                x, means(where(rows, case=each, tau="adaptive"), varied.setting, values, "average_tau")
+                x, means(where(rows, case=each, tau="adaptive"), varied.setting, values, "update_weighted_tau")
             )
             for each in (1, 2, 4)
         }
-        said = ", ".join(f"{trend:+.2f} in Case {each}" for each, trend in trends.items())
-        found.append(
+        measured = ", ".join(f"{trend:+.2f} in Case {each}" for each, trend in trends.items())
+        claims.append(
             Claim(
-                f"{title}: {varied.words}",
-                f"rank correlation {said}",
+                f"{title}: {varied.claim}",
+                f"rank correlation {measured}",
                 all(varied.trend * trend >= TREND for trend in trends.values()),
             )
         )
-    return found
+    return claims
 
 
-def _values(rows: Rows, varied: Varied) -> tuple[list[Any], list[float]]:
+def _values(rows: Rows, varied: VariedSetting) -> tuple[list[Any], list[float]]:
     """What varies, as it is in the rows, and as numbers."""
     values = distinct(rows, varied.setting)
     return values, [varied.number(value) for value in values]

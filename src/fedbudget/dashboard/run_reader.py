@@ -1,0 +1,134 @@
+"""A run's folder, read while it may still be written.
+
+Rules here:
+- A record is parsed once. Of a file that has grown only the new lines are read; of one that was replaced, all.
+- The summary is read before the records: where there is one, the records that are read after it are all there are.
+- Half a line at the end is one that is being written; it is read when it is whole.
+"""
+
+import json
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedbudget.errors import UserError
+from fedbudget.runs import nodes
+from fedbudget.runs.folder import CONFIG, ROUNDS, SUMMARY, Run
+from fedbudget.runs.record import RoundRecord
+from fedbudget.settings import Settings
+
+STALE_SECONDS = 30.0
+"""Seconds without a round after which a run may have died; more where rounds take long."""
+
+
+@dataclass(frozen=True)
+class RunSnapshot:
+    """A run as it was when it was read.
+
+    Args:
+      nodes: what `nodes.json` says, if there is one.
+      written: when the last record was, in seconds since 1970.
+      generation: another number when records were taken back, as a run that goes on from a checkpoint does.
+    """
+
+    run: Run
+    nodes: dict[str, Any] | None
+    written: float
+    generation: int
+
+    @property
+    def name(self) -> str:
+        return self.run.path.name
+
+    @property
+    def state(self) -> str:
+        rounds = self.run.rounds
+        seconds_per_round = rounds[-1].wall / len(rounds) if rounds else 0.0
+        return state_of(self.run.summary, self.written, seconds_per_round)
+
+
+class RunReader:
+    """Reads a run again and again, each time on from where it was."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._settings: Settings | None = None
+        self._records: list[RoundRecord] = []
+        self._file: tuple[int, int] | None = None
+        self._offset = 0
+        self._generation = 0
+        self._summary: tuple[tuple[int, int], dict[str, Any]] | None = None
+
+    def read(self) -> RunSnapshot:
+        """The run as it is now."""
+        with self._lock:
+            try:
+                if self._settings is None:
+                    self._settings = Settings(**Settings.from_toml(self.path / CONFIG))
+                summary = self._read_summary()
+                written = self._read_records()
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{self.path.name}: the run's records cannot be read: {error}") from None
+            run = Run(self.path, self._settings, list(self._records), summary)
+            return RunSnapshot(run, nodes.read(self.path), written, self._generation)
+
+    def _read_summary(self) -> dict[str, Any] | None:
+        path = self.path / SUMMARY
+        try:
+            about = path.stat()
+        except FileNotFoundError:
+            self._summary = None
+            return None
+        known = about.st_ino, about.st_mtime_ns
+        if self._summary is None or self._summary[0] != known:
+            self._summary = known, json.loads(path.read_text(encoding="utf-8"))
+        return self._summary[1]
+
+    def _read_records(self) -> float:
+        path = self.path / ROUNDS
+        about = path.stat()
+        if self._file != (about.st_dev, about.st_ino) or about.st_size < self._offset:
+            self._file, self._offset, self._records = (about.st_dev, about.st_ino), 0, []
+            self._generation += 1
+        if about.st_size > self._offset:
+            with path.open("rb") as file:
+                file.seek(self._offset)
+                new = file.read()
+            whole = new.rfind(b"\n") + 1
+            self._records += [RoundRecord.from_json(line) for line in new[:whole].decode().splitlines()]
+            self._offset += whole
+        return about.st_mtime
+
+
+def last_record(path: Path) -> RoundRecord | None:
+    """The last whole record of a run, without reading those before it."""
+    with path.open("rb") as file:
+        size, tail = file.seek(0, 2), 1 << 14
+        while True:
+            file.seek(max(0, size - tail))
+            # Only a line with a line's end on both sides is surely whole; or one that the file begins with.
+            lines = (b"\n" if tail >= size else b"") + file.read(min(tail, size))
+            end = lines.rfind(b"\n")
+            begin = lines.rfind(b"\n", 0, max(end, 0))
+            if 0 <= begin < end:
+                return RoundRecord.from_json(lines[begin + 1 : end].decode())
+            if tail >= size:
+                return None
+            tail *= 4
+
+
+def state_of(summary: dict[str, Any] | None, written: float, seconds_per_round: float) -> str:
+    """Whether a run goes on, in a word or two.
+
+    Args:
+      written: when its last record was, in seconds since 1970.
+
+    >>> state_of({"status": "finished"}, 0.0, 1.0), state_of(None, time.time(), 1.0), state_of(None, 0.0, 1.0)
+    ('finished', 'running', 'stopped writing')
+    """
+    if summary is not None:
+        return str(summary.get("status", "finished"))
+    return "running" if time.time() - written < max(STALE_SECONDS, 10 * seconds_per_round) else "stopped writing"

@@ -1,0 +1,207 @@
+"""What the aggregator sends: a welcome, broadcasts, and a farewell.
+
+A broadcast's fields are sent in the order of the dataclass: numbers as MessagePack, vectors after it, in the place of
+each its name. What is asked for (`request`) is in the task, and not sent again.
+"""
+
+import math
+from dataclasses import dataclass, is_dataclass, replace
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgspec
+import numpy as np
+
+from fedbudget.arrays import Float32
+from fedbudget.engines.grpc.stream import VectorBytes, decode_vector, field_tag, first_part, more_parts, parse, quoted
+from fedbudget.engines.remote import compression
+from fedbudget.engines.remote import wire_pb2 as pb
+from fedbudget.engines.remote.descriptions import describe, read_welcome, require_short
+from fedbudget.engines.remote.messages import Farewell, RoundRequest, Welcome
+from fedbudget.engines.remote.task import Task
+from fedbudget.protocol.messages import Broadcast, PeerError
+from fedbudget.protocol.structure import flatten, restore
+
+_MORE = field_tag(pb.FromAggregator.MORE_FIELD_NUMBER)
+_MOST_NUMBERS = 1000  # bytes of all but vectors
+
+
+def pack_welcome(welcome: Welcome) -> list[bytes]:
+    return [pb.FromAggregator(welcome=describe(welcome)).SerializeToString()]
+
+
+def pack_broadcast(broadcast: Broadcast, base_round: int, *, catch_up: bool, difference: bytes | None) -> list[bytes]:
+    """A broadcast to nodes whose memory stands after the same round.
+
+    Args:
+      catch_up: whether they are told what they missed.
+      difference: w less the w that they know, compressed; w itself is sent when not given.
+    """
+    plain, arrays = flatten(broadcast if catch_up else replace(broadcast, catch_up=None))
+    raw = [compression.encode("none", array) for name, array in arrays.items() if name != "w" or difference is None]
+    vectors = b"".join(raw if difference is None else [difference, *raw])
+    message = pb.Broadcast(
+        base_round=base_round,
+        numbers=msgspec.msgpack.encode(_values({**plain, "request": None})),
+        difference=difference is not None,
+        size=len(vectors),
+        vectors=first_part(vectors),
+    )
+    return [pb.FromAggregator(broadcast=message).SerializeToString(), *more_parts(_MORE, vectors)]
+
+
+def pack_farewell(farewell: Farewell) -> list[bytes]:
+    message = pb.Farewell(reason=farewell.reason, again=farewell.again)
+    return [pb.FromAggregator(farewell=message).SerializeToString()]
+
+
+@dataclass(frozen=True)
+class EncodedBroadcast:
+    """A broadcast that may need the w before it to be understood.
+
+    Args:
+      plain: its numbers, by the names of the fields, and names in the place of vectors.
+      names: of its vectors, as they follow each other in `data`.
+      difference: whether w is told as the difference to the w before.
+    """
+
+    base_round: int
+    plain: dict[str, Any]
+    names: list[str]
+    difference: bool
+    data: bytearray
+    task: Task
+
+    def request(self, before: Float32 | None) -> RoundRequest:
+        """The whole, given the w of the broadcast after which the node's memory stands."""
+        arrays = self._arrays(before)
+        try:
+            broadcast = restore(Broadcast, self.plain, arrays)
+        except ValueError as error:
+            raise PeerError(f"a broadcast that cannot be read: {error}") from None
+        self._check(broadcast)
+        return RoundRequest(broadcast, self.base_round)
+
+    def _arrays(self, before: Float32 | None) -> dict[str, Float32]:
+        d, start = self.task.parameters, 0
+        arrays: dict[str, Float32] = {}
+        for name in self.names:
+            kind = self.task.compress if name == "w" and self.difference else "none"
+            arrays[name] = decode_vector(kind, self.data, start, d)
+            start += compression.encoded_size(kind, d)
+        if self.difference:
+            if before is None:
+                raise PeerError("a difference to parameters that were never told")
+            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
+                arrays["w"] = before + arrays["w"]
+        if not all(np.isfinite(array).all() for array in arrays.values()):
+            raise PeerError("parameters that are not finite")
+        return arrays
+
+    def _check(self, broadcast: Broadcast) -> None:
+        """What numbers may be; their types are those of the fields already."""
+        task, catch_up = self.task, broadcast.catch_up
+        if not 1 <= broadcast.round < 2**31 or not self.base_round < broadcast.round:
+            raise PeerError(f"round {broadcast.round} after round {self.base_round}")
+        if not 0 <= broadcast.tau <= task.tau_max:
+            raise PeerError(f"tau is {broadcast.tau}, and no more than {task.tau_max} was agreed on")
+        if not 0 < broadcast.eta < math.inf:
+            raise PeerError(f"eta is {broadcast.eta}")
+        if broadcast.drift is not None and not 0 <= broadcast.drift.share <= 1:
+            raise PeerError(f"the share of a round is {broadcast.drift.share}")
+        if catch_up is not None and (catch_up.since < 0 or (catch_up.mean is not None) != task.request.drift):
+            raise PeerError("what was missed is not what a node has to know")
+
+
+class AggregatorReader:
+    """Reads what the aggregator sends: a welcome, then broadcasts, and a farewell at any time."""
+
+    def __init__(self, task: Task | None = None) -> None:
+        self._task = task
+        self._broadcast: EncodedBroadcast | None = None
+        self._vectors: VectorBytes | None = None
+
+    def feed(self, data: bytes) -> Welcome | EncodedBroadcast | Farewell | None:
+        """Gives a whole message when there is one."""
+        if self._vectors is not None and self._vectors.add_message(data):
+            return self._finish()
+        message = pb.FromAggregator()
+        kind = parse(message, data)
+        if kind == "farewell":
+            return Farewell(require_short("reason", message.farewell.reason, 2000), message.farewell.again)
+        if kind == "welcome" and self._task is None:
+            welcome = read_welcome(message.welcome)
+            self._task = welcome.task
+            return welcome
+        if kind == "more" and self._vectors is not None:
+            self._vectors.add(message.more)
+        elif kind == "broadcast" and self._task is not None and self._vectors is None:
+            self._begin(message.broadcast, self._task)
+        else:
+            raise PeerError(f"{quoted(kind)} where it was not expected")
+        return self._finish()
+
+    def _begin(self, message: pb.Broadcast, task: Task) -> None:
+        if len(message.numbers) > _MOST_NUMBERS:
+            raise PeerError(f"a broadcast with {len(message.numbers)} bytes of numbers")
+        try:
+            names: list[str] = []
+            plain = _named(Broadcast, msgspec.msgpack.decode(message.numbers), "", names)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise PeerError(f"a broadcast that cannot be read: {error}") from None
+        if plain["w"] != "w" or plain["request"] is not None:
+            raise PeerError("a broadcast without w, or with a request of its own")
+        plain["request"] = vars(task.request)
+        kinds = [task.compress if name == "w" and message.difference else "none" for name in names]
+        size = sum(compression.encoded_size(kind, task.parameters) for kind in kinds)
+        self._vectors = VectorBytes(size, message.size, message.vectors, _MORE)
+        self._broadcast = EncodedBroadcast(
+            message.base_round, plain, names, message.difference, self._vectors.data, task
+        )
+
+    def _finish(self) -> EncodedBroadcast | None:
+        if self._vectors is None or not self._vectors.complete:
+            return None
+        broadcast = self._broadcast
+        self._broadcast = self._vectors = None
+        return broadcast
+
+
+def _values(plain: Any) -> Any:
+    """Without the names of fields, which both sides know."""
+    return [_values(value) for value in plain.values()] if isinstance(plain, dict) else plain
+
+
+def _named(kind: Any, values: Any, path: str, arrays: list[str]) -> Any:
+    """With the names of the fields of a dataclass again.
+
+    Args:
+      path: where in the whole this is.
+      arrays: the names of vectors are put here; each must be the path of its field.
+    """
+    if values is None:
+        return None
+    if kind is np.ndarray:
+        if values != path:
+            raise ValueError(f"{path} is no vector")
+        arrays.append(path)
+    if not is_dataclass(kind):
+        return values
+    hints = _fields(kind)  # type: ignore[arg-type]  # a type is hashable
+    if not isinstance(values, list) or len(values) != len(hints):
+        raise ValueError(f"{path or 'it'} has not {len(hints)} values")
+    inside = f"{path}." if path else ""
+    return {
+        name: _named(hint, value, inside + name, arrays)
+        for (name, hint), value in zip(hints.items(), values, strict=True)
+    }
+
+
+@cache
+def _fields(kind: Any) -> dict[str, Any]:
+    """The fields of a dataclass and what they are: a dataclass, `np.ndarray`, or anything else."""
+    found = {}
+    for name, hint in get_type_hints(kind).items():
+        (one,) = [part for part in get_args(hint) if part is not type(None)] if type(None) in get_args(hint) else [hint]
+        found[name] = np.ndarray if get_origin(one) is np.ndarray else one
+    return found

@@ -1,0 +1,133 @@
+"""Nodes that are connected, and what is sent to them. All in the event loop's thread, unless it says otherwise.
+
+Messages are sent in tasks of their own, one message after the other to each peer, so that a slow one holds nobody up.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from fedbudget.engines.grpc.event_loop import LoopThread
+from fedbudget.engines.grpc.from_node import NodeReader
+from fedbudget.engines.remote.members import OWN, Counters
+from fedbudget.engines.remote.messages import Hello
+from fedbudget.resources.usage import NodeCosts
+
+FRAME = 5
+"""Bytes that gRPC puts before a message."""
+
+LOG = logging.getLogger("fedbudget.network")
+
+_GONE = (grpc.aio.BaseError, grpc.RpcError, asyncio.InvalidStateError)
+
+
+@dataclass(eq=False)
+class Peer:
+    """A node that is connected.
+
+    Args:
+      hello: what it said first.
+      context: of its stream.
+      handler: the task that reads its stream.
+      welcomed: it was told what is trained.
+      trial: what a trial round has cost there, once it is ready.
+      asked: the round that it owes a report of; 0 for none.
+      fault: why it is dropped, once it is.
+    """
+
+    name: str
+    hello: Hello
+    context: Any
+    handler: "asyncio.Task[Any] | None"
+    reader: NodeReader
+    welcomed: bool = False
+    trial: NodeCosts | None = None
+    asked: int = 0
+    fault: str | None = None
+    write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def idle(self) -> bool:
+        """It is ready, and owes nothing."""
+        return self.trial is not None and not self.asked
+
+    @property
+    def state(self) -> str:
+        """In words."""
+        if self.trial is None:
+            return "preparing"
+        return "idle" if self.idle else "at work"
+
+
+class Peers:
+    """All that are connected, by their names.
+
+    Args:
+      left: called when one has gone.
+    """
+
+    def __init__(self, thread: LoopThread, counters: Counters, left: Callable[[Peer], None]) -> None:
+        self._thread = thread
+        self._counters = counters
+        self._left = left
+        self._peers: dict[str, Peer] = {}
+
+    def __contains__(self, name: object) -> bool:
+        """Whether someone is connected, as the aggregator's own node always is; from any thread."""
+        return name == OWN or name in self._peers
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(list(self._peers.values()))
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def get(self, name: str) -> Peer | None:
+        """From any thread."""
+        return self._peers.get(name)
+
+    def add(self, peer: Peer) -> None:
+        self._peers[peer.name] = peer
+
+    def remove(self, peer: Peer) -> None:
+        """Its connection has ended."""
+        if self._peers.get(peer.name) is peer:
+            del self._peers[peer.name]
+            LOG.info("%s has left", peer.name)
+            self._left(peer)
+
+    def send(self, peer: Peer, messages: list[bytes]) -> None:
+        self._thread.spawn(self._write(peer, messages))
+
+    def drop(self, peer: Peer, fault: str) -> None:
+        """Ends the connection of one that has broken the rules."""
+        peer.fault = fault
+        self.remove(peer)
+        if peer.handler is not None:
+            peer.handler.cancel()
+
+    def dismiss(self, peer: Peer, reason: str) -> None:
+        """Ends a connection that has done no wrong."""
+
+        async def end() -> None:
+            with suppress(*_GONE):
+                await peer.context.abort(grpc.StatusCode.ABORTED, reason)  # a handler that is cancelled says nothing
+            if peer.handler is not None:
+                peer.handler.cancel()
+
+        self.remove(peer)
+        self._thread.spawn(end())
+
+    async def _write(self, peer: Peer, messages: list[bytes]) -> None:
+        try:
+            async with peer.write_lock:  # a farewell may come while a broadcast is being sent
+                for message in messages:
+                    await peer.context.write(message)
+                    self._counters.sent += len(message) + FRAME
+        except _GONE:
+            self.remove(peer)

@@ -1,0 +1,165 @@
+"""The rounds of a run: who is asked, and when a round is over. All in the event loop's thread.
+
+The bookkeeping of a round is in engines/remote/round.py; here messages are sent, and timers set.
+"""
+
+import asyncio
+import concurrent.futures
+from functools import partial
+
+from fedbudget.engines.grpc.event_loop import LoopThread
+from fedbudget.engines.grpc.from_aggregator import pack_broadcast
+from fedbudget.engines.grpc.own_node import OwnNode
+from fedbudget.engines.grpc.peers import LOG, Peer, Peers
+from fedbudget.engines.remote import compression
+from fedbudget.engines.remote.compression import BroadcastCompressor
+from fedbudget.engines.remote.members import OWN, Counters, Members
+from fedbudget.engines.remote.messages import Answer, RoundRequest
+from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
+from fedbudget.protocol.messages import VECTORS, Broadcast
+
+_NOT_FINITE = 3  # reports in a row that are not finite, until their node is dropped
+_NEVER = 1e6  # seconds that no timer waits for
+
+
+class Rounds:
+    """One round after the other.
+
+    Args:
+      compressor: how vectors are sent.
+    """
+
+    def __init__(self, thread: LoopThread, peers: Peers, counters: Counters, compressor: BroadcastCompressor) -> None:
+        self.members: Members[str] = Members()
+        self.own: OwnNode | None = None
+        self.pending: PendingRound[str] | None = None
+        self._thread = thread
+        self._peers = peers
+        self._counters = counters
+        self._compressor = compressor
+        self._packed: list[bytes] | None = None  # the broadcast to those that were in the round before
+        self._timers: list[asyncio.TimerHandle] = []
+        self._error: Exception | None = None  # what went wrong on our side
+        self._finished: concurrent.futures.Future[CollectedRound] | None = None
+        self._stopped = False  # the run was interrupted
+
+    def begin(self, broadcast: Broadcast, *, least: int, timeout: float, left: float) -> None:
+        """Asks all that are idle."""
+        now = self._thread.loop.time()
+        self.pending = PendingRound(broadcast, least, now + timeout, now + left)
+        self.pending.stopped = self._stopped  # an interruption between two rounds is not lost
+        self._packed = None
+        try:
+            self._ask_idle(self.pending)
+        except Exception as error:
+            self._fail(error)
+        for when in (self.pending.deadline, self.pending.end):
+            if when < now + _NEVER:
+                # The time that it was set for is passed on: a timer may be called a little before it.
+                self._timers.append(self._thread.loop.call_at(max(now, when), self.check, when))
+
+    def finish(self, finished: "concurrent.futures.Future[CollectedRound]") -> None:
+        """Gives what came of the round as soon as it is over."""
+        self._finished = finished
+        self.check()
+
+    def receive(self, name: str, asked: int, answer: Answer) -> None:
+        """A report, which counts in the round that it was asked for."""
+        if self.pending is None or not self.pending.owes(name, asked):
+            self._counters.late += 1
+            LOG.info("%s's report of round %d came too late, and is discarded", name, answer.report.round)
+        else:
+            self.pending.receive(name, answer)
+            self._counters.saved += self._saved(answer)
+        self.check()
+
+    def withdraw(self, peer: Peer) -> None:
+        """A peer has gone, and is not waited for."""
+        if self.pending is not None and peer.asked == self.pending.broadcast.round:
+            self.pending.withdraw(peer.name)
+
+    def stop(self) -> None:
+        """Ends this round, and all that come, with what they have."""
+        self._stopped = True
+        if self.pending is not None:
+            self.pending.stopped = True
+
+    def check(self, when: float = 0.0) -> None:
+        """Does what the round needs next.
+
+        Args:
+          when: the time that it is, at least.
+        """
+        pending, finished = self.pending, self._finished
+        if pending is None:
+            return
+        step = pending.next_step(max(when, self._thread.loop.time()), self.members)
+        if step is NextStep.ASK:
+            self._ask_idle(pending)
+        elif step is not NextStep.WAIT and finished is not None:
+            self._finished = None
+            try:
+                finished.set_result(self._close(pending))
+            except Exception as error:
+                finished.set_exception(error)
+
+    def _ask_idle(self, pending: PendingRound[str]) -> None:
+        """All that are idle, and have not answered in this round."""
+        for peer in self._peers:
+            if peer.idle and pending.can_ask(peer.name):
+                self._ask(pending, peer)
+        if self.own is not None and not self.own.busy and pending.can_ask(OWN):
+            pending.ask(OWN, OWN)
+            request = RoundRequest(pending.broadcast, self.members[OWN].base_round)
+            self.own.ask(request, partial(self._receive_own, pending.broadcast.round))
+
+    def _ask(self, pending: PendingRound[str], peer: Peer) -> None:
+        broadcast, member = pending.broadcast, self.members[peer.name]
+        peer.asked = broadcast.round
+        pending.ask(peer.name, peer.hello.instance)
+        peer.reader.expect_report(broadcast, member.numbers, member.sizes, self._compressor.kind)
+        base_round = member.base_round
+        if base_round != broadcast.round - 1:
+            catch_up = broadcast.catch_up is not None
+            self._peers.send(peer, pack_broadcast(broadcast, base_round, catch_up=catch_up, difference=None))
+            return
+        difference = self._compressor.difference(broadcast) if base_round else None
+        if self._packed is None:
+            self._packed = pack_broadcast(broadcast, base_round, catch_up=False, difference=difference)
+        if difference is not None:
+            self._counters.saved += 4 * broadcast.w.size - len(difference)
+        self._peers.send(peer, self._packed)
+
+    def _receive_own(self, asked: int, answer: Answer | Exception) -> None:
+        if isinstance(answer, Exception):
+            self._fail(answer)
+            self.check()
+        else:
+            self.receive(OWN, asked, answer)
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        if self.pending is not None:
+            self.pending.stopped = True
+
+    def _saved(self, answer: Answer) -> int:
+        """Bytes that compression has saved of a report."""
+        kind, vectors = self._compressor.kind, [getattr(answer.report, name) for name in VECTORS]
+        sizes = [vector.size for vector in vectors if vector is not None]
+        return 0 if kind == "none" else sum(4 * size - compression.encoded_size(kind, size) for size in sizes)
+
+    def _close(self, pending: PendingRound[str]) -> CollectedRound:
+        if self._error is not None:
+            raise self._error
+        for timer in self._timers:
+            timer.cancel()
+        self._timers, self.pending = [], None
+        collected = pending.close(self.members, {peer.name: peer.hello.instance for peer in self._peers})
+        for name in pending.answers:
+            member, peer = self.members[name], self._peers.get(name)
+            if member.not_finite:
+                LOG.warning("%s's report is not finite, and is set aside", name)
+            if member.not_finite >= _NOT_FINITE and peer is not None:
+                member.not_finite = 0
+                self._peers.drop(peer, f"{_NOT_FINITE} of its reports in a row were not finite")
+        return collected

@@ -1,0 +1,167 @@
+"""The conversation with one peer, from its first message to its last.
+
+A node is connected (it said hello), then welcome (it knows the task), then ready, and from then on idle or asked. One
+that is asked owes a report, and is not asked again before it has come. So no more than one message waits for any node,
+and none can send what it was not asked for. Who breaks the rules is dropped, with a reason; the others go on.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from fedbudget.engines.grpc.admission import AdmissionControl, Refusal
+from fedbudget.engines.grpc.from_aggregator import pack_welcome
+from fedbudget.engines.grpc.from_node import NodeReader
+from fedbudget.engines.grpc.peers import FRAME, LOG, Peer, Peers
+from fedbudget.engines.remote.members import Counters, Members
+from fedbudget.engines.remote.messages import Answer, Hello, Ready, Welcome
+from fedbudget.engines.remote.task import Task
+from fedbudget.protocol.messages import PeerError
+
+_HELLO_PATIENCE = 20.0  # seconds until a peer that has connected must have said hello
+_READY_PATIENCE = 600.0  # to compile and try, on a small device
+_PART_PATIENCE = 30.0  # between two parts of one report
+
+
+class Service:
+    """Talks with all peers; in the event loop's thread.
+
+    Args:
+      run: the run's name.
+      admission: who may come in.
+      count: how many nodes are connected, the aggregator's own among them.
+      most: the most nodes to let in.
+      changed: called when nodes have come, or are ready.
+      received: called with a peer's name, the round that it was asked for, and its answer.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        admission: AdmissionControl,
+        peers: Peers,
+        counters: Counters,
+        *,
+        count: Callable[[], int],
+        most: int,
+        changed: Callable[[], None],
+        received: Callable[[str, int, Answer], None],
+    ) -> None:
+        self._run = run
+        self._admission = admission
+        self._peers = peers
+        self._counters = counters
+        self._count = count
+        self._most = most
+        self._changed = changed
+        self._received = received
+        self._task: Task | None = None
+        self._members: Members[str] = Members()
+
+    def start(self, task: Task, members: Members[str]) -> None:
+        """From now on whoever comes is welcomed to this task."""
+        self._task, self._members = task, members
+
+    async def converse(self, _: Any, context: Any) -> None:
+        """One stream, as gRPC calls it."""
+        peer: Peer | None = None
+        name = "a peer"
+        try:
+            name = self._admission.admit(context)
+            peer = await self._greet(name, context)
+            if self._task is not None:
+                self.welcome(peer)
+            await self._follow(peer)
+        except PeerError as error:
+            await self._drop(name, peer, context, str(error))
+        except asyncio.CancelledError:
+            if peer is None or peer.fault is None:
+                raise
+            await self._drop(name, peer, context, peer.fault)
+        except Refusal as refusal:
+            self._counters.refused += 1
+            LOG.warning("%s at %s is refused: %s", name, context.peer(), refusal)
+            await context.abort(refusal.code, str(refusal)[:1000])
+        finally:
+            if peer is not None:
+                self._peers.remove(peer)
+
+    def welcome(self, peer: Peer) -> None:
+        """Tells a peer what is trained; what it remembers of the run, if anything, counts or is lost."""
+        assert self._task is not None
+        member = self._members.join(peer.name, peer.hello.samples.sizes)
+        if peer.hello.run != self._run or member.base_round not in peer.hello.rounds:
+            member.forget()
+        peer.welcomed = True
+        peer.reader.expect_ready()
+        self._peers.send(peer, pack_welcome(Welcome(self._run, self._task, tuple(member.numbers.tolist()))))
+
+    async def _greet(self, name: str, context: Any) -> Peer:
+        """The hello, and whether there is a place for who said it."""
+        reader = NodeReader()
+        data = await self._read(context, _HELLO_PATIENCE)
+        if data is None:
+            raise PeerError("it left without a word")
+        hello = reader.feed(data)
+        assert isinstance(hello, Hello)
+        before = self._peers.get(name)
+        self._require_place(name, hello, before)
+        if before is not None:
+            self._peers.dismiss(before, "the node has connected anew")
+        peer = Peer(name, hello, context, asyncio.current_task(), reader)
+        self._peers.add(peer)
+        LOG.info("%s has joined from %s, with %d samples", name, context.peer(), sum(hello.samples.sizes))
+        self._changed()
+        return peer
+
+    def _require_place(self, name: str, hello: Hello, before: Peer | None) -> None:
+        """Refuses one whose name is taken, whose data do not fit, or that is too many."""
+        nodes, member = len(hello.samples.sizes), self._members.get(name)
+        if before is not None and before.hello.instance != hello.instance:
+            raise Refusal(grpc.StatusCode.ALREADY_EXISTS, f"there is a node with the name {name} already")
+        if self._task is not None:
+            try:
+                self._task.admit(hello.samples)
+            except PeerError as error:
+                raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"{name}'s data do not fit: {error}") from None
+        if member is not None and len(member) != nodes:
+            raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"{name} had {len(member)} nodes, not {nodes}")
+        if before is None and self._count() + nodes > self._most:
+            raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"there are {self._count()} nodes already")
+
+    async def _follow(self, peer: Peer) -> None:
+        """Reads what a node says until it goes."""
+        while True:
+            patience = _READY_PATIENCE if peer.trial is None and self._task is not None else None
+            if peer.reader.receiving:
+                patience = _PART_PATIENCE
+            data = await self._read(peer.context, patience)
+            if data is None:
+                return
+            message = peer.reader.feed(data)
+            if isinstance(message, Ready):
+                peer.trial = message.costs
+                self._changed()
+            elif isinstance(message, Answer):
+                asked, peer.asked = peer.asked, 0
+                self._received(peer.name, asked, message)
+
+    async def _read(self, context: Any, patience: float | None) -> bytes | None:
+        """The next message; None when no more come."""
+        try:
+            data = await (context.read() if patience is None else asyncio.wait_for(context.read(), patience))
+        except TimeoutError:
+            raise PeerError(f"nothing was heard of it for {patience:g} seconds, in the middle of something") from None
+        if data is grpc.aio.EOF:
+            return None
+        self._counters.received += len(data) + FRAME
+        return bytes(data)
+
+    async def _drop(self, name: str, peer: Peer | None, context: Any, fault: str) -> None:
+        self._counters.dropped += 1
+        LOG.warning("%s at %s is dropped: %s", name, context.peer(), fault)
+        if peer is not None:
+            self._peers.remove(peer)
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault[:1000])

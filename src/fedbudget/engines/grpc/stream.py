@@ -1,0 +1,122 @@
+"""Messages on a stream between aggregator and node: what they are called, and how vectors are sent in parts.
+
+There is no I/O here: whoever sends gets byte strings, one for each message; whoever receives adds byte strings until
+there is a whole. What breaks the rules raises `PeerError` with a reason. No more is ever held than is expected: an
+announcement of any other size is refused before the first byte of it is kept.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from fedbudget.arrays import Float32
+from fedbudget.engines.remote import compression
+from fedbudget.engines.remote import wire_pb2 as pb
+from fedbudget.engines.remote.compression import Kind
+from fedbudget.protocol.messages import PeerError
+
+METHOD = "/fedbudget.Aggregator/Converse"
+NAME, TOKEN = "fedbudget-node", "fedbudget-token"
+"""Keys of what a node says before the first message."""
+
+PART = 2**20
+"""Bytes of vectors in one message of a stream, at most."""
+LONGEST = PART + 2**18
+"""Bytes of one message of a stream, at most."""
+
+
+class VectorBytes:
+    """The bytes of vectors, as they come in.
+
+    Args:
+      expected: how many there must be.
+      announced: how many the sender says that there are.
+      first: those in the first message.
+      tag: how protobuf announces the field that has the others.
+    """
+
+    def __init__(self, expected: int, announced: int, first: bytes, tag: int) -> None:
+        if announced != expected:
+            raise PeerError(f"{announced} bytes of vectors announced where there should be {expected}")
+        self._expected = expected
+        self._tag = tag
+        self.data = bytearray()
+        self.add(first)
+
+    def add(self, part: bytes) -> None:
+        """The next part, which is as long as it can be: so there are no more messages than needed."""
+        due = self._due
+        if len(part) != due:
+            raise PeerError(f"a part of vectors of {len(part)} bytes where there should be {due}")
+        self.data += part
+
+    def add_message(self, data: bytes) -> bool:
+        """Adds the next part from a message as `more_parts` writes it; False of any other message."""
+        head = _head(self._tag, self._due)
+        if len(data) != len(head) + self._due or not data.startswith(head):
+            return False
+        self.data += memoryview(data)[len(head) :]
+        return True
+
+    @property
+    def _due(self) -> int:
+        return min(PART, self._expected - len(self.data))
+
+    @property
+    def complete(self) -> bool:
+        return len(self.data) == self._expected
+
+
+def first_part(vectors: bytes) -> bytes:
+    """What goes with the message itself."""
+    return vectors[:PART]
+
+
+def more_parts(tag: int, vectors: bytes) -> Iterator[bytes]:
+    """What does not fit in the first message: messages with nothing but a part of it.
+
+    They are written and read by hand, as protobuf would, which copies every part twice.
+    """
+    view = memoryview(vectors)
+    for start in range(PART, len(vectors), PART):
+        part = view[start : start + PART]
+        yield b"".join((_head(tag, len(part)), part))
+
+
+def field_tag(number: int) -> int:
+    """How protobuf announces a field of bytes."""
+    return number << 3 | 2
+
+
+def decode_vector(kind: Kind, data: bytearray, start: int, count: int) -> Float32:
+    """The vector that begins there; a raw one is not copied, because nobody else uses these bytes."""
+    if kind == "none":
+        return np.frombuffer(data, "<f4", count, start).astype(np.float32, copy=False)
+    return compression.decode(kind, memoryview(data)[start : start + compression.encoded_size(kind, count)], count)
+
+
+def parse(message: pb.FromNode | pb.FromAggregator, data: bytes) -> str | None:
+    """Fills a message in; gives its kind."""
+    if len(data) > LONGEST:
+        raise PeerError(f"a message of {len(data)} bytes")
+    try:
+        message.ParseFromString(data)
+    except DecodeError:
+        raise PeerError("bytes that are no message") from None
+    kind: str | None = message.WhichOneof("kind")
+    return kind
+
+
+def quoted(kind: str | None) -> str:
+    return "an empty message" if kind is None else f"'{kind}'"
+
+
+def _head(tag: int, length: int) -> bytes:
+    """What protobuf puts before so many bytes of a field."""
+    head = bytearray([tag])
+    while length > 127:
+        head.append(length & 127 | 128)
+        length >>= 7
+    head.append(length)
+    return bytes(head)

@@ -1,0 +1,103 @@
+"""What is trained on what: the dataset, the model, and which samples each node has."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedbudget import data
+from fedbudget.data import partition
+from fedbudget.data.dataset import Dataset
+from fedbudget.data.partition import Partition
+from fedbudget.data.shards import Table
+from fedbudget.errors import UserError
+from fedbudget.launch.prepared import Overrides
+from fedbudget.models import catalogue
+from fedbudget.models.base import Model
+from fedbudget.randomness import Stream, generator
+from fedbudget.settings import Settings
+
+DEFAULT_BATCH = 100
+DEFAULT_NODES = 5
+
+
+@dataclass(frozen=True)
+class TrainingInputs:
+    """What is trained on what.
+
+    Args:
+      settings: as asked for, with paths that do not depend on where we are.
+      dataset: of its samples, as many as were asked for.
+      train, test: the samples as the model wants them.
+    """
+
+    settings: Settings
+    dataset: Dataset
+    model: Model
+    train: Table
+    test: Table | None
+
+    @classmethod
+    def of(cls, settings: Settings, overrides: Overrides) -> "TrainingInputs":
+        """From what was given, or as the settings say."""
+        dataset = overrides.dataset
+        if dataset is None:
+            dataset, settings = load_dataset(settings), _from_any_folder(settings)
+        dataset = dataset.sample(settings.train_samples, settings.test_samples, settings.seed)
+        model = overrides.model or build_model(settings, dataset)
+        train = dataset.table(dataset.train, model.target)
+        test = None if dataset.test is None else dataset.table(dataset.test, model.target)
+        return cls(settings, dataset, model, train, test)
+
+
+def load_dataset(settings: Settings) -> Dataset:
+    """All samples of the settings' dataset."""
+    return data.load(
+        settings.dataset, target=settings.target, test_share=settings.test_share, data_dir=settings.data_dir
+    )
+
+
+def build_model(settings: Settings, dataset: Dataset) -> Model:
+    """The settings' model, of the size that the dataset needs."""
+    options = catalogue.options(settings.model, vars(settings))
+    return catalogue.build(settings.model, dataset, options, device=settings.device)
+
+
+def _from_any_folder(settings: Settings) -> Settings:
+    """The same with paths that do not depend on where we are, so that the run can be repeated from anywhere."""
+    if settings.dataset not in data.DATASETS:
+        settings = replace(settings, dataset=str(Path(settings.dataset).resolve()))
+    if settings.data_dir is not None:
+        settings = replace(settings, data_dir=str(Path(settings.data_dir).expanduser().resolve()))
+    return settings
+
+
+def distribute(settings: Settings, dataset: Dataset) -> tuple[Settings, partition.Rows]:
+    """The rows of each node, and the settings with what was decided."""
+    settings = with_nodes(settings, dataset)
+    assert settings.nodes is not None
+    if settings.partition == "files":
+        return settings, partition.by_file(dataset.files)
+    rng = generator(settings.seed, Stream.PARTITION)
+    labels = dataset.partition_labels(settings.seed)
+    return settings, partition.split(Partition.parse(str(settings.partition)), labels, settings.nodes, rng)
+
+
+def with_nodes(settings: Settings, dataset: Dataset) -> Settings:
+    """The settings with how many nodes there are, and how data is given to them."""
+    files = len(dataset.files)
+    chosen = Partition.parse(settings.partition or ("files" if files else "case:1"))
+    nodes = settings.nodes or files or DEFAULT_NODES
+    if str(chosen) == "files" and nodes != files:
+        raise UserError(f"partition files gives each node a file, but {settings.dataset} has {files} for {nodes} nodes")
+    return replace(settings, nodes=nodes, partition=str(chosen))
+
+
+def with_batch_size(settings: Settings, smallest: int) -> Settings:
+    """The settings with the size of mini-batches, from that of the smallest shard."""
+    if settings.batch_size is not None:
+        return settings
+    return replace(settings, batch_size=min(DEFAULT_BATCH, smallest))
+
+
+def batch_of(settings: Settings) -> int | None:
+    """Samples in a mini-batch; None for whole shards."""
+    return settings.batch_size if isinstance(settings.batch_size, int) else None

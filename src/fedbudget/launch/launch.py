@@ -1,0 +1,46 @@
+"""A run by any engine that this machine can start by itself."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+from fedbudget.errors import UserError
+from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
+from fedbudget.launch.simulate import simulate
+from fedbudget.settings import Settings
+
+EngineName = Literal["in-process", "ray", "network"]
+"""What makes a run: this process, Ray's processes on a cluster, or an aggregator and node processes on this machine."""
+
+
+@contextmanager
+def launch(
+    settings: Settings,
+    overrides: Overrides = NOTHING,
+    *,
+    engine: EngineName = "in-process",
+    ray_address: str | None = None,
+    actors: int | None = None,
+) -> Iterator[PreparedRun]:
+    """A run that is ready to start, as long as what makes it is there.
+
+    Args:
+      ray_address: of the Ray cluster; this machine when not given.
+      actors: how many of Ray's processes share the nodes; one per core when not given.
+    """
+    if engine != "ray" and (ray_address is not None or actors is not None):
+        raise UserError("a Ray address, or a number of actors, goes with engine ray")
+    if engine == "ray":
+        from fedbudget.launch.on_ray import on_ray  # Ray is an extra
+
+        with on_ray(settings, overrides, address=ray_address, actors=actors) as prepared:
+            yield prepared
+    elif engine == "network":
+        from fedbudget.launch.local import on_this_machine  # gRPC is an extra
+
+        with on_this_machine(settings, overrides) as prepared:
+            yield prepared
+    elif engine == "in-process":
+        yield simulate(settings, overrides)
+    else:
+        raise UserError(f"unknown engine {engine!r}; use one of {', '.join(get_args(EngineName))}")

@@ -1,0 +1,138 @@
+"""An aggregator and nodes on this machine, each node a process of its own: for trials, tests and experiments."""
+
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from fedbudget.data.dataset import Dataset
+from fedbudget.engines.grpc.server import AggregatorServer
+from fedbudget.engines.grpc.tokens import TOKEN_VARIABLE
+from fedbudget.engines.interrupt import interruptible
+from fedbudget.errors import UserError
+from fedbudget.launch.inputs import DEFAULT_NODES, load_dataset
+from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
+from fedbudget.launch.serve import Interrupted, ServerOptions, serving
+from fedbudget.settings import Settings
+
+_PATIENCE = 10.0  # seconds for node processes to end by themselves
+
+
+@contextmanager
+def on_this_machine(
+    settings: Settings,
+    overrides: Overrides = NOTHING,
+    *,
+    paces: Sequence[float] | None = None,
+    energy_meter: str | None = None,
+) -> Iterator[PreparedRun]:
+    """Starts nodes, and gives a run with them.
+
+    Args:
+      settings: the dataset, and how it is given to nodes, and all else as of any run.
+      paces: how many times as slow as it could each node is.
+      energy_meter: of the nodes; see `resources.energy`.
+    """
+    if overrides.dataset is not None or overrides.model is not None:
+        raise UserError("node processes are told names: a dataset or a model that was given in Python has none")
+    nodes = settings.nodes or DEFAULT_NODES
+    if paces is not None and len(paces) != nodes:
+        raise UserError(f"pace is given for {len(paces)} nodes, and there are {nodes}")
+    dataset = load_dataset(settings).sample(settings.train_samples, settings.test_samples, settings.seed)
+    processes: list[subprocess.Popen[bytes]] = []
+    token = secrets.token_urlsafe(24)
+    before = os.environ.get(TOKEN_VARIABLE)
+    os.environ[TOKEN_VARIABLE] = token  # tokens are not for command lines, which all on this machine can read
+    hubs: list[AggregatorServer] = []
+
+    def wake() -> None:
+        for server in hubs:
+            server.wake()
+
+    def start(server: AggregatorServer) -> None:
+        hubs.append(server)
+        for number in range(1, nodes + 1):
+            pace = None if paces is None else paces[number - 1]
+            process = _start(server.port, settings, f"{number}/{nodes}", pace, energy_meter)
+            processes.append(process)
+            threading.Thread(target=_tell_end, args=(process, server), daemon=True).start()
+
+    try:
+        with interruptible(wake) as asked:
+
+            def interrupted() -> bool:
+                return asked() or any(process.poll() is not None for process in processes)
+
+            serve_run = serving(
+                replace(settings, nodes=nodes),
+                ServerOptions("127.0.0.1:0", most=nodes),
+                interrupted=interrupted,
+                overrides=overrides,
+                opened=start,
+            )
+            try:
+                with serve_run as prepared:
+                    yield _with_all_data(prepared, settings, dataset)
+            except Interrupted:
+                for process in processes:
+                    if process.poll():
+                        raise UserError("a node could not start; see above") from None
+                raise KeyboardInterrupt from None
+    finally:
+        _end(processes)
+        if before is None:
+            os.environ.pop(TOKEN_VARIABLE, None)
+        else:
+            os.environ[TOKEN_VARIABLE] = before
+
+
+def _start(
+    port: int, settings: Settings, shard: str, pace: float | None, energy_meter: str | None
+) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "fedbudget", "join", f"127.0.0.1:{port}", "--shard", shard]
+    command += ["--dataset", settings.dataset, "--seed", str(settings.seed), "--device", settings.device]
+    command += ["--patience", "30", "--quiet"]
+    for option, value in (
+        ("--partition", settings.partition),
+        ("--data-dir", settings.data_dir),
+        ("--target", settings.target),
+        ("--train-samples", settings.train_samples),
+        ("--pace", pace),
+        ("--energy-meter", energy_meter),
+    ):
+        if value is not None:
+            command += [option, str(value)]
+    # One thread each: several in every process would only be in each other's way.
+    threads = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    return subprocess.Popen(command, env={**os.environ, **threads}, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def _tell_end(process: "subprocess.Popen[bytes]", server: AggregatorServer) -> None:
+    """A node that ends before all are there is not waited for."""
+    process.wait()
+    server.check_waiting()
+
+
+def _with_all_data(prepared: PreparedRun, settings: Settings, dataset: Dataset) -> PreparedRun:
+    """The run with what is known here, and would not be of nodes elsewhere: all their data."""
+    target = prepared.model.target
+    return replace(
+        prepared,
+        settings=replace(prepared.settings, dataset=settings.dataset, partition=settings.partition or "case:1"),
+        dataset=dataset,
+        train=dataset.table(dataset.train, target),
+        test=None if dataset.test is None else dataset.table(dataset.test, target),
+    )
+
+
+def _end(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
+    for process in processes:
+        try:
+            process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

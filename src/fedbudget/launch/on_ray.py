@@ -1,0 +1,123 @@
+"""A run whose simulated nodes are on a Ray cluster; all the rest is here."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedbudget import __version__
+from fedbudget.arrays import Samples
+from fedbudget.data.dataset import Dataset
+from fedbudget.data.partition import Partition
+from fedbudget.data.shards import Shards
+from fedbudget.engines import in_process
+from fedbudget.engines.node_group import NodeGroup
+from fedbudget.engines.simulation import SimulationEngine
+from fedbudget.errors import UserError
+from fedbudget.launch.aggregator import build_aggregator, trial_broadcast
+from fedbudget.launch.inputs import TrainingInputs, distribute, with_batch_size, with_nodes
+from fedbudget.launch.meters import build_meters
+from fedbudget.launch.method import build_method
+from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
+from fedbudget.launch.simulate import absence, build_fleet
+from fedbudget.models.base import Model
+from fedbudget.resources.counters import ResourceCounters
+from fedbudget.resources.resource import Resource
+from fedbudget.settings import FEDERATED, Settings
+
+
+@contextmanager
+def on_ray(
+    settings: Settings, overrides: Overrides = NOTHING, *, address: str | None = None, actors: int | None = None
+) -> Iterator[PreparedRun]:
+    """Places the nodes on a Ray cluster, and gives a run with them.
+
+    Args:
+      address: of the cluster; on this machine when not given.
+      actors: how many processes share the nodes; one per core when not given.
+    """
+    if settings.method not in FEDERATED:
+        raise UserError(f"{settings.method} descent is not made on Ray; use --method {' or '.join(FEDERATED)}")
+    if actors is not None and actors < 1:
+        raise UserError(f"actors must be at least 1, not {actors}")
+    try:
+        from fedbudget.engines.ray import RayNodes, cluster
+    except ImportError:
+        raise UserError("Ray is not installed; install it with: pip install 'fedbudget[ray]'") from None
+    inputs = TrainingInputs.of(settings, overrides)
+    settings = with_nodes(inputs.settings, inputs.dataset)
+    settings = with_batch_size(settings, _smallest(settings, inputs.dataset))
+    assert settings.nodes is not None
+    method, meters, present = build_method(settings, overrides), build_meters(settings), None
+    if settings.participation < 1:
+        present = in_process.attendance(settings.nodes, settings.participation, absence(settings))
+    with (
+        cluster(address) as cpus,
+        closing(
+            RayNodes(
+                GroupDefinition(settings, inputs.dataset, inputs.model, meters.resources),
+                nodes=settings.nodes,
+                actors=min(settings.nodes, actors or max(1, int(cpus))),
+                cpus=cpus,
+                present=present,
+            )
+        ) as nodes,
+    ):
+        w = inputs.model.initial(settings.seed)
+        trial = nodes.trial(trial_broadcast(method, w))
+        aggregator = build_aggregator(method, meters, (w, trial), rounds=settings.rounds)
+        yield PreparedRun(
+            settings=settings,
+            dataset=inputs.dataset,
+            model=inputs.model,
+            train=inputs.train,
+            test=inputs.test,
+            meters=meters,
+            aggregator=aggregator,
+            engine=SimulationEngine(aggregator, nodes, meters),
+            repeatable=not overrides,
+        )
+
+
+def _smallest(settings: Settings, dataset: Dataset) -> int:
+    """How many samples the node with the fewest has."""
+    drawn = Partition.parse(str(settings.partition)).draws
+    return drawn or min(len(rows) for rows in distribute(settings, dataset)[1])
+
+
+@dataclass(frozen=True)
+class GroupDefinition:
+    """All that groups of nodes are made from; the samples are in memory that the processes of a machine share."""
+
+    settings: Settings
+    dataset: Dataset
+    model: Model
+    resources: tuple[Resource, ...]
+    version: str = __version__
+
+    def group(self, first: int, end: int) -> NodeGroup:
+        if self.version != __version__:
+            raise UserError(f"fedbudget {__version__} is on a machine of the cluster, and {self.version} here")
+        settings, rows = distribute(self.settings, self.dataset)
+        train = self.dataset.table(self.dataset.train, self.model.target)
+        shards = Shards.of(replace(train, x=_as_writable(train.x)), rows[first:end])
+        counters = ResourceCounters.of(self.resources)
+        if settings.participation == 1:
+            return NodeGroup([build_fleet(settings, self.model, shards, range(first, end))], counters)
+        alone = [build_fleet(settings, self.model, shards.only([node - first]), [node]) for node in range(first, end)]
+        return NodeGroup(alone, counters)
+
+
+def _as_writable(array: Samples) -> Samples:
+    """The same memory as an array that says it can be written to; nobody does.
+
+    Memory that is shared is marked as only to be read, and for such arrays all kernels would be compiled anew.
+    """
+    return array if array.flags.writeable else np.asarray(_Writable(array))
+
+
+class _Writable:
+    def __init__(self, array: Samples) -> None:
+        self._array = array  # whose memory it is
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}

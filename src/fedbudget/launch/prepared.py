@@ -1,0 +1,77 @@
+"""A run that is ready to start, and what may be given for it from Python."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedbudget.budget import Budget
+from fedbudget.control import Controller
+from fedbudget.data.dataset import Dataset
+from fedbudget.data.shards import Shards, Table
+from fedbudget.engines.engine import Engine
+from fedbudget.meters.meters import Meters
+from fedbudget.models.base import Model
+from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.combine import CombineRule
+from fedbudget.protocol.update import UpdateRule
+from fedbudget.runs.checkpoint import Checkpoint
+from fedbudget.runs.record import RoundRecord
+from fedbudget.runs.title import run_title
+from fedbudget.settings import Settings
+from fedbudget.step_size import StepSize
+
+Callback = Callable[[RoundRecord], bool | None]
+"""Called with the record of every round; the run ends after the round for which it returns True."""
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """Objects that take the place of what settings name."""
+
+    dataset: Dataset | None = None
+    model: Model | None = None
+    controller: Controller | None = None
+    step_size: StepSize | None = None
+    update: UpdateRule | None = None
+    combine: CombineRule | None = None
+
+    def __bool__(self) -> bool:
+        return any(value is not None for value in vars(self).values())
+
+
+NOTHING = Overrides()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRun:
+    """A run that is ready to start.
+
+    Args:
+      settings: as asked for, completed with what was decided.
+      train, test: all samples, as the model wants them; those to train on may be on other machines.
+      aggregator: of a federated run; the baselines have none.
+      repeatable: whether the settings alone say what was trained on what, and how.
+      shards: the nodes' data, where nodes are simulated in this process.
+      resumed: where the run goes on from, if it does.
+      callbacks: called with every round's record.
+    """
+
+    settings: Settings
+    dataset: Dataset
+    model: Model
+    test: Table | None
+    meters: Meters
+    engine: Engine
+    repeatable: bool
+    aggregator: Aggregator | None = None
+    train: Table | None = None
+    shards: Shards | None = None
+    resumed: Checkpoint | None = None
+    callbacks: tuple[Callback, ...] = ()
+
+    @property
+    def budget(self) -> Budget:
+        return self.meters.budget
+
+    @property
+    def title(self) -> str:
+        return run_title(self.settings, self.dataset.name, self.dataset.note)

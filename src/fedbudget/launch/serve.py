@@ -1,0 +1,240 @@
+"""A run with nodes on other machines, over gRPC: nodes have to come first; when enough have, all agree on a task."""
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbudget.data.dataset import Dataset
+from fedbudget.engines.grpc.credentials import aggregator_credentials, require_privacy
+from fedbudget.engines.grpc.metrics import Metrics
+from fedbudget.engines.grpc.metrics import serving as serving_metrics
+from fedbudget.engines.grpc.server import AggregatorServer
+from fedbudget.engines.grpc.tokens import Tokens
+from fedbudget.engines.remote import descriptions
+from fedbudget.engines.remote.compression import BroadcastCompressor
+from fedbudget.engines.remote.members import Member
+from fedbudget.engines.remote.messages import Farewell
+from fedbudget.engines.remote.node_data import NodeData
+from fedbudget.engines.remote.task import Task
+from fedbudget.engines.remote.worker import Worker
+from fedbudget.errors import UserError
+from fedbudget.launch.meters import build_meters
+from fedbudget.launch.method import build_method
+from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
+from fedbudget.launch.remote import prepare_remote
+from fedbudget.launch.task import NODES, agree_on_task, compression_of, model_for, table_to_test_on
+from fedbudget.meters.meters import Meters
+from fedbudget.resources import round_usage
+from fedbudget.resources.energy import energy_reader
+from fedbudget.runs.checkpoint import Checkpoint
+from fedbudget.runs.folder import CONFIG, Run
+from fedbudget.runs.record import RoundRecord
+from fedbudget.settings import FEDERATED, Settings
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Where an aggregator is to be found, and by whom.
+
+    Args:
+      address: HOST:PORT.
+      cert, key: for TLS.
+      client_ca: who signs the certificates that nodes must have.
+      token_file: with the token of all nodes, or one for each.
+      insecure: plain text is meant, also beyond this machine.
+      most: the most nodes to let in.
+      metrics: HOST:PORT of the metrics' page, if there is one.
+    """
+
+    address: str
+    cert: Path | None = None
+    key: Path | None = None
+    client_ca: Path | None = None
+    token_file: Path | None = None
+    insecure: bool = False
+    most: int = 1000
+    metrics: str | None = None
+
+
+class Interrupted(Exception):
+    """While nodes were still being waited for."""
+
+
+@contextmanager
+def serving(
+    settings: Settings,
+    options: ServerOptions,
+    *,
+    interrupted: Callable[[], bool],
+    overrides: Overrides = NOTHING,
+    own: NodeData | None = None,
+    energy_meter: str | None = None,
+    test: Dataset | None = None,
+    resumed: Checkpoint | None = None,
+    opened: Callable[[AggregatorServer], None] = lambda server: None,
+    changed: Callable[[int], None] = lambda connected: None,
+) -> Iterator[PreparedRun]:
+    """Listens, waits for nodes, and gives a run with them.
+
+    Args:
+      settings: `nodes` is how many to wait for.
+      interrupted: whether to stop waiting.
+      own: samples that the aggregator holds itself.
+      energy_meter: of this machine, where it holds some; see `resources.energy`.
+      test: samples to test on.
+      resumed: where to go on from.
+      opened: called when nodes can connect.
+      changed: called with how many nodes there are, when that changes.
+    """
+    if settings.method not in FEDERATED:
+        raise UserError(f"{settings.method} descent is not made over a network; use --method {' or '.join(FEDERATED)}")
+    if energy_meter is not None and own is None:
+        raise UserError("energy-meter is of a machine that holds data; give it to fedbudget join, or here with --data")
+    credentials = aggregator_credentials(options.cert, options.key, options.client_ca)
+    require_privacy(options.address, encrypted=credentials is not None, insecure=options.insecure)
+    tokens = Tokens.load(options.token_file)
+    with ExitStack() as stack:
+        metrics = Metrics(settings.limits().limits)
+        if options.metrics is not None:
+            stack.enter_context(serving_metrics(metrics, options.metrics))
+
+        def count(connected: int) -> None:
+            metrics.connected.set(connected)
+            changed(connected)
+
+        compressor = BroadcastCompressor(compression_of(settings))
+        server = AggregatorServer(
+            options.address,
+            run=secrets.token_hex(8) if resumed is None else str(resumed.engine["run"]),
+            tokens=tokens,
+            credentials=credentials,
+            compressor=compressor,
+            most=options.most,
+            changed=count,
+        )
+        if own is not None:
+            server.add_own_node(Worker(own, device=settings.device, readers={"energy": energy_reader(energy_meter)}))
+        server.open()
+        farewell = Farewell("the aggregator has stopped, and may go on later", again=True)
+        try:
+            opened(server)
+            prepared = _gather(settings, overrides, server, compressor, interrupted, test, resumed)
+            yield replace(prepared, callbacks=(_observer(metrics, server),))
+        except UserError as error:
+            farewell = Farewell(str(error))
+            raise
+        except Interrupted:
+            farewell = Farewell("the aggregator was interrupted")
+            raise
+        finally:
+            server.close(farewell)
+
+
+def _observer(metrics: Metrics, server: AggregatorServer) -> Callable[[RoundRecord], None]:
+    def observe(record: RoundRecord) -> None:
+        metrics.observe(record)
+        metrics.count(**vars(server.counters))
+
+    return observe
+
+
+def _gather(
+    settings: Settings,
+    overrides: Overrides,
+    server: AggregatorServer,
+    compressor: BroadcastCompressor,
+    interrupted: Callable[[], bool],
+    test: Dataset | None,
+    resumed: Checkpoint | None,
+) -> PreparedRun:
+    """Waits for nodes, and gives the run."""
+    method, nodes = build_method(settings, overrides), max(settings.min_nodes or 1, settings.nodes or 1)
+    if resumed is None:
+        if not server.wait_for(nodes, interrupted):
+            raise Interrupted
+        settings, task, model = agree_on_task(settings, method, list(server.descriptions().values()))
+        server.start(task)
+    else:
+        task = _recalled_task(resumed)
+        model = model_for(settings, task.samples)
+        server.start(task, _recalled_members(resumed))
+    meters = build_meters(settings, network=True)
+    if resumed is not None:
+        _restore(meters, server, resumed)
+    over = resumed is not None and resumed.state.phase == "done"  # only its summary is missing: nodes have gone home
+    if not server.wait_for(0 if over else nodes, interrupted, ready=True):
+        raise Interrupted
+    return prepare_remote(
+        replace(settings, nodes=nodes, dataset=NODES),
+        method,
+        meters,
+        server,
+        task=task,
+        model=model,
+        trial=round_usage(server.trials()),
+        test=None if test is None else table_to_test_on(test, task.samples, model),
+        resumed=resumed,
+        quantize=compressor.quantize,
+    )
+
+
+# A run that goes on.
+
+
+def load_resumed(
+    path: Path, asked: Callable[[Path], Settings], overrides: Overrides = NOTHING
+) -> tuple[Settings, Checkpoint]:
+    """The settings and the checkpoint of the run to go on with; other settings than its own are refused.
+
+    Args:
+      asked: gives the settings that are asked for, those of a file where nothing else is.
+    """
+    run = Run.open(path)
+    if run.summary is not None and run.summary.get("status") != "interrupted":
+        raise UserError(f"{path}: the run has finished; there is nothing to go on with")
+    wanted = asked(path / CONFIG)
+    settings = replace(run.settings, nodes=wanted.nodes)  # how many to wait for may be another number now
+    require_same_settings(path, settings, wanted)
+    return settings, Checkpoint.load(path, build_method(settings, overrides))
+
+
+def require_same_settings(path: Path, saved: Settings, wanted: Settings) -> None:
+    """Refuses to go on with a run by other settings than its own."""
+    for name, before in vars(saved).items():
+        now = getattr(wanted, name)
+        if now != before:
+            option = name.replace("_", "-")
+            raise UserError(f"{path} goes on as it began: {option} is {before} there, and cannot be {now} now")
+
+
+def _restore(meters: Meters, server: AggregatorServer, resumed: Checkpoint) -> None:
+    try:
+        meters.restore(resumed.engine["meters"])
+        for name, value in resumed.engine["counters"].items():
+            setattr(server.counters, name, int(value))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"the checkpoint does not say what the meters were at: {error}") from None
+
+
+def _recalled_task(resumed: Checkpoint) -> Task:
+    try:
+        return descriptions.read_task(descriptions.from_bytes(bytes.fromhex(resumed.engine["task"])))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"the checkpoint does not say what is trained: {error}") from None
+
+
+def _recalled_members(resumed: Checkpoint) -> dict[str, Member]:
+    try:
+        return {str(name): _member(member) for name, member in resumed.engine["members"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"the checkpoint does not say who takes part: {error}") from None
+
+
+def _member(saved: Mapping[str, Any]) -> Member:
+    numbers, sizes = np.array(saved["numbers"], np.int64), np.array(saved["sizes"], np.int64)
+    return Member(numbers, sizes, int(saved["base_round"]), bool(saved["lost"]))

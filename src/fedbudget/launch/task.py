@@ -1,0 +1,75 @@
+"""What is trained where nodes bring their own data: settings and the nodes' descriptions become a task for all.
+
+Every engine whose nodes are elsewhere comes through here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from fedbudget.data.dataset import Dataset
+from fedbudget.data.shards import Table
+from fedbudget.engines.remote.compression import KINDS, Kind
+from fedbudget.engines.remote.node_data import NodeData
+from fedbudget.engines.remote.task import SamplesDescription, Task, agree
+from fedbudget.errors import UserError
+from fedbudget.launch.inputs import batch_of, build_model, with_batch_size
+from fedbudget.models import catalogue
+from fedbudget.models.base import Model
+from fedbudget.protocol.messages import PeerError
+from fedbudget.protocol.method import Method
+from fedbudget.settings import Settings
+
+NODES = "nodes"
+"""The dataset of a run whose data nobody has seen as a whole."""
+
+
+def agree_on_task(
+    settings: Settings, method: Method, descriptions: Sequence[SamplesDescription]
+) -> tuple[Settings, Task, Model]:
+    """What is trained, from what the nodes have."""
+    samples = agree(descriptions)
+    settings = with_batch_size(settings, min(size for each in descriptions for size in each.sizes))
+    model = model_for(settings, samples)
+    task = Task(
+        settings.model,
+        model.parameters,
+        batch_of(settings),
+        settings.seed,
+        catalogue.options(settings.model, vars(settings)),
+        compression_of(settings),
+        settings.tau if isinstance(settings.tau, int) else settings.tau_max,
+        samples,
+        method.request,
+        readings=tuple(settings.limits().limits),
+    )
+    for each in descriptions:
+        try:
+            task.admit(each)
+        except PeerError as error:
+            raise UserError(f"a node's data do not fit: {error}") from None
+    return settings, task, model
+
+
+def model_for(settings: Settings, samples: SamplesDescription) -> Model:
+    """The settings' model for samples like these; refuses a target that they have not."""
+    dataset = samples.empty()
+    model = build_model(settings, dataset)
+    dataset.table(dataset.train, model.target)
+    return model
+
+
+def compression_of(settings: Settings) -> Kind:
+    return next(kind for kind in KINDS if kind == (settings.compress or "none"))
+
+
+def table_to_test_on(test: Dataset, agreed: SamplesDescription, model: Model) -> Table:
+    """Test samples as the model wants them, with everyone's class numbers and standardised as everyone's."""
+    samples = test.train if test.test is None else test.test
+    unknown = [name for name in test.classes if agreed.classes and name not in agreed.classes]
+    if unknown:
+        raise UserError(f"{test.name}, to test on, has class {unknown[0]!r}, which no node has")
+    if test.features != prod(agreed.shape):
+        raise UserError(f"{test.name}, to test on, has {test.features} features, and nodes' data {prod(agreed.shape)}")
+    dataset = NodeData(replace(test, train=samples, test=None), [], standardise=True).as_agreed(agreed)
+    return dataset.table(dataset.train, model.target)

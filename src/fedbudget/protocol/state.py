@@ -1,0 +1,147 @@
+"""What an aggregator and a fleet are between two rounds: frozen values, all that is needed to go on from there.
+
+The rest comes from the run's settings (budget, method and so on), and from the nodes' own data. An aggregator replaces
+its `AggregatorState` in every round; one that is resumed from it says what was said last, to the bit. A `FleetState` is
+taken from a fleet, and given to another of the same nodes. Both become plain values and arrays by structure.py: a new
+field is declared here, and saved and read with the others.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from fedbudget.arrays import Float32, Float64
+from fedbudget.budget import Costs
+from fedbudget.control import Decision, Estimates
+from fedbudget.data.sampling import Position
+from fedbudget.protocol.drift import Correction, DriftState
+from fedbudget.protocol.messages import Broadcast, CatchUp, Request
+
+S = TypeVar("S", bound=Any)
+U = TypeVar("U")
+
+
+class Phase(StrEnum):
+    """Where a run is, see aggregator.py."""
+
+    READY = "ready"
+    ROUND = "round"
+    FINAL = "final"
+    DONE = "done"
+
+
+@dataclass(frozen=True)
+class AggregatorState(Generic[S, U]):
+    """An aggregator between two rounds.
+
+    Args:
+      phase: `round` or `final`, when a round of that kind has been announced; `done` after the last.
+      request: what nodes are asked for.
+      round, tau, became_best, stop: what the last broadcast says; `became_best` is its `best`, `round` 0 before it.
+      w: w(t₀), as last broadcast.
+      best: w^f.
+      loss, best_loss, first_loss: F of w(t₀) one round ago, of w^f and of w(0).
+      worse: F(w(t₀)) was much larger than F(w^f).
+      t: local updates per node so far.
+      decision: the last choice of τ.
+      step_size: the step size's own state, with the coming η.
+      update: the update rule's own state.
+      costs, spent: the ledger's, [M].
+      estimates: ρ̂, β̂, δ̂.
+      drift: where drift is corrected.
+      stopped_by: what will end the run, once that is known.
+    """
+
+    phase: Phase
+    request: Request
+    w: Float32
+    best: Float32
+    decision: Decision
+    step_size: S
+    update: U
+    costs: Costs
+    spent: Float64
+    drift: DriftState | None
+    round: int = 0
+    tau: int = 0
+    became_best: bool = False
+    stop: bool = False
+    loss: float = math.inf
+    best_loss: float = math.inf
+    first_loss: float = math.inf
+    worse: bool = False
+    t: int = 0
+    estimates: Estimates | None = None
+    stopped_by: str | None = None
+
+    @cached_property
+    def broadcast(self) -> Broadcast:
+        """What was said last."""
+        drift = self.drift
+        mean, since = (None, 0) if drift is None else (drift.mean, drift.uncorrected)
+        return Broadcast(
+            self.round,
+            self.w,
+            self.tau,
+            self.step_size.eta,
+            self.request,
+            best=self.became_best,
+            stop=self.stop,
+            drift=None if drift is None else drift.coming,
+            catch_up=CatchUp(self.best, mean, since) if self.round > 1 else None,
+        )
+
+    def require_possible(self) -> None:
+        """Refuses what no run comes to, as a file may have it: raises ValueError."""
+        for name in ("round", "tau", "t"):
+            if not 0 <= getattr(self, name) < 2**63:
+                raise ValueError(f"{name} is {getattr(self, name)}")
+        if self.phase is Phase.READY or (
+            self.phase is not Phase.DONE and (self.tau == 0) != (self.phase is Phase.FINAL)
+        ):
+            raise ValueError(f"tau is {self.tau} in phase {self.phase}")
+        if self.w.ndim != 1 or not self.w.size or self.best.shape != self.w.shape:
+            raise ValueError(f"w and best have shapes {self.w.shape} and {self.best.shape}")
+        if not (np.isfinite(self.w).all() and np.isfinite(self.best).all()):
+            raise ValueError("w is not finite")
+        if self.spent.ndim != 1 or not self.spent.size or not (np.isfinite(self.spent) & (self.spent >= 0)).all():
+            raise ValueError(f"what was spent is {self.spent.tolist()}")
+        if not self.costs.step.shape == self.costs.aggregation.shape == self.spent.shape:
+            raise ValueError("costs and spent are of different resources")
+        if self.estimates is not None and not (
+            0 <= self.estimates.rho < math.inf and 0 <= self.estimates.beta < math.inf
+        ):
+            raise ValueError(f"estimates are {self.estimates}")
+        if (self.drift is not None) != self.request.drift:
+            raise ValueError("drift is corrected where that is asked for")
+        if self.drift is not None:
+            self.drift.require_possible(self.w)
+
+
+@dataclass(frozen=True)
+class FleetState:
+    """A fleet of n nodes between two rounds.
+
+    Args:
+      broadcast: the last broadcast, without its `catch_up`.
+      w: w_i(t), [n, parameters]; None when no update was ever made.
+      best: w^f.
+      losses: F_i at the last broadcast's w, [n].
+      best_known: F_i(w^f) on whole shards, where these are what is descended on, [n].
+      steepest: where the gradient changes the most, [n, parameters], if that was looked for.
+      correction: where drift is corrected.
+      position: of the mini-batches.
+    """
+
+    broadcast: Broadcast
+    w: Float32 | None
+    best: Float32
+    losses: Float64
+    best_known: Float64 | None
+    steepest: Float32 | None
+    correction: Correction | None
+    position: Position

@@ -1,0 +1,113 @@
+"""Steps of a round at the aggregator, each from one state to the next; aggregator.py says in which order."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedbudget.arrays import Float32
+from fedbudget.budget import Ledger
+from fedbudget.errors import UserError
+from fedbudget.protocol.combine import CombineRule
+from fedbudget.protocol.drift import Divergence, DriftState
+from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.state import AggregatorState, Phase
+from fedbudget.protocol.sums import Reports, Sums
+from fedbudget.protocol.update import UpdateRule
+
+Quantize = Callable[[Float32, Float32], Float32]
+"""What nodes will hold of a new w, from it and the w of the broadcast before."""
+
+_State = AggregatorState[Any, Any]
+
+
+def charged(state: _State, ledger: Ledger) -> _State:
+    return replace(state, costs=ledger.costs, spent=ledger.spent)
+
+
+def with_losses(state: _State, sums: Sums) -> tuple[_State, bool]:
+    """F(w(t₀)) and F(w^f), and whether w(t₀) is the new w^f."""
+    loss, best_loss = sums.totals.loss / sums.totals.data, sums.totals.best_loss / sums.totals.data
+    if state.t == 0 and state.phase is Phase.ROUND:
+        return replace(state, loss=loss, best_loss=loss, first_loss=loss), False
+    if not loss < best_loss:
+        return replace(state, loss=loss, best_loss=best_loss), False
+    return replace(state, loss=loss, best_loss=loss, best=state.w), True
+
+
+def with_verdict(state: _State, sums: Sums, *, adapts: bool) -> tuple[_State, bool]:
+    """Whether to go back to w^f: nothing is finite or, where η adapts, w(t₀) is much worse than w^f.
+
+    A loss on small mini-batches is noisy, the more so where it is nearly 0: much worse is by half, by a tenth of where
+    the run started, and twice in a row, or tenfold at once.
+    """
+    limit = state.best_loss + max(0.5 * state.best_loss, 0.1 * state.first_loss)
+    worse = not state.loss <= limit
+    much_worse = (state.worse and worse) or not state.loss <= 10 * limit
+    recover = not sums.totals.used or (adapts and much_worse)
+    return replace(state, worse=worse and not recover), recover
+
+
+def combined(rule: CombineRule, report: Report | Reports, sums: Sums) -> Float32:
+    """What the w_i(t) that are finite are combined to."""
+    assert sums.w is not None  # or the report would have been refused
+    if not rule.needs_reports or not isinstance(report, Report) or report.w is None:
+        return sums.mean(sums.w)
+    used = ~np.isin(report.nodes, sums.left_out)
+    return _vector(rule, rule.combine(report.w[used], report.sizes[used], report.nodes[used]), report.w[0])
+
+
+def moved(
+    state: _State, rule: UpdateRule, mean: Float32 | None, quantize: Quantize | None
+) -> tuple[_State, Float32, bool]:
+    """With w(t); and what the w_i(t) are compared with, and whether w(t) is w^f, for want of a mean that is finite.
+
+    Args:
+      mean: what the w_i(t) were combined to; None to go back to w^f.
+    """
+    update, w = state.update, mean
+    if mean is not None:
+        update, w = rule.next(update, state.w, mean)
+        w = _vector(rule, w, state.w)
+    recover = w is None or not np.isfinite(w).all()
+    if w is None or mean is None or recover:
+        w = mean = state.best
+        update = rule.first(w)
+    nodes_hold = w if quantize is None else quantize(w, state.w)
+    return replace(state, w=nodes_hold, update=update), nodes_hold if w is mean else mean, recover
+
+
+def _vector(rule: object, values: Float32, like: Float32) -> Float32:
+    """What a rule gave, which may be the user's own, as a vector like w."""
+    vector = np.asarray(values, np.float32)
+    if vector.shape != like.shape:
+        raise UserError(f"{type(rule).__name__} gave an array of shape {vector.shape}, not {like.shape}")
+    return vector
+
+
+def with_drift(
+    state: _State, drift: DriftState, report: Report | Reports, sums: Sums, broadcast: Broadcast, *, recover: bool
+) -> _State:
+    """Keeps c, and decides whether the next round is corrected."""
+    if isinstance(report, Report):
+        drift = drift.join(report)
+    data = drift.data if isinstance(report, Report) else sums.all_data or sums.totals.data
+    share = 0.0 if recover else sums.totals.used / data
+    fresh = Divergence(sums.totals.plain / sums.totals.data, sums.totals.corrected / sums.totals.data)
+    after = drift.after(broadcast, state.w, share, fresh, recover=recover)
+    if after.coming.correct != drift.coming.correct:
+        state = with_coming_delta(state, after)
+    return replace(state, drift=after)
+
+
+def with_coming_delta(state: _State, drift: DriftState) -> _State:
+    """The coming round is corrected where the last was not, or the other way: δ̂ is of how it was, so far."""
+    if state.estimates is None or drift.coming_delta is None:
+        return state
+    return replace(state, estimates=replace(state.estimates, delta=drift.coming_delta))
+
+
+def final_round(state: _State, *, best: bool) -> _State:
+    """Asks for the loss of the last w(t)."""
+    return replace(state, phase=Phase.FINAL, round=state.round + 1, tau=0, became_best=best, stop=True)

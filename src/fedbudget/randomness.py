@@ -1,0 +1,31 @@
+"""Streams of random numbers: each thing that a run draws has one of its own, by name.
+
+- No two streams share a number. Numbers never change: with the same seed, a run draws the same as it always did.
+- numpy pads what it is seeded with by zeros, so that stream 0 of a seed is also what the seed alone gives.
+- PyTorch and scikit-learn have generators of their own, which models and the clustering seed with the run's seed.
+"""
+
+from enum import IntEnum, unique
+
+import numpy as np
+
+
+@unique
+class Stream(IntEnum):
+    """What is drawn."""
+
+    MINI_BATCHES = 0
+    PARTITION = 1
+    COSTS = 2
+    SAMPLES = 3
+    ABSENCE = 4
+
+
+def generator(seed: int, stream: Stream) -> np.random.Generator:
+    """A new generator of a stream.
+
+    Args:
+      seed: of the run.
+      stream: what will be drawn from it.
+    """
+    return np.random.default_rng([seed, stream])

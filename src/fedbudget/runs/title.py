@@ -1,0 +1,30 @@
+"""What a run is, in a line: the same on terminals, pages, plots and trackers."""
+
+from pathlib import Path
+
+from fedbudget.settings import Settings
+
+
+def run_title(settings: Settings, dataset: str | None = None, note: str = "") -> str:
+    """What was trained on what, and how.
+
+    Args:
+      dataset: its name, where the settings do not have it.
+      note: in which way the data were less than the whole dataset, if they were.
+
+    >>> run_title(Settings(nodes=5, partition="case:2"))
+    'svm on digits, 5 nodes, case:2, adaptive τ, frugal'
+    >>> run_title(Settings(method="centralized"), "homes.csv", "1000 samples")
+    'svm on homes.csv (1000 samples), centralized'
+    """
+    name = dataset or Path(settings.dataset).name or settings.dataset
+    parts = [f"{settings.model} on {name} ({note})" if note else f"{settings.model} on {name}"]
+    if settings.method != "centralized":
+        parts += [f"{settings.nodes} nodes"] if settings.nodes is not None else []
+        parts += [settings.partition] if settings.partition is not None else []
+        parts += [tau_text(settings)] if settings.method != "asynchronous" else []
+    return ", ".join([*parts, settings.method])
+
+
+def tau_text(settings: Settings) -> str:
+    return "adaptive τ" if settings.tau == "adaptive" else f"τ = {settings.tau}"

@@ -1,0 +1,57 @@
+"""`fedbudget explain`: a chart on which differences are seen, and every reason as it is."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedbudget.cli.explain import chart, explain
+from fedbudget.control import Estimates
+from fedbudget.runs.explain import Explanation
+from support.made_runs import make_run, record
+
+
+def explanation(curve: list[float], tau: int = 1) -> Explanation:
+    candidates = np.arange(1, len(curve) + 1)
+    estimates = Estimates(1.0, 2.0, 3.0)
+    return Explanation(2, tau, "minimum of G", candidates, np.array(curve), estimates, 0.01, corrected=False)
+
+
+def bars(curve: list[float]) -> dict[int, int]:
+    """The length of each τ's bar; -1 for one without an end."""
+    lines = [line.split() for line in chart(explanation(curve))[1:]]
+    return {int(tau): -1 if bar == "∞" else len(bar) for tau, _, bar, *_ in lines}
+
+
+def test_a_curve_over_many_powers_of_ten_has_bars_that_differ() -> None:
+    """G of a real round, which was one long bar and the rest all of one block on a linear scale."""
+    real = [25.477, 14.161, 10.767, 9.599, 9.5411, 10.247, 11.625, 13.7, 16.697, 20.9, 26.523, 34.6, 45.705, 61.9, 85.7]
+    lengths = bars([*real, 121.69, 1e3, 1e6, 1e9, 8.5746e12])
+    assert (lengths[5], lengths[20]) == (1, 50)
+    assert len(set(lengths.values())) >= len(lengths) - 3
+    assert lengths[1] > lengths[2] > lengths[3] > lengths[5] < lengths[7] < lengths[12] < lengths[17]
+
+
+@given(st.lists(st.floats(1e-3, 1e300), min_size=2, max_size=19))
+def test_a_larger_g_never_has_a_shorter_bar(curve: list[float]) -> None:
+    lengths = bars(curve)
+    in_order = sorted(lengths, key=lambda tau: curve[tau - 1])
+    found = [lengths[tau] for tau in in_order]
+    assert found == sorted(found)
+    assert found[0] == 1
+    assert found[-1] == (50 if max(curve) > min(curve) else 1)
+
+
+def test_bars_without_an_end_and_a_flat_curve() -> None:
+    assert bars([2.0, 1.0, math.inf]) == {1: 50, 2: 1, 3: -1}
+    assert bars([3.0, 3.0]) == {1: 1, 2: 1}
+    assert chart(explanation([math.inf, math.inf])) == ["G is not finite at any τ"]
+
+
+def test_an_own_reason_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_run(tmp_path / "run", [record(1), record(2), record(3, reason="warm-up", tau=4)])
+    explain(path, 3)
+    assert "round 3: τ = 4, chosen by warm-up: the controller gave this reason itself." in capsys.readouterr().out

@@ -1,0 +1,172 @@
+"""Who is let in, with real streams on loopback: tokens, names, certificates, how often one may come."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fedbudget.engines.grpc import admission
+from fedbudget.engines.grpc.certificates import make
+from fedbudget.engines.grpc.credentials import aggregator_credentials, node_credentials
+from fedbudget.engines.grpc.node import RefusedByAggregator
+from fedbudget.engines.grpc.tokens import Tokens
+from support.networked import LONG, Network, network
+from support.raw_peers import (
+    RawPeer,
+    assert_turned_away,
+    assert_undisturbed,
+    two_rounds,
+)
+
+SHARED, OWN = "a-shared-token-0123456789", "another-token-9876543210"
+
+
+@pytest.fixture
+def net() -> Iterator[Network]:
+    """Two nodes that have made two rounds."""
+    with network() as ours:
+        two_rounds(ours)
+        yield ours
+
+
+# Who is let in.
+
+
+def tokens(folder: Path, text: str) -> Tokens:
+    file = folder / "tokens"
+    file.write_text(text)
+    file.chmod(0o600)
+    return Tokens.load(file)
+
+
+@pytest.mark.parametrize("token", [None, "", OWN, SHARED[:-1], SHARED + "0"])
+def test_a_peer_without_the_token_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, token: str | None
+) -> None:
+    with network(tokens=tokens(tmp_path, SHARED)) as net:
+        two_rounds(net, token=SHARED)
+        assert_turned_away(
+            RawPeer(net, token=token), "UNAUTHENTICATED", "intruder has not given the right token", caplog
+        )
+        assert (net.server.counters.refused, net.server.counters.dropped) == (1, 0)
+        assert_undisturbed(net)
+
+
+def test_a_token_of_one_name_is_of_no_use_to_another(tmp_path: Path) -> None:
+    with network(tokens=tokens(tmp_path, f"node-0 {SHARED}\nnode-1 {OWN}\n")) as net:
+        net.join(0, token=SHARED)
+        with pytest.raises(RefusedByAggregator, match="node-1 has not given the right token"):
+            net.join(1, token=SHARED).result(LONG)
+        net.join(1, token=OWN)
+        net.start(2)
+        assert len(net.round().answers) == 2
+
+
+def test_who_guesses_tokens_does_not_keep_the_node_of_that_name_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "_CONNECTIONS", 3)
+    with network(tokens=tokens(tmp_path, SHARED)) as net:
+        for _ in range(5):
+            assert RawPeer(net, "node-0", token=OWN).ended()[0] == grpc.StatusCode.UNAUTHENTICATED
+        net.join(0, token=SHARED)
+        net.start(1)
+        assert net.server.counters.refused == 5
+
+
+def test_the_token_is_in_no_log_and_in_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    broadcast: list[str] = []
+    with network(tokens=tokens(tmp_path, SHARED)) as net:
+        two_rounds(net, token=SHARED, heard=broadcast.append)
+        with pytest.raises(RefusedByAggregator) as refused:
+            net.join(2, token=OWN).result(LONG)
+        broadcast += [str(refused.value), repr(refused.value)]
+        peer = RawPeer(net, token=OWN)
+        broadcast.append(str(peer.ended()))
+        peer = RawPeer(net, token=SHARED)
+        peer.say(b"\xff")
+        broadcast.append(str(peer.ended()))
+        broadcast += [repr(net.server), repr(vars(net.server))]
+    broadcast += [record.getMessage() for record in caplog.records] + [caplog.text]
+    assert "node-0 has joined" in caplog.text
+    for token in (SHARED, OWN):
+        assert not any(token in text for text in broadcast)
+
+
+@pytest.mark.parametrize("name", ["", "aggregator", "../node", "a name", "n" * 65])
+def test_a_name_that_no_node_may_have_is_refused(net: Network, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    assert_turned_away(RawPeer(net, name), "INVALID_ARGUMENT", "its name is not one that a node may have", caplog)
+    assert net.server.counters.refused == 1
+    assert not name or name == "aggregator" or name not in caplog.text
+    assert_undisturbed(net)
+
+
+class TestCertificates:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        make(tmp_path, hosts=["127.0.0.1"], nodes=["node-0", "node-1", "other"])
+        make(tmp_path / "elsewhere", hosts=["127.0.0.1"], nodes=["node-2"])
+        return tmp_path
+
+    @pytest.fixture
+    def net(self, folder: Path) -> Iterator[Network]:
+        ours = aggregator_credentials(folder / "aggregator.pem", folder / "aggregator.key", folder / "ca.pem")
+        with network(credentials=ours) as net:
+            for node in (0, 1):
+                net.join(node, credentials=shown(folder, f"node-{node}"))
+            net.start(2)
+            yield net
+            assert_undisturbed(net)
+
+    def test_of_another_name(self, net: Network, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+        peer = RawPeer(net, "node-2", credentials=shown(folder, "other"))
+        assert_turned_away(peer, "PERMISSION_DENIED", "node-2 is not a name that its certificate is for", caplog)
+        assert net.server.counters.refused == 1
+
+    def test_of_another_ca(self, net: Network, folder: Path) -> None:
+        elsewhere = folder / "elsewhere"
+        strangers = node_credentials(folder / "ca.pem", elsewhere / "node-2.pem", elsewhere / "node-2.key")
+        assert RawPeer(net, "node-2", credentials=strangers).ended()[0] == grpc.StatusCode.UNAVAILABLE
+
+    def test_none(self, net: Network, folder: Path) -> None:
+        unknown = node_credentials(folder / "ca.pem", None, None)
+        assert RawPeer(net, "node-0", credentials=unknown).ended()[0] == grpc.StatusCode.UNAVAILABLE
+
+    def test_plain_text(self, net: Network) -> None:
+        assert RawPeer(net, "node-0").ended()[0] == grpc.StatusCode.UNAVAILABLE
+
+
+def shown(folder: Path, name: str) -> Any:
+    return node_credentials(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key")
+
+
+def test_a_peer_that_connects_too_often_is_refused_and_others_are_not(
+    net: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(admission, "_CONNECTIONS", 3)
+    monkeypatch.setattr(admission, "_WITHIN", 1000.0)
+    for _ in range(3):
+        peer = RawPeer(net)
+        peer.say(b"\xff")
+        assert peer.ended()[0] == grpc.StatusCode.INVALID_ARGUMENT
+    assert_turned_away(RawPeer(net), "RESOURCE_EXHAUSTED", "intruder connects too often", caplog)
+    assert (net.server.counters.dropped, net.server.counters.refused) == (3, 1)
+    other = RawPeer(net, "another")
+    other.become_ready()
+    other.leave()
+    assert_undisturbed(net)
+
+
+def test_names_that_came_once_are_not_kept_for_ever(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "_NAMES", 5)
+    monkeypatch.setattr(admission, "_WITHIN", 0.0)
+    for number in range(20):
+        peer = RawPeer(net, f"passer-by-{number}")
+        peer.say(b"\xff")
+        peer.ended()
+    assert len(net.server._admission._lately) <= 6
+    assert_undisturbed(net)

@@ -1,0 +1,164 @@
+"""What the aggregator sends: what is sent is what is read, and a broadcast that cannot be is refused."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedbudget.arrays import Float32
+from fedbudget.engines.grpc.from_aggregator import (
+    AggregatorReader,
+    EncodedBroadcast,
+    pack_broadcast,
+    pack_farewell,
+    pack_welcome,
+)
+from fedbudget.engines.remote import wire_pb2 as pb
+from fedbudget.engines.remote.compression import KINDS, decode, encode
+from fedbudget.engines.remote.messages import Farewell, Welcome
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError
+from support.messages import EVERYTHING, NOTHING, REQUESTS, TASK, a_broadcast, changed, vector, welcomed
+from support.methods import bits
+
+BROADCAST = a_broadcast(3, np.random.default_rng(0), EVERYTHING)
+MESSAGE = pb.FromAggregator.FromString(pack_broadcast(BROADCAST, 2, catch_up=True, difference=None)[0])
+NOT_FINITE = np.array([0, np.nan, 0], np.float32).tobytes()
+
+
+def test_a_welcome() -> None:
+    welcome = Welcome("run", TASK, (3, 4))
+    assert bits(AggregatorReader().feed(pack_welcome(welcome)[0])) == bits(welcome)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=2000), st.booleans())
+def test_a_farewell_at_any_time(reason: str, again: bool) -> None:
+    (message,) = pack_farewell(Farewell(reason, again))
+    assert AggregatorReader().feed(message) == Farewell(reason, again)
+    assert welcomed().feed(message) == Farewell(reason, again)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_broadcast(data: st.DataObject) -> None:
+    d = data.draw(st.integers(1, 600))
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    request = data.draw(REQUESTS)
+    task = replace(TASK, parameters=d, request=request, compress=data.draw(st.sampled_from(KINDS)))
+    broadcast = a_broadcast(
+        d,
+        rng,
+        request,
+        round=data.draw(st.integers(2, 2**31 - 1)),
+        tau=data.draw(st.integers(0, task.tau_max)),
+        eta=data.draw(st.floats(1e-300, 1e300)),
+        best=data.draw(st.booleans()),
+        stop=data.draw(st.booleans()),
+    )
+    base_round = data.draw(st.integers(0, broadcast.round - 1))
+    catch_up = data.draw(st.booleans())
+    before, difference = None, None
+    if data.draw(st.booleans()):
+        before = vector(rng, d)
+        difference = encode(task.compress, broadcast.w - before)
+        broadcast = replace(broadcast, w=before + decode(task.compress, difference, d))
+    messages = pack_broadcast(broadcast, base_round, catch_up=catch_up, difference=difference)
+    encoded = welcomed(task).feed(messages[0])
+    assert isinstance(encoded, EncodedBroadcast)
+    assert encoded.base_round == base_round
+    request_ = encoded.request(before)
+    assert request_.base_round == base_round
+    assert bits(request_.broadcast) == bits(replace(broadcast, catch_up=broadcast.catch_up if catch_up else None))
+
+
+def test_numbers_take_few_bytes() -> None:
+    """Neither the names of fields nor what is asked for is sent in every round."""
+    (message,) = pack_broadcast(BROADCAST, 2, catch_up=False, difference=None)
+    assert len(message) < 12 + 50
+
+
+def understood(message: bytes, before: Float32 | None = None) -> Broadcast:
+    encoded = welcomed().feed(message)
+    assert isinstance(encoded, EncodedBroadcast)
+    return encoded.request(before).broadcast
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("base_round", 3),
+        ("numbers", b""),
+        ("numbers", b"\xc1"),
+        ("numbers", msgspec.msgpack.encode([])),
+        ("numbers", msgspec.msgpack.encode([1] * 9)),
+        ("numbers", msgspec.msgpack.encode({"round": 3})),
+        ("numbers", msgspec.msgpack.encode("w" * 1000)),
+        ("size", 0),
+        ("size", 10**10),
+        ("vectors", b""),
+        ("vectors", NOT_FINITE + bytes(24)),
+        ("vectors", bytes(12) + NOT_FINITE + bytes(12)),
+        ("vectors", bytes(24) + NOT_FINITE),
+        ("difference", True),
+    ],
+)
+def test_a_message_that_cannot_be(field: str, value: Any) -> None:
+    assert understood(MESSAGE.SerializeToString()) is not None
+    with pytest.raises(PeerError):
+        understood(changed(MESSAGE, "broadcast", field, value))
+
+
+ZEROS = np.zeros(3, np.float32)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"round": 0},
+        {"round": 2},
+        {"round": 2**31},
+        {"round": 3.5},
+        {"tau": -1},
+        {"tau": 10**9 + 1},
+        {"tau": True},
+        {"eta": 0.0},
+        {"eta": -0.1},
+        {"eta": math.nan},
+        {"eta": math.inf},
+        {"best": 1},
+        {"drift": Drift(True, -0.1)},
+        {"drift": Drift(True, 1.1)},
+        {"drift": Drift(True, math.nan)},
+        {"catch_up": CatchUp(ZEROS, None, 0)},
+        {"catch_up": CatchUp(ZEROS, ZEROS, -1)},
+    ],
+)
+def test_a_broadcast_that_cannot_be(other: dict[str, Any]) -> None:
+    with pytest.raises(PeerError):
+        understood(pack_broadcast(replace(BROADCAST, **other), 2, catch_up=True, difference=None)[0])
+
+
+@pytest.mark.parametrize(("place", "value"), [(1, None), (1, "best"), (4, [True] * 4), (8, ["w", None, 0])])
+def test_vectors_are_in_their_places(place: int, value: Any) -> None:
+    """Each is named by its own field, w is always there, and what is asked for comes with the task."""
+    numbers = msgspec.msgpack.decode(MESSAGE.broadcast.numbers)
+    assert (numbers[1], numbers[4], numbers[8][:2]) == ("w", None, ["catch_up.best", "catch_up.mean"])
+    numbers[place] = value
+    with pytest.raises(PeerError):
+        understood(changed(MESSAGE, "broadcast", "numbers", msgspec.msgpack.encode(numbers)))
+
+
+def test_a_difference_beyond_all_numbers() -> None:
+    task, huge = replace(TASK, compress="8-bit", request=NOTHING), np.full(3, 3e38, np.float32)
+    broadcast = replace(BROADCAST, w=huge, request=NOTHING, drift=None)
+    (message,) = pack_broadcast(broadcast, 2, catch_up=False, difference=encode("8-bit", huge))
+    encoded = welcomed(task).feed(message)
+    assert isinstance(encoded, EncodedBroadcast)
+    assert np.isfinite(encoded.request(-huge).broadcast.w).all()
+    with pytest.raises(PeerError, match="not finite"):
+        encoded.request(huge)

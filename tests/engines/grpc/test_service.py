@@ -1,0 +1,323 @@
+"""What peers may say, and when, with real streams on loopback; who breaks the rules is dropped."""
+
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from fedbudget.engines.grpc import service as service_module
+from fedbudget.engines.grpc import stream
+from fedbudget.engines.grpc.from_node import pack_ready
+from fedbudget.engines.grpc.peers import FRAME
+from fedbudget.engines.remote import wire_pb2 as pb
+from fedbudget.protocol.messages import Broadcast
+from fedbudget.resources.usage import NodeCosts
+from support.methods import bits
+from support.networked import COSTS, FEATURES, LONG, Network, network, until, without_network
+from support.raw_peers import (
+    RawPeer,
+    assert_turned_away,
+    assert_undisturbed,
+    heard,
+    hello_of_version,
+    report_of,
+    samples,
+    two_rounds,
+)
+
+
+@pytest.fixture
+def net() -> Iterator[Network]:
+    """Two nodes that have made two rounds."""
+    with network() as ours:
+        two_rounds(ours)
+        yield ours
+
+
+# What is said first.
+
+
+@pytest.mark.parametrize(
+    ("say", "reason"),
+    [
+        (lambda peer: hello_of_version(peer, 1), "it speaks version 1 of the protocol, and this is version 2"),
+        (lambda peer: hello_of_version(peer, 0), "it speaks version 0 of the protocol"),
+        (lambda peer: peer.hello(instance="i" * 201), "a name of an instance of 201 characters"),
+        (lambda peer: peer.hello(samples=samples(sizes=())), "a node without samples"),
+        (lambda peer: peer.hello(samples=samples(sizes=(0,))), "numbers of samples that cannot be"),
+        (lambda peer: peer.hello(samples=samples(scale=float("nan"))), "the scale of features is nan"),
+        (lambda _: pack_ready(COSTS)[0], "'ready' where 'hello' was expected"),
+        (lambda _: pb.FromNode(more=b"1234").SerializeToString(), "'more' where 'hello' was expected"),
+        (lambda _: b"GET / HTTP/1.1\r\n\r\n", "bytes that are no message"),
+        (lambda _: b"", "an empty message where 'hello' was expected"),
+    ],
+)
+def test_a_hello_that_breaks_the_rules(
+    net: Network, caplog: pytest.LogCaptureFixture, say: Callable[[RawPeer], bytes], reason: str
+) -> None:
+    peer = RawPeer(net)
+    peer.say(say(peer))
+    assert_turned_away(peer, "INVALID_ARGUMENT", reason, caplog)
+    assert (net.server.counters.dropped, net.server.counters.refused) == (1, 0)
+    assert_undisturbed(net)
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"shape": (7,)}, "features of shape (7,) here, (6,) elsewhere"),
+        ({"stored": "uint8"}, "features stored as uint8 here"),
+        ({"scale": 0.5}, "features scaled by 0.5 here"),
+        ({"parity": True}, "classes told apart as even and odd: True here"),
+        ({"values": True}, "targets that are numbers: True here"),
+        ({"classes": ("no", "perhaps")}, "its class 'perhaps' is not one of no, yes"),
+    ],
+)
+def test_data_for_another_model_are_refused(
+    net: Network, caplog: pytest.LogCaptureFixture, other: dict[str, Any], reason: str
+) -> None:
+    peer = RawPeer(net)
+    peer.say(peer.hello(samples=samples(**other)))
+    assert_turned_away(peer, "FAILED_PRECONDITION", reason, caplog)
+    assert (net.server.counters.dropped, net.server.counters.refused) == (0, 1)
+    assert_undisturbed(net)
+
+
+def test_a_node_with_fewer_samples_than_a_mini_batch_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    with network(batch=14) as net:
+        two_rounds(net)
+        peer = RawPeer(net)
+        peer.say(peer.hello())
+        assert_turned_away(peer, "FAILED_PRECONDITION", "it has 11 samples, fewer than the mini-batches of 14", caplog)
+
+
+def test_a_node_that_comes_back_with_another_number_of_nodes_is_refused(
+    net: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer = RawPeer(net)
+    peer.become_ready()
+    net.ready(3)
+    peer.leave()
+    until(lambda: "intruder has left" in caplog.text or len(net.server.descriptions()) == 2)
+    peer = RawPeer(net)
+    peer.say(peer.hello(samples=samples(sizes=(11, 11))))
+    assert_turned_away(peer, "FAILED_PRECONDITION", "intruder had 1 nodes, not 2", caplog)
+    assert_undisturbed(net)
+
+
+def test_a_peer_that_never_says_hello(
+    net: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(service_module, "_HELLO_PATIENCE", 0.05)
+    assert_turned_away(RawPeer(net), "INVALID_ARGUMENT", "nothing was heard of it for 0.05 seconds", caplog)
+    assert net.server.counters.dropped == 1
+    assert_undisturbed(net)
+
+
+def test_a_peer_that_never_gets_ready(
+    net: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(service_module, "_READY_PATIENCE", 0.05)
+    peer = RawPeer(net)
+    peer.say(peer.hello())
+    assert_turned_away(peer, "INVALID_ARGUMENT", "nothing was heard of it for 0.05 seconds", caplog)
+    assert_undisturbed(net)
+
+
+def test_no_more_nodes_are_let_in_than_were_allowed(caplog: pytest.LogCaptureFixture) -> None:
+    with network(most=2) as net:
+        two_rounds(net)
+        peer = RawPeer(net)
+        peer.say(peer.hello())
+        assert_turned_away(peer, "RESOURCE_EXHAUSTED", "there are 2 nodes already", caplog)
+        assert_undisturbed(net)
+
+
+def test_a_name_that_is_connected_is_refused_to_another_instance(
+    net: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer = RawPeer(net, "node-1", node=1)
+    peer.say(peer.hello(instance="not the same"))
+    assert_turned_away(peer, "ALREADY_EXISTS", "there is a node with the name node-1 already", caplog)
+    assert net.server.counters.refused == 1
+    assert_undisturbed(net)
+
+
+def test_the_same_instance_takes_the_place_of_its_old_connection(net: Network) -> None:
+    old, new = RawPeer(net), RawPeer(net)
+    old.become_ready(instance="same")
+    net.ready(3)
+    net.begin()
+    old.hear()
+    new.become_ready(instance="same")
+    assert old.ended()[0] != grpc.StatusCode.OK
+    net.finish()  # does not wait for the old one's report
+    net.ready(3)
+    net.begin()
+    assert heard(new).base_round == 0
+    new.leave()
+    net.finish()
+    assert (net.server.counters.dropped, net.server.counters.refused) == (0, 0)
+    assert_undisturbed(net)
+
+
+# What is said when asked, and when not.
+
+
+GOOD_VECTORS = 4 * FEATURES
+
+
+def spoilt(**other: Any) -> NodeCosts:
+    """Costs with another reading of time."""
+    return NodeCosts({"time": replace(COSTS.readings["time"], **other)})
+
+
+@pytest.mark.parametrize(
+    ("say", "reason"),
+    [
+        (
+            lambda broadcast: report_of(broadcast, size=10**10),
+            "10000000000 bytes of vectors announced where there should be 24",
+        ),
+        (lambda broadcast: report_of(broadcast, size=0, vectors=b""), "0 bytes of vectors announced"),
+        (
+            lambda broadcast: report_of(broadcast, vectors=b"1234"),
+            "a part of vectors of 4 bytes where there should be 24",
+        ),
+        (
+            lambda broadcast: report_of(broadcast, vectors=b"1" * 25),
+            "a part of vectors of 25 bytes where there should be 24",
+        ),
+        (
+            lambda broadcast: report_of(broadcast, round=broadcast.round + 1),
+            "a report of round 4 when asked for round 3",
+        ),
+        (
+            lambda broadcast: report_of(broadcast, round=broadcast.round - 1),
+            "a report of round 2 when asked for round 3",
+        ),
+        (lambda broadcast: report_of(broadcast, numbers=b""), "0 bytes of numbers where there should be 48"),
+        (lambda broadcast: report_of(broadcast, numbers=bytes(40)), "40 bytes of numbers where there should be 48"),
+        (lambda broadcast: report_of(broadcast, numbers=bytes(56)), "56 bytes of numbers where there should be 48"),
+        (lambda broadcast: report_of(broadcast, costs=spoilt(whole=float("nan"))), "time (whole) is nan"),
+        (lambda broadcast: report_of(broadcast, costs=spoilt(step=-1.0)), "time (step) is -1.0"),
+        (lambda broadcast: report_of(broadcast, costs=spoilt(step=float("inf"))), "time (step) is inf"),
+        (
+            lambda broadcast: report_of(broadcast, costs=spoilt(host="h" * 201)),
+            "a name of a host of 201 characters",
+        ),
+        (lambda _: pack_ready(COSTS), "'ready' where 'report' was expected"),
+        (lambda _: [pb.FromNode(more=b"1" * GOOD_VECTORS).SerializeToString()], "'more' where 'report' was expected"),
+        (lambda _: [b""], "an empty message where 'report' was expected"),
+        (lambda _: [b"\x1a\xff"], "bytes that are no message"),
+    ],
+)
+def test_a_report_that_breaks_the_rules(
+    net: Network, caplog: pytest.LogCaptureFixture, say: Callable[[Broadcast], list[bytes]], reason: str
+) -> None:
+    peer = RawPeer(net)
+    peer.become_ready()
+    net.ready(3)
+    broadcast = net.begin()
+    heard(peer)
+    peer.say(*say(broadcast))
+    assert_turned_away(peer, "INVALID_ARGUMENT", reason, caplog)
+    collected = net.finish()
+    assert collected.missed == (2,)
+    assert (net.server.counters.dropped, net.server.counters.refused) == (1, 0)
+    assert_undisturbed(net)
+
+
+def test_half_a_report_and_then_silence(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(service_module, "_PART_PATIENCE", 0.05)
+    monkeypatch.setattr(stream, "PART", 1000)
+    nodes = 50  # whose vectors take two messages then
+    with network() as net:
+        two_rounds(net)
+        peer = RawPeer(net)
+        peer.become_ready(samples=samples(sizes=(20,) * nodes))
+        net.ready(2 + nodes)
+        broadcast = net.begin()
+        heard(peer)
+        first, last = report_of(broadcast, nodes=nodes)
+        peer.say(first)
+        assert_turned_away(peer, "INVALID_ARGUMENT", "nothing was heard of it for 0.05 seconds", caplog)
+        assert net.finish().missed == tuple(range(2, 2 + nodes))
+        assert net.server.counters.dropped == 1
+        assert len(last) < len(first)
+        assert_undisturbed(net)
+
+
+def test_a_flood_is_read_no_further_than_its_first_message(net: Network, caplog: pytest.LogCaptureFixture) -> None:
+    peer = RawPeer(net)
+    peer.become_ready()
+    net.ready(3)
+    before, extra = net.server.counters.received, pack_ready(COSTS)[0]
+    peer.say_what_it_can(*[extra] * 1000)
+    until(lambda: "is dropped: 'ready' where 'nothing' was expected" in caplog.text)
+    until(lambda: len(net.server.descriptions()) == 2)
+    assert net.server.counters.received - before == len(extra) + FRAME
+    assert net.server.counters.dropped == 1
+    assert_undisturbed(net)
+
+
+def test_a_report_that_nobody_asked_for(net: Network, caplog: pytest.LogCaptureFixture) -> None:
+    broadcast = net.aggregator.pending
+    assert broadcast is not None
+    peer = RawPeer(net)
+    peer.become_ready()
+    net.ready(3)
+    peer.say(*report_of(broadcast))
+    assert_turned_away(peer, "INVALID_ARGUMENT", "'report' where 'nothing' was expected", caplog)
+    assert_undisturbed(net)
+
+
+def test_peers_that_vanish_while_they_are_sent_something_disturb_nobody(
+    net: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    for number in range(5):
+        peer = RawPeer(net, f"short-{number}")
+        peer.become_ready()
+        net.ready(3)
+        if number % 2:
+            peer.leave()
+            net.round()
+        else:
+            net.begin()
+            peer.leave()
+            net.finish()
+        until(lambda: len(net.server.descriptions()) == 2)
+    assert bits(net.all_w) == bits(without_network([[0, 1]] * 7))
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
+    assert net.server.counters.dropped == 0
+
+
+def test_a_peer_that_leaves_in_the_middle_of_a_large_broadcast(net: Network, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    broadcast = net.aggregator.pending
+    assert broadcast is not None
+    with network() as other:
+        peer = RawPeer(other)
+        peer.say(peer.hello())
+        other.server.wait_for(1, lambda: False)
+        other.server.start(other.task)
+        peer.hear()
+        peer.say(*pack_ready(COSTS))
+        other.ready(1)
+        large = replace(broadcast, w=np.zeros(20_000_000, np.float32), catch_up=None)
+        other.server.begin(large, least=1, timeout=LONG, left=LONG)
+        peer.hear()
+        peer.leave()
+        until(lambda: not other.server.descriptions())
+        other.server.wake()
+        assert not other.server.finish().enough
+        assert other.server.counters.sent < large.w.nbytes
+    gc.collect()  # an exception that nobody has looked at is told of now
+    assert [record for record in caplog.records if record.name in ("asyncio", "grpc._cython.cygrpc")] == []
+    assert_undisturbed(net)

@@ -1,0 +1,172 @@
+"""Descriptions of data and tasks, as bytes and back: they arrive to the bit, and what cannot be is refused."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedbudget.engines.remote import wire_pb2 as pb
+from fedbudget.engines.remote.descriptions import (
+    LONGEST,
+    VERSION,
+    describe,
+    from_bytes,
+    read_hello,
+    read_task,
+    read_welcome,
+)
+from fedbudget.engines.remote.messages import Hello, Welcome
+from fedbudget.engines.remote.task import Moments, SamplesDescription, Task
+from fedbudget.errors import UserError
+from fedbudget.protocol.messages import PeerError
+from support.messages import NAMES, SAMPLES, TASK, TASKS
+from support.methods import bits
+
+HELLO = Hello("me", SamplesDescription((5,), (2, 3), features=Moments(*np.ones((2, 6)))))
+WELCOME = Welcome("run", TASK, (0, 1))
+
+
+@settings(deadline=None)
+@given(NAMES, SAMPLES, NAMES, st.lists(st.integers(0, 2**32 - 1), max_size=8))
+def test_a_hello_arrives(instance: str, samples: SamplesDescription, run: str, rounds: list[int]) -> None:
+    hello = Hello(instance, samples, run, tuple(rounds))
+    assert bits(read_hello(from_bytes(describe(hello).SerializeToString()))) == bits(hello)
+
+
+@settings(deadline=None)
+@given(NAMES, TASKS, st.sets(st.integers(0, 2**62 - 1), max_size=5))
+def test_a_welcome_arrives(run: str, task: Task, numbers: set[int]) -> None:
+    welcome = Welcome(run, task, tuple(sorted(numbers)))
+    assert bits(read_welcome(from_bytes(describe(welcome).SerializeToString()))) == bits(welcome)
+    assert bits(read_task(describe(task))) == bits(task)
+
+
+def test_what_is_too_long_is_refused_where_it_is() -> None:
+    columns = LONGEST // 16 + 1
+    many = SamplesDescription((10,), (columns,), features=Moments(np.ones(columns), np.ones(columns)))
+    with pytest.raises(UserError, match="too many columns to standardise"):
+        describe(Hello("me", many))
+    named = SamplesDescription((), (1,), classes=("name" * 40,) * 10_000)
+    with pytest.raises(UserError, match="too many classes"):
+        describe(Welcome("run", replace(TASK, samples=named), (0,)))
+
+
+def samples(**other: Any) -> dict[str, Any]:
+    return {"samples": replace(HELLO.samples, **other)}
+
+
+def moments(mean: list[float], deviation: list[float]) -> Moments:
+    return Moments(np.array(mean), np.array(deviation))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"instance": "x" * 201},
+        {"run": "x" * 201},
+        {"rounds": (1,) * 17},
+        {"rounds": (-1,)},
+        {"rounds": (2**32,)},
+        {"rounds": ("1",)},
+        {"samples": None},
+        samples(sizes=()),
+        samples(sizes=(5, 0)),
+        samples(sizes=(-5,)),
+        samples(sizes=(2**40,)),
+        samples(sizes=(1,) * 5001),
+        samples(sizes=(True,)),
+        samples(shape=()),
+        samples(shape=(0,)),
+        samples(shape=(-2, -3)),
+        samples(shape=(1, 1, 1, 1, 6)),
+        samples(shape=(10**4, 10**5)),
+        samples(shape=(2**32 - 1,) * 200_000),
+        samples(stored="object"),
+        samples(scale=0.0),
+        samples(scale=-1.0),
+        samples(scale=math.nan),
+        samples(scale=math.inf),
+        samples(values=1),
+        samples(classes=("",) * 100_001),
+        samples(classes=("x" * 201,)),
+        samples(features=moments([1.0] * 5, [1.0] * 6)),
+        samples(features=moments([math.nan] * 6, [1.0] * 6)),
+        samples(features=moments([1.0] * 6, [1.0] * 7)),
+        samples(features=moments([1.0] * 6, [-1.0] * 6)),
+        samples(features=moments([1.0] * 6, [math.inf] * 6)),
+        samples(target=moments([1.0, 1.0], [1.0, 1.0])),
+    ],
+)
+def test_a_hello_that_cannot_be(other: dict[str, Any]) -> None:
+    assert read_hello(describe(HELLO)) is not None
+    with pytest.raises(PeerError):
+        read_hello(describe(replace(HELLO, **other)))
+
+
+def task(**other: Any) -> dict[str, Any]:
+    return {"task": replace(TASK, **other)}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"run": "x" * 201},
+        {"numbers": (2**62,)},
+        {"numbers": (-1,)},
+        {"numbers": (1, 1)},
+        {"numbers": (2, 1)},
+        {"numbers": tuple(range(5001))},
+        {"task": None},
+        task(model="x" * 201),
+        task(parameters=0),
+        task(parameters=2**34 + 1),
+        task(batch=0),
+        task(batch=2**32),
+        task(seed=-1),
+        task(compress="zip"),
+        task(tau_max=0),
+        task(tau_max=10**9 + 1),
+        task(model_options={str(number): 1 for number in range(101)}),
+        task(model_options={"x" * 201: 1}),
+        task(model_options={"name": "x" * 201}),
+        task(model_options={"name": math.nan}),
+        task(model_options={"name": True}),
+        task(model_options={"name": [1]}),
+        task(model_options={"name": None}),
+        task(request=None),
+        task(readings=("cpu", "two words")),
+        task(readings=("x" * 201,)),
+        task(readings=("cpu",) * 65),
+        task(readings=(1,)),
+        task(samples=SamplesDescription((), (0,))),
+    ],
+)
+def test_a_welcome_that_cannot_be(other: dict[str, Any]) -> None:
+    assert read_welcome(describe(WELCOME)) is not None
+    with pytest.raises(PeerError):
+        read_welcome(describe(replace(WELCOME, **other)))
+
+
+@pytest.mark.parametrize("version", [0, VERSION - 1, VERSION + 1])
+def test_another_version_is_refused_in_words(version: int) -> None:
+    """The first version had a hello of its own, whose first field is the same."""
+    description = describe(HELLO)
+    description.version = version
+    with pytest.raises(PeerError, match=rf"speaks version {version} of the protocol, and this is version {VERSION}"):
+        read_hello(description)
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"\xc1", b"\x80", msgspec.msgpack.encode({"instance": 1}), b"\x91" * 100_000 + b"\x90"]
+)
+def test_what_is_no_description(value: bytes) -> None:
+    for read in (read_hello, read_welcome, read_task):
+        with pytest.raises(PeerError, match="cannot be read"):
+            read(pb.Description(version=VERSION, value=value))
+    with pytest.raises(PeerError, match="bytes that are no description"):
+        from_bytes(b"\xff")

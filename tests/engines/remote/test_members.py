@@ -1,0 +1,82 @@
+"""Who takes part: numbers that stay with a node, and what is lost when one goes or forgets."""
+
+import pytest
+
+from fedbudget.engines.remote.members import GONE_FOR_GOOD, Members, name_order
+
+
+def three() -> Members[str]:
+    members: Members[str] = Members()
+    for name, sizes in (("a", [5]), ("b", [3, 4]), ("c", [7])):
+        members.join(name, sizes)
+    return members
+
+
+def test_numbers_follow_each_other() -> None:
+    members = three()
+    assert {name: member.numbers.tolist() for name, member in members.items()} == {"a": [0], "b": [1, 2], "c": [3]}
+    assert members.numbers(["c", "b"]) == (1, 2, 3)
+    assert members.nodes(["a", "b"]) == 3
+
+
+def test_one_that_is_back_keeps_its_numbers() -> None:
+    members = three()
+    members["b"].base_round = 4
+    back = members.join("b", [9, 9])
+    assert (back.numbers.tolist(), back.sizes.tolist(), back.base_round) == ([1, 2], [9, 9], 4)
+
+
+def test_another_key_takes_the_numbers_and_no_memory() -> None:
+    members = three()
+    members["b"].base_round, members["b"].rounds = 4, 3
+    new = members.replace("b", "d", [6, 6])
+    assert (new.numbers.tolist(), new.sizes.tolist(), new.base_round, new.rounds) == ([1, 2], [6, 6], 0, 3)
+    assert "b" not in members
+    assert members.take_lost(5, {"a", "c", "d"}) == [1, 2]
+    assert members.join("e", [1]).numbers.tolist() == [4]
+
+
+@pytest.mark.parametrize("base_round", [0, 3])
+def test_what_was_known_is_lost_once(base_round: int) -> None:
+    """A node that was in no round has nothing to lose."""
+    members = three()
+    members["a"].base_round = base_round
+    members["a"].forget()
+    expected = [0] if base_round else []
+    assert members.any_lost(5, members) is bool(expected)
+    assert members.take_lost(5, members) == expected
+    assert members.take_lost(5, members) == []
+    assert members["a"].base_round == 0
+
+
+def test_only_who_is_away_for_long_is_given_up() -> None:
+    members = three()
+    for member in members.values():
+        member.base_round = 2
+    away = {"a", "c"}  # all but b are connected
+    assert not members.any_lost(2 + GONE_FOR_GOOD, away)
+    assert members.take_lost(2 + GONE_FOR_GOOD, away) == []
+    assert members.any_lost(3 + GONE_FOR_GOOD, away)
+    assert members.take_lost(3 + GONE_FOR_GOOD, away) == [1, 2]
+    assert [member.base_round for member in members.values()] == [2, 0, 2]
+
+
+def test_a_snapshot_does_not_change() -> None:
+    members = three()
+    before = members.snapshot()
+    members["a"].rounds += 1
+    members.join("d", [1])
+    assert (before["a"].rounds, list(before)) == (0, ["a", "b", "c"])
+
+
+def test_status_of_one_that_is_away() -> None:
+    member = three()["b"]
+    member.missed = 2
+    away, idle = member.status("b", "away", 100.0), member.status("b", "idle", 100.0)
+    assert (away.numbers, away.samples, away.missed, away.last_seen) == ((1, 2), 7, 2, None)
+    assert (idle.state, idle.last_seen) == ("idle", 100.0)
+
+
+def test_names_are_ordered_by_their_numbers() -> None:
+    names = ["node-10", "b", "node-9", "node-2-1", "node-2"]
+    assert sorted(names, key=name_order) == ["b", "node-2", "node-2-1", "node-9", "node-10"]

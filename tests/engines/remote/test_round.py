@@ -1,0 +1,180 @@
+"""The bookkeeping of a round: when it is over, who is counted, and what each is remembered to have done."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedbudget.engines.remote.members import Members
+from fedbudget.engines.remote.messages import Answer
+from fedbudget.engines.remote.round import FAILURES, NextStep, PendingRound
+from support.hand_made import make, report
+from support.usage import node_costs
+
+BROADCAST = replace(make().start(), round=5)
+NAMES = ("a", "b", "c")
+
+
+def members() -> Members[str]:
+    """Three, with a node each that stands after round 4."""
+    ours: Members[str] = Members()
+    for name in NAMES:
+        ours.join(name, [10]).base_round = 4
+    return ours
+
+
+def pending(*asked: str, least: int = 2) -> PendingRound[str]:
+    """With its deadline at 10 and its end at 20."""
+    ours: PendingRound[str] = PendingRound(BROADCAST, least, 10.0, 20.0)
+    for name in asked:
+        ours.ask(name, f"process of {name}")
+    return ours
+
+
+def answer(name: str, w: float = 0.5) -> Answer:
+    made = report(BROADCAST, 0.5)
+    one = replace(made, nodes=np.array([NAMES.index(name)]), w=np.full_like(made.w, w))
+    return Answer(one, node_costs(0.1 * (1 + NAMES.index(name)), 1.0))
+
+
+class TestNextStep:
+    def test_waits_for_all_until_the_deadline(self) -> None:
+        ours, fleet = pending(*NAMES), members()
+        for name in ("a", "b"):
+            ours.receive(name, answer(name))
+        assert ours.next_step(9.9, fleet) is NextStep.WAIT
+        assert ours.next_step(10.0, fleet) is NextStep.CLOSE
+        ours.receive("c", answer("c"))
+        assert ours.next_step(0.0, fleet) is NextStep.CLOSE
+
+    def test_too_few_are_asked_again_until_the_end(self) -> None:
+        ours, fleet = pending(*NAMES), members()
+        ours.receive("a", answer("a"))
+        assert ours.next_step(10.0, fleet) is NextStep.ASK
+        assert [name for name in NAMES if ours.can_ask(name)] == []
+        ours.withdraw("b")
+        assert [name for name in NAMES if ours.can_ask(name)] == ["b"]
+        assert ours.next_step(20.0, fleet) is NextStep.CLOSE
+        assert not ours.close(fleet, {}).enough
+
+    def test_one_that_is_gone_is_not_waited_for(self) -> None:
+        ours, fleet = pending(*NAMES), members()
+        ours.receive("a", answer("a"))
+        ours.receive("b", answer("b"))
+        ours.withdraw("c")
+        assert ours.next_step(0.0, fleet) is NextStep.CLOSE
+        assert ours.close(fleet, {}).missed == (2,)
+
+    def test_stops_at_once_when_told(self) -> None:
+        ours = pending(*NAMES)
+        ours.stopped = True
+        assert ours.next_step(0.0, members()) is NextStep.CLOSE
+
+    def test_gives_up_when_all_have_failed_too_often(self) -> None:
+        ours, fleet = pending(), members()
+        for attempt in range(FAILURES):
+            assert ours.next_step(0.0, fleet) is NextStep.ASK
+            for name in ("a", "b"):
+                assert ours.can_ask(name)
+                ours.ask(name)
+                ours.fail(name, f"attempt {attempt} of {name}")
+        assert ours.next_step(0.0, fleet) is NextStep.GIVE_UP
+        assert not ours.can_ask("a")
+        assert ours.failure == f"attempt {FAILURES - 1} of b"
+
+    def test_nobody_to_ask_is_no_reason_to_give_up(self) -> None:
+        """Someone may come."""
+        assert pending().next_step(15.0, members()) is NextStep.ASK
+
+
+def test_what_was_not_asked_for_came_too_late() -> None:
+    ours = pending("a")
+    assert ours.owes("a", 5)
+    assert not ours.owes("a", 4)
+    assert not ours.owes("b", 5)
+    ours.receive("a", answer("a"))
+    assert not ours.owes("a", 5)
+
+
+def test_one_in_anothers_place_has_missed_nothing() -> None:
+    ours, fleet = pending(*NAMES), members()
+    ours.fail("b", "going down")
+    ours.forget("b")
+    ours.receive("a", answer("a"))
+    ours.receive("c", answer("c"))
+    assert ours.close(fleet, {}).missed == ()
+    assert ours.failures == {}
+
+
+class TestClose:
+    def test_counts_who_has_answered(self) -> None:
+        ours, fleet = pending(*NAMES), members()
+        for name in ("c", "a"):
+            ours.receive(name, answer(name))
+        collected = ours.close(fleet, {})
+        assert [each.report.nodes.tolist() for each in collected.answers] == [[0], [2]]
+        assert (collected.missed, collected.not_finite, collected.enough) == ((1,), (), True)
+        assert [(each.base_round, each.rounds, each.missed) for each in fleet.values()] == [
+            (5, 1, 0),
+            (4, 0, 1),
+            (5, 1, 0),
+        ]
+        assert fleet["c"].step_seconds == pytest.approx(0.3)
+
+    def test_another_process_remembers_nothing_of_it(self) -> None:
+        ours, fleet = pending("a", "b"), members()
+        for name in ("a", "b"):
+            ours.receive(name, answer(name))
+        ours.close(fleet, {"a": "process of a", "b": "another"})
+        assert (fleet["a"].base_round, fleet["b"].base_round) == (5, 4)
+        assert fleet["b"].rounds == 1
+
+    def test_what_is_not_finite_is_set_aside(self) -> None:
+        fleet = members()
+        for times in (1, 2):
+            ours = pending("a", "b")
+            ours.receive("a", answer("a"))
+            ours.receive("b", answer("b", float("nan")))
+            collected = ours.close(fleet, {})
+            assert (len(collected.answers), collected.not_finite, collected.missed) == (1, (1,), ())
+            assert (fleet["b"].not_finite, fleet["b"].base_round, fleet["b"].rounds) == (times, 4, 0)
+            assert not collected.enough
+        ours = pending("b")
+        ours.receive("b", answer("b"))
+        ours.close(fleet, {})
+        assert fleet["b"].not_finite == 0
+
+    def test_all_count_when_none_is_finite(self) -> None:
+        ours, fleet = pending("a", "b"), members()
+        for name in ("a", "b"):
+            ours.receive(name, answer(name, float("inf")))
+        collected = ours.close(fleet, {})
+        assert (len(collected.answers), collected.not_finite, collected.enough) == (2, (), True)
+
+
+ACTIONS = st.tuples(st.sampled_from(["ask", "receive", "fail", "withdraw", "forget"]), st.sampled_from(NAMES))
+
+
+@given(st.lists(ACTIONS, max_size=30))
+def test_whatever_comes_nobody_is_counted_twice(actions: list[tuple[str, str]]) -> None:
+    """Everyone who was asked has answered, owes, or has missed the round; and only they."""
+    ours, fleet = pending(), members()
+    for action, name in actions:
+        if action == "ask" and ours.can_ask(name):
+            ours.ask(name)
+        elif action == "receive" and ours.owes(name, 5):
+            ours.receive(name, answer(name))
+        elif action == "fail" and ours.owes(name, 5):
+            ours.fail(name, "no")
+        elif action == "withdraw":
+            ours.withdraw(name)
+        elif action == "forget" and name not in ours.answers:
+            ours.forget(name)
+        assert not ours.owing & ours.answers.keys()
+        assert ours.owing <= ours.asked
+    collected = ours.close(fleet, {})
+    numbers = [int(each.report.nodes[0]) for each in collected.answers]
+    assert sorted([*numbers, *collected.missed]) == sorted(NAMES.index(name) for name in ours.asked)
+    assert sum(member.rounds + member.missed for member in fleet.values()) == len(ours.asked)

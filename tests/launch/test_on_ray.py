@@ -1,0 +1,178 @@
+"""Simulated nodes on a Ray cluster of this machine: the same run as in process, to the last bit, whatever happens."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+import fedbudget
+from fedbudget.engines import ray as engine
+from fedbudget.errors import UserError, WorkError
+from fedbudget.experiments.sweep import Sweep, run
+from fedbudget.launch.on_ray import GroupDefinition, on_ray
+from fedbudget.launch.simulate import simulate
+from fedbudget.models import LinearRegression
+from fedbudget.protocol.messages import Broadcast, Request
+from fedbudget.runs.record import RoundRecord
+from fedbudget.settings import Settings
+from fedbudget.training import Result, execute
+
+pytestmark = [
+    pytest.mark.xdist_group("ray"),  # which has one cluster
+    # Ray leaves its processes to the system when it ends.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+SMALL = Settings(nodes=11, partition="case:2", budget=("time=3s",))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_cluster() -> Iterator[None]:
+    """One for all tests, because one takes seconds to start; `on_ray` uses what is there."""
+    with engine.cluster(None):
+        yield
+
+
+def on_cluster(settings: Settings, actors: int, **options: Any) -> Result:
+    with on_ray(settings, actors=actors) as plan:
+        return execute(plan, **options)
+
+
+def assert_same_run(one: Result, other: Result) -> None:
+    assert one.w.tobytes() == other.w.tobytes()
+    assert [replace(record, wall=0.0) for record in one.rounds] == [
+        replace(record, wall=0.0) for record in other.rounds
+    ]
+    assert one.to_json() == other.to_json()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"tau": 5, "rounds": 6}, id="fixed"),
+        pytest.param({"tau": 3, "rounds": 4, "partition": "draw:30", "nodes": 300}, id="drawn", marks=pytest.mark.slow),
+        pytest.param({"method": "paper", "batch_size": "full", "rounds": 8}, id="paper", marks=pytest.mark.slow),
+        pytest.param({"rounds": 8}, id="frugal", marks=pytest.mark.slow),
+        pytest.param({"participation": 0.3, "rounds": 10}, id="absent", marks=pytest.mark.slow),
+    ],
+)
+def test_one_two_and_four_actors_give_the_bits_of_the_in_process_engine(options: dict[str, Any]) -> None:
+    settings = replace(SMALL, **options)
+    here = execute(simulate(settings))
+    assert len(here.rounds) > 4
+    for actors in (1, 2, 4):
+        assert_same_run(on_cluster(settings, actors), here)
+
+
+@pytest.mark.parametrize(
+    ("method", "copies"),
+    [
+        ("frugal", "taken"),
+        pytest.param("frugal", "lost", marks=pytest.mark.slow),
+        pytest.param("frugal", "never", marks=pytest.mark.slow),
+        pytest.param("paper", "taken", marks=pytest.mark.slow),
+    ],
+)
+def test_kill_9_of_an_actor_in_the_middle_of_a_run_changes_nothing(
+    method: str, copies: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once before the first copy of its memory is taken, and twice after, if any is; the last may be lost by then."""
+    monkeypatch.setattr(engine, "KEPT", 1000 if copies == "never" else 3)
+    settings = replace(SMALL, method=method, rounds=12)
+    here = execute(simulate(settings))
+    killed: list[int] = []
+
+    with on_ray(settings, actors=2) as plan:
+        places = plan.engine.nodes._places  # type: ignore[attr-defined]
+
+        def kill(record: RoundRecord) -> None:
+            if record.round in (2, 7, 8):
+                pid = ray.get(places[record.round % 2].actor.__ray_call__.remote(_process_id))
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+            if record.round == 7 and copies == "lost":
+                for place in places:
+                    place.copies[-1] = (ray.remote(num_cpus=0)(_fail).remote(), 6)  # actors have all cores
+
+        assert_same_run(execute(plan, callbacks=[kill]), here)
+    assert len(set(killed)) == 3
+
+
+def _fail() -> None:
+    raise RuntimeError("there is no copy")
+
+
+def _process_id(actor: object) -> int:
+    return os.getpid()
+
+
+@pytest.mark.slow
+def test_an_actor_that_is_lost_again_and_again_ends_the_run_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = engine.RayNodes(Dying(), nodes=6, actors=2, cpus=2.0)
+    broadcast = Broadcast(1, np.zeros(2, np.float32), 1, 0.1, Request(), best=False, stop=False)
+    with pytest.raises(WorkError, match="the process of nodes 3 to 5 was lost 4 times in a row"):
+        nodes.answer(broadcast)
+
+
+class Dying:
+    """A definition whose second party never lives through a round."""
+
+    def group(self, first: int, end: int) -> Any:
+        return _Party(first)
+
+
+class _Party:
+    def __init__(self, first: int) -> None:
+        self._first = first
+
+    def answer(self, broadcast: Broadcast, here: object) -> object:
+        if self._first:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return None
+
+
+def test_a_model_and_shards_of_ones_own() -> None:
+    rng = np.random.default_rng(4)
+    shards = [(rng.normal(size=(20 + node, 3)).astype(np.float32), rng.normal(size=20 + node)) for node in range(5)]
+    asked: dict[str, Any] = {"shards": shards, "model": LinearRegression(3), "budget": "time=2s", "tau": 3, "rounds": 4}
+    assert_same_run(fedbudget.train(**asked), fedbudget.train(**asked, engine="ray", actors=2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "centralized"}, "centralized descent is not made on Ray"),
+        ({"batch_size": 10**6}, "larger than the smallest shard"),
+        ({"nodes": 10**4}, "more than the 1437 samples"),
+        ({"actors": 0}, "actors must be at least 1"),
+    ],
+)
+def test_what_cannot_work_is_told_in_a_line(options: dict[str, Any], message: str) -> None:
+    asked = {"dataset": "digits", "partition": "case:1", "budget": "time=2s", **options}
+    with pytest.raises(UserError, match=message) as request:
+        fedbudget.train(engine="ray", **asked)
+    assert "\n" not in str(request.value)
+
+
+def test_another_version_of_fedbudget_is_refused() -> None:
+    plan = simulate(SMALL)
+    with pytest.raises(UserError, match=r"fedbudget .* is on a machine of the cluster, and 0\.0 here"):
+        GroupDefinition(plan.settings, plan.dataset, plan.model, plan.meters.resources, "0.0").group(0, 5)
+
+
+def test_a_sweep_on_the_cluster_gives_the_same_file(tmp_path: Path) -> None:
+    sweep = Sweep.of(replace(SMALL, rounds=3), {"tau": ["adaptive", 4], "seeds": 3})
+    run(sweep, tmp_path / "here", jobs=1)
+    done: list[int] = []
+    run(sweep, tmp_path / "ray", engine="ray", progress=lambda now, of, failed: done.append(now))
+    assert done == [0, 1, 2, 3, 4, 5, 6]
+    assert (tmp_path / "here/results.parquet").read_bytes() == (tmp_path / "ray/results.parquet").read_bytes()
+    run(sweep, tmp_path / "ray", jobs=1, progress=lambda now, of, failed: done.append(now))
+    assert done[-1:] == [6]  # what a cluster has made is not made again here
+    assert len(done) == 8

@@ -1,0 +1,57 @@
+"""What is tested on, by what all have agreed on."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedbudget.engines.remote.task import agree
+from fedbudget.errors import UserError
+from fedbudget.launch.node_data import dataset_to_test_on, from_dataset, from_file
+from fedbudget.launch.simulate import simulate
+from fedbudget.launch.task import table_to_test_on
+from fedbudget.models import Softmax
+from fedbudget.settings import Settings
+
+TRIAL = Settings(nodes=5, partition="case:4", seed=3)
+
+
+def write(path: Path, rows: list[tuple[float, float, str]]) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("a", "b", "kind"), *rows])
+    return path
+
+
+ONE = [(float(i), 10.0 * i, "red" if i % 2 else "blue") for i in range(12)]
+OTHER = [(100.0 + i, 3.0 - i, "green" if i % 3 else "blue") for i in range(15)]
+
+
+class TestTestedOn:
+    def test_has_everyones_class_numbers_and_is_standardised_as_everyones(self, tmp_path: Path) -> None:
+        held = [from_file(write(tmp_path / f"{i}.csv", rows)) for i, rows in enumerate((ONE, OTHER))]
+        agreed = agree([each.samples() for each in held])
+        assert agreed.classes == ("blue", "green", "red")
+        path = write(tmp_path / "test.csv", [(1.0, 2.0, "red"), (3.0, 4.0, "green")])
+        table = table_to_test_on(dataset_to_test_on(str(path), Settings()), agreed, Softmax(2, 3))
+        assert table.y.tolist() == [2, 1]
+        everything = np.array([[a, b] for a, b, _ in (*ONE, *OTHER)])
+        expected = (np.array([[1, 2], [3, 4]]) - everything.mean(axis=0)) / everything.std(axis=0)
+        assert table.x == pytest.approx(expected, rel=1e-6)
+
+    def test_the_test_samples_of_a_dataset_are_its_own(self) -> None:
+        whole = simulate(TRIAL)
+        agreed = from_dataset(TRIAL, "1/5").samples()
+        table = table_to_test_on(dataset_to_test_on("digits", Settings()), agreed, whole.model)
+        assert whole.test is not None
+        assert np.array_equal(table.x, whole.test.x)
+        assert np.array_equal(table.y, whole.test.y)
+
+    def test_what_nodes_do_not_have_is_refused(self, tmp_path: Path) -> None:
+        agreed = agree([from_file(write(tmp_path / "one.csv", ONE)).samples()])
+        path = write(tmp_path / "test.csv", [(1.0, 2.0, "mauve"), (1.0, 2.0, "red")])
+        with pytest.raises(UserError, match="has class 'mauve', which no node has"):
+            table_to_test_on(dataset_to_test_on(str(path), Settings()), agreed, Softmax(2, 2))
+        with pytest.raises(UserError, match="has 64 features, and nodes' data 2"):
+            table_to_test_on(dataset_to_test_on("digits", Settings()), replace(agreed, classes=()), Softmax(2, 2))

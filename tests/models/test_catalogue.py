@@ -1,0 +1,64 @@
+"""Models by name, and what may be chosen of them."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+
+from fedbudget.engines.remote.descriptions import describe, read_task
+from fedbudget.errors import UserError
+from fedbudget.models import KMeans, catalogue
+from fedbudget.models.base import ModelOptions
+from fedbudget.models.squared_svm import SquaredSvm
+from support.networked import node_data, small_dataset, task
+
+
+def test_options_reach_the_model() -> None:
+    model = catalogue.build("kmeans", small_dataset(), {"clusters": 7})
+    assert isinstance(model, KMeans)
+    assert model.clusters == 7
+    assert catalogue.build("kmeans", small_dataset()) == KMeans(6, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("unheard-of", {}, "unknown model 'unheard-of'; use one of svm, linear, kmeans"),
+        ("svm", {"clusters": 3}, "model svm has no option clusters, only: none"),
+        ("kmeans", {"cluster": 3}, "model kmeans has no option cluster, only: clusters"),
+        ("kmeans", {"clusters": "3"}, "clusters of model kmeans must be of type int, not '3'"),
+        ("kmeans", {"clusters": True}, "must be of type int, not True"),
+        ("kmeans", {"clusters": 2.5}, "must be of type int, not 2.5"),
+        ("kmeans", {"clusters": 0}, "clusters must be at least 1, not 0"),
+    ],
+)
+def test_options_that_cannot_be(name: str, options: ModelOptions, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        catalogue.build(name, small_dataset(), options)
+
+
+# What must be touched for a new option: the model itself, below, and a field of that name in settings.py.
+
+
+@dataclass(frozen=True)
+class SoftSvm(SquaredSvm):
+    """An SVM with an option of its own."""
+
+    OPTIONS: ClassVar[ModelOptions] = {"regularization": 0.1}
+
+
+@pytest.fixture
+def soft_svm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a name; as `fedbudget.models.catalogue` has the models of the house."""
+    entry = catalogue.ModelEntry(lambda dataset, options, _: SoftSvm(dataset.features, **options), SoftSvm.OPTIONS)
+    monkeypatch.setattr(catalogue, "MODELS", {**catalogue.MODELS, "soft-svm": entry})
+
+
+@pytest.mark.usefixtures("soft_svm")
+def test_a_new_option_reaches_nodes_on_other_machines() -> None:
+    """No message, task or engine knows of it."""
+    chosen = catalogue.options("soft-svm", {"model": "soft-svm", "regularization": 0.5, "seed": 3})
+    arrived = read_task(describe(replace(task(), model="soft-svm", model_options=chosen)))
+    fleet = node_data(0).fleet(arrived, [0])
+    assert isinstance(fleet.model, SoftSvm)
+    assert fleet.model.regularization == 0.5

@@ -1,0 +1,44 @@
+"""A run's title: the same wherever it is shown."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedbudget import data
+from fedbudget.dashboard import series
+from fedbudget.dashboard.run_index import RunIndex
+from fedbudget.dashboard.run_reader import RunReader
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import simulate
+from fedbudget.runs.title import run_title
+from fedbudget.settings import Settings
+from support.made_runs import SETTINGS, make_run
+
+
+@pytest.mark.parametrize(
+    ("settings", "title"),
+    [
+        (SETTINGS, "svm on digits, 4 nodes, case:2, adaptive τ, frugal"),
+        (replace(SETTINGS, dataset="/data/homes.csv"), "svm on homes.csv, 4 nodes, case:2, adaptive τ, frugal"),
+        (replace(SETTINGS, method="paper", tau=7), "svm on digits, 4 nodes, case:2, τ = 7, paper"),
+        (replace(SETTINGS, method="asynchronous", tau=1), "svm on digits, 4 nodes, case:2, asynchronous"),
+        (Settings(), "svm on digits, adaptive τ, frugal"),
+        (Settings(method="centralized"), "svm on digits, centralized"),
+    ],
+)
+def test_a_title_says_what_and_how(settings: Settings, title: str) -> None:
+    assert run_title(settings) == title
+
+
+def test_launch_page_and_list_have_one_title(tmp_path: Path) -> None:
+    prepared = simulate(SETTINGS, Overrides(dataset=data.load("digits")))
+    path = make_run(tmp_path / "run", settings=prepared.settings)
+    assert prepared.title == run_title(prepared.settings)
+    assert series.view(RunReader(path).read())["title"] == prepared.title
+    assert RunIndex(tmp_path).overviews()[0]["title"] == prepared.title
+
+
+def test_a_title_notes_less_than_all_data() -> None:
+    prepared = simulate(SETTINGS, Overrides(dataset=replace(data.load("digits"), note="2 of 5 files")))
+    assert prepared.title == "svm on digits (2 of 5 files), 4 nodes, case:2, adaptive τ, frugal"

@@ -1,0 +1,76 @@
+"""Fetching a small dataset from servers on this machine: what it holds, and what is seen of it on the way."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedbudget.data.published.catalogue import dataset_named
+from fedbudget.data.published.download import get
+from fedbudget.data.published.sources import Members, Source
+from fedbudget.data.published.sources import archive as archive_of
+from fedbudget.data.published.sources import mirror as mirror_of
+from fedbudget.data.published.transfer import Progress
+from fedbudget.errors import UserError
+from support.web import Web
+
+LARGE = np.random.default_rng(0).bytes(400_000)  # cannot be made smaller, and does not fit the buffers of one read
+CONTENTS = {"large.bin": LARGE, "little.bin": b"little"}
+ZIPPED = {f"{name}.gz": gzip.compress(contents, mtime=0) for name, contents in CONTENTS.items()}
+HERE = {f"small/{name}": contents for name, contents in ZIPPED.items()}
+PLAIN = {f"small/{name}": contents for name, contents in CONTENTS.items()}
+
+
+class Watch(Progress):
+    """Looks at every step that what is under a final name is complete, and keeps how much came."""
+
+    def __init__(self, folder: Path, stop_at: int | None = None) -> None:
+        self._folder = folder / "small"
+        self._stop_at = stop_at
+        self.most = 0
+        self.names: list[str] = []
+
+    def on_bytes(self, name: str, done: int, total: int | None) -> None:
+        self.most = max(self.most, done)
+        self._look()
+        if self._stop_at is not None and done >= self._stop_at:
+            raise KeyboardInterrupt
+
+    def on_file(self, name: str) -> None:
+        self.names.append(name)
+        self._look()
+
+    def _look(self) -> None:
+        for file in dataset_named("small").files:
+            for path in (self._folder / file.name, self._folder / f"{file.name}.gz"):
+                assert not path.exists() or file.matches(path)
+
+
+def fetch(folder: Path, *sources: Source) -> dict[str, Path]:
+    return get("small", folder, Watch(folder), sources)
+
+
+def failure(folder: Path, *sources: Source) -> str:
+    with pytest.raises(UserError) as error:
+        fetch(folder, *sources)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def mirror(web: Web) -> Source:
+    return mirror_of(web.url, ".gz")
+
+
+def archive(web: Web, name: str) -> Source:
+    return archive_of(web.url + name, Members("dir/{name}"), limit=1_000_000)
+
+
+def begin(folder: Path, contents: bytes, name: str = "large.bin.gz.part") -> None:
+    (folder / "small").mkdir()
+    (folder / "small" / name).write_bytes(contents)

@@ -1,0 +1,145 @@
+"""Broadcasts and reports with made-up numbers, readers that wait for them, and strategies that make descriptions."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from fedbudget.arrays import Float32
+from fedbudget.engines.grpc.from_aggregator import AggregatorReader, pack_welcome
+from fedbudget.engines.grpc.from_node import NodeReader
+from fedbudget.engines.remote.compression import KINDS, Kind, decode, encode
+from fedbudget.engines.remote.messages import Welcome
+from fedbudget.engines.remote.task import Moments, SamplesDescription, Task
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, Report, Request
+from fedbudget.resources.usage import NodeCosts, Reading
+
+AMOUNTS = st.floats(0, 1e300)
+NAMES = st.text(max_size=200)
+RESOURCE_NAMES = st.text("abcdefghijklmnopqrstuvwxyzXYZ", min_size=1, max_size=20)
+READINGS = st.builds(Reading, AMOUNTS, AMOUNTS, NAMES)
+COSTS = st.builds(
+    lambda time, others: NodeCosts({"time": time, **others}),
+    READINGS,
+    st.dictionaries(RESOURCE_NAMES, READINGS, max_size=5),
+)
+REQUESTS = st.builds(Request, *[st.booleans()] * 4)
+
+
+def _moments(shape: list[int], seed: int | None) -> tuple[Moments | None, Moments | None]:
+    if seed is None:
+        return None, None
+    rng, columns = np.random.default_rng(seed), math.prod(shape)
+    return Moments(rng.normal(size=columns), rng.random(columns)), Moments(rng.normal(size=1), rng.random(1))
+
+
+SAMPLES = st.builds(
+    lambda sizes, shape, stored, scale, classes, values, parity, seed: SamplesDescription(
+        tuple(sizes), tuple(shape), stored, scale, tuple(classes), values, parity, *_moments(shape, seed)
+    ),
+    st.lists(st.integers(1, 2**40 - 1), min_size=1, max_size=5),
+    st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    st.sampled_from(["uint8", "float32", "float64"]),
+    st.floats(1e-30, 1e30),
+    st.lists(NAMES, max_size=4),
+    st.booleans(),
+    st.booleans(),
+    st.none() | st.integers(0, 100),
+)
+OPTIONS = st.integers(-(2**63), 2**64 - 1) | st.floats(-1e300, 1e300) | NAMES
+TASKS = st.builds(
+    Task,
+    NAMES,
+    st.integers(1, 2**34),
+    st.none() | st.integers(1, 2**32 - 1),
+    st.integers(0, 2**64 - 1),
+    st.dictionaries(NAMES, OPTIONS, max_size=4),
+    st.sampled_from(KINDS),
+    st.integers(1, 10**9),
+    SAMPLES,
+    REQUESTS,
+    st.lists(RESOURCE_NAMES, max_size=4).map(tuple),
+)
+
+NOTHING = Request()
+EVERYTHING = Request(estimate=True, gradient=True, curvature=True, drift=True)
+TASK = Task("svm", 3, 5, 1, {"clusters": 4}, "none", 10**9, SamplesDescription((), (3,)), EVERYTHING)
+
+
+def vector(rng: np.random.Generator, d: int) -> Float32:
+    return rng.normal(size=d).astype(np.float32)
+
+
+def a_broadcast(d: int, rng: np.random.Generator, request: Request, **other: Any) -> Broadcast:
+    known: dict[str, Any] = {"round": 3, "w": vector(rng, d), "tau": 2, "eta": 0.1, "best": True, "stop": False}
+    return Broadcast(
+        **{**known, **other},
+        request=request,
+        drift=Drift(bool(rng.integers(2)), rng.random()) if request.drift else None,
+        catch_up=CatchUp(vector(rng, d), vector(rng, d) if request.drift else None, int(rng.integers(100))),
+    )
+
+
+def report_to(broadcast: Broadcast, n: int, rng: np.random.Generator) -> Report:
+    """With what was asked for."""
+    updated = broadcast.tau > 0
+    estimates = broadcast.request.estimate and broadcast.round > 1 and updated
+    drift = broadcast.drift is not None and updated
+
+    def numbers(wanted: bool) -> Any:
+        return np.where(rng.random(n) < 0.2, np.nan, rng.normal(size=n)) if wanted else None
+
+    def vectors(wanted: bool) -> Any:
+        return rng.normal(size=(n, broadcast.w.size)).astype(np.float32) if wanted else None
+
+    return Report(
+        broadcast.round,
+        np.arange(n) + 7,
+        np.arange(n) + 10,
+        rng.normal(size=n),
+        rng.normal(size=n),
+        vectors(updated),
+        numbers(estimates),
+        numbers(estimates),
+        vectors(estimates and broadcast.request.gradient),
+        numbers(drift),
+        numbers(drift),
+    )
+
+
+def as_received(report: Report, broadcast: Broadcast, kind: Kind) -> tuple[Report, bytes]:
+    """What the aggregator gets of a report's vectors, and how they are sent."""
+    if report.w is None:
+        return report, b""
+    vectors = encode(kind, report.w if kind == "none" else report.w - broadcast.w)
+    w = report.w if kind == "none" else broadcast.w + _decoded(kind, vectors, report.w)
+    if report.gradients is None:
+        return replace(report, w=w), vectors
+    more = encode(kind, report.gradients)
+    return replace(report, w=w, gradients=_decoded(kind, more, report.gradients)), vectors + more
+
+
+def _decoded(kind: Kind, data: bytes, like: Float32) -> Float32:
+    return decode(kind, data, like.size).reshape(like.shape)
+
+
+def welcomed(task: Task = TASK) -> AggregatorReader:
+    reader = AggregatorReader()
+    reader.feed(pack_welcome(Welcome("run", task, (0,)))[0])
+    return reader
+
+
+def expecting(broadcast: Broadcast, n: int, kind: Kind = "none") -> NodeReader:
+    reader = NodeReader()
+    reader.expect_report(broadcast, np.arange(n) + 7, np.arange(n) + 10, kind)
+    return reader
+
+
+def changed(message: Any, kind: str, field: str, value: Any) -> bytes:
+    """A message of the stream with one field of its `kind` changed, as bytes."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    setattr(getattr(copy, kind), field, value)
+    return bytes(copy.SerializeToString())

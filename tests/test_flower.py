@@ -1,0 +1,56 @@
+"""What is imported, when, and that nothing is told to anybody."""
+
+import json
+import os
+import subprocess
+import sys
+
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.supercore.object_ref import load_app, validate
+
+from fedbudget import flower
+from support.flower_processes import EXAMPLE
+
+SWITCHES = ("FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK", "RAY_USAGE_STATS_ENABLED")
+
+
+def in_a_new_process(program: str, **environment: str) -> object:
+    clean = {name: value for name, value in os.environ.items() if name not in SWITCHES}
+    command = [sys.executable, "-c", f"import json, os, sys\n{program}"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env={**clean, **environment})
+    return json.loads(done.stdout)
+
+
+def test_flower_finds_both_apps_by_their_names() -> None:
+    for name, kind in (("server", ServerApp), ("client", ClientApp)):
+        assert validate(f"fedbudget.flower:{name}", project_dir=EXAMPLE) == (True, None)
+        assert isinstance(load_app(f"fedbudget.flower:{name}", ValueError), kind)
+    assert set(flower.__all__) == {"client", "client_app", "server", "server_app"}
+
+
+def test_nothing_is_told_to_anybody_unless_a_person_says_so() -> None:
+    show = f"import fedbudget.flower; print(json.dumps([os.environ[name] for name in {SWITCHES}]))"
+    assert in_a_new_process(show) == ["0", "1", "0"]
+    assert in_a_new_process(show, FLWR_TELEMETRY_ENABLED="1") == ["1", "1", "0"]
+
+
+def test_a_node_imports_little() -> None:
+    """Every message to it has a new process."""
+    heavy = ["matplotlib", "sklearn", "torch", "prometheus_client", "typer.rich_utils", "fedbudget.engines.grpc.server"]
+    heavy += ["fedbudget.engines.ray", "fedbudget.training", "fedbudget.launch.flower"]
+    show = (
+        "import flwr.clientapp; before = set(sys.modules)\n"
+        "import fedbudget.flower; first = set(sys.modules) - before\n"
+        "import fedbudget.engines.flower.node\n"
+        f"print(json.dumps([len(first), [name for name in {heavy} if name in set(sys.modules) - before]]))"
+    )
+    found = in_a_new_process(show)
+    assert isinstance(found, list)
+    assert found[0] < 10  # until a message comes: hardly anything
+    assert found[1] == []
+
+
+def test_the_core_does_without_flower() -> None:
+    show = "import fedbudget.launch.serve, fedbudget.training; print(json.dumps('flwr' in sys.modules))"
+    assert in_a_new_process(show) is False

@@ -1,0 +1,87 @@
+"""The rooms of the house: every import points the way that it should, and no module imports itself by a detour."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fedbudget
+
+ROOT = Path(fedbudget.__file__).parent
+
+BOTTOM = {"errors", "arrays", "atomic_file", "randomness", "node_status", "version"}
+CORE = {"theory", "resources", "budget", "control", "step_size", "protocol", "models", "data", "meters"}
+BELOW: dict[str, set[str]] = {
+    "theory": set(),
+    "resources": set(),
+    "budget": {"resources"},
+    "control": {"theory"},
+    "step_size": set(),
+    "data": set(),
+    "models": {"data"},
+    "meters": {"budget", "resources"},
+    "protocol": {"control", "step_size", "budget", "theory", "models", "data"},
+    "settings": {"budget", "data"},
+    "engines": {"protocol", *CORE},
+    "runs": {"settings", *CORE},
+    "tasks": {"settings"},
+    "trackers": {"runs", "settings", *CORE},
+    "launch": {"engines", "runs", "settings", *CORE},
+    "training": {"launch", "trackers", "tasks", "engines", "runs", "settings", *CORE},
+}
+"""What a room may import besides itself and what is at the bottom; the rooms that are not here may import all."""
+
+TOP = {"cli", "dashboard", "experiments", "flower", "__main__", "__init__"}
+"""They import one another only downwards: cli imports the other three, and nobody imports cli."""
+
+
+def modules() -> dict[str, Path]:
+    names = {}
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        names[".".join(("fedbudget", *(part for part in parts if part != "__init__")))] = path
+    return names
+
+
+MODULES = modules()
+
+
+def imports(module: str, path: Path) -> Iterator[str]:
+    """Modules of ours that it imports, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in MODULES else node.module for name in whole)
+
+
+def room(module: str) -> str:
+    return [*module.split("."), "__init__"][1]
+
+
+EDGES = {(module, other) for module, path in MODULES.items() for other in imports(module, path) if other != module}
+
+
+@pytest.mark.parametrize("name", sorted({room(module) for module in MODULES}))
+def test_imports_point_down(name: str) -> None:
+    allowed = BELOW.get(name, {room(module) for module in MODULES} - {"cli"} if name != "__main__" else {"cli"})
+    allowed = set() if name in BOTTOM else allowed | {name, *BOTTOM, "__init__"}
+    wrong = sorted(f"{one} -> {other}" for one, other in EDGES if room(one) == name and room(other) not in allowed)
+    assert not wrong
+
+
+def test_every_room_has_its_place() -> None:
+    assert {room(module) for module in MODULES} == BOTTOM | TOP | BELOW.keys()
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    """Over all imports, also late ones; but the package itself looks its public names up when they are asked for."""
+    below = {module: {other for one, other in EDGES if one == module and other != "fedbudget"} for module in MODULES}
+    while leaves := [module for module, others in below.items() if not others]:
+        for leaf in leaves:
+            del below[leaf]
+        for others in below.values():
+            others.difference_update(leaves)
+    assert not below, f"cycles among {sorted(below)}"
