@@ -18,6 +18,7 @@ from benchmarks.measure import exponent, take_turns
 from benchmarks.workload import FEATURES, NODES, SAMPLES, TAU, dataset, settings
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
+from fedbudget.settings import Tau
 from fedbudget.training import execute
 
 RESULTS = Path(__file__).parent / "results"
@@ -79,7 +80,8 @@ def adaptive_cost() -> dict[str, float]:
 def protocol_cost() -> dict[str, float]:
     """Milliseconds a round that are not spent in the kernel, at 5 nodes, fixed and adaptive, records written."""
     found = {}
-    for name, tau in (("fixed", TAU), ("adaptive", "adaptive")):
+    taus: dict[str, Tau] = {"fixed": TAU, "adaptive": "adaptive"}
+    for name, tau in taus.items():
         rounds, best = 1000, float("inf")
         for _ in range(9):
             plan = simulate(settings(5, rounds, tau=tau), Overrides(dataset=dataset()))

@@ -15,13 +15,14 @@ from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.launch.inputs import batch_of
 from fedbudget.launch.prepared import Overrides, PreparedRun
 from fedbudget.launch.simulate import simulate
+from fedbudget.settings import MethodName, Tau
 from fedbudget.training import execute
 
 Worker = Callable[[], object]
 
 
 def ours(
-    nodes: int, rounds: int, *, full: bool = False, tau: int | str = TAU, method: str = "paper"
+    nodes: int, rounds: int, *, full: bool = False, tau: Tau = TAU, method: MethodName = "paper"
 ) -> Callable[[], Worker]:
     """A run through the public path, with its records written to disk; the plot that closes a run is left out."""
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import flower
+from fedbudget.settings import MethodName, Tau
 
 TURNS, WARMING_UP = 3, 5  # of each contender, and the rounds at the beginning of a turn that do not count
 PROCESSES = 2  # that share the nodes: one for each would not fit on a small machine
@@ -46,8 +47,8 @@ class Case:
     nodes: int
     parameters: int
     rounds: int
-    method: str = "paper"
-    tau: int | str = 1
+    method: MethodName = "paper"
+    tau: Tau = 1
 
 
 CASES = (

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from fedbudget.data.dataset import Dataset, Part
-from fedbudget.settings import Settings
+from fedbudget.settings import MethodName, Settings, Tau
 
 SAMPLES, FEATURES, BATCH, TAU, ETA, REGULARIZATION = 60_000, 784, 100, 10, 0.01, 0.1
 NODES = (5, 50, 500)
@@ -32,7 +32,7 @@ def dataset(samples: int = SAMPLES, features: int = FEATURES) -> Dataset:
 
 
 def settings(
-    nodes: int, rounds: int, *, tau: int | str = TAU, full: bool = False, case: int = 1, method: str = "paper"
+    nodes: int, rounds: int, *, tau: Tau = TAU, full: bool = False, case: int = 1, method: MethodName = "paper"
 ) -> Settings:
     """W1 as settings of a run; the budget is out of reach, so that the number of rounds ends it.
 

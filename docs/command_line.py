@@ -8,12 +8,14 @@ Nothing here knows a command or an option by its name: what `--help` says is wha
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import typer
 
 from fedbudget.cli.main import app
+from fedbudget.option import Group
 
+_GROUPS = [*get_args(Group), "options"]
 _DEFAULT = re.compile(r"\s*\\?\[default: (?P<value>.*)\]\s*$", re.DOTALL)
 
 
@@ -51,11 +53,16 @@ def _section(name: str, command: Any) -> list[str]:
         lines += ["| argument | | default |", "|---|---|---|"]
         lines += [_row(f"`{each.name.upper()}`", each) for each in arguments]
         lines.append("")
-    if options:
-        lines += ["| option | | default |", "|---|---|---|"]
-        lines += [_row(_names(each), each) for each in options]
+    for group in dict.fromkeys(sorted(map(_group, options), key=_GROUPS.index)):
+        lines += [f"| {group.capitalize()} | | default |", "|---|---|---|"]
+        lines += [_row(_names(each), each) for each in options if _group(each) == group]
         lines.append("")
     return lines
+
+
+def _group(option: Any) -> str:
+    """What the option belongs to, in help and here."""
+    return getattr(option, "rich_help_panel", None) or "options"
 
 
 def _place(argument: Any) -> str:

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from fedbudget.control import Reason
 from fedbudget.experiments.compare import compare
 from fedbudget.experiments.figures.style import COLOURS, LINES, MARKERS, finish, log_scale, picture
+from fedbudget.launch.method import build_method
 from fedbudget.runs.explain import Explanation, explain
 from fedbudget.runs.folder import Run
 from fedbudget.runs.plot import GREY, VERMILION
@@ -93,7 +94,7 @@ def _chosen(**options: Any) -> Explanation:
         train(method="paper", budget="time=15s", out=Path(folder) / "run", **options)
         run = Run.open(Path(folder) / "run")
         decided = sorted((record.tau, record.round) for record in run.rounds if record.reason == Reason.MINIMUM)
-        return explain(run, decided[len(decided) // 2][1], run.settings.controller())
+        return explain(run, decided[len(decided) // 2][1], build_method(run.settings).controller)
 
 
 def _curve(axis: Axes, choice: Explanation, words: str, colour: str, line: str) -> None:

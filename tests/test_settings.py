@@ -1,17 +1,21 @@
-"""Settings: what a file may hold, what is refused, and that writing and reading change nothing."""
+"""Settings: what they may be in each language, what is refused, and that writing and reading change nothing."""
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fedbudget.control import AdaptiveTau, FixedTau
+import fedbudget
+from fedbudget import data
 from fedbudget.errors import UserError
-from fedbudget.settings import Settings
-from fedbudget.step_size import AutoStep, FixedStep
+from fedbudget.models import catalogue
+from fedbudget.option import declarations
+from fedbudget.settings import DATASETS, MODELS, Settings, SettingsOptions
 
 positive = st.floats(1e-9, 1e9)
 settings_of_any_kind = st.builds(
@@ -87,17 +91,18 @@ def test_one_limit_needs_no_list_and_whole_numbers_may_stand_for_real_ones(tmp_p
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("node = 5", "unknown key 'node'; known are model, dataset, .*step-size"),
-        ("step_size = 0.1", "unknown key 'step_size'"),
-        ("nodes = 'five'", "nodes = 'five' has the wrong type"),
-        ("nodes = 5.0", r"nodes = 5\.0 has the wrong type"),
-        ("nodes = true", "nodes = True has the wrong type"),
-        ("tau = [1]", r"tau = \[1\] has the wrong type"),
-        ("phi = 'much'", "phi = 'much' has the wrong type"),
-        ("drift-correction = 1", "drift-correction = 1 has the wrong type"),
-        ("model = 3", "model = 3 has the wrong type"),
-        ("budget = 15", "budget = 15 has the wrong type"),
-        ("budget = [15, 20]", r"budget = \[15, 20\] has the wrong type"),
+        ("node = 5", r"unknown key 'node'; did you mean nodes\?"),
+        ("xyz = 5", "unknown key 'xyz'; known are model, dataset, .*step-size"),
+        ("step_size = 0.1", r"unknown key 'step_size'; did you mean step-size\?"),
+        ("nodes = 'five'", "nodes must be a whole number of at least 1, not 'five'"),
+        ("nodes = 5.0", r"nodes must be a whole number of at least 1, not 5\.0"),
+        ("nodes = true", "nodes must be a whole number of at least 1, not True"),
+        ("tau = [1]", r"tau must be adaptive or a whole number of at least 1, not \[1\]"),
+        ("phi = 'much'", "phi must be a positive number, not 'much'"),
+        ("drift-correction = 1", "drift-correction must be true or false, not 1"),
+        ("model = 3", "model must be a text, not 3"),
+        ("budget = 15", "budget must be a list of texts, not 15"),
+        ("budget = [15, 20]", r"budget must be a list of texts, not \[15, 20\]"),
         ("[run]\nnodes = 5", "unknown key 'run'"),
         ("nodes = ", "is not valid TOML"),
     ],
@@ -118,30 +123,37 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"tau": 0}, "tau must be at least 1, not 0"),
-        ({"tau": "fast"}, "tau must be adaptive or a whole number, not 'fast'"),
-        ({"phi": 0.0}, "phi must be positive"),
-        ({"gamma": 0.9}, "gamma must be at least 1"),
-        ({"tau_max": 0}, "tau-max must be at least 1"),
+        ({"tau": 0}, "tau must be adaptive or a whole number of at least 1, not 0"),
+        ({"tau": "fast"}, "tau must be adaptive or a whole number of at least 1, not 'fast'"),
+        ({"phi": 0.0}, "phi must be a positive number, not 0"),
+        ({"gamma": 0.9}, "gamma must be a number of at least 1, not 0.9"),
+        ({"tau_max": 0}, "tau_max must be a whole number of at least 1, not 0"),
         ({"budget": ()}, "a run needs a budget"),
         ({"budget": ("time=1s", "time=2s")}, "budget time is given twice"),
         ({"partition": "case:5"}, "case 5 does not exist"),
         ({"partition": "half"}, "partition 'half' is not understood"),
         ({"costs": "guessed"}, "costs must be simulated or measured, not 'guessed'"),
-        ({"step_size": 0.0}, "step-size must be auto or a positive number, not 0"),
-        ({"step_size": float("nan")}, "step-size must be auto or a positive number, not nan"),
-        ({"step_size": float("inf")}, "step-size must be auto or a positive number, not inf"),
-        ({"step_size": "large"}, "step-size must be auto or a positive number, not 'large'"),
-        ({"method": "centralized", "step_size": "auto"}, "centralized descent needs a step-size that is a number"),
-        ({"batch_size": "half"}, "batch-size must be a whole number or full, not 'half'"),
-        ({"nodes": 0}, "nodes must be at least 1"),
-        ({"rounds": 0}, "rounds must be at least 1"),
-        ({"delta": "loss"}, "delta must be one of gradient, parameters, not 'loss'"),
-        ({"participation": 0.0}, "participation must be more than 0 and at most 1, not 0"),
-        ({"participation": 1.5}, "participation must be more than 0 and at most 1, not 1.5"),
-        ({"method": "centralized", "drift_correction": True}, "centralized descent has no drift-correction"),
+        ({"step_size": 0.0}, "step_size must be auto or a positive number, not 0"),
+        ({"step_size": float("nan")}, "step_size must be auto or a positive number, not nan"),
+        ({"step_size": float("inf")}, "step_size must be auto or a positive number, not inf"),
+        ({"step_size": "large"}, "step_size must be auto or a positive number, not 'large'"),
+        ({"method": "centralized", "step_size": "auto"}, "centralized descent needs a step_size that is a number"),
+        ({"batch_size": "half"}, "batch_size must be full or a whole number of at least 1, not 'half'"),
+        ({"nodes": 0}, "nodes must be a whole number of at least 1, not 0"),
+        ({"nodes": "5"}, "nodes must be a whole number of at least 1, not '5'"),
+        ({"rounds": 2.5}, r"rounds must be a whole number of at least 1, not 2\.5"),
+        ({"seed": True}, "seed must be a whole number of at least 0, not True"),
+        ({"speeds": ["fast"]}, r"speeds must be a list of numbers, not \['fast'\]"),
+        ({"watts": -1}, "watts must be a number of at least 0, not -1"),
+        ({"test_share": 1.0}, r"test_share must be a number of at least 0 and below 1, not 1\.0"),
+        ({"method": "papr"}, r"method must be frugal, paper, centralized or asynchronous, .*; did you mean paper\?"),
+        ({"rounds": 0}, "rounds must be a whole number of at least 1, not 0"),
+        ({"delta": "loss"}, "delta must be gradient or parameters, not 'loss'"),
+        ({"participation": 0.0}, "participation must be a number of more than 0 and at most 1, not 0"),
+        ({"participation": 1.5}, "participation must be a number of more than 0 and at most 1, not 1.5"),
+        ({"method": "centralized", "drift_correction": True}, "centralized descent has no drift_correction"),
         ({"method": "asynchronous", "participation": 0.5}, "asynchronous descent has no .* participation"),
-        ({"seed": -1}, "seed must not be negative"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, not -1"),
     ],
 )
 def test_wrong_values_are_refused_when_settings_are_made(wrong: dict[str, object], message: str) -> None:
@@ -149,24 +161,46 @@ def test_wrong_values_are_refused_when_settings_are_made(wrong: dict[str, object
         Settings(**wrong)  # type: ignore[arg-type]
 
 
-def test_the_step_size_is_the_one_asked_for_or_as_the_method_has_it() -> None:
-    assert Settings().pacing() == AutoStep()
-    assert Settings(method="paper").pacing() == Settings(method="asynchronous").pacing() == FixedStep(0.01)
-    assert Settings(method="paper", step_size="auto").pacing() == AutoStep()
-    assert Settings(step_size=0.3).pacing() == FixedStep(0.3)
+def test_numbers_of_numpy_are_taken_as_pythons() -> None:
+    made = Settings(nodes=np.int64(4), step_size=np.float64(0.5), speeds=[np.float32(2), 1])  # type: ignore[arg-type]
+    assert made == Settings(nodes=4, step_size=0.5, speeds=(2.0, 1.0))
+    assert [type(value) for value in (made.nodes, made.step_size)] == [int, float]
 
 
-def test_each_part_of_a_method_can_be_set_alone() -> None:
-    paper, frugal = Settings(method="paper"), Settings(method="frugal")
-    assert (paper.corrects_drift, paper.delta_from) == (False, "gradient")
-    assert (frugal.corrects_drift, frugal.delta_from) == (True, "parameters")
-    mixed = Settings(method="paper", drift_correction=True)
-    assert (mixed.corrects_drift, mixed.delta_from, mixed.controller()) == (True, "gradient", AdaptiveTau(0.0025))
-    mixed = Settings(method="frugal", drift_correction=False, delta="gradient")
-    assert (mixed.corrects_drift, mixed.delta_from, mixed.controller()) == (False, "gradient", AdaptiveTau(0.025))
+def test_one_limit_or_a_text_of_several() -> None:
+    assert Settings(budget="time=3s") == Settings(budget=("time=3s",))  # type: ignore[arg-type]
+    assert Settings(budget="time=3s, bytes=1MB").budget == ("time=3s", "bytes=1MB")  # type: ignore[arg-type]
 
 
-def test_the_controller_is_the_one_asked_for() -> None:
-    assert Settings(method="paper", phi=0.1, gamma=3.0, tau_max=9).controller() == AdaptiveTau(0.1, 3.0, 9)
-    assert Settings(phi=0.1, gamma=3.0, tau_max=9).controller() == AdaptiveTau(0.1, 3.0, 9, leap=True)
-    assert Settings(tau=12).controller() == FixedTau(12)
+def test_known_names_are_those_of_the_catalogues() -> None:
+    assert (tuple(catalogue.MODELS), tuple(data.DATASETS)) == (MODELS, DATASETS)
+
+
+class TestFromPython:
+    def test_arguments_agree_with_the_fields(self) -> None:
+        """`train` has model, dataset, budget and step size of types of its own, all else with the fields'."""
+        wider = ("model", "dataset", "budget", "step_size")
+        fields_of = {name: declared.type for name, declared in declarations(Settings).items() if name not in wider}
+        assert get_type_hints(SettingsOptions, include_extras=True) == fields_of
+
+    def test_case_and_task_are_short_for_settings(self) -> None:
+        assert Settings.from_python(case=3, nodes=2) == Settings(partition="case:3", nodes=2)
+        made = Settings.from_python(task="svm-sgd-mnist", budget="time=2s", phi=1)
+        assert (made.dataset, made.budget, made.phi) == ("mnist", ("time=2s",), 1.0)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"nodez": 5}, r"unknown argument 'nodez'; did you mean nodes\?"),
+            ({"step-size": 5}, r"unknown argument 'step-size'; did you mean step_size\?"),
+            ({"nodes": "5"}, "^nodes must be a whole number of at least 1, not '5'$"),
+            ({"step_size": -1}, "^step_size must be auto or a positive number, not -1$"),
+            ({"case": 2, "partition": "files"}, "^give case or partition, not both$"),
+            ({"model": "sofmax"}, r"unknown model 'sofmax'; did you mean softmax\?"),
+            ({"dataset": "digit"}, r"unknown dataset 'digit'; did you mean digits\?"),
+            ({"task": "svm-sgd-mnst"}, r"unknown task 'svm-sgd-mnst'; did you mean svm-sgd-mnist\?"),
+        ],
+    )
+    def test_errors_speak_of_arguments(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            fedbudget.train(**options)

@@ -14,9 +14,11 @@ from fedbudget.cli.main import main
 from fedbudget.cli.options import settings_from
 from fedbudget.control import AdaptiveTau
 from fedbudget.errors import UserError
+from fedbudget.launch.method import build_method
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
 from fedbudget.models.catalogue import MODELS
+from fedbudget.protocol.method import Method
 from fedbudget.settings import Settings
 from fedbudget.step_size import AutoStep, FixedStep
 from support.real_data import folder_with
@@ -96,15 +98,13 @@ class TestFiles:
     def test_each_has_the_papers_parameters(self, name: str) -> None:
         settings = settings_of(name, method="paper")
         phi = 5e-5 if name.startswith("cnn-") else 0.025
-        assert settings.controller() == AdaptiveTau(phi, gamma=10, tau_max=100)
-        assert (settings.nodes, settings.pacing(), settings.budget) == (5, FixedStep(0.01), ("time=15s",))
-        assert (settings.delta_from, settings.corrects_drift, settings.costs) == ("gradient", False, "simulated")
+        assert (settings.nodes, settings.budget, settings.costs) == (5, ("time=15s",), "simulated")
+        assert build_method(settings) == Method(AdaptiveTau(phi, gamma=10, tau_max=100), FixedStep(0.01))
 
     @pytest.mark.parametrize("name", tasks.names())
     def test_past_the_paper_one_phi_is_for_all(self, name: str) -> None:
-        settings = settings_of(name)
-        assert (settings.controller(), settings.pacing()) == (AdaptiveTau(0.0025, leap=True), AutoStep())
-        assert (settings.delta_from, settings.corrects_drift) == ("parameters", True)
+        expected = Method(AdaptiveTau(0.0025, leap=True), AutoStep(), correct_drift=True, delta="parameters")
+        assert build_method(settings_of(name)) == expected
 
     @pytest.mark.parametrize("name", tasks.names())
     def test_each_leaves_to_the_person_where_data_lies_and_which_seed(self, name: str) -> None:
@@ -179,7 +179,7 @@ class TestCommands:
         )
 
     def test_a_task_and_a_file_at_once_are_refused(self) -> None:
-        with pytest.raises(UserError, match="give --task or --config, not both"):
+        with pytest.raises(UserError, match="give task or config, not both"):
             settings_from({"task": "cnn-mnist", "config": Path("mine.toml")})
 
     def test_a_comparison_takes_a_task_too(self, fedbudget: Command, students: Path) -> None:

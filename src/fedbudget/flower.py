@@ -21,6 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 import fedbudget.engines.flower  # before Flower itself, which looks at what it sets  # noqa: F401
 
 if TYPE_CHECKING:
+    from fedbudget.engines.flower.node import NodeSetup
     from fedbudget.engines.remote.node_data import NodeData
     from fedbudget.launch.prepared import PreparedRun
     from fedbudget.runs.record import RoundRecord
@@ -48,23 +49,28 @@ def client_app(data: "Callable[[Context], NodeData] | None" = None) -> ClientApp
     """
     app = ClientApp()
 
+    def setup(context: Context) -> "NodeSetup":
+        from fedbudget.launch.flower_configuration import node_setup
+
+        return node_setup(context.node_config, context.run_config, None if data is None else data(context))
+
     @app.query("describe")
     def describe(message: Message, context: Context) -> Message:
         from fedbudget.engines.flower import node
 
-        return node.describe(message, context, data)
+        return node.describe(message, context, setup)
 
     @app.query("trial")
     def trial(message: Message, context: Context) -> Message:
         from fedbudget.engines.flower import node
 
-        return node.trial(message, context, data)
+        return node.trial(message, context, setup)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         from fedbudget.engines.flower import node
 
-        return node.train(message, context, data)
+        return node.train(message, context, setup)
 
     return app
 
@@ -73,14 +79,14 @@ def aggregate(grid: Grid, context: Context, *, plot: bool = True) -> "Result":
     """Makes the run that the configuration asks for; one whose nodes all fail is on disk too, as it was until then."""
     import secrets
 
-    from fedbudget.engines.flower.configuration import wanted
     from fedbudget.engines.flower.grid import LOG, GridNodes
     from fedbudget.errors import UserError, WorkError
     from fedbudget.launch.flower import on_flower
+    from fedbudget.launch.flower_configuration import read_run
     from fedbudget.training import default_folder, execute
 
     try:
-        asked = wanted(context.run_config)
+        asked = read_run(context.run_config)
         nodes = GridNodes(grid, run=secrets.token_hex(8))
         prepared = on_flower(nodes, asked)
         out = (asked.out or default_folder(prepared.settings)).absolute()

@@ -1,191 +1,291 @@
-"""The configuration of a run: all that is needed to repeat it, as options of the command line and keys of a TOML file.
+"""The settings of a run: all that is needed to repeat it, each declared once.
 
-An option `--step-size` is the key `step-size` in a file and the field `step_size` here.
+The command line, TOML files, `fedbudget.train` and Flower's run-config are made from the fields of `Settings`: an
+option `--step-size` is the key `step-size` in a file and the argument `step_size` in Python. A new field, with its line
+in `SettingsOptions`, is there in all of them. Values are checked when settings are made, each for itself by its type,
+and then together.
 """
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from glob import escape, glob
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypedDict, Unpack
 
 import tomli_w
+from msgspec import Meta
 
-from fedbudget.budget import Budget
-from fedbudget.control import AdaptiveTau, Controller, FixedTau
-from fedbudget.data.dataset import require_test_share
-from fedbudget.data.partition import Partition
-from fedbudget.errors import UserError
-from fedbudget.protocol.method import Delta
-from fedbudget.step_size import AutoStep, FixedStep, StepSize
+from fedbudget import tasks
+from fedbudget.errors import UserError, flag, key, unknown
+from fedbudget.option import Count, NotNegative, Positive, declarations, in_words, option
+
+if TYPE_CHECKING:
+    from fedbudget.budget import Budget
+
+MODELS = ("svm", "linear", "kmeans", "softmax", "mlp", "cnn")
+DATASETS = ("digits", "mnist", "fashion-mnist", "cifar-10", "energy", "user-knowledge")
+"""Names, known without loading what they are the names of."""
+
+MethodName = Literal["frugal", "paper", "centralized", "asynchronous"]
+Delta = Literal["gradient", "parameters"]
+CostSource = Literal["simulated", "measured"]
+Compression = Literal["none", "16-bit", "8-bit"]
+EngineName = Literal["in-process", "ray", "network"]
+Tau = Count | Literal["adaptive"]
+BatchSize = Count | Literal["full"]
+Eta = Positive | Literal["auto"]
+Chance = Annotated[float, Meta(gt=0, le=1)]
+Fraction = Annotated[float, Meta(ge=0, lt=1)]
+Gamma = Annotated[float, Meta(ge=1)]
+Seed = Annotated[int, Meta(ge=0)]
 
 FEDERATED = ("frugal", "paper")
-COMPRESSIONS = ("none", "16-bit", "8-bit")
-METHODS = (*FEDERATED, "centralized", "asynchronous")
+
+_RUN, _COMPARE, _NETWORK = ("run",), ("run", "compare"), ("serve", "local")
+_ONE_RUN = ("run", "serve", "local")
+_DATA = (*_ONE_RUN, "compare", "join")
+
+
+def _dataset_names(start: str) -> list[str]:
+    """Names and paths of datasets that begin so."""
+    paths = sorted(glob(f"{escape(start)}*"))  # noqa: PTH207, what is typed may be absolute
+    fit = [path for path in paths if path.endswith((".csv", ".npz")) or Path(path).is_dir()]
+    return [*(name for name in DATASETS if name.startswith(start)), *fit]
 
 
 @dataclass(frozen=True)
 class Settings:
     """What to train, on what, with which budget, and how.
 
-    Args:
-      model: a model's name.
-      dataset: a dataset's name, or a path to a .csv, a .npz or a folder with one such file per node.
-      data_dir: where datasets with a name are looked for first.
-      target: the CSV column to predict; the last one when not given.
-      test_share: held out for testing, where the data has no test samples.
-      train_samples, test_samples: take only so many, others for each seed; all when not given.
-      nodes: how many; 5 when not given, or as many as there are files.
-      partition: how samples are given to nodes: case:1 to case:4, dirichlet:ALPHA, files; case:1 when not given, or
-        files for a folder.
-      method: `frugal` (drift is corrected, and no gradients are sent), `paper` (to the letter), or a baseline:
-        `centralized` (all data in one place) or `asynchronous` (no node waits).
-      drift_correction: whether local updates are corrected for drift; as the method has it when not given.
-      delta: what δ is estimated from, `parameters` or `gradient`; as the method has it when not given.
-      tau: `adaptive`, or a number of local updates.
-      budget: limits, such as time=15s, energy=500J, bytes=20MB, cpu=30s, money=0.40.
-      costs: `simulated` (the paper's measurements) or `measured` (this machine's clocks).
-      aggregation_factor: how many times as long as in the paper's prototype an aggregation takes, simulated.
-      speeds: of each node, with asynchronous descent; two of five 4 times as fast as the others when not given.
-      participation: the chance of a node to take part in a round, simulated.
-      batch_size: samples in a mini-batch, or `full`; 100 when not given, or the smallest shard if that is smaller.
-      step_size: η, or `auto`; auto when the method is frugal and not given, else the paper's 0.01.
-      phi: φ, the control parameter; 0.0025 when drift is corrected and not given, else the paper's: 5e-5 for its
-        networks, 0.025 for all others.
-      gamma: how many times larger than the last τ the next may be.
-      tau_max: the largest τ.
-      seed: of everything random.
-      rounds: the most rounds to make, besides the budget.
-      evaluations: accuracy is looked at, at no more than so many points of the run, evenly over the budget.
-      clusters: of K-means.
-      device: where PyTorch computes: `auto` (a GPU when there is one), `cpu`, `cuda`, ...
-      min_nodes: over a network, the fewest nodes to make a round with; 1 when not given.
-      round_timeout: over a network, seconds until nodes that have not reported are left out; from what rounds took so
-        far when not given.
-      compress: over a network, how parameters are sent: `none`, `16-bit` or `8-bit`.
-      watts, joules_per_byte: what energy is figured from, per node.
-      price_per_hour, price_per_gigabyte: what money is figured from, per node.
+    What a field means is said where it is declared, and by `fedbudget run --help`. Where None is the default, what is
+    taken instead depends on the other settings and on the data.
     """
 
-    model: str = "svm"
-    dataset: str = "digits"
-    data_dir: str | None = None
-    target: str | None = None
-    test_share: float = 0.2
-    train_samples: int | None = None
-    test_samples: int | None = None
-    nodes: int | None = None
-    partition: str | None = None
-    method: str = "frugal"
-    drift_correction: bool | None = None
-    delta: str | None = None
-    tau: int | str = "adaptive"
-    budget: tuple[str, ...] = ("time=15s",)
-    costs: str = "simulated"
-    aggregation_factor: float = 1.0
-    speeds: tuple[float, ...] | None = None
-    participation: float = 1.0
-    batch_size: int | str | None = None
-    step_size: float | str | None = None
-    phi: float | None = None
-    gamma: float = 10.0
-    tau_max: int = 100
-    seed: int = 0
-    rounds: int | None = None
-    evaluations: int = 50
-    clusters: int = 4
-    device: str = "auto"
-    min_nodes: int | None = None
-    round_timeout: float | None = None
-    compress: str | None = None
-    watts: float = 5.0
-    joules_per_byte: float = 1e-6
-    price_per_hour: float = 0.1
-    price_per_gigabyte: float = 0.1
+    COMMANDS: ClassVar = ("run", "serve", "local", "compare")
+
+    model: str = option("svm", f"What is trained: {in_words(MODELS)}.", "most used", values=MODELS)
+    dataset: str = option(
+        "digits",
+        f"{', '.join(DATASETS)}, or a path: a .csv, a .npz, or a folder with one per node.",
+        "most used",
+        _DATA,
+        values=_dataset_names,
+    )
+    data_dir: str | None = option(
+        None,
+        "Where datasets are looked for first.",
+        "data",
+        (*_DATA, "sweep"),
+        shown="FEDBUDGET_DATA, then the cache folder",
+    )
+    target: str | None = option(None, "The CSV column to predict.", "data", _DATA, shown="the last")
+    test_share: Fraction = option(0.2, "Held out for testing, where data has no test samples.", "data", _DATA)
+    train_samples: Count | None = option(None, "Train on only so many samples, others for each seed.", "data", _DATA)
+    test_samples: Count | None = option(
+        None, "Test on only so many samples, others for each seed.", "data", (*_COMPARE, "local")
+    )
+    nodes: Count | None = option(
+        None,
+        "How many nodes.",
+        "most used",
+        shown="5, or one per file",
+        defaults={"local": 5},
+        helps={
+            "serve": "How many nodes to wait for before the first round.  [default: --min-nodes]",
+            "local": "How many node processes to start.  [default: 5]",
+        },
+    )
+    partition: str | None = option(
+        None,
+        "How data is spread: case:N, dirichlet:ALPHA, draw:SAMPLES or files.",
+        "data",
+        (*_ONE_RUN, "join"),
+        shown="case:1, or files for a folder",
+    )
+    method: MethodName = option(
+        "frugal",
+        "frugal (drift corrected, no gradients sent), paper (to the letter), or a baseline: centralized or "
+        "asynchronous gradient descent.",
+        "most used",
+    )
+    drift_correction: bool | None = option(
+        None, "Correct local updates for drift.", "method", shown="as the method has it"
+    )
+    delta: Delta | None = option(
+        None, "Estimate δ from parameters or gradient.", "method", shown="as the method has it"
+    )
+    tau: Tau = option("adaptive", "adaptive, or a fixed number of local updates per round (τ).", "method", _ONE_RUN)
+    budget: tuple[str, ...] = option(
+        ("time=15s",),
+        "What may be spent, once for each resource: time=15s, energy=500J, bytes=20MB, cpu=30s, money=0.40.",
+        "most used",
+    )
+    costs: CostSource = option(
+        "simulated",
+        "simulated (the paper's prototype) or measured (clocks and meters of the machines).",
+        "budget",
+        defaults=dict.fromkeys(("serve", "local", "flower"), "measured"),
+    )
+    aggregation_factor: Positive = option(
+        1.0, "How many times as long as the prototype's a simulated aggregation takes.", "budget", _COMPARE
+    )
+    speeds: tuple[float, ...] | None = option(
+        None, "Of each node, with asynchronous: 4,4,1,1,1.", "method", _RUN, shown="two of five are fast"
+    )
+    participation: Chance = option(1.0, "The chance of a node to take part in a round, simulated.", "method", _COMPARE)
+    batch_size: BatchSize | None = option(None, "Samples in a mini-batch, or full.", "method", shown="100")
+    step_size: Eta | None = option(None, "Step size η, or auto.", "method", shown="auto with frugal, else 0.01")
+    phi: Positive | None = option(
+        None,
+        "Control parameter φ; larger gives smaller τ.",
+        "method",
+        shown="0.0025 with drift correction; else 0.025, or 5e-5 for cnn",
+    )
+    gamma: Gamma = option(10.0, "How many times the last τ the next may be.", "method")
+    tau_max: Count = option(100, "The largest τ.", "method")
+    seed: Seed = option(0, "Of everything random.", "method", (*_ONE_RUN, "join"))
+    rounds: Count | None = option(None, "The most rounds to make, besides the budget.", "budget", _ONE_RUN)
+    evaluations: Count = option(50, "At how many points of a run, at most, accuracy is looked at.", "output", _ONE_RUN)
+    clusters: Count = option(4, "Clusters of kmeans.", "model")
+    device: str = option(
+        "auto", "Where PyTorch computes: auto, cpu, cuda.", "model", _DATA, values=("auto", "cpu", "cuda")
+    )
+    min_nodes: Count | None = option(None, "The fewest nodes to make a round with.", "network", _NETWORK, shown="1")
+    round_timeout: Positive | None = option(
+        None,
+        "Seconds until nodes that have not reported are left out of a round.",
+        "network",
+        _NETWORK,
+        shown="from what rounds took",
+    )
+    compress: Compression | None = option(
+        None, "How parameters are sent: none, 16-bit or 8-bit.", "network", _NETWORK, shown="none"
+    )
+    watts: NotNegative = option(5.0, "Power of a node, for energy.", "budget")
+    joules_per_byte: NotNegative = option(1e-6, "Energy of sending a byte.", "budget", shown="1e-6")
+    price_per_hour: NotNegative = option(0.1, "Of a node, for money.", "budget")
+    price_per_gigabyte: NotNegative = option(0.1, "Of sending, for money.", "budget")
 
     def __post_init__(self) -> None:
-        self.controller()
+        for name, declared in declarations(Settings).items():
+            if (value := getattr(self, name)) is not declared.default:
+                object.__setattr__(self, name, declared.converted(value))
         self.limits()
         if self.partition is not None:
+            from fedbudget.data.partition import Partition
+
             Partition.parse(self.partition)
-        if self.costs not in ("simulated", "measured"):
-            raise UserError(f"costs must be simulated or measured, not {self.costs!r}")
-        if self.method not in METHODS:
-            raise UserError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
-        if self.delta not in (None, *get_args(Delta)):
-            raise UserError(f"delta must be one of {', '.join(get_args(Delta))}, not {self.delta!r}")
-        if self.method not in FEDERATED and (self.drift_correction or self.delta or self.participation != 1):
-            raise UserError(f"{self.method} descent has no drift-correction, delta or participation")
-        if not 0 < self.participation <= 1:
-            raise UserError(f"participation must be more than 0 and at most 1, not {self.participation:g}")
-        if not 0 < self.aggregation_factor < float("inf"):
-            raise UserError(f"aggregation-factor must be a positive number, not {self.aggregation_factor:g}")
-        self.pacing()
-        if self.batch_size is not None and self.batch_size != "full" and not isinstance(self.batch_size, int):
-            raise UserError(f"batch-size must be a whole number or full, not {self.batch_size!r}")
-        if self.compress not in (None, *COMPRESSIONS):
-            raise UserError(f"compress must be one of {', '.join(COMPRESSIONS)}, not {self.compress!r}")
-        if self.round_timeout is not None and not 0 < self.round_timeout < float("inf"):
-            raise UserError(f"round-timeout must be a positive number of seconds, not {self.round_timeout:g}")
-        for name in ("nodes", "min_nodes", "rounds", "train_samples", "test_samples", "evaluations"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name.replace('_', '-')} must be at least 1, not {value}")
-        require_test_share(self.test_share)
-        if self.seed < 0:
-            raise UserError(f"seed must not be negative, but is {self.seed}")
+        if self.method not in FEDERATED:
+            if self.drift_correction or self.delta or self.participation != 1:
+                raise UserError(f"{self.method} descent has no `drift_correction`, `delta` or `participation`")
+            if self.step_size == "auto":
+                raise UserError(f"{self.method} descent needs a `step_size` that is a number")
 
-    def controller(self) -> Controller:
-        if self.tau == "adaptive":
-            return AdaptiveTau(self._phi(), self.gamma, self.tau_max, leap=self.delta_from == "parameters")
-        if not isinstance(self.tau, int):
-            raise UserError(f"tau must be adaptive or a whole number, not {self.tau!r}")
-        return FixedTau(self.tau)
+    def limits(self) -> "Budget":
+        from fedbudget.budget import Budget
 
-    def pacing(self) -> StepSize:
-        step_size = ("auto" if self.method == "frugal" else 0.01) if self.step_size is None else self.step_size
-        if step_size == "auto":
-            if self.method not in FEDERATED:
-                raise UserError(f"{self.method} descent needs a step-size that is a number")
-            return AutoStep()
-        if isinstance(step_size, str):
-            raise UserError(f"step-size must be auto or a positive number, not {step_size!r}")
-        return FixedStep(step_size)
-
-    @property
-    def corrects_drift(self) -> bool:
-        return self.method == "frugal" if self.drift_correction is None else self.drift_correction
-
-    @property
-    def delta_from(self) -> Delta:
-        if self.delta is None:
-            return "parameters" if self.method == "frugal" else "gradient"
-        return "gradient" if self.delta == "gradient" else "parameters"
-
-    def _phi(self) -> float:
-        if self.phi is not None:
-            return self.phi
-        if self.corrects_drift:
-            return 0.0025
-        return 5e-5 if self.model == "cnn" else 0.025
-
-    def limits(self) -> Budget:
         return Budget.parse(self.budget)
 
     @classmethod
+    def combined(
+        cls,
+        given: Mapping[str, Any],
+        *,
+        task: str | None = None,
+        config: Path | None = None,
+        case: int | None = None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> "Settings":
+        """Settings from what was given and, below that, from a task or a file, and below that, from defaults.
+
+        Args:
+          given: by the names of fields.
+          case: short for the partition `case:N`.
+          defaults: where they are not those of `Settings`.
+        """
+        if task is not None and config is not None:
+            raise UserError(
+                "give `task` or `config`, not both; fedbudget tasks NAME prints a task's settings as a file"
+            )
+        if case is not None:
+            if "partition" in given:
+                raise UserError("give `case` or `partition`, not both")
+            given = {**given, "partition": f"case:{case}"}
+        file = tasks.path(task) if task is not None else config
+        return cls(**{**(defaults or {}), **({} if file is None else cls.from_toml(file)), **given})
+
+    @classmethod
+    def from_python(
+        cls,
+        *,
+        task: str | None = None,
+        case: int | None = None,
+        model: str | None = None,
+        dataset: str | None = None,
+        budget: str | Sequence[str] | None = None,
+        step_size: float | str | None = None,
+        **options: Unpack["SettingsOptions"],
+    ) -> "Settings":
+        """Settings from the arguments of `fedbudget.train`."""
+        given: dict[str, Any] = dict(options)
+        for name in given:
+            if name not in declarations(Settings):
+                raise unknown("argument", name, [*declarations(Settings), "task", "case"])
+        more = {"model": model, "dataset": dataset, "budget": budget, "step_size": step_size}
+        given |= {name: value for name, value in more.items() if value is not None}
+        return cls.combined(given, task=task, case=case)
+
+    @classmethod
     def from_toml(cls, path: Path) -> dict[str, Any]:
-        """The settings in a file, checked key by key, to be completed by options."""
-        return checked(path, read_toml(path))
+        """The settings in a file, checked key by key, to be completed by others."""
+        return read_settings(read_toml(path), str(path))
 
     def to_toml(self) -> str:
-        values = {field.name.replace("_", "-"): getattr(self, field.name) for field in fields(self)}
+        values = {key(name): getattr(self, name) for name in declarations(Settings)}
         return tomli_w.dumps(
             {
-                key: list(value) if isinstance(value, tuple) else value
-                for key, value in values.items()
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in values.items()
                 if value is not None
             }
         )
+
+
+class SettingsOptions(TypedDict, total=False):
+    """The fields of `Settings` as arguments, but for four that take more in Python: model, dataset, budget, step size."""
+
+    data_dir: str | None
+    target: str | None
+    test_share: Fraction
+    train_samples: Count | None
+    test_samples: Count | None
+    nodes: Count | None
+    partition: str | None
+    method: MethodName
+    drift_correction: bool | None
+    delta: Delta | None
+    tau: Tau
+    costs: CostSource
+    aggregation_factor: Positive
+    speeds: tuple[float, ...] | None
+    participation: Chance
+    batch_size: BatchSize | None
+    phi: Positive | None
+    gamma: Gamma
+    tau_max: Count
+    seed: Seed
+    rounds: Count | None
+    evaluations: Count
+    clusters: Count
+    device: str
+    min_nodes: Count | None
+    round_timeout: Positive | None
+    compress: Compression | None
+    watts: NotNegative
+    joules_per_byte: NotNegative
+    price_per_hour: NotNegative
+    price_per_gigabyte: NotNegative
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -198,46 +298,40 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
-def checked(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings among the keys of a file, as fields; errors name the file."""
-    known = {field.name.replace("_", "-"): field for field in fields(Settings)}
-    fit: dict[str, Any] = {}
-    for key, value in found.items():
-        if key not in known:
-            raise UserError(f"{path}: unknown key {key!r}; known are {', '.join(known)}")
-        name = known[key].name
-        if name == "budget":
-            texts = [value] if isinstance(value, str) else value
-            if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
-                value = tuple(texts)
-        if name == "speeds" and isinstance(value, list) and all(type(each) in (int, float) for each in value):
-            value = tuple(map(float, value))
-        allowed = _TYPES.get(name, type(known[key].default))
-        if isinstance(value, int) and not isinstance(value, bool) and allowed in (float, (float, str)):
-            value = float(value)
-        if isinstance(value, bool) is not (allowed is bool) or not isinstance(value, allowed):
-            raise UserError(f"{path}: {key} = {value!r} has the wrong type")
-        fit[name] = value
-    return fit
+def read_settings(values: Mapping[str, Any], where: str, also: Iterable[str] = ()) -> dict[str, Any]:
+    """The settings among the keys of a file, as fields; errors speak of keys, and say where they are.
+
+    Args:
+      where: the file, or the part of one.
+      also: other keys that there may be, which are left to the caller.
+    """
+    require_keys(values, where, also)
+    known = {key(name): declared for name, declared in declarations(Settings).items()}
+    try:
+        return {known[name].name: known[name].converted(value) for name, value in values.items() if name in known}
+    except UserError as error:
+        raise UserError(f"{where}: {error.spelled(key)}") from None
 
 
-_TYPES: Mapping[str, Any] = {
-    "data_dir": str,
-    "target": str,
-    "train_samples": int,
-    "test_samples": int,
-    "nodes": int,
-    "partition": str,
-    "drift_correction": bool,
-    "delta": str,
-    "tau": (int, str),
-    "speeds": tuple,
-    "batch_size": (int, str),
-    "step_size": (float, str),
-    "phi": float,
-    "rounds": int,
-    "min_nodes": int,
-    "round_timeout": float,
-    "compress": str,
-}
-"""Types of the fields whose default does not tell."""
+def require_keys(names: Iterable[str], where: str, also: Iterable[str] = ()) -> None:
+    """Refuses a key that is neither a setting's nor one of `also`."""
+    known = [*map(key, declarations(Settings)), *also]
+    for name in names:
+        if name not in known:
+            raise UserError(f"{where}: {unknown('key', name, known, 'known are ' + ', '.join(known))}")
+
+
+def node_arguments(settings: Settings) -> list[str]:
+    """The options of `fedbudget join` with which a node has its share of these settings' dataset."""
+    arguments: list[str] = []
+    for name, declared in declarations(Settings).items():
+        value = getattr(settings, name)
+        if declared.within("join") and value is not None:
+            arguments += [flag(name), str(value)]
+    return arguments
+
+
+def defaults_of(command: str) -> dict[str, Any]:
+    """What a command takes where nothing is given, where that is not the field's default."""
+    by_name = {name: declared.option.defaults for name, declared in declarations(Settings).items()}
+    return {name: defaults[command] for name, defaults in by_name.items() if command in defaults}

@@ -10,11 +10,11 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from fedbudget import __version__, tasks
+from fedbudget import __version__
 from fedbudget.arrays import Float32
 from fedbudget.control import Controller
 from fedbudget.data.dataset import Dataset
@@ -22,7 +22,7 @@ from fedbudget.data.files import Shard, from_arrays
 from fedbudget.engines.interrupt import interruptible
 from fedbudget.engines.remote.task import rounds_ahead
 from fedbudget.errors import UserError
-from fedbudget.launch.launch import EngineName, launch
+from fedbudget.launch.launch import launch
 from fedbudget.launch.prepared import Callback, Overrides, PreparedRun
 from fedbudget.models.base import Model, loss_over
 from fedbudget.protocol.aggregator import Outcome, Round
@@ -34,7 +34,7 @@ from fedbudget.runs.checkpoint_writer import CheckpointWriter
 from fedbudget.runs.folder import PLOT, Run, RunWriter, SavedModel
 from fedbudget.runs.nodes import NodeStatusWriter
 from fedbudget.runs.record import RoundRecord, average_tau, update_weighted_tau
-from fedbudget.settings import Settings
+from fedbudget.settings import EngineName, Settings, SettingsOptions
 from fedbudget.step_size import StepSize
 from fedbudget.trackers import make_trackers
 from fedbudget.trackers.background import tracking
@@ -121,7 +121,7 @@ def train(
     engine: EngineName = "in-process",
     ray_address: str | None = None,
     actors: int | None = None,
-    **options: Any,
+    **options: Unpack[SettingsOptions],
 ) -> Result:
     """Trains a model under a budget; does what `fedbudget run` does.
 
@@ -153,26 +153,21 @@ def train(
     own_data = dataset if isinstance(dataset, Dataset) else None
     if shards is not None:
         own_data = from_arrays(shards, test)
-    named_step_size = step_size if isinstance(step_size, int | float | str | None) else None
-    given = {
-        "model": model if isinstance(model, str | None) else model.name,
-        "dataset": own_data.name if own_data is not None else dataset,
-        "partition": None if case is None else f"case:{case}",
-        "budget": (budget,) if isinstance(budget, str) else budget and tuple(budget),
-        "step_size": named_step_size,
-    }
-    options |= {name: value for name, value in given.items() if value is not None}
-    if task is not None:
-        options = {**Settings.from_toml(tasks.path(task)), **options}
-    try:
-        settings = Settings(**options)
-    except TypeError as error:
-        raise UserError(f"train() was given an option that it does not know: {error}") from None
+    eta, own_step_size = (step_size, None) if isinstance(step_size, int | float | str | None) else (None, step_size)
+    settings = Settings.from_python(
+        task=task,
+        case=case,
+        model=model if isinstance(model, str | None) else model.name,
+        dataset=dataset if isinstance(dataset, str) else None if own_data is None else own_data.name,
+        budget=budget,
+        step_size=eta,
+        **options,
+    )
     overrides = Overrides(
         dataset=own_data,
         model=None if isinstance(model, str | None) else model,
         controller=controller,
-        step_size=None if isinstance(step_size, int | float | str | None) else step_size,
+        step_size=own_step_size,
         update=update,
         combine=combine,
     )

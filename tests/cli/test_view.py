@@ -13,13 +13,13 @@ from fedbudget.cli.view import cells, nodes_table, preparing, print_result, watc
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import SimulatedRun, simulate
 from fedbudget.node_status import NodeStatus
-from fedbudget.settings import Settings
+from fedbudget.settings import Settings, Tau
 from fedbudget.training import Result, execute
 
 DIGITS = data.load("digits")
 
 
-def plan_of(*budget: str, tau: int | str = "adaptive") -> SimulatedRun:
+def plan_of(*budget: str, tau: Tau = "adaptive") -> SimulatedRun:
     return simulate(Settings(budget=budget, tau=tau, partition="case:2"), Overrides(dataset=DIGITS))
 
 

@@ -15,6 +15,7 @@ from fedbudget.control import AdaptiveTau, ControlInputs, Decision, Estimates, R
 from fedbudget.dashboard import series
 from fedbudget.dashboard.run_reader import RunReader, RunSnapshot
 from fedbudget.errors import UserError
+from fedbudget.launch.method import build_method
 from support.made_runs import SETTINGS, make_run, many_rounds, record
 
 
@@ -116,7 +117,7 @@ def test_a_run_that_is_over_has_no_pace_and_may_have_spent_too_much(tmp_path: Pa
 
 def test_the_curve_of_a_round_is_the_one_its_controller_looked_at(tmp_path: Path) -> None:
     found = series.choice(snapshot_of(make_run(tmp_path / "run")), 7)
-    controller = SETTINGS.controller()
+    controller = build_method(SETTINGS).controller
     assert isinstance(controller, AdaptiveTau)
     inputs = ControlInputs(
         Estimates(1.0, 2.0, 3.0), 0.01, np.array([0.01, 0.0]), np.array([0.05, 5e3]), SETTINGS.limits().array

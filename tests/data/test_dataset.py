@@ -29,7 +29,7 @@ class TestTargets:
         assert replace(MANY, parity=True).table(MANY.train, "binary").y.tolist() == [1, -1, 1, -1, -1]
 
     def test_four_classes_without_parity_are_not_two(self) -> None:
-        with pytest.raises(UserError, match="many has 4 classes; --model svm needs two, softmax takes any"):
+        with pytest.raises(UserError, match="many has 4 classes; model svm needs two, softmax takes any"):
             MANY.table(MANY.train, "binary")
 
     def test_classes_are_their_numbers(self) -> None:
@@ -99,7 +99,7 @@ class TestHoldOut:
 
     @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
     def test_refuses_a_share_that_leaves_nothing_or_is_none(self, share: float) -> None:
-        with pytest.raises(UserError, match="test-share must be at least 0 and below 1"):
+        with pytest.raises(UserError, match="test_share must be at least 0 and below 1"):
             hold_out(FIVE, share)
 
 

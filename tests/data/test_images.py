@@ -86,7 +86,7 @@ class TestMnist:
         digits = data.load("mnist", data_dir=put(tmp_path / "mnist", SMALL))
         assert digits.table(digits.train, "binary").y.tolist() == [1, 1, -1]
         clothes = data.load("fashion-mnist", data_dir=put(tmp_path / "fashion-mnist", SMALL))
-        with pytest.raises(UserError, match="fashion-mnist has 10 classes; --model svm needs two"):
+        with pytest.raises(UserError, match="fashion-mnist has 10 classes; model svm needs two"):
             clothes.table(clothes.train, "binary")
 
     def test_torchvisions_folder_and_zipped_files_will_do(self, tmp_path: Path) -> None:

@@ -118,13 +118,13 @@ def test_whole_shards_take_every_position_in_every_update() -> None:
 
 
 def test_a_batch_larger_than_the_smallest_shard_is_refused_and_the_shard_is_named() -> None:
-    with pytest.raises(UserError, match="batch-size 8 is larger than the smallest shard, node 2's 7 samples"):
+    with pytest.raises(UserError, match="batch_size 8 is larger than the smallest shard, node 2's 7 samples"):
         sampler(20, 9, 7, 30, batch=8)
 
 
 @pytest.mark.parametrize("batch", [0, -1])
 def test_a_batch_has_at_least_one_sample(batch: int) -> None:
-    with pytest.raises(UserError, match=f"batch-size must be at least 1, not {batch}"):
+    with pytest.raises(UserError, match=f"batch_size must be at least 1, not {batch}"):
         sampler(20, batch=batch)
 
 

@@ -12,7 +12,7 @@ import fedbudget
 from fedbudget.errors import UserError
 from fedbudget.experiments.compare import CaseComparison, MeanResult, compare
 from fedbudget.launch.simulate import simulate
-from fedbudget.settings import Settings
+from fedbudget.settings import MethodName, Settings, Tau
 from fedbudget.training import execute
 
 FIXED = (MeanResult(1, 0.9, 0.5), MeanResult(10, 0.4, 0.8), MeanResult(100, 0.6, 0.7))
@@ -56,9 +56,10 @@ class TestRegret:
 def test_figures_are_the_means_of_separate_runs() -> None:
     budget, seeds = ("time=3s",), [3, 4]
     (found,) = compare(Settings(budget=budget, nodes=4), cases=[2], taus=[1, 10], seeds=seeds)
+    methods: dict[Tau, MethodName] = {"adaptive": "frugal", 1: "paper", 10: "paper"}
     by_tau: dict[int | str, list[fedbudget.Result]] = {
         tau: [fedbudget.train(case=2, nodes=4, budget=budget, tau=tau, seed=seed, method=method) for seed in seeds]
-        for tau, method in (("adaptive", "frugal"), (1, "paper"), (10, "paper"))
+        for tau, method in methods.items()
     }
 
     def mean(tau: int | str, name: str) -> float:

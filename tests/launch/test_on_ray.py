@@ -20,7 +20,7 @@ from fedbudget.launch.simulate import simulate
 from fedbudget.models import LinearRegression
 from fedbudget.protocol.messages import Broadcast, Request
 from fedbudget.runs.record import RoundRecord
-from fedbudget.settings import Settings
+from fedbudget.settings import MethodName, Settings
 from fedbudget.training import Result, execute
 
 pytestmark = [
@@ -80,7 +80,7 @@ def test_one_two_and_four_actors_give_the_bits_of_the_in_process_engine(options:
     ],
 )
 def test_kill_9_of_an_actor_in_the_middle_of_a_run_changes_nothing(
-    method: str, copies: str, monkeypatch: pytest.MonkeyPatch
+    method: MethodName, copies: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once before the first copy of its memory is taken, and twice after, if any is; the last may be lost by then."""
     monkeypatch.setattr(engine, "KEPT", 1000 if copies == "never" else 3)

@@ -46,9 +46,7 @@ class TestLayers:
 
     def test_flat_rows_are_refused(self) -> None:
         dataset = Dataset("rows", Part(np.zeros((2, 7), np.uint8), labels=np.arange(2)), classes=("a", "b"))
-        with pytest.raises(
-            UserError, match=r"--model cnn needs images \[channels, height, width\]; rows has 7 features"
-        ):
+        with pytest.raises(UserError, match=r"model cnn needs images \[channels, height, width\]; rows has 7 features"):
             catalogue.build("cnn", dataset)
 
     @pytest.mark.parametrize("shape", [GREY, COLOUR, (1, 8, 8), (2, 9, 13)])  # of odd sides halves are rounded up

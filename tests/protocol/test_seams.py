@@ -129,7 +129,7 @@ class TestController:
         chosen_tau(axis, records, range(len(records)))
         legend = axis.get_legend()
         assert legend is not None
-        assert [text.get_text() for text in legend.get_texts()] == ["few to begin with", "the other one"]
+        assert [text.get_text().strip() for text in legend.get_texts()] == ["few to begin with", "the other one"]
         nothing = np.empty(0)
         own = Explanation(1, 5, "the other one", nothing.astype(np.int64), nothing, None, 0.1, False)
         assert (own.reason, own.sentence) == ("the other one", "the controller gave this reason itself")
@@ -223,6 +223,22 @@ class TestCombineRule:
         sums = ReportsHere(report(aggregator.start(), 1.0))
         with pytest.raises(UserError, match="Median needs every node's report, and here only sums arrive"):
             aggregator.receive(sums, ONE)
+
+    def test_a_rule_of_sums_can_only_be_the_weighted_mean(self) -> None:
+        with pytest.raises(UserError, match="Median must say that it needs reports"):
+            make(combine=Median(needs_reports=False))
+
+
+def test_a_controller_that_fails_changes_nothing() -> None:
+    class Failing(Alternating):
+        def next(self, previous: Decision, inputs: ControlInputs) -> Decision:
+            raise ZeroDivisionError
+
+    aggregator = make(controller=Failing())
+    broadcast = aggregator.start()
+    with pytest.raises(ZeroDivisionError):
+        aggregator.receive(report(broadcast, 1.0), ONE)
+    assert (aggregator.pending, aggregator.last) == (broadcast, None)
 
 
 @pytest.mark.parametrize(("rule", "name"), [({"update": Halfway()}, "Halfway"), ({"combine": Median()}, "Median")])

@@ -10,6 +10,7 @@ import pytest
 from fedbudget import data
 from fedbudget.control import Reason
 from fedbudget.errors import UserError
+from fedbudget.launch.method import build_method
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
 from fedbudget.runs import explain as explain_module
@@ -40,7 +41,7 @@ def plain_g(tau: int, known: RoundRecord, budget: dict[str, float]) -> float:
 
 
 def explain(run: Run, number: int) -> Explanation:
-    return explain_module.explain(run, number, run.settings.controller())
+    return explain_module.explain(run, number, build_method(run.settings).controller)
 
 
 def run_of(**options: object) -> tuple[Run, Result]:

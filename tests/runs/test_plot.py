@@ -17,6 +17,7 @@ from fedbudget import data
 from fedbudget.arrays import Float32
 from fedbudget.runs.plot import chosen_tau, losses, plot_run
 from fedbudget.runs.record import RoundRecord
+from fedbudget.settings import Tau
 from support.made_runs import record
 
 DIGITS = data.load("digits")
@@ -45,7 +46,7 @@ def picture(result: fedbudget.Result) -> bytes:
 @pytest.mark.parametrize("resources", BUDGETS)
 @pytest.mark.parametrize("tau", ["adaptive", 7])
 @pytest.mark.parametrize("rounds", [1, None])
-def test_every_kind_of_run_has_a_whole_picture(resources: str, tau: int | str, rounds: int | None) -> None:
+def test_every_kind_of_run_has_a_whole_picture(resources: str, tau: Tau, rounds: int | None) -> None:
     result = fedbudget.train(dataset=DIGITS, budget=BUDGETS[resources], tau=tau, rounds=rounds)
     drawn = picture(result)
     found = list(chunks(drawn))

@@ -28,7 +28,7 @@ def certs(
         int, typer.Option(help="How long certificates are valid.  [default: 365]", show_default=False)
     ] = 365,
 ) -> None:
-    """Make a small CA and certificates, for encrypted connections in a trial.
+    """Make a small CA and certificates, for encryption in a trial.
 
     Examples:
 

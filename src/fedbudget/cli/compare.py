@@ -1,50 +1,18 @@
 """`fedbudget compare`."""
 
-import json as jsonlib
-from typing import TYPE_CHECKING, Annotated
+import json
+from typing import TYPE_CHECKING
 
-import typer
-
-from fedbudget.cli import options as o
+from fedbudget.cli.command import command
+from fedbudget.cli.options import CompareOptions, OutputOptions
+from fedbudget.settings import Settings
 
 if TYPE_CHECKING:
     from fedbudget.experiments.compare import CaseComparison
 
 
-def compare(
-    task: o.Task = None,
-    model: o.Model = None,
-    dataset: o.Dataset = None,
-    data_dir: o.DataDir = None,
-    nodes: o.Nodes = None,
-    cases: Annotated[str, typer.Option(help="Cases to compare in.")] = "1,2,3,4",
-    taus: Annotated[str, typer.Option(help="Fixed τ to compare with.")] = "1,2,3,5,7,10,20,30,50,70,100",
-    seeds: Annotated[int, typer.Option(help="Runs of each, with seeds 0, 1, ...")] = 5,
-    method: o.Method = None,
-    drift_correction: o.DriftCorrection = None,
-    delta: o.Delta = None,
-    budget: o.Budget = None,
-    costs: o.Costs = None,
-    aggregation_factor: o.AggregationFactor = None,
-    participation: o.Participation = None,
-    batch_size: o.BatchSize = None,
-    step_size: o.StepSize = None,
-    phi: o.Phi = None,
-    gamma: o.Gamma = None,
-    tau_max: o.TauMax = None,
-    target: o.Target = None,
-    test_share: o.TestShare = None,
-    train_samples: o.TrainSamples = None,
-    test_samples: o.TestSamples = None,
-    clusters: o.Clusters = None,
-    device: o.Device = None,
-    watts: o.Watts = None,
-    joules_per_byte: o.JoulesPerByte = None,
-    price_per_hour: o.PricePerHour = None,
-    price_per_gigabyte: o.PricePerGigabyte = None,
-    config: o.Config = None,
-    json: o.Json = False,
-) -> None:
+@command
+def compare(settings: Settings, compared: CompareOptions, output: OutputOptions) -> None:
     """Compare adaptive τ with fixed τ, over cases and seeds.
 
     The regret is what not knowing the best fixed τ costs, of what the worst one would: 0 is as good as the best, less
@@ -58,9 +26,6 @@ def compare(
 
       fedbudget compare --model softmax --budget time=15s --budget bytes=1MB --json
     """
-    settings = o.settings_from(locals())
-    chosen_cases, chosen_taus = o.whole_numbers("cases", cases), o.whole_numbers("taus", taus)
-
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -68,20 +33,20 @@ def compare(
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    quiet = json or not console.is_terminal
+    quiet = output.json or not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
         runs = bar.add_task("runs", total=None)
         found = run_all(
             settings,
-            cases=chosen_cases,
-            taus=chosen_taus,
-            seeds=range(seeds),
+            cases=compared.cases,
+            taus=compared.taus,
+            seeds=range(compared.seeds),
             progress=lambda done, of: bar.update(runs, completed=done, total=of),
         )
-    if json:
-        print(jsonlib.dumps({"cases": [case.to_json() for case in found]}))
+    if output.json:
+        print(json.dumps({"cases": [case.to_json() for case in found]}))
     else:
-        _print_table(found, seeds, settings.method)
+        _print_table(found, compared.seeds, settings.method)
 
 
 def _print_table(found: "list[CaseComparison]", seeds: int, method: str) -> None:

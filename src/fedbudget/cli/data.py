@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from fedbudget.cli import options as o
+from fedbudget.cli.parameters import completion
+from fedbudget.option import in_words
+from fedbudget.settings import DATASETS
 
 if TYPE_CHECKING:
     from fedbudget.data.published.catalogue import PublishedDataset
@@ -16,7 +19,7 @@ app = typer.Typer(
     help="List, get and check the published datasets.", pretty_exceptions_enable=False, rich_markup_mode=None
 )
 
-Name = Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifar-10, energy or user-knowledge.")]
+Name = Annotated[str, typer.Argument(help=f"{in_words(DATASETS[1:])}.", autocompletion=completion(DATASETS[1:]))]
 DataDir = Annotated[
     Path | None, typer.Option(help="A folder of datasets.  [default: FEDBUDGET_DATA, or the cache folder]")
 ]

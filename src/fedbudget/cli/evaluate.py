@@ -1,7 +1,6 @@
 """`fedbudget evaluate`."""
 
 import json as jsonlib
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +9,7 @@ from fedbudget.cli import options as o
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: o.RunFolder,
     dataset: Annotated[
         str, typer.Option(help="A dataset's name or a path; its test samples where it has some, or else all.")
     ],

@@ -2,7 +2,6 @@
 
 import json as jsonlib
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +15,7 @@ _BARS, _WIDTH = 20, 50
 
 
 def explain(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: o.RunFolder,
     number: Annotated[int, typer.Option("--round", help="Which round's choice to explain.")],
     json: o.Json = False,
 ) -> None:
@@ -26,11 +25,12 @@ def explain(
 
       fedbudget explain runs/NAME --round 12
     """
+    from fedbudget.launch.method import build_method
     from fedbudget.runs.explain import explain as recompute
     from fedbudget.runs.folder import Run
 
     opened = Run.open(run)
-    explanation = recompute(opened, number, opened.settings.controller())
+    explanation = recompute(opened, number, build_method(opened.settings).controller)
     if json:
         curve = [{"tau": int(t), "G": float(g)} for t, g in zip(explanation.candidates, explanation.curve, strict=True)]
         about = {"round": number, "tau": explanation.tau, "eta": explanation.eta, "corrected": explanation.corrected}

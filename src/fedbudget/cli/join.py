@@ -1,53 +1,17 @@
 """`fedbudget join`."""
 
 import sys
-from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from fedbudget.cli import options as o
+from fedbudget.cli.command import command
+from fedbudget.cli.options import Given, JoinOptions, NodeOptions, SecurityOptions
 
 
-def join(
-    address: Annotated[str, typer.Argument(help="HOST:PORT of the aggregator.")],
-    data: o.Data = None,
-    labels: o.Labels = None,
-    target: o.Target = None,
-    dataset: o.Dataset = None,
-    shard: o.Shard = None,
-    case: o.Case = None,
-    partition: o.Partition = None,
-    seed: o.Seed = None,
-    train_samples: o.TrainSamples = None,
-    data_dir: o.DataDir = None,
-    name: Annotated[
-        str | None, typer.Option(help="The node's name.  [default: from this machine's, or the shard]")
-    ] = None,
-    token_file: o.TokenFile = None,
-    ca: Annotated[Path | None, typer.Option(help="Who signed the aggregator's certificate, for TLS.")] = None,
-    cert: Annotated[Path | None, typer.Option(help="The node's certificate, for mutual TLS.")] = None,
-    key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Plain text, readable by all, also beyond this machine.")
-    ] = False,
-    device: o.Device = None,
-    energy_meter: o.EnergyMeter = None,
-    pace: Annotated[
-        float,
-        typer.Option(
-            help="How many times as long as it could a local update takes: a slower machine.  [default: 1]",
-            show_default=False,
-        ),
-    ] = 1.0,
-    patience: Annotated[
-        float | None, typer.Option(help="Seconds until an aggregator that is not there is given up.  [default: never]")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but what is wrong.")] = False,
-) -> None:
-    """Be a node: train on this machine's data, with an aggregator that was started by fedbudget serve.
+@command
+def join(given: Given, joining: JoinOptions, security: SecurityOptions, node: NodeOptions) -> None:
+    """Be a node: train on this machine's data, for an aggregator.
 
-    No sample leaves this machine. When the connection is lost, the node comes back by itself.
+    The aggregator was started by fedbudget serve. No sample leaves this machine. When the connection is lost, the node
+    comes back by itself.
 
     Examples:
 
@@ -62,26 +26,25 @@ def join(
     from fedbudget.cli.network import join_node_data, require_network
 
     require_network()
-    given = locals()
 
-    from fedbudget.launch.join import NodeOptions, node_name
+    from fedbudget.launch.join import NodeConnection, node_name
     from fedbudget.launch.join import join as take_part
 
-    options = NodeOptions(
-        node_name(name, shard),
-        token_file=token_file,
-        ca=ca,
-        cert=cert,
-        key=key,
-        insecure=insecure,
-        device=device or "auto",
-        energy_meter=energy_meter,
-        pace=pace,
-        patience=patience,
+    connection = NodeConnection(
+        node_name(joining.name, node.shard),
+        token_file=security.token_file,
+        ca=security.ca,
+        cert=security.cert,
+        key=security.key,
+        insecure=security.insecure,
+        device=given["device"] or "auto",
+        energy_meter=node.energy_meter,
+        pace=joining.pace,
+        patience=joining.patience,
     )
 
     def report(text: str) -> None:
-        if not quiet:
-            print(f"{options.name}: {text}", file=sys.stderr, flush=True)
+        if not joining.quiet:
+            print(f"{connection.name}: {text}", file=sys.stderr, flush=True)
 
-    take_part(address, join_node_data(given), options, report)
+    take_part(joining.address, join_node_data(given), connection, report)

@@ -24,24 +24,21 @@ from fedbudget.cli import (
     sweep,
     tasks,
 )
-from fedbudget.errors import UserError, WorkError
+from fedbudget.cli.parameters import GroupedCommand
+from fedbudget.errors import UserError, WorkError, flag, suggestion
 
 typer.core.HAS_RICH = False  # help is plain text here; Typer would escape brackets in it for Rich all the same
 
 app = typer.Typer(
     help="Train a model on data that stays on its nodes, as well as a budget of time, energy, bytes or money allows.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+_grouped = (run.run, local.local, serve.serve, join.join, compare.compare, sweep.sweep)
 for command in (
-    run.run,
-    local.local,
-    serve.serve,
-    join.join,
+    *_grouped[:4],
     certs.certs,
-    compare.compare,
-    sweep.sweep,
+    *_grouped[4:],
     reproduce.reproduce,
     show.show,
     explain.explain,
@@ -50,7 +47,7 @@ for command in (
     report.report,
     tasks.tasks,
 ):
-    app.command()(command)
+    app.command(cls=GroupedCommand if command in _grouped else None)(command)
 app.add_typer(data.app, name="data")
 
 
@@ -76,7 +73,7 @@ def _code(arguments: list[str] | None) -> int:
         returned: Any = typer.main.get_command(app).main(arguments, prog_name="fedbudget", standalone_mode=False)
         return returned if isinstance(returned, int) else 0
     except UserError as error:
-        return _complain(str(error), 2)
+        return _complain(error.spelled(flag), 2)
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
     except BrokenPipeError:
@@ -88,7 +85,9 @@ def _code(arguments: list[str] | None) -> int:
         # Typer's own errors of usage, whichever module they come from in the version at hand.
         if not hasattr(error, "format_message"):
             raise
-        return _complain(error.format_message(), 2) if error.format_message() else 2
+        hint = suggestion(getattr(error, "option_name", ""), getattr(error, "possibilities", None) or ())
+        message = f"{error.args[0]}; {hint}" if hint else error.format_message()
+        return _complain(message, 2) if message else 2
 
 
 def _complain(message: str, code: int) -> int:

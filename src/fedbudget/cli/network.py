@@ -35,7 +35,7 @@ def resumed_from(given: Mapping[str, Any]) -> "tuple[Settings, Checkpoint]":
     from fedbudget.launch.serve import load_resumed
 
     if given["out"] is not None or given["config"] is not None:
-        raise UserError("--resume goes on in the run's folder, with its settings; give neither --out nor --config")
+        raise UserError("`resume` goes on in the run's folder, with its settings; give neither `out` nor `config`")
     elsewhere = {"dataset": None, "partition": None, "case": None}
     return load_resumed(given["resume"], lambda config: o.settings_from({**given, "config": config, **elsewhere}))
 
@@ -55,18 +55,18 @@ class Waiting:
         self._quiet = quiet
         self._any_port = any_port
         self._last = -1
-        self._server_side: AggregatorServer | None = None
+        self._server: AggregatorServer | None = None
         self._over = False
         self._lock = threading.Lock()
 
     def opened(self, server: "AggregatorServer") -> None:
-        self._server_side = server
+        self._server = server
         if not self._quiet or self._any_port:
             print(f"listening on port {server.port}; waiting for {self._nodes} nodes", file=sys.stderr, flush=True)
 
     def changed(self, connected: int) -> None:
         with self._lock:
-            if self._over or connected == self._last or self._server_side is None:
+            if self._over or connected == self._last or self._server is None:
                 return
             self._last = connected
         if connected and not self._quiet:
@@ -76,8 +76,8 @@ class Waiting:
         self._over = True
 
     def wake(self) -> None:
-        if self._server_side is not None:
-            self._server_side.wake()
+        if self._server is not None:
+            self._server.wake()
 
 
 @contextmanager
@@ -115,6 +115,6 @@ def _node_data(given: Mapping[str, Any], seed: int) -> "NodeData":
         if given["shard"] is not None or given["dataset"] is not None:
             raise UserError("give --data, or --dataset with --shard, not both")
         return from_file(given["data"], labels=given["labels"], target=given["target"])
-    chosen = ("dataset", "case", "partition", "data_dir", "target", "train_samples")
+    chosen = ("dataset", "case", "partition", "data_dir", "target", "test_share", "train_samples")
     settings = o.settings_from({name: given[name] for name in chosen})
     return from_dataset(replace(settings, seed=seed), given["shard"])

@@ -1,210 +1,217 @@
-"""The options of training, said once for all commands that train, and how they become settings.
+"""The options of commands that are not settings, each declared once; and how options become settings."""
 
-No option has a default here: what is not given comes from `--config` or `--task`, and what is not there, from
-`Settings`.
-"""
-
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from glob import escape, glob
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from fedbudget import tasks
+from fedbudget.cli.parameters import completion, typer_option
 from fedbudget.errors import UserError
-from fedbudget.settings import Settings
+from fedbudget.option import REQUIRED, Count, declarations, option
+from fedbudget.settings import EngineName, Settings, defaults_of
 
-Task = Annotated[str | None, typer.Option(help="Settings by a name, such as svm-sgd-mnist; see fedbudget tasks.")]
-Model = Annotated[
-    str | None, typer.Option(help="What is trained: svm, linear, kmeans, softmax, mlp or cnn.  [default: svm]")
-]
-Dataset = Annotated[
-    str | None,
-    typer.Option(
-        help="digits, mnist, fashion-mnist, cifar-10, energy, user-knowledge, or a path: a .csv, a .npz, or a folder "
-        "with one per node.  [default: digits]"
-    ),
-]
-DataDir = Annotated[
-    str | None,
-    typer.Option(help="Where datasets are looked for first.  [default: FEDBUDGET_DATA, then the cache folder]"),
-]
-TrainSamples = Annotated[int | None, typer.Option(help="Train on only so many samples, others for each seed.")]
-TestSamples = Annotated[int | None, typer.Option(help="Test on only so many samples, others for each seed.")]
-Target = Annotated[str | None, typer.Option(help="The CSV column to predict.  [default: the last]")]
-TestShare = Annotated[
-    float | None, typer.Option(help="Held out for testing, where data has no test samples.  [default: 0.2]")
-]
-Nodes = Annotated[int | None, typer.Option(help="How many nodes.  [default: 5, or one per file]")]
-Case = Annotated[int | None, typer.Option(help="How data is spread: the paper's case 1, 2, 3 or 4.  [default: 1]")]
-Partition = Annotated[
-    str | None, typer.Option(help="The same in general: case:N, dirichlet:ALPHA, draw:SAMPLES or files.")
-]
-Method = Annotated[
-    str | None,
-    typer.Option(
-        help="frugal (drift corrected, no gradients sent), paper (to the letter), or a baseline: centralized or "
-        "asynchronous gradient descent.  [default: frugal]"
-    ),
-]
-DriftCorrection = Annotated[
-    bool | None,
-    typer.Option(
-        "--drift-correction/--no-drift-correction",
-        help="Correct local updates for drift.  [default: as the method has it]",
-    ),
-]
-Delta = Annotated[
-    str | None, typer.Option(help="Estimate δ from parameters or gradient.  [default: as the method has it]")
-]
-Participation = Annotated[
-    float | None, typer.Option(help="The chance of a node to take part in a round, simulated.  [default: 1]")
-]
-AggregationFactor = Annotated[
-    float | None,
-    typer.Option(help="How many times as long as the prototype's a simulated aggregation takes.  [default: 1]"),
-]
-Speeds = Annotated[
-    str | None, typer.Option(help="Of each node, with asynchronous: 4,4,1,1,1.  [default: two of five are fast]")
-]
-Tau = Annotated[str | None, typer.Option(help="adaptive, or a fixed number of local updates.  [default: adaptive]")]
-Budget = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="What may be spent, once for each resource: time=15s, energy=500J, bytes=20MB, cpu=30s, money=0.40.  "
-        "[default: time=15s]"
-    ),
-]
-Costs = Annotated[
-    str | None,
-    typer.Option(help="simulated (the paper's prototype) or measured (this machine's clocks).  [default: simulated]"),
-]
-BatchSize = Annotated[str | None, typer.Option(help="Samples in a mini-batch, or full.  [default: 100]")]
-StepSize = Annotated[str | None, typer.Option(help="Step size η, or auto.  [default: auto with frugal, else 0.01]")]
-Phi = Annotated[
-    float | None,
-    typer.Option(
-        help="Control parameter φ; larger gives smaller τ.  [default: 0.0025 with drift correction; else 0.025, or "
-        "5e-5 for cnn]"
-    ),
-]
-Gamma = Annotated[float | None, typer.Option(help="How many times the last τ the next may be.  [default: 10]")]
-TauMax = Annotated[int | None, typer.Option(help="The largest τ.  [default: 100]")]
-Seed = Annotated[int | None, typer.Option(help="Of everything random.  [default: 0]")]
-Rounds = Annotated[int | None, typer.Option(help="The most rounds to make, besides the budget.")]
-Evaluations = Annotated[
-    int | None, typer.Option(help="At how many points of a run, at most, accuracy is looked at.  [default: 50]")
-]
-Device = Annotated[str | None, typer.Option(help="Where PyTorch computes: auto, cpu, cuda.  [default: auto]")]
-Clusters = Annotated[int | None, typer.Option(help="Clusters of kmeans.  [default: 4]")]
-MinNodes = Annotated[int | None, typer.Option(help="The fewest nodes to make a round with.  [default: 1]")]
-RoundTimeout = Annotated[
-    float | None,
-    typer.Option(
-        help="Seconds until nodes that have not reported are left out of a round.  [default: from what rounds took]"
-    ),
-]
-Compress = Annotated[str | None, typer.Option(help="How parameters are sent: none, 16-bit or 8-bit.  [default: none]")]
-Data = Annotated[
-    Path | None, typer.Option(help="The node's own samples: a .csv, a .npz, or images in IDX (…-images-idx3-ubyte).")
-]
-Labels = Annotated[Path | None, typer.Option(help="The labels that go with --data in IDX.  [default: beside it]")]
-Shard = Annotated[
-    str | None,
-    typer.Option(help="For trials, in place of --data: of --dataset the share of node I among N, as I/N or I-J/N."),
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(help="A file with the token of all nodes, or a line NAME TOKEN for each.  [default: FEDBUDGET_TOKEN]"),
-]
-EnergyMeter = Annotated[
-    str | None,
-    typer.Option(
-        help="What tells a node's energy: rapl (its processors), codecarbon (an estimate), declared (the aggregator's "
-        "--watts), or auto: rapl where it can be read, else declared.  [default: auto]"
-    ),
-]
-Watts = Annotated[float | None, typer.Option(help="Power of a node, for energy.  [default: 5]")]
-JoulesPerByte = Annotated[float | None, typer.Option(help="Energy of sending a byte.  [default: 1e-6]")]
-PricePerHour = Annotated[float | None, typer.Option(help="Of a node, for money.  [default: 0.1]")]
-PricePerGigabyte = Annotated[float | None, typer.Option(help="Of sending, for money.  [default: 0.1]")]
-Config = Annotated[Path | None, typer.Option(help="A TOML file with settings; options given here come first.")]
-Jobs = Annotated[int | None, typer.Option(help="How many runs at a time.  [default: one per core]")]
-Track = Annotated[
-    list[str] | None,
-    typer.Option(help="Where the run is followed too: mlflow or tensorboard; may be repeated."),
-]
-Dashboard = Annotated[bool, typer.Option("--dashboard", help="Show the run in a web page while it is made.")]
-Engine = Annotated[
-    str | None, typer.Option(help="What makes the run: in-process, or ray, on a cluster.  [default: in-process]")
-]
-RayAddress = Annotated[
-    str | None, typer.Option(help="Of the Ray cluster: HOST:PORT, ray://HOST:PORT or auto.  [default: this machine]")
-]
-Actors = Annotated[
-    int | None, typer.Option(help="How many of Ray's processes share the nodes.  [default: one per core]")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+_ONE_RUN = ("run", "serve", "local")
+_OWN_DATA = ("serve", "join")
 
 
-def settings_from(given: Mapping[str, Any], **defaults: Any) -> Settings:
-    """Settings from a command's options: those of `--config`, if any, and before them those that were given.
+class Given(dict[str, Any]):
+    """What was given on the command line, by name; None where it was not."""
+
+
+def run_folders(start: str) -> list[str]:
+    """Folders of runs whose path begins so."""
+    configs = [glob(f"{escape(start)}{more}/config.toml") for more in ("*", "*/*")]  # noqa: PTH207, may be absolute
+    return sorted(str(Path(path).parent) for paths in configs for path in paths)
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """Where settings are taken from, and a short way to write one."""
+
+    task: str | None = option(
+        None,
+        "Settings by a name, such as svm-sgd-mnist; see fedbudget tasks.",
+        "most used",
+        Settings.COMMANDS,
+        values=lambda _: tasks.names(),
+    )
+    config: Path | None = option(
+        None, "A TOML file with settings; options given here come first.", "most used", Settings.COMMANDS
+    )
+    case: int | None = option(
+        None,
+        "How data is spread: the paper's case 1, 2, 3 or 4; short for --partition case:N.",
+        "most used",
+        (*_ONE_RUN, "join"),
+        shown="1",
+    )
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where a run is written and shown."""
+
+    out: Path | None = option(
+        None,
+        "The run's folder.",
+        "most used",
+        (*_ONE_RUN, "sweep"),
+        shown="a new one in runs/",
+        helps={"sweep": "The sweep's folder.  [default: sweeps/ and the file's name]"},
+    )
+    track: tuple[str, ...] = option(
+        (),
+        "Where the run is followed too: mlflow or tensorboard; may be repeated.",
+        "output",
+        _ONE_RUN,
+        values=("mlflow", "tensorboard"),
+    )
+    dashboard: bool = option(False, "Show the run in a web page while it is made.", "output", _ONE_RUN)
+    json: bool = option(False, "Print one JSON object and nothing else.", "output")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What makes a run."""
+
+    engine: EngineName = option("in-process", "What makes the run: in-process, or ray, on a cluster.", "engine")
+    ray_address: str | None = option(
+        None, "Of the Ray cluster: HOST:PORT, ray://HOST:PORT or auto.", "engine", shown="this machine"
+    )
+    actors: int | None = option(
+        None, "How many of Ray's processes share the nodes.", "engine", ("run",), shown="one per core"
+    )
+
+    def __post_init__(self) -> None:
+        if self.ray_address is not None and self.engine != "ray":
+            raise UserError("`ray_address` goes with `engine` ray")
+
+
+@dataclass(frozen=True)
+class SecurityOptions:
+    """How a side of a connection shows who it is."""
+
+    cert: Path | None = option(
+        None, "This side's certificate, for TLS; a node needs one for mutual TLS. See fedbudget certs.", "network"
+    )
+    key: Path | None = option(None, "Its key.", "network")
+    ca: Path | None = option(None, "Who signed the aggregator's certificate, for TLS.", "network", ("join",))
+    client_ca: Path | None = option(
+        None, "Who signs the certificates that nodes must have, for mutual TLS.", "network", ("serve",)
+    )
+    token_file: Path | None = option(
+        None, "A file with the token of all nodes, or a line NAME TOKEN for each.", "network", shown="FEDBUDGET_TOKEN"
+    )
+    insecure: bool = option(False, "Plain text, readable by all, also beyond this machine.", "network")
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """What a machine that holds data has."""
+
+    data: Path | None = option(
+        None, "The node's own samples: a .csv, a .npz, or images in IDX (…-images-idx3-ubyte).", "most used", _OWN_DATA
+    )
+    labels: Path | None = option(None, "The labels that go with --data in IDX.", "data", _OWN_DATA, shown="beside it")
+    shard: str | None = option(
+        None,
+        "For trials, in place of --data: of --dataset the share of node I among N, as I/N or I-J/N.",
+        "data",
+        _OWN_DATA,
+    )
+    energy_meter: str | None = option(
+        None,
+        "What tells a node's energy: rapl (its processors), codecarbon (an estimate), declared (the aggregator's "
+        "--watts), or auto: rapl where it can be read, else declared.",
+        "budget",
+        shown="auto",
+        values=("auto", "rapl", "codecarbon", "declared"),
+    )
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What the aggregator of nodes elsewhere has."""
+
+    address: str = option("127.0.0.1:7700", "HOST:PORT to listen on.", "network", argument=True)
+    max_nodes: int = option(1000, "The most nodes to let in.", "network")
+    metrics_port: str | None = option(
+        None, "Where /metrics is, for Prometheus: PORT on this machine, or HOST:PORT.", "network"
+    )
+    resume: Path | None = option(
+        None, "Go on with this run, that was broken off, from its last round.", "output", values=run_folders
+    )
+    test: str | None = option(None, "What to test on: a dataset's name, a .csv or a .npz.", "data", shown="nothing")
+
+
+@dataclass(frozen=True)
+class JoinOptions:
+    """What a node has."""
+
+    address: str = option(REQUIRED, "HOST:PORT of the aggregator.", "network", argument=True)
+    name: str | None = option(None, "The node's name.", "network", shown="from this machine's, or the shard")
+    pace: float = option(1.0, "How many times as long as it could a local update takes: a slower machine.", "network")
+    patience: float | None = option(
+        None, "Seconds until an aggregator that is not there is given up.", "network", shown="never"
+    )
+    quiet: bool = option(False, "Say nothing but what is wrong.", "output")
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    """What node processes on this machine have."""
+
+    pace: tuple[float, ...] | None = option(
+        None, "How many times as slow as it could each node is: 1,1,4,4,4.", "network", shown="1 for all"
+    )
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What is compared."""
+
+    cases: tuple[int, ...] = option((1, 2, 3, 4), "Cases to compare in.", "most used")
+    taus: tuple[Count, ...] = option((1, 2, 3, 5, 7, 10, 20, 30, 50, 70, 100), "Fixed τ to compare with.", "most used")
+    seeds: Count = option(5, "Runs of each, with seeds 0, 1, ...", "most used")
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """Which grid, and how many of its runs at a time."""
+
+    file: Path = option(
+        REQUIRED, "A TOML file of settings, with a table [grid] of those that vary.", "data", argument=True
+    )
+    jobs: int | None = option(None, "How many runs at a time.", "engine", shown="one per core")
+    backend: str | None = option(None, "Of joblib: loky or dask.", "engine", shown="loky", values=("loky", "dask"))
+
+
+# For commands that are written as functions of single options.
+Json = Annotated[bool, typer_option(OutputOptions, "json")]
+Jobs = Annotated[int | None, typer_option(SweepOptions, "jobs")]
+DataDir = Annotated[str | None, typer_option(Settings, "data_dir")]
+Target = Annotated[str | None, typer_option(Settings, "target")]
+RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.", autocompletion=completion(run_folders))]
+
+
+def settings_from(given: Mapping[str, Any], command: str = "run", **more: Any) -> Settings:
+    """Settings from a command's options: those of `--config` or `--task`, if any, and before them those given.
 
     Args:
-      defaults: of this command, where they are not those of `Settings`.
+      more: takes the place of what was given.
     """
-    names = {field.name for field in fields(Settings)}
-    chosen = {name: value for name, value in given.items() if name in names and value not in (None, [])}
-    case = given.get("case")
-    if case is not None:
-        if "partition" in chosen:
-            raise UserError("give --case or --partition, not both")
-        chosen["partition"] = f"case:{case}"
-    if "budget" in chosen:
-        chosen["budget"] = tuple(chosen["budget"])
-    if "speeds" in chosen:
-        chosen["speeds"] = tuple(number("speeds", part) for part in chosen["speeds"].split(","))
-    if chosen.get("step_size", "auto") != "auto":
-        chosen["step_size"] = number("step-size", chosen["step_size"])
-    for name, word in (("tau", "adaptive"), ("batch_size", "full")):
-        if name in chosen and chosen[name] != word:
-            chosen[name] = whole_number(name.replace("_", "-"), chosen[name], f" or {word}")
-    return Settings(**{**defaults, **_from_file(given.get("config"), given.get("task")), **chosen})
+    given, known = {**given, **more}, declarations(Settings)
+    return Settings.combined(
+        {name: known[name].converted(value, text=True) for name, value in was_given(given, known)},
+        **dict(was_given(given, declarations(SourceOptions))),
+        defaults=defaults_of(command),
+    )
 
 
-def _from_file(config: Path | None, task: str | None) -> dict[str, Any]:
-    """What `--config` or `--task` says."""
-    if config is not None and task is not None:
-        raise UserError("give --task or --config, not both; fedbudget tasks NAME prints a task's settings as a file")
-    if task is not None:
-        config = tasks.path(task)
-    return {} if config is None else Settings.from_toml(config)
-
-
-def engine(name: str | None, ray_address: str | None) -> Literal["in-process", "ray"]:
-    """What `--engine` says."""
-    if name not in (None, "in-process", "ray"):
-        raise UserError(f"unknown engine {name!r}; use in-process or ray")
-    if ray_address is not None and name != "ray":
-        raise UserError("--ray-address goes with --engine ray")
-    return "ray" if name == "ray" else "in-process"
-
-
-def whole_number(option: str, text: str, otherwise: str = "") -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise UserError(f"{option} must be a whole number{otherwise}, not {text!r}") from None
-
-
-def number(option: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UserError(f"{option} must be numbers, not {text!r}") from None
-
-
-def whole_numbers(option: str, text: str) -> list[int]:
-    """Reads `1,2,5`."""
-    return [whole_number(option, part.strip()) for part in text.split(",")]
+def was_given(given: Mapping[str, Any], names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """What was given, of these names."""
+    return ((name, given[name]) for name in names if given.get(name) not in (None, [], ()))

@@ -5,14 +5,24 @@ from typing import Annotated
 
 import typer
 
+from fedbudget.cli.options import run_folders
+from fedbudget.cli.parameters import completion
+
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.", show_default=False)],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Folders of runs.", show_default=False, autocompletion=completion(run_folders)
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="The file to write.  [default: report.html]", show_default=False)] = Path(
         "report.html"
     ),
 ) -> None:
-    """Write runs into one HTML file, with charts and words, that opens anywhere without a network.
+    """Write runs into one HTML file that opens anywhere.
+
+    It has charts and words, and needs no network.
 
     Examples:
 

@@ -35,7 +35,7 @@ def reproduce(
     jobs: o.Jobs = None,
     data_dir: o.DataDir = None,
 ) -> None:
-    """Repeat the paper's evaluation: its figures, and its claims one by one.
+    """Repeat the paper's evaluation: its figures and its claims.
 
     Each figure has a folder with its picture (PNG and SVG) and the runs behind it (Parquet); report.md and report.html
     show all figures that are there, and which of the paper's claims hold. What is done stays done: after Ctrl-C the

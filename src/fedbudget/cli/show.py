@@ -1,7 +1,6 @@
 """`fedbudget show`."""
 
 import json as jsonlib
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,7 +11,7 @@ _ROWS = 20
 
 
 def show(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: o.RunFolder,
     every: Annotated[bool, typer.Option("--all", help="Show every round.")] = False,
     json: o.Json = False,
 ) -> None:

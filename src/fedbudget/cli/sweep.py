@@ -1,15 +1,16 @@
 """`fedbudget sweep`."""
 
-import json as jsonlib
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedbudget.cli import options as o
+from fedbudget.cli.command import command
+from fedbudget.cli.options import EngineOptions, Given, OutputOptions, SweepOptions
 
 if TYPE_CHECKING:
     from fedbudget.experiments.sweep import Progress
@@ -19,21 +20,11 @@ _ROWS = 40  # that are shown, at most
 _PACE = 600.0  # seconds of the past from which the time left is figured; runs can be long
 
 
-def sweep(
-    file: Annotated[Path, typer.Argument(help="A TOML file of settings, with a table [grid] of those that vary.")],
-    out: Annotated[
-        Path | None, typer.Option(help="The sweep's folder.  [default: sweeps/ and the file's name]")
-    ] = None,
-    jobs: Annotated[int | None, typer.Option(help="How many runs at a time.  [default: one per core]")] = None,
-    backend: Annotated[str | None, typer.Option(help="Of joblib: loky or dask.  [default: loky]")] = None,
-    engine: o.Engine = None,
-    ray_address: o.RayAddress = None,
-    data_dir: o.DataDir = None,
-    json: o.Json = False,
-) -> None:
-    """Make a run for every cell of a grid over settings and seeds, in parallel.
+@command
+def sweep(given: Given, grid: SweepOptions, engine: EngineOptions, output: OutputOptions) -> None:
+    """Make a run for every cell of a grid over settings and seeds.
 
-    The file has settings, as the config.toml of a run, and a table of those that vary:
+    Runs are made in parallel. The file has settings, as the config.toml of a run, and a table of those that vary:
 
     \b
       task = "svm-sgd-mnist"       # settings to start from; may be left out
@@ -62,11 +53,11 @@ def sweep(
     from fedbudget.experiments.sweep import RESULTS, Sweep, run
     from fedbudget.experiments.table import means
 
-    asked = Sweep.read(file, data_dir=data_dir)
-    folder = out or SWEEPS / file.stem
+    asked = Sweep.read(grid.file, data_dir=given["data_dir"])
+    folder = output.out or SWEEPS / grid.file.stem
     done = failed = 0
     try:
-        with showing(quiet=json) as show:
+        with showing(quiet=output.json) as show:
 
             def progress(now_done: int, of: int, now_failed: int) -> None:
                 nonlocal done, failed
@@ -76,20 +67,20 @@ def sweep(
             found = run(
                 asked,
                 folder,
-                jobs=jobs,
-                backend=backend,
+                jobs=grid.jobs,
+                backend=grid.backend,
                 progress=progress,
-                engine=o.engine(engine, ray_address),
-                ray_address=ray_address,
+                engine=engine.engine,
+                ray_address=engine.ray_address,
             )
     except KeyboardInterrupt:
         kept = f"{done - failed} of {len(asked.cells)} runs are done"
         print(f"fedbudget: interrupted; {kept}, and the same command goes on from there", file=sys.stderr)
         raise typer.Exit(130) from None
     rows = means(found) if asked.each == "run" else None
-    if json:
+    if output.json:
         summary = {} if rows is None else {"means": rows}
-        print(jsonlib.dumps({"results": str(folder / RESULTS), "runs": done, "failed": failed, **summary}))
+        print(json.dumps({"results": str(folder / RESULTS), "runs": done, "failed": failed, **summary}))
     else:
         if rows is not None:
             _print_means(rows)

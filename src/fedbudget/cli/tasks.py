@@ -5,10 +5,16 @@ from typing import Annotated
 import typer
 
 from fedbudget import tasks as known
+from fedbudget.cli.parameters import completion
+
+Name = Annotated[
+    str | None,
+    typer.Argument(help="Print this task's settings as a file.", autocompletion=completion(lambda _: known.names())),
+]
 
 
-def tasks(name: Annotated[str | None, typer.Argument(help="Print this task's settings as a file.")] = None) -> None:
-    """List the paper's tasks, or print one as a file to copy and change.
+def tasks(name: Name = None) -> None:
+    """List the paper's tasks, or print one as a file to change.
 
     Examples:
 

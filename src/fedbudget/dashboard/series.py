@@ -18,6 +18,7 @@ from fedbudget.arrays import Float64, Int64
 from fedbudget.dashboard.description import describe
 from fedbudget.dashboard.run_reader import RunSnapshot
 from fedbudget.errors import UserError
+from fedbudget.launch.method import build_method
 from fedbudget.resources import RESOURCES
 from fedbudget.runs.explain import explain
 from fedbudget.runs.record import RoundRecord, average_tau, json_value
@@ -137,7 +138,7 @@ def choice(snapshot: RunSnapshot, number: int) -> dict[str, Any]:
         )
     record = rounds[at]
     two = replace(snapshot.run, rounds=rounds[max(0, at - 1) : at + 1])  # all that is needed of the run
-    explanation = explain(two, number, snapshot.run.settings.controller())
+    explanation = explain(two, number, build_method(snapshot.run.settings).controller)
     drawn = _drawn(len(explanation.curve), {tau - 1 for tau in (explanation.tau, explanation.minimum or 0)})
     return {
         "record": {name: values[0] for name, values in columns([record]).items() if name in _FIELDS},

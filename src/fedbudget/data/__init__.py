@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedbudget.data import digits, files, images, measurements
 from fedbudget.data.dataset import Dataset, Part
-from fedbudget.errors import UserError
+from fedbudget.errors import unknown
 
 DATASETS: Mapping[str, Callable[[Path | None], Dataset]] = {
     "digits": lambda _: digits.load(),
@@ -26,7 +26,8 @@ def load(
         return DATASETS[name](None if data_dir is None else Path(data_dir))
     if Path(name).suffix in (".csv", ".npz") or Path(name).is_dir():
         return files.load(Path(name), target=target, test_share=test_share)
-    raise UserError(f"unknown dataset {name!r}; use {', '.join(DATASETS)}, or a path to a .csv, a .npz or a folder")
+    use = f"use {', '.join(DATASETS)}, or a path to a .csv, a .npz or a folder"
+    raise unknown("dataset", name, DATASETS, use)
 
 
 __all__ = ["DATASETS", "Dataset", "Part", "load"]

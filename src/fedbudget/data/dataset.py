@@ -137,17 +137,17 @@ class Dataset:
             return part.values.astype(np.float32)
         if target == "real":
             if part.values is None:
-                raise UserError(f"{self.name} has no real-valued target to predict; use --model svm, softmax or kmeans")
+                raise UserError(f"{self.name} has no real-valued target to predict; use `model` svm, softmax or kmeans")
             how = self.standardization
             return (part.values if how is None else how.targets(part.values)).astype(np.float32)
         if part.labels is None:
-            raise UserError(f"{self.name} has no classes to predict; use --model linear or kmeans")
+            raise UserError(f"{self.name} has no classes to predict; use `model` linear or kmeans")
         if target in ("classes", "raw"):
             return part.labels.astype(np.float32)
         if self.parity:
             return np.where(part.labels % 2 == 0, 1, -1).astype(np.float32)
         if len(self.classes) != 2:
-            raise UserError(f"{self.name} has {len(self.classes)} classes; --model svm needs two, softmax takes any")
+            raise UserError(f"{self.name} has {len(self.classes)} classes; `model` svm needs two, softmax takes any")
         return np.where(part.labels == 1, 1, -1).astype(np.float32)
 
 
@@ -167,7 +167,7 @@ def hold_out(part: Part, share: float, seed: int = 0) -> tuple[NDArray[np.int64]
 
 def require_test_share(share: float) -> None:
     if not 0 <= share < 1:
-        raise UserError(f"test-share must be at least 0 and below 1, not {share:g}")
+        raise UserError(f"`test_share` must be at least 0 and below 1, not {share:g}")
 
 
 def _deviation(values: Float64) -> Float64:

@@ -77,11 +77,11 @@ class Sampler:
 
     def __init__(self, sizes: Int64, batch: int | None, seed: int) -> None:
         if batch is not None and batch < 1:
-            raise UserError(f"batch-size must be at least 1, not {batch}")
+            raise UserError(f"`batch_size` must be at least 1, not {batch}")
         if batch is not None and batch > sizes.min():
             raise UserError(
-                f"batch-size {batch} is larger than the smallest shard, node {int(sizes.argmin())}'s "
-                f"{int(sizes.min())} samples; use a smaller batch, fewer nodes, or batch-size full"
+                f"`batch_size` {batch} is larger than the smallest shard, node {int(sizes.argmin())}'s "
+                f"{int(sizes.min())} samples; use a smaller batch, fewer nodes, or `batch_size` full"
             )
         self.batch = batch
         self._nodes = len(sizes)

@@ -22,13 +22,12 @@ import numba
 
 from fedbudget import __version__, atomic_file
 from fedbudget.data.dataset import Dataset
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, key
 from fedbudget.launch.inputs import load_dataset
-from fedbudget.launch.launch import EngineName
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
 from fedbudget.runs.record import RoundRecord
-from fedbudget.settings import Settings
+from fedbudget.settings import EngineName, Settings
 from fedbudget.training import Result, execute
 
 RowKind = Literal["run", "round"]
@@ -66,7 +65,7 @@ def attempt(settings: Settings, *, each: RowKind, engine: EngineName = "in-proce
     try:
         return columns(_run(settings) if engine == "in-process" else _run_over_network(settings), each)
     except UserError as error:
-        return Failure(str(error))
+        return Failure(error.spelled(key))
     except Exception as error:
         return Failure(f"{type(error).__name__}: {error}")
 

@@ -9,7 +9,7 @@ from fedbudget.errors import UserError
 from fedbudget.launch.inputs import load_dataset
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
-from fedbudget.settings import Settings
+from fedbudget.settings import Settings, Tau
 from fedbudget.training import Result, execute
 
 
@@ -83,7 +83,7 @@ def compare(
     if not (cases and taus and seeds):
         raise UserError("compare needs at least one case, one tau and one seed")
     dataset = load_dataset(settings)
-    choices: list[int | str] = ["adaptive", *taus]
+    choices: list[Tau] = ["adaptive", *taus]
     own = None if settings.step_size == "auto" else settings.step_size
     plain = replace(settings, method="paper", drift_correction=None, delta=None, step_size=own)
     grid = [
@@ -92,7 +92,7 @@ def compare(
         for tau in choices
         for seed in seeds
     ]
-    results: dict[tuple[int, int | str], list[Result]] = {}
+    results: dict[tuple[int, Tau], list[Result]] = {}
     for done, (case, tau, variant) in enumerate(grid, start=1):
         results.setdefault((case, tau), []).append(_run(variant, dataset))
         progress(done, len(grid))

@@ -33,7 +33,7 @@ def check_backend(jobs: int | None, backend: str | None) -> None:
         # They have one process, or one that forks with all its threads, and then Ctrl-C may not end it.
         raise UserError(f"backend {backend} is not made for runs in parallel; use loky or dask")
     if backend == "ray":
-        raise UserError("ray is an engine and not a backend: use --engine ray")
+        raise UserError("ray is an engine and not a backend: use `engine` ray")
     try:
         if backend == "dask":
             import_module("dask.distributed")

@@ -18,19 +18,17 @@ the grid, and are the same bytes however often and in whatever order the runs we
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from fedbudget import tasks
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, key
 from fedbudget.experiments.cells import CellStore, Failure, RowKind, attempt
 from fedbudget.experiments.pool import check_backend, unordered, unordered_on_ray
 from fedbudget.experiments.table import gather, write
-from fedbudget.launch.launch import EngineName
-from fedbudget.settings import Settings, checked, read_toml
+from fedbudget.settings import EngineName, Settings, read_settings, read_toml, require_keys
 
 if TYPE_CHECKING:
     import pyarrow
@@ -67,17 +65,18 @@ class Sweep:
         task, grid, each = found.pop("task", None), found.pop("grid", None), found.pop("each", "run")
         if not isinstance(grid, dict) or not grid:
             raise UserError(f"{path}: a sweep needs a table [grid] with at least one setting that varies")
-        _require_known(str(path), found, "task", "each")
-        given = checked(path, found)
+        given = read_settings(found, str(path), also=("task", "each"))
         if data_dir is not None:
             given["data_dir"] = data_dir
         lists = _lists(f"{path}, [grid]", grid)
         if twice := given.keys() & lists.keys():
-            raise UserError(f"{path}: {_key(min(twice))} varies in [grid], and must not be given outside of it as well")
+            raise UserError(f"{path}: {key(min(twice))} varies in [grid], and must not be given outside of it as well")
+        if not isinstance(task, str | None):
+            raise UserError(f"{path}: task must be a text, not {task!r}")
         try:
-            base = Settings(**{**_of_task(task), **given})
+            base = Settings.combined(given, task=task)
         except UserError as error:
-            raise UserError(f"{path}: {error}") from None
+            raise UserError(f"{path}: {error.spelled(key)}") from None
         return cls(base, tuple(lists), _product(f"{path}, [grid]", base, lists), _checked_each(str(path), each))
 
     @classmethod
@@ -90,7 +89,7 @@ class Sweep:
         >>> [(cell.partition, cell.tau, cell.seed) for cell in sweep.cells[2:4]]
         [('case:1', 'adaptive', 2), ('case:1', 10, 0)]
         """
-        lists = _lists("grid", {_key(name): values for name, values in grid.items()})
+        lists = _lists("grid", {key(name): values for name, values in grid.items()})
         if not lists:
             raise UserError("grid: a sweep needs at least one setting that varies")
         return cls(base, tuple(lists), _product("grid", base, lists), _checked_each("grid", each))
@@ -119,7 +118,7 @@ def run(
     """
     check_backend(jobs, backend)
     if backend is not None and engine == "ray":
-        raise UserError("give --backend or --engine ray, not both")
+        raise UserError("give `backend` or `engine` ray, not both")
     makes: EngineName = "in-process" if engine == "ray" else engine
     kept, failures = CellStore(folder, sweep.each, makes), dict[Settings, Failure]()
     missing = [settings for settings in sweep.cells if settings not in kept]
@@ -148,14 +147,6 @@ def run(
     return found
 
 
-def _of_task(task: Any) -> dict[str, Any]:
-    if task is None:
-        return {}
-    if not isinstance(task, str):
-        raise UserError(f"task = {task!r} has the wrong type")
-    return Settings.from_toml(tasks.path(task))
-
-
 def _checked_each(where: str, each: Any) -> RowKind:
     if each not in get_args(RowKind):
         raise UserError(f"{where}: each must be run or round, not {each!r}")
@@ -165,39 +156,32 @@ def _checked_each(where: str, each: Any) -> RowKind:
 
 def _lists(where: str, grid: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The values of every setting that varies, under the setting's own name, seeds last."""
-    _require_known(where, grid, *_SHORT.values())
     lists: dict[str, list[Any]] = {}
-    for key, values in grid.items():
-        name, chosen = _written_out(where, key, values)
+    require_keys(grid, where, also=_SHORT.values())
+    for written, values in grid.items():
+        name, chosen = _written_out(where, written, values)
         if name in lists:
             raise UserError(f"{where}: give {_SHORT[name]} or {name}, not both")
-        lists[name] = [checked(Path(where), {_key(name): value})[name] for value in chosen]
+        lists[name] = [read_settings({key(name): value}, where)[name] for value in chosen]
         for index, value in enumerate(lists[name]):
             if value in lists[name][:index]:
-                raise UserError(f"{where}: {key} has {value!r} more than once")
+                raise UserError(f"{where}: {written} has {value!r} more than once")
     if "seed" in lists:
         lists["seed"] = lists.pop("seed")
     return lists
 
 
-def _written_out(where: str, key: str, values: Any) -> tuple[str, Sequence[Any]]:
+def _written_out(where: str, written: str, values: Any) -> tuple[str, Sequence[Any]]:
     """A setting and its values, with `case` and `seeds` as what they are short for."""
-    if key == "seeds":
+    if written == "seeds":
         if isinstance(values, bool) or not isinstance(values, int) or values < 1:
             raise UserError(f"{where}: seeds must be a whole number of at least 1, not {values!r}")
         return "seed", range(values)
     if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-        raise UserError(f"{where}: {key} must be a list with at least one value, not {values!r}")
-    if key == "case":
+        raise UserError(f"{where}: {written} must be a list with at least one value, not {values!r}")
+    if written == "case":
         return "partition", [f"case:{value}" for value in values]
-    return key.replace("-", "_"), values
-
-
-def _require_known(where: str, found: Mapping[str, Any], *more: str) -> None:
-    known = [*(_key(field.name) for field in fields(Settings)), *more]
-    for key in found:
-        if key not in known:
-            raise UserError(f"{where}: unknown key {key!r}; known are {', '.join(known)}")
+    return written.replace("-", "_"), values
 
 
 def _product(where: str, base: Settings, lists: Mapping[str, list[Any]]) -> tuple[Settings, ...]:
@@ -207,11 +191,6 @@ def _product(where: str, base: Settings, lists: Mapping[str, list[Any]]) -> tupl
         try:
             cells.append(replace(base, **chosen))
         except UserError as error:
-            cell = ", ".join(f"{_key(name)} = {value!r}" for name, value in chosen.items())
-            raise UserError(f"{where}: {cell}: {error}") from None
+            cell = ", ".join(f"{key(name)} = {value!r}" for name, value in chosen.items())
+            raise UserError(f"{where}: {cell}: {error.spelled(key)}") from None
     return tuple(cells)
-
-
-def _key(name: str) -> str:
-    """A setting's name as it is written in a file."""
-    return name.replace("_", "-")

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from fedbudget.engines.flower.configuration import Wanted
 from fedbudget.engines.flower.grid import GridNodes
+from fedbudget.launch.flower_configuration import FlowerRun
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_method
 from fedbudget.launch.node_data import dataset_to_test_on
@@ -13,7 +13,7 @@ from fedbudget.launch.task import NODES, agree_on_task, table_to_test_on
 from fedbudget.resources import round_usage
 
 
-def on_flower(nodes: GridNodes, asked: Wanted) -> PreparedRun:
+def on_flower(nodes: GridNodes, asked: FlowerRun) -> PreparedRun:
     """Waits for nodes, and gives a run with them."""
     settings = asked.settings
     test = None if asked.test is None else dataset_to_test_on(asked.test, settings)

@@ -17,7 +17,7 @@ from fedbudget.resources.energy import energy_reader
 
 
 @dataclass(frozen=True)
-class NodeOptions:
+class NodeConnection:
     """How a node finds its aggregator, and how it works.
 
     Args:
@@ -44,7 +44,7 @@ class NodeOptions:
     patience: float | None = None
 
 
-def join(address: str, data: NodeData, options: NodeOptions, report: Callable[[str], None]) -> None:
+def join(address: str, data: NodeData, options: NodeConnection, report: Callable[[str], None]) -> None:
     """Takes part until the end, or until it is told to stop.
 
     Args:

@@ -2,15 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import get_args
 
 from fedbudget.errors import UserError
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.launch.simulate import simulate
-from fedbudget.settings import Settings
-
-EngineName = Literal["in-process", "ray", "network"]
-"""What makes a run: this process, Ray's processes on a cluster, or an aggregator and node processes on this machine."""
+from fedbudget.settings import EngineName, Settings
 
 
 @contextmanager

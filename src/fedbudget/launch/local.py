@@ -17,7 +17,7 @@ from fedbudget.errors import UserError
 from fedbudget.launch.inputs import DEFAULT_NODES, load_dataset
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.launch.serve import Interrupted, ServerOptions, serving
-from fedbudget.settings import Settings
+from fedbudget.settings import Settings, node_arguments
 
 _PATIENCE = 10.0  # seconds for node processes to end by themselves
 
@@ -94,16 +94,8 @@ def _start(
     port: int, settings: Settings, shard: str, pace: float | None, energy_meter: str | None
 ) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "fedbudget", "join", f"127.0.0.1:{port}", "--shard", shard]
-    command += ["--dataset", settings.dataset, "--seed", str(settings.seed), "--device", settings.device]
-    command += ["--patience", "30", "--quiet"]
-    for option, value in (
-        ("--partition", settings.partition),
-        ("--data-dir", settings.data_dir),
-        ("--target", settings.target),
-        ("--train-samples", settings.train_samples),
-        ("--pace", pace),
-        ("--energy-meter", energy_meter),
-    ):
+    command += [*node_arguments(settings), "--patience", "30", "--quiet"]
+    for option, value in (("--pace", pace), ("--energy-meter", energy_meter)):
         if value is not None:
             command += [option, str(value)]
     # One thread each: several in every process would only be in each other's way.

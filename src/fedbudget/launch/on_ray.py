@@ -38,7 +38,7 @@ def on_ray(
       actors: how many processes share the nodes; one per core when not given.
     """
     if settings.method not in FEDERATED:
-        raise UserError(f"{settings.method} descent is not made on Ray; use --method {' or '.join(FEDERATED)}")
+        raise UserError(f"{settings.method} descent is not made on Ray; use `method` {' or '.join(FEDERATED)}")
     if actors is not None and actors < 1:
         raise UserError(f"actors must be at least 1, not {actors}")
     try:

@@ -11,8 +11,6 @@ import numpy as np
 
 from fedbudget.data.dataset import Dataset
 from fedbudget.engines.grpc.credentials import aggregator_credentials, require_privacy
-from fedbudget.engines.grpc.metrics import Metrics
-from fedbudget.engines.grpc.metrics import serving as serving_metrics
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import Tokens
 from fedbudget.engines.remote import descriptions
@@ -25,6 +23,8 @@ from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_method
+from fedbudget.launch.metrics import Metrics
+from fedbudget.launch.metrics import serving as serving_metrics
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.launch.remote import prepare_remote
 from fedbudget.launch.task import NODES, agree_on_task, compression_of, model_for, table_to_test_on

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
+from fedbudget.control import AdaptiveTau, Controller, FixedTau
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.shards import Table
 from fedbudget.engines.remote.compression import KINDS, Kind
+from fedbudget.engines.remote.descriptions import MOST_UPDATES
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.task import SamplesDescription, Task, agree
 from fedbudget.errors import UserError
@@ -38,7 +40,7 @@ def agree_on_task(
         settings.seed,
         catalogue.options(settings.model, vars(settings)),
         compression_of(settings),
-        settings.tau if isinstance(settings.tau, int) else settings.tau_max,
+        _most_updates(method.controller),
         samples,
         method.request,
         readings=tuple(settings.limits().limits),
@@ -49,6 +51,13 @@ def agree_on_task(
         except PeerError as error:
             raise UserError(f"a node's data do not fit: {error}") from None
     return settings, task, model
+
+
+def _most_updates(controller: Controller) -> int:
+    """The largest τ that nodes must be ready for."""
+    if isinstance(controller, FixedTau):
+        return controller.tau
+    return controller.tau_max if isinstance(controller, AdaptiveTau) else MOST_UPDATES
 
 
 def model_for(settings: Settings, samples: SamplesDescription) -> Model:

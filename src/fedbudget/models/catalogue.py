@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from fedbudget.data.dataset import Dataset
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, unknown
 from fedbudget.models.base import Model, ModelOptions
 from fedbudget.models.kmeans import KMeans
 from fedbudget.models.linear import LinearRegression
@@ -31,10 +31,10 @@ class ModelEntry:
 
 
 def _cnn(dataset: Dataset, _: dict[str, Any], device: str) -> Model:
-    require_torch("--model cnn")
+    require_torch("`model` cnn")
     if len(dataset.shape) != 3:
         raise UserError(
-            f"--model cnn needs images [channels, height, width]; {dataset.name} has {dataset.features} features"
+            f"`model` cnn needs images [channels, height, width]; {dataset.name} has {dataset.features} features"
         )
     from fedbudget.models.cnn import cnn
     from fedbudget.models.torch_model import TorchModel
@@ -45,7 +45,7 @@ def _cnn(dataset: Dataset, _: dict[str, Any], device: str) -> Model:
 
 
 def _mlp(dataset: Dataset, _: dict[str, Any], device: str) -> Model:
-    require_torch("--model mlp")
+    require_torch("`model` mlp")
     from fedbudget.models.mlp import mlp
     from fedbudget.models.torch_model import TorchModel
 
@@ -91,7 +91,7 @@ def options(name: str, settings: Mapping[str, Any]) -> ModelOptions:
 
 def _entry(name: str) -> ModelEntry:
     if name not in MODELS:
-        raise UserError(f"unknown model {name!r}; use one of {', '.join(MODELS)}")
+        raise unknown("model", name, MODELS)
     return MODELS[name]
 
 

@@ -203,12 +203,15 @@ class Aggregator:
             state = replace(state, estimates=estimates)
         if state.drift is not None:
             state = with_drift(state, state.drift, report, sums, broadcast, recover=recover)
-        self.last = self._round(state, broadcast, sums, kept=kept)
+        round_ = self._round(state, broadcast, sums, kept=kept)
         follow = method.step_size.recover if recover else method.step_size.next
         state = replace(state, step_size=follow(state.step_size, StepSizeInputs(sums.largest_beta, ledger.share)))
         if broadcast.stop:
-            return self._answer(final_round(state, best=best))
-        return self._answer(self._announce(state, self._decision(state, recover=recover), best=best))
+            state = final_round(state, best=best)
+        else:
+            state = self._announce(state, self._decision(state, recover=recover), best=best)
+        self.last = round_  # when nothing can fail any more, of what may be the user's own
+        return self._answer(state)
 
     def charge(self, costs: Costs) -> None:
         """What was spent besides rounds that were counted: on one that did not come together, say."""

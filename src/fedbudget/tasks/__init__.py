@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedbudget.errors import UserError
+from fedbudget.errors import unknown
 
 _FOLDER = Path(__file__).parent
 
@@ -20,7 +20,7 @@ def names() -> Sequence[str]:
 def path(name: str) -> Path:
     """The file of a task."""
     if name not in names():
-        raise UserError(f"unknown task {name!r}; use one of {', '.join(names())}")
+        raise unknown("task", name, names())
     return _FOLDER / f"{name}.toml"
 
 

@@ -28,7 +28,7 @@ from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.resource import Metering
 from fedbudget.resources.time import SGD, SimulatedTime
 from fedbudget.resources.usage import CombinedReading, RoundUsage
-from fedbudget.settings import Settings
+from fedbudget.settings import Compression, Settings
 from fedbudget.training import execute
 from support.hand_made import make, report
 from support.methods import bits
@@ -223,7 +223,7 @@ def test_an_interruption_in_the_middle_of_a_round_is_saved_and_charged(two_nodes
     assert kept[0] > 0
 
 
-def trained(compress: str) -> tuple[float, int]:
+def trained(compress: Compression) -> tuple[float, int]:
     """The loss over all samples that three nodes with digits come to, and what compression saved."""
     settings = Settings(tau=5, rounds=10, nodes=3, partition="case:2", budget=("time=1000s",), compress=compress)
     counters = []
@@ -253,7 +253,8 @@ def test_compression_costs_little_loss_and_saves_what_it_should() -> None:
     # 64 numbers take 256 bytes; with 16 bits 128, with 8 bits 64, and 4 for the scale of the one block.
     # Each of three nodes is told w in all rounds but the first, the final one too, and reports it in all but the last.
     vectors = 3 * (10 + 10)
-    for compress, margin, each in (("16-bit", 1e-3, 256 - 128 - 4), ("8-bit", 2e-2, 256 - 64 - 4)):
+    cases: list[tuple[Compression, float, int]] = [("16-bit", 1e-3, 256 - 128 - 4), ("8-bit", 2e-2, 256 - 64 - 4)]
+    for compress, margin, each in cases:
         loss, saved = trained(compress)
         assert saved == vectors * each
         assert loss == pytest.approx(exact, rel=margin)

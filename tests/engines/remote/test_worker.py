@@ -196,7 +196,7 @@ def test_reads_what_is_asked_for(asked: tuple[str, ...], read: list[str]) -> Non
     assert list(costs.readings) == read
 
 
-# With a hub.
+# With a server.
 
 
 class RecordingWork(HeldWorker):

@@ -7,10 +7,11 @@ A person's mistake (a file that is not there) is an answer too, and not an error
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedbudget.engines.flower import configuration, records
+from fedbudget.engines.flower import records
 from fedbudget.engines.remote.messages import Hello, Welcome
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
@@ -18,54 +19,68 @@ from fedbudget.errors import UserError
 from fedbudget.protocol.messages import LocalError, PeerError
 from fedbudget.protocol.state import FleetState
 
-Data = Callable[[Context], NodeData]
-"""What a node holds, where that is not in a file."""
+
+@dataclass(frozen=True)
+class NodeSetup:
+    """How a node takes part.
+
+    Args:
+      partition: which share of the run's dataset it has, if that is what it has.
+      device: where PyTorch computes.
+    """
+
+    data: NodeData
+    partition: int | None = None
+    device: str = "auto"
+
+
+Setup = Callable[[Context], NodeSetup]
+"""Finds that out; what is wrong with it is told where the run was started."""
 
 _ROUNDS = 2  # that are remembered
 _MEMORY = "fedbudget"  # how the names of all our records in the context begin
 _warm: set[str] = set()  # runs that this process has made an update of
 
 
-def describe(message: Message, context: Context, data: Data | None) -> Message:
+def describe(message: Message, context: Context, setup: Setup) -> Message:
     """What the node's samples are like."""
 
     def answer() -> RecordDict:
-        held = _node_data(context, data)
-        partition = configuration.partition(context.node_config) if data is None else None
-        return records.hello_out(Hello(str(context.node_id), held.samples()), partition)
+        node = setup(context)
+        return records.hello_out(Hello(str(context.node_id), node.data.samples()), node.partition)
 
     return _reply(message, answer)
 
 
-def trial(message: Message, context: Context, data: Data | None) -> Message:
+def trial(message: Message, context: Context, setup: Setup) -> Message:
     """What a round takes, before the first."""
 
     def answer() -> RecordDict:
-        return records.costs_out(_work(context, data).start(records.welcome_in(message.content)))
+        return records.costs_out(_worker(setup(context)).start(records.welcome_in(message.content)))
 
     return _reply(message, answer)
 
 
-def train(message: Message, context: Context, data: Data | None) -> Message:
+def train(message: Message, context: Context, setup: Setup) -> Message:
     """A round."""
 
     def answer() -> RecordDict:
         welcome, request = records.welcome_in(message.content), records.request_in(message.content)
-        work = _work(context, data)
-        work.accept(welcome)
+        worker = _worker(setup(context))
+        worker.accept(welcome)
         try:
             memories = recall(context.state, welcome)
-            work.recall(memories)
+            worker.recall(memories)
         except (LocalError, KeyError, ValueError) as error:
             return records.refusal_out(f"the memory cannot be read: {error}", lost=True)
         if request.base_round not in (0, *memories):
             reason = f"the memory cannot stand after round {request.base_round}, only after {sorted(memories)}"
             return records.refusal_out(reason, lost=True)
         if request.broadcast.tau > 0 and welcome.run not in _warm:
-            work.warm_up(request)
+            worker.warm_up(request)
             _warm.add(welcome.run)
-        answer = work.answer(request)
-        remember(context.state, welcome, work.memories(_ROUNDS))
+        answer = worker.answer(request)
+        remember(context.state, welcome, worker.memories(_ROUNDS))
         return records.answer_out(answer.report, answer.costs)
 
     return _reply(message, answer)
@@ -99,10 +114,5 @@ def _reply(message: Message, answer: Callable[[], RecordDict]) -> Message:
     return Message(content, reply_to=message)
 
 
-def _work(context: Context, data: Data | None) -> Worker:
-    device = configuration.wanted(context.run_config).settings.device
-    return Worker(_node_data(context, data), device=device)
-
-
-def _node_data(context: Context, data: Data | None) -> NodeData:
-    return configuration.node_data(context.node_config, context.run_config) if data is None else data(context)
+def _worker(node: NodeSetup) -> Worker:
+    return Worker(node.data, device=node.device)

@@ -1,18 +1,17 @@
 """What the aggregator sends: a welcome, broadcasts, and a farewell.
 
-A broadcast's fields are sent in the order of the dataclass: numbers as MessagePack, vectors after it, in the place of
-each its name. What is asked for (`request`) is in the task, and not sent again.
+A broadcast's fields are sent in the order of the dataclass (layout.py), and the vectors after them. What is asked for
+(`request`) is in the task, and not sent again.
 """
 
 import math
-from dataclasses import dataclass, is_dataclass, replace
-from functools import cache
-from typing import Any, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, replace
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from fedbudget.arrays import Float32
+from fedbudget.engines.grpc.layout import Layout
 from fedbudget.engines.grpc.stream import VectorBytes, decode_vector, field_tag, first_part, more_parts, parse, quoted
 from fedbudget.engines.remote import compression
 from fedbudget.engines.remote import wire_pb2 as pb
@@ -20,10 +19,10 @@ from fedbudget.engines.remote.descriptions import describe, read_welcome, requir
 from fedbudget.engines.remote.messages import Farewell, RoundRequest, Welcome
 from fedbudget.engines.remote.task import Task
 from fedbudget.protocol.messages import Broadcast, PeerError
-from fedbudget.protocol.structure import flatten, restore
 
 _MORE = field_tag(pb.FromAggregator.MORE_FIELD_NUMBER)
 _MOST_NUMBERS = 1000  # bytes of all but vectors
+_LAYOUT = Layout(Broadcast, without={"request"})
 
 
 def pack_welcome(welcome: Welcome) -> list[bytes]:
@@ -37,12 +36,12 @@ def pack_broadcast(broadcast: Broadcast, base_round: int, *, catch_up: bool, dif
       catch_up: whether they are told what they missed.
       difference: w less the w that they know, compressed; w itself is sent when not given.
     """
-    plain, arrays = flatten(broadcast if catch_up else replace(broadcast, catch_up=None))
+    numbers, arrays = _LAYOUT.encode(broadcast if catch_up else replace(broadcast, catch_up=None))
     raw = [compression.encode("none", array) for name, array in arrays.items() if name != "w" or difference is None]
     vectors = b"".join(raw if difference is None else [difference, *raw])
     message = pb.Broadcast(
         base_round=base_round,
-        numbers=msgspec.msgpack.encode(_values({**plain, "request": None})),
+        numbers=numbers,
         difference=difference is not None,
         size=len(vectors),
         vectors=first_part(vectors),
@@ -60,13 +59,13 @@ class EncodedBroadcast:
     """A broadcast that may need the w before it to be understood.
 
     Args:
-      plain: its numbers, by the names of the fields, and names in the place of vectors.
+      values: all but its vectors, as layout.py has them.
       names: of its vectors, as they follow each other in `data`.
       difference: whether w is told as the difference to the w before.
     """
 
     base_round: int
-    plain: dict[str, Any]
+    values: tuple[Any, ...]
     names: list[str]
     difference: bool
     data: bytearray
@@ -76,7 +75,7 @@ class EncodedBroadcast:
         """The whole, given the w of the broadcast after which the node's memory stands."""
         arrays = self._arrays(before)
         try:
-            broadcast = restore(Broadcast, self.plain, arrays)
+            broadcast = _LAYOUT.build(self.values, arrays, request=self.task.request)
         except ValueError as error:
             raise PeerError(f"a broadcast that cannot be read: {error}") from None
         self._check(broadcast)
@@ -145,18 +144,14 @@ class AggregatorReader:
         if len(message.numbers) > _MOST_NUMBERS:
             raise PeerError(f"a broadcast with {len(message.numbers)} bytes of numbers")
         try:
-            names: list[str] = []
-            plain = _named(Broadcast, msgspec.msgpack.decode(message.numbers), "", names)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            values, names = _LAYOUT.decode(message.numbers)
+        except ValueError as error:
             raise PeerError(f"a broadcast that cannot be read: {error}") from None
-        if plain["w"] != "w" or plain["request"] is not None:
-            raise PeerError("a broadcast without w, or with a request of its own")
-        plain["request"] = vars(task.request)
         kinds = [task.compress if name == "w" and message.difference else "none" for name in names]
         size = sum(compression.encoded_size(kind, task.parameters) for kind in kinds)
         self._vectors = VectorBytes(size, message.size, message.vectors, _MORE)
         self._broadcast = EncodedBroadcast(
-            message.base_round, plain, names, message.difference, self._vectors.data, task
+            message.base_round, values, names, message.difference, self._vectors.data, task
         )
 
     def _finish(self) -> EncodedBroadcast | None:
@@ -165,43 +160,3 @@ class AggregatorReader:
         broadcast = self._broadcast
         self._broadcast = self._vectors = None
         return broadcast
-
-
-def _values(plain: Any) -> Any:
-    """Without the names of fields, which both sides know."""
-    return [_values(value) for value in plain.values()] if isinstance(plain, dict) else plain
-
-
-def _named(kind: Any, values: Any, path: str, arrays: list[str]) -> Any:
-    """With the names of the fields of a dataclass again.
-
-    Args:
-      path: where in the whole this is.
-      arrays: the names of vectors are put here; each must be the path of its field.
-    """
-    if values is None:
-        return None
-    if kind is np.ndarray:
-        if values != path:
-            raise ValueError(f"{path} is no vector")
-        arrays.append(path)
-    if not is_dataclass(kind):
-        return values
-    hints = _fields(kind)  # type: ignore[arg-type]  # a type is hashable
-    if not isinstance(values, list) or len(values) != len(hints):
-        raise ValueError(f"{path or 'it'} has not {len(hints)} values")
-    inside = f"{path}." if path else ""
-    return {
-        name: _named(hint, value, inside + name, arrays)
-        for (name, hint), value in zip(hints.items(), values, strict=True)
-    }
-
-
-@cache
-def _fields(kind: Any) -> dict[str, Any]:
-    """The fields of a dataclass and what they are: a dataclass, `np.ndarray`, or anything else."""
-    found = {}
-    for name, hint in get_type_hints(kind).items():
-        (one,) = [part for part in get_args(hint) if part is not type(None)] if type(None) in get_args(hint) else [hint]
-        found[name] = np.ndarray if get_origin(one) is np.ndarray else one
-    return found

@@ -15,6 +15,7 @@ MOST_READINGS = 64
 
 _LONG_NAME = 200
 _MOST_BYTES = 20_000
+_DECODER = msgspec.msgpack.Decoder(list[tuple[str, float, float, str]])
 
 
 def pack_costs(costs: NodeCosts) -> bytes:
@@ -28,7 +29,7 @@ def unpack_costs(data: bytes) -> NodeCosts:
     if len(data) > _MOST_BYTES:
         raise PeerError(f"costs of {len(data)} bytes")
     try:
-        rows = msgspec.msgpack.decode(data, type=list[tuple[str, float, float, str]])
+        rows = _DECODER.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise PeerError(f"costs that cannot be read: {error}") from None
     if len(rows) > MOST_READINGS:

@@ -27,7 +27,7 @@ LONGEST = 2**20 + 2**18
 
 _MOST_NODES = 5_000  # of one fleet: their numbers fit in a report's first message, beside a part of its vectors
 _MOST_PARAMETERS = 2**34
-_MOST_UPDATES = 10**9
+MOST_UPDATES = 10**9
 _MOST_FEATURES = 2**28
 _MOST_CLASSES = 100_000
 _MOST_OPTIONS = 100  # of a model
@@ -124,7 +124,7 @@ def _check_task(task: Task) -> None:
         raise PeerError(f"mini-batches of {task.batch} samples")
     if task.seed < 0:
         raise PeerError(f"the seed is {task.seed}")
-    if not 1 <= task.tau_max <= _MOST_UPDATES:
+    if not 1 <= task.tau_max <= MOST_UPDATES:
         raise PeerError(f"rounds of up to {task.tau_max} updates")
     if len(task.readings) > MOST_READINGS:
         raise PeerError(f"a task that asks for {len(task.readings)} readings")

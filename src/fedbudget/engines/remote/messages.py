@@ -69,9 +69,11 @@ _ALWAYS = {field.name for field in fields(Report) if field.default is MISSING}
 
 def report_numbers(broadcast: Broadcast) -> list[str]:
     """The fields with a number of each node that a report of this broadcast has, in their order."""
-    return [name for name in NUMBERS if name in _ALWAYS | broadcast.report_fields]
+    names = broadcast.report_fields
+    return [name for name in NUMBERS if name in _ALWAYS or name in names]
 
 
 def report_vectors(broadcast: Broadcast) -> list[str]:
     """The fields with a vector of each node that a report of this broadcast has, in their order."""
-    return [name for name in VECTORS if name in broadcast.report_fields]
+    names = broadcast.report_fields
+    return [name for name in VECTORS if name in names]

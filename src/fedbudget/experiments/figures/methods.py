@@ -16,7 +16,7 @@ from fedbudget.experiments.figures.figure import CASES, TAUS, Claim, Figure, Fig
 from fedbudget.experiments.figures.rows import Row, Rows, distinct, mean, where
 from fedbudget.experiments.figures.style import BASELINE, COLOURS, finish, panels
 from fedbudget.experiments.sweep import Sweep
-from fedbudget.settings import Settings
+from fedbudget.settings import Eta, Settings
 
 REGRET = 0.03
 """Of the way from the best to the worst fixed τ: ours is never further from the best."""
@@ -75,7 +75,7 @@ def tasks_in(rows: Rows) -> dict[str, list[Row]]:
     return by_task
 
 
-def _runs(ours: float | str) -> Callable[[Settings, GridSize], Sweep]:
+def _runs(ours: Eta) -> Callable[[Settings, GridSize], Sweep]:
     def runs(base: Settings, size: GridSize) -> Sweep:
         taus = size.choose(TAUS, (1, 3, 10, 30, 100))
         cases: dict[str, Any] = {"case": CASES, "seeds": size.runs}

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbudget.engines.flower.configuration import Config, node_data, partition, wanted
 from fedbudget.errors import UserError
+from fedbudget.launch.flower_configuration import Config, node_data, partition_of, read_run
 from fedbudget.launch.simulate import simulate
 from fedbudget.settings import Settings
 from support.flower_processes import EXAMPLE
@@ -15,17 +15,17 @@ from support.flower_processes import EXAMPLE
 
 class TestARun:
     def test_has_the_settings_of_a_config_file_and_measured_costs(self) -> None:
-        found = wanted({"model": "softmax", "tau-max": 7, "step-size": 1, "batch-size": "full", "seed": 3}).settings
+        found = read_run({"model": "softmax", "tau-max": 7, "step-size": 1, "batch-size": "full", "seed": 3}).settings
         assert found == Settings(model="softmax", tau_max=7, step_size=1.0, batch_size="full", seed=3, costs="measured")
 
     def test_has_several_limits_in_one_text(self) -> None:
-        assert wanted({"budget": "time=60s, bytes=20MB"}).settings.limits().limits == {"time": 60.0, "bytes": 20e6}
+        assert read_run({"budget": "time=60s, bytes=20MB"}).settings.limits().limits == {"time": 60.0, "bytes": 20e6}
 
     def test_an_empty_text_is_not_given(self) -> None:
-        assert wanted({"phi": "", "rounds": "", "out": "", "test": "", "target": ""}) == wanted({})
+        assert read_run({"phi": "", "rounds": "", "out": "", "test": "", "target": ""}) == read_run({})
 
     def test_says_where_it_is_kept_and_what_is_tested_on(self) -> None:
-        found = wanted({"out": "somewhere/else", "test": "digits"})
+        found = read_run({"out": "somewhere/else", "test": "digits"})
         assert (found.out, found.test) == (Path("somewhere/else"), "digits")
 
     @pytest.mark.parametrize(
@@ -33,8 +33,10 @@ class TestARun:
         [
             ({"speed": 1}, "unknown key 'speed'"),
             ({"phi.a": 1}, "unknown key 'phi.a'"),
-            ({"tau": 2.5}, "tau = 2.5 has the wrong type"),
-            ({"budget": 3}, "budget = 3 has the wrong type"),
+            ({"tau": 2.5}, r"app.config\]: tau must be adaptive or a whole number of at least 1, not 2\.5"),
+            ({"budget": 3}, "budget must be a list of texts, not 3"),
+            ({"step-sise": 1}, r"unknown key 'step-sise'; did you mean step-size\?"),
+            ({"method": "centralized", "step-size": "auto"}, r"app.config\]: centralized descent needs a step-size"),
             ({"budget": "time=60s,love=3"}, "love"),
             ({"method": "centralized"}, "has no nodes; use frugal or paper"),
             ({"compress": "8-bit"}, "compress is not for Flower"),
@@ -44,14 +46,14 @@ class TestARun:
     )
     def test_what_is_wrong_is_said_in_one_line(self, config: dict[str, Any], reason: str) -> None:
         with pytest.raises(UserError, match=reason) as caught:
-            wanted(config)
+            read_run(config)
         assert "\n" not in str(caught.value)
 
     def test_the_example_is_one(self) -> None:
         import tomllib
 
         app = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-        asked = wanted(app["config"])
+        asked = read_run(app["config"])
         assert asked.settings.limits().limits == {"time": 60.0}
         assert app["components"] == {
             "serverapp": "fedbudget.flower:server",
@@ -71,8 +73,8 @@ class TestANode:
         np.savez(tmp_path / "mine.npz", x=np.eye(6, 4), y=np.arange(6) % 2)
         node: Config = {"data": str(tmp_path / "mine.npz"), "partition-id": 1, "num-partitions": 2}
         assert len(node_data(node, {}).rows[0]) == 6
-        assert partition(node) is None
-        assert partition({"partition-id": 1, "num-partitions": 2}) == 1
+        assert partition_of(node) is None
+        assert partition_of({"partition-id": 1, "num-partitions": 2}) == 1
 
     @pytest.mark.parametrize("where", ["node", "run"])
     def test_predicts_the_column_that_it_or_the_run_names(self, where: str, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fedbudget.engines.grpc.metrics import Metrics, serving
 from fedbudget.errors import UserError
+from fedbudget.launch.metrics import Metrics, serving
 from fedbudget.runs.record import RoundRecord
 
 RECORD = RoundRecord(

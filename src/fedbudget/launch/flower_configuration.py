@@ -12,10 +12,11 @@ from pathlib import Path
 
 from flwr.app import UserConfigValue
 
+from fedbudget.engines.flower.node import NodeSetup
 from fedbudget.engines.remote.node_data import NodeData
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, key
 from fedbudget.launch.node_data import all_shares, from_file
-from fedbudget.settings import FEDERATED, Settings, checked
+from fedbudget.settings import FEDERATED, Settings, defaults_of, read_settings
 
 Config = Mapping[str, UserConfigValue]
 """As Flower reads it: names, and texts, numbers or truths."""
@@ -23,11 +24,11 @@ Config = Mapping[str, UserConfigValue]
 PARTITION, PARTITIONS = "partition-id", "num-partitions"
 """Flower's own keys of a node's configuration, for its share of a dataset."""
 
-_WHERE = Path("[tool.flwr.app.config]")
+_WHERE = "[tool.flwr.app.config]"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class FlowerRun:
     """A run that is asked for.
 
     Args:
@@ -40,34 +41,35 @@ class Wanted:
     test: str | None = None
 
 
-def wanted(config: Config) -> Wanted:
+def read_run(config: Config) -> FlowerRun:
     """What a run's configuration asks for."""
-    given = {key: value for key, value in config.items() if value != ""}
+    given = {name: value for name, value in config.items() if value != ""}
     out, test = _text(given, "out"), _text(given, "test")
-    found = {key: _limits(value) if key == "budget" else value for key, value in given.items()}
-    for own in ("out", "test"):
-        found.pop(own, None)
-    settings = Settings(**{"costs": "measured", **checked(_WHERE, found)})
+    found = read_settings(given, _WHERE, also=("out", "test"))
+    try:
+        settings = Settings(**{**defaults_of("flower"), **found})
+    except UserError as error:
+        raise UserError(f"{_WHERE}: {error.spelled(key)}") from None
     if settings.method not in FEDERATED:
         raise UserError(f"{_WHERE}: method = {settings.method!r} has no nodes; use {' or '.join(FEDERATED)}")
     if settings.compress not in (None, "none"):
         raise UserError(f"{_WHERE}: compress is not for Flower, whose messages carry arrays as they are")
     if settings.participation != 1:
         raise UserError(f"{_WHERE}: participation is simulated in one process only; here nodes are there or not")
-    return Wanted(settings, None if out is None else Path(out).expanduser(), test)
+    return FlowerRun(settings, None if out is None else Path(out).expanduser(), test)
 
 
 def node_data(node: Config, run: Config) -> NodeData:
     """What a node holds, by its configuration and the run's."""
     if "data" in node:
         path, labels = _text(node, "data"), _text(node, "labels")
-        target = _text(node, "target") or wanted(run).settings.target
+        target = _text(node, "target") or read_run(run).settings.target
         return from_file(Path(path or ""), labels=None if labels is None else Path(labels), target=target)
     if PARTITION in node and PARTITIONS in node:
         number, of = _whole(node, PARTITION), _whole(node, PARTITIONS)
         if not 0 <= number < of:
             raise UserError(f"{PARTITION}={number}: of {of} partitions there are 0 to {of - 1}")
-        dataset, rows = _shares(wanted(run).settings, of)
+        dataset, rows = _shares(read_run(run).settings, of)
         return NodeData(dataset, [rows[number]])
     raise UserError(
         f"a node has no data: start its SuperNode with --node-config \"data='FILE'\", or with "
@@ -75,32 +77,34 @@ def node_data(node: Config, run: Config) -> NodeData:
     )
 
 
-def partition(node: Config) -> int | None:
+def partition_of(node: Config) -> int | None:
     """Which share of the run's dataset a node has, if that is what it has."""
     return _whole(node, PARTITION) if PARTITION in node and PARTITIONS in node and "data" not in node else None
+
+
+def node_setup(node: Config, run: Config, own: NodeData | None = None) -> NodeSetup:
+    """How a node takes part.
+
+    Args:
+      own: what it holds, for data that are in no file.
+    """
+    data = node_data(node, run) if own is None else own
+    return NodeSetup(data, None if own is not None else partition_of(node), read_run(run).settings.device)
 
 
 # In a simulation one process is many nodes, one after the other.
 _shares = lru_cache(maxsize=1)(all_shares)
 
 
-def _limits(value: UserConfigValue) -> UserConfigValue | list[str]:
-    """
-    >>> _limits("time=60s, bytes=20MB")
-    ['time=60s', 'bytes=20MB']
-    """
-    return [limit.strip() for limit in value.split(",")] if isinstance(value, str) else value
-
-
-def _text(config: Config, key: str) -> str | None:
-    value = config.get(key)
+def _text(config: Config, name: str) -> str | None:
+    value = config.get(name)
     if value is not None and not isinstance(value, str):
-        raise UserError(f"{key} = {value!r} must be a text, in quotes")
+        raise UserError(f"{name} = {value!r} must be a text, in quotes")
     return value
 
 
-def _whole(config: Config, key: str) -> int:
-    value = config[key]
+def _whole(config: Config, name: str) -> int:
+    value = config[name]
     if not isinstance(value, int) or isinstance(value, bool):
-        raise UserError(f"{key} = {value!r} must be a whole number")
+        raise UserError(f"{name} = {value!r} must be a whole number")
     return value

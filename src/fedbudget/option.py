@@ -1,0 +1,195 @@
+"""What an option is: declared once, as a field of a dataclass, with all that a command line, a file or Python needs.
+
+    nodes: Count | None = option(None, "How many nodes.", "data", shown="5, or one per file")
+
+The field has the name and the type with its range; `option` gives the default, what is said about it, and who has it.
+Values are checked by msgspec against the type, wherever they come from; its errors are put into a person's words here.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from fedbudget.errors import UserError, suggestion
+
+T = TypeVar("T")
+_FINITE = sys.float_info.max
+Count = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[float, Meta(ge=0, le=_FINITE)]
+Positive = Annotated[float, Meta(gt=0, le=_FINITE)]
+
+Group = Literal["most used", "data", "model", "budget", "method", "network", "output", "engine"]
+"""What options belong to, in the order of help."""
+
+REQUIRED: Any = MISSING
+"""In place of the default of an option that must be given."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is said about an option, and who has it.
+
+    Args:
+      help: what it means, in a sentence.
+      commands: those of the command line that have it; as its dataclass says when not given.
+      shown: the default as help shows it, where the field's own does not say it.
+      defaults: of commands where it is not the field's, by their name; Flower's run-config is `flower`.
+      helps: what it means in commands where it means something else.
+      values: what can be completed by a shell, besides what the type says; or what finds it from how it begins.
+      argument: whether it is a place on the command line, without a name.
+    """
+
+    help: str
+    group: Group
+    commands: Sequence[str] | None = None
+    shown: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    helps: Mapping[str, str] = field(default_factory=dict)
+    values: Sequence[str] | Callable[[str], Sequence[str]] = ()
+    argument: bool = False
+
+
+def option(default: T, help: str, group: Group, commands: Sequence[str] | None = None, **more: Any) -> T:
+    """A field of a dataclass that is an option."""
+    declared: Any = field(default=default, metadata={"option": Option(help, group, commands, **more)})
+    return declared  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """One field of a dataclass of options.
+
+    Args:
+      kinds: the classes that its type is made of, without ranges, words and None.
+      words: the words that it may be.
+      commands: those that have it; all that have its dataclass when None.
+    """
+
+    name: str
+    type: Any
+    option: Option
+    default: Any
+    kinds: tuple[Any, ...]
+    words: tuple[str, ...]
+    commands: Sequence[str] | None
+
+    @property
+    def required(self) -> bool:
+        return self.default is MISSING
+
+    def within(self, command: str) -> bool:
+        """Whether a command has it."""
+        return self.commands is None or command in self.commands
+
+    def converted(self, value: object, *, text: bool = False) -> Any:
+        """The value as the type has it; what does not fit is refused.
+
+        Args:
+          text: whether a text may stand for a number.
+        """
+        try:
+            return msgspec.convert(self._plain(value), self.type, strict=not (text and isinstance(value, str)))
+        except msgspec.ValidationError:
+            hint = suggestion(value, self.words) if isinstance(value, str) else None
+            wrong = f"`{self.name}` must be {self.expected}, not {value!r}"
+            raise UserError(f"{wrong}; {hint}" if hint else wrong) from None
+
+    @property
+    def listed(self) -> bool:
+        return any(get_origin(kind) is tuple for kind in self.kinds)
+
+    @property
+    def expected(self) -> str:
+        """What fits, in words."""
+        from msgspec import inspect
+
+        known = inspect.type_info(self.type)
+        parts = known.types if isinstance(known, inspect.UnionType) else (known,)
+        return in_words([*self.words, *filter(None, map(_in_words, parts))])
+
+    def _plain(self, value: object) -> object:
+        """Numbers of other libraries as Python's, and a text with commas as a list."""
+        if isinstance(value, str) and self.listed:
+            return [part.strip() for part in value.split(",")]
+        if isinstance(value, list | tuple):
+            return [_number(each) for each in value]
+        return _number(value)
+
+
+_KNOWN: dict[type[Any], Mapping[str, Declaration]] = {}
+
+
+def declarations(cls: type[Any]) -> Mapping[str, Declaration]:
+    """The options that a dataclass declares, by name, in its order."""
+    if cls not in _KNOWN:
+        _KNOWN[cls] = _read(cls)
+    return _KNOWN[cls]
+
+
+def _read(cls: type[Any]) -> Mapping[str, Declaration]:
+    hints = get_type_hints(cls, include_extras=True)
+    declared: dict[str, Declaration] = {}
+    for each in fields(cls):
+        hint = hints[each.name]
+        parts = _parts(hint)
+        words = tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
+        kinds = tuple(part for part in parts if get_origin(part) is not Literal and part is not NoneType)
+        option: Option = each.metadata["option"]
+        commands = option.commands or getattr(cls, "COMMANDS", None)
+        declared[each.name] = Declaration(each.name, hint, option, each.default, kinds, words, commands)
+    return declared
+
+
+def _parts(hint: Any) -> list[Any]:
+    """What a union is made of, without what is annotated."""
+    if get_origin(hint) is Annotated:
+        return _parts(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return [part for each in get_args(hint) for part in _parts(each)]
+    return [hint]
+
+
+def _number(value: object) -> object:
+    if type(value) in (bool, int, float):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
+def in_words(choices: Sequence[str]) -> str:
+    """
+    >>> in_words(["a"]), in_words(["a", "b", "c"])
+    ('a', 'a, b or c')
+    """
+    return " or ".join([", ".join(choices[:-1]), choices[-1]] if len(choices) > 1 else choices)
+
+
+def _in_words(known: Any) -> str:
+    """What a type, as msgspec describes it, takes; nothing for words, which are listed, and for None."""
+    from msgspec import inspect
+
+    match known:
+        case inspect.FloatType(gt=0, le=le) if le == _FINITE:
+            return "a positive number"
+        case inspect.IntType() | inspect.FloatType():
+            bounds = {"more than": known.gt, "at least": known.ge, "below": known.lt, "at most": known.le}
+            limits = " and ".join(f"{how} {bound:g}" for how, bound in bounds.items() if bound not in (None, _FINITE))
+            number = "a whole number" if isinstance(known, inspect.IntType) else "a number"
+            return f"{number} of {limits}" if limits else number
+        case inspect.VarTupleType():
+            one, _, limits = _in_words(known.item_type).removeprefix("a ").partition(" of ")
+            return f"a list of {one}s" + (f" of {limits}" if limits else "")
+        case inspect.StrType():
+            return "a text"
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.CustomType():
+            return f"a {known.cls.__name__.lower()}"
+    return ""

@@ -1,0 +1,112 @@
+"""Declared options on the command line: help in groups with defaults, and what a shell completes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+from click.shell_completion import ShellComplete
+
+from fedbudget.cli.main import app
+
+ROOT: Any = typer.main.get_command(app)
+
+
+def help_of(command: str) -> str:
+    text: str = ROOT.commands[command].get_help(click.Context(ROOT.commands[command], info_name=command))
+    return text
+
+
+def completions(*words: str) -> list[str]:
+    """What a shell offers for the last of these words."""
+    shell = ShellComplete(ROOT, {}, "fedbudget", "_FEDBUDGET_COMPLETE")
+    return [each.value for each in shell.get_completions(list(words[:-1]), words[-1])]
+
+
+class TestHelp:
+    def test_the_options_that_most_need_come_first(self) -> None:
+        first, second = help_of("run").split("Most used:\n")[1].split("\n\n")[:2]
+        for name in ("--model", "--dataset", "--nodes", "--budget", "--case", "--config", "--out"):
+            assert f"  {name} " in first
+        assert second.startswith("Data:\n")
+
+    @pytest.mark.parametrize(
+        ("command", "line"),
+        [
+            ("run", "How many nodes.  [default: 5, or one per file]"),
+            ("run", "Of everything random.  [default: 0]"),
+            ("run", "(clocks and meters of the machines).  [default: simulated]"),
+            ("serve", "(clocks and meters of the machines).  [default: measured]"),
+            ("serve", "before the first round.  [default: --min-nodes]"),
+            ("serve", "The most nodes to let in.  [default: 1000]"),
+            ("local", "How many node processes to start.  [default: 5]"),
+            ("compare", "Cases to compare in.  [default: 1,2,3,4]"),
+            ("sweep", "The sweep's folder.  [default: sweeps/ and the file's name]"),
+        ],
+    )
+    def test_defaults_are_those_of_the_command(self, command: str, line: str) -> None:
+        assert line.split() in _windows(help_of(command).split(), len(line.split()))
+
+    def test_summaries_are_whole(self) -> None:
+        listed = ROOT.get_help(click.Context(ROOT, info_name="fedbudget")).split("Commands:\n")[1].splitlines()
+        assert len(listed) == len(ROOT.commands)
+        assert [line for line in listed if not line.endswith(".") or line.endswith("..")] == []
+
+
+class TestCompletion:
+    @pytest.mark.parametrize(
+        ("words", "expected"),
+        [
+            (["run", "--model", "s"], ["svm", "softmax"]),
+            (["compare", "--dataset", "m"], ["mnist"]),
+            (["serve", "--task", "svm-"], ["svm-dgd-mnist", "svm-digits", "svm-sgd-mnist"]),
+            (["local", "--method", ""], ["frugal", "paper", "centralized", "asynchronous"]),
+            (["run", "--engine", ""], ["in-process", "ray", "network"]),
+            (["run", "--step-size", ""], ["auto"]),
+            (["run", "--step-"], ["--step-size"]),
+            (["data", "get", "c"], ["cifar-10"]),
+            (["tasks", "linear"], ["linear-energy"]),
+            (["swe"], ["sweep"]),
+        ],
+    )
+    def test_values(
+        self, words: list[str], expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert completions(*words) == expected
+
+    @pytest.mark.parametrize("command", [["show"], ["explain"], ["report"], ["evaluate"], ["serve", "--resume"]])
+    def test_folders_of_runs(self, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        for name in ("runs/one", "runs/two", "other"):
+            Path(name).mkdir(parents=True)
+            Path(name, "config.toml").touch()
+        Path("runs/empty").mkdir()
+        assert completions(*command, "") == ["other", "runs/one", "runs/two"]
+        assert completions(*command, "runs/t") == ["runs/two"]
+        assert completions(*command, f"{tmp_path}/o") == [f"{tmp_path}/other"]
+
+    def test_datasets_in_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        for name in ("mine.csv", "mine.txt", "mice.npz"):
+            Path(name).touch()
+        assert completions("run", "--dataset", "mi") == ["mice.npz", "mine.csv"]
+
+    def test_a_shell_is_answered_without_anything_slow(self) -> None:
+        """As bash asks, in a process of its own."""
+        asked = {"COMP_WORDS": "fedbudget run --model s", "COMP_CWORD": "3", "_FEDBUDGET_COMPLETE": "complete_bash"}
+        code = (
+            "import atexit, sys; from fedbudget.cli.main import main\n"
+            "atexit.register(lambda: print({'numpy', 'numba', 'matplotlib'} & set(sys.modules)))\n"
+            "main()"
+        )
+        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True)
+        assert done.stdout.split() == ["svm", "softmax", "set()"], done.stderr
+
+
+def _windows(words: list[str], length: int) -> list[list[str]]:
+    return [words[at : at + length] for at in range(len(words) - length + 1)]
