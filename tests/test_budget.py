@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.budget import RESOURCES, Budget, Costs, Ledger
+from fedbudget.budget import Budget, Costs, Ledger
 from fedbudget.errors import UserError
+from fedbudget.resources import RESOURCES
 from support.problems import costs
 
 
@@ -68,10 +69,6 @@ class TestReading:
 
 
 class TestResources:
-    def test_time_takes_the_slowest_node_and_everything_else_adds_up(self) -> None:
-        figures = {name: resource.of_nodes(np.array([1.0, 4.0, 2.0])) for name, resource in RESOURCES.items()}
-        assert figures == {"time": 4, "energy": 7, "bytes": 7, "cpu": 7, "money": 7}
-
     @pytest.mark.parametrize(
         ("name", "amount", "text"),
         [("bytes", 999, "999B"), ("bytes", 1000, "1kB"), ("bytes", 2.5e9, "2.5GB"), ("time", 0.28914, "0.2891s")],

@@ -11,15 +11,16 @@ import fedbudget
 ROOT = Path(fedbudget.__file__).parent
 
 BOTTOM = {"errors", "arrays", "atomic_file", "randomness", "node_status", "option"}
-CORE = {"theory", "budget", "control", "step_size", "protocol", "models", "data", "meters"}
+CORE = {"theory", "resources", "budget", "control", "step_size", "protocol", "models", "data", "meters"}
 BELOW: dict[str, set[str]] = {
     "theory": set(),
-    "budget": set(),
+    "resources": set(),
+    "budget": {"resources"},
     "control": {"theory"},
     "step_size": set(),
     "data": set(),
     "models": {"data"},
-    "meters": {"budget"},
+    "meters": {"budget", "resources"},
     "protocol": {"control", "step_size", "budget", "theory", "models", "data"},
     "settings": {"budget", "data", "tasks"},
     "engines": {"protocol", *CORE},

@@ -1,7 +1,6 @@
 """What may be spent, what was spent, what is left, and when to stop.
 
-A resource is a name, a unit and how nodes combine: time takes the slowest node, everything else adds up. A budget is
-any number M of resources with a limit each, and every rule here is written for M at once.
+A budget is any number M of resources (resources/) with a limit each, and every rule here is written for M at once.
 
 The ledger is a value. Charging a round gives a new ledger with the newest cost estimates ĉ_m, b̂_m and the spent s_m of
 Algorithm 2; nothing is changed in place. What a round cost is the best guess at the next one's cost, unless something
@@ -11,64 +10,18 @@ is known to have been out of the ordinary: then it is charged as it was, and ano
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
 from fedbudget.arrays import Float64
 from fedbudget.errors import UserError
-
-Combine = Literal["slowest", "sum"]
+from fedbudget.resources import RESOURCES
+from fedbudget.resources.resource import Resource
 
 _ROUNDING = 1e-12
 """The share of a limit that sums of costs may be off by; what fits but for that, fits."""
-
-
-@dataclass(frozen=True)
-class Resource:
-    """Something that training uses up."""
-
-    name: str
-    unit: str
-    combine: Combine
-    units: Mapping[str, float] = field(repr=False)
-    """Every way to write the unit, with its size in `unit`."""
-
-    def of_nodes(self, costs: Float64) -> float:
-        """One figure for the whole fleet from one figure per node, [nodes]."""
-        return float(costs.max() if self.combine == "slowest" else costs.sum())
-
-    def format(self, amount: float) -> str:
-        """An amount as a person would write it.
-
-        >>> RESOURCES["bytes"].format(20_000_000), RESOURCES["time"].format(0.289)
-        ('20MB', '0.289s')
-        """
-        scale, unit = 1.0, self.unit
-        if self.name == "bytes":
-            for candidate in ("kB", "MB", "GB"):
-                if abs(amount) >= self.units[candidate]:
-                    scale, unit = self.units[candidate], candidate
-        return f"{amount / scale:.4g}{unit}"
-
-
-_SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
-_JOULES = {"mJ": 1e-3, "J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": 3600.0, "kWh": 3.6e6}
-_BYTES = {"B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
-_BYTES |= {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
-
-RESOURCES: Mapping[str, Resource] = {
-    resource.name: resource
-    for resource in (
-        Resource("time", "s", "slowest", _SECONDS),
-        Resource("energy", "J", "sum", _JOULES),
-        Resource("bytes", "B", "sum", _BYTES),
-        Resource("cpu", "s", "sum", _SECONDS),
-        Resource("money", "", "sum", {}),
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -81,7 +34,7 @@ class Budget:
         if not self.limits:
             raise UserError("a run needs a budget, for example time=15s")
         for name, limit in self.limits.items():
-            _known(name)
+            _resource(name)
             if not (math.isfinite(limit) and limit > 0):
                 raise UserError(f"budget {name}={limit:g}: the limit must be a positive number")
 
@@ -220,7 +173,7 @@ def _parse_limit(text: str) -> tuple[str, float]:
     limit = _LIMIT.fullmatch(text.strip())
     if limit is None:
         raise UserError(f"budget {text!r} is not understood; write NAME=AMOUNT, for example time=15s or bytes=20MB")
-    resource = _known(limit["name"])
+    resource = _resource(limit["name"])
     amount = _AMOUNT.fullmatch(limit["amount"])
     try:
         number = float(amount["number"] if amount else "")
@@ -235,7 +188,7 @@ def _parse_limit(text: str) -> tuple[str, float]:
     return resource.name, number * resource.units.get(unit, 1.0)
 
 
-def _known(name: str) -> Resource:
+def _resource(name: str) -> Resource:
     if name not in RESOURCES:
         raise UserError(f"unknown resource {name!r} in the budget; use one of {', '.join(RESOURCES)}")
     return RESOURCES[name]

@@ -14,13 +14,15 @@ from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards, Table
 from fedbudget.engines import asynchronous, centralized
 from fedbudget.errors import UserError
-from fedbudget.meters import measured_meters, simulated, simulated_meters
-from fedbudget.meters.declared import Energy, Money, WireBytes
-from fedbudget.meters.meter import Cost, Meters, RoundTrip, Source
+from fedbudget.meters.meters import Meters
 from fedbudget.models import LinearRegression, SquaredSvm
 from fedbudget.models.base import Descent, Model, loss_over
 from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.messages import Broadcast
+from fedbudget.resources.bytes import WireBytes
+from fedbudget.resources.resource import Cost, Metering, Source
+from fedbudget.resources.time import SGD, Profile, SimulatedTime
+from fedbudget.resources.usage import RoundUsage
 from support.problems import MODELS, problem
 
 History = list[tuple[Round, Broadcast]]
@@ -32,7 +34,7 @@ class FixedTime:
     def __init__(self, step: float, aggregation: float) -> None:
         self.cost = Cost(step, aggregation)
 
-    def read(self, trip: RoundTrip) -> Cost:
+    def read(self, usage: RoundUsage, time: Cost | None = None) -> Cost:
         return self.cost
 
     expect = read
@@ -42,8 +44,8 @@ def fixed_meters(seconds: float, step: float = 1.0, aggregation: float = 0.0) ->
     return Meters(Budget({"time": seconds}), FixedTime(step, aggregation), {})
 
 
-def drawn_meters(seconds: float, profile: simulated.Profile = simulated.SGD) -> Meters:
-    return simulated_meters(Budget({"time": seconds}), Energy(), Money(), profile, np.random.default_rng(6))
+def drawn_meters(seconds: float, profile: Profile = SGD) -> Meters:
+    return Meters.of(Budget({"time": seconds}), Metering(SimulatedTime(profile, np.random.default_rng(6))))
 
 
 def carry_out(
@@ -110,7 +112,7 @@ def test_one_node_descends_as_in_one_place_to_the_bit(name: str, batch: int | No
     outcome, history = carry_out(given.model, Shards.whole(given.table), fixed_meters(50.0), [1.0], w=w, batch=batch)
     alone: History = []
     meters = fixed_meters(50.0)
-    trip = centralized.trial(given.model, given.table, w, batch=batch, seed=11)
+    trial = centralized.trial(given.model, given.table, w, batch=batch, seed=11, counters=meters.counters())
     expected = centralized.CentralizedEngine(
         given.model,
         given.table,
@@ -119,7 +121,7 @@ def test_one_node_descends_as_in_one_place_to_the_bit(name: str, batch: int | No
         batch=batch,
         seed=11,
         meters=meters,
-        ledger=centralized.open_ledger(meters, trip),
+        ledger=centralized.open_ledger(meters, trial),
     ).run(observe=lambda round_, broadcast: alone.append((round_, broadcast)))
     assert len(history) == 50
     assert [broadcast.w.tobytes() for _, broadcast in history] == [broadcast.w.tobytes() for _, broadcast in alone]
@@ -220,7 +222,7 @@ class TestPushes:
         """Two nodes of speed 1 and 4 take (1 + 4) / (c + b) pushes a second together, and a round is two of them."""
         model, shards = pulled_towards([1.0], [2.0])
         _, history = carry_out(model, shards, drawn_meters(60.0), [1.0, 4.0])
-        pace = 5 / (simulated.SGD.step.mean + simulated.SGD.aggregation.mean)
+        pace = 5 / (SGD.step.mean + SGD.aggregation.mean)
         assert len(history) == pytest.approx(60 * pace / 2, rel=0.05)
         times = [round_.ledger.spent[0] for round_, _ in history]
         assert times == sorted(times)
@@ -312,7 +314,7 @@ class TestEnd:
 
     def test_the_first_push_is_made_though_it_was_drawn_to_take_longer_than_the_budget(self) -> None:
         class Slower(FixedTime):
-            def read(self, trip: RoundTrip) -> Cost:
+            def read(self, usage: RoundUsage, time: Cost | None = None) -> Cost:
                 return Cost(2.0, 0.0)
 
         model, shards = pulled_towards([1.0])
@@ -332,12 +334,12 @@ class TestRefusals:
     MODEL, SHARDS = pulled_towards([1.0], [2.0])
 
     def test_other_resources_than_time(self) -> None:
-        meters = Meters(Budget({"time": 9.0, "bytes": 1e6}), FixedTime(1.0, 0.0), {"bytes": WireBytes()})
+        meters = Meters(Budget({"time": 9.0, "bytes": 1e6}), FixedTime(1.0, 0.0), {"bytes": WireBytes("declared")})
         with pytest.raises(UserError, match="a budget of time only, not of bytes"):
             asynchronous.open_ledger(meters, self.SHARDS, [1.0, 1.0])
 
     def test_measured_time(self) -> None:
-        meters = measured_meters(Budget({"time": 9.0}), Energy(), Money())
+        meters = Meters.of(Budget({"time": 9.0}), Metering())
         with pytest.raises(UserError, match="use simulated costs"):
             asynchronous.open_ledger(meters, self.SHARDS, [1.0, 1.0])
 

@@ -14,18 +14,21 @@ from fedbudget.control import Reason
 from fedbudget.data.sampling import Sampler
 from fedbudget.engines import centralized
 from fedbudget.errors import UserError
-from fedbudget.meters import measured_meters, simulated, simulated_meters
-from fedbudget.meters.declared import Energy, Money, WireBytes
-from fedbudget.meters.meter import Cost, Meter, Meters, RoundTrip, Source
+from fedbudget.meters.meters import Meters
 from fedbudget.models.base import loss_over
 from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.messages import Broadcast
+from fedbudget.resources.bytes import WireBytes
+from fedbudget.resources.energy import DeclaredEnergy
+from fedbudget.resources.resource import Cost, Meter, Metering, Source
+from fedbudget.resources.time import DGD, SimulatedTime
+from fedbudget.resources.usage import RoundUsage
 from support.problems import MODELS, problem
 
 History = list[tuple[Round, Broadcast]]
 
 ETA = 0.05
-TRIP = RoundTrip(updates=1, nodes=1, wire_bytes=0, step_seconds=0.0, seconds=0.0, step_cpu=0.0, cpu=0.0)
+USAGE = RoundUsage(updates=1, nodes=1, wire_bytes=0, readings={})
 
 
 class FixedTime:
@@ -36,7 +39,7 @@ class FixedTime:
     def __init__(self, step: float) -> None:
         self.step = step
 
-    def read(self, trip: RoundTrip) -> Cost:
+    def read(self, usage: RoundUsage, time: Cost | None = None) -> Cost:
         return Cost(self.step, 7.0)
 
     expect = read
@@ -63,7 +66,7 @@ def carry_out(
         batch=batch,
         seed=11,
         meters=meters,
-        ledger=centralized.open_ledger(meters, TRIP),
+        ledger=centralized.open_ledger(meters, USAGE),
         rounds=rounds,
     ).run(
         observe=lambda round_, broadcast: history.append((round_, broadcast)), interrupted=lambda: interrupted(history)
@@ -147,7 +150,7 @@ class TestBudget:
     def test_aggregations_are_not_charged_and_nothing_is_sent(self) -> None:
         outcome, history = carry_out(
             problem("svm", seed=4),
-            fixed_meters({"time": 1.0, "bytes": 1.0}, 0.25, {"bytes": WireBytes()}),
+            fixed_meters({"time": 1.0, "bytes": 1.0}, 0.25, {"bytes": WireBytes("declared")}),
         )
         assert outcome.ledger.spent == pytest.approx([1.0, 0.0])
         assert all(not round_.ledger.costs.aggregation.any() for round_, _ in history)
@@ -155,16 +158,17 @@ class TestBudget:
     def test_of_several_resources_the_first_to_be_used_up_ends_the_run(self) -> None:
         limits = {"time": 10.0, "energy": 3.0}  # 5 W for 0.25 s is 1.25 J, which fits twice
         outcome, history = carry_out(
-            problem("svm", seed=4), fixed_meters(limits, 0.25, {"energy": Energy(watts=5, joules_per_byte=1)})
+            problem("svm", seed=4), fixed_meters(limits, 0.25, {"energy": DeclaredEnergy(watts=5, joules_per_byte=1)})
         )
         assert (outcome.stopped_by, len(history)) == ("energy", 2)
         assert outcome.ledger.spent == pytest.approx([0.5, 2.5])
 
     def test_measured_steps_add_up_to_the_time_the_run_took_without_its_observer(self) -> None:
         given = problem("svm", seed=4, samples=20_000, features=100)
-        meters = measured_meters(Budget({"time": 0.4, "cpu": 3600.0}), Energy(), Money())
+        meters = Meters.of(Budget({"time": 0.4, "cpu": 3600.0}), Metering())
         ledger = centralized.open_ledger(
-            meters, centralized.trial(given.model, given.table, given.start(3), batch=None, seed=0)
+            meters,
+            centralized.trial(given.model, given.table, given.start(3), batch=None, seed=0, counters=meters.counters()),
         )
         watched = 0.0
 
@@ -193,17 +197,17 @@ class TestBudget:
 
     def test_one_that_does_not_cover_a_step_is_refused(self) -> None:
         with pytest.raises(UserError, match=r"budget time=0\.1s is too small: one step .* costs about 0\.25s"):
-            centralized.open_ledger(fixed_meters({"time": 0.1}, 0.25), TRIP)
+            centralized.open_ledger(fixed_meters({"time": 0.1}, 0.25), USAGE)
 
     def test_one_that_would_never_be_spent_is_refused(self) -> None:
         with pytest.raises(UserError, match="costs no bytes, so this budget would never be spent"):
-            centralized.open_ledger(fixed_meters({"bytes": 1e6}, 0.25, {"bytes": WireBytes()}), TRIP)
+            centralized.open_ledger(fixed_meters({"bytes": 1e6}, 0.25, {"bytes": WireBytes("declared")}), USAGE)
 
 
 class TestSimulatedTime:
     def spend(self, batch: int | None) -> Ledger:
         rng = np.random.default_rng(8)
-        meters = simulated_meters(Budget({"time": 30.0}), Energy(), Money(), centralized.profile(batch), rng)
+        meters = Meters.of(Budget({"time": 30.0}), Metering(SimulatedTime(centralized.profile(batch), rng)))
         outcome, history = carry_out(problem("svm", seed=4), meters, batch=batch)
         self.steps = len(history)
         return outcome.ledger
@@ -217,4 +221,4 @@ class TestSimulatedTime:
         assert self.spend(batch=10).spent[0] / self.steps == pytest.approx(clipped, rel=0.05)
 
     def test_with_all_samples_it_takes_what_a_node_with_all_of_the_data_takes(self) -> None:
-        assert self.spend(batch=None).spent[0] / self.steps == pytest.approx(simulated.DGD[3].step.mean, rel=0.05)
+        assert self.spend(batch=None).spent[0] / self.steps == pytest.approx(DGD[3].step.mean, rel=0.05)

@@ -9,15 +9,17 @@ import pytest
 from fedbudget.arrays import Flags
 from fedbudget.data.shards import Shards
 from fedbudget.engines.node_group import NodeGroup
-from fedbudget.meters.measured import Instant
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, Report, Request
 from fedbudget.protocol.sums import ReportsHere
+from fedbudget.resources import RESOURCES
+from fedbudget.resources.counters import ResourceCounters
 from support.methods import bits
 from support.problems import problem
 
 CASE = problem("svm", 12)
 FIRST, END = 3, 10
+COUNTERS = ResourceCounters.of([RESOURCES["time"], RESOURCES["cpu"]])
 
 
 def fleets(*, alone: bool) -> list[Fleet]:
@@ -53,12 +55,12 @@ def here(number: int) -> Flags:
 
 
 def without_clocks(answer: tuple[object, object]) -> object:
-    sums, effort = answer
-    return bits([sums, replace(effort, updating=Instant(0, 0), cpu=0.0)])  # type: ignore[type-var]
+    sums, costs = answer
+    return bits([sums, replace(costs, readings={})])  # type: ignore[type-var]
 
 
 def test_sums_are_those_of_the_reports() -> None:
-    party, other = NodeGroup(fleets(alone=True)), fleets(alone=True)
+    party, other = NodeGroup(fleets(alone=True), COUNTERS), fleets(alone=True)
     met = np.zeros(END - FIRST, dtype=bool)
     for number in range(1, 6):
         present = here(number)
@@ -76,7 +78,7 @@ def test_sums_are_those_of_the_reports() -> None:
 
 
 def test_nobody_here_is_no_sums_and_no_effort_and_they_are_told_the_news_later() -> None:
-    party, nobody = NodeGroup(fleets(alone=True)), np.zeros(END - FIRST, dtype=bool)
+    party, nobody = NodeGroup(fleets(alone=True), COUNTERS), np.zeros(END - FIRST, dtype=bool)
     _, first = party.answer(broadcast(1), ~nobody)
     sums, effort = party.answer(broadcast(2), nobody)
     assert sums is None
@@ -90,10 +92,10 @@ def test_nobody_here_is_no_sums_and_no_effort_and_they_are_told_the_news_later()
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_party_made_again_goes_on_from_a_copy_of_its_memory(alone: bool) -> None:
-    party = NodeGroup(fleets(alone=alone))
+    party = NodeGroup(fleets(alone=alone), COUNTERS)
     for number in range(1, 8):
         message, present = broadcast(number), here(number) if alone else None
-        again = NodeGroup(fleets(alone=alone))
+        again = NodeGroup(fleets(alone=alone), COUNTERS)
         again.recall(pickle.loads(pickle.dumps(party.memory())))
         answer = without_clocks(party.answer(message, present))
         assert without_clocks(again.answer(message, present)) == answer
@@ -101,7 +103,7 @@ def test_a_party_made_again_goes_on_from_a_copy_of_its_memory(alone: bool) -> No
 
 
 def test_a_trial_leaves_no_trace() -> None:
-    party, other = NodeGroup(fleets(alone=False)), NodeGroup(fleets(alone=False))
-    trip = party.trial(broadcast(1))
-    assert (trip.updates, trip.nodes) == (1, END - FIRST)
+    party, other = NodeGroup(fleets(alone=False), COUNTERS), NodeGroup(fleets(alone=False), COUNTERS)
+    costs = party.trial(broadcast(1))
+    assert costs.nodes == END - FIRST
     assert without_clocks(party.answer(broadcast(1))) == without_clocks(other.answer(broadcast(1)))

@@ -11,14 +11,20 @@ from fedbudget.arrays import Float32
 from fedbudget.engines.grpc.from_aggregator import AggregatorReader, pack_welcome
 from fedbudget.engines.grpc.from_node import NodeReader
 from fedbudget.engines.remote.compression import KINDS, Kind, decode, encode
-from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.messages import Welcome
 from fedbudget.engines.remote.task import Moments, SamplesDescription, Task
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, Report, Request
+from fedbudget.resources.usage import NodeCosts, Reading
 
 AMOUNTS = st.floats(0, 1e300)
 NAMES = st.text(max_size=200)
-COSTS = st.builds(NodeCosts, AMOUNTS, AMOUNTS, AMOUNTS, AMOUNTS, st.none() | AMOUNTS, st.none() | AMOUNTS, NAMES)
+RESOURCE_NAMES = st.text("abcdefghijklmnopqrstuvwxyzXYZ", min_size=1, max_size=20)
+READINGS = st.builds(Reading, AMOUNTS, AMOUNTS, NAMES)
+COSTS = st.builds(
+    lambda time, others: NodeCosts({"time": time, **others}),
+    READINGS,
+    st.dictionaries(RESOURCE_NAMES, READINGS, max_size=5),
+)
 REQUESTS = st.builds(Request, *[st.booleans()] * 4)
 
 
@@ -54,7 +60,7 @@ TASKS = st.builds(
     st.integers(1, 10**9),
     SAMPLES,
     REQUESTS,
-    st.booleans(),
+    st.lists(RESOURCE_NAMES, max_size=4).map(tuple),
 )
 
 NOTHING = Request()

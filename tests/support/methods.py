@@ -9,14 +9,14 @@ import numpy as np
 from fedbudget.budget import Budget, Costs
 from fedbudget.control import AdaptiveTau, FixedTau
 from fedbudget.data.shards import Shards
-from fedbudget.meters.meter import RoundTrip
-from fedbudget.meters.simulated import SGD, SimulatedTime
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState
 from fedbudget.protocol.update import ServerMomentum
+from fedbudget.resources.time import SGD, SimulatedTime
+from fedbudget.resources.usage import RoundUsage
 from fedbudget.step_size import AutoStep, FixedStep
 from support.problems import costs, problem
 
@@ -66,8 +66,7 @@ def simulated_time() -> SimulatedTime:
 
 
 def read(time: SimulatedTime, broadcast: Broadcast) -> Costs:
-    trip = RoundTrip(max(1, broadcast.tau), nodes=3, wire_bytes=0, step_seconds=0, seconds=0, step_cpu=0, cpu=0)
-    cost = time.read(trip)
+    cost = time.read(RoundUsage(max(1, broadcast.tau), nodes=3, wire_bytes=0, readings={}))
     return costs([cost.step], [cost.aggregation])
 
 

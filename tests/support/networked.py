@@ -24,7 +24,6 @@ from fedbudget.engines.grpc.node import run_node
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import Tokens
 from fedbudget.engines.remote.compression import BroadcastCompressor, Kind
-from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.round import CollectedRound
@@ -35,10 +34,11 @@ from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method
 from fedbudget.step_size import FixedStep
 from support.problems import CHEAP
+from support.usage import node_costs
 
 FEATURES = 6
 RUN = "a-run"
-COSTS = NodeCosts(0.001, 0.002, 0.001, 0.002)
+COSTS = node_costs(0.001, 0.002, cpu=(0.001, 0.002))
 LONG = 20.0
 """Seconds that nothing takes."""
 

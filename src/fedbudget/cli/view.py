@@ -15,9 +15,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedbudget.budget import RESOURCES
 from fedbudget.launch.prepared import Callback, PreparedRun
 from fedbudget.node_status import NodeStatus
+from fedbudget.resources import RESOURCES
 from fedbudget.runs.record import RoundRecord
 from fedbudget.training import Result
 

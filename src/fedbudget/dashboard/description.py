@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedbudget.budget import RESOURCES
+from fedbudget.resources import RESOURCES
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import average_tau
 

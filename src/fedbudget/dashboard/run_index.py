@@ -10,9 +10,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from fedbudget.budget import RESOURCES
 from fedbudget.dashboard.run_reader import RunReader, last_record, state_of
 from fedbudget.errors import UserError
+from fedbudget.resources import RESOURCES
 from fedbudget.runs.folder import CONFIG, ROUNDS, SUMMARY
 from fedbudget.runs.nodes import NODES
 from fedbudget.runs.record import json_value

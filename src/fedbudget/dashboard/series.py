@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from fedbudget.arrays import Float64, Int64
-from fedbudget.budget import RESOURCES
 from fedbudget.dashboard.description import describe
 from fedbudget.dashboard.run_reader import RunSnapshot
 from fedbudget.errors import UserError
 from fedbudget.launch.method import build_method
+from fedbudget.resources import RESOURCES
 from fedbudget.runs.explain import explain
 from fedbudget.runs.record import RoundRecord, average_tau, json_value
 from fedbudget.runs.title import run_title

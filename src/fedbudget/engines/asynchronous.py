@@ -48,9 +48,11 @@ from fedbudget.data.shards import Shards
 from fedbudget.engines.centralized import as_round
 from fedbudget.engines.engine import Engine, Observer
 from fedbudget.errors import UserError
-from fedbudget.meters.meter import Cost, Meters, RoundTrip, TimeMeter
+from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Outcome
+from fedbudget.resources.resource import Cost, TimeMeter
+from fedbudget.resources.usage import RoundUsage
 
 FAST, SLOW = 4.0, 1.0
 
@@ -212,7 +214,7 @@ def _mean_loss(pushes: Sequence[tuple[_Node, float]]) -> float:
     return sum(node.size * loss for node, loss in pushes) / sum(node.size for node, _ in pushes)
 
 
-_CYCLE = RoundTrip(updates=1, nodes=1, wire_bytes=0, step_seconds=0.0, seconds=0.0, step_cpu=0.0, cpu=0.0)
+_CYCLE = RoundUsage(updates=1, nodes=1, wire_bytes=0, readings={})
 """What a meter of simulated time is asked about: one local update and one exchange."""
 
 

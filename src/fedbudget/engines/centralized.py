@@ -21,14 +21,14 @@ from fedbudget.control import Reason
 from fedbudget.data.sampling import Sampler
 from fedbudget.data.shards import Shards, Table
 from fedbudget.engines.engine import Engine, Observer
-from fedbudget.engines.simulation import clock
 from fedbudget.errors import UserError
-from fedbudget.meters import simulated
-from fedbudget.meters.measured import Instant
-from fedbudget.meters.meter import Meters, RoundTrip
+from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.messages import Broadcast, Request
+from fedbudget.resources.counters import ResourceCounters, Snapshot
+from fedbudget.resources.time import CENTRALIZED_SGD, DGD, Gaussian, Profile
+from fedbudget.resources.usage import CombinedReading, RoundUsage
 
 
 class CentralizedEngine(Engine):
@@ -72,7 +72,7 @@ class CentralizedEngine(Engine):
         interrupted: Callable[[], bool] = lambda: False,
         save: Callable[[], None] = lambda: None,
     ) -> Outcome:
-        now, w, ledger = clock(self._meters), self._w, self._ledger
+        now, w, ledger = self._meters.counters().read, self._w, self._ledger
         number, stopped_by = 0, None
         mark = now()
         while stopped_by is None:
@@ -81,7 +81,7 @@ class CentralizedEngine(Engine):
             w = descent.w[0]
             took = now() - mark
             mark += took
-            ledger = ledger.charge(1, _one_step(self._meters.read(_trip(took))))
+            ledger = ledger.charge(1, _one_step(self._meters.read(_usage(took))))
             before = now()
             observe(*as_round(number, began, eta=self._eta, loss=float(descent.losses[0]), ledger=ledger, nodes=1))
             mark += now() - before
@@ -94,7 +94,7 @@ class CentralizedEngine(Engine):
         return Outcome(w, stopped_by, ledger)
 
 
-def profile(batch: int | None) -> simulated.Profile:
+def profile(batch: int | None) -> Profile:
     """The simulated time of a step; the aggregation's is nothing.
 
     With mini-batches it is the paper's table for centralized SGD. For deterministic descent the paper has none, as it
@@ -103,24 +103,26 @@ def profile(batch: int | None) -> simulated.Profile:
     the centralized descent on. It may be somewhat too much, because c waits for the slowest of several Raspberry Pis:
     with mini-batches, where the paper has both tables, the distributed c is 1.3 times the centralized.
     """
-    return simulated.CENTRALIZED_SGD if batch else simulated.Profile(simulated.DGD[3].step, _NOTHING)
+    return CENTRALIZED_SGD if batch else Profile(DGD[3].step, _NOTHING)
 
 
-def trial(model: Model, table: Table, w: Float32, *, batch: int | None, seed: int) -> RoundTrip:
+def trial(
+    model: Model, table: Table, w: Float32, *, batch: int | None, seed: int, counters: ResourceCounters
+) -> RoundUsage:
     """What a step takes here: the quicker of two, after one that does not count because it compiles kernels."""
     shards = Shards.whole(table)
     sampler = Sampler(shards.size, batch, seed)
 
-    def step() -> RoundTrip:
-        before = Instant.now()
+    def step() -> RoundUsage:
+        before = counters.read()
         model.descend(w[None], shards, sampler.round(1, anew=True), 0.0)
-        return _trip(Instant.now() - before)
+        return _usage(counters.read() - before)
 
-    _, *trips = (step() for _ in range(3))
-    return min(trips, key=lambda trip: trip.seconds)
+    _, *tried = (step() for _ in range(3))
+    return min(tried, key=lambda usage: usage.seconds)
 
 
-def open_ledger(meters: Meters, trial: RoundTrip) -> Ledger:
+def open_ledger(meters: Meters, trial: RoundUsage) -> Ledger:
     """A ledger with nothing spent; refuses a budget that does not cover one step, or that no step uses up."""
     budget, expected = meters.budget, _one_step(meters.expect(trial))
     for resource, limit, cost in zip(budget.resources, budget.array, expected.step, strict=True):
@@ -158,20 +160,12 @@ def as_round(
     return round_, Broadcast(number, w, tau=1, eta=eta, request=Request(), best=False, stop=False)
 
 
-_NOTHING = simulated.Gaussian(0.0, 0.0)
+_NOTHING = Gaussian(0.0, 0.0)
 
 
-def _trip(took: Instant) -> RoundTrip:
+def _usage(took: Snapshot) -> RoundUsage:
     """A step as meters see it: one node, nothing sent, nothing besides the local update."""
-    return RoundTrip(
-        updates=1,
-        nodes=1,
-        wire_bytes=0,
-        step_seconds=took.seconds,
-        seconds=took.seconds,
-        step_cpu=took.cpu,
-        cpu=took.cpu,
-    )
+    return RoundUsage(1, 1, 0, {name: CombinedReading(value, value, 1) for name, value in took.values.items()})
 
 
 def _one_step(costs: Costs) -> Costs:

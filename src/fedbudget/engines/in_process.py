@@ -1,18 +1,19 @@
 """The in-process engine: aggregator and fleets in one program, a function call away from each other."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from fedbudget.arrays import Flags
-from fedbudget.engines.simulation import Effort, SimulationEngine, clock
-from fedbudget.meters.measured import Instant
-from fedbudget.meters.meter import Meters, RoundTrip
+from fedbudget.engines.simulation import SimulationEngine
+from fedbudget.meters.meters import Meters
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.resources.counters import ResourceCounters
+from fedbudget.resources.usage import NodeCosts
 
 
 class InProcessEngine(SimulationEngine):
@@ -29,39 +30,41 @@ class InProcessEngine(SimulationEngine):
         meters: Meters,
         present: Iterator[Sequence[Fleet]] | None = None,
     ) -> None:
-        super().__init__(aggregator, InProcessNodes(clock(meters), present or itertools.repeat(fleets)), meters)
+        super().__init__(aggregator, InProcessNodes(meters.counters(), present or itertools.repeat(fleets)), meters)
 
 
 class InProcessNodes:
     """Fleets in this process.
 
     Args:
-      now: reads the clock.
+      counters: of this process.
       present: the fleets that take part, round after round.
       before: those in the round before, who have nothing to catch up on.
     """
 
     def __init__(
-        self, now: Callable[[], Instant], present: Iterator[Sequence[Fleet]], before: Sequence[Fleet] = ()
+        self, counters: ResourceCounters, present: Iterator[Sequence[Fleet]], before: Sequence[Fleet] = ()
     ) -> None:
-        self._now = now
+        self._counters = counters
         self._present = present
         self._before = before
 
-    def answer(self, broadcast: Broadcast) -> tuple[Report, Effort]:
-        fleets = next(self._present)
+    def answer(self, broadcast: Broadcast) -> tuple[Report, Sequence[NodeCosts]]:
+        now, fleets = self._counters.read, next(self._present)
+        began = now()
         for fleet in fleets:
             fleet.receive(broadcast)
-        began = self._now()
+        updating = now()
         for fleet in fleets:
             fleet.update()
-        updating = self._now() - began
+        took = now() - updating
         report = Report.merge([fleet.report() for fleet in fleets])
         nodes, before = len(report.nodes), self._before
         informed = sum(len(fleet.numbers) for fleet in fleets if fleet in before)
         self._before = fleets
         broadcasts = informed * broadcast.wire_bytes + (nodes - informed) * broadcast.wire_bytes_with_catch_up
-        return report, Effort(nodes, broadcasts + report.wire_bytes, updating)
+        readings = self._counters.readings(took, now() - began, max(1, broadcast.tau))
+        return report, [NodeCosts(readings, nodes, broadcasts + report.wire_bytes, here=True)]
 
 
 def some_absent(fleets: Sequence[Fleet], chance: float, rng: np.random.Generator) -> Iterator[Sequence[Fleet]]:
@@ -78,7 +81,7 @@ def attendance(nodes: int, chance: float, rng: np.random.Generator) -> Iterator[
             yield here
 
 
-def trial(fleets: Sequence[Fleet], first: Broadcast) -> RoundTrip:
+def trial(fleets: Sequence[Fleet], first: Broadcast, counters: ResourceCounters) -> NodeCosts:
     """A round on fleets that are thrown away afterwards, to see what a round takes.
 
     The first one made does not count, because it compiles kernels and has nothing to estimate from; of two more the
@@ -86,10 +89,8 @@ def trial(fleets: Sequence[Fleet], first: Broadcast) -> RoundTrip:
 
     Args:
       first: what a run's first broadcast says, but for τ and stop.
+      counters: of this process.
     """
-    nodes, trips = InProcessNodes(Instant.now, itertools.repeat(fleets)), []
-    for number in (1, 2, 3):
-        broadcast, mark = replace(first, round=number, tau=1, stop=False), Instant.now()
-        _, effort = nodes.answer(broadcast)
-        trips.append(effort.trip(broadcast, Instant.now() - mark))
-    return min(trips[1:], key=lambda trip: trip.seconds)
+    nodes = InProcessNodes(counters, itertools.repeat(fleets))
+    _, *tried = (nodes.answer(replace(first, round=number, tau=1, stop=False))[1][0] for number in (1, 2, 3))
+    return min(tried, key=lambda costs: costs.seconds)

@@ -5,8 +5,7 @@ memory saves hearing all of them again.
 """
 
 import itertools
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,14 +13,13 @@ import numpy as np
 from fedbudget.arrays import Flags, Float32, Float64
 from fedbudget.engines import in_process
 from fedbudget.engines.in_process import InProcessNodes
-from fedbudget.engines.simulation import Effort
-from fedbudget.meters.measured import Instant
-from fedbudget.meters.meter import RoundTrip
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.state import FleetState
 from fedbudget.protocol.sums import ReportsHere, Sums, Vectors
 from fedbudget.protocol.tree import branches
+from fedbudget.resources.counters import ResourceCounters
+from fedbudget.resources.usage import NodeCosts
 
 
 @dataclass(frozen=True)
@@ -44,44 +42,46 @@ class NodeGroup:
 
     Args:
       fleets: all nodes in one, or each alone where some may be absent.
-      now: reads the clock.
+      counters: of this process.
     """
 
-    def __init__(self, fleets: Sequence[Fleet], now: Callable[[], Instant] = Instant.now) -> None:
+    def __init__(self, fleets: Sequence[Fleet], counters: ResourceCounters) -> None:
         self._fleets = fleets
-        self._now = now
+        self._counters = counters
         self._begins = branches(int(fleets[0].numbers[0]), int(fleets[-1].numbers[-1]) + 1)[:-1]
         self._sizes = np.array([fleet.shards.size.sum() for fleet in fleets])
         self._met = self._before = np.zeros(len(fleets), dtype=bool)
         self._reports: ReportsHere | None = None
 
-    def answer(self, broadcast: Broadcast, here: Flags | None = None) -> tuple[Sums | None, Effort]:
+    def answer(self, broadcast: Broadcast, here: Flags | None = None) -> tuple[Sums | None, NodeCosts]:
         """One round; no sums when nobody is here.
 
         Args:
           here: which fleets are; all when not given.
         """
-        began = time.process_time()
+        began = self._counters.read()
         here = np.ones(len(self._fleets), dtype=bool) if here is None else here
-        nodes = InProcessNodes(self._now, itertools.repeat(self._some(here)), before=self._some(self._before))
+        nodes = InProcessNodes(self._counters, itertools.repeat(self._some(here)), before=self._some(self._before))
         self._before = here
         if not here.any():
-            return None, Effort(0, 0, Instant(0.0, 0.0))
-        report, effort = nodes.answer(broadcast)
+            return None, NodeCosts({}, nodes=0)
+        report, (costs,) = nodes.answer(broadcast)
         report.require_answers(broadcast)
         self._reports = ReportsHere(report, self._begins)
         self._met = self._met | here
         sums = replace(self._reports.sums, all_data=float(self._sizes[self._met].sum()))
-        return sums, replace(effort, cpu=time.process_time() - began)
+        whole = self._counters.read() - began  # with the sums
+        readings = {name: replace(reading, whole=whole[name]) for name, reading in costs.readings.items()}
+        return sums, replace(costs, readings=readings, here=False)
 
     def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
         """Of the last round's vectors, see `Reports`."""
         assert self._reports is not None
         return self._reports.distance_sums(vectors, mean)
 
-    def trial(self, first: Broadcast) -> RoundTrip:
+    def trial(self, first: Broadcast) -> NodeCosts:
         """What a round takes; it leaves no trace."""
-        return in_process.trial([fleet.fork() for fleet in self._fleets], first)
+        return in_process.trial([fleet.fork() for fleet in self._fleets], first, self._counters)
 
     def memory(self) -> NodeGroupState:
         fleets = [fleet.memory() if met else None for fleet, met in zip(self._fleets, self._met, strict=True)]

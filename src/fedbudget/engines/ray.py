@@ -30,12 +30,11 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from fedbudget.arrays import Flags, Float32, Float64
 from fedbudget.engines.node_group import NodeGroup, NodeGroupState
-from fedbudget.engines.simulation import Effort
 from fedbudget.errors import UserError, WorkError
-from fedbudget.meters.measured import Instant
-from fedbudget.meters.meter import RoundTrip
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.sums import Sums, Vectors
+from fedbudget.resources import round_usage
+from fedbudget.resources.usage import NodeCosts, RoundUsage
 
 KEPT = 20
 """After so many rounds a copy of an actor's memory is taken."""
@@ -119,42 +118,25 @@ class RayNodes:
             self.close()
             raise
 
-    def trial(self, first: Broadcast) -> RoundTrip:
+    def trial(self, first: Broadcast) -> RoundUsage:
         """What a round takes, as far as the groups can tell."""
         broadcast = ray.put(first)
-        trips: list[RoundTrip] = self._each(self._places, lambda place: place.actor.trial.remote(broadcast))
-        return RoundTrip(
-            updates=1,
-            nodes=sum(trip.nodes for trip in trips),
-            wire_bytes=sum(trip.wire_bytes for trip in trips),
-            step_seconds=max(trip.step_seconds for trip in trips),
-            seconds=max(trip.seconds for trip in trips),
-            step_cpu=sum(trip.step_cpu for trip in trips),
-            cpu=sum(trip.cpu for trip in trips),
-        )
+        return round_usage(self._each(self._places, lambda place: place.actor.trial.remote(broadcast)))
 
-    def answer(self, broadcast: Broadcast) -> tuple["RayNodes", Effort]:
+    def answer(self, broadcast: Broadcast) -> tuple["RayNodes", Sequence[NodeCosts]]:
         message = ray.put(broadcast)
         here = None if self._present is None else next(self._present)
 
         def ask(place: "_Place") -> Any:
             return place.actor.answer.remote(message, place.own(here))
 
-        answers: list[tuple[Sums | None, Effort]] = self._each(self._places, ask)
+        answers: list[tuple[Sums | None, NodeCosts]] = self._each(self._places, ask)
         for place, (sums, _) in zip(self._places, answers, strict=True):
             place.remember(message, place.own(here), sums)
         self._here = [place for place, (sums, _) in zip(self._places, answers, strict=True) if sums is not None]
         merged = Sums.merge([sums for sums, _ in answers if sums is not None])
         self.sums = replace(merged, all_data=sum(place.met for place in self._places))
-        efforts = [effort for _, effort in answers]
-        return self, Effort(
-            nodes=sum(effort.nodes for effort in efforts),
-            wire_bytes=sum(effort.wire_bytes for effort in efforts),
-            updating=Instant(
-                max(effort.updating.seconds for effort in efforts), sum(effort.updating.cpu for effort in efforts)
-            ),
-            cpu=sum(effort.cpu for effort in efforts),
-        )
+        return self, [costs for _, costs in answers]
 
     def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
         """Of the round that was answered last; see `Reports`."""
@@ -271,10 +253,10 @@ class _Actor:
                 torch.set_num_threads(self._threads)
         return self._made
 
-    def trial(self, first: Broadcast) -> RoundTrip:
+    def trial(self, first: Broadcast) -> NodeCosts:
         return self._group.trial(first)
 
-    def answer(self, broadcast: Broadcast, here: Flags | None) -> tuple[Sums | None, Effort]:
+    def answer(self, broadcast: Broadcast, here: Flags | None) -> tuple[Sums | None, NodeCosts]:
         return self._group.answer(broadcast, here)
 
     def hear(self, broadcast: Broadcast, here: Flags | None) -> None:

@@ -3,18 +3,19 @@
 from typing import Any
 
 from fedbudget.arrays import Float32
-from fedbudget.meters.meter import Meters, RoundTrip
+from fedbudget.meters.meters import Meters
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState
 from fedbudget.protocol.steps import Quantize
+from fedbudget.resources.usage import RoundUsage
 
 
 def build_aggregator(
     method: Method,
     meters: Meters,
-    start: tuple[Float32, RoundTrip] | AggregatorState[Any, Any],
+    start: tuple[Float32, RoundUsage] | AggregatorState[Any, Any],
     *,
     rounds: int | None,
     quantize: Quantize | None = None,

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from fedbudget.engines.flower.grid import GridNodes
-from fedbudget.engines.remote import engine
 from fedbudget.launch.flower_configuration import FlowerRun
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_method
@@ -11,7 +10,7 @@ from fedbudget.launch.node_data import dataset_to_test_on
 from fedbudget.launch.prepared import PreparedRun
 from fedbudget.launch.remote import prepare_remote
 from fedbudget.launch.task import NODES, agree_on_task, table_to_test_on
-from fedbudget.meters import network_meters
+from fedbudget.resources import round_usage
 
 
 def on_flower(nodes: GridNodes, asked: FlowerRun) -> PreparedRun:
@@ -25,7 +24,6 @@ def on_flower(nodes: GridNodes, asked: FlowerRun) -> PreparedRun:
     shared = all(each.partition is not None for each in described)
     number = sum(len(each.samples.sizes) for each in described)
     settings = replace(settings, nodes=number, dataset=settings.dataset if shared else NODES)
-    meters = build_meters(settings, network_meters)
-    trial = engine.slowest(nodes.start(task, described))
-    trial = replace(trial, seconds=trial.seconds + nodes.round_trip)
+    meters = build_meters(settings, network=True)
+    trial = round_usage(nodes.start(task, described)).delayed(nodes.round_trip)
     return prepare_remote(settings, method, meters, nodes, task=task, model=model, trial=trial, test=table)

@@ -12,7 +12,7 @@ from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, WorkError
 from fedbudget.launch.options import JoinOptions, NodeOptions, SecurityOptions
-from fedbudget.meters.energy import energy_meter as meter_of
+from fedbudget.resources.energy import energy_reader
 
 
 def join(
@@ -30,7 +30,8 @@ def join(
     credentials = node_credentials(security.ca, security.cert, security.key)
     token = node_token(security.token_file)
     require_privacy(where, encrypted=credentials is not None, insecure=security.insecure)
-    worker = Worker(data, device=device, pace=options.pace, energy=meter_of(node.energy_meter))
+    readers = {"energy": energy_reader(node.energy_meter)}
+    worker = Worker(data, device=device, pace=options.pace, readers=readers)
 
     def report(text: str) -> None:
         if not options.quiet:

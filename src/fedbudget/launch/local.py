@@ -36,7 +36,7 @@ def on_this_machine(
     Args:
       settings: the dataset, and how it is given to nodes, and all else as of any run.
       paces: how many times as slow as it could each node is.
-      energy_meter: of the nodes; see `meters.energy`.
+      energy_meter: of the nodes; see `resources.energy`.
     """
     if overrides.dataset is not None or overrides.model is not None:
         raise UserError("node processes are told names: a dataset or a model that was given in Python has none")

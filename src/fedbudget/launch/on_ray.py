@@ -22,6 +22,8 @@ from fedbudget.launch.method import build_method
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.launch.simulate import absence, build_fleet
 from fedbudget.models.base import Model
+from fedbudget.resources.counters import ResourceCounters
+from fedbudget.resources.resource import Resource
 from fedbudget.settings import FEDERATED, Settings
 
 
@@ -54,7 +56,7 @@ def on_ray(
         cluster(address) as cpus,
         closing(
             RayNodes(
-                GroupDefinition(settings, inputs.dataset, inputs.model),
+                GroupDefinition(settings, inputs.dataset, inputs.model, meters.resources),
                 nodes=settings.nodes,
                 actors=min(settings.nodes, actors or max(1, int(cpus))),
                 cpus=cpus,
@@ -91,6 +93,7 @@ class GroupDefinition:
     settings: Settings
     dataset: Dataset
     model: Model
+    resources: tuple[Resource, ...]
     version: str = __version__
 
     def group(self, first: int, end: int) -> NodeGroup:
@@ -99,10 +102,11 @@ class GroupDefinition:
         settings, rows = distribute(self.settings, self.dataset)
         train = self.dataset.table(self.dataset.train, self.model.target)
         shards = Shards.of(replace(train, x=_as_writable(train.x)), rows[first:end])
+        counters = ResourceCounters.of(self.resources)
         if settings.participation == 1:
-            return NodeGroup([build_fleet(settings, self.model, shards, range(first, end))])
+            return NodeGroup([build_fleet(settings, self.model, shards, range(first, end))], counters)
         alone = [build_fleet(settings, self.model, shards.only([node - first]), [node]) for node in range(first, end)]
-        return NodeGroup(alone)
+        return NodeGroup(alone, counters)
 
 
 def _as_writable(array: Samples) -> Samples:

@@ -8,7 +8,7 @@ from fedbudget.control import Controller
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.shards import Shards, Table
 from fedbudget.engines.engine import Engine
-from fedbudget.meters.meter import Meters
+from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import CombineRule

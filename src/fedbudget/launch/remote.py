@@ -4,15 +4,15 @@ from dataclasses import replace
 from typing import Any
 
 from fedbudget.data.shards import Table
-from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.engine import RemoteEngine, RemoteNodes
 from fedbudget.engines.remote.task import Task
 from fedbudget.launch.aggregator import build_aggregator
 from fedbudget.launch.prepared import PreparedRun
-from fedbudget.meters.meter import Meters, RoundTrip
+from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.steps import Quantize
+from fedbudget.resources.usage import RoundUsage
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.settings import Settings
 
@@ -25,7 +25,7 @@ def prepare_remote(
     *,
     task: Task,
     model: Model,
-    trial: NodeCosts,
+    trial: RoundUsage,
     test: Table | None = None,
     resumed: Checkpoint | None = None,
     quantize: Quantize | None = None,
@@ -34,7 +34,7 @@ def prepare_remote(
 
     Args:
       settings: `nodes` is how many there are.
-      trial: of the slowest node.
+      trial: what nodes have said of it.
       resumed: where to go on from.
       quantize: what nodes will hold of a new w; the w itself when left out.
     """
@@ -42,16 +42,8 @@ def prepare_remote(
     start: Any = None if resumed is None else resumed.state
     if resumed is None:
         vectors = 2 if method.delta == "parameters" else 3
-        trip = RoundTrip(
-            updates=1,
-            nodes=settings.nodes,
-            wire_bytes=vectors * 4 * task.parameters * settings.nodes,
-            step_seconds=trial.step_seconds,
-            seconds=trial.seconds,
-            step_cpu=trial.step_cpu or 0.0,
-            cpu=trial.cpu or 0.0,
-        )
-        start = model.initial(settings.seed), trip
+        wire_bytes = vectors * 4 * task.parameters * settings.nodes
+        start = model.initial(settings.seed), trial.as_round_of(settings.nodes, wire_bytes)
     aggregator = build_aggregator(method, meters, start, rounds=settings.rounds, quantize=quantize)
     if resumed is None:
         aggregator.start()  # before the first checkpoint, which is of a run that has

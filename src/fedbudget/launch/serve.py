@@ -13,7 +13,7 @@ from fedbudget.data.dataset import Dataset
 from fedbudget.engines.grpc.credentials import aggregator_credentials, require_privacy
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import Tokens
-from fedbudget.engines.remote import descriptions, engine
+from fedbudget.engines.remote import descriptions
 from fedbudget.engines.remote.compression import BroadcastCompressor
 from fedbudget.engines.remote.members import Member
 from fedbudget.engines.remote.messages import Farewell
@@ -29,9 +29,9 @@ from fedbudget.launch.options import ListenOptions, SecurityOptions
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.launch.remote import prepare_remote
 from fedbudget.launch.task import NODES, agree_on_task, compression_of, model_for, table_to_test_on
-from fedbudget.meters import network_meters
-from fedbudget.meters.energy import energy_meter as meter_of
-from fedbudget.meters.meter import Meters
+from fedbudget.meters.meters import Meters
+from fedbudget.resources import round_usage
+from fedbudget.resources.energy import energy_reader
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.folder import CONFIG, Run
 from fedbudget.runs.record import RoundRecord
@@ -65,7 +65,7 @@ def serving(
       settings: `nodes` is how many to wait for.
       interrupted: whether to stop waiting.
       own: samples that the aggregator holds itself.
-      energy_meter: of this machine, where it holds some; see `meters.energy`.
+      energy_meter: of this machine, where it holds some; see `resources.energy`.
       test: samples to test on.
       resumed: where to go on from.
       opened: called when nodes can connect.
@@ -98,7 +98,7 @@ def serving(
             changed=count,
         )
         if own is not None:
-            server.add_own_node(Worker(own, device=settings.device, energy=meter_of(energy_meter)))
+            server.add_own_node(Worker(own, device=settings.device, readers={"energy": energy_reader(energy_meter)}))
         server.open()
         farewell = Farewell("the aggregator has stopped, and may go on later", again=True)
         try:
@@ -143,7 +143,7 @@ def _gather(
         task = _recalled_task(resumed)
         model = model_for(settings, task.samples)
         server.start(task, _recalled_members(resumed))
-    meters = build_meters(settings, network_meters)
+    meters = build_meters(settings, network=True)
     if resumed is not None:
         _restore(meters, server, resumed)
     over = resumed is not None and resumed.state.phase == "done"  # only its summary is missing: nodes have gone home
@@ -156,7 +156,7 @@ def _gather(
         server,
         task=task,
         model=model,
-        trial=engine.slowest(server.trials()),
+        trial=round_usage(server.trials()),
         test=None if test is None else table_to_test_on(test, task.samples, model),
         resumed=resumed,
         quantize=compressor.quantize,

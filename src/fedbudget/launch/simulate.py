@@ -17,11 +17,12 @@ from fedbudget.launch.inputs import TrainingInputs, batch_of, distribute, with_b
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_method
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
-from fedbudget.meters.meter import Meters
+from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.randomness import Stream, generator
+from fedbudget.resources import round_usage
 from fedbudget.settings import Settings
 
 
@@ -65,14 +66,16 @@ def _engine(
         Fleet(model, shards, batch=batch, seed=settings.seed)  # refuses mini-batches larger than a shard
         common: dict[str, Any] = {"w": w, "eta": eta, "batch": batch, "seed": settings.seed, "meters": meters}
         if settings.method == "centralized":
-            trial = centralized.trial(model, inputs.train, w, batch=batch, seed=settings.seed)
+            trial = centralized.trial(
+                model, inputs.train, w, batch=batch, seed=settings.seed, counters=meters.counters()
+            )
             ledger = centralized.open_ledger(meters, trial)
             return None, CentralizedEngine(model, inputs.train, ledger=ledger, rounds=settings.rounds, **common)
         speeds = settings.speeds or asynchronous.default_speeds(len(shards))
         ledger = asynchronous.open_ledger(meters, shards, speeds)
         return None, AsynchronousEngine(model, shards, speeds=speeds, ledger=ledger, rounds=settings.rounds, **common)
     twin = build_fleet(settings, model, shards)
-    trial = in_process.trial([twin], trial_broadcast(method, w))
+    trial = round_usage([in_process.trial([twin], trial_broadcast(method, w), meters.counters())])
     aggregator = build_aggregator(method, meters, (w, trial), rounds=settings.rounds)
     if settings.participation == 1:
         return aggregator, InProcessEngine(aggregator, [build_fleet(settings, model, shards)], meters)

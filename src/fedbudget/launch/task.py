@@ -43,7 +43,7 @@ def agree_on_task(
         _most_updates(method.controller),
         samples,
         method.request,
-        cpu="cpu" in settings.limits().limits,
+        readings=tuple(settings.limits().limits),
     )
     for each in descriptions:
         try:

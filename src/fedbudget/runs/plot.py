@@ -11,8 +11,8 @@ matplotlib.use("Agg", force=False)
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedbudget.budget import RESOURCES
 from fedbudget.control import Reason
+from fedbudget.resources import RESOURCES
 from fedbudget.runs.record import RoundRecord
 
 LATEST, BEST = "of the latest parameters", "of the best parameters so far"

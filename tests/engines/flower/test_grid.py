@@ -16,10 +16,10 @@ from fedbudget.errors import WorkError
 from fedbudget.launch.inputs import batch_of
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.simulate import simulate
-from fedbudget.meters.meter import RoundTrip
 from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.resources.usage import RoundUsage
 from fedbudget.runs.folder import Run
 from fedbudget.settings import Settings
 from support.flower_grid import FIRST, LocalGrid, asked, partitions
@@ -248,6 +248,6 @@ def test_whatever_nodes_fail_it_is_as_if_they_were_absent(failed: set[tuple[int,
     broadcast: Broadcast | Outcome = plan.aggregator.start()
     while isinstance(broadcast, Broadcast):
         present = [fleets[node] for node in range(3) if (node, broadcast.round) not in failed]
-        costs = meters.read(RoundTrip(max(1, broadcast.tau), 3, 0, 0.0, 0.0, 0.0, 0.0))
+        costs = meters.read(RoundUsage(max(1, broadcast.tau), 3, 0, {}))
         broadcast = plan.aggregator.receive(Report.merge([fleet.answer(broadcast) for fleet in present]), costs)
     assert found.w.tobytes() == broadcast.w.tobytes()

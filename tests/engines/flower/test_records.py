@@ -12,16 +12,18 @@ from hypothesis.extra.numpy import arrays
 
 from fedbudget.arrays import Float32
 from fedbudget.engines.flower import records
-from fedbudget.engines.remote.costs import NodeCosts, pack_costs
+from fedbudget.engines.remote.costs import pack_costs
 from fedbudget.engines.remote.messages import Hello, RoundRequest, Welcome
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report, Request
 from fedbudget.protocol.state import FleetState
+from fedbudget.resources.usage import NodeCosts, Reading
 from support.flower_grid import carried
 from support.methods import METHODS, bits, new_aggregator, nodes, one_round, simulated_time
 from support.networked import node_data, task
+from support.usage import node_costs
 
 SIZE = 5
-COSTS = NodeCosts(0.25, 2.0, 0.125, 1.0, 3.0, 40.0, "here")
+COSTS = NodeCosts({"time": Reading(0.25, 2.0), "cpu": Reading(0.125, 1.0), "energy": Reading(3.0, 40.0, "here")})
 vectors = arrays(np.float32, SIZE, elements=st.floats(width=32, allow_subnormal=True))
 rows = arrays(np.float32, (2, SIZE), elements=st.floats(width=32))
 numbers = arrays(np.float64, 2, elements=st.floats(allow_nan=True))
@@ -82,7 +84,7 @@ def test_a_report_arrives_to_the_bit_with_what_it_cost(broadcast: Broadcast, dat
     assert found.costs == COSTS
 
 
-@pytest.mark.parametrize("costs", [COSTS, NodeCosts(0.5, 1.0), NodeCosts(0.0, 0.0, cpu=2.0, step_cpu=1.0)])
+@pytest.mark.parametrize("costs", [COSTS, node_costs(0.5, 1.0), node_costs(0.0, 0.0, cpu=(1.0, 2.0))])
 def test_costs_that_were_not_measured_are_not_told(costs: NodeCosts) -> None:
     assert records.costs_in(carried(records.costs_out(costs))) == costs
 
@@ -157,7 +159,7 @@ def spoilt(record: str, key: str, value: Any) -> RecordDict:
         ("vectors", "w", Array("float32", (2, 5), "numpy.ndarray", b"what is no array"), "cannot be read"),
         ("costs", "costs", None, "costs is missing"),
         ("costs", "costs", b"", "costs that cannot be read"),
-        ("costs", "costs", pack_costs(NodeCosts(1.0, float("nan"))), "seconds is nan"),
+        ("costs", "costs", pack_costs(node_costs(1.0, float("nan"))), r"time \(whole\) is nan"),
     ],
 )
 def test_a_report_that_is_not_whole_is_refused(record: str, key: str, value: Any, reason: str) -> None:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from fedbudget.engines.grpc.from_node import NodeReader, pack_hello, pack_ready, pack_report
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.compression import KINDS, ErrorFeedback
-from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.messages import Answer, Hello, Ready
 from fedbudget.engines.remote.task import SamplesDescription
 from fedbudget.protocol.messages import PeerError
+from fedbudget.resources.usage import NodeCosts
 from support.messages import (
     COSTS,
     EVERYTHING,
@@ -26,10 +26,11 @@ from support.messages import (
     report_to,
 )
 from support.methods import bits
+from support.usage import node_costs
 
 BROADCAST = a_broadcast(3, np.random.default_rng(0), EVERYTHING)
 REPORT = pb.FromNode.FromString(
-    pack_report(report_to(BROADCAST, 2, np.random.default_rng(0)), NodeCosts(1, 2, 3, 4, 5, 6), b"w" * 48)[0]
+    pack_report(report_to(BROADCAST, 2, np.random.default_rng(0)), node_costs(1, 2, energy=(5, 6)), b"w" * 48)[0]
 )
 NUMBERS = 8 * 2 * 6  # two losses, two estimates and two divergences of two nodes
 
@@ -71,7 +72,7 @@ def test_what_compression_lost_comes_with_the_next() -> None:
     for _ in range(2):
         reader = expecting(broadcast, 2, "8-bit")
         vectors = feedback.send("8-bit", report.w - broadcast.w)
-        answer = reader.feed(pack_report(report, NodeCosts(1, 1, 1, 1), vectors)[0])
+        answer = reader.feed(pack_report(report, node_costs(1, 1), vectors)[0])
         assert isinstance(answer, Answer)
         assert answer.report.w is not None
         error.append(answer.report.w.astype(np.float64) - report.w)
@@ -109,7 +110,7 @@ def test_a_report_that_cannot_be(field: str, value: Any) -> None:
 def test_numbers_that_nobody_asked_for(more: int) -> None:
     broadcast = a_broadcast(3, np.random.default_rng(0), NOTHING)
     report = report_to(broadcast, 2, np.random.default_rng(0))
-    message = pb.FromNode.FromString(pack_report(report, NodeCosts(1, 1, 1, 1), b"w" * 24)[0])
+    message = pb.FromNode.FromString(pack_report(report, node_costs(1, 1), b"w" * 24)[0])
     assert isinstance(expecting(broadcast, 2).feed(message.SerializeToString()), Answer)
     with pytest.raises(PeerError, match="bytes of numbers where there should be 32"):
         expecting(broadcast, 2).feed(changed(message, "report", "numbers", bytes(8 * 2 * (2 + more))))

@@ -19,10 +19,10 @@ from fedbudget.engines.grpc.from_aggregator import (
 )
 from fedbudget.engines.grpc.from_node import NodeReader, pack_hello, pack_ready, pack_report
 from fedbudget.engines.remote.compression import KINDS, Kind, encode
-from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.messages import Answer, Farewell, Hello, Ready, RoundRequest, Welcome
 from fedbudget.engines.remote.task import Moments, SamplesDescription, Task
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report, Request
+from support.usage import node_costs
 
 MESSAGES = 20_000
 D, NODES, PART = 20, 2, 64  # small parts, so that vectors come in several
@@ -45,7 +45,7 @@ BROADCAST = Broadcast(
 EACH = RNG.random(D)
 MOMENTS = Moments(EACH, EACH), Moments(EACH[:1], EACH[:1])
 SAMPLES = SamplesDescription((10, 20), (4, 5), "uint8", 1 / 255, ("a", "b"), True, True, *MOMENTS)
-COSTS = NodeCosts(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, "host")
+COSTS = node_costs(0.1, 0.2, cpu=(0.3, 0.4), energy=(0.5, 0.6))
 
 
 def task(kind: Kind) -> Task:
@@ -210,7 +210,7 @@ def check(found: Any) -> None:
         assert min(found.samples.sizes) >= 1
         assert 1 <= len(found.samples.shape) <= 4
     elif isinstance(found, Ready):
-        assert min(found.costs.seconds, found.costs.step_seconds, found.costs.cpu or 0, found.costs.step_cpu or 0) >= 0
+        assert min(min(each.step, each.whole) for each in found.costs.readings.values()) >= 0
     elif isinstance(found, Answer):
         report = found.report
         assert (report.round, report.losses.shape, report.best_losses.shape) == (5, (NODES,), (NODES,))

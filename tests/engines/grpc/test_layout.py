@@ -13,11 +13,11 @@ from fedbudget.engines.grpc.from_aggregator import EncodedBroadcast, pack_broadc
 from fedbudget.engines.grpc.from_node import pack_report
 from fedbudget.engines.grpc.layout import Layout
 from fedbudget.engines.remote import messages
-from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.protocol.messages import NUMBERS, Broadcast, Report
 from support.messages import NOTHING, TASK, expecting, welcomed
 from support.methods import bits
+from support.usage import node_costs
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def test_a_new_field_of_a_report_is_carried(monkeypatch: pytest.MonkeyPatch) -> 
     broadcast = NewBroadcast(1, np.zeros(3, np.float32), 0, 0.1, NOTHING, False, False)
     one = np.ones(1)
     report = NewReport(1, np.array([7]), np.array([10]), one, 2 * one, spread=3 * one)
-    answer = expecting(broadcast, 1).feed(pack_report(report, NodeCosts(1.0, 1.0), b"")[0])
+    answer = expecting(broadcast, 1).feed(pack_report(report, node_costs(1.0, 1.0), b"")[0])
     assert isinstance(answer, Answer)
     assert isinstance(answer.report, NewReport)
     assert answer.report.spread is not None

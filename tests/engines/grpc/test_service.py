@@ -16,6 +16,7 @@ from fedbudget.engines.grpc.from_node import pack_ready
 from fedbudget.engines.grpc.peers import FRAME
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.protocol.messages import Broadcast
+from fedbudget.resources.usage import NodeCosts
 from support.methods import bits
 from support.networked import COSTS, FEATURES, LONG, Network, network, until, without_network
 from support.raw_peers import (
@@ -171,6 +172,11 @@ def test_the_same_instance_takes_the_place_of_its_old_connection(net: Network) -
 GOOD_VECTORS = 4 * FEATURES
 
 
+def spoilt(**other: Any) -> NodeCosts:
+    """Costs with another reading of time."""
+    return NodeCosts({"time": replace(COSTS.readings["time"], **other)})
+
+
 @pytest.mark.parametrize(
     ("say", "reason"),
     [
@@ -198,11 +204,11 @@ GOOD_VECTORS = 4 * FEATURES
         (lambda broadcast: report_of(broadcast, numbers=b""), "0 bytes of numbers where there should be 48"),
         (lambda broadcast: report_of(broadcast, numbers=bytes(40)), "40 bytes of numbers where there should be 48"),
         (lambda broadcast: report_of(broadcast, numbers=bytes(56)), "56 bytes of numbers where there should be 48"),
-        (lambda broadcast: report_of(broadcast, costs=replace(COSTS, seconds=float("nan"))), "seconds is nan"),
-        (lambda broadcast: report_of(broadcast, costs=replace(COSTS, step_seconds=-1.0)), "step_seconds is -1.0"),
-        (lambda broadcast: report_of(broadcast, costs=replace(COSTS, joules=float("inf"))), "joules is inf"),
+        (lambda broadcast: report_of(broadcast, costs=spoilt(whole=float("nan"))), "time (whole) is nan"),
+        (lambda broadcast: report_of(broadcast, costs=spoilt(step=-1.0)), "time (step) is -1.0"),
+        (lambda broadcast: report_of(broadcast, costs=spoilt(step=float("inf"))), "time (step) is inf"),
         (
-            lambda broadcast: report_of(broadcast, costs=replace(COSTS, host="h" * 201)),
+            lambda broadcast: report_of(broadcast, costs=spoilt(host="h" * 201)),
             "a name of a host of 201 characters",
         ),
         (lambda _: pack_ready(COSTS), "'ready' where 'report' was expected"),

@@ -16,14 +16,14 @@ from fedbudget.engines.grpc.from_node import NodeReader, pack_hello, pack_report
 from fedbudget.engines.grpc.stream import LONGEST, PART
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.compression import KINDS, Kind, encoded_size
-from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.messages import Answer, Hello, Welcome
 from fedbudget.engines.remote.task import SamplesDescription
 from fedbudget.protocol.messages import PeerError, Request
 from support.messages import EVERYTHING, NOTHING, TASK, a_broadcast, as_received, expecting, report_to, welcomed
 from support.methods import bits
+from support.usage import node_costs
 
-ONE = NodeCosts(1.0, 1.0, 1.0, 1.0)
+ONE = node_costs(1.0, 1.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

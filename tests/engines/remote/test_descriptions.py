@@ -139,7 +139,10 @@ def task(**other: Any) -> dict[str, Any]:
         task(model_options={"name": [1]}),
         task(model_options={"name": None}),
         task(request=None),
-        task(cpu=1),
+        task(readings=("cpu", "two words")),
+        task(readings=("x" * 201,)),
+        task(readings=("cpu",) * 65),
+        task(readings=(1,)),
         task(samples=SamplesDescription((), (0,))),
     ],
 )

@@ -13,7 +13,6 @@ from fedbudget.engines.grpc.node import run_node
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.in_process import InProcessEngine
 from fedbudget.engines.remote import engine
-from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.engine import OVERTIME, RemoteEngine
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.round import CollectedRound
@@ -22,34 +21,33 @@ from fedbudget.launch.node_data import from_dataset
 from fedbudget.launch.options import ListenOptions
 from fedbudget.launch.serve import serving
 from fedbudget.launch.simulate import simulate
-from fedbudget.meters import network_meters, simulated, simulated_meters
-from fedbudget.meters.declared import Energy, Money
-from fedbudget.meters.host import estimated
-from fedbudget.meters.measured import Instant
-from fedbudget.meters.meter import Meters, RoundTrip
+from fedbudget.meters.meters import Meters
 from fedbudget.models.base import loss_over
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import Broadcast
+from fedbudget.resources.counters import Snapshot
+from fedbudget.resources.resource import Metering
+from fedbudget.resources.time import SGD, SimulatedTime
+from fedbudget.resources.usage import CombinedReading, RoundUsage
 from fedbudget.settings import Compression, Settings
 from fedbudget.training import execute
 from support.hand_made import make, report
 from support.methods import bits
 from support.networked import LONG, aggregator, network, node_data, task
 from support.problems import costs
-
-ENERGY, MONEY = Energy(5.0, 1e-6), Money(0.1, 0.1)
+from support.usage import node_costs
 
 
 def measured(**limits: float) -> Meters:
-    return network_meters(Budget(limits), ENERGY, MONEY)
+    return Meters.of(Budget(limits), Metering(network=True))
 
 
 def simulated_costs(seconds: float = 5.0) -> Meters:
-    return simulated_meters(Budget({"time": seconds}), ENERGY, MONEY, simulated.SGD, np.random.default_rng(3))
+    return Meters.of(Budget({"time": seconds}), Metering(SimulatedTime(SGD, np.random.default_rng(3)), network=True))
 
 
-def trip(updates: int = 5, step: float = 1.0, seconds: float = 7.0) -> RoundTrip:
-    return RoundTrip(updates, 2, 0, step, seconds, 0.0, 0.0)
+def usage(updates: int = 5, step: float = 1.0, seconds: float = 7.0) -> RoundUsage:
+    return RoundUsage(updates, 2, 0, {"time": CombinedReading(step, seconds, 2)})
 
 
 def broadcast(tau: int = 3) -> Broadcast:
@@ -59,7 +57,7 @@ def broadcast(tau: int = 3) -> Broadcast:
 # How long a round may take.
 
 
-TRIED = NodeCosts(0.001, 0.01, 0.001, 0.01)
+TRIED = usage(1, 0.001, 0.01)
 
 
 def clock_of(meters: Meters, timeout: float | None) -> engine._Clock:
@@ -69,11 +67,11 @@ def clock_of(meters: Meters, timeout: float | None) -> engine._Clock:
 class TestDeadline:
     def test_is_what_was_asked_for(self) -> None:
         clock = clock_of(measured(time=100), 1.5)
-        clock.add(trip())
+        clock.add(usage())
         assert clock.deadline(broadcast()) == 1.5
 
     def test_is_longer_for_slow_nodes_and_large_models_until_it_is_known_what_rounds_take(self) -> None:
-        slow = NodeCosts(step_seconds=20.0, seconds=30.0, step_cpu=0.0, cpu=0.0)
+        slow = usage(1, step=20.0, seconds=30.0)
         clock = engine._Clock(measured(time=100), None, slow)
         assert clock.deadline(broadcast(tau=3)) == pytest.approx(4 * (30 + 2 * 20), rel=1e-3)
         large = replace(broadcast(), w=np.zeros(10_000_000, np.float32))
@@ -82,20 +80,20 @@ class TestDeadline:
     def test_is_generous_until_some_rounds_were_made(self) -> None:
         clock = clock_of(measured(time=100), None)
         assert clock.deadline(broadcast()) == 30
-        clock.add(trip(updates=2, step=0.1, seconds=0.3))
+        clock.add(usage(updates=2, step=0.1, seconds=0.3))
         assert clock.deadline(broadcast()) == 30
 
     def test_is_four_times_what_a_round_should_take(self) -> None:
         clock = clock_of(measured(time=100), None)
         for seconds in (7.0, 8.0, 1000.0):  # one out of the ordinary does not matter
-            clock.add(trip(updates=5, step=1.0, seconds=seconds))
+            clock.add(usage(updates=5, step=1.0, seconds=seconds))
         assert clock.deadline(broadcast(tau=20)) == 4 * (20 * 1.0 + 3.0)
         assert clock.deadline(broadcast(tau=0)) == 4 * (1.0 + 3.0)  # the final loss counts as one update
 
     def test_is_never_less_than_three_seconds(self) -> None:
         clock = clock_of(measured(time=100), None)
         for _ in range(3):
-            clock.add(trip(updates=5, step=0.001, seconds=0.01))
+            clock.add(usage(updates=5, step=0.001, seconds=0.01))
         assert clock.deadline(broadcast()) == 3
 
 
@@ -119,64 +117,31 @@ class TestLeft:
 # What a round costs.
 
 
-def answer(node: int, **other: Any) -> Answer:
-    known = {"step_seconds": 0.1, "seconds": 1.0, "step_cpu": 0.2, "cpu": 2.0, **other}
-    whole = report(broadcast(), 0.5)
+def answer(node: int, step_seconds: float = 0.1) -> Answer:
+    """Of two nodes."""
     numbers = np.array([2 * node, 2 * node + 1])
-    return Answer(replace(whole, nodes=numbers), NodeCosts(**known))
+    return Answer(replace(report(broadcast(), 0.5), nodes=numbers), node_costs(step_seconds, 1.0, cpu=(0.2, 2.0)))
+
+
+TOOK = Snapshot({"time": 9.0, "cpu": 0.7})
 
 
 def test_time_is_of_the_slowest_and_cpu_of_all() -> None:
-    found = engine._trip(
-        broadcast(4), [answer(0), answer(1, step_seconds=0.3, step_cpu=0.5, cpu=3.0)], Instant(9.0, 0.7), 123
-    )
+    found = engine._usage(broadcast(4), [answer(0), answer(1, step_seconds=0.3)], TOOK, 123)
     assert (found.updates, found.nodes, found.wire_bytes) == (4, 4, 123)
-    assert (found.step_seconds, found.seconds) == (0.3, 9.0)
-    assert [found.step_cpu, found.cpu] == pytest.approx([0.7, 2.0 + 3.0 + 0.7])
-    assert (found.metered, found.joules, found.step_joules) == (0, None, None)
-
-
-def test_the_aggregators_own_node_is_on_its_own_clock_already() -> None:
-    found = engine._trip(broadcast(4), [answer(0, here=True), answer(1)], Instant(9.0, 2.5), 0)
-    assert found.cpu == pytest.approx(2.5 + 2.0)
-    assert found.step_cpu == pytest.approx(0.2 + 0.2)
-
-
-def test_energy_counts_once_for_each_machine() -> None:
-    answers = [
-        answer(0, host="a", joules=10.0, step_joules=1.0),
-        answer(1, host="a", joules=11.0, step_joules=2.0),  # the same meter, read a little later
-        answer(2, host="b", joules=5.0, step_joules=0.5),
-        answer(3),
-    ]
-    found = engine._trip(broadcast(), answers, Instant(1.0, 1.0), 0)
-    assert (found.metered, found.nodes) == (6, 8)
-    assert (found.joules, found.step_joules) == (16.0, 2.5)
-
-
-def test_an_estimate_of_energy_is_of_the_same_machine_and_makes_all_of_it_one() -> None:
-    read = answer(0, host="a", joules=10.0, step_joules=1.0)
-    estimate = answer(1, host=estimated("a"), joules=12.0, step_joules=3.0)
-    both = engine._trip(broadcast(), [read, estimate], Instant(1.0, 1.0), 0)
-    assert (both.joules, both.step_joules, both.estimated) == (12.0, 3.0, True)
-    assert not engine._trip(broadcast(), [read], Instant(1.0, 1.0), 0).estimated
+    assert found.readings["time"] == CombinedReading(0.3, 9.0, nodes=4)
+    assert found.readings["cpu"].whole == pytest.approx(2.0 + 2.0 + 0.7)
+    assert found.readings.keys() == {"time", "cpu"}
 
 
 def test_the_final_loss_counts_as_one_update() -> None:
-    assert engine._trip(broadcast(0), [answer(0)], Instant(1.0, 1.0), 0).updates == 1
-
-
-def test_a_trial_is_as_slow_as_the_slowest() -> None:
-    tried = [NodeCosts(0.1, 1.0, 0.01, 0.1), NodeCosts(0.2, 0.5, 0.02, 0.2)]
-    found = engine.slowest(tried)
-    assert (found.step_seconds, found.seconds) == (0.2, 1.0)
-    assert [found.step_cpu, found.cpu] == pytest.approx([0.03, 0.3])
+    assert engine._usage(broadcast(0), [answer(0)], TOOK, 0).updates == 1
 
 
 def test_a_round_that_did_not_come_together_costs_time_and_bytes_but_nothing_simulated() -> None:
-    found = engine._unfinished(measured(time=100, bytes=1e6), Instant(2.5, 0.1), 300)
+    found = engine._unfinished(measured(time=100, bytes=1e6), Snapshot({"time": 2.5}), 300)
     assert (found.step.tolist(), found.aggregation.tolist()) == ([0, 0], [2.5, 300])
-    found = engine._unfinished(simulated_costs(), Instant(2.5, 0.1), 300)
+    found = engine._unfinished(simulated_costs(), Snapshot({"time": 2.5}), 300)
     assert (found.step.tolist(), found.aggregation.tolist()) == ([0], [0])
 
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.members import Members
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.round import FAILURES, NextStep, PendingRound
 from support.hand_made import make, report
+from support.usage import node_costs
 
 BROADCAST = replace(make().start(), round=5)
 NAMES = ("a", "b", "c")
@@ -36,7 +36,7 @@ def pending(*asked: str, least: int = 2) -> PendingRound[str]:
 def answer(name: str, w: float = 0.5) -> Answer:
     made = report(BROADCAST, 0.5)
     one = replace(made, nodes=np.array([NAMES.index(name)]), w=np.full_like(made.w, w))
-    return Answer(one, NodeCosts(0.1 * (1 + NAMES.index(name)), 1.0))
+    return Answer(one, node_costs(0.1 * (1 + NAMES.index(name)), 1.0))
 
 
 class TestNextStep:

@@ -13,17 +13,18 @@ from fedbudget.engines.remote.compression import Kind, decode
 from fedbudget.engines.remote.messages import RoundRequest, Welcome
 from fedbudget.engines.remote.task import rounds_ahead
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.meters.rapl import Rapl
 from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
+from fedbudget.resources.rapl import Rapl
+from fedbudget.resources.usage import Reading
 from support.methods import bits
 from support.networked import RUN, HeldWorker, aggregator, network, node_data, task, without_network
 from support.problems import CHEAP
 
 
-def started(method: str = "frugal", compress: Kind = "none", **how: Any) -> Worker:
+def started(method: str = "frugal", compress: Kind = "none", readings: tuple[str, ...] = (), **how: Any) -> Worker:
     work = Worker(node_data(0), **how)
-    work.start(Welcome(RUN, task(method, compress, batch=5), (0,)))
+    work.start(Welcome(RUN, replace(task(method, compress, batch=5), readings=readings), (0,)))
     return work
 
 
@@ -160,26 +161,39 @@ def powercap(folder: Path) -> Path:
 
 
 def test_energy_is_counted_from_report_to_report(tmp_path: Path) -> None:
+    """Waiting for the next broadcast costs energy too."""
     counter = powercap(tmp_path)
-    meter = Rapl.find(tmp_path)
-    assert meter is not None
-    work, broadcast = started(energy=meter), broadcasts()
+    reader = Rapl.find(tmp_path)
+    assert reader is not None
+    work, broadcast = started(readings=("energy",), readers={"energy": reader}), broadcasts()
     costs = work.answer(RoundRequest(broadcast[0], 0)).costs
-    assert (costs.joules, costs.step_joules, costs.host) == (0.0, 0.0, meter.host)
+    assert costs.readings["energy"] == Reading(0.0, 0.0, reader.host)
     counter.write_text("7500000\n")  # while it waits for the next broadcast
     costs = work.answer(RoundRequest(broadcast[1], 1)).costs
-    assert (costs.joules, costs.step_joules) == (2.5, 0.0)
+    assert costs.readings["energy"] == Reading(0.0, 2.5, reader.host)
 
 
-def test_a_meter_that_fails_says_nothing_which_is_not_zero(tmp_path: Path) -> None:
+def test_failing_counter_is_not_reported(tmp_path: Path) -> None:
     counter = powercap(tmp_path)
-    work, broadcast = started(energy=Rapl.find(tmp_path)), broadcasts()
+    work, broadcast = started(readings=("energy",), readers={"energy": Rapl.find(tmp_path)}), broadcasts()
     counter.unlink()
     costs = work.answer(RoundRequest(broadcast[0], 0)).costs
-    assert (costs.joules, costs.step_joules) == (None, None)
+    assert list(costs.readings) == ["time"]
     assert costs.seconds > 0
-    without = started().answer(RoundRequest(broadcast[0], 0)).costs
-    assert (without.joules, without.host) == (None, "")
+    counter.write_text("6000000\n")  # it counts again, from here on
+    work.answer(RoundRequest(broadcast[1], 1))
+    counter.write_text("8000000\n")
+    assert work.answer(RoundRequest(broadcast[2], 2)).costs.readings["energy"].whole == 2.0
+
+
+@pytest.mark.parametrize(
+    ("asked", "read"),
+    [((), ["time"]), (("cpu", "time"), ["time", "cpu"]), (("bytes", "money", "cpu", "unheard"), ["time", "cpu"])],
+)
+def test_reads_what_is_asked_for(asked: tuple[str, ...], read: list[str]) -> None:
+    """What has no counter, or is not known here, is not read."""
+    costs = started(readings=asked).answer(RoundRequest(broadcasts()[0], 0)).costs
+    assert list(costs.readings) == read
 
 
 # With a server.

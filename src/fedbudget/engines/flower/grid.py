@@ -18,7 +18,6 @@ from flwr.serverapp import Grid
 
 from fedbudget.engines.flower import records
 from fedbudget.engines.flower.mailbox import LONG_LIFE, POLL, Mailbox, Reply, pause
-from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.members import Counters, Members
 from fedbudget.engines.remote.messages import Farewell, RoundRequest, Welcome
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
@@ -26,6 +25,7 @@ from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.errors import UserError, WorkError
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.messages import Broadcast, PeerError
+from fedbudget.resources.usage import NodeCosts
 
 LOG = logging.getLogger("flwr")
 """Flower's own log, which `flwr log` shows."""

@@ -16,7 +16,6 @@ from fedbudget.engines.remote.messages import Hello, Welcome
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
-from fedbudget.meters.rapl import Rapl
 from fedbudget.protocol.messages import LocalError, PeerError
 from fedbudget.protocol.state import FleetState
 
@@ -116,4 +115,4 @@ def _reply(message: Message, answer: Callable[[], RecordDict]) -> Message:
 
 
 def _worker(node: NodeSetup) -> Worker:
-    return Worker(node.data, device=node.device, energy=Rapl.find())
+    return Worker(node.data, device=node.device)

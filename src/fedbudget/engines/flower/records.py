@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from fedbudget.arrays import Float64, Int64
 from fedbudget.engines.remote import descriptions
-from fedbudget.engines.remote.costs import NodeCosts, pack_costs, unpack_costs
+from fedbudget.engines.remote.costs import pack_costs, unpack_costs
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome, report_numbers, report_vectors
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, PeerError, Report
 from fedbudget.protocol.state import FleetState
 from fedbudget.protocol.structure import flatten, restore
+from fedbudget.resources.usage import NodeCosts
 
 _T = TypeVar("_T")
 

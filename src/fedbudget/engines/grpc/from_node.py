@@ -11,10 +11,11 @@ from fedbudget.engines.grpc.stream import VectorBytes, decode_vector, field_tag,
 from fedbudget.engines.remote import compression
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.compression import Kind
-from fedbudget.engines.remote.costs import NodeCosts, pack_costs, unpack_costs
+from fedbudget.engines.remote.costs import pack_costs, unpack_costs
 from fedbudget.engines.remote.descriptions import describe, read_hello
 from fedbudget.engines.remote.messages import Answer, Hello, Ready, report_numbers, report_vectors
 from fedbudget.protocol.messages import NUMBERS, Broadcast, PeerError, Report
+from fedbudget.resources.usage import NodeCosts
 
 _MORE = field_tag(pb.FromNode.MORE_FIELD_NUMBER)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.messages import Answer, RoundRequest, Welcome
 from fedbudget.engines.remote.worker import Worker
+from fedbudget.resources.usage import NodeCosts
 
 
 class OwnNode:

@@ -14,9 +14,9 @@ import grpc
 
 from fedbudget.engines.grpc.event_loop import LoopThread
 from fedbudget.engines.grpc.from_node import NodeReader
-from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.members import OWN, Counters
 from fedbudget.engines.remote.messages import Hello
+from fedbudget.resources.usage import NodeCosts
 
 FRAME = 5
 """Bytes that gRPC puts before a message."""

@@ -24,7 +24,6 @@ from fedbudget.engines.grpc.stream import LONGEST, METHOD
 from fedbudget.engines.grpc.tokens import Tokens
 from fedbudget.engines.remote import descriptions
 from fedbudget.engines.remote.compression import BroadcastCompressor
-from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.members import OWN, Counters, Member, Members, name_order
 from fedbudget.engines.remote.messages import Farewell, Welcome
 from fedbudget.engines.remote.round import CollectedRound
@@ -33,6 +32,7 @@ from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.messages import Broadcast
+from fedbudget.resources.usage import NodeCosts
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", LONGEST),

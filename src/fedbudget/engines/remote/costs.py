@@ -1,46 +1,27 @@
-"""What a round took at a node, as the node tells it; and as bytes, for every network."""
+"""What a round took at a node, as bytes, for every network: readings by the name of their resource.
+
+What comes from another machine is checked here: few readings, of finite numbers that are not negative, time among them.
+"""
 
 import math
-from dataclasses import dataclass
-from typing import get_type_hints
 
 import msgspec
 
 from fedbudget.protocol.messages import PeerError
+from fedbudget.resources import TIME
+from fedbudget.resources.usage import NodeCosts, Reading
+
+MOST_READINGS = 64
 
 _LONG_NAME = 200
-_MOST_BYTES = 2000
-
-
-@dataclass(frozen=True)
-class NodeCosts:
-    """What a round took at a node.
-
-    Args:
-      step_seconds, step_cpu, step_joules: of one local update.
-      seconds, cpu: of the whole round.
-      step_joules, joules: where energy was measured.
-      host: whose energy that is; several nodes may be on one machine.
-      here: in the aggregator's own process, whose clock has it already.
-    """
-
-    step_seconds: float
-    seconds: float
-    step_cpu: float | None = None
-    cpu: float | None = None
-    step_joules: float | None = None
-    joules: float | None = None
-    host: str = ""
-    here: bool = False
-
-
-_HINTS = {name: hint for name, hint in get_type_hints(NodeCosts).items() if name != "here"}
-_DECODER = msgspec.msgpack.Decoder(tuple[tuple(_HINTS.values())])  # type: ignore[misc]  # made when the file is read
+_MOST_BYTES = 20_000
+_DECODER = msgspec.msgpack.Decoder(list[tuple[str, float, float, str]])
 
 
 def pack_costs(costs: NodeCosts) -> bytes:
-    """The fields one after the other, as MessagePack."""
-    return msgspec.msgpack.encode([getattr(costs, name) for name in _HINTS])
+    """Of every reading its name, what a local update and the whole round took, and whose counter it is if shared."""
+    readings = costs.readings.items()
+    return msgspec.msgpack.encode([(name, each.step, each.whole, each.host) for name, each in readings])
 
 
 def unpack_costs(data: bytes) -> NodeCosts:
@@ -48,13 +29,28 @@ def unpack_costs(data: bytes) -> NodeCosts:
     if len(data) > _MOST_BYTES:
         raise PeerError(f"costs of {len(data)} bytes")
     try:
-        values = _DECODER.decode(data)
+        rows = _DECODER.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise PeerError(f"costs that cannot be read: {error}") from None
-    for name, value in zip(_HINTS, values, strict=True):
-        if isinstance(value, str):
-            if len(value) > _LONG_NAME:
-                raise PeerError(f"a name of a {name} of {len(value)} characters")
-        elif value is not None and not 0 <= value < math.inf:
-            raise PeerError(f"{name} is {value}")
-    return NodeCosts(*values)
+    if len(rows) > MOST_READINGS:
+        raise PeerError(f"costs of {len(rows)} readings")
+    readings: dict[str, Reading] = {}
+    for name, step, whole, host in rows:
+        if check_resource(name) in readings:
+            raise PeerError(f"{name} is read twice")
+        if len(host) > _LONG_NAME:
+            raise PeerError(f"a name of a host of {len(host)} characters")
+        for part, value in (("step", step), ("whole", whole)):
+            if not 0 <= value < math.inf:
+                raise PeerError(f"{name} ({part}) is {value}")
+        readings[name] = Reading(step, whole, host)
+    if TIME.name not in readings:
+        raise PeerError("costs without the time of a round")
+    return NodeCosts(readings)
+
+
+def check_resource(name: str) -> str:
+    """Refuses what is no name of a resource, known here or not."""
+    if len(name) > _LONG_NAME or not (name.isascii() and name.isalpha()):
+        raise PeerError(f"{name[:20]!r} is no name of a resource")
+    return name

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from fedbudget.arrays import Float64
 from fedbudget.engines.remote import wire_pb2 as pb
+from fedbudget.engines.remote.costs import MOST_READINGS, check_resource
 from fedbudget.engines.remote.messages import Hello, Welcome
 from fedbudget.engines.remote.task import Moments, SamplesDescription, Task
 from fedbudget.errors import UserError
@@ -125,6 +126,10 @@ def _check_task(task: Task) -> None:
         raise PeerError(f"the seed is {task.seed}")
     if not 1 <= task.tau_max <= MOST_UPDATES:
         raise PeerError(f"rounds of up to {task.tau_max} updates")
+    if len(task.readings) > MOST_READINGS:
+        raise PeerError(f"a task that asks for {len(task.readings)} readings")
+    for name in task.readings:
+        check_resource(name)
     if len(task.model_options) > _MOST_OPTIONS:
         raise PeerError(f"a model with {len(task.model_options)} options")
     for name, value in task.model_options.items():

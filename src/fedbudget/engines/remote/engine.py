@@ -9,10 +9,9 @@ ahead of its disk (runs/checkpoint_writer.py): nodes remember as many, and an ag
 again.
 """
 
-import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -20,17 +19,16 @@ import numpy as np
 
 from fedbudget.budget import Costs
 from fedbudget.engines.engine import Engine, Observer
-from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.members import Counters
 from fedbudget.engines.remote.messages import Answer, Farewell
 from fedbudget.engines.remote.round import CollectedRound
-from fedbudget.engines.simulation import clock
-from fedbudget.meters.host import is_estimate, machine
-from fedbudget.meters.measured import Instant
-from fedbudget.meters.meter import Meters, RoundTrip
+from fedbudget.meters.meters import Meters
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.resources import TIME, round_usage
+from fedbudget.resources.counters import Snapshot
+from fedbudget.resources.usage import RoundUsage
 
 OVERTIME = 0.03
 """The share of a time budget by which a round that has begun may go over it."""
@@ -95,7 +93,7 @@ class RemoteEngine(Engine):
         *,
         least: int,
         timeout: float | None,
-        trial: NodeCosts,
+        trial: RoundUsage,
     ) -> None:
         self._aggregator = aggregator
         self._nodes = nodes
@@ -131,12 +129,12 @@ class RemoteEngine(Engine):
         aggregator, nodes, meters = self._aggregator, self._nodes, self._meters
         message = aggregator.pending or aggregator.outcome or aggregator.start()
         last: tuple[Round, Broadcast] | None = None
-        read = clock(meters)
+        read = meters.counters().read
         began, bytes_before = read(), self._wire_bytes()
         while isinstance(message, Broadcast):
             lost = nodes.lost(message.round)
             broadcast = aggregator.forget(lost) if lost else message
-            left = self._clock.left(aggregator, Instant.wall_only().seconds - began.seconds)
+            left = self._clock.left(aggregator, read()[TIME.name] - began[TIME.name])
             nodes.begin(broadcast, least=self._least, timeout=self._clock.deadline(broadcast), left=left)
             if last is not None:
                 observe(*last)
@@ -149,12 +147,12 @@ class RemoteEngine(Engine):
                 aggregator.charge(costs)
                 save()
                 return aggregator.interrupt()
-            trip = _trip(broadcast, collected.answers, now - began, bytes_now - bytes_before)
+            usage = _usage(broadcast, collected.answers, now - began, bytes_now - bytes_before)
             began, bytes_before = now, bytes_now
-            self._clock.add(trip)
-            costs = meters.read(trip)
+            self._clock.add(usage)
+            costs = meters.read(usage)
             report = Report.merge([answer.report for answer in collected.answers])
-            message = aggregator.receive(report, costs, meters.expected(costs))
+            message = aggregator.receive(report, costs, meters.estimate(costs))
             last = _with_absent(aggregator, collected), broadcast
         if last is not None:
             observe(*last)
@@ -165,30 +163,20 @@ class RemoteEngine(Engine):
         return self._nodes.counters.sent + self._nodes.counters.received
 
 
-def slowest(trials: Sequence[NodeCosts]) -> NodeCosts:
-    """What a round is thought to take, from trial rounds that nodes have made by themselves, if any are here."""
-    return NodeCosts(
-        step_seconds=max((costs.step_seconds for costs in trials), default=0.0),
-        seconds=max((costs.seconds for costs in trials), default=0.0),
-        step_cpu=_sum(costs.step_cpu for costs in trials),
-        cpu=_sum(costs.cpu for costs in trials),
-    )
-
-
 class _Clock:
     """How long a round may take."""
 
-    def __init__(self, meters: Meters, timeout: float | None, trial: NodeCosts) -> None:
+    def __init__(self, meters: Meters, timeout: float | None, trial: RoundUsage) -> None:
         self._timeout = timeout
         self._trial = trial
         self._limit = meters.budget.limits.get("time") if meters.time.source == "measured" else None
         self._steps: deque[float] = deque(maxlen=9)
         self._rests: deque[float] = deque(maxlen=9)
 
-    def add(self, trip: RoundTrip) -> None:
+    def add(self, usage: RoundUsage) -> None:
         """What a round took."""
-        self._steps.append(trip.step_seconds)
-        self._rests.append(trip.seconds - trip.updates * trip.step_seconds)
+        self._steps.append(usage.step_seconds)
+        self._rests.append(usage.seconds - usage.updates * usage.step_seconds)
 
     def deadline(self, broadcast: Broadcast) -> float:
         """Seconds until nodes that have not reported are left out."""
@@ -208,50 +196,17 @@ class _Clock:
         return max(0.0, (1 + OVERTIME) * self._limit - spent - already)
 
 
-def _trip(broadcast: Broadcast, answers: Sequence[Answer], took: Instant, wire_bytes: int) -> RoundTrip:
-    costs = [answer.costs for answer in answers]
-    elsewhere = [each for each in costs if not each.here]
-    metered = [answer for answer in answers if answer.costs.joules is not None]
-    step_joules, joules = _by_host([answer.costs for answer in metered])
-    return RoundTrip(
-        updates=max(1, broadcast.tau),
-        nodes=sum(len(answer.report.nodes) for answer in answers),
-        wire_bytes=wire_bytes,
-        step_seconds=max(each.step_seconds for each in costs),
-        seconds=took.seconds,
-        step_cpu=_sum(each.step_cpu for each in costs),
-        cpu=took.cpu + _sum(each.cpu for each in elsewhere),
-        metered=sum(len(answer.report.nodes) for answer in metered),
-        step_joules=step_joules,
-        joules=joules,
-        estimated=any(is_estimate(answer.costs.host) for answer in metered),
-    )
+def _usage(broadcast: Broadcast, answers: Sequence[Answer], took: Snapshot, wire_bytes: int) -> RoundUsage:
+    costs = [replace(answer.costs, nodes=len(answer.report.nodes)) for answer in answers]
+    return round_usage(costs, updates=max(1, broadcast.tau), own=took, wire_bytes=wire_bytes)
 
 
-def _sum(readings: Iterable[float | None]) -> float:
-    """Of all; nan when one is not known."""
-    return sum(math.nan if reading is None else reading for reading in readings)
-
-
-def _by_host(costs: Sequence[NodeCosts]) -> tuple[float | None, float | None]:
-    """Energy of a step and of a round: nodes of one machine read one meter, which counts once."""
-    steps: dict[str, float] = {}
-    wholes: dict[str, float] = {}
-    for each in costs:
-        assert each.joules is not None
-        host = machine(each.host)
-        steps[host] = max(steps.get(host, 0.0), each.step_joules or 0.0)
-        wholes[host] = max(wholes.get(host, 0.0), each.joules)
-    return (sum(steps.values()), sum(wholes.values())) if costs else (None, None)
-
-
-def _unfinished(meters: Meters, took: Instant, wire_bytes: int) -> Costs:
+def _unfinished(meters: Meters, took: Snapshot, wire_bytes: int) -> Costs:
     """What a round has cost that did not come together; nothing where costs are simulated."""
     nothing = np.zeros(len(meters.budget.limits))
     if meters.time.source == "simulated":
         return Costs(nothing, nothing)
-    trip = RoundTrip(1, 0, wire_bytes, 0.0, took.seconds, 0.0, took.cpu)
-    return Costs(nothing, meters.read(trip).aggregation)
+    return Costs(nothing, meters.read(round_usage([], own=took, wire_bytes=wire_bytes)).aggregation)
 
 
 def _with_absent(aggregator: Aggregator, collected: CollectedRound) -> Round:

@@ -2,9 +2,9 @@
 
 from dataclasses import MISSING, dataclass, fields
 
-from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, Report
+from fedbudget.resources.usage import NodeCosts
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class Task:
       tau_max: the most local updates in a round.
       samples: as agreed on; without sizes.
       request: what nodes are asked for in every round.
-      cpu: whether they measure the processor's time.
+      readings: names of resources that they read the counters of, besides time.
     """
 
     model: str
@@ -117,7 +117,7 @@ class Task:
     tau_max: int
     samples: SamplesDescription
     request: Request
-    cpu: bool = False
+    readings: tuple[str, ...] = ()
 
     def admit(self, theirs: SamplesDescription) -> None:
         """Refuses samples that do not fit."""

@@ -7,8 +7,9 @@ that is made again is the same to the bit.
 """
 
 import copy
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,16 +18,16 @@ from fedbudget.arrays import Float32
 from fedbudget.engines import in_process
 from fedbudget.engines.remote import compression
 from fedbudget.engines.remote.compression import ErrorFeedback
-from fedbudget.engines.remote.costs import NodeCosts
 from fedbudget.engines.remote.messages import Answer, RoundRequest, Welcome
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.task import Task, rounds_ahead
-from fedbudget.meters.energy import EnergyMeter
-from fedbudget.meters.measured import Instant
-from fedbudget.meters.meter import MeterError
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, PeerError, Report
 from fedbudget.protocol.state import FleetState
+from fedbudget.resources import RESOURCES, TIME
+from fedbudget.resources.counters import ResourceCounters, Snapshot
+from fedbudget.resources.resource import Reader, Resource
+from fedbudget.resources.usage import NodeCosts
 
 
 @dataclass(frozen=True)
@@ -55,19 +56,26 @@ class Worker:
       node_data: its samples.
       device: where PyTorch computes.
       pace: how many times as long as it could a local update takes, to stand for a slower machine.
-      energy: the machine's meter, where there is one.
+      readers: of counters, by resource, in place of those that the resource finds by itself; None for not at all.
     """
 
     def __init__(
-        self, node_data: NodeData, *, device: str = "auto", pace: float = 1.0, energy: EnergyMeter | None = None
+        self,
+        node_data: NodeData,
+        *,
+        device: str = "auto",
+        pace: float = 1.0,
+        readers: Mapping[str, Reader | None] | None = None,
     ) -> None:
         self.node_data = node_data
         self.run = ""
         self.made = 0  # rounds, counted by the aggregator or not
         self._device = device
         self._pace = pace
-        self._energy = energy
-        self._counted: float | None = None  # the meter when the last report was made
+        self._readers = readers
+        self._resources: tuple[Resource, ...] = (TIME,)
+        self._counters = ResourceCounters({})
+        self._last_report: Snapshot | None = None  # the counters when it was made
         self._task: Task | None = None
         self._new: Fleet | None = None  # as it stands before its first round
         self._standings: list[_Standing] = []
@@ -88,6 +96,7 @@ class Worker:
         if welcome.run != self.run or welcome.task != self._task:
             self._new = self.node_data.fleet(welcome.task, welcome.numbers, device=self._device)
             self._standings = []
+            self._measure(welcome.task.readings)
             self.run, self._task = welcome.run, welcome.task
         assert self._new is not None
         return self._new
@@ -120,7 +129,7 @@ class Worker:
             raise LocalError("an answer comes after a welcome")
         past = self._standing(request.base_round)
         now = past.fork()
-        report, costs = self._round(now.fleet, request.broadcast, cpu=self._task.cpu)
+        report, costs = self._round(now.fleet, request.broadcast)
         self.made += 1
         kept = [standing for standing in self._standings if standing.round <= past.round][-self._back(self._task) :]
         self._standings = [*kept, replace(now, round=request.broadcast.round, w=request.broadcast.w)]
@@ -155,43 +164,39 @@ class Worker:
                 return standing
         raise PeerError(f"our memory cannot stand after round {number}, only after {list(self.rounds)}")
 
-    def _round(self, fleet: Fleet, broadcast: Broadcast, *, cpu: bool) -> tuple[Report, NodeCosts]:
-        now = Instant.now if cpu else Instant.wall_only
-        began, joules = now(), self._counted if self._counted is not None else self._joules()
+    def _measure(self, names: Sequence[str]) -> None:
+        """From now on reads the counters of these resources, as far as they are known and can be read here."""
+        others = (RESOURCES[name] for name in dict.fromkeys(names) if name in RESOURCES and name != TIME.name)
+        self._resources = (TIME, *others)
+        self._counters = ResourceCounters.of(self._resources, self._readers)
+        self._last_report = None
+
+    def _round(self, fleet: Fleet, broadcast: Broadcast) -> tuple[Report, NodeCosts]:
+        now, updates = self._counters.read, max(1, broadcast.tau)
+        began = self._began(now())
         fleet.receive(broadcast)
-        updating, updating_joules = now(), self._joules()
+        updating = now()
         fleet.update()
         took = now() - updating
         if self._pace > 1:
-            time.sleep((self._pace - 1) * took.seconds)
+            time.sleep((self._pace - 1) * took[TIME.name])
             took = now() - updating
-        updated = self._joules()
         report = fleet.report()
-        whole, updates = now() - began, max(1, broadcast.tau)
-        step_joules, self._counted = _between(updating_joules, updated), self._joules()
-        return report, NodeCosts(
-            took.seconds / updates,
-            whole.seconds,
-            took.cpu / updates if cpu else None,
-            whole.cpu if cpu else None,
-            None if step_joules is None else step_joules / updates,
-            _between(joules, self._counted),  # from report to report: waiting for others costs energy too
-            "" if self._energy is None else self._energy.host,
-        )
+        self._last_report = now()
+        readings = self._counters.readings(took, self._last_report - began, updates)
+        return report, NodeCosts(readings, len(report.nodes))
 
-    def _joules(self) -> float | None:
-        """What the meter says; a meter that fails says nothing, which is not zero."""
-        try:
-            return None if self._energy is None else self._energy.joules()
-        except MeterError:
-            return None
+    def _began(self, now: Snapshot) -> Snapshot:
+        """When the round began, for every counter: those of the machine ran on while the node waited for others."""
+        last = now if self._last_report is None else self._last_report
+        waited = [each.name for each in self._resources if each.machine_wide and each.name in now.values]
+        return Snapshot({**now.values, **{name: last[name] for name in waited if not math.isnan(last[name])}})
 
     def _trial(self, fleet: Fleet, task: Task) -> NodeCosts:
         first = Broadcast.first(np.asarray(fleet.model.initial(task.seed)), 1e-3, task.request)
-        trip = in_process.trial([fleet], first)
-        slower = self._pace * trip.step_seconds
-        return NodeCosts(slower, trip.seconds - trip.step_seconds + slower, trip.step_cpu, trip.cpu)
-
-
-def _between(earlier: float | None, later: float | None) -> float | None:
-    return None if earlier is None or later is None else later - earlier
+        counters = ResourceCounters.of(each for each in self._resources if not each.machine_wide)
+        costs = in_process.trial([fleet], first, counters)
+        seconds = costs.readings[TIME.name]
+        slower = self._pace * seconds.step
+        slowed = replace(seconds, step=slower, whole=seconds.whole - seconds.step + slower)
+        return replace(costs, readings={**costs.readings, TIME.name: slowed})

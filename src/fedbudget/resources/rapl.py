@@ -13,8 +13,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedbudget.meters.host import this_host
-from fedbudget.meters.meter import MeterError
+from fedbudget.resources.host import this_host
+from fedbudget.resources.resource import MeterError
 
 POWERCAP = Path("/sys/class/powercap")
 
@@ -48,8 +48,8 @@ class Rapl:
             return str(error)
         return None
 
-    def joules(self) -> float:
-        """Since this was made, of all packages together."""
+    def read(self) -> float:
+        """Joules since this was made, of all packages together."""
         now = [package.microjoules() for package in self._packages]  # all or none, so that a failure loses nothing
         for package, reading, last in zip(self._packages, now, self._last, strict=True):
             self._total += package.passed(last, reading)
@@ -83,10 +83,10 @@ def _packages(root: Path) -> list[_Package]:
     if not root.is_dir():
         raise MeterError("no powercap on this machine")
     zones = sorted(path for path in root.iterdir() if _TOP_LEVEL.fullmatch(path.name))
-    found = [zone for zone in zones if _text(zone / "name").startswith("package")]
-    if not found:
+    packages = [zone for zone in zones if _text(zone / "name").startswith("package")]
+    if not packages:
         raise MeterError("powercap shows no processor's energy on this machine")
-    return [_Package(zone / "energy_uj", _number(zone / "max_energy_range_uj")) for zone in found]
+    return [_Package(zone / "energy_uj", _number(zone / "max_energy_range_uj")) for zone in packages]
 
 
 def _number(path: Path) -> int:

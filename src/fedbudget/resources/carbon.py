@@ -19,27 +19,27 @@ from importlib.util import find_spec
 from typing import Any
 
 from fedbudget.errors import UserError
-from fedbudget.meters.host import estimated, this_host
-from fedbudget.meters.meter import MeterError
+from fedbudget.resources.host import estimated, this_host
+from fedbudget.resources.resource import MeterError
 
-PACE = 1.0
-"""Seconds between two looks."""
+INTERVAL = 1.0
+"""Seconds between two samples."""
 
 STALE = 10.0
 """Seconds after which a look is too old to go by."""
 
-_FIRST = 0.2  # seconds until the second look
-_APART = 0.05  # seconds, the least, between two looks; asked sooner, codecarbon says again what it saw
+_FIRST_INTERVAL = 0.2  # seconds until the second look
+_LEAST_INTERVAL = 0.05  # seconds, the least, between two looks; asked sooner, codecarbon says again what it saw
 _JOULES_PER_KWH = 3.6e6
 
 
 class CodeCarbon:
     """The energy of this machine since this was made."""
 
-    def __init__(self, tracker: Any, looks: "_Looks") -> None:
+    def __init__(self, tracker: Any, samples: "_PowerSamples") -> None:
         self.host = estimated(this_host())
         self._tracker = tracker
-        self._looks = looks
+        self._samples = samples
 
     @classmethod
     def start(cls) -> "CodeCarbon":
@@ -51,12 +51,12 @@ class CodeCarbon:
         from codecarbon import OfflineEmissionsTracker
 
         logging.getLogger("codecarbon").setLevel(logging.CRITICAL)
-        looks = _Looks()
+        samples = _PowerSamples()
         tracker = OfflineEmissionsTracker(
-            measure_power_secs=PACE,
-            api_call_interval=1,  # of looks, after which it tells `looks`
+            measure_power_secs=INTERVAL,
+            api_call_interval=1,  # of looks, after which it tells `samples`
             output_methods=[],
-            output_handlers=[looks],
+            output_handlers=[samples],
             emissions_endpoint=None,
             tracking_mode="machine",
             allow_multiple_runs=True,
@@ -64,26 +64,27 @@ class CodeCarbon:
             log_level="critical",
         )
         tracker.start()
-        time.sleep(_FIRST)
+        time.sleep(_FIRST_INTERVAL)
         tracker.flush()  # a second look, for how much power it is to begin with
-        if looks.count < 2:  # it keeps all errors to itself
+        if samples.count < 2:  # it keeps all errors to itself
             raise MeterError("codecarbon does not say what this machine takes")
-        return cls(tracker, looks)
+        return cls(tracker, samples)
 
-    def joules(self) -> float:
-        if self._looks.age() > STALE:
+    def read(self) -> float:
+        """Joules since this was made."""
+        if self._samples.age() > STALE:
             self._tracker.flush()  # looks at once; its thread may have been held up
-        if self._looks.age() > STALE:
-            raise MeterError(f"codecarbon has not looked at this machine's power for {self._looks.age():.0f} s")
-        return self._looks.joules()
+        if self._samples.age() > STALE:
+            raise MeterError(f"codecarbon has not looked at this machine's power for {self._samples.age():.0f} s")
+        return self._samples.joules()
 
     def close(self) -> None:
         """Ends its thread."""
         self._tracker.stop()
 
 
-class _Looks:
-    """What codecarbon saw, as one of its output handlers, and what to tell in between.
+class _PowerSamples:
+    """What codecarbon has counted, as one of its output handlers, and what to say in between.
 
     Made with its clock, in seconds.
     """
@@ -93,8 +94,8 @@ class _Looks:
         self._clock = clock
         self._lock = threading.Lock()
         self._when = clock()
-        self._seen = self._watts = 0.0
-        self._told = self._pace = 0.0  # at the last look, and since then per second
+        self._last = self._watts = 0.0
+        self._reported = self._rate = 0.0  # at the last look, and since then per second
 
     def age(self) -> float:
         """Seconds since the last look."""
@@ -104,25 +105,25 @@ class _Looks:
         with self._lock:
             return self._at(self._clock())
 
-    def look(self, seen: float) -> None:
-        """Takes in what was seen since the beginning, in joules."""
+    def add(self, joules: float) -> None:
+        """Takes in what codecarbon has counted since the beginning."""
         with self._lock:
             now = self._clock()
-            if self.count and now - self._when < _APART:
+            if self.count and now - self._when < _LEAST_INTERVAL:
                 return
             if self.count:
-                self._told = self._at(now)
-                self._watts = (seen - self._seen) / (now - self._when)
-            self._pace = max(0.0, (seen + self._watts * PACE - self._told) / PACE)
-            self._when, self._seen = now, seen
+                self._reported = self._at(now)
+                self._watts = (joules - self._last) / (now - self._when)
+            self._rate = max(0.0, (joules + self._watts * INTERVAL - self._reported) / INTERVAL)
+            self._when, self._last = now, joules
             self.count += 1
 
     def _at(self, now: float) -> float:
         since = now - self._when
-        return self._told + self._pace * min(since, PACE) + self._watts * max(0.0, since - PACE)
+        return self._reported + self._rate * min(since, INTERVAL) + self._watts * max(0.0, since - INTERVAL)
 
     def live_out(self, total: Any, delta: Any) -> None:
-        self.look(_JOULES_PER_KWH * total.energy_consumed)
+        self.add(_JOULES_PER_KWH * total.energy_consumed)
 
     def out(self, total: Any, delta: Any) -> None:
         self.live_out(total, delta)

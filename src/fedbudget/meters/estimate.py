@@ -13,24 +13,24 @@ import numpy as np
 from fedbudget.budget import Costs
 
 WINDOW = 5
-"""Rounds that are looked back on."""
+"""How many of the last rounds count."""
 
 
-class Expectation:
+class CostEstimator:
     """Remembers what the last rounds cost.
 
-    >>> expectation = Expectation()
+    >>> estimator = CostEstimator()
     >>> for seconds in (1.0, 9.0, 2.0):
-    ...     expected = expectation.after(Costs(np.array([seconds]), np.array([0.0])))
-    >>> expected.step.tolist()
+    ...     estimate = estimator.update(Costs(np.array([seconds]), np.array([0.0])))
+    >>> estimate.step.tolist()
     [2.0]
     """
 
     def __init__(self) -> None:
         self._rounds: deque[Costs] = deque(maxlen=WINDOW)
 
-    def after(self, costs: Costs) -> Costs:
-        """What to expect of the round after one that cost this."""
+    def update(self, costs: Costs) -> Costs:
+        """ĉ and b̂, after a round that cost this."""
         self._rounds.append(costs)
         middle = (len(self._rounds) - 1) // 2  # of two, the smaller, or the second round alone could be the slow moment
         return Costs(

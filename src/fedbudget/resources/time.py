@@ -1,15 +1,39 @@
-"""Time as the paper simulates it: Gaussians with the means and deviations measured on its prototype (appendix)."""
+"""Time: the wall clock, of the slowest node; or simulated as the paper does.
 
-from collections.abc import Mapping
+The paper's simulated time is Gaussian, with the means and deviations measured on its prototype (appendix).
+"""
+
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fedbudget.errors import UserError
-from fedbudget.meters.meter import Cost, RoundTrip, Source
+from fedbudget.resources.combine import slowest
+from fedbudget.resources.counters import Clock
+from fedbudget.resources.resource import Cost, Counted, Metering, Reader, Resource, Source, TimeMeter
+from fedbudget.resources.usage import CombinedReading, NodeCosts, RoundUsage
+
+UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
 
 _LEAST = 1e-10  # a draw is never less than this, nor negative
+
+
+class Time(Resource):
+    name = "time"
+    unit = "s"
+    units: ClassVar[Mapping[str, float]] = UNITS
+
+    def reader(self) -> Reader:
+        return Clock(time.perf_counter)
+
+    def combine(self, nodes: Sequence[NodeCosts], own: float | None) -> CombinedReading:
+        return slowest(self.name, nodes, own)
+
+    def meter(self, metering: Metering) -> TimeMeter:
+        return metering.simulated or Counted(self.name, "the time")
 
 
 @dataclass(frozen=True)
@@ -59,10 +83,10 @@ class SimulatedTime:
         self.profile = profile
         self._rng = rng
 
-    def read(self, trip: RoundTrip) -> Cost:
-        return Cost(self.profile.step.draw(self._rng, trip.updates), self.profile.aggregation.draw(self._rng, 1))
+    def read(self, usage: RoundUsage, time: Cost | None = None) -> Cost:
+        return Cost(self.profile.step.draw(self._rng, usage.updates), self.profile.aggregation.draw(self._rng, 1))
 
-    def expect(self, trip: RoundTrip) -> Cost:
+    def expect(self, usage: RoundUsage) -> Cost:
         return Cost(self.profile.step.mean, self.profile.aggregation.mean)
 
     def state(self) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.meters.meter import MeterError
-from fedbudget.meters.rapl import Rapl
+from fedbudget.resources.rapl import Rapl
+from fedbudget.resources.resource import MeterError
 
 RANGE = 262_143_328_850  # of a real processor
 
@@ -39,11 +39,11 @@ class TestCounting:
     def test_joules_count_from_when_it_was_made(self, tmp_path: Path) -> None:
         counter = zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000)
         rapl = found(tmp_path)
-        assert rapl.joules() == 0
+        assert rapl.read() == 0
         counter.write_text("7500000\n")
-        assert rapl.joules() == rapl.joules() == 2.5
+        assert rapl.read() == rapl.read() == 2.5
         counter.write_text("8000000\n")
-        assert rapl.joules() == 3.0
+        assert rapl.read() == 3.0
 
     def test_a_counter_that_starts_again_goes_on(self, tmp_path: Path) -> None:
         counter = zone(tmp_path, "intel-rapl:0", "package-0", 9_000_000, limit=10_000_000)
@@ -51,7 +51,7 @@ class TestCounting:
         seen = []
         for microjoules in (9_500_000, 500_000, 400_000, 10_000_000, 0):
             counter.write_text(str(microjoules))
-            seen.append(rapl.joules())
+            seen.append(rapl.read())
         # 0.5; 1 more to 0.5 over the end; 9.9 more to just before it; 9.6 more to the end, which is the start.
         assert seen == pytest.approx([0.5, 1.5, 11.4, 21.0, 21.0])
 
@@ -63,7 +63,7 @@ class TestCounting:
         one.write_text("3000000")  # 2 more
         other.write_text("1000000")  # 3 more, over its end
         tenth.write_text("250000")  # 0.25 more
-        assert rapl.joules() == 5.25
+        assert rapl.read() == 5.25
 
     def test_what_is_part_of_a_package_or_has_it_in_it_is_not_added(self, tmp_path: Path) -> None:
         package = zone(tmp_path, "intel-rapl:0", "package-0", 0)
@@ -78,9 +78,9 @@ class TestCounting:
         rapl = found(tmp_path)
         for counter in besides:
             counter.write_text("7000000")
-        assert rapl.joules() == 0
+        assert rapl.read() == 0
         package.write_text("1000000")
-        assert rapl.joules() == 1
+        assert rapl.read() == 1
 
 
 class TestFailures:
@@ -91,9 +91,9 @@ class TestFailures:
         counter.write_text("1000000")
         later.unlink()
         with pytest.raises(MeterError, match=r"intel-rapl:1/energy_uj cannot be read: No such file"):
-            rapl.joules()
+            rapl.read()
         later.write_text("2000000")
-        assert rapl.joules() == 3
+        assert rapl.read() == 3
 
     @pytest.mark.parametrize("text", ["", "garbage", "-5", "1.5", "1e6", "12 13", "\xff"])
     def test_what_is_no_number_is_an_error(self, tmp_path: Path, text: str) -> None:
@@ -101,7 +101,7 @@ class TestFailures:
         rapl = found(tmp_path)
         counter.write_text(text, "latin-1")
         with pytest.raises(MeterError, match="no number of microjoules"):
-            rapl.joules()
+            rapl.read()
         assert "no number of microjoules" in refused(tmp_path)
 
     def test_more_than_a_counter_counts_to_is_an_error(self, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ class TestFailures:
         rapl = found(tmp_path)
         counter.write_text("1001")
         with pytest.raises(MeterError, match="says 1001, more than the 1000"):
-            rapl.joules()
+            rapl.read()
 
     def test_a_counter_may_be_gone_from_the_start(self, tmp_path: Path) -> None:
         zone(tmp_path, "intel-rapl:0", "package-0", 0).unlink()
@@ -156,6 +156,6 @@ def test_this_machine_has_one_that_counts_or_says_why_not() -> None:
     rapl, reason = Rapl.find(), Rapl.why_not()
     assert (rapl is None) == (reason is not None)
     if rapl is not None:
-        earlier = rapl.joules()
+        earlier = rapl.read()
         sum(number * number for number in range(1_000_000))
-        assert rapl.joules() >= earlier >= 0
+        assert rapl.read() >= earlier >= 0

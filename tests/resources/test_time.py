@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from fedbudget.errors import UserError
-from fedbudget.meters.meter import RoundTrip
-from fedbudget.meters.simulated import CENTRALIZED_SGD, DGD, SGD, Gaussian, Profile, SimulatedTime
+from fedbudget.resources.time import CENTRALIZED_SGD, DGD, SGD, Gaussian, Profile, SimulatedTime
+from fedbudget.resources.usage import CombinedReading, RoundUsage
 
 DRAWS = 20_000
 
 
-def trip(updates: int) -> RoundTrip:
-    return RoundTrip(updates=updates, nodes=5, wire_bytes=0, step_seconds=9.0, seconds=99.0, step_cpu=9.0, cpu=99.0)
+def usage(updates: int, step: float = 9.0, whole: float = 99.0) -> RoundUsage:
+    return RoundUsage(updates, 5, 0, {"time": CombinedReading(step, whole, 5)})
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_draw_is_never_zero_or_negative() -> None:
 def test_a_round_costs_the_mean_of_as_many_draws_as_updates_and_one_aggregation() -> None:
     """Two streams of draws next to each other have σ/√τ for the updates and σ for the aggregation."""
     meter = SimulatedTime(DGD[3], np.random.default_rng(5))
-    costs = [meter.read(trip(updates=25)) for _ in range(DRAWS)]
+    costs = [meter.read(usage(updates=25)) for _ in range(DRAWS)]
     steps = np.array([cost.step for cost in costs])
     aggregations = np.array([cost.aggregation for cost in costs])
     assert steps.std() == pytest.approx(DGD[3].step.deviation / 5, rel=0.03)
@@ -77,26 +77,26 @@ def test_a_round_costs_the_mean_of_as_many_draws_as_updates_and_one_aggregation(
 
 def test_what_is_expected_is_the_mean_and_takes_no_draw() -> None:
     asked, unasked = (SimulatedTime(SGD, np.random.default_rng(1)) for _ in range(2))
-    expected = asked.expect(trip(updates=1))
+    expected = asked.expect(usage(updates=1))
     assert (expected.step, expected.aggregation) == (0.013015156, 0.131604348)
-    assert asked.read(trip(updates=3)) == unasked.read(trip(updates=3))
+    assert asked.read(usage(updates=3)) == unasked.read(usage(updates=3))
 
 
 def test_wall_clocks_have_no_say_in_simulated_time() -> None:
-    slow = RoundTrip(updates=3, nodes=5, wire_bytes=0, step_seconds=1e6, seconds=1e9, step_cpu=1e6, cpu=1e9)
+    slow = usage(3, step=1e6, whole=1e9)
     one, other = (SimulatedTime(SGD, np.random.default_rng(1)) for _ in range(2))
-    assert one.read(slow) == other.read(trip(updates=3))
+    assert one.read(slow) == other.read(usage(updates=3))
 
 
 def test_draws_go_on_from_a_state_that_went_through_json() -> None:
     time = SimulatedTime(SGD, np.random.default_rng(3))
     for updates in (1, 4, 2):
-        time.read(trip(updates))
+        time.read(usage(updates))
     state = json.dumps(time.state())
-    expected = [time.read(trip(updates)) for updates in (3, 1, 5)]
+    expected = [time.read(usage(updates)) for updates in (3, 1, 5)]
     again = SimulatedTime(SGD, np.random.default_rng(0))
     again.restore(json.loads(state))
-    assert [again.read(trip(updates)) for updates in (3, 1, 5)] == expected
+    assert [again.read(usage(updates)) for updates in (3, 1, 5)] == expected
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,50 @@
+"""Counters: they run, add and subtract; one that fails says nothing."""
+
+import math
+
+from fedbudget.resources import RESOURCES
+from fedbudget.resources.counters import Clock, ResourceCounters, Snapshot
+from fedbudget.resources.resource import MeterError
+from fedbudget.resources.usage import Reading
+
+
+def test_snapshots_add_and_subtract_by_name() -> None:
+    early, late = Snapshot({"time": 10.0, "cpu": 1.0}), Snapshot({"time": 15.0, "cpu": 4.0})
+    assert late - early == Snapshot({"time": 5.0, "cpu": 3.0})
+    assert early + (late - early) == late
+
+
+def test_both_clocks_run() -> None:
+    counters = ResourceCounters.of([RESOURCES["time"], RESOURCES["cpu"]])
+    before = counters.read()
+    sum(number * number for number in range(100_000))
+    passed = counters.read() - before
+    assert passed["time"] > 0
+    assert passed["cpu"] > 0
+
+
+def test_resources_without_a_counter_are_not_read() -> None:
+    counters = ResourceCounters.of([RESOURCES["bytes"], RESOURCES["cpu"], RESOURCES["money"]])
+    assert list(counters.read().values) == ["cpu"]
+
+
+def test_given_readers_replace_those_of_resources() -> None:
+    resources = [RESOURCES["time"], RESOURCES["cpu"]]
+    counters = ResourceCounters.of(resources, {"time": Clock(lambda: 5.0), "cpu": None})
+    assert counters.read() == Snapshot({"time": 5.0})
+
+
+def test_readings_are_per_update_and_of_the_round() -> None:
+    counters = ResourceCounters({"x": Clock(lambda: 0.0, host="a")})
+    assert counters.readings(Snapshot({"x": 6.0}), Snapshot({"x": 7.0}), 3) == {"x": Reading(2.0, 7.0, "a")}
+
+
+def test_failing_counter_says_nothing_which_is_not_zero() -> None:
+    def fail() -> float:
+        raise MeterError("no such file")
+
+    counters = ResourceCounters({"x": Clock(fail), "y": Clock(lambda: 1.0)})
+    before = counters.read()
+    assert math.isnan(before["x"])
+    passed = counters.read() - before
+    assert counters.readings(passed, passed, 1) == {"y": Reading(0.0, 0.0)}

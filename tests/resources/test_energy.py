@@ -1,0 +1,119 @@
+"""Energy: declared watts, joules that machines measure, and which reader is taken."""
+
+import math
+
+import pytest
+
+from fedbudget.budget import Budget
+from fedbudget.errors import UserError
+from fedbudget.meters.meters import Meters
+from fedbudget.resources.energy import DeclaredEnergy, MeasuredEnergy, energy_reader
+from fedbudget.resources.rapl import Rapl
+from fedbudget.resources.resource import Cost, MeterError, Metering
+from fedbudget.resources.usage import CombinedReading, RoundUsage
+from support.usage import usage
+
+TIME = Cost(0.5, 2.0)
+NONE = usage()
+ALL = usage(energy=CombinedReading(4.0, 55.0, nodes=4))  # 10 updates of 4 J are 40 of the 55 J that were measured
+ONE_NOT = usage(energy=CombinedReading(4.0, 55.0, nodes=3))
+ESTIMATE = usage(energy=CombinedReading(4.0, 55.0, nodes=4, estimated=True))
+DECLARED = DeclaredEnergy(watts=3.0, joules_per_byte=1e-6)
+NO_BYTES = DeclaredEnergy(watts=3.0, joules_per_byte=0.0)
+
+
+def test_power_of_all_nodes_over_time_and_joules_per_byte() -> None:
+    # 4 nodes of 3 W are 12 W: 6 J for an update of half a second, 24 J for two seconds, and 2 MB at 1 µJ are 2 J.
+    cost = DECLARED.read(NONE, TIME)
+    assert (cost.step, cost.aggregation) == pytest.approx((6.0, 26.0))
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_declared_figures_are_not_negative(value: float) -> None:
+    for name in ("watts", "joules_per_byte"):
+        with pytest.raises(UserError, match=f"{name.replace('_', '-')} must be a number that is not negative"):
+            DeclaredEnergy(**{name: value})
+
+
+def network(declared: DeclaredEnergy) -> Meters:
+    settings = {"watts": declared.watts, "joules_per_byte": declared.joules_per_byte}
+    return Meters.of(Budget({"energy": 1e6}), Metering(network=True, declared=settings))
+
+
+class TestMeasured:
+    def test_watts_do_not_count_where_all_are_metered(self) -> None:
+        assert MeasuredEnergy(NO_BYTES).read(ALL, TIME) == Cost(4.0, 15.0)
+
+    def test_bytes_cost_what_is_declared(self) -> None:
+        """No meter sees the network card."""
+        cost = MeasuredEnergy(DECLARED).read(ALL, TIME)
+        assert (cost.step, cost.aggregation) == pytest.approx((4.0, 15.0 + 2.0))
+
+    def test_node_without_a_meter_takes_declared_watts(self) -> None:
+        # 3 W for half a second are 1.5 J, and for two seconds 6 J.
+        cost = MeasuredEnergy(DECLARED).read(ONE_NOT, TIME)
+        assert (cost.step, cost.aggregation) == pytest.approx((4.0 + 1.5, 15.0 + 6.0 + 2.0))
+
+    def test_without_any_meter_it_is_declared(self) -> None:
+        assert MeasuredEnergy(DECLARED).read(NONE, TIME) == DECLARED.read(NONE, TIME)
+
+    @pytest.mark.parametrize(
+        ("declared", "rounds", "source"),
+        [
+            (NO_BYTES, [], "declared"),
+            (NO_BYTES, [NONE, NONE], "declared"),
+            (NO_BYTES, [ALL, ALL], "measured"),
+            (NO_BYTES, [ESTIMATE], "estimated"),
+            (NO_BYTES, [ALL, NONE], "estimated"),
+            (NO_BYTES, [NONE, ALL], "estimated"),
+            (NO_BYTES, [ONE_NOT, ALL], "estimated"),
+            (DECLARED, [ALL, ALL], "estimated"),
+            (DECLARED, [NONE], "declared"),
+        ],
+    )
+    def test_source_is_of_all_rounds_so_far(
+        self, declared: DeclaredEnergy, rounds: list[RoundUsage], source: str
+    ) -> None:
+        meters = network(declared)
+        for each in rounds:
+            meters.read(each)
+        assert meters.sources == {"energy": source}
+
+    def test_trial_is_no_round(self) -> None:
+        meters = network(NO_BYTES)
+        assert meters.expect(NONE).step.tolist() == [6.0]
+        meters.read(ALL)
+        assert meters.sources == {"energy": "measured"}
+
+    @pytest.mark.parametrize("unknown", [math.nan, math.inf, -1.0])
+    @pytest.mark.parametrize("part", ["step", "whole"])
+    def test_unknown_reading_is_an_error_without_trace(self, part: str, unknown: float) -> None:
+        meter = MeasuredEnergy(NO_BYTES)
+        values = {"step": 4.0, "whole": 55.0, part: unknown}
+        with pytest.raises(MeterError, match="energy of a round is not known"):
+            meter.read(usage(energy=CombinedReading(**values, nodes=3)), TIME)  # type: ignore[arg-type]
+        meter.read(ALL, TIME)
+        assert meter.source == "measured"
+
+
+class TestWhichReader:
+    def test_is_rapl_where_it_can_be_read_or_else_none_unless_said_otherwise(self) -> None:
+        assert type(energy_reader()) is type(energy_reader("auto")) is type(Rapl.find())
+        assert energy_reader("declared") is None
+
+    def test_one_that_is_asked_for_must_be_there(self) -> None:
+        reason = Rapl.why_not()
+        if reason is None:
+            assert isinstance(energy_reader("rapl"), Rapl)
+        else:
+            with pytest.raises(UserError, match="energy-meter rapl cannot be read here: "):
+                energy_reader("rapl")
+
+    def test_must_be_known(self) -> None:
+        with pytest.raises(UserError, match="must be one of auto, rapl, codecarbon, declared, not 'sundial'"):
+            energy_reader("sundial")
+
+    def test_codecarbon_is_an_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("fedbudget.resources.carbon.find_spec", lambda module: None)
+        with pytest.raises(UserError, match=r"pip install 'fedbudget\[codecarbon\]'"):
+            energy_reader("codecarbon")

@@ -1,0 +1,157 @@
+"""The list of resources: one of one's own needs no other file, from the budget to the record and over a network."""
+
+import ast
+import asyncio
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+import fedbudget
+from fedbudget.budget import Budget
+from fedbudget.engines.grpc.node import run_node
+from fedbudget.engines.grpc.server import AggregatorServer
+from fedbudget.engines.remote.worker import Worker
+from fedbudget.launch.node_data import from_dataset
+from fedbudget.launch.serve import ServerOptions, serving
+from fedbudget.launch.simulate import simulate
+from fedbudget.resources import RESOURCES, register, round_usage
+from fedbudget.resources.counters import Clock, Snapshot
+from fedbudget.resources.resource import Counted, Meter, Metering, Reader, Resource
+from fedbudget.resources.usage import CombinedReading, NodeCosts, Reading
+from fedbudget.runs.folder import Run
+from fedbudget.settings import Settings
+from fedbudget.training import Result, execute
+from support.networked import LONG
+
+SOURCES = Path(fedbudget.__file__).parent
+
+
+class NodeTime(Resource):
+    """Milliseconds that all nodes and the aggregator are at work; counted like time, but added up."""
+
+    name = "nodetime"
+    unit = "ms"
+    units: ClassVar[Mapping[str, float]] = {"ms": 1.0, "s": 1000.0}
+
+    def reader(self) -> Reader:
+        return Clock(lambda: 1000 * time.perf_counter())
+
+    def meter(self, metering: Metering) -> Meter:
+        return Counted(self.name, "the node time")
+
+
+@pytest.fixture
+def own() -> Iterator[Resource]:
+    resource = NodeTime()
+    register(resource)
+    yield resource
+    del RESOURCES[resource.name]
+
+
+def test_own_resource_in_a_budget(own: Resource) -> None:
+    budget = Budget.parse(["nodetime=2s", "bytes=1kB"])
+    assert (budget.limits["nodetime"], budget.resources[0]) == (2000.0, own)
+    assert str(budget) == "nodetime=2000ms, bytes=1kB"
+
+
+def ratio(result: Result) -> float:
+    """Of the node time to the time that a run took."""
+    assert result.sources == {"time": "measured", "nodetime": "measured"}
+    assert result.run is not None
+    assert [record.spent["nodetime"] for record in Run.open(result.run).rounds][-1] == result.spent["nodetime"]
+    return result.spent["nodetime"] / result.spent["time"] / 1000
+
+
+def settings(limit: str, rounds: int | None = 6) -> Settings:
+    budget = ("time=1000s", f"nodetime={limit}")
+    return Settings(tau=5, nodes=2, rounds=rounds, costs="measured", budget=budget, partition="case:1")
+
+
+@pytest.mark.usefixtures("own")
+def test_own_resource_in_one_process(tmp_path: Path) -> None:
+    """All nodes share a clock there, so that the sum is the time itself."""
+    result = execute(simulate(settings("2000s")), out=tmp_path / "run", plot=False)
+    assert ratio(result) == pytest.approx(1.0, rel=0.05)
+
+
+@pytest.mark.usefixtures("own")
+def test_own_resource_over_a_network(tmp_path: Path) -> None:
+    threads, chosen = [], settings("2000s")
+
+    def opened(server: AggregatorServer) -> None:
+        for number in (1, 2):
+            work = Worker(from_dataset(chosen, f"{number}/2"))
+            joining = run_node(f"127.0.0.1:{server.port}", work, name=f"node-{number}")
+            threads.append(threading.Thread(target=asyncio.run, args=(joining,), daemon=True))
+            threads[-1].start()
+
+    listening = ServerOptions("127.0.0.1:0")
+    with serving(chosen, listening, interrupted=lambda: False, opened=opened) as plan:
+        result = execute(plan, out=tmp_path / "run", plot=False)
+    for thread in threads:
+        thread.join(LONG)
+    assert 1.0 < ratio(result) < 3.0  # the aggregator all the time, and two nodes for some of it
+
+
+@pytest.mark.usefixtures("own")
+def test_own_resource_ends_a_run() -> None:
+    result = execute(simulate(settings("300ms", rounds=None)))
+    assert result.stopped_by == "nodetime"
+    assert 0 < result.spent["nodetime"] < 600
+
+
+@pytest.mark.parametrize(("name", "mistake"), [("time", "already"), ("two words", "letters only")])
+def test_names_are_of_letters_and_once(name: str, mistake: str) -> None:
+    named = type("Named", (NodeTime,), {"name": name})
+    with pytest.raises(ValueError, match=mistake):
+        register(named())
+    assert RESOURCES.keys() == {"time", "energy", "bytes", "cpu", "money"}
+
+
+@pytest.mark.parametrize("name", sorted(RESOURCES.keys() - {"time"}))
+def test_only_its_own_file_knows_a_resource(name: str) -> None:
+    """All that plans, measures, carries and shows a budget goes by the list of resources."""
+    rooms = ["budget.py", "meters", "engines", "protocol", "runs", "dashboard", "trackers", "training.py"]
+    files = [file for room in rooms for file in (SOURCES / room, *(SOURCES / room).rglob("*.py")) if file.is_file()]
+    assert len(files) > 50
+    own = (SOURCES / "resources" / f"{name}.py", SOURCES / "resources" / "__init__.py")
+    for file in {*files, *(SOURCES / "resources").glob("*.py")}.difference(own):
+        strings = {node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)}
+        assert name not in strings, file
+
+
+class TestRoundUsage:
+    TWO = (
+        NodeCosts({"time": Reading(0.1, 1.0), "cpu": Reading(0.2, 2.0)}, nodes=3, wire_bytes=10),
+        NodeCosts({"time": Reading(0.3, 0.5), "cpu": Reading(0.4, 3.0)}, nodes=2, wire_bytes=20, here=True),
+    )
+
+    def test_each_resource_combines_in_its_own_way(self) -> None:
+        found = round_usage(self.TWO, updates=4, own=Snapshot({"time": 9.0, "cpu": 0.5}))
+        assert (found.updates, found.nodes, found.wire_bytes) == (4, 5, 30)
+        assert found.readings["time"] == CombinedReading(0.3, 9.0, nodes=5)
+        assert found.readings["cpu"].step == pytest.approx(0.6)
+        assert found.readings["cpu"].whole == 2.5
+
+    def test_trial_is_what_nodes_say_alone(self) -> None:
+        found = round_usage(self.TWO)
+        assert found.readings["time"] == CombinedReading(0.3, 1.0, nodes=5)
+        assert found.readings["cpu"].whole == 5.0
+
+    def test_counted_bytes_replace_those_of_nodes(self) -> None:
+        assert round_usage(self.TWO, wire_bytes=123).wire_bytes == 123
+
+    def test_groups_without_nodes_do_not_count(self) -> None:
+        assert round_usage([*self.TWO, NodeCosts({}, nodes=0)]) == round_usage(self.TWO)
+
+    def test_unheard_resources_are_ignored(self) -> None:
+        """A node may know more than the aggregator."""
+        stranger = NodeCosts({"time": Reading(0.1, 1.0), "water": Reading(1.0, 2.0)})
+        assert round_usage([stranger]).readings.keys() == {"time"}
+
+    def test_nobody_makes_a_round_of_time_alone(self) -> None:
+        assert round_usage([], own=Snapshot({"time": 2.5})).readings == {"time": CombinedReading(0.0, 2.5, 0)}

@@ -1,0 +1,24 @@
+"""What a round used: what cannot be is refused, and how a trial is made into a round."""
+
+import pytest
+
+from fedbudget.resources.usage import CombinedReading
+from support.usage import usage
+
+
+@pytest.mark.parametrize("metered", [-1, 5])
+def test_no_more_nodes_metered_than_there_are(metered: int) -> None:
+    with pytest.raises(ValueError, match="of 4 nodes cannot be metered"):
+        usage(energy=CombinedReading(1.0, 2.0, nodes=metered))
+
+
+def test_trial_as_a_round_of_fewer_nodes() -> None:
+    found = usage().as_round_of(3, 500)
+    assert (found.nodes, found.wire_bytes, found.readings["cpu"].nodes) == (3, 500, 3)
+    assert (found.step_seconds, found.seconds) == (0.5, 7.0)
+
+
+def test_delay_adds_to_the_whole_alone() -> None:
+    found = usage().delayed(2.0)
+    assert (found.step_seconds, found.seconds) == (0.5, 9.0)
+    assert found.readings["cpu"] == usage().readings["cpu"]

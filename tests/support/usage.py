@@ -1,0 +1,26 @@
+"""A round by hand: 4 nodes, 10 updates, and what counters say of it."""
+
+from fedbudget.resources.usage import CombinedReading, NodeCosts, Reading, RoundUsage
+
+TIME = CombinedReading(0.5, 7.0, nodes=4)  # 5 of the 7 seconds are local updates
+CPU = CombinedReading(0.75, 8.5, nodes=4)  # and 7.5 of the 8.5 CPU seconds
+
+
+def usage(
+    time: CombinedReading | None = TIME,
+    cpu: CombinedReading | None = CPU,
+    energy: CombinedReading | None = None,
+    *,
+    updates: int = 10,
+    nodes: int = 4,
+    wire_bytes: int = 2_000_000,
+) -> RoundUsage:
+    known = {"time": time, "cpu": cpu, "energy": energy}
+    readings = {name: reading for name, reading in known.items() if reading is not None}
+    return RoundUsage(updates, nodes, wire_bytes, readings)
+
+
+def node_costs(step_seconds: float, seconds: float, **others: tuple[float, float]) -> NodeCosts:
+    """A node's costs from (step, whole) of each resource."""
+    readings = {"time": (step_seconds, seconds), **others}
+    return NodeCosts({name: Reading(step, whole) for name, (step, whole) in readings.items()})
