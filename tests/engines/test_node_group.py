@@ -11,7 +11,7 @@ from fedbudget.data.shards import Shards
 from fedbudget.engines.node_group import NodeGroup
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, Report, Request
-from fedbudget.protocol.sums import ReportsHere
+from fedbudget.protocol.sums import ReportsHere, Sums
 from fedbudget.resources import RESOURCES
 from fedbudget.resources.counters import ResourceCounters
 from support.methods import bits
@@ -68,7 +68,7 @@ def test_sums_are_those_of_the_reports() -> None:
         reports = [fleet.answer(broadcast(number)) for fleet, is_here in zip(other, present, strict=True) if is_here]
         met |= present
         expected = ReportsHere(Report.merge(reports)).sums
-        assert sums is not None
+        assert isinstance(sums, Sums)
         assert bits(sums.totals) == bits(expected.totals)
         assert sums.w is not None
         assert expected.w is not None

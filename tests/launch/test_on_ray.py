@@ -163,7 +163,7 @@ def test_what_cannot_work_is_told_in_a_line(options: dict[str, Any], message: st
 def test_another_version_of_fedbudget_is_refused() -> None:
     plan = simulate(SMALL)
     with pytest.raises(UserError, match=r"fedbudget .* is on a machine of the cluster, and 0\.0 here"):
-        GroupDefinition(plan.settings, plan.dataset, plan.model, plan.meters.resources, "0.0").group(0, 5)
+        GroupDefinition(plan.settings, plan.dataset, plan.model, plan.meters.resources, version="0.0").group(0, 5)
 
 
 def test_a_sweep_on_the_cluster_gives_the_same_file(tmp_path: Path) -> None:

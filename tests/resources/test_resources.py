@@ -16,7 +16,8 @@ from fedbudget.engines.grpc.node import run_node
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.launch.node_data import from_dataset
-from fedbudget.launch.serve import ServerOptions, serving
+from fedbudget.launch.options import ListenOptions
+from fedbudget.launch.serve import serving
 from fedbudget.launch.simulate import simulate
 from fedbudget.resources import RESOURCES, register, round_usage
 from fedbudget.resources.counters import Clock, Snapshot
@@ -89,7 +90,7 @@ def test_own_resource_over_a_network(tmp_path: Path) -> None:
             threads.append(threading.Thread(target=asyncio.run, args=(joining,), daemon=True))
             threads[-1].start()
 
-    listening = ServerOptions("127.0.0.1:0")
+    listening = ListenOptions("127.0.0.1:0")
     with serving(chosen, listening, interrupted=lambda: False, opened=opened) as plan:
         result = execute(plan, out=tmp_path / "run", plot=False)
     for thread in threads:

@@ -1,4 +1,4 @@
-"""A group of nodes of a simulated run, in a process of their own, that answer together, with sums.
+"""A group of nodes of a simulated run, in a process of their own, that answer together, with sums where these suffice.
 
 A group that was lost can be made again: it follows from its shards and the broadcasts it has heard, and a copy of its
 memory saves hearing all of them again.
@@ -14,7 +14,7 @@ from fedbudget.arrays import Flags, Float32, Float64
 from fedbudget.engines import in_process
 from fedbudget.engines.in_process import InProcessNodes
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.state import FleetState
 from fedbudget.protocol.sums import ReportsHere, Sums, Vectors
 from fedbudget.protocol.tree import branches
@@ -43,18 +43,20 @@ class NodeGroup:
     Args:
       fleets: all nodes in one, or each alone where some may be absent.
       counters: of this process.
+      summed: whether sums are enough for the aggregator; every node's report is given otherwise.
     """
 
-    def __init__(self, fleets: Sequence[Fleet], counters: ResourceCounters) -> None:
+    def __init__(self, fleets: Sequence[Fleet], counters: ResourceCounters, *, summed: bool = True) -> None:
         self._fleets = fleets
         self._counters = counters
+        self._summed = summed
         self._begins = branches(int(fleets[0].numbers[0]), int(fleets[-1].numbers[-1]) + 1)[:-1]
         self._sizes = np.array([fleet.shards.size.sum() for fleet in fleets])
         self._met = self._before = np.zeros(len(fleets), dtype=bool)
         self._reports: ReportsHere | None = None
 
-    def answer(self, broadcast: Broadcast, here: Flags | None = None) -> tuple[Sums | None, NodeCosts]:
-        """One round; no sums when nobody is here.
+    def answer(self, broadcast: Broadcast, here: Flags | None = None) -> tuple[Sums | Report | None, NodeCosts]:
+        """One round; nothing when nobody is here.
 
         Args:
           here: which fleets are; all when not given.
@@ -72,7 +74,7 @@ class NodeGroup:
         sums = replace(self._reports.sums, all_data=float(self._sizes[self._met].sum()))
         whole = self._counters.read() - began  # with the sums
         readings = {name: replace(reading, whole=whole[name]) for name, reading in costs.readings.items()}
-        return sums, replace(costs, readings=readings, here=False)
+        return sums if self._summed else report, replace(costs, readings=readings, here=False)
 
     def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
         """Of the last round's vectors, see `Reports`."""

@@ -31,7 +31,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from fedbudget.arrays import Flags, Float32, Float64
 from fedbudget.engines.node_group import NodeGroup, NodeGroupState
 from fedbudget.errors import UserError, WorkError
-from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.sums import Sums, Vectors
 from fedbudget.resources import round_usage
 from fedbudget.resources.usage import NodeCosts, RoundUsage
@@ -100,7 +100,7 @@ class RayNodes:
       nodes: how many there are.
       actors: how many groups, of at least one node each.
       cpus: cores of the cluster, that actors share.
-      present: who takes part, round after round; all_data when not given.
+      present: who takes part, round after round; all nodes when not given.
     """
 
     def __init__(
@@ -123,20 +123,23 @@ class RayNodes:
         broadcast = ray.put(first)
         return round_usage(self._each(self._places, lambda place: place.actor.trial.remote(broadcast)))
 
-    def answer(self, broadcast: Broadcast) -> tuple["RayNodes", Sequence[NodeCosts]]:
+    def answer(self, broadcast: Broadcast) -> tuple["RayNodes | Report", Sequence[NodeCosts]]:
         message = ray.put(broadcast)
         here = None if self._present is None else next(self._present)
 
         def ask(place: "_Place") -> Any:
             return place.actor.answer.remote(message, place.own(here))
 
-        answers: list[tuple[Sums | None, NodeCosts]] = self._each(self._places, ask)
-        for place, (sums, _) in zip(self._places, answers, strict=True):
-            place.remember(message, place.own(here), sums)
-        self._here = [place for place, (sums, _) in zip(self._places, answers, strict=True) if sums is not None]
-        merged = Sums.merge([sums for sums, _ in answers if sums is not None])
+        answers: list[tuple[Sums | Report | None, NodeCosts]] = self._each(self._places, ask)
+        for place, (part, _) in zip(self._places, answers, strict=True):
+            place.remember(message, place.own(here), part)
+        self._here = [place for place, (part, _) in zip(self._places, answers, strict=True) if part is not None]
+        costs = [costs for _, costs in answers]
+        if reports := [part for part, _ in answers if isinstance(part, Report)]:
+            return Report.merge(reports), costs
+        merged = Sums.merge([part for part, _ in answers if isinstance(part, Sums)])
         self.sums = replace(merged, all_data=sum(place.met for place in self._places))
-        return self, [costs for _, costs in answers]
+        return self, costs
 
     def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
         """Of the round that was answered last; see `Reports`."""
@@ -222,11 +225,11 @@ class _Place:
     def own(self, here: Flags | None) -> Flags | None:
         return None if here is None else here[self.first : self.end]
 
-    def remember(self, message: Any, here: Flags | None, sums: Sums | None) -> None:
+    def remember(self, message: Any, here: Flags | None, part: Sums | Report | None) -> None:
         """A round that was answered."""
         self.heard.append((message, here))
-        if sums is not None and sums.all_data is not None:
-            self.met = sums.all_data
+        if isinstance(part, Sums) and part.all_data is not None:
+            self.met = part.all_data
         if len(self.heard) % KEPT == 0:
             self.copies = [*self.copies[-1:], (self.actor.memory.remote(), len(self.heard))]
 
@@ -256,7 +259,7 @@ class _Actor:
     def trial(self, first: Broadcast) -> NodeCosts:
         return self._group.trial(first)
 
-    def answer(self, broadcast: Broadcast, here: Flags | None) -> tuple[Sums | None, NodeCosts]:
+    def answer(self, broadcast: Broadcast, here: Flags | None) -> tuple[Sums | Report | None, NodeCosts]:
         return self._group.answer(broadcast, here)
 
     def hear(self, broadcast: Broadcast, here: Flags | None) -> None:

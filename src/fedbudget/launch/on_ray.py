@@ -52,11 +52,13 @@ def on_ray(
     method, meters, present = build_method(settings, overrides), build_meters(settings), None
     if settings.participation < 1:
         present = in_process.attendance(settings.nodes, settings.participation, absence(settings))
+    summed = not method.combine.needs_reports
+    definition = GroupDefinition(settings, inputs.dataset, inputs.model, meters.resources, summed)
     with (
         cluster(address) as cpus,
         closing(
             RayNodes(
-                GroupDefinition(settings, inputs.dataset, inputs.model, meters.resources),
+                definition,
                 nodes=settings.nodes,
                 actors=min(settings.nodes, actors or max(1, int(cpus))),
                 cpus=cpus,
@@ -94,6 +96,7 @@ class GroupDefinition:
     dataset: Dataset
     model: Model
     resources: tuple[Resource, ...]
+    summed: bool = True
     version: str = __version__
 
     def group(self, first: int, end: int) -> NodeGroup:
@@ -103,10 +106,11 @@ class GroupDefinition:
         train = self.dataset.table(self.dataset.train, self.model.target)
         shards = Shards.of(replace(train, x=_as_writable(train.x)), rows[first:end])
         counters = ResourceCounters.of(self.resources)
-        if settings.participation == 1:
-            return NodeGroup([build_fleet(settings, self.model, shards, range(first, end))], counters)
-        alone = [build_fleet(settings, self.model, shards.only([node - first]), [node]) for node in range(first, end)]
-        return NodeGroup(alone, counters)
+        fleets = [build_fleet(settings, self.model, shards, range(first, end))]
+        if settings.participation < 1:
+            nodes = range(first, end)
+            fleets = [build_fleet(settings, self.model, shards.only([node - first]), [node]) for node in nodes]
+        return NodeGroup(fleets, counters, summed=self.summed)
 
 
 def _as_writable(array: Samples) -> Samples:
