@@ -300,10 +300,15 @@ def test_new_samples_get_the_class_numbers_that_the_model_was_trained_with(tmp_p
         load_all(path, target=None, classes=("bird", "cat"))
 
 
-@pytest.mark.parametrize("name", ["imagenet", "digits.txt", "no/such/folder"])
+@pytest.mark.parametrize("name", ["imagenet", "no/such/folder"])
 def test_an_unknown_dataset_is_refused_with_what_there_is(name: str) -> None:
     with pytest.raises(UserError, match=f"unknown dataset '{name}'; use digits, mnist, .* or a path to a .csv, a .npz"):
         data.load(name)
+
+
+def test_a_dataset_that_was_probably_meant_is_named() -> None:
+    with pytest.raises(UserError, match=r"unknown dataset 'digitz'; did you mean digits\?"):
+        data.load("digitz")
 
 
 @pytest.mark.parametrize("name", ["missing.csv", "missing.npz"])

@@ -117,7 +117,7 @@ WRONG = [
     ),
     ([*RUN, "--config", "broken.toml"], r"broken\.toml is not valid TOML"),
     ([*RUN, "--buget", "time=9s"], r"No such option: --buget; did you mean --budget\?"),
-    ([*RUN, "--engine", "rays"], r"--engine must be in-process or ray, not 'rays'; did you mean ray\?"),
+    ([*RUN, "--engine", "rays"], r"--engine must be in-process, ray or network, not 'rays'; did you mean ray\?"),
     ([*RUN, "--ray-address", "auto"], "--ray-address goes with --engine ray"),
     ([*RUN, "--model", "sofmax"], r"unknown model 'sofmax'; did you mean softmax\?"),
     ([*RUN, "--method", "centralized", "--step-size", "auto"], "descent needs a --step-size that is a number"),
