@@ -8,7 +8,7 @@ import pytest
 
 from fedbudget.data.published.catalogue import dataset_named
 from fedbudget.data.published.download import get
-from fedbudget.data.published.sources import Members, Source
+from fedbudget.data.published.sources import PackageMembers, Source
 from fedbudget.data.published.sources import archive as archive_of
 from fedbudget.data.published.sources import mirror as mirror_of
 from fedbudget.data.published.transfer import Progress
@@ -68,7 +68,7 @@ def mirror(web: Web) -> Source:
 
 
 def archive(web: Web, name: str) -> Source:
-    return archive_of(web.url + name, Members("dir/{name}"), limit=1_000_000)
+    return archive_of(web.url + name, PackageMembers("dir/{name}"), limit=1_000_000)
 
 
 def begin(folder: Path, contents: bytes, name: str = "large.bin.gz.part") -> None:
