@@ -44,11 +44,9 @@ class TensorBoard:
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         if summary is not None:
             folder = self._run_info.folder
-            parts = [*_scalars(final_metrics(summary)), _text("summary", _code(folder / SUMMARY))]
-            parts += [_text("model", str((folder / MODEL).resolve()))]
-            if (folder / PLOT).exists():
-                parts.append(_image("plot", folder / PLOT))
-            self._write(self._last, *parts)
+            texts = [_text("summary", _code(folder / SUMMARY)), _text("model", str((folder / MODEL).resolve()))]
+            plot = [_image("plot", folder / PLOT)] if (folder / PLOT).exists() else []
+            self._write(self._last, *_scalars(final_metrics(summary)), *texts, *plot)
         self._write(self._last, _end(failed=summary is None))
         self._writer.close()
 
@@ -97,12 +95,8 @@ def _hyperparameters(run: RunInfo) -> Any:
 
     start = SessionStartInfo(group_name=run.name, start_time_secs=run.began)
     for name, value in run.parameters().items():
-        if isinstance(value, bool):
-            start.hparams[name].bool_value = value
-        elif isinstance(value, str):
-            start.hparams[name].string_value = value
-        else:
-            start.hparams[name].number_value = value
+        kind = {bool: "bool_value", str: "string_value"}.get(type(value), "number_value")
+        setattr(start.hparams[name], kind, value)
     return _session_value("_hparams_/session_start_info", HParamsPluginData(session_start_info=start))
 
 
