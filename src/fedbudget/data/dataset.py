@@ -36,22 +36,17 @@ class Part:
 
     def rows(self, chosen: NDArray[np.int64]) -> "Part":
         """Some of the samples."""
-        return Part(
-            np.ascontiguousarray(self.x[chosen]),
-            None if self.labels is None else self.labels[chosen],
-            None if self.values is None else self.values[chosen],
-        )
+        labels = None if self.labels is None else self.labels[chosen]
+        values = None if self.values is None else self.values[chosen]
+        return Part(np.ascontiguousarray(self.x[chosen]), labels, values)
 
     @classmethod
     def join(cls, parts: "Sequence[Part]") -> "Part":
         """All samples of several parts, which must know the same of them."""
         labels = [part.labels for part in parts if part.labels is not None]
         values = [part.values for part in parts if part.values is not None]
-        return cls(
-            np.concatenate([part.x for part in parts]),
-            np.concatenate(labels) if labels else None,
-            np.concatenate(values) if values else None,
-        )
+        x = np.concatenate([part.x for part in parts])
+        return cls(x, np.concatenate(labels) if labels else None, np.concatenate(values) if values else None)
 
 
 @dataclass(frozen=True)

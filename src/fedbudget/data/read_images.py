@@ -12,7 +12,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.data.contents import at_most, exactly
+from fedbudget.data.contents import at_most
 from fedbudget.errors import UserError
 
 SHAPE = (3, 32, 32)
@@ -35,7 +35,11 @@ def read_idx(stream: BinaryIO, path: Path, *, most: int, sides: tuple[int, ...] 
     if not 0 < shape[0] <= most or tuple(shape[1:]) != sides:
         says, expected = (" x ".join(map(str, each)) for each in (shape, (most, *sides)))
         raise UserError(f"{path} says that it holds {says} bytes; expected are at most {expected}")
-    return exactly(stream, math.prod(shape), path).reshape(shape)
+    size = math.prod(shape)
+    contents = at_most(stream, size, path)
+    if len(contents) < size:
+        raise UserError(f"{path} is truncated: {size - len(contents)} of its last {size} bytes are missing")
+    return contents.reshape(shape)
 
 
 def read_shape(stream: BinaryIO, path: Path, *, dimensions: int) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32, Float64
 from fedbudget.data.sampling import BatchIndices
@@ -196,8 +197,13 @@ class LoopModel(BaseModel):
         return Descent(out, losses, gradients, None if best is None else self.losses(best[None], shards, indices))
 
     def _at(self, w: Float32, shards: Shards, indices: BatchIndices, node: int, update: int) -> tuple[float, Float32]:
-        rows = shards.rows_of(node)[indices.of(node, update, int(shards.size[node]))]
+        rows = batch_rows(shards, indices, node, update)
         return self.loss_and_gradient(w, shards.table.scaled(rows), shards.table.y[rows])
+
+
+def batch_rows(shards: Shards, indices: BatchIndices, node: int, update: int) -> NDArray[np.int32]:
+    """The rows that one node takes in one update."""
+    return shards.rows_of(node)[indices.of(node, update, int(shards.size[node]))]
 
 
 def loss_over(model: Model, w: Float32, table: Table) -> float:

@@ -15,8 +15,6 @@ from fedbudget import __version__
 from fedbudget.runs.folder import CONFIG, MODEL, PLOT, SUMMARY
 from fedbudget.trackers.tracker import RunInfo, TimedRecord, final_metrics, round_metrics
 
-EXPERIMENT = "fedbudget"
-
 _MOST_METRICS, _MOST_PARAMETERS = 1000, 100  # in one request, by MLflow's own limits
 _QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED"}
@@ -86,7 +84,7 @@ def _experiment(client: Any) -> str:
 
     if known := os.environ.get("MLFLOW_EXPERIMENT_ID"):
         return known
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "fedbudget"
     if (experiment := client.get_experiment_by_name(name)) is None:
         try:
             return str(client.create_experiment(name))

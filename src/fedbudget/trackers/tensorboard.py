@@ -14,8 +14,6 @@ from typing import Any
 from fedbudget.runs.folder import CONFIG, MODEL, PLOT, SUMMARY
 from fedbudget.trackers.tracker import RunInfo, TimedRecord, final_metrics, round_metrics
 
-EVENTS = "events.out.tfevents.*"
-
 
 class TensorBoard:
     """See `tracker.Tracker`."""
@@ -30,7 +28,7 @@ class TensorBoard:
     def start(self, run: RunInfo) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter  # slow to import
 
-        for old in run.folder.glob(EVENTS):
+        for old in run.folder.glob("events.out.tfevents.*"):
             old.unlink()
         self._run_info, self._writer = run, EventFileWriter(str(run.folder))
         self._write(0, _hyperparameters(run), _text("title", run.title), _text("config", _code(run.folder / CONFIG)))
