@@ -17,7 +17,7 @@ from fedbudget.data.dataset import Dataset, Part
 from fedbudget.data.sampling import Sampler
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import SimulatedRun, simulate
-from fedbudget.models.cnn import cnn
+from fedbudget.models.networks import cnn
 from fedbudget.settings import Settings
 
 _TAU, _SAMPLES = 10, 5_000

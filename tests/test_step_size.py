@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import fedbudget
 from fedbudget.data.dataset import Dataset
-from fedbudget.data.digits import load
+from fedbudget.data.images import digits as load
 from fedbudget.errors import UserError
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import SimulatedRun, simulate

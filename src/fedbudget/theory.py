@@ -69,11 +69,8 @@ def share_per_update(tau: ArrayLike, *, c: ArrayLike, b: ArrayLike, budget: Arra
     """
     tau = np.asarray(tau, dtype=np.float64)
     c, b, usable = _per_resource(c, b, budget)
-    shares = np.where(
-        usable > 0,
-        (c + b / tau[..., None]) / np.where(usable > 0, usable, 1.0),  # exactly equal for every τ where b = 0
-        np.inf,
-    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = np.where(usable > 0, (c + b / tau[..., None]) / usable, np.inf)  # the same for every τ where b = 0
     return np.asarray(shares.max(axis=-1))
 
 
@@ -107,15 +104,8 @@ def G(
     >>> int(np.argmin(curve))
     1
     """
-    tau = np.asarray(tau, dtype=np.float64)
-    return _bound(
-        share_per_update(tau, c=c, b=b, budget=budget),
-        tau,
-        eta=eta,
-        phi=phi,
-        rho=rho,
-        gap=h(tau, eta=eta, beta=beta, delta=delta),
-    )
+    share = share_per_update(tau, c=c, b=b, budget=budget)
+    return _bound(share, tau, eta=eta, phi=phi, rho=rho, beta=beta, delta=delta)
 
 
 def convergence_bound(
@@ -129,27 +119,12 @@ def convergence_bound(
 
     It holds for convex losses and η ≤ 1/β, with φ = ω(1 - βη/2) (see `contraction`).
     """
-    tau = np.asarray(tau, dtype=np.float64)
-    return _bound(
-        1 / np.asarray(updates, dtype=np.float64),
-        tau,
-        eta=eta,
-        phi=phi,
-        rho=rho,
-        gap=h(tau, eta=eta, beta=beta, delta=delta),
-    )
+    share = 1 / np.asarray(updates, dtype=np.float64)
+    return _bound(share, tau, eta=eta, phi=phi, rho=rho, beta=beta, delta=delta)
 
 
 def last_iterate_bound(
-    updates: ArrayLike,
-    tau: ArrayLike,
-    *,
-    epsilon: float,
-    eta: float,
-    phi: float,
-    rho: float,
-    beta: float,
-    delta: float,
+    updates: ArrayLike, tau: ArrayLike, *, epsilon: float, eta: float, phi: float, rho: float, beta: float, delta: float
 ) -> Float64:
     r"""Lemma 2, eq. (12): the same for w(T) itself, where every interval ends at least ε above the best possible loss.
 
@@ -158,10 +133,9 @@ def last_iterate_bound(
     It is +inf where the lemma's condition 2 fails, that is where the bracket is not positive.
     """
     tau = np.asarray(tau, dtype=np.float64)
-    updates = np.asarray(updates, dtype=np.float64)
-    rate = eta * phi - _times(rho, h(tau, eta=eta, beta=beta, delta=delta)) / (tau * epsilon**2)
+    rate = eta * phi - _drift(tau, eta=eta, rho=rho, beta=beta, delta=delta) / (tau * epsilon**2)
     with np.errstate(divide="ignore"):
-        return np.where(rate > 0, 1 / (updates * np.where(rate > 0, rate, 1.0)), np.inf)
+        return np.where(rate > 0, 1 / (np.asarray(updates, np.float64) * np.where(rate > 0, rate, 1.0)), np.inf)
 
 
 def contraction(farthest: float, *, eta: float, beta: float) -> float:
@@ -174,15 +148,7 @@ def contraction(farthest: float, *, eta: float, beta: float) -> float:
 
 
 def tau_upper_limit(
-    *,
-    eta: float,
-    phi: float,
-    rho: float,
-    beta: float,
-    delta: float,
-    c: ArrayLike,
-    b: ArrayLike,
-    budget: ArrayLike,
+    *, eta: float, phi: float, rho: float, beta: float, delta: float, c: ArrayLike, b: ArrayLike, budget: ArrayLike
 ) -> float:
     r"""τ₀ of Proposition 2: beyond it G only rises. Needs η ≤ 1/β and ρ, β, δ > 0.
 
@@ -238,19 +204,20 @@ def best_updates(tau: int, *, c: ArrayLike, b: ArrayLike, budget: ArrayLike) -> 
     return best_aggregations(tau, c=c, b=b, budget=budget) * tau
 
 
-def _bound(share: Float64, tau: Float64, *, eta: float, phi: float, rho: float, gap: Float64) -> Float64:
+def _bound(share: Float64, tau: ArrayLike, *, eta: float, phi: float, rho: float, beta: float, delta: float) -> Float64:
     """The right-hand side of Theorem 2 with 1/T = `share`; shared by the bound itself and by G."""
-    drift = _times(rho, gap)
+    tau = np.asarray(tau, dtype=np.float64)
+    drift = _drift(tau, eta=eta, rho=rho, beta=beta, delta=delta)
     with np.errstate(over="ignore", invalid="ignore"):
         half = share / (2 * eta * phi)
         value = half + np.sqrt(half * half + drift / (eta * phi * tau)) + drift
     return np.where(np.isnan(value), np.inf, value)
 
 
-def _times(rho: float, gap: Float64) -> Float64:
-    """ρ h, where an h that overflowed is still a finite number, so that ρ = 0 gives 0."""
+def _drift(tau: Float64, *, eta: float, rho: float, beta: float, delta: float) -> Float64:
+    """ρ h(τ), where an h that overflowed is still a finite number, so that ρ = 0 gives 0."""
     with np.errstate(over="ignore"):
-        return np.zeros_like(gap) if rho == 0 else rho * gap
+        return np.zeros_like(tau) if rho == 0 else rho * h(tau, eta=eta, beta=beta, delta=delta)
 
 
 def _per_resource(c: ArrayLike, b: ArrayLike, budget: ArrayLike) -> tuple[Float64, Float64, Float64]:

@@ -7,8 +7,7 @@ import pytest
 
 from fedbudget import data
 from fedbudget.data.files import from_arrays, load, load_all
-from fedbudget.data.read_csv import read_csv
-from fedbudget.data.read_npz import read_npz
+from fedbudget.data.tables import read_csv, read_npz
 from fedbudget.errors import UserError
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedbudget.data.published.catalogue import dataset_named
-from fedbudget.data.published.download import get
+from fedbudget.data.published.find import get
 from fedbudget.data.published.sources import PackageMembers, Source
 from fedbudget.data.published.sources import archive as archive_of
 from fedbudget.data.published.sources import mirror as mirror_of

@@ -84,13 +84,12 @@ def get(name: Name, data_dir: DataDir = None) -> None:
         return
 
     from fedbudget.cli.fetching import showing
-    from fedbudget.data.published import download
-    from fedbudget.data.published.find import container, places
+    from fedbudget.data.published import find
 
-    _, folder = places(data_dir)[0]
+    _, folder = find.places(data_dir)[0]
     with showing() as progress:
-        paths = download.get(name, folder, progress)
-    print(f"{name} is in {container(paths)}")
+        paths = find.get(name, folder, progress)
+    print(f"{name} is in {find.container(paths)}")
 
 
 @app.command()

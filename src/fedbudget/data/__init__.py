@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fedbudget.data import digits, files, images, measurements
+from fedbudget.data import files, images, measurements
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.errors import unknown
 
 DATASETS: Mapping[str, Callable[[Path | None], Dataset]] = {
-    "digits": lambda _: digits.load(),
+    "digits": images.digits,
     "mnist": images.mnist,
     "fashion-mnist": images.fashion_mnist,
     "cifar-10": images.cifar_10,

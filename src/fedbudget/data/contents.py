@@ -62,14 +62,6 @@ def tar_members(archive: tarfile.TarFile) -> Iterator[tuple[str, IO[bytes]]]:
             yield member.name.removeprefix("./"), contents
 
 
-def exactly(stream: IO[bytes], size: int, path: Path) -> NDArray[np.uint8]:
-    """All that is left of a stream, which must be so many bytes, as an array of its own."""
-    contents = at_most(stream, size, path)
-    if len(contents) < size:
-        raise UserError(f"{path} is truncated: {size - len(contents)} of its last {size} bytes are missing")
-    return contents
-
-
 def at_most(stream: IO[bytes], size: int, path: Path) -> NDArray[np.uint8]:
     """All that is left of a stream, which must be no more than so many bytes.
 

@@ -36,22 +36,17 @@ class Part:
 
     def rows(self, chosen: NDArray[np.int64]) -> "Part":
         """Some of the samples."""
-        return Part(
-            np.ascontiguousarray(self.x[chosen]),
-            None if self.labels is None else self.labels[chosen],
-            None if self.values is None else self.values[chosen],
-        )
+        labels = None if self.labels is None else self.labels[chosen]
+        values = None if self.values is None else self.values[chosen]
+        return Part(np.ascontiguousarray(self.x[chosen]), labels, values)
 
     @classmethod
     def join(cls, parts: "Sequence[Part]") -> "Part":
         """All samples of several parts, which must know the same of them."""
         labels = [part.labels for part in parts if part.labels is not None]
         values = [part.values for part in parts if part.values is not None]
-        return cls(
-            np.concatenate([part.x for part in parts]),
-            np.concatenate(labels) if labels else None,
-            np.concatenate(values) if values else None,
-        )
+        x = np.concatenate([part.x for part in parts])
+        return cls(x, np.concatenate(labels) if labels else None, np.concatenate(values) if values else None)
 
 
 @dataclass(frozen=True)
@@ -117,14 +112,15 @@ class Dataset:
     def sample(self, train: int | None, test: int | None, seed: int) -> "Dataset":
         """Only so many of the samples, others for each seed; None for all."""
         rng = generator(seed, Stream.SAMPLES)
-        return replace(
-            self,
-            train=self.train if train is None else _some(self.train, train, rng, f"{self.name}'s training samples"),
-            test=self.test if test is None or self.test is None else _some(
-                self.test, test, rng, f"{self.name}'s test samples"
-            ),
-            files=self.files if train is None else (),
-        )  # fmt: skip
+        trained = _some(self.train, train, rng, f"{self.name}'s training samples")
+        tested = None if self.test is None else _some(self.test, test, rng, f"{self.name}'s test samples")
+        return replace(self, train=trained, test=tested, files=self.files if train is None else ())
+
+    def standardised(self) -> "Dataset":
+        """The same samples, standardised by those to train on."""
+        how = Standardization.of(self.train)
+        test = None if self.test is None else how.apply(self.test)
+        return replace(self, train=how.apply(self.train), test=test, standardization=how)
 
     def table(self, part: Part, target: str) -> Table:
         """Samples as a model wants them: with targets `binary`, `classes`, `real`, `raw` (as given) or `none`."""
@@ -151,7 +147,9 @@ class Dataset:
         return np.where(part.labels == 1, 1, -1).astype(np.float32)
 
 
-def _some(part: Part, count: int, rng: np.random.Generator, what: str) -> Part:
+def _some(part: Part, count: int | None, rng: np.random.Generator, what: str) -> Part:
+    if count is None:
+        return part
     if not 1 <= count <= len(part):
         raise UserError(f"{count} of {what} were asked for; there are {len(part)}")
     return part.rows(np.sort(rng.choice(len(part), count, replace=False)))
@@ -159,15 +157,11 @@ def _some(part: Part, count: int, rng: np.random.Generator, what: str) -> Part:
 
 def hold_out(part: Part, share: float, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows to train on and rows to test on, chosen at random but always the same."""
-    require_test_share(share)
+    if not 0 <= share < 1:
+        raise UserError(f"`test_share` must be at least 0 and below 1, not {share:g}")
     order = np.random.default_rng(seed).permutation(len(part))
     tested = int(len(part) * share)
     return np.sort(order[tested:]), np.sort(order[:tested])
-
-
-def require_test_share(share: float) -> None:
-    if not 0 <= share < 1:
-        raise UserError(f"`test_share` must be at least 0 and below 1, not {share:g}")
 
 
 def _deviation(values: Float64) -> Float64:

@@ -12,10 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedbudget.data.columns import Columns, class_name
-from fedbudget.data.dataset import Dataset, Part, Standardization, hold_out
-from fedbudget.data.read_csv import read_csv
-from fedbudget.data.read_npz import checked, read_npz
+from fedbudget.data.dataset import Dataset, Part, hold_out
+from fedbudget.data.tables import Columns, checked, class_name, read_csv, read_npz
 from fedbudget.errors import UserError
 
 _MOST_CLASSES = 50  # whole numbers with more different values than this are not taken for classes
@@ -37,7 +35,7 @@ def load(path: Path, *, target: str | None = None, test_share: float = 0.2, stan
     if not path.is_dir():
         dataset = replace(dataset, files=())
     standardise = paths[0].suffix == ".csv" if standardise is None else standardise
-    return _standardised(dataset) if standardise else dataset
+    return dataset.standardised() if standardise else dataset
 
 
 def from_columns(name: str, read: Sequence[tuple[Columns, Columns | None]], *, test_share: float) -> Dataset:
@@ -56,15 +54,9 @@ def from_columns(name: str, read: Sequence[tuple[Columns, Columns | None]], *, t
         else:
             trained.append(part)
             tested.append(_part(name, test, classes))
-    return Dataset(
-        name,
-        Part.join(trained),
-        Part.join(tested) if sum(map(len, tested)) else None,
-        classes=classes,
-        scale=_scale(everything[0]),
-        shape=everything[0].shape,
-        files=tuple(map(len, trained)),
-    )
+    first, sizes = everything[0], tuple(map(len, trained))
+    rest = Part.join(tested) if any(map(len, tested)) else None
+    return Dataset(name, Part.join(trained), rest, classes, _scale(first), shape=first.shape, files=sizes)
 
 
 def from_arrays(shards: Sequence[Shard], test: Shard | None) -> Dataset:
@@ -149,9 +141,3 @@ def _part(name: str, columns: Columns, classes: tuple[str, ...]) -> Part:
 
 def _scale(columns: Columns) -> float:
     return 1 / 255 if columns.x.dtype == np.uint8 else 1.0
-
-
-def _standardised(dataset: Dataset) -> Dataset:
-    how = Standardization.of(dataset.train)
-    test = None if dataset.test is None else how.apply(dataset.test)
-    return replace(dataset, train=how.apply(dataset.train), test=test, standardization=how)

@@ -1,6 +1,8 @@
-"""The paper's three sets of images: MNIST, Fashion-MNIST and CIFAR-10. Pixels stay bytes until they are used."""
+"""The sets of images: scikit-learn's small digits and the paper's MNIST, Fashion-MNIST and CIFAR-10.
 
-from collections.abc import Sequence
+Pixels stay bytes until they are used.
+"""
+
 from pathlib import Path
 
 import numpy as np
@@ -9,25 +11,34 @@ from numpy.typing import NDArray
 from fedbudget.data.contents import open_contents
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.data.published.find import find
-from fedbudget.data.read_cifar import SHAPE, read_cifar
-from fedbudget.data.read_idx import read_idx, read_shape
+from fedbudget.data.read_images import SHAPE, read_cifar, read_idx, read_shape
 from fedbudget.errors import UserError
 
-_FASHION = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
-_OBJECTS = "airplane,automobile,bird,cat,deer,dog,frog,horse,ship,truck"
+_DIGITS = tuple("0123456789")
+_CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_OBJECTS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _TRAIN, _TEST = 60_000, 10_000
-_BATCHES = 5
-_BATCH = 10_000
+_BATCHES, _BATCH = 5, 10_000
+
+
+def digits(_: Path | None = None) -> Dataset:
+    """1,797 real handwritten digits, 8x8 pixels with 16 shades, embedded in scikit-learn."""
+    from sklearn.datasets import load_digits  # slow to import
+
+    found = load_digits()
+    everything = Part(found.data.astype(np.uint8), found.target.astype(np.int64), found.target.astype(np.float64))
+    first, rest = np.split(np.arange(len(everything)), [1437])  # four fifths; the rest was written by other people
+    return Dataset("digits", everything.rows(first), everything.rows(rest), _DIGITS, 1 / 16, True, (1, 8, 8))
 
 
 def mnist(data_dir: Path | None) -> Dataset:
     """70,000 handwritten digits, 28x28 pixels; classifiers of two classes tell even from odd ones."""
-    return _idx("mnist", data_dir, tuple("0123456789"), parity=True)
+    return _idx("mnist", data_dir, _DIGITS, parity=True)
 
 
 def fashion_mnist(data_dir: Path | None) -> Dataset:
     """70,000 pictures of clothes, 28x28 pixels."""
-    return _idx("fashion-mnist", data_dir, tuple(_FASHION.split(",")), parity=False)
+    return _idx("fashion-mnist", data_dir, _CLOTHES)
 
 
 def cifar_10(data_dir: Path | None) -> Dataset:
@@ -38,15 +49,8 @@ def cifar_10(data_dir: Path | None) -> Dataset:
         raise UserError(f"cifar-10: of its files only {', '.join(paths)} is here; a data_batch_N.bin is needed")
     train = Part.join([_cifar_batch(paths[name], name) for name in names])
     test = _cifar_batch(paths["test_batch.bin"], "test_batch.bin") if "test_batch.bin" in paths else None
-    return Dataset(
-        "cifar-10",
-        train,
-        test,
-        classes=tuple(_OBJECTS.split(",")),
-        scale=1 / 255,
-        shape=SHAPE,
-        note=_note(len(train), _BATCHES * _BATCH, test, _BATCH),
-    )
+    note = _note(train, _BATCHES * _BATCH, test, _BATCH)
+    return Dataset("cifar-10", train, test, _OBJECTS, 1 / 255, shape=SHAPE, note=note)
 
 
 def from_idx(path: Path, labels: Path | None = None) -> Dataset:
@@ -64,53 +68,41 @@ def from_idx(path: Path, labels: Path | None = None) -> Dataset:
             raise UserError(f"{each} does not exist")
     with open_contents(path, path.name) as stream:
         count, *sides = read_shape(stream, path, dimensions=3)
-    with open_contents(path, path.name) as stream:
-        images = read_idx(stream, path, most=count, sides=(sides[0], sides[1]))
-    with open_contents(labels, labels.name) as stream:
-        numbers = read_idx(stream, labels, most=count)
-    if len(images) != len(numbers):
-        raise UserError(f"{path} has {len(images)} images, but {labels} {len(numbers)} labels")
-    classes = tuple(str(number) for number in range(max(10, int(numbers.max()) + 1)))
-    part = _part(images, numbers, labels, len(classes))
+    part = _idx_part(path, labels, count, tuple(sides))
+    assert part.labels is not None
+    classes = tuple(map(str, range(max(10, int(part.labels.max()) + 1))))
     return Dataset(path.name, part, classes=classes, scale=1 / 255, parity=len(classes) == 10, shape=(1, *sides))
 
 
-def _idx(name: str, data_dir: Path | None, classes: tuple[str, ...], *, parity: bool) -> Dataset:
+def _idx(name: str, data_dir: Path | None, classes: tuple[str, ...], *, parity: bool = False) -> Dataset:
     paths = find(name, data_dir)
-    train = _idx_part(paths, "train", _TRAIN, classes)
-    test = _idx_part(paths, "t10k", _TEST, classes)
+
+    def part(stem: str, most: int) -> Part | None:
+        images, labels = paths.get(f"{stem}-images-idx3-ubyte"), paths.get(f"{stem}-labels-idx1-ubyte")
+        return _idx_part(images, labels, most, (28, 28), len(classes)) if images and labels else None
+
+    train, test = part("train", _TRAIN), part("t10k", _TEST)
     if train is None:
         raise UserError(f"{name}: train-images-idx3-ubyte or train-labels-idx1-ubyte is missing beside "
                         f"{next(iter(paths.values()))}; run fedbudget data get {name}")  # fmt: skip
-    return Dataset(
-        name,
-        train,
-        test,
-        classes=classes,
-        scale=1 / 255,
-        parity=parity,
-        shape=(1, 28, 28),
-        note=_note(len(train), _TRAIN, test, _TEST),
-    )
+    note = _note(train, _TRAIN, test, _TEST)
+    return Dataset(name, train, test, classes, 1 / 255, parity, shape=(1, 28, 28), note=note)
 
 
-def _idx_part(paths: dict[str, Path], stem: str, most: int, classes: Sequence[str]) -> Part | None:
-    image_file, label_file = f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte"
-    if image_file not in paths or label_file not in paths:
-        return None
-    with open_contents(paths[image_file], image_file) as stream:
-        images = read_idx(stream, paths[image_file], most=most, sides=(28, 28))
-    with open_contents(paths[label_file], label_file) as stream:
-        labels = read_idx(stream, paths[label_file], most=most)
-    if len(images) != len(labels):
-        raise UserError(f"{paths[image_file]} has {len(images)} images, but {paths[label_file]} {len(labels)} labels")
-    return _part(images, labels, paths[label_file], len(classes))
+def _idx_part(images: Path, labels: Path, most: int, sides: tuple[int, ...], classes: int = 256) -> Part:
+    with open_contents(images, images.name) as stream:
+        pixels = read_idx(stream, images, most=most, sides=sides)
+    with open_contents(labels, labels.name) as stream:
+        numbers = read_idx(stream, labels, most=most)
+    if len(pixels) != len(numbers):
+        raise UserError(f"{images} has {len(pixels)} images, but {labels} {len(numbers)} labels")
+    return _part(pixels, numbers, labels, classes)
 
 
 def _cifar_batch(path: Path, name: str) -> Part:
     with open_contents(path, name) as stream:
         images, labels = read_cifar(stream, path)
-    return _part(images, labels, path, 10)
+    return _part(images, labels, path, len(_OBJECTS))
 
 
 def _part(images: NDArray[np.uint8], labels: NDArray[np.uint8], path: Path, classes: int) -> Part:
@@ -119,9 +111,9 @@ def _part(images: NDArray[np.uint8], labels: NDArray[np.uint8], path: Path, clas
     return Part(images.reshape(len(images), -1), labels.astype(np.int64), labels.astype(np.float64))
 
 
-def _note(train: int, of_train: int, test: Part | None, of_test: int) -> str:
+def _note(train: Part, of_train: int, test: Part | None, of_test: int) -> str:
     """What is missing, in words; nothing when the dataset is complete."""
-    parts = [f"{train:,} of {of_train:,} training samples"] if train < of_train else []
+    parts = [f"{len(train):,} of {of_train:,} training samples"] if len(train) < of_train else []
     if test is None:
         parts.append("no test samples")
     elif len(test) < of_test:

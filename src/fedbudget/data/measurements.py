@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbudget.data.columns import Columns
 from fedbudget.data.contents import at_most, open_contents
-from fedbudget.data.dataset import Dataset, Part, Standardization
+from fedbudget.data.dataset import Dataset, Part
 from fedbudget.data.published.find import find
-from fedbudget.data.read_csv import parse_csv
+from fedbudget.data.tables import Columns, parse_csv
 from fedbudget.errors import UserError
 
 _MOST_BYTES = 50_000_000  # four times the larger of the two
@@ -25,9 +24,7 @@ def energy(data_dir: Path | None) -> Dataset:
     columns = _read("energy", "energydata_complete.csv", data_dir, target="Appliances", without=("date",))
     if columns.numbers is None:
         raise UserError("energy: Appliances must be numbers")
-    part = Part(columns.x, values=columns.numbers)
-    how = Standardization.of(part)
-    return Dataset("energy", how.apply(part), standardization=how)
+    return Dataset("energy", Part(columns.x, values=columns.numbers)).standardised()
 
 
 def user_knowledge(data_dir: Path | None) -> Dataset:

@@ -45,23 +45,16 @@ class Partition:
     @classmethod
     def parse(cls, text: str) -> "Partition":
         """Reads `case:2`, `dirichlet:0.5`, `draw:30` or `files`."""
+        if text == "files":
+            return cls()
         kind, _, value = text.partition(":")
         try:
-            if kind == "case":
-                return cls(case=int(value))
-            if kind == "dirichlet":
-                return cls(alpha=float(value))
-            if kind == "draw":
-                return cls(draws=int(value))
-            if text == "files":
-                return cls()
-        except UserError:
-            raise
-        except ValueError:
-            pass
-        raise UserError(
-            f"partition {text!r} is not understood; use case:1 to case:4, dirichlet:ALPHA, draw:SAMPLES or files"
-        )
+            read, field = {"case": (int, "case"), "dirichlet": (float, "alpha"), "draw": (int, "draws")}[kind]
+            number = read(value)
+        except (KeyError, ValueError):
+            use = "use case:1 to case:4, dirichlet:ALPHA, draw:SAMPLES or files"
+            raise UserError(f"partition {text!r} is not understood; {use}") from None
+        return cls(**{field: number})
 
     def __str__(self) -> str:
         if self.case is not None:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32, Float64
 from fedbudget.data.sampling import BatchIndices
@@ -132,25 +133,16 @@ class KernelModel(BaseModel):
         best: Float32 | None = None,
         shift: Float32 | None = None,
     ) -> Descent:
-        nodes = len(shards)
-        out = np.empty((nodes, self.parameters), np.float32)
-        losses, gradients, best_losses = np.empty(nodes), np.empty_like(out), np.empty(nodes)
+        nodes, regularization = len(shards), np.float32(self.regularization)
         driver = kernels.descend if nodes >= numba.get_num_threads() else kernels.descend_few
         none = np.empty((0, self.parameters), np.float32)
+        points, shifts = none if best is None else best[None], none if shift is None else shift
+        out = np.empty((nodes, self.parameters), np.float32)
+        kept = np.empty(nodes), np.empty_like(out), np.empty(nodes)
         with _ONE_AT_A_TIME:
-            driver(
-                self.terms,
-                np.float32(self.regularization),
-                w,
-                none if best is None else best[None],
-                none if shift is None else shift,
-                *_arrays(shards, indices),
-                np.float32(eta),
-                out,
-                losses,
-                gradients,
-                best_losses,
-            )
+            arrays = _arrays(shards, indices)
+            driver(self.terms, regularization, w, points, shifts, *arrays, np.float32(eta), out, *kept)
+        losses, gradients, best_losses = kept
         return Descent(out, losses, gradients, None if best is None else best_losses)
 
     def accuracy(self, w: Float32, table: Table) -> float | None:
@@ -181,9 +173,7 @@ class LoopModel(BaseModel):
         """Loss and gradient of one batch, x [samples, features], y [samples]."""
 
     def losses(self, w: Float32, shards: Shards, indices: BatchIndices) -> Float64:
-        return np.array(
-            [self._at(w[i % len(w)], shards, indices, i, 0)[0] for i in range(len(shards))], dtype=np.float64
-        )
+        return np.array([self._at(w[i % len(w)], shards, indices, i, 0)[0] for i in range(len(shards))], np.float64)
 
     def descend(
         self,
@@ -207,8 +197,13 @@ class LoopModel(BaseModel):
         return Descent(out, losses, gradients, None if best is None else self.losses(best[None], shards, indices))
 
     def _at(self, w: Float32, shards: Shards, indices: BatchIndices, node: int, update: int) -> tuple[float, Float32]:
-        rows = shards.rows_of(node)[indices.of(node, update, int(shards.size[node]))]
+        rows = batch_rows(shards, indices, node, update)
         return self.loss_and_gradient(w, shards.table.scaled(rows), shards.table.y[rows])
+
+
+def batch_rows(shards: Shards, indices: BatchIndices, node: int, update: int) -> NDArray[np.int32]:
+    """The rows that one node takes in one update."""
+    return shards.rows_of(node)[indices.of(node, update, int(shards.size[node]))]
 
 
 def loss_over(model: Model, w: Float32, table: Table) -> float:
@@ -219,13 +214,5 @@ def loss_over(model: Model, w: Float32, table: Table) -> float:
 
 def _arrays(shards: Shards, indices: BatchIndices) -> tuple[Any, ...]:
     table = shards.table
-    return (
-        table.x,
-        table.y,
-        np.float32(table.scale),
-        shards.rows,
-        shards.start,
-        shards.size,
-        indices.positions,
-        indices.group,
-    )
+    own = shards.rows, shards.start, shards.size
+    return table.x, table.y, np.float32(table.scale), *own, indices.positions, indices.group

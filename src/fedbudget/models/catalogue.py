@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,44 +14,32 @@ from fedbudget.models.linear import LinearRegression
 from fedbudget.models.softmax import Softmax
 from fedbudget.models.squared_svm import SquaredSvm
 
-Build = Callable[[Dataset, dict[str, Any], str], Model]
-"""(dataset, options, device) to a model that fits the dataset's features and classes."""
-
 
 @dataclass(frozen=True)
 class ModelEntry:
     """A model that goes by a name.
 
     Args:
-      build: makes it.
+      build: (dataset, options, device) to a model that fits the dataset's features and classes.
       options: what may be chosen of it, with what is chosen otherwise.
     """
 
-    build: Build
+    build: Callable[[Dataset, dict[str, Any], str], Model]
     options: ModelOptions = field(default_factory=dict)
 
 
-def _cnn(dataset: Dataset, _: dict[str, Any], device: str) -> Model:
-    require_torch("`model` cnn")
-    if len(dataset.shape) != 3:
+def _network(name: str, dataset: Dataset, _: dict[str, Any], device: str) -> Model:
+    require_torch(f"`model` {name}")
+    if name == "cnn" and len(dataset.shape) != 3:
         raise UserError(
             f"`model` cnn needs images [channels, height, width]; {dataset.name} has {dataset.features} features"
         )
-    from fedbudget.models.cnn import cnn
+    from fedbudget.models import networks
     from fedbudget.models.torch_model import TorchModel
 
-    channels, height, width = dataset.shape
     classes = max(1, len(dataset.classes))
-    return TorchModel(lambda: cnn((channels, height, width), classes), name="cnn", device=device)
-
-
-def _mlp(dataset: Dataset, _: dict[str, Any], device: str) -> Model:
-    require_torch("`model` mlp")
-    from fedbudget.models.mlp import mlp
-    from fedbudget.models.torch_model import TorchModel
-
-    features, classes = dataset.features, max(1, len(dataset.classes))
-    return TorchModel(lambda: mlp(features, classes), name="mlp", device=device)
+    make = partial(networks.mlp, dataset.features) if name == "mlp" else partial(networks.cnn, dataset.shape)
+    return TorchModel(partial(make, classes), name=name, device=device)
 
 
 MODELS: Mapping[str, ModelEntry] = {
@@ -58,8 +47,8 @@ MODELS: Mapping[str, ModelEntry] = {
     "linear": ModelEntry(lambda dataset, *_: LinearRegression(dataset.features)),
     "kmeans": ModelEntry(lambda dataset, options, _: KMeans(dataset.features, **options), KMeans.OPTIONS),
     "softmax": ModelEntry(lambda dataset, *_: Softmax(dataset.features, max(1, len(dataset.classes)))),
-    "mlp": ModelEntry(_mlp),
-    "cnn": ModelEntry(_cnn),
+    "mlp": ModelEntry(partial(_network, "mlp")),
+    "cnn": ModelEntry(partial(_network, "cnn")),
 }
 
 

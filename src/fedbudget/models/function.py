@@ -35,12 +35,7 @@ class FunctionModel(LoopModel):
     """
 
     def __init__(
-        self,
-        function: LossAndGradient,
-        *,
-        initial: ArrayLike,
-        predict: Predict | None = None,
-        target: Target = "raw",
+        self, function: LossAndGradient, *, initial: ArrayLike, predict: Predict | None = None, target: Target = "raw"
     ) -> None:
         self.function = function
         self.predict = predict

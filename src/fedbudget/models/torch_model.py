@@ -31,7 +31,7 @@ from fedbudget.arrays import Float32, Float64
 from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError
-from fedbudget.models.base import BaseModel, Descent, Target
+from fedbudget.models.base import BaseModel, Descent, Target, batch_rows
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(output, y) to the mean loss over the batch."""
@@ -210,7 +210,7 @@ class TorchModel(BaseModel):
         losses = np.empty(len(shards))
         for node in range(len(shards)):
             self._set(w[node % len(w)])
-            rows = _rows(shards, indices, node, 0)
+            rows = batch_rows(shards, indices, node, 0)
             losses[node] = sum(
                 float(self._loss_of(shards.table, part)) * len(part) / len(rows) for part in _parts(rows)
             )
@@ -218,7 +218,7 @@ class TorchModel(BaseModel):
 
     def _backward(self, shards: Shards, indices: BatchIndices, node: int, update: int) -> Tensor:
         """Loss at the module's w, with its gradient in `self._gradient`."""
-        rows = _rows(shards, indices, node, update)
+        rows = batch_rows(shards, indices, node, update)
         self._gradient.zero_()
         total = torch.zeros((), device=self._device)
         for part in _parts(rows):
@@ -233,7 +233,7 @@ class TorchModel(BaseModel):
         return self._mean_loss(self._module(x), y)
 
     def _mean_loss(self, output: Tensor, y: Tensor) -> Tensor:
-        loss = self._loss(output, y.view_as(output) if _is_column(output, y) else y)
+        loss = self._loss(output, _beside(output, y))
         if not isinstance(loss, Tensor) or loss.ndim != 0:
             found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise UserError(f"{self.name}'s loss must be a tensor of one number, the mean over the batch, not {found}")
@@ -246,7 +246,7 @@ class TorchModel(BaseModel):
             self._set(w)
             output = torch.cat([self._module(self._batch(table, part)[0]) for part in _parts(rows)])
             y = self._batch(table, rows[:0])[1].new_tensor(table.y)
-            return output, y.view_as(output) if _is_column(output, y) else y
+            return output, _beside(output, y)
 
     def _batch(self, table: Table, rows: NDArray[np.int32]) -> tuple[Tensor, Tensor]:
         if id(table) not in self._tables:
@@ -350,13 +350,9 @@ def _default_loss(target: Target) -> Loss:
     raise UserError(f"TorchModel needs a loss for target {target!r}")
 
 
-def _is_column(output: Tensor, y: Tensor) -> bool:
-    """An output [samples, 1] beside targets [samples]: subtracted, these would make a square."""
-    return output.ndim == 2 and output.shape[1] == 1 and y.is_floating_point()
-
-
-def _rows(shards: Shards, indices: BatchIndices, node: int, update: int) -> NDArray[np.int32]:
-    return shards.rows_of(node)[indices.of(node, update, int(shards.size[node]))]
+def _beside(output: Tensor, y: Tensor) -> Tensor:
+    """Targets [samples] in the shape of an output [samples, 1]: subtracted, the two would make a square."""
+    return y.view_as(output) if output.ndim == 2 and output.shape[1] == 1 and y.is_floating_point() else y
 
 
 def _parts(rows: NDArray[np.int32]) -> Iterator[NDArray[np.int32]]:

@@ -57,7 +57,7 @@ def tracking(trackers: Sequence[Tracker], run: RunInfo, earlier: Sequence[RoundR
     threads = [_TrackerThread(tracker, run, past) for tracker in trackers]
     ready_by = time.monotonic() + START_TIMEOUT
     for thread in threads:
-        thread.wait_until_ready(ready_by - time.monotonic())
+        thread.ready.wait(max(0.0, ready_by - time.monotonic()))
     try:
         yield TrackerGroup(threads)
     finally:
@@ -75,7 +75,7 @@ class _TrackerThread:
         self._run_info = run
         self._pending = deque(past)
         self._summary: Mapping[str, Any] | None = None
-        self._ready, self._over = threading.Event(), threading.Event()
+        self.ready, self._over = threading.Event(), threading.Event()
         self._steps = 0
         self._given_up = False
         self._thread = threading.Thread(target=self._follow, name=f"fedbudget-{tracker.name}", daemon=True)
@@ -90,9 +90,6 @@ class _TrackerThread:
         if not self._over.is_set():
             self._summary = summary
             self._over.set()
-
-    def wait_until_ready(self, seconds: float) -> None:
-        self._ready.wait(max(0.0, seconds))
 
     def wait(self) -> None:
         """Until the tracker has had everything, or nothing gets on."""
@@ -109,7 +106,7 @@ class _TrackerThread:
         try:
             self._tracker.start(self._run_info)
             self._steps += 1
-            self._ready.set()
+            self.ready.set()
             over = False
             while not over:
                 over = self._over.wait(_INTERVAL)  # before the list is looked at: what is on it by then is all
@@ -122,7 +119,7 @@ class _TrackerThread:
             if not self._given_up:
                 _log.warning("%s: the run goes on without it: %s", self._tracker.name, _in_a_line(error))
         finally:
-            self._ready.set()
+            self.ready.set()
 
 
 def _in_a_line(error: Exception) -> str:

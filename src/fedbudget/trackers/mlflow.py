@@ -15,8 +15,6 @@ from fedbudget import __version__
 from fedbudget.runs.folder import CONFIG, MODEL, PLOT, SUMMARY
 from fedbudget.trackers.tracker import RunInfo, TimedRecord, final_metrics, round_metrics
 
-EXPERIMENT = "fedbudget"
-
 _MOST_METRICS, _MOST_PARAMETERS = 1000, 100  # in one request, by MLflow's own limits
 _QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED"}
@@ -75,9 +73,7 @@ class Mlflow:
     def _log(self, rows: "Sequence[tuple[float, int, Mapping[str, float]]]") -> None:
         from mlflow.entities import Metric
 
-        metrics = [
-            Metric(name, value, int(1000 * when), step) for when, step, values in rows for name, value in values.items()
-        ]
+        metrics = [Metric(name, value, int(1000 * when), step) for when, step, of in rows for name, value in of.items()]
         for begin in range(0, len(metrics), _MOST_METRICS):
             self._client.log_batch(self._run, metrics=metrics[begin : begin + _MOST_METRICS])
 
@@ -86,17 +82,13 @@ def _experiment(client: Any) -> str:
     """The id of the experiment that runs go to, which is made if it is not there."""
     from mlflow.exceptions import MlflowException
 
-    known = os.environ.get("MLFLOW_EXPERIMENT_ID")
-    if known:
+    if known := os.environ.get("MLFLOW_EXPERIMENT_ID"):
         return known
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
-    experiment = client.get_experiment_by_name(name)
-    if experiment is not None:
-        return str(experiment.experiment_id)
-    try:
-        return str(client.create_experiment(name))
-    except MlflowException:  # another run may have made it just now
-        experiment = client.get_experiment_by_name(name)
-        if experiment is None:
-            raise
-        return str(experiment.experiment_id)
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "fedbudget"
+    if (experiment := client.get_experiment_by_name(name)) is None:
+        try:
+            return str(client.create_experiment(name))
+        except MlflowException:
+            if (experiment := client.get_experiment_by_name(name)) is None:  # or another run has made it just now
+                raise
+    return str(experiment.experiment_id)

@@ -14,8 +14,6 @@ from typing import Any
 from fedbudget.runs.folder import CONFIG, MODEL, PLOT, SUMMARY
 from fedbudget.trackers.tracker import RunInfo, TimedRecord, final_metrics, round_metrics
 
-EVENTS = "events.out.tfevents.*"
-
 
 class TensorBoard:
     """See `tracker.Tracker`."""
@@ -30,7 +28,7 @@ class TensorBoard:
     def start(self, run: RunInfo) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter  # slow to import
 
-        for old in run.folder.glob(EVENTS):
+        for old in run.folder.glob("events.out.tfevents.*"):
             old.unlink()
         self._run_info, self._writer = run, EventFileWriter(str(run.folder))
         self._write(0, _hyperparameters(run), _text("title", run.title), _text("config", _code(run.folder / CONFIG)))
@@ -44,11 +42,9 @@ class TensorBoard:
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         if summary is not None:
             folder = self._run_info.folder
-            parts = [*_scalars(final_metrics(summary)), _text("summary", _code(folder / SUMMARY))]
-            parts += [_text("model", str((folder / MODEL).resolve()))]
-            if (folder / PLOT).exists():
-                parts.append(_image("plot", folder / PLOT))
-            self._write(self._last, *parts)
+            texts = [_text("summary", _code(folder / SUMMARY)), _text("model", str((folder / MODEL).resolve()))]
+            plot = [_image("plot", folder / PLOT)] if (folder / PLOT).exists() else []
+            self._write(self._last, *_scalars(final_metrics(summary)), *texts, *plot)
         self._write(self._last, _end(failed=summary is None))
         self._writer.close()
 
@@ -97,12 +93,8 @@ def _hyperparameters(run: RunInfo) -> Any:
 
     start = SessionStartInfo(group_name=run.name, start_time_secs=run.began)
     for name, value in run.parameters().items():
-        if isinstance(value, bool):
-            start.hparams[name].bool_value = value
-        elif isinstance(value, str):
-            start.hparams[name].string_value = value
-        else:
-            start.hparams[name].number_value = value
+        kind = {bool: "bool_value", str: "string_value"}.get(type(value), "number_value")
+        setattr(start.hparams[name], kind, value)
     return _session_value("_hparams_/session_start_info", HParamsPluginData(session_start_info=start))
 
 

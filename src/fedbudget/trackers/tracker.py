@@ -68,17 +68,9 @@ def round_metrics(record: RoundRecord) -> dict[str, float]:
 
     The last round of a run may be but a loss that is evaluated: it has no τ and no η.
     """
-    metrics: dict[str, float | None] = {
-        "loss": record.loss,
-        "best_loss": record.best_loss,
-        "accuracy": record.accuracy,
-        "tau": record.tau or None,
-        "eta": record.eta if record.tau else None,
-        "rho": record.rho,
-        "beta": record.beta,
-        "delta": record.delta,
-        "nodes": record.nodes,
-    }
+    decided = ("tau", "eta") if record.tau else ()
+    names = ("loss", "best_loss", "accuracy", *decided, "rho", "beta", "delta", "nodes")
+    metrics: dict[str, float | None] = {name: getattr(record, name) for name in names}
     for kind, costs in (("spent", record.spent), ("c", record.c), ("b", record.b)):
         metrics |= {f"{kind}/{resource}": cost for resource, cost in costs.items()}
     return _finite(metrics)

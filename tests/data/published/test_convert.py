@@ -16,8 +16,7 @@ from PIL import Image
 
 from fedbudget.data.published.catalogue import PUBLISHED, dataset_named
 from fedbudget.data.published.convert import cifar_batch, cifar_records, knowledge_csv, knowledge_table
-from fedbudget.data.published.download import get
-from fedbudget.data.published.find import files_in
+from fedbudget.data.published.find import files_in, get
 from fedbudget.data.published.sources import PackageMembers, archive
 from fedbudget.data.published.transfer import Unavailable
 from fedbudget.errors import UserError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedbudget.data.published.catalogue import dataset_named
-from fedbudget.data.published.download import get
+from fedbudget.data.published.find import get
 from fedbudget.data.published.sources import PackageMembers, debian_package, npm_package
 from fedbudget.errors import UserError
 from support.fetching import (

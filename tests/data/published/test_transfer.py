@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedbudget import __version__
-from fedbudget.data.published.download import get
+from fedbudget.data.published.find import get
 from fedbudget.data.published.sources import mirror as mirror_of
 from fedbudget.errors import UserError
 from support.fetching import (
@@ -205,7 +205,7 @@ def test_a_server_may_send_on(web: Web, tmp_path: Path) -> None:
 
 def test_libraries_for_fetching_are_loaded_late() -> None:
     """They take long to load, and most commands never fetch."""
-    program = "import sys, fedbudget.cli.main, fedbudget.data.published.download\n"
+    program = "import sys, fedbudget.cli.main, fedbudget.data.published.find\n"
     program += "sys.exit(' '.join({'requests', 'pooch'} & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -58,10 +58,9 @@ class File:
         """Whether what lies at `path`, zipped or not, has these contents."""
         try:
             with open_contents(path, self.name) as stream:
-                contents = at_most(stream, self.size, path)
+                return hashlib.sha256(at_most(stream, self.size, path).data).hexdigest() == self.sha256
         except Damaged:
             return False
-        return hashlib.sha256(contents.data).hexdigest() == self.sha256
 
     def limit(self, suffix: str) -> int:
         """The most bytes that it may take as it is sent; gzip adds a little to what cannot be made smaller."""

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbudget.data.contents import open_contents
-from fedbudget.data.read_idx import read_idx
+from fedbudget.data.read_images import read_idx
 from fedbudget.errors import UserError
 
 FILE = Path("some-idx")
@@ -209,7 +209,7 @@ def test_half_a_gigabyte_of_zeros_in_a_small_file_is_refused_with_little_memory(
 import resource
 from pathlib import Path
 from fedbudget.data.contents import open_contents
-from fedbudget.data.read_idx import read_idx
+from fedbudget.data.read_images import read_idx
 from fedbudget.errors import UserError
 
 def most_memory():

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.errors import UserError
 from fedbudget.models import catalogue
-from fedbudget.models.cnn import LocalResponseNorm, cnn
+from fedbudget.models.networks import LocalResponseNorm, cnn
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbudget.data.contents import open_contents
-from fedbudget.data.read_cifar import SHAPE, read_cifar
+from fedbudget.data.read_images import SHAPE, read_cifar
 from fedbudget.errors import UserError
 from support.web import tar_of
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedbudget.data.published.catalogue import PUBLISHED, dataset_named
-from fedbudget.data.published.download import get
+from fedbudget.data.published.find import get
 from fedbudget.errors import UserError
 from support.fetching import CONTENTS, HERE, ZIPPED, everything, fetch, mirror
 from support.web import Web
