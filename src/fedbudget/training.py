@@ -12,8 +12,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
-
 from fedbudget import __version__
 from fedbudget.arrays import Float32
 from fedbudget.control import Controller
@@ -50,12 +48,12 @@ class Result:
     Args:
       loss: F(w^f) on all training samples; where these are on other machines, as nodes last told it.
       accuracy: on the test samples; None where it has no meaning.
+      metrics: further figures on the test samples, where the model has some.
       average_tau: local updates divided by aggregations.
       aggregations, local_updates: K and T; in one place nothing is aggregated.
       spent, budget, overshoot: per resource.
       sources: how each of these is known: measured, estimated, declared or simulated.
       stopped_by: a resource, `rounds` or `interrupted`.
-      metrics: further figures on the test samples, where the model has some.
       note: in which way the data were less than the whole dataset, if they were.
       run: the folder, where there is one.
       w: w^f, [parameters].
@@ -64,6 +62,7 @@ class Result:
 
     loss: float
     accuracy: float | None
+    metrics: Mapping[str, float]
     average_tau: float
     aggregations: int
     local_updates: int
@@ -72,7 +71,6 @@ class Result:
     overshoot: Mapping[str, float]
     sources: Mapping[str, str]
     stopped_by: str
-    metrics: Mapping[str, float]
     note: str
     run: Path | None
     w: Float32
@@ -85,21 +83,11 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """The figures, without the model and the rounds."""
-        return {
-            "loss": self.loss if np.isfinite(self.loss) else None,
-            "accuracy": self.accuracy,
-            **({"metrics": dict(self.metrics)} if self.metrics else {}),
-            "average_tau": self.average_tau,
-            "aggregations": self.aggregations,
-            "local_updates": self.local_updates,
-            "spent": dict(self.spent),
-            "budget": dict(self.budget),
-            "overshoot": dict(self.overshoot),
-            "sources": dict(self.sources),
-            "stopped_by": self.stopped_by,
-            **({"note": self.note} if self.note else {}),
-            "run": None if self.run is None else str(self.run),
-        }
+        left_out = {"w", "rounds", *(name for name in ("metrics", "note") if not getattr(self, name))}
+        figures = {name: value for name, value in vars(self).items() if name not in left_out}
+        figures = {name: dict(value) if isinstance(value, Mapping) else value for name, value in figures.items()}
+        loss, run = self.loss if math.isfinite(self.loss) else None, None if self.run is None else str(self.run)
+        return {**figures, "loss": loss, "run": run}
 
 
 def train(

@@ -38,17 +38,10 @@ def join(
             print(f"{name}: {text}", file=sys.stderr, flush=True)
 
     async def until_the_end() -> None:
-        node = asyncio.ensure_future(
-            run_node(
-                where,
-                worker,
-                name=name,
-                token=token,
-                credentials=credentials,
-                patience=options.patience,
-                heard=report,
-            )
+        taking_part = run_node(
+            where, worker, name=name, token=token, credentials=credentials, patience=options.patience, heard=report
         )
+        node = asyncio.ensure_future(taking_part)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, node.cancel)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
-from fedbudget.errors import UserError, WorkError
+from fedbudget.errors import UserError, WorkError, key
 from fedbudget.resources.combine import once_per_host, total
 from fedbudget.resources.usage import CombinedReading, NodeCosts, RoundUsage
 
@@ -156,7 +156,8 @@ class Counted:
         return self.read(usage)
 
 
-def require_not_negative(value: float, setting: str) -> None:
-    """Refuses what a user cannot mean to declare."""
-    if not 0 <= value < float("inf"):
-        raise UserError(f"{setting} must be a number that is not negative, not {value:g}")
+def require_not_negative(declared: object) -> None:
+    """Refuses what a user cannot mean to declare, of any field."""
+    for name, value in vars(declared).items():
+        if not 0 <= value < math.inf:
+            raise UserError(f"{key(name)} must be a number that is not negative, not {value:g}")
