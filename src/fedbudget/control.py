@@ -148,5 +148,6 @@ class AdaptiveTau:
         """G over the search range."""
         if inputs.estimates is None:
             raise ValueError("there is no G before the first estimates")
-        search, costs = self.search_range(previous, inputs.estimates), {"c": inputs.c, "b": inputs.b}
-        return theory.G(search, eta=inputs.eta, phi=self.phi, budget=inputs.budget, **vars(inputs.estimates), **costs)
+        search, estimates = self.search_range(previous, inputs.estimates), vars(inputs.estimates)
+        c, b, budget = inputs.c, inputs.b, inputs.budget
+        return theory.G(search, eta=inputs.eta, phi=self.phi, **estimates, c=c, b=b, budget=budget)

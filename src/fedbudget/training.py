@@ -299,10 +299,14 @@ class _Recorder:
 
 def _result(prepared: PreparedRun, outcome: Outcome, records: Sequence[RoundRecord], out: Path | None) -> Result:
     taus = [record.tau for record in records if record.tau > 0]
-    budget, ledger = prepared.budget, outcome.ledger
+    budget, ledger, model, test = prepared.budget, outcome.ledger, prepared.model, prepared.test
+    loss = records[-1].best_loss if records else math.nan
+    if prepared.train is not None:
+        loss = loss_over(model, outcome.w, prepared.train)
     return Result(
-        loss=_loss(prepared, outcome, records),
-        accuracy=None if prepared.test is None else prepared.model.accuracy(outcome.w, prepared.test),
+        loss=loss,
+        accuracy=None if test is None else model.accuracy(outcome.w, test),
+        metrics={} if test is None else model.metrics(outcome.w, test),
         average_tau=average_tau(taus),
         aggregations=0 if prepared.settings.method == "centralized" else len(taus),
         local_updates=sum(taus),
@@ -311,18 +315,11 @@ def _result(prepared: PreparedRun, outcome: Outcome, records: Sequence[RoundReco
         overshoot=budget.label(ledger.overshoot),
         sources=prepared.meters.sources,
         stopped_by=outcome.stopped_by,
-        metrics={} if prepared.test is None else prepared.model.metrics(outcome.w, prepared.test),
         note=prepared.dataset.note,
         run=out,
         w=outcome.w,
         rounds=records,
     )
-
-
-def _loss(prepared: PreparedRun, outcome: Outcome, records: Sequence[RoundRecord]) -> float:
-    if prepared.train is not None:
-        return loss_over(prepared.model, outcome.w, prepared.train)
-    return records[-1].best_loss if records else math.nan
 
 
 def _config(prepared: PreparedRun) -> str:

@@ -15,10 +15,9 @@ from fedbudget.engines import in_process
 from fedbudget.engines.node_group import NodeGroup
 from fedbudget.engines.simulation import SimulationEngine
 from fedbudget.errors import UserError
-from fedbudget.launch.aggregator import build_aggregator, trial_broadcast
 from fedbudget.launch.inputs import TrainingInputs, distribute, with_batch_size, with_nodes
 from fedbudget.launch.meters import build_meters
-from fedbudget.launch.method import build_method
+from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.launch.simulate import absence, build_fleets
 from fedbudget.models.base import Model
@@ -61,17 +60,8 @@ def on_ray(
         w = inputs.model.initial(settings.seed)
         trial = nodes.trial(trial_broadcast(method, w))
         aggregator = build_aggregator(method, meters, (w, trial), rounds=settings.rounds)
-        yield PreparedRun(
-            settings=settings,
-            dataset=inputs.dataset,
-            model=inputs.model,
-            train=inputs.train,
-            test=inputs.test,
-            meters=meters,
-            aggregator=aggregator,
-            engine=SimulationEngine(aggregator, nodes, meters),
-            repeatable=not overrides,
-        )
+        engine, inputs = SimulationEngine(aggregator, nodes, meters), replace(inputs, settings=settings)
+        yield PreparedRun(**vars(inputs), meters=meters, aggregator=aggregator, engine=engine, repeatable=not overrides)
 
 
 def _smallest(settings: Settings, dataset: Dataset) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 from fedbudget.data.shards import Table
 from fedbudget.engines.remote.engine import RemoteEngine, RemoteNodes
 from fedbudget.engines.remote.task import Task
-from fedbudget.launch.aggregator import build_aggregator
+from fedbudget.launch.method import build_aggregator
 from fedbudget.launch.prepared import PreparedRun
 from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model

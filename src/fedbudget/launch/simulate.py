@@ -1,6 +1,6 @@
 """A run whose nodes are simulated in this process; of the baselines too."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,9 @@ from fedbudget.engines.asynchronous import AsynchronousEngine
 from fedbudget.engines.centralized import CentralizedEngine
 from fedbudget.engines.engine import Engine
 from fedbudget.engines.in_process import InProcessEngine
-from fedbudget.launch.aggregator import build_aggregator, trial_broadcast
 from fedbudget.launch.inputs import TrainingInputs, batch_of, distribute, with_batch_size
 from fedbudget.launch.meters import build_meters
-from fedbudget.launch.method import build_method
+from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
@@ -41,17 +40,9 @@ def simulate(settings: Settings, overrides: Overrides = NOTHING) -> SimulatedRun
     settings = with_batch_size(settings, int(shards.size.min()))
     meters = build_meters(settings)
     aggregator, engine = _engine(settings, overrides, inputs, shards, meters)
+    inputs = replace(inputs, settings=settings)
     return SimulatedRun(
-        settings=settings,
-        dataset=inputs.dataset,
-        model=inputs.model,
-        train=inputs.train,
-        test=inputs.test,
-        meters=meters,
-        aggregator=aggregator,
-        engine=engine,
-        repeatable=not overrides,
-        shards=shards,
+        **vars(inputs), meters=meters, aggregator=aggregator, engine=engine, repeatable=not overrides, shards=shards
     )
 
 

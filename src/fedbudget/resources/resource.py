@@ -69,10 +69,7 @@ class Meter(Protocol):
         """The cost of a round in this meter's resource, from what it used and from the time that it took."""
 
 
-class TimeMeter(Protocol):
-    @property
-    def source(self) -> Source: ...
-
+class TimeMeter(Meter, Protocol):
     def read(self, usage: RoundUsage, time: Cost | None = None) -> Cost:
         """The time of a round that was made."""
 
