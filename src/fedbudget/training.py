@@ -197,12 +197,12 @@ def execute(
         result = _result(prepared, outcome, recorder.records, out)
         if writer is not None:
             summary = _save(prepared, writer, result)
-        if writer is not None and plot:
-            from fedbudget.runs.plot import plot_run  # matplotlib is slow to import, and not needed until here
+            if plot:
+                from fedbudget.runs.plot import plot_run  # matplotlib is slow to import, and not needed until here
 
-            writer.replace(PLOT, plot_run(result.rounds, result.budget, title=prepared.title))
-        if trackers:
-            followed.finish(summary)
+                writer.replace(PLOT, plot_run(result.rounds, result.budget, title=prepared.title))
+            if trackers:
+                followed.finish(summary)
     return result
 
 

@@ -59,8 +59,6 @@ def join(
 
 def node_name(name: str | None, shard: str | None) -> str:
     """A name for a node that has none: of its shard, or of its machine."""
-    if name is not None:
-        return check_name(name)
-    if shard is not None:
-        return check_name("node-" + shard.partition("/")[0])
-    return check_name(socket.gethostname())
+    if name is None:
+        name = socket.gethostname() if shard is None else "node-" + shard.partition("/")[0]
+    return check_name(name)

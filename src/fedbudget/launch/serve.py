@@ -26,8 +26,7 @@ from fedbudget.launch.metrics import Metrics
 from fedbudget.launch.metrics import serving as serving_metrics
 from fedbudget.launch.options import ListenOptions, SecurityOptions
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
-from fedbudget.launch.remote import prepare_remote
-from fedbudget.launch.task import NODES, agree_on_task, compression_of, model_for, table_to_test_on
+from fedbudget.launch.task import NODES, agree_on_task, compression_of, model_for, prepare_remote, table_to_test_on
 from fedbudget.resources import round_usage
 from fedbudget.resources.energy import energy_reader
 from fedbudget.runs.checkpoint import Checkpoint

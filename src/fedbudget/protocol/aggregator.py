@@ -276,9 +276,8 @@ class Aggregator:
         if isinstance(report, Report):
             report.require_answers(broadcast)
         elif self.method.combine.needs_reports:
-            raise UserError(
-                f"{type(self.method.combine).__name__} needs every node's report, and here only sums arrive"
-            )
+            rule = type(self.method.combine).__name__
+            raise UserError(f"{rule} needs every node's report, and here only sums arrive")
         return broadcast
 
     def _decision(self, state: _State, *, recover: bool) -> Decision:
