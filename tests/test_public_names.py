@@ -32,7 +32,7 @@ def test_what_decides_can_be_imported_from_the_package() -> None:
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'fedbudget' has no attribute 'fit'"):
-        _ = fedbudget.fit
+        _ = fedbudget.fit  # type: ignore[attr-defined]
 
 
 def test_importing_the_package_imports_nothing_slow() -> None:

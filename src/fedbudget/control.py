@@ -7,7 +7,7 @@ user's own program.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -83,15 +83,12 @@ class Controller(Protocol):
 class FixedTau:
     """The same τ in every round: the canonical federated averaging, and with τ=1 synchronous descent."""
 
+    estimates: ClassVar[bool] = False
     tau: int
 
     def __post_init__(self) -> None:
         if self.tau < 1:
             raise UserError(f"tau must be at least 1, not {self.tau}")
-
-    @property
-    def estimates(self) -> bool:
-        return False
 
     def first(self) -> Decision:
         return Decision(self.tau, Reason.FIXED)
@@ -117,6 +114,7 @@ class AdaptiveTau:
     Decision(tau=14, reason=<Reason.MINIMUM: 'minimum of G'>)
     """
 
+    estimates: ClassVar[bool] = True
     phi: float = 0.025
     gamma: float = 10.0
     tau_max: int = 100
@@ -129,10 +127,6 @@ class AdaptiveTau:
             raise UserError(f"gamma must be at least 1, not {self.gamma:g}")
         if self.tau_max < 1:
             raise UserError(f"tau-max must be at least 1, not {self.tau_max}")
-
-    @property
-    def estimates(self) -> bool:
-        return True
 
     def first(self) -> Decision:
         return Decision(1, Reason.START)
@@ -154,14 +148,6 @@ class AdaptiveTau:
         """G over the search range."""
         if inputs.estimates is None:
             raise ValueError("there is no G before the first estimates")
-        return theory.G(
-            self.search_range(previous, inputs.estimates),
-            eta=inputs.eta,
-            phi=self.phi,
-            rho=inputs.estimates.rho,
-            beta=inputs.estimates.beta,
-            delta=inputs.estimates.delta,
-            c=inputs.c,
-            b=inputs.b,
-            budget=inputs.budget,
-        )
+        search, estimates = self.search_range(previous, inputs.estimates), vars(inputs.estimates)
+        c, b, budget = inputs.c, inputs.b, inputs.budget
+        return theory.G(search, eta=inputs.eta, phi=self.phi, **estimates, c=c, b=b, budget=budget)

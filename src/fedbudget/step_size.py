@@ -27,7 +27,7 @@ A step size is a value and a pure step, as a controller is (control.py).
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from fedbudget.errors import UserError
 
@@ -78,15 +78,12 @@ class StepSize(Protocol):
 class FixedStep:
     """The same η in every round."""
 
+    adapts: ClassVar[bool] = False
     eta: float
 
     def __post_init__(self) -> None:
         if not 0 < self.eta < math.inf:
             raise UserError(f"step-size must be auto or a positive number, not {self.eta:g}")
-
-    @property
-    def adapts(self) -> bool:
-        return False
 
     def first(self) -> StepSizeState:
         return StepSizeState(self.eta)
@@ -135,15 +132,12 @@ class AutoStep:
     0.025
     """
 
+    adapts: ClassVar[bool] = True
     kappa: float = 1.3
     start: float = 0.001
     growth: float = 3.0
     first_growth: float = 10.0
     fall: float = 0.35
-
-    @property
-    def adapts(self) -> bool:
-        return True
 
     def first(self) -> AutoStepState:
         return AutoStepState(self.start, settled=False, steady=self.start, kappa=self.kappa)

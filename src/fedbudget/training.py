@@ -12,8 +12,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
-
 from fedbudget import __version__
 from fedbudget.arrays import Float32
 from fedbudget.control import Controller
@@ -50,12 +48,12 @@ class Result:
     Args:
       loss: F(w^f) on all training samples; where these are on other machines, as nodes last told it.
       accuracy: on the test samples; None where it has no meaning.
+      metrics: further figures on the test samples, where the model has some.
       average_tau: local updates divided by aggregations.
       aggregations, local_updates: K and T; in one place nothing is aggregated.
       spent, budget, overshoot: per resource.
       sources: how each of these is known: measured, estimated, declared or simulated.
       stopped_by: a resource, `rounds` or `interrupted`.
-      metrics: further figures on the test samples, where the model has some.
       note: in which way the data were less than the whole dataset, if they were.
       run: the folder, where there is one.
       w: w^f, [parameters].
@@ -64,6 +62,7 @@ class Result:
 
     loss: float
     accuracy: float | None
+    metrics: Mapping[str, float]
     average_tau: float
     aggregations: int
     local_updates: int
@@ -72,7 +71,6 @@ class Result:
     overshoot: Mapping[str, float]
     sources: Mapping[str, str]
     stopped_by: str
-    metrics: Mapping[str, float]
     note: str
     run: Path | None
     w: Float32
@@ -85,21 +83,11 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """The figures, without the model and the rounds."""
-        return {
-            "loss": self.loss if np.isfinite(self.loss) else None,
-            "accuracy": self.accuracy,
-            **({"metrics": dict(self.metrics)} if self.metrics else {}),
-            "average_tau": self.average_tau,
-            "aggregations": self.aggregations,
-            "local_updates": self.local_updates,
-            "spent": dict(self.spent),
-            "budget": dict(self.budget),
-            "overshoot": dict(self.overshoot),
-            "sources": dict(self.sources),
-            "stopped_by": self.stopped_by,
-            **({"note": self.note} if self.note else {}),
-            "run": None if self.run is None else str(self.run),
-        }
+        left_out = {"w", "rounds", *(name for name in ("metrics", "note") if not getattr(self, name))}
+        figures = {name: value for name, value in vars(self).items() if name not in left_out}
+        figures = {name: dict(value) if isinstance(value, Mapping) else value for name, value in figures.items()}
+        loss, run = self.loss if math.isfinite(self.loss) else None, None if self.run is None else str(self.run)
+        return {**figures, "loss": loss, "run": run}
 
 
 def train(
@@ -209,12 +197,12 @@ def execute(
         result = _result(prepared, outcome, recorder.records, out)
         if writer is not None:
             summary = _save(prepared, writer, result)
-        if writer is not None and plot:
-            from fedbudget.runs.plot import plot_run  # matplotlib is slow to import, and not needed until here
+            if plot:
+                from fedbudget.runs.plot import plot_run  # matplotlib is slow to import, and not needed until here
 
-            writer.replace(PLOT, plot_run(result.rounds, result.budget, title=prepared.title))
-        if trackers:
-            followed.finish(summary)
+                writer.replace(PLOT, plot_run(result.rounds, result.budget, title=prepared.title))
+            if trackers:
+                followed.finish(summary)
     return result
 
 
@@ -311,10 +299,14 @@ class _Recorder:
 
 def _result(prepared: PreparedRun, outcome: Outcome, records: Sequence[RoundRecord], out: Path | None) -> Result:
     taus = [record.tau for record in records if record.tau > 0]
-    budget, ledger = prepared.budget, outcome.ledger
+    budget, ledger, model, test = prepared.budget, outcome.ledger, prepared.model, prepared.test
+    loss = records[-1].best_loss if records else math.nan
+    if prepared.train is not None:
+        loss = loss_over(model, outcome.w, prepared.train)
     return Result(
-        loss=_loss(prepared, outcome, records),
-        accuracy=None if prepared.test is None else prepared.model.accuracy(outcome.w, prepared.test),
+        loss=loss,
+        accuracy=None if test is None else model.accuracy(outcome.w, test),
+        metrics={} if test is None else model.metrics(outcome.w, test),
         average_tau=average_tau(taus),
         aggregations=0 if prepared.settings.method == "centralized" else len(taus),
         local_updates=sum(taus),
@@ -323,18 +315,11 @@ def _result(prepared: PreparedRun, outcome: Outcome, records: Sequence[RoundReco
         overshoot=budget.label(ledger.overshoot),
         sources=prepared.meters.sources,
         stopped_by=outcome.stopped_by,
-        metrics={} if prepared.test is None else prepared.model.metrics(outcome.w, prepared.test),
         note=prepared.dataset.note,
         run=out,
         w=outcome.w,
         rounds=records,
     )
-
-
-def _loss(prepared: PreparedRun, outcome: Outcome, records: Sequence[RoundRecord]) -> float:
-    if prepared.train is not None:
-        return loss_over(prepared.model, outcome.w, prepared.train)
-    return records[-1].best_loss if records else math.nan
 
 
 def _config(prepared: PreparedRun) -> str:

@@ -1,6 +1,7 @@
 """ρ̂, β̂ and δ̂ of a round, by hand, and from parameters instead of gradients."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -108,12 +109,10 @@ def test_with_one_update_delta_from_parameters_is_the_papers(batch: int | None) 
 class FixedTau1(FixedTau):
     """τ=1, with estimates."""
 
+    estimates: ClassVar[bool] = True
+
     def __init__(self) -> None:
         super().__init__(1)
-
-    @property
-    def estimates(self) -> bool:
-        return True
 
 
 def test_no_gradient_is_sent_when_delta_comes_from_parameters() -> None:

@@ -8,8 +8,7 @@ from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_method
 from fedbudget.launch.node_data import dataset_to_test_on
 from fedbudget.launch.prepared import PreparedRun
-from fedbudget.launch.remote import prepare_remote
-from fedbudget.launch.task import NODES, agree_on_task, table_to_test_on
+from fedbudget.launch.task import NODES, agree_on_task, prepare_remote, table_to_test_on
 from fedbudget.resources import round_usage
 
 

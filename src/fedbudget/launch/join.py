@@ -38,17 +38,10 @@ def join(
             print(f"{name}: {text}", file=sys.stderr, flush=True)
 
     async def until_the_end() -> None:
-        node = asyncio.ensure_future(
-            run_node(
-                where,
-                worker,
-                name=name,
-                token=token,
-                credentials=credentials,
-                patience=options.patience,
-                heard=report,
-            )
+        taking_part = run_node(
+            where, worker, name=name, token=token, credentials=credentials, patience=options.patience, heard=report
         )
+        node = asyncio.ensure_future(taking_part)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, node.cancel)
@@ -66,8 +59,6 @@ def join(
 
 def node_name(name: str | None, shard: str | None) -> str:
     """A name for a node that has none: of its shard, or of its machine."""
-    if name is not None:
-        return check_name(name)
-    if shard is not None:
-        return check_name("node-" + shard.partition("/")[0])
-    return check_name(socket.gethostname())
+    if name is None:
+        name = socket.gethostname() if shard is None else "node-" + shard.partition("/")[0]
+    return check_name(name)

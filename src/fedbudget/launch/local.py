@@ -45,17 +45,17 @@ def on_this_machine(
         raise UserError(f"pace is given for {len(paces)} nodes, and there are {nodes}")
     dataset = load_dataset(settings).sample(settings.train_samples, settings.test_samples, settings.seed)
     processes: list[subprocess.Popen[bytes]] = []
-    token = secrets.token_urlsafe(24)
     before = os.environ.get(TOKEN_VARIABLE)
-    os.environ[TOKEN_VARIABLE] = token  # tokens are not for command lines, which all on this machine can read
-    hubs: list[AggregatorServer] = []
+    # Tokens are not for command lines, which all on this machine can read.
+    os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(24)
+    servers: list[AggregatorServer] = []
 
     def wake() -> None:
-        for server in hubs:
+        for server in servers:
             server.wake()
 
     def start(server: AggregatorServer) -> None:
-        hubs.append(server)
+        servers.append(server)
         for number in range(1, nodes + 1):
             pace = None if paces is None else paces[number - 1]
             process = _start(server.port, settings, f"{number}/{nodes}", pace, energy_meter)
@@ -68,15 +68,9 @@ def on_this_machine(
             def interrupted() -> bool:
                 return asked() or any(process.poll() is not None for process in processes)
 
-            serve_run = serving(
-                replace(settings, nodes=nodes),
-                ListenOptions("127.0.0.1:0", max_nodes=nodes),
-                interrupted=interrupted,
-                overrides=overrides,
-                opened=start,
-            )
+            wanted, listen = replace(settings, nodes=nodes), ListenOptions("127.0.0.1:0", max_nodes=nodes)
             try:
-                with serve_run as prepared:
+                with serving(wanted, listen, interrupted=interrupted, overrides=overrides, opened=start) as prepared:
                     yield _with_all_data(prepared, settings, dataset)
             except Interrupted:
                 for process in processes:

@@ -1,10 +1,21 @@
-"""The method of a run: how τ, η and the rest are chosen, from settings and what was given from Python."""
+"""The method of a run, how τ, η and the rest are chosen, from settings and what was given from Python; and what goes by
+it, the aggregator.
+"""
 
+from typing import Any
+
+from fedbudget.arrays import Float32
 from fedbudget.control import AdaptiveTau, Controller, FixedTau
 from fedbudget.launch.prepared import NOTHING, Overrides
+from fedbudget.meters.meters import Meters
+from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import WeightedMean
+from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.method import Delta, Method
+from fedbudget.protocol.state import AggregatorState
+from fedbudget.protocol.steps import Quantize
 from fedbudget.protocol.update import Average
+from fedbudget.resources.usage import RoundUsage
 from fedbudget.settings import Settings
 from fedbudget.step_size import AutoStep, FixedStep, StepSize
 
@@ -38,3 +49,31 @@ def _controller(settings: Settings, correct_drift: bool, delta: Delta) -> Contro
 def _step_size(settings: Settings) -> StepSize:
     eta = settings.step_size or ("auto" if settings.method == "frugal" else 0.01)
     return AutoStep() if eta == "auto" else FixedStep(eta)
+
+
+def build_aggregator(
+    method: Method,
+    meters: Meters,
+    start: tuple[Float32, RoundUsage] | AggregatorState[Any, Any],
+    *,
+    rounds: int | None,
+    quantize: Quantize | None = None,
+) -> Aggregator:
+    """The aggregator of a run, with a ledger opened, so that a budget which cannot work is refused before it starts.
+
+    Args:
+      start: w(0), [parameters], and a trial round; or the state of the run's aggregator before this one.
+      rounds: the most rounds to make, besides the budget.
+      quantize: what nodes will hold of a new w; the w itself when left out.
+    """
+    budget = meters.budget
+    if isinstance(start, AggregatorState):
+        return Aggregator.resume(start, method=method, budget=budget, rounds=rounds, quantize=quantize)
+    w, trial = start
+    expected = meters.expect(trial)
+    return Aggregator(w, method=method, budget=budget, expected=expected, rounds=rounds, quantize=quantize)
+
+
+def trial_broadcast(method: Method, w: Float32) -> Broadcast:
+    """What a trial round begins with: what the run's first broadcast says."""
+    return Broadcast.first(w, method.step_size.first().eta, method.request)

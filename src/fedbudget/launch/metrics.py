@@ -22,7 +22,7 @@ from fedbudget.runs.record import RoundRecord
 _HOST = "127.0.0.1"
 
 
-class Metrics:
+class Metrics(Collector):
     """What is known of a run: its budget, its last round, and what passes between aggregator and nodes.
 
     The engine sets `connected`, and tells the totals of what it counts: `metrics.connected.set(5)`,
@@ -31,9 +31,10 @@ class Metrics:
 
     def __init__(self, budget: Mapping[str, float]) -> None:
         self.registry = CollectorRegistry()
+        self._budget = dict(budget)
+        self._last: RoundRecord | None = None
         self._counted: dict[str, int] = {}
-        self._rounds = _Rounds(budget)
-        self.registry.register(self._rounds)
+        self.registry.register(self)
         self.connected = Gauge("fedbudget_connected_nodes", "Nodes connected now", registry=self.registry)
         self.late = self._counter("late_reports", "Reports that came after their round and were discarded")
         self.dropped = self._counter("dropped_peers", "Peers dropped because they broke the rules")
@@ -44,7 +45,9 @@ class Metrics:
 
     def observe(self, record: RoundRecord) -> None:
         """The record of the last round. Accuracy, which few rounds evaluate, stays until it is evaluated again."""
-        self._rounds.observe(record)
+        if record.accuracy is None and self._last is not None:
+            record = replace(record, accuracy=self._last.accuracy)
+        self._last = record
 
     def count(self, **totals: int) -> None:
         """Counters by name, as they stand now."""
@@ -52,6 +55,25 @@ class Metrics:
             counter = getattr(self, name)
             counter.inc(total - self._counted.get(name, 0))
             self._counted[name] = total
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The gauges of the budget and of the last round, made from its record when they are asked for."""
+        yield _by_resource("budget", "What may be spent", self._budget)
+        last = self._last
+        if last is None:
+            return
+        yield _gauge("round", "The last round", last.round)
+        yield _gauge("tau", "Local updates in the last round", last.tau)
+        yield _gauge("step_size", "Step size of the last round", last.eta)
+        yield _gauge("loss", "Loss of the parameters that the last round started from", last.loss)
+        yield _gauge("best_loss", "The loss of the best parameters so far, on the last round's samples", last.best_loss)
+        yield _gauge("accuracy", "Accuracy on the test samples, when it was last evaluated", last.accuracy)
+        yield _gauge("nodes", "Nodes in the average of the last round", last.nodes)
+        yield _by_resource("spent", "What was spent so far", last.spent)
+        estimates = {"rho": last.rho, "beta": last.beta, "delta": last.delta}
+        yield _family("estimate", "Estimates of rho, beta and delta", ["name"], _rows(estimates))
+        costs = [*_rows(last.c, "step"), *_rows(last.b, "aggregation")]
+        yield _family("round_cost", "Cost of a local update and of an aggregation", ["resource", "part"], costs)
 
     def _counter(self, name: str, what: str) -> Counter:
         return Counter(f"fedbudget_{name}", what, registry=self.registry)
@@ -74,37 +96,6 @@ def serving(metrics: Metrics, address: str) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-class _Rounds(Collector):
-    """The gauges of the budget and of the last round, made from its record when they are asked for."""
-
-    def __init__(self, budget: Mapping[str, float]) -> None:
-        self._budget = dict(budget)
-        self._last: RoundRecord | None = None
-
-    def observe(self, record: RoundRecord) -> None:
-        if record.accuracy is None and self._last is not None:
-            record = replace(record, accuracy=self._last.accuracy)
-        self._last = record
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        yield _by_resource("budget", "What may be spent", self._budget)
-        last = self._last
-        if last is None:
-            return
-        yield _gauge("round", "The last round", last.round)
-        yield _gauge("tau", "Local updates in the last round", last.tau)
-        yield _gauge("step_size", "Step size of the last round", last.eta)
-        yield _gauge("loss", "Loss of the parameters that the last round started from", last.loss)
-        yield _gauge("best_loss", "The loss of the best parameters so far, on the last round's samples", last.best_loss)
-        yield _gauge("accuracy", "Accuracy on the test samples, when it was last evaluated", last.accuracy)
-        yield _gauge("nodes", "Nodes in the average of the last round", last.nodes)
-        yield _by_resource("spent", "What was spent so far", last.spent)
-        estimates = {"rho": last.rho, "beta": last.beta, "delta": last.delta}
-        yield _family("estimate", "Estimates of rho, beta and delta", ["name"], _rows(estimates))
-        costs = [*_rows(last.c, "step"), *_rows(last.b, "aggregation")]
-        yield _family("round_cost", "Cost of a local update and of an aggregation", ["resource", "part"], costs)
 
 
 # Values of the labels, and the value itself where it is known.

@@ -1,7 +1,7 @@
 """A run whose simulated nodes are on a Ray cluster; all the rest is here."""
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,12 +15,11 @@ from fedbudget.engines import in_process
 from fedbudget.engines.node_group import NodeGroup
 from fedbudget.engines.simulation import SimulationEngine
 from fedbudget.errors import UserError
-from fedbudget.launch.aggregator import build_aggregator, trial_broadcast
 from fedbudget.launch.inputs import TrainingInputs, distribute, with_batch_size, with_nodes
 from fedbudget.launch.meters import build_meters
-from fedbudget.launch.method import build_method
+from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
-from fedbudget.launch.simulate import absence, build_fleet
+from fedbudget.launch.simulate import absence, build_fleets
 from fedbudget.models.base import Model
 from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.resource import Resource
@@ -54,32 +53,15 @@ def on_ray(
         present = in_process.attendance(settings.nodes, settings.participation, absence(settings))
     summed = not method.combine.needs_reports
     definition = GroupDefinition(settings, inputs.dataset, inputs.model, meters.resources, summed)
-    with (
-        cluster(address) as cpus,
-        closing(
-            RayNodes(
-                definition,
-                nodes=settings.nodes,
-                actors=min(settings.nodes, actors or max(1, int(cpus))),
-                cpus=cpus,
-                present=present,
-            )
-        ) as nodes,
-    ):
+    with cluster(address) as cpus, ExitStack() as stack:
+        actors = min(settings.nodes, actors or max(1, int(cpus)))
+        nodes = RayNodes(definition, nodes=settings.nodes, actors=actors, cpus=cpus, present=present)
+        stack.enter_context(closing(nodes))
         w = inputs.model.initial(settings.seed)
         trial = nodes.trial(trial_broadcast(method, w))
         aggregator = build_aggregator(method, meters, (w, trial), rounds=settings.rounds)
-        yield PreparedRun(
-            settings=settings,
-            dataset=inputs.dataset,
-            model=inputs.model,
-            train=inputs.train,
-            test=inputs.test,
-            meters=meters,
-            aggregator=aggregator,
-            engine=SimulationEngine(aggregator, nodes, meters),
-            repeatable=not overrides,
-        )
+        engine, inputs = SimulationEngine(aggregator, nodes, meters), replace(inputs, settings=settings)
+        yield PreparedRun(**vars(inputs), meters=meters, aggregator=aggregator, engine=engine, repeatable=not overrides)
 
 
 def _smallest(settings: Settings, dataset: Dataset) -> int:
@@ -105,12 +87,8 @@ class GroupDefinition:
         settings, rows = distribute(self.settings, self.dataset)
         train = self.dataset.table(self.dataset.train, self.model.target)
         shards = Shards.of(replace(train, x=_as_writable(train.x)), rows[first:end])
-        counters = ResourceCounters.of(self.resources)
-        fleets = [build_fleet(settings, self.model, shards, range(first, end))]
-        if settings.participation < 1:
-            nodes = range(first, end)
-            fleets = [build_fleet(settings, self.model, shards.only([node - first]), [node]) for node in nodes]
-        return NodeGroup(fleets, counters, summed=self.summed)
+        fleets = build_fleets(settings, self.model, shards, first)
+        return NodeGroup(fleets, ResourceCounters.of(self.resources), summed=self.summed)
 
 
 def _as_writable(array: Samples) -> Samples:

@@ -18,7 +18,6 @@ from fedbudget.engines.remote.compression import BroadcastCompressor
 from fedbudget.engines.remote.members import Member
 from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.node_data import NodeData
-from fedbudget.engines.remote.task import Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from fedbudget.launch.meters import build_meters
@@ -27,9 +26,7 @@ from fedbudget.launch.metrics import Metrics
 from fedbudget.launch.metrics import serving as serving_metrics
 from fedbudget.launch.options import ListenOptions, SecurityOptions
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
-from fedbudget.launch.remote import prepare_remote
-from fedbudget.launch.task import NODES, agree_on_task, compression_of, model_for, table_to_test_on
-from fedbudget.meters.meters import Meters
+from fedbudget.launch.task import NODES, agree_on_task, compression_of, model_for, prepare_remote, table_to_test_on
 from fedbudget.resources import round_usage
 from fedbudget.resources.energy import energy_reader
 from fedbudget.runs.checkpoint import Checkpoint
@@ -87,6 +84,10 @@ def serving(
             metrics.connected.set(connected)
             changed(connected)
 
+        def observe(record: RoundRecord) -> None:
+            metrics.observe(record)
+            metrics.count(**vars(server.counters))
+
         compressor = BroadcastCompressor(compression_of(settings))
         server = AggregatorServer(
             listen.address,
@@ -104,7 +105,7 @@ def serving(
         try:
             opened(server)
             prepared = _gather(settings, overrides, server, compressor, interrupted, test, resumed)
-            yield replace(prepared, callbacks=(_observer(metrics, server),))
+            yield replace(prepared, callbacks=(observe,))
         except UserError as error:
             farewell = Farewell(str(error))
             raise
@@ -113,14 +114,6 @@ def serving(
             raise
         finally:
             server.close(farewell)
-
-
-def _observer(metrics: Metrics, server: AggregatorServer) -> Callable[[RoundRecord], None]:
-    def observe(record: RoundRecord) -> None:
-        metrics.observe(record)
-        metrics.count(**vars(server.counters))
-
-    return observe
 
 
 def _gather(
@@ -140,12 +133,18 @@ def _gather(
         settings, task, model = agree_on_task(settings, method, list(server.descriptions().values()))
         server.start(task)
     else:
-        task = _recalled_task(resumed)
+        with _recalling("what is trained"):
+            task = descriptions.read_task(descriptions.from_bytes(bytes.fromhex(resumed.engine["task"])))
+        with _recalling("who takes part"):
+            members = {str(name): _member(member) for name, member in resumed.engine["members"].items()}
         model = model_for(settings, task.samples)
-        server.start(task, _recalled_members(resumed))
+        server.start(task, members)
     meters = build_meters(settings, network=True)
     if resumed is not None:
-        _restore(meters, server, resumed)
+        with _recalling("what the meters were at"):
+            meters.restore(resumed.engine["meters"])
+            for name, value in resumed.engine["counters"].items():
+                setattr(server.counters, name, int(value))
     over = resumed is not None and resumed.state.phase == "done"  # only its summary is missing: nodes have gone home
     if not server.wait_for(0 if over else nodes, interrupted, ready=True):
         raise Interrupted
@@ -192,27 +191,12 @@ def require_same_settings(path: Path, saved: Settings, wanted: Settings) -> None
             raise UserError(f"{path} goes on as it began: {option} is {before} there, and cannot be {now} now")
 
 
-def _restore(meters: Meters, server: AggregatorServer, resumed: Checkpoint) -> None:
+@contextmanager
+def _recalling(what: str) -> Iterator[None]:
     try:
-        meters.restore(resumed.engine["meters"])
-        for name, value in resumed.engine["counters"].items():
-            setattr(server.counters, name, int(value))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"the checkpoint does not say what the meters were at: {error}") from None
-
-
-def _recalled_task(resumed: Checkpoint) -> Task:
-    try:
-        return descriptions.read_task(descriptions.from_bytes(bytes.fromhex(resumed.engine["task"])))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"the checkpoint does not say what is trained: {error}") from None
-
-
-def _recalled_members(resumed: Checkpoint) -> dict[str, Member]:
-    try:
-        return {str(name): _member(member) for name, member in resumed.engine["members"].items()}
+        yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"the checkpoint does not say who takes part: {error}") from None
+        raise UserError(f"the checkpoint does not say {what}: {error}") from None
 
 
 def _member(saved: Mapping[str, Any]) -> Member:

@@ -1,7 +1,6 @@
 """A run whose nodes are simulated in this process; of the baselines too."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,9 @@ from fedbudget.engines.asynchronous import AsynchronousEngine
 from fedbudget.engines.centralized import CentralizedEngine
 from fedbudget.engines.engine import Engine
 from fedbudget.engines.in_process import InProcessEngine
-from fedbudget.launch.aggregator import build_aggregator, trial_broadcast
 from fedbudget.launch.inputs import TrainingInputs, batch_of, distribute, with_batch_size
 from fedbudget.launch.meters import build_meters
-from fedbudget.launch.method import build_method
+from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
@@ -42,17 +40,9 @@ def simulate(settings: Settings, overrides: Overrides = NOTHING) -> SimulatedRun
     settings = with_batch_size(settings, int(shards.size.min()))
     meters = build_meters(settings)
     aggregator, engine = _engine(settings, overrides, inputs, shards, meters)
+    inputs = replace(inputs, settings=settings)
     return SimulatedRun(
-        settings=settings,
-        dataset=inputs.dataset,
-        model=inputs.model,
-        train=inputs.train,
-        test=inputs.test,
-        meters=meters,
-        aggregator=aggregator,
-        engine=engine,
-        repeatable=not overrides,
-        shards=shards,
+        **vars(inputs), meters=meters, aggregator=aggregator, engine=engine, repeatable=not overrides, shards=shards
     )
 
 
@@ -74,19 +64,21 @@ def _engine(
         speeds = settings.speeds or asynchronous.default_speeds(len(shards))
         ledger = asynchronous.open_ledger(meters, shards, speeds)
         return None, AsynchronousEngine(model, shards, speeds=speeds, ledger=ledger, rounds=settings.rounds, **common)
-    twin = build_fleet(settings, model, shards)
+    twin = Fleet(model, shards, batch=batch_of(settings), seed=settings.seed)
     trial = round_usage([in_process.trial([twin], trial_broadcast(method, w), meters.counters())])
     aggregator = build_aggregator(method, meters, (w, trial), rounds=settings.rounds)
-    if settings.participation == 1:
-        return aggregator, InProcessEngine(aggregator, [build_fleet(settings, model, shards)], meters)
-    alone = [build_fleet(settings, model, shards.only([node]), [node]) for node in range(len(shards))]
-    present = in_process.some_absent(alone, settings.participation, absence(settings))
-    return aggregator, InProcessEngine(aggregator, alone, meters, present)
+    fleets, present = build_fleets(settings, model, shards), None
+    if settings.participation < 1:
+        present = in_process.some_absent(fleets, settings.participation, absence(settings))
+    return aggregator, InProcessEngine(aggregator, fleets, meters, present)
 
 
-def build_fleet(settings: Settings, model: Model, shards: Shards, numbers: Sequence[int] | None = None) -> Fleet:
-    """Nodes as one fleet, with their numbers among all nodes of the run."""
-    return Fleet(model, shards, batch=batch_of(settings), seed=settings.seed, numbers=numbers)
+def build_fleets(settings: Settings, model: Model, shards: Shards, first: int = 0) -> list[Fleet]:
+    """Nodes as one fleet or, where they may be absent, each as its own; their numbers in the run begin with `first`."""
+    nodes = range(len(shards))
+    parts = [(shards, nodes)] if settings.participation == 1 else [(shards.only([n]), range(n, n + 1)) for n in nodes]
+    batch, seed = batch_of(settings), settings.seed
+    return [Fleet(model, part, batch=batch, seed=seed, numbers=[first + n for n in own]) for part, own in parts]
 
 
 def absence(settings: Settings) -> np.random.Generator:

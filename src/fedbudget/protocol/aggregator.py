@@ -36,22 +36,12 @@ from fedbudget.arrays import Float32
 from fedbudget.budget import Budget, Costs, Ledger
 from fedbudget.control import ControlInputs, Decision, Estimates, Reason
 from fedbudget.errors import UserError
+from fedbudget.protocol import steps
 from fedbudget.protocol.drift import Divergence, DriftState
 from fedbudget.protocol.estimates import next_estimates
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState, Phase
-from fedbudget.protocol.steps import (
-    Quantize,
-    charged,
-    combined,
-    final_round,
-    moved,
-    with_coming_delta,
-    with_drift,
-    with_losses,
-    with_verdict,
-)
 from fedbudget.protocol.sums import Reports, ReportsHere, Sums
 from fedbudget.step_size import StepSizeInputs
 
@@ -128,7 +118,7 @@ class Aggregator:
         budget: Budget,
         expected: Costs,
         rounds: int | None = None,
-        quantize: Quantize | None = None,
+        quantize: steps.Quantize | None = None,
     ) -> None:
         ledger = Ledger.open(budget, expected)
         self.method = method
@@ -157,7 +147,7 @@ class Aggregator:
         method: Method,
         budget: Budget,
         rounds: int | None = None,
-        quantize: Quantize | None = None,
+        quantize: steps.Quantize | None = None,
     ) -> "Aggregator":
         """The aggregator that had this state; the other arguments are what that one was made with."""
         if state.spent.shape != budget.array.shape:
@@ -190,24 +180,25 @@ class Aggregator:
         broadcast, method = self._require_pending(report), self.method
         reports = ReportsHere(report) if isinstance(report, Report) else report
         sums, ledger = reports.sums, self.ledger.charge(max(1, broadcast.tau), costs, expected)
-        state, best = with_losses(charged(self.state, ledger), sums)
+        state, best = steps.with_losses(steps.charged(self.state, ledger), sums)
         if state.phase is Phase.FINAL:
             self.last = self._round(state, broadcast, sums, kept=())
             return self._answer(replace(state, phase=Phase.DONE))
-        state, recover = with_verdict(replace(state, t=state.t + broadcast.tau), sums, adapts=method.step_size.adapts)
-        mean = None if recover else combined(method.combine, report, sums)
-        state, mean, recover = moved(state, method.update, mean, self._quantize)
+        state = replace(state, t=state.t + broadcast.tau)
+        state, recover = steps.with_verdict(state, sums, adapts=method.step_size.adapts)
+        mean = None if recover else steps.combined(method.combine, report, sums)
+        state, mean, recover = steps.moved(state, method.update, mean, self._quantize)
         kept: tuple[str, ...] = ()
         if broadcast.request.estimate:
             estimates, kept = next_estimates(state.estimates, reports, broadcast, mean)
             state = replace(state, estimates=estimates)
         if state.drift is not None:
-            state = with_drift(state, state.drift, report, sums, broadcast, recover=recover)
+            state = steps.with_drift(state, state.drift, report, sums, broadcast, recover=recover)
         round_ = self._round(state, broadcast, sums, kept=kept)
         follow = method.step_size.recover if recover else method.step_size.next
         state = replace(state, step_size=follow(state.step_size, StepSizeInputs(sums.largest_beta, ledger.share)))
         if broadcast.stop:
-            state = final_round(state, best=best)
+            state = steps.final_round(state, best=best)
         else:
             state = self._announce(state, self._decision(state, recover=recover), best=best)
         self.last = round_  # when nothing can fail any more, of what may be the user's own
@@ -216,7 +207,7 @@ class Aggregator:
     def charge(self, costs: Costs) -> None:
         """What was spent besides rounds that were counted: on one that did not come together, say."""
         ledger = self.ledger
-        self.state = charged(self.state, ledger.charge(0, costs, ledger.costs))
+        self.state = steps.charged(self.state, ledger.charge(0, costs, ledger.costs))
 
     def interrupt(self, costs: Costs | None = None) -> Outcome:
         """Ends the run where it is, with w^f as known.
@@ -254,7 +245,7 @@ class Aggregator:
             return broadcast
         if drift.coming.correct and broadcast.tau > 0:
             drift = replace(drift, coming=replace(drift.coming, correct=False))
-            state = with_coming_delta(state, drift)
+            state = steps.with_coming_delta(state, drift)
         self.state = replace(state, drift=drift)
         return self.state.broadcast
 
@@ -285,9 +276,8 @@ class Aggregator:
         if isinstance(report, Report):
             report.require_answers(broadcast)
         elif self.method.combine.needs_reports:
-            raise UserError(
-                f"{type(self.method.combine).__name__} needs every node's report, and here only sums arrive"
-            )
+            rule = type(self.method.combine).__name__
+            raise UserError(f"{rule} needs every node's report, and here only sums arrive")
         return broadcast
 
     def _decision(self, state: _State, *, recover: bool) -> Decision:
@@ -308,7 +298,8 @@ class Aggregator:
             fits, stopped_by = ledger.affordable_tau()
             if fits < 1:
                 state = replace(state, decision=decision, stopped_by=stopped_by)
-                return final_round(state, best=best) if ledger.can_evaluate() else replace(state, phase=Phase.DONE)
+                over = not ledger.can_evaluate()
+                return replace(state, phase=Phase.DONE) if over else steps.final_round(state, best=best)
             if fits < decision.tau:
                 decision = Decision(int(fits), Reason.BUDGET)
             else:

@@ -5,7 +5,7 @@ many nodes can make by itself (sums.py); any other rule is given every node's w_
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -34,9 +34,7 @@ class CombineRule(Protocol):
 class WeightedMean:
     """Σ D_i w_i / Σ D_i, eq. (5), along the tree of nodes (tree.py)."""
 
-    @property
-    def needs_reports(self) -> bool:
-        return False
+    needs_reports: ClassVar[bool] = False
 
     def combine(self, w: Float32, sizes: Int64, nodes: Int64) -> Float32:
         return np.asarray(add_up(nodes, sizes.astype(np.float64), w) / float(sizes.sum()), np.float32)

@@ -195,8 +195,10 @@ class Correction:
     def with_mean(self, mean: Float32) -> "Correction":
         """With c as it is now, and so the shifts of the coming interval."""
         shift = mean - self.own
-        return replace(self, mean=mean, shift=shift, plain=_norms(shift), corrected=_norms(shift - self.shift))
+        return replace(self, mean=mean, shift=shift, plain=norms(shift), corrected=norms(shift - self.shift))
 
 
-def _norms(vectors: Float32) -> Float64:
-    return np.asarray(np.sqrt(np.square(vectors, dtype=np.float64).sum(axis=1)))
+def norms(vectors: Float32) -> Float64:
+    """‖v_i‖ of each node, [nodes, ...]; what diverged gives no number, and so no estimate."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(np.sqrt(np.square(vectors, dtype=np.float64).sum(axis=1)))

@@ -40,6 +40,11 @@ def mini_batches(batch: int | None) -> int:
     return 1 if batch is None else -(-ENOUGH // batch)
 
 
+def one_of(indices: BatchIndices, number: int) -> BatchIndices:
+    """One of the mini-batches; contiguous like all of them, or the kernels would be compiled a second time."""
+    return BatchIndices(np.ascontiguousarray(indices.positions[:, number : number + 1]), indices.group)
+
+
 def gather(model: Model, shards: Shards, indices: BatchIndices, w: Float32, best: Float32, points: Float32) -> Evidence:
     """Looks at all mini-batches of `indices`.
 
@@ -51,7 +56,7 @@ def gather(model: Model, shards: Shards, indices: BatchIndices, w: Float32, best
     steepest, size = np.zeros_like(points), np.zeros(len(shards))
     with np.errstate(over="ignore", invalid="ignore"):  # what diverged gives no number, and so no estimate
         for number in range(indices.updates):
-            one = BatchIndices(np.ascontiguousarray(indices.positions[:, number : number + 1]), indices.group)
+            one = one_of(indices, number)
             here = model.descend(w[None], shards, one, 0.0, best)
             there = model.descend(points, shards, one, 0.0)
             assert here.best_losses is not None

@@ -29,8 +29,8 @@ from fedbudget.arrays import Float32, Float64
 from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards
 from fedbudget.models.base import Descent, Model
-from fedbudget.protocol.drift import Correction, mean_gradient, next_mean
-from fedbudget.protocol.evidence import Evidence, gather, mini_batches
+from fedbudget.protocol.drift import Correction, mean_gradient, next_mean, norms
+from fedbudget.protocol.evidence import Evidence, gather, mini_batches, one_of
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
 from fedbudget.protocol.state import FleetState
 
@@ -99,9 +99,8 @@ class Fleet:
         """Goes on from here as the fleet would that `memory` was taken from: one of the same nodes."""
         shape = (len(self.shards), self.model.parameters)
         if memory.losses.shape != shape[:1] or memory.best.shape != shape[1:]:
-            raise LocalError(
-                f"a memory of {len(memory.losses)} nodes and {memory.best.size} parameters is not of {shape}"
-            )
+            known = f"{len(memory.losses)} nodes and {memory.best.size} parameters"
+            raise LocalError(f"a memory of {known} is not of {shape}")
         self._broadcast, self._w, self._best, self._losses = memory.broadcast, memory.w, memory.best, memory.losses
         self._best_known, self._steepest, self._correction = memory.best_known, memory.steepest, memory.correction
         self.sampler.go_to(memory.position)
@@ -114,9 +113,8 @@ class Fleet:
 
     def receive(self, broadcast: Broadcast) -> None:
         if broadcast.w.shape != (self.model.parameters,):
-            raise PeerError(
-                f"w has shape {broadcast.w.shape}; {self.model.name} has {self.model.parameters} parameters"
-            )
+            model = self.model
+            raise PeerError(f"w has shape {broadcast.w.shape}; {model.name} has {model.parameters} parameters")
         if broadcast.tau < 0:
             raise PeerError(f"tau is {broadcast.tau}")
         self._follow_best(broadcast)
@@ -134,7 +132,7 @@ class Fleet:
         if several is not None and self._best is not None:
             self._evidence = gather(self.model, self.shards, several, broadcast.w, self._best, points)
         elif broadcast.tau > 0:
-            self._local = self.model.descend(points, self.shards, _first(self._indices), 0.0)
+            self._local = self.model.descend(points, self.shards, one_of(self._indices, 0), 0.0)
 
     def _points(self, own: Float32, broadcast: Broadcast, before: Broadcast) -> tuple[Float32, Float64]:
         """Where loss and gradient are compared with those at w(t₀), [nodes, parameters], and how far from there it is.
@@ -160,7 +158,7 @@ class Fleet:
             return np.repeat((w + way)[None], len(self.shards), axis=0)
         length = np.linalg.norm(way.astype(np.float64))
         with np.errstate(divide="ignore", invalid="ignore"):
-            direction = self._steepest / _norms(self._steepest)[:, None]
+            direction = self._steepest / norms(self._steepest)[:, None]
         return np.asarray(w + length * np.where(np.isfinite(direction), direction, 0), np.float32)
 
     def _follow_best(self, broadcast: Broadcast) -> None:
@@ -223,29 +221,20 @@ class Fleet:
     def report(self) -> Report:
         if self._broadcast is None or self._losses is None or self._best_losses is None:
             raise LocalError("report comes after update")
-        rho = beta = gradients = plain = corrected = None
         broadcast, descent = self._broadcast, self._descent
-        wanted = broadcast.report_fields
-        if descent is not None and "rho" in wanted:
+        report = Report(broadcast.round, self.numbers, self.shards.size, self._losses, self._best_losses)
+        if descent is None:
+            return report
+        report, wanted = replace(report, w=descent.w), broadcast.report_fields
+        if "rho" in wanted:
             rho, beta = self._slopes(descent)
-        if descent is not None and "gradients" in wanted:
+            report = replace(report, rho=rho, beta=beta)
+        if "gradients" in wanted:
             shift = self._shift()
-            gradients = descent.gradients if shift is None else descent.gradients + shift
-        if self._correction is not None and "plain" in wanted:
-            plain, corrected = self._correction.plain, self._correction.corrected
-        return Report(
-            round=broadcast.round,
-            nodes=self.numbers,
-            sizes=self.shards.size,
-            losses=self._losses,
-            best_losses=self._best_losses,
-            w=None if descent is None else descent.w,
-            rho=rho,
-            beta=beta,
-            gradients=gradients,
-            plain=plain,
-            corrected=corrected,
-        )
+            report = replace(report, gradients=descent.gradients if shift is None else descent.gradients + shift)
+        if "plain" in wanted and self._correction is not None:
+            report = replace(report, plain=self._correction.plain, corrected=self._correction.corrected)
+        return report
 
     def _slopes(self, descent: Descent) -> tuple[Float64, Float64]:
         """ρ̂_i and β̂_i between w_i(t₀) and w(t₀); NaN of nodes that have just joined and have no w_i(t₀)."""
@@ -253,17 +242,15 @@ class Fleet:
             if self._evidence is not None:
                 losses, gradients = self._evidence.loss_change, self._evidence.steepest
             elif self._local is not None:
-                losses, gradients = (
-                    np.abs(self._local.losses - descent.losses),
-                    self._local.gradients - descent.gradients,
-                )
+                losses = np.abs(self._local.losses - descent.losses)
+                gradients = self._local.gradients - descent.gradients
             else:
                 none = np.full(len(self.shards), np.nan)
                 return none, none
         assert self._distance is not None
         if self._probes:
             self._steepest = gradients
-        return _slope(losses, self._distance), _slope(_norms(gradients), self._distance)
+        return _slope(losses, self._distance), _slope(norms(gradients), self._distance)
 
     def _shift(self) -> Float32 | None:
         """What is added to gradients in this round, [nodes, parameters]."""
@@ -276,21 +263,10 @@ class Fleet:
         return None if known else self._best
 
 
-def _first(indices: BatchIndices) -> BatchIndices:
-    # Contiguous like the whole, or the kernels would be compiled a second time.
-    return BatchIndices(np.ascontiguousarray(indices.positions[:, :1]), indices.group)
-
-
-def _norms(vectors: Float32) -> Float64:
-    """‖v_i‖ of each node, [nodes, ...]; what diverged gives no number, and so no estimate."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.asarray(np.sqrt(np.square(vectors, dtype=np.float64).sum(axis=1)))
-
-
 def _distances(ours: Float32, theirs: Float32) -> Float64:
     """‖ours_i - theirs_i‖ of each node."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return _norms(ours - theirs)
+        return norms(ours - theirs)
 
 
 def _slope(change: Float64, distance: Float64) -> Float64:

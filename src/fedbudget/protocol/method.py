@@ -38,9 +38,8 @@ class Method:
 
     def __post_init__(self) -> None:
         if not self.combine.needs_reports and not isinstance(self.combine, WeightedMean):
-            raise UserError(
-                f"{type(self.combine).__name__} must say that it needs reports: sums give the weighted mean"
-            )
+            name = type(self.combine).__name__
+            raise UserError(f"{name} must say that it needs reports: sums give the weighted mean")
         for rule, plain in ((self.update, Average), (self.combine, WeightedMean)):
             if self.correct_drift and not isinstance(rule, plain):
                 # Nodes learn c from w(t₀) and w(t), and are right only where w(t) is the mean of all w_i(t).

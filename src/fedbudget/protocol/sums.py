@@ -152,10 +152,8 @@ class ReportsHere:
         self._weights = report.sizes.astype(np.float64)
         self._begins = report.nodes[:1] if begins is None else begins
         self._usable = np.ones(len(report.nodes), dtype=bool)
-        w = self._vectors(report.w)
-        if (
-            report.w is not None and w is not None and not np.isfinite(w).all()
-        ):  # then some w_i is not; sums of finite ones always are
+        w = self._vectors(report.w)  # where it is not finite, some w_i is not: sums of finite ones always are
+        if report.w is not None and w is not None and not np.isfinite(w).all():
             self._usable = np.asarray(np.isfinite(report.w).all(axis=1))
             w = self._vectors(report.w)
         self.sums = Sums(

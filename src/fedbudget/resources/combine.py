@@ -46,10 +46,8 @@ def once_per_host(name: str, nodes: Sequence[NodeCosts], own: float | None) -> C
         host = machine(reading.host)
         steps[host] = max(steps.get(host, 0.0), reading.step)
         wholes[host] = max(wholes.get(host, 0.0), reading.whole)
-    estimated = any(is_estimate(reading.host) for _, reading in read)
-    return CombinedReading(
-        sum(steps.values()), sum(wholes.values()), _count([costs for costs, _ in read]), estimated=estimated
-    )
+    count, estimated = _count([costs for costs, _ in read]), any(is_estimate(reading.host) for _, reading in read)
+    return CombinedReading(sum(steps.values()), sum(wholes.values()), count, estimated)
 
 
 def _count(nodes: Sequence[NodeCosts]) -> int:

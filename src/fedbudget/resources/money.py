@@ -24,8 +24,7 @@ class Prices:
     price_per_gigabyte: float = 0.1
 
     def __post_init__(self) -> None:
-        require_not_negative(self.price_per_hour, "price-per-hour")
-        require_not_negative(self.price_per_gigabyte, "price-per-gigabyte")
+        require_not_negative(self)
 
     def read(self, usage: RoundUsage, time: Cost) -> Cost:
         rate = self.price_per_hour / 3600 * usage.nodes

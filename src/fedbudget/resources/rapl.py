@@ -22,31 +22,22 @@ _TOP_LEVEL = re.compile(r"intel-rapl:[0-9]+")
 
 
 class Rapl:
-    """The energy of this machine's processors since this was made."""
+    """The energy of this machine's processors since this was made; a `MeterError` where that cannot be read."""
 
-    def __init__(self, packages: "list[_Package]") -> None:
+    def __init__(self, root: Path = POWERCAP) -> None:
         self.host = this_host()
         """Of which machine, without saying its name."""
-        self._packages = packages
-        self._last = [package.microjoules() for package in packages]
+        self._packages = _packages(root)
+        self._last = [package.microjoules() for package in self._packages]
         self._total = 0
 
     @classmethod
     def find(cls, root: Path = POWERCAP) -> "Rapl | None":
-        """This machine's, if it has one that we may read; `why_not` says what is in the way."""
+        """This machine's, if it has one that we may read."""
         try:
-            return cls(_packages(root))
+            return cls(root)
         except MeterError:
             return None
-
-    @classmethod
-    def why_not(cls, root: Path = POWERCAP) -> str | None:
-        """Why `find` finds nothing, in words; None when it does."""
-        try:
-            cls(_packages(root))
-        except MeterError as error:
-            return str(error)
-        return None
 
     def read(self) -> float:
         """Joules since this was made, of all packages together."""

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
-from fedbudget.errors import UserError, WorkError
+from fedbudget.errors import UserError, WorkError, key
 from fedbudget.resources.combine import once_per_host, total
 from fedbudget.resources.usage import CombinedReading, NodeCosts, RoundUsage
 
@@ -69,10 +69,7 @@ class Meter(Protocol):
         """The cost of a round in this meter's resource, from what it used and from the time that it took."""
 
 
-class TimeMeter(Protocol):
-    @property
-    def source(self) -> Source: ...
-
+class TimeMeter(Meter, Protocol):
     def read(self, usage: RoundUsage, time: Cost | None = None) -> Cost:
         """The time of a round that was made."""
 
@@ -156,7 +153,8 @@ class Counted:
         return self.read(usage)
 
 
-def require_not_negative(value: float, setting: str) -> None:
-    """Refuses what a user cannot mean to declare."""
-    if not 0 <= value < float("inf"):
-        raise UserError(f"{setting} must be a number that is not negative, not {value:g}")
+def require_not_negative(declared: object) -> None:
+    """Refuses what a user cannot mean to declare, of any field."""
+    for name, value in vars(declared).items():
+        if not 0 <= value < math.inf:
+            raise UserError(f"{key(name)} must be a number that is not negative, not {value:g}")

@@ -62,27 +62,19 @@ class Checkpoint:
             tensors, plain = _read(path)
             state = restore(method.state_type(tensors["w"]), plain["state"], tensors)
             state.require_possible()
-            rest = restore(_Rest, {name: plain[name] for name in ("records", "engine")}, {})
-            _check_records(state, rest.records)
+            records, engine = restore(tuple[tuple[str, ...], dict[str, Any]], [plain["records"], plain["engine"]], {})
+            _check_records(state, records)
         except (OSError, SafetensorError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
             raise UserError(f"{path}: the checkpoint cannot be read: {error}") from None
-        return cls(state, rest.records, rest.engine)
+        return cls(state, records, engine)
 
     def to_bytes(self) -> bytes:
         state, arrays = flatten(self.state)
         # Little-endian and in one piece, as files have them, or the checksum would be another on some machines.
         arrays = {name: np.ascontiguousarray(values, values.dtype.newbyteorder("<")) for name, values in arrays.items()}
-        text = json.dumps(
-            {"version": _VERSION, "state": state, "records": self.records, "engine": dict(self.engine)},
-            separators=(",", ":"),
-        )
+        plain = {"version": _VERSION, "state": state, "records": self.records, "engine": dict(self.engine)}
+        text = json.dumps(plain, separators=(",", ":"))
         return save(arrays, {_KIND: _checksum(arrays, text) + text})  # one key: several are written in any order
-
-
-@dataclass(frozen=True)
-class _Rest:
-    records: tuple[str, ...]
-    engine: dict[str, Any]
 
 
 def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:

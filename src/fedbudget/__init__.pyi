@@ -1,0 +1,29 @@
+# The public names of fedbudget, and where they come from; __init__.py reads this list too.
+from fedbudget.budget import Budget as Budget
+from fedbudget.control import (
+    AdaptiveTau as AdaptiveTau,
+    ControlInputs as ControlInputs,
+    Controller as Controller,
+    Decision as Decision,
+    Estimates as Estimates,
+    FixedTau as FixedTau,
+    Reason as Reason,
+)
+from fedbudget.data.dataset import Dataset as Dataset
+from fedbudget.errors import FedbudgetError as FedbudgetError, UserError as UserError, WorkError as WorkError
+from fedbudget.models.function import FunctionModel as FunctionModel
+from fedbudget.protocol.combine import CombineRule as CombineRule, WeightedMean as WeightedMean
+from fedbudget.protocol.update import Average as Average, ServerMomentum as ServerMomentum, UpdateRule as UpdateRule
+from fedbudget.runs.record import RoundRecord as RoundRecord
+from fedbudget.settings import Settings as Settings
+from fedbudget.step_size import (
+    AutoStep as AutoStep,
+    FixedStep as FixedStep,
+    StepSize as StepSize,
+    StepSizeInputs as StepSizeInputs,
+    StepSizeState as StepSizeState,
+)
+from fedbudget.training import Result as Result, train as train
+
+__all__: list[str]
+__version__: str
