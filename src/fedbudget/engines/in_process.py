@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class InProcessEngine(SimulationEngine):
         super().__init__(aggregator, InProcessNodes(meters.counters(), present or itertools.repeat(fleets)), meters)
 
 
+@dataclass(eq=False)
 class InProcessNodes:
     """Fleets in this process.
 
@@ -42,15 +43,12 @@ class InProcessNodes:
       before: those in the round before, who have nothing to catch up on.
     """
 
-    def __init__(
-        self, counters: ResourceCounters, present: Iterator[Sequence[Fleet]], before: Sequence[Fleet] = ()
-    ) -> None:
-        self._counters = counters
-        self._present = present
-        self._before = before
+    counters: ResourceCounters
+    present: Iterator[Sequence[Fleet]]
+    before: Sequence[Fleet] = ()
 
     def answer(self, broadcast: Broadcast) -> tuple[Report, Sequence[NodeCosts]]:
-        now, fleets = self._counters.read, next(self._present)
+        now, fleets = self.counters.read, next(self.present)
         began = now()
         for fleet in fleets:
             fleet.receive(broadcast)
@@ -59,11 +57,11 @@ class InProcessNodes:
             fleet.update()
         took = now() - updating
         report = Report.merge([fleet.report() for fleet in fleets])
-        nodes, before = len(report.nodes), self._before
-        informed = sum(len(fleet.numbers) for fleet in fleets if fleet in before)
-        self._before = fleets
+        nodes = len(report.nodes)
+        informed = sum(len(fleet.numbers) for fleet in fleets if fleet in self.before)
+        self.before = fleets
         broadcasts = informed * broadcast.wire_bytes + (nodes - informed) * broadcast.wire_bytes_with_catch_up
-        readings = self._counters.readings(took, now() - began, max(1, broadcast.tau))
+        readings = self.counters.readings(took, now() - began, max(1, broadcast.tau))
         return report, [NodeCosts(readings, nodes, broadcasts + report.wire_bytes, here=True)]
 
 

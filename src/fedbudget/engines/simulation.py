@@ -3,10 +3,11 @@
 The clock stands still while a round is observed, and runs at all other times; only the local updates count as such.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from fedbudget.engines.engine import Engine, Observer
+from fedbudget.engines.engine import Condition, Engine, Observer, Save
 from fedbudget.meters.meters import Meters
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import Broadcast, Report
@@ -22,25 +23,16 @@ class SimulatedNodes(Protocol):
         """One round, by those who take part in it, and what it took at each, or at each group of them."""
 
 
+@dataclass(eq=False)
 class SimulationEngine(Engine):
-    """Carries messages between an aggregator and simulated nodes.
+    """Carries messages between an aggregator and simulated nodes."""
 
-    The clock stands still while a round is observed.
-    """
+    aggregator: Aggregator
+    nodes: SimulatedNodes
+    meters: Meters
 
-    def __init__(self, aggregator: Aggregator, nodes: SimulatedNodes, meters: Meters) -> None:
-        self.aggregator = aggregator
-        self.nodes = nodes
-        self._meters = meters
-
-    def run(
-        self,
-        *,
-        observe: Observer,
-        interrupted: Callable[[], bool] = lambda: False,
-        save: Callable[[], None] = lambda: None,
-    ) -> Outcome:
-        aggregator, meters, now = self.aggregator, self._meters, self._meters.counters().read
+    def run(self, *, observe: Observer, interrupted: Condition = lambda: False, save: Save = lambda: None) -> Outcome:
+        aggregator, meters, now = self.aggregator, self.meters, self.meters.counters().read
         message: Broadcast | Outcome = aggregator.start()
         mark = now()
         while isinstance(message, Broadcast):
