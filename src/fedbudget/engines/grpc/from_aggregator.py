@@ -15,7 +15,7 @@ from fedbudget.engines.grpc.layout import Layout
 from fedbudget.engines.grpc.stream import VectorBytes, decode_vector, field_tag, first_part, more_parts, parse, quoted
 from fedbudget.engines.remote import compression
 from fedbudget.engines.remote import wire_pb2 as pb
-from fedbudget.engines.remote.descriptions import describe, read_welcome, require_short
+from fedbudget.engines.remote.descriptions import describe, read_welcome
 from fedbudget.engines.remote.messages import Farewell, RoundRequest, Welcome
 from fedbudget.engines.remote.task import Task
 from fedbudget.protocol.messages import Broadcast, PeerError
@@ -127,7 +127,9 @@ class AggregatorReader:
         message = pb.FromAggregator()
         kind = parse(message, data)
         if kind == "farewell":
-            return Farewell(require_short("reason", message.farewell.reason, 2000), message.farewell.again)
+            if len(message.farewell.reason) > 2000:
+                raise PeerError(f"a reason of {len(message.farewell.reason)} characters")
+            return Farewell(message.farewell.reason, message.farewell.again)
         if kind == "welcome" and self._task is None:
             welcome = read_welcome(message.welcome)
             self._task = welcome.task
