@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to Ray's makers, unless someone wants them
 
@@ -42,8 +42,6 @@ KEPT = 20
 _PATIENCE = 10.0  # seconds, for a cluster to be reached
 _ATTEMPTS = 4  # to get one answer out of a group whose actor is lost again and again
 _SPARE = 8  # units that a group's nodes are counted in, at least, so that groups are made up of few branches
-
-T = TypeVar("T")
 
 
 class GroupFactory(Protocol):

@@ -203,7 +203,7 @@ def _restore(meters: Meters, server: AggregatorServer, resumed: Checkpoint) -> N
 
 def _recalled_task(resumed: Checkpoint) -> Task:
     try:
-        return descriptions.read_task(descriptions.from_bytes(bytes.fromhex(resumed.engine["task"])))
+        return descriptions.read(Task, descriptions.from_bytes(bytes.fromhex(resumed.engine["task"])))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"the checkpoint does not say what is trained: {error}") from None
 

@@ -6,7 +6,6 @@ one field is checked below. What breaks the rules raises `PeerError` with a reas
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, TypeVar, get_origin
 
 import msgspec
@@ -47,19 +46,8 @@ def from_bytes(data: bytes) -> pb.Description:
         raise PeerError("bytes that are no description") from None
 
 
-def read_hello(description: pb.Description) -> Hello:
-    return _read(Hello, description, _check_hello)
-
-
-def read_welcome(description: pb.Description) -> Welcome:
-    return _read(Welcome, description, _check_welcome)
-
-
-def read_task(description: pb.Description) -> Task:
-    return _read(Task, description, _check_task)
-
-
-def _read(kind: type[_Described], description: pb.Description, check: Callable[[_Described], None]) -> _Described:
+def read(kind: type[_Described], description: pb.Description) -> _Described:
+    """What `describe` was given."""
     if description.version != VERSION:
         raise PeerError(
             f"it speaks version {description.version} of the protocol, and this is version {VERSION}; install the same "
@@ -69,7 +57,7 @@ def _read(kind: type[_Described], description: pb.Description, check: Callable[[
         value = msgspec.msgpack.decode(description.value, type=kind, dec_hook=_array_in)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise PeerError(f"a {kind.__name__.lower()} that cannot be read: {error}") from None
-    check(value)
+    _check(value)
     return value
 
 
@@ -83,16 +71,17 @@ def _array_in(annotation: Any, data: Any) -> Float64:
     return np.frombuffer(data, "<f8").astype(np.float64)
 
 
-def _check_hello(hello: Hello) -> None:
-    if not hello.samples.sizes:
-        raise PeerError("a node without samples")
-    _check_samples(hello.samples)
-
-
-def _check_welcome(welcome: Welcome) -> None:
-    if list(welcome.numbers) != sorted(set(welcome.numbers)):
-        raise PeerError("nodes' numbers that are not in rising order")
-    _check_task(welcome.task)
+def _check(value: Hello | Welcome | Task) -> None:
+    if isinstance(value, Hello):
+        if not value.samples.sizes:
+            raise PeerError("a node without samples")
+        _check_samples(value.samples)
+    elif isinstance(value, Welcome):
+        if list(value.numbers) != sorted(set(value.numbers)):
+            raise PeerError("nodes' numbers that are not in rising order")
+        _check(value.task)
+    else:
+        _check_task(value)
 
 
 def _check_task(task: Task) -> None:
