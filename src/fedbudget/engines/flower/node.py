@@ -44,16 +44,18 @@ _warm: set[str] = set()  # runs that this process has made an update of
 
 def reply(message: Message, context: Context, setup: Setup) -> Message:
     """What the node's samples are like, what a round takes before the first, or a round."""
-    content = message.content
+    content, kind = message.content, message.metadata.message_type
     try:
+        welcome = None if kind == "query.describe" else records.welcome_in(content)
+        request = None if kind.startswith("query") else records.request_in(content)
         node = setup(context)
         worker = Worker(node.data, device=node.device)
-        if message.metadata.message_type == "query.describe":
+        if welcome is None:
             answer = records.hello_out(Hello(str(context.node_id), node.data.samples()), node.partition)
-        elif message.metadata.message_type == "query.trial":
-            answer = records.costs_out(worker.start(records.welcome_in(content)))
+        elif request is None:
+            answer = records.costs_out(worker.start(welcome))
         else:
-            answer = _train(worker, records.welcome_in(content), records.request_in(content), context.state)
+            answer = _train(worker, welcome, request, context.state)
     except (UserError, PeerError) as error:
         answer = records.refusal_out(str(error))
     return Message(answer, reply_to=message)
