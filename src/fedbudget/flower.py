@@ -23,7 +23,6 @@ import fedbudget.engines.flower  # before Flower itself, which looks at what it 
 if TYPE_CHECKING:
     from fedbudget.engines.flower.node import NodeSetup
     from fedbudget.engines.remote.node_data import NodeData
-    from fedbudget.launch.prepared import PreparedRun
     from fedbudget.runs.record import RoundRecord
     from fedbudget.training import Result
 
@@ -54,23 +53,13 @@ def client_app(data: "Callable[[Context], NodeData] | None" = None) -> ClientApp
 
         return node_setup(context.node_config, context.run_config, None if data is None else data(context))
 
-    @app.query("describe")
-    def describe(message: Message, context: Context) -> Message:
-        from fedbudget.engines.flower import node
-
-        return node.describe(message, context, setup)
-
-    @app.query("trial")
-    def trial(message: Message, context: Context) -> Message:
-        from fedbudget.engines.flower import node
-
-        return node.trial(message, context, setup)
-
     @app.train()
-    def train(message: Message, context: Context) -> Message:
+    @app.query("trial")
+    @app.query("describe")
+    def reply(message: Message, context: Context) -> Message:
         from fedbudget.engines.flower import node
 
-        return node.train(message, context, setup)
+        return node.reply(message, context, setup)
 
     return app
 
@@ -85,12 +74,16 @@ def aggregate(grid: Grid, context: Context, *, plot: bool = True) -> "Result":
     from fedbudget.launch.flower_configuration import read_run
     from fedbudget.training import default_folder, execute
 
+    def log_round(record: "RoundRecord") -> None:
+        spent = ", ".join(f"{name} {record.spent[name]:.4g}" for name in prepared.budget.limits)
+        LOG.info("round %d: τ %d, loss %.4f, spent %s", record.round, record.tau, record.loss, spent)
+
     try:
         asked = read_run(context.run_config)
         nodes = GridNodes(grid, run=secrets.token_hex(8))
         prepared = on_flower(nodes, asked)
         out = (asked.out or default_folder(prepared.settings)).absolute()
-        result = execute(prepared, out=out, callbacks=[_log_round(prepared)], plot=plot)
+        result = execute(prepared, out=out, callbacks=[log_round], plot=plot)
         for line in summary(result):
             LOG.info("%s", line)
         if nodes.error:
@@ -111,16 +104,6 @@ def summary(result: "Result") -> list[str]:
         f"fedbudget: spent {spent}; stopped by {result.stopped_by}",
         f"fedbudget: the run is in {result.run}",
     ]
-
-
-def _log_round(prepared: "PreparedRun") -> "Callable[[RoundRecord], None]":
-    from fedbudget.engines.flower.grid import LOG
-
-    def log(record: "RoundRecord") -> None:
-        spent = ", ".join(f"{name} {record.spent[name]:.4g}" for name in prepared.budget.limits)
-        LOG.info("round %d: τ %d, loss %.4f, spent %s", record.round, record.tau, record.loss, spent)
-
-    return log
 
 
 server = server_app()

@@ -5,7 +5,8 @@ from typing import ClassVar
 
 import pytest
 
-from fedbudget.engines.remote.descriptions import describe, read_task
+from fedbudget.engines.remote.descriptions import describe, read
+from fedbudget.engines.remote.task import Task
 from fedbudget.errors import UserError
 from fedbudget.models import KMeans, catalogue
 from fedbudget.models.base import ModelOptions
@@ -58,7 +59,7 @@ def soft_svm(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_new_option_reaches_nodes_on_other_machines() -> None:
     """No message, task or engine knows of it."""
     chosen = catalogue.options("soft-svm", {"model": "soft-svm", "regularization": 0.5, "seed": 3})
-    arrived = read_task(describe(replace(task(), model="soft-svm", model_options=chosen)))
+    arrived = read(Task, describe(replace(task(), model="soft-svm", model_options=chosen)))
     fleet = node_data(0).fleet(arrived, [0])
     assert isinstance(fleet.model, SoftSvm)
     assert fleet.model.regularization == 0.5

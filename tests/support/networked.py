@@ -138,9 +138,9 @@ class Network:
 
     def leave(self, node: "Future[Farewell]") -> None:
         """A node's process ends."""
-        connected = self.server._count()
+        connected = self.server._rounds.count()
         node.cancel()
-        until(lambda: self.server._count() < connected)
+        until(lambda: self.server._rounds.count() < connected)
 
     @property
     def address(self) -> str:

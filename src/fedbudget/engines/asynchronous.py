@@ -37,7 +37,8 @@ gradient takes a new one, as in centralized.py; with one node the two are the sa
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -46,7 +47,7 @@ from fedbudget.budget import Costs, Ledger
 from fedbudget.data.sampling import Sampler
 from fedbudget.data.shards import Shards
 from fedbudget.engines.centralized import as_round
-from fedbudget.engines.engine import Engine, Observer
+from fedbudget.engines.engine import Condition, Engine, Observer, Save
 from fedbudget.errors import UserError
 from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
@@ -57,6 +58,7 @@ from fedbudget.resources.usage import RoundUsage
 FAST, SLOW = 4.0, 1.0
 
 
+@dataclass(eq=False)
 class AsynchronousEngine(Engine):
     """Takes pushes as they arrive.
 
@@ -71,37 +73,20 @@ class AsynchronousEngine(Engine):
       rounds: the most rounds of N pushes to make, besides the budget.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        shards: Shards,
-        *,
-        w: Float32,
-        eta: float,
-        batch: int | None,
-        seed: int,
-        meters: Meters,
-        speeds: Sequence[float],
-        ledger: Ledger,
-        rounds: int | None = None,
-    ) -> None:
-        self._ledger = ledger
-        self._nodes = _nodes(model, shards, w, eta=eta, batch=batch, seed=seed)
-        self._w = w
-        self._eta = eta
-        self._meters = meters
-        self._speeds = speeds
-        self._rounds = rounds
+    model: Model
+    shards: Shards
+    w: Float32
+    eta: float
+    batch: int | None
+    seed: int
+    meters: Meters
+    speeds: Sequence[float]
+    ledger: Ledger
+    rounds: int | None = None
 
-    def run(
-        self,
-        *,
-        observe: Observer,
-        interrupted: Callable[[], bool] = lambda: False,
-        save: Callable[[], None] = lambda: None,
-    ) -> Outcome:
-        w, ledger, nodes = self._w, self._ledger, self._nodes
-        arrivals = _Arrivals(self._meters.time, self._speeds)
+    def run(self, *, observe: Observer, interrupted: Condition = lambda: False, save: Save = lambda: None) -> Outcome:
+        w, ledger, nodes = self.w, self.ledger, self._nodes()
+        arrivals = _Arrivals(self.meters.time, self.speeds)
         number, stopped_by = 0, None
         while stopped_by is None:
             number, began = number + 1, w
@@ -112,14 +97,22 @@ class AsynchronousEngine(Engine):
                 pushes.append((node, loss))
             ledger = ledger.charge(1, _until(arrivals.time, ledger))
             took_part = len({id(node) for node, _ in pushes})
-            observe(*as_round(number, began, eta=self._eta, loss=_mean_loss(pushes), ledger=ledger, nodes=took_part))
+            observe(*as_round(number, began, eta=self.eta, loss=_mean_loss(pushes), ledger=ledger, nodes=took_part))
             if not _fits(ledger, arrivals.next_time):
                 stopped_by = "time"
-            elif number == self._rounds:
+            elif number == self.rounds:
                 stopped_by = "rounds"
             elif interrupted():
                 stopped_by = "interrupted"
         return Outcome(w, stopped_by, ledger)
+
+    def _nodes(self) -> "list[_Node]":
+        shards, w = self.shards, self.w
+        Sampler(shards.size, self.batch, self.seed)  # over all nodes at once, to name one whose shard is too small
+        steps = [np.float32(self.eta * share) for share in (shards.size / shards.size.sum()).tolist()]
+        alone = [shards.only([node]) for node in range(len(shards))]
+        samplers = [Sampler(shard.size, self.batch, self.seed) for shard in alone]
+        return [_Node(self.model, *parts, w) for parts in zip(alone, samplers, steps, strict=True)]
 
 
 def default_speeds(nodes: int) -> tuple[float, ...]:
@@ -158,9 +151,7 @@ class _Arrivals:
     """The times at which pushes arrive. All nodes pull at time 0, and each again as soon as its push was taken."""
 
     def __init__(self, meter: TimeMeter, speeds: Sequence[float]) -> None:
-        self.time = 0.0
-        self._meter = meter
-        self._speeds = speeds
+        self.time, self._meter, self._speeds = 0.0, meter, speeds
         self._coming = [(self._draw(node), node) for node in range(len(speeds))]
         heapq.heapify(self._coming)
 
@@ -178,33 +169,26 @@ class _Arrivals:
         return _cycle(self._meter.read(_CYCLE), self._speeds[node])
 
 
+@dataclass(eq=False)
 class _Node:
-    """A node with its shard, its place in the stream of mini-batches, and the w that it pulled last."""
+    """A node with its shard, its place in the stream of mini-batches, its η D_i / D, and the w that it pulled last."""
 
-    def __init__(self, model: Model, shard: Shards, sampler: Sampler, pulled: Float32, step_size: float) -> None:
-        self.size = int(shard.size[0])
-        self._model = model
-        self._shard = shard
-        self._sampler = sampler
-        self._pulled = pulled
-        self._step_size = np.float32(step_size)  # η D_i / D
+    model: Model
+    shard: Shards
+    sampler: Sampler
+    step_size: np.float32
+    pulled: Float32
+
+    @property
+    def size(self) -> int:
+        return int(self.shard.size[0])
 
     def push(self, w: Float32) -> tuple[Float32, float]:
         """Its gradient reaches the aggregator, where w has come to be this; gives the next w, and pulls it."""
-        descent = self._model.descend(self._pulled[None], self._shard, self._sampler.round(1, anew=True), 0.0)
+        descent = self.model.descend(self.pulled[None], self.shard, self.sampler.round(1, anew=True), 0.0)
         with np.errstate(over="ignore", invalid="ignore"):  # a w that diverges shows in the losses
-            self._pulled = w - self._step_size * descent.gradients[0]
-        return self._pulled, float(descent.losses[0])
-
-
-def _nodes(model: Model, shards: Shards, w: Float32, *, eta: float, batch: int | None, seed: int) -> list[_Node]:
-    Sampler(shards.size, batch, seed)  # over all nodes at once, to name the one whose shard is too small for the batch
-    total = int(shards.size.sum())
-    fleets_of_one = [shards.only([node]) for node in range(len(shards))]
-    return [
-        _Node(model, shard, Sampler(shard.size, batch, seed), w, eta * (int(shard.size[0]) / total))
-        for shard in fleets_of_one
-    ]
+            self.pulled = w - self.step_size * descent.gradients[0]
+        return self.pulled, float(descent.losses[0])
 
 
 def _mean_loss(pushes: Sequence[tuple[_Node, float]]) -> float:

@@ -11,7 +11,7 @@ Every step takes a new mini-batch. Elsewhere the first local update after an agg
 the estimates; here there are no aggregations and no estimates.
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from fedbudget.budget import Costs, Ledger
 from fedbudget.control import Reason
 from fedbudget.data.sampling import Sampler
 from fedbudget.data.shards import Shards, Table
-from fedbudget.engines.engine import Engine, Observer
+from fedbudget.engines.engine import Condition, Engine, Observer, Save
 from fedbudget.errors import UserError
 from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
@@ -31,6 +31,7 @@ from fedbudget.resources.time import CENTRALIZED_SGD, DGD, Gaussian, Profile
 from fedbudget.resources.usage import CombinedReading, RoundUsage
 
 
+@dataclass(eq=False)
 class CentralizedEngine(Engine):
     """Makes steps in one place.
 
@@ -43,51 +44,34 @@ class CentralizedEngine(Engine):
       rounds: the most steps to make, besides the budget.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        table: Table,
-        *,
-        w: Float32,
-        eta: float,
-        batch: int | None,
-        seed: int,
-        meters: Meters,
-        ledger: Ledger,
-        rounds: int | None = None,
-    ) -> None:
-        self._model = model
-        self._shards = Shards.whole(table)
-        self._w = w
-        self._eta = eta
-        self._sampler = Sampler(self._shards.size, batch, seed)
-        self._meters = meters
-        self._rounds = rounds
-        self._ledger = ledger
+    model: Model
+    table: Table
+    w: Float32
+    eta: float
+    batch: int | None
+    seed: int
+    meters: Meters
+    ledger: Ledger
+    rounds: int | None = None
 
-    def run(
-        self,
-        *,
-        observe: Observer,
-        interrupted: Callable[[], bool] = lambda: False,
-        save: Callable[[], None] = lambda: None,
-    ) -> Outcome:
-        now, w, ledger = self._meters.counters().read, self._w, self._ledger
+    def run(self, *, observe: Observer, interrupted: Condition = lambda: False, save: Save = lambda: None) -> Outcome:
+        now, w, ledger, shards = self.meters.counters().read, self.w, self.ledger, Shards.whole(self.table)
+        sampler = Sampler(shards.size, self.batch, self.seed)
         number, stopped_by = 0, None
         mark = now()
         while stopped_by is None:
             number, began = number + 1, w
-            descent = self._model.descend(began[None], self._shards, self._sampler.round(1, anew=True), self._eta)
+            descent = self.model.descend(began[None], shards, sampler.round(1, anew=True), self.eta)
             w = descent.w[0]
             took = now() - mark
             mark += took
-            ledger = ledger.charge(1, _one_step(self._meters.read(_usage(took))))
+            ledger = ledger.charge(1, _one_step(self.meters.read(_usage(took))))
             before = now()
-            observe(*as_round(number, began, eta=self._eta, loss=float(descent.losses[0]), ledger=ledger, nodes=1))
+            observe(*as_round(number, began, eta=self.eta, loss=float(descent.losses[0]), ledger=ledger, nodes=1))
             mark += now() - before
             if not ledger.can_evaluate():  # an evaluation costs what a step does
                 stopped_by = ledger.nearest_limit(0)
-            elif number == self._rounds:
+            elif number == self.rounds:
                 stopped_by = "rounds"
             elif interrupted():
                 stopped_by = "interrupted"

@@ -14,18 +14,15 @@ from fedbudget.protocol.messages import Broadcast
 Observer = Callable[[Round, Broadcast], None]
 """Called with every round when it is over, and the broadcast that it began with."""
 
+Condition = Callable[[], bool]
+Save = Callable[[], None]
+
 
 class Engine(ABC):
     """Makes a run, once everything is ready; the baselines are engines too."""
 
     @abstractmethod
-    def run(
-        self,
-        *,
-        observe: Observer,
-        interrupted: Callable[[], bool] = lambda: False,
-        save: Callable[[], None] = lambda: None,
-    ) -> Outcome:
+    def run(self, *, observe: Observer, interrupted: Condition = lambda: False, save: Save = lambda: None) -> Outcome:
         """Makes rounds until the budget is spent.
 
         Args:

@@ -1,19 +1,60 @@
-"""The in-process engine: aggregator and fleets in one program, a function call away from each other."""
+"""Simulated nodes: the engine for them, wherever they are, and fleets in this process, a function call away.
+
+The clock stands still while a round is observed, and runs at all other times; only the local updates count as such.
+"""
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
 from fedbudget.arrays import Flags
-from fedbudget.engines.simulation import SimulationEngine
+from fedbudget.engines.engine import Condition, Engine, Observer, Save
 from fedbudget.meters.meters import Meters
-from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.sums import Reports
+from fedbudget.resources import round_usage
 from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.usage import NodeCosts
+
+
+class SimulatedNodes(Protocol):
+    """The nodes of a run, wherever they are."""
+
+    def answer(self, broadcast: Broadcast) -> tuple[Report | Reports, Sequence[NodeCosts]]:
+        """One round, by those who take part in it, and what it took at each, or at each group of them."""
+
+
+@dataclass(eq=False)
+class SimulationEngine(Engine):
+    """Carries messages between an aggregator and simulated nodes."""
+
+    aggregator: Aggregator
+    nodes: SimulatedNodes
+    meters: Meters
+
+    def run(self, *, observe: Observer, interrupted: Condition = lambda: False, save: Save = lambda: None) -> Outcome:
+        aggregator, meters, now = self.aggregator, self.meters, self.meters.counters().read
+        message: Broadcast | Outcome = aggregator.start()
+        mark = now()
+        while isinstance(message, Broadcast):
+            broadcast = message
+            report, took = self.nodes.answer(broadcast)
+            whole = now() - mark
+            mark += whole
+            costs = meters.read(round_usage(took, updates=max(1, broadcast.tau), own=whole))
+            message = aggregator.receive(report, costs, meters.estimate(costs))
+            assert aggregator.last is not None
+            paused = now()
+            observe(aggregator.last, broadcast)
+            mark += now() - paused
+            if interrupted() and isinstance(message, Broadcast):
+                message = aggregator.interrupt()
+        return message
 
 
 class InProcessEngine(SimulationEngine):
@@ -33,6 +74,7 @@ class InProcessEngine(SimulationEngine):
         super().__init__(aggregator, InProcessNodes(meters.counters(), present or itertools.repeat(fleets)), meters)
 
 
+@dataclass(eq=False)
 class InProcessNodes:
     """Fleets in this process.
 
@@ -42,15 +84,12 @@ class InProcessNodes:
       before: those in the round before, who have nothing to catch up on.
     """
 
-    def __init__(
-        self, counters: ResourceCounters, present: Iterator[Sequence[Fleet]], before: Sequence[Fleet] = ()
-    ) -> None:
-        self._counters = counters
-        self._present = present
-        self._before = before
+    counters: ResourceCounters
+    present: Iterator[Sequence[Fleet]]
+    before: Sequence[Fleet] = ()
 
     def answer(self, broadcast: Broadcast) -> tuple[Report, Sequence[NodeCosts]]:
-        now, fleets = self._counters.read, next(self._present)
+        now, fleets = self.counters.read, next(self.present)
         began = now()
         for fleet in fleets:
             fleet.receive(broadcast)
@@ -59,11 +98,11 @@ class InProcessNodes:
             fleet.update()
         took = now() - updating
         report = Report.merge([fleet.report() for fleet in fleets])
-        nodes, before = len(report.nodes), self._before
-        informed = sum(len(fleet.numbers) for fleet in fleets if fleet in before)
-        self._before = fleets
+        nodes = len(report.nodes)
+        informed = sum(len(fleet.numbers) for fleet in fleets if fleet in self.before)
+        self.before = fleets
         broadcasts = informed * broadcast.wire_bytes + (nodes - informed) * broadcast.wire_bytes_with_catch_up
-        readings = self._counters.readings(took, now() - began, max(1, broadcast.tau))
+        readings = self.counters.readings(took, now() - began, max(1, broadcast.tau))
         return report, [NodeCosts(readings, nodes, broadcasts + report.wire_bytes, here=True)]
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to Ray's makers, unless someone wants them
 
@@ -29,7 +29,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from fedbudget.arrays import Flags, Float32, Float64
-from fedbudget.engines.node_group import NodeGroup, NodeGroupState
+from fedbudget.engines.node_group import NodeGroup
 from fedbudget.errors import UserError, WorkError
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.sums import Sums, Vectors
@@ -42,8 +42,6 @@ KEPT = 20
 _PATIENCE = 10.0  # seconds, for a cluster to be reached
 _ATTEMPTS = 4  # to get one answer out of a group whose actor is lost again and again
 _SPARE = 8  # units that a group's nodes are counted in, at least, so that groups are made up of few branches
-
-T = TypeVar("T")
 
 
 class GroupFactory(Protocol):
@@ -121,30 +119,28 @@ class RayNodes:
     def trial(self, first: Broadcast) -> RoundUsage:
         """What a round takes, as far as the groups can tell."""
         broadcast = ray.put(first)
-        return round_usage(self._each(self._places, lambda place: place.actor.trial.remote(broadcast)))
+        return round_usage(self._each(self._places, lambda place: place.call("trial", broadcast)))
 
     def answer(self, broadcast: Broadcast) -> tuple["RayNodes | Report", Sequence[NodeCosts]]:
         message = ray.put(broadcast)
         here = None if self._present is None else next(self._present)
-
-        def ask(place: "_Place") -> Any:
-            return place.actor.answer.remote(message, place.own(here))
-
-        answers: list[tuple[Sums | Report | None, NodeCosts]] = self._each(self._places, ask)
-        for place, (part, _) in zip(self._places, answers, strict=True):
+        answers: list[tuple[Sums | Report | None, NodeCosts]] = self._each(
+            self._places, lambda place: place.call("answer", message, place.own(here))
+        )
+        parts, costs = [part for part, _ in answers], [costs for _, costs in answers]
+        for place, part in zip(self._places, parts, strict=True):
             place.remember(message, place.own(here), part)
-        self._here = [place for place, (part, _) in zip(self._places, answers, strict=True) if part is not None]
-        costs = [costs for _, costs in answers]
-        if reports := [part for part, _ in answers if isinstance(part, Report)]:
+        self._here = [place for place, part in zip(self._places, parts, strict=True) if part is not None]
+        if reports := [part for part in parts if isinstance(part, Report)]:
             return Report.merge(reports), costs
-        merged = Sums.merge([part for part, _ in answers if isinstance(part, Sums)])
+        merged = Sums.merge([part for part in parts if isinstance(part, Sums)])
         self.sums = replace(merged, all_data=sum(place.met for place in self._places))
         return self, costs
 
     def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
         """Of the round that was answered last; see `Reports`."""
         message = ray.put(mean)
-        return np.concatenate(self._each(self._here, lambda place: place.actor.distance_sums.remote(vectors, message)))
+        return np.concatenate(self._each(self._here, lambda place: place.call("distance_sums", vectors, message)))
 
     def close(self) -> None:
         """Lets the actors go, and with them their cores and memory."""
@@ -198,9 +194,12 @@ class _Place:
         self.stop()  # or its cores would not be free for the next one
         threads = max(1, int(self.share))
         cores = threads if self.share >= 1 else self.share
-        self.actor = _Remote.options(num_cpus=cores, max_restarts=0).remote(
-            self.definition, self.first, self.end, threads
-        )
+        actor = _Remote.options(num_cpus=cores, max_restarts=0)
+        self.actor = actor.remote(self.definition, self.first, self.end, threads)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Asks the group for something; gives what to wait for."""
+        return self.actor.call.remote(method, *arguments)
 
     def stop(self) -> None:
         if self.actor is not None:
@@ -213,14 +212,14 @@ class _Place:
             self.start()
             memory, rounds = self.copies[-1]
             try:
-                ray.get(self.actor.recall.remote(memory))
+                ray.get(self.call("recall", memory))
                 known = rounds
             except RayError:  # lost with its machine, or never made because the actor was lost first
                 self.copies.pop()
         if not known:
             self.start()
         for message, here in self.heard[known:]:
-            self.actor.hear.remote(message, here)
+            self.call("answer", message, here)
 
     def own(self, here: Flags | None) -> Flags | None:
         return None if here is None else here[self.first : self.end]
@@ -231,7 +230,7 @@ class _Place:
         if isinstance(part, Sums) and part.all_data is not None:
             self.met = part.all_data
         if len(self.heard) % KEPT == 0:
-            self.copies = [*self.copies[-1:], (self.actor.memory.remote(), len(self.heard))]
+            self.copies = [*self.copies[-1:], (self.call("memory"), len(self.heard))]
 
 
 class _Actor:
@@ -256,23 +255,8 @@ class _Actor:
                 torch.set_num_threads(self._threads)
         return self._made
 
-    def trial(self, first: Broadcast) -> NodeCosts:
-        return self._group.trial(first)
-
-    def answer(self, broadcast: Broadcast, here: Flags | None) -> tuple[Sums | Report | None, NodeCosts]:
-        return self._group.answer(broadcast, here)
-
-    def hear(self, broadcast: Broadcast, here: Flags | None) -> None:
-        self._group.answer(broadcast, here)
-
-    def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
-        return self._group.distance_sums(vectors, mean)
-
-    def memory(self) -> NodeGroupState:
-        return self._group.memory()
-
-    def recall(self, memory: NodeGroupState) -> None:
-        self._group.recall(memory)
+    def call(self, method: str, *arguments: Any) -> Any:
+        return getattr(self._group, method)(*arguments)
 
 
 _Remote: Any = ray.remote(_Actor)

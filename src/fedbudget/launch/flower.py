@@ -24,5 +24,5 @@ def on_flower(nodes: GridNodes, asked: FlowerRun) -> PreparedRun:
     number = sum(len(each.samples.sizes) for each in described)
     settings = replace(settings, nodes=number, dataset=settings.dataset if shared else NODES)
     meters = build_meters(settings, network=True)
-    trial = round_usage(nodes.start(task, described)).delayed(nodes.round_trip)
+    trial = round_usage(nodes.start(task, described)).delayed(nodes.mailbox.round_trip)
     return prepare_remote(settings, method, meters, nodes, task=task, model=model, trial=trial, test=table)

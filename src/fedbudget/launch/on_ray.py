@@ -12,8 +12,8 @@ from fedbudget.data.dataset import Dataset
 from fedbudget.data.partition import Partition
 from fedbudget.data.shards import Shards
 from fedbudget.engines import in_process
+from fedbudget.engines.in_process import SimulationEngine
 from fedbudget.engines.node_group import NodeGroup
-from fedbudget.engines.simulation import SimulationEngine
 from fedbudget.errors import UserError
 from fedbudget.launch.inputs import TrainingInputs, distribute, with_batch_size, with_nodes
 from fedbudget.launch.meters import build_meters

@@ -18,6 +18,7 @@ from fedbudget.engines.remote.compression import BroadcastCompressor
 from fedbudget.engines.remote.members import Member
 from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.node_data import NodeData
+from fedbudget.engines.remote.task import Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from fedbudget.launch.meters import build_meters
@@ -134,7 +135,7 @@ def _gather(
         server.start(task)
     else:
         with _recalling("what is trained"):
-            task = descriptions.read_task(descriptions.from_bytes(bytes.fromhex(resumed.engine["task"])))
+            task = descriptions.read(Task, descriptions.from_bytes(bytes.fromhex(resumed.engine["task"])))
         with _recalling("who takes part"):
             members = {str(name): _member(member) for name, member in resumed.engine["members"].items()}
         model = model_for(settings, task.samples)

@@ -13,10 +13,9 @@ from fedbudget.control import AdaptiveTau, Controller, FixedTau
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.shards import Table
 from fedbudget.engines.remote.compression import KINDS, Kind
-from fedbudget.engines.remote.descriptions import MOST_UPDATES
 from fedbudget.engines.remote.engine import RemoteEngine, RemoteNodes
 from fedbudget.engines.remote.node_data import NodeData
-from fedbudget.engines.remote.task import SamplesDescription, Task, agree
+from fedbudget.engines.remote.task import MOST_UPDATES, SamplesDescription, Task, agree
 from fedbudget.errors import UserError
 from fedbudget.launch.inputs import batch_of, build_model, with_batch_size
 from fedbudget.launch.method import build_aggregator

@@ -34,7 +34,7 @@ def ask(context: Context, broadcast: Broadcast, base_round: int, welcome: Welcom
     content.update(records.request_out(RoundRequest(broadcast, base_round), catch_up=True))
     message = Message(carried(content), 100, "train")
     context.state = carried(context.state)
-    return carried(node.train(message, context, lambda each: node.NodeSetup(held(each))).content)
+    return carried(node.reply(message, context, lambda each: node.NodeSetup(held(each))).content)
 
 
 def report(content: RecordDict, broadcast: Broadcast) -> Report:

@@ -168,5 +168,5 @@ def test_names_that_came_once_are_not_kept_for_ever(net: Network, monkeypatch: p
         peer = RawPeer(net, f"passer-by-{number}")
         peer.say(b"\xff")
         peer.ended()
-    assert len(net.server._admission._lately) <= 6
+    assert len(net.server._service.admission._lately) <= 6
     assert_undisturbed(net)

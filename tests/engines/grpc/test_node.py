@@ -18,7 +18,7 @@ from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.stream import METHOD
 from fedbudget.engines.grpc.tokens import Tokens
 from fedbudget.engines.remote import wire_pb2 as pb
-from fedbudget.engines.remote.descriptions import read_hello
+from fedbudget.engines.remote.descriptions import read
 from fedbudget.engines.remote.messages import Farewell, Hello, Welcome
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.task import agree
@@ -112,7 +112,7 @@ def test_of_a_csv_only_means_and_deviations_are_told(tmp_path: Path) -> None:
     for rows in (10, 1000):
         own = from_file(csv(tmp_path, rows))
         (message,) = pack_hello(Hello("me", own.samples()))
-        samples = read_hello(only_known_fields(message).hello).samples
+        samples = read(Hello, only_known_fields(message).hello).samples
         assert samples.features is not None
         assert samples.target is not None
         x, values = own.dataset.train.x.astype(np.float64), own.dataset.train.values

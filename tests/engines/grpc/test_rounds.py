@@ -149,7 +149,7 @@ def test_a_node_that_comes_back_without_its_memory_keeps_its_number_and_is_lost_
         assert net.server.lost(3) == []  # told of once
         net.begin()
         found = heard(peer)
-        assert (found.base_round, "catch_up.best" in found.names) == (0, True)
+        assert (found.base_round, "catch_up.best" in found.kinds) == (0, True)
 
 
 def test_nodes_that_are_gone_for_long_are_forgotten() -> None:

@@ -47,10 +47,10 @@ def net() -> Iterator[Network]:
     [
         (lambda peer: hello_of_version(peer, 1), "it speaks version 1 of the protocol, and this is version 2"),
         (lambda peer: hello_of_version(peer, 0), "it speaks version 0 of the protocol"),
-        (lambda peer: peer.hello(instance="i" * 201), "a name of an instance of 201 characters"),
+        (lambda peer: peer.hello(instance="i" * 201), "`str` of length <= 200 - at `$.instance`"),
         (lambda peer: peer.hello(samples=samples(sizes=())), "a node without samples"),
-        (lambda peer: peer.hello(samples=samples(sizes=(0,))), "numbers of samples that cannot be"),
-        (lambda peer: peer.hello(samples=samples(scale=float("nan"))), "the scale of features is nan"),
+        (lambda peer: peer.hello(samples=samples(sizes=(0,))), "`int` >= 1 - at `$.samples.sizes[0]`"),
+        (lambda peer: peer.hello(samples=samples(scale=float("nan"))), "`float` >= 1e-30 - at `$.samples.scale`"),
         (lambda _: pack_ready(COSTS)[0], "'ready' where 'hello' was expected"),
         (lambda _: pb.FromNode(more=b"1234").SerializeToString(), "'more' where 'hello' was expected"),
         (lambda _: b"GET / HTTP/1.1\r\n\r\n", "bytes that are no message"),

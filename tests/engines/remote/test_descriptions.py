@@ -16,9 +16,7 @@ from fedbudget.engines.remote.descriptions import (
     VERSION,
     describe,
     from_bytes,
-    read_hello,
-    read_task,
-    read_welcome,
+    read,
 )
 from fedbudget.engines.remote.messages import Hello, Welcome
 from fedbudget.engines.remote.task import Moments, SamplesDescription, Task
@@ -35,15 +33,15 @@ WELCOME = Welcome("run", TASK, (0, 1))
 @given(NAMES, SAMPLES, NAMES, st.lists(st.integers(0, 2**32 - 1), max_size=8))
 def test_a_hello_arrives(instance: str, samples: SamplesDescription, run: str, rounds: list[int]) -> None:
     hello = Hello(instance, samples, run, tuple(rounds))
-    assert bits(read_hello(from_bytes(describe(hello).SerializeToString()))) == bits(hello)
+    assert bits(read(Hello, from_bytes(describe(hello).SerializeToString()))) == bits(hello)
 
 
 @settings(deadline=None)
 @given(NAMES, TASKS, st.sets(st.integers(0, 2**62 - 1), max_size=5))
 def test_a_welcome_arrives(run: str, task: Task, numbers: set[int]) -> None:
     welcome = Welcome(run, task, tuple(sorted(numbers)))
-    assert bits(read_welcome(from_bytes(describe(welcome).SerializeToString()))) == bits(welcome)
-    assert bits(read_task(describe(task))) == bits(task)
+    assert bits(read(Welcome, from_bytes(describe(welcome).SerializeToString()))) == bits(welcome)
+    assert bits(read(Task, describe(task))) == bits(task)
 
 
 def test_what_is_too_long_is_refused_where_it_is() -> None:
@@ -103,9 +101,9 @@ def moments(mean: list[float], deviation: list[float]) -> Moments:
     ],
 )
 def test_a_hello_that_cannot_be(other: dict[str, Any]) -> None:
-    assert read_hello(describe(HELLO)) is not None
+    assert read(Hello, describe(HELLO)) is not None
     with pytest.raises(PeerError):
-        read_hello(describe(replace(HELLO, **other)))
+        read(Hello, describe(replace(HELLO, **other)))
 
 
 def task(**other: Any) -> dict[str, Any]:
@@ -147,9 +145,9 @@ def task(**other: Any) -> dict[str, Any]:
     ],
 )
 def test_a_welcome_that_cannot_be(other: dict[str, Any]) -> None:
-    assert read_welcome(describe(WELCOME)) is not None
+    assert read(Welcome, describe(WELCOME)) is not None
     with pytest.raises(PeerError):
-        read_welcome(describe(replace(WELCOME, **other)))
+        read(Welcome, describe(replace(WELCOME, **other)))
 
 
 @pytest.mark.parametrize("version", [0, VERSION - 1, VERSION + 1])
@@ -158,15 +156,16 @@ def test_another_version_is_refused_in_words(version: int) -> None:
     description = describe(HELLO)
     description.version = version
     with pytest.raises(PeerError, match=rf"speaks version {version} of the protocol, and this is version {VERSION}"):
-        read_hello(description)
+        read(Hello, description)
 
 
 @pytest.mark.parametrize(
     "value", [b"", b"\xc1", b"\x80", msgspec.msgpack.encode({"instance": 1}), b"\x91" * 100_000 + b"\x90"]
 )
 def test_what_is_no_description(value: bytes) -> None:
-    for read in (read_hello, read_welcome, read_task):
+    kinds: list[Any] = [Hello, Welcome, Task]
+    for kind in kinds:
         with pytest.raises(PeerError, match="cannot be read"):
-            read(pb.Description(version=VERSION, value=value))
+            read(kind, pb.Description(version=VERSION, value=value))
     with pytest.raises(PeerError, match="bytes that are no description"):
         from_bytes(b"\xff")

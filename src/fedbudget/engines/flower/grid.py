@@ -11,7 +11,7 @@ another number: where it has the partition of a node that is gone, it is that no
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -33,8 +33,7 @@ LOG = logging.getLogger("flwr")
 _DEADLINES_TO_LIVE = 10  # so many times the time that a round may take is a message good for
 
 
-@dataclass(frozen=True)
-class Described:
+class Described(NamedTuple):
     """A node that has said what it has.
 
     Args:
@@ -69,7 +68,7 @@ class GridNodes:
     def __init__(self, grid: Grid, run: str) -> None:
         self.counters = Counters()
         self.members: Members[int] = Members()
-        self._mailbox = Mailbox(grid, self.counters)
+        self.mailbox = Mailbox(grid, self.counters)
         self._run = run
         self._task: Task | None = None
         self._pending: PendingRound[int] | None = None
@@ -81,24 +80,19 @@ class GridNodes:
     @property
     def error(self) -> str:
         """Why there can be no more rounds, once that is so."""
-        return self._failure or self._mailbox.error
-
-    @property
-    def round_trip(self) -> float:
-        """Seconds of the quickest message to all and back."""
-        return self._mailbox.round_trip
+        return self._failure or self.mailbox.error
 
     # Before the first round.
 
     def describe(self, nodes: int) -> list[Described]:
         """Waits until so many nodes are connected, and asks what they have; gives them in the order of numbers."""
         last = -1
-        while len(online := self._mailbox.look_for_nodes()) < nodes:
+        while len(online := self.mailbox.look_for_nodes()) < nodes:
             if len(online) != last:
                 LOG.info("%d of %d nodes are here", len(online), nodes)
             last = len(online)
             time.sleep(POLL)
-        replies = self._mailbox.exchange({node: RecordDict() for node in sorted(online)}, "query.describe")
+        replies = self.mailbox.exchange({node: RecordDict() for node in sorted(online)}, "query.describe")
         described: list[Described] = []
         refused: list[str] = []
         for node in sorted(online):
@@ -118,10 +112,10 @@ class GridNodes:
     def start(self, task: Task, described: Sequence[Described]) -> list[NodeCosts]:
         """Tells all what is trained; gives what a trial round has cost at each."""
         self._task = task
-        self._partitions = dict.fromkeys(self._mailbox.online)  # whoever could not say what it has is not asked again
+        self._partitions = dict.fromkeys(self.mailbox.online)  # whoever could not say what it has is not asked again
         for each in described:
             self._let_in(each)
-        replies = self._mailbox.exchange({node: self._welcome(node) for node in self.members}, "query.trial")
+        replies = self.mailbox.exchange({node: self._welcome(node) for node in self.members}, "query.trial")
         trials = []
         for node in self.members:
             try:
@@ -134,11 +128,11 @@ class GridNodes:
 
     def lost(self, coming: int) -> list[int]:
         self._let_in_newcomers(None)
-        return self.members.take_lost(coming, self._mailbox.online)
+        return self.members.take_lost(coming, self.mailbox.online)
 
     def begin(self, broadcast: Broadcast, *, least: int, timeout: float, left: float) -> None:
         now = time.monotonic()
-        self._mailbox.keeps_errors = True  # from now on what Flower raises ends the run in order
+        self.mailbox.keeps_errors = True  # from now on what Flower raises ends the run in order
         self._pending = PendingRound(broadcast, least, now + timeout, now + left - POLL)
         self._ask(self._pending)
 
@@ -148,7 +142,7 @@ class GridNodes:
         began = time.monotonic()
         while not self._is_over(pending):
             time.sleep(max(0.0, min(pause(began), pending.end - time.monotonic())))
-            for reply in self._mailbox.replies():
+            for reply in self.mailbox.replies():
                 if reply.round:
                     self._receive(pending, reply)
                 else:
@@ -162,7 +156,7 @@ class GridNodes:
 
     def node_statuses(self) -> list[NodeStatus]:
         """How all nodes are doing; from any thread."""
-        now, online, owing = time.time(), self._mailbox.online, self._mailbox.owing()
+        now, online, owing = time.time(), self.mailbox.online, self.mailbox.owing()
         states = {node: "at work" if node in owing else "idle" for node in online}
         members = sorted(self.members.snapshot().items(), key=lambda item: int(item[1].numbers[0]))
         return [member.status(f"node-{member.numbers[0]}", states.get(node, "away"), now) for node, member in members]
@@ -187,7 +181,7 @@ class GridNodes:
 
     def _ask(self, pending: PendingRound[int]) -> None:
         """All that are connected, owe nothing, and can be asked in this round."""
-        broadcast, online, owing = pending.broadcast, self._mailbox.look_for_nodes(), self._mailbox.owing()
+        broadcast, online, owing = pending.broadcast, self.mailbox.look_for_nodes(), self.mailbox.owing()
         contents: dict[int, RecordDict] = {}
         requests: dict[int, RecordDict] = {}  # by base round: the vectors, which may be large, are shared
         for node, member in self.members.items():
@@ -201,10 +195,12 @@ class GridNodes:
             contents[node].update(requests[base_round])
             pending.ask(node)
         life = max(LONG_LIFE, _DEADLINES_TO_LIVE * (pending.deadline - time.monotonic()))
-        self._mailbox.send(contents, "train", life=life, round_=broadcast.round)
-        for node in () if self.error else contents.keys() - self._mailbox.owing():
+        self.mailbox.send(contents, "train", life=life, round_=broadcast.round)
+        for node in () if self.error else contents.keys() - self.mailbox.owing():
             self._fail(pending, node, "Flower has not taken the message")
-        self._describe_newcomers()
+        new = self.mailbox.online - self._partitions.keys()  # who is asked what it has, and takes part later
+        self._partitions |= dict.fromkeys(new)
+        self.mailbox.send({node: RecordDict() for node in new}, "query.describe")
 
     def _receive(self, pending: PendingRound[int], reply: Reply) -> None:
         node = reply.node
@@ -226,12 +222,6 @@ class GridNodes:
         LOG.warning("round %d, %s", pending.broadcast.round, pending.failure)
 
     # Nodes that come later.
-
-    def _describe_newcomers(self) -> None:
-        """Asks those that are new what they have."""
-        new = self._mailbox.online - self._partitions.keys()
-        self._partitions |= dict.fromkeys(new)
-        self._mailbox.send({node: RecordDict() for node in new}, "query.describe")
 
     def _meet(self, reply: Reply) -> None:
         """One that is new has said what it has."""
@@ -261,12 +251,11 @@ class GridNodes:
 
     def _place(self, described: Described) -> int | None:
         """Who is gone and was the same node."""
-        away = self.members.keys() - self._mailbox.online
-        for node, partition in self._partitions.items():
-            same = partition is not None and partition == described.partition
-            if same and node in away and len(self.members[node]) == len(described.samples.sizes):
-                return node
-        return None
+        away, size = self.members.keys() - self.mailbox.online, len(described.samples.sizes)
+        if described.partition is None:
+            return None
+        same = (node for node, partition in self._partitions.items() if partition == described.partition)
+        return next((node for node in same if node in away and len(self.members[node]) == size), None)
 
     def _let_in(self, described: Described, place: int | None = None) -> None:
         if place is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedbudget.engines.flower import records
-from fedbudget.engines.remote.messages import Hello, Welcome
+from fedbudget.engines.remote.messages import Hello, RoundRequest, Welcome
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
@@ -42,48 +42,41 @@ _MEMORY = "fedbudget"  # how the names of all our records in the context begin
 _warm: set[str] = set()  # runs that this process has made an update of
 
 
-def describe(message: Message, context: Context, setup: Setup) -> Message:
-    """What the node's samples are like."""
-
-    def answer() -> RecordDict:
+def reply(message: Message, context: Context, setup: Setup) -> Message:
+    """What the node's samples are like, what a round takes before the first, or a round."""
+    content, kind = message.content, message.metadata.message_type
+    try:
+        welcome = None if kind == "query.describe" else records.welcome_in(content)
+        request = None if kind.startswith("query") else records.request_in(content)
         node = setup(context)
-        return records.hello_out(Hello(str(context.node_id), node.data.samples()), node.partition)
-
-    return _reply(message, answer)
-
-
-def trial(message: Message, context: Context, setup: Setup) -> Message:
-    """What a round takes, before the first."""
-
-    def answer() -> RecordDict:
-        return records.costs_out(_worker(setup(context)).start(records.welcome_in(message.content)))
-
-    return _reply(message, answer)
+        worker = Worker(node.data, device=node.device)
+        if welcome is None:
+            answer = records.hello_out(Hello(str(context.node_id), node.data.samples()), node.partition)
+        elif request is None:
+            answer = records.costs_out(worker.start(welcome))
+        else:
+            answer = _train(worker, welcome, request, context.state)
+    except (UserError, PeerError) as error:
+        answer = records.refusal_out(str(error))
+    return Message(answer, reply_to=message)
 
 
-def train(message: Message, context: Context, setup: Setup) -> Message:
-    """A round."""
-
-    def answer() -> RecordDict:
-        welcome, request = records.welcome_in(message.content), records.request_in(message.content)
-        worker = _worker(setup(context))
-        worker.accept(welcome)
-        try:
-            memories = recall(context.state, welcome)
-            worker.recall(memories)
-        except (LocalError, KeyError, ValueError) as error:
-            return records.refusal_out(f"the memory cannot be read: {error}", lost=True)
-        if request.base_round not in (0, *memories):
-            reason = f"the memory cannot stand after round {request.base_round}, only after {sorted(memories)}"
-            return records.refusal_out(reason, lost=True)
-        if request.broadcast.tau > 0 and welcome.run not in _warm:
-            worker.warm_up(request)
-            _warm.add(welcome.run)
-        answer = worker.answer(request)
-        remember(context.state, welcome, worker.memories(_ROUNDS))
-        return records.answer_out(answer.report, answer.costs)
-
-    return _reply(message, answer)
+def _train(worker: Worker, welcome: Welcome, request: RoundRequest, state: RecordDict) -> RecordDict:
+    worker.accept(welcome)
+    try:
+        memories = recall(state, welcome)
+        worker.recall(memories)
+    except (LocalError, KeyError, ValueError) as error:
+        return records.refusal_out(f"the memory cannot be read: {error}", lost=True)
+    if request.base_round not in (0, *memories):
+        reason = f"the memory cannot stand after round {request.base_round}, only after {sorted(memories)}"
+        return records.refusal_out(reason, lost=True)
+    if request.broadcast.tau > 0 and welcome.run not in _warm:
+        worker.warm_up(request)
+        _warm.add(welcome.run)
+    answer = worker.answer(request)
+    remember(state, welcome, worker.memories(_ROUNDS))
+    return records.answer_out(answer.report, answer.costs)
 
 
 def remember(state: RecordDict, welcome: Welcome, memories: dict[int, FleetState]) -> None:
@@ -104,15 +97,3 @@ def recall(state: RecordDict, welcome: Welcome) -> dict[int, FleetState]:
     arrays, numbers = state.array_records, state.config_records
     memories = [records.memory_in(arrays[f"{name}-arrays"], numbers[f"{name}-numbers"]) for name in names]
     return {memory.broadcast.round: memory for memory in memories}
-
-
-def _reply(message: Message, answer: Callable[[], RecordDict]) -> Message:
-    try:
-        content = answer()
-    except (UserError, PeerError) as error:
-        content = records.refusal_out(str(error))
-    return Message(content, reply_to=message)
-
-
-def _worker(node: NodeSetup) -> Worker:
-    return Worker(node.data, device=node.device)

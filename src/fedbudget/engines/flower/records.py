@@ -43,9 +43,8 @@ def hello_out(hello: Hello, partition: int | None) -> RecordDict:
 
 
 def hello_in(content: RecordDict) -> tuple[Hello, int | None]:
-    record = _config(content, "hello")
-    partition = record.get("partition")
-    hello = descriptions.read_hello(descriptions.from_bytes(_bytes(record, "hello")))
+    hello = descriptions.read(Hello, descriptions.from_bytes(_bytes(content, "hello")))
+    partition = content.config_records["hello"].get("partition")
     return hello, partition if isinstance(partition, int) else None
 
 
@@ -54,7 +53,7 @@ def welcome_out(welcome: Welcome) -> RecordDict:
 
 
 def welcome_in(content: RecordDict) -> Welcome:
-    return descriptions.read_welcome(descriptions.from_bytes(_bytes(_config(content, "welcome"), "welcome")))
+    return descriptions.read(Welcome, descriptions.from_bytes(_bytes(content, "welcome")))
 
 
 def costs_out(costs: NodeCosts) -> RecordDict:
@@ -62,7 +61,7 @@ def costs_out(costs: NodeCosts) -> RecordDict:
 
 
 def costs_in(content: RecordDict) -> NodeCosts:
-    return unpack_costs(_bytes(_config(content, "costs"), "costs"))
+    return unpack_costs(_bytes(content, "costs"))
 
 
 def refusal_out(reason: str, *, lost: bool = False) -> RecordDict:
@@ -180,8 +179,8 @@ def _config(content: RecordDict, name: str) -> ConfigRecord:
     return content.config_records[name]
 
 
-def _bytes(record: ConfigRecord, name: str) -> bytes:
-    value = record.get(name)
+def _bytes(content: RecordDict, name: str) -> bytes:
+    value = _config(content, name).get(name)
     if not isinstance(value, bytes):
         raise PeerError(f"{name} is missing")
     return value

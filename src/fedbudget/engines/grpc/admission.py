@@ -24,11 +24,7 @@ class Refusal(Exception):
 
 
 class AdmissionControl:
-    """Looks at everyone who comes.
-
-    Args:
-      tokens: who may come in.
-    """
+    """Looks at everyone who comes, and lets in who has one of the tokens."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens

@@ -17,12 +17,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedbudget.engines.grpc.credentials import valid_host
@@ -37,12 +32,7 @@ _EARLIER = timedelta(minutes=5)  # clocks of machines differ a little
 
 
 def make(
-    folder: Path,
-    *,
-    hosts: Sequence[str],
-    nodes: Sequence[str] = (),
-    days: int = 365,
-    now: datetime | None = None,
+    folder: Path, *, hosts: Sequence[str], nodes: Sequence[str] = (), days: int = 365, now: datetime | None = None
 ) -> list[Path]:
     """Makes certificates and their keys in a folder, and a CA for them unless the folder has one.
 
@@ -56,7 +46,12 @@ def make(
       The files made, a certificate before its key.
     """
     names = [_host(host) for host in dict.fromkeys(hosts)]
-    _check_nodes(nodes)
+    for name, times in Counter(nodes).items():
+        check_name(name)
+        if name.lower() in (CA, AGGREGATOR):
+            raise UserError(f"a node cannot be called {name} here: {name}.pem is the {name.lower()}'s certificate")
+        if times > 1:
+            raise UserError(f"node {name} is named {times} times; each node has a name of its own")
     if not 1 <= days <= _CA_DAYS:
         raise UserError(f"days must be from 1 to {_CA_DAYS}, not {days}")
     now = (now or datetime.now(UTC)).replace(microsecond=0)
@@ -65,20 +60,16 @@ def make(
     known = _existing_ca(folder, now)
     if known is not None and not wanted:
         raise UserError(f"{folder} has a CA already; say for which --node or --host to make a certificate")
-    _refuse_existing(folder, wanted)
+    for file in (file for name in wanted for file in _files(folder, name)):
+        if file.exists() or file.is_symlink():
+            raise UserError(f"{file} exists and is not overwritten; move it away first to have a new one")
 
-    ca = known or _new_ca(now)
+    ca = known or _issue("fedbudget CA", now, _CA_DAYS)
     made = {} if known else {CA: ca}
-    for name in wanted:
-        is_aggregator = names and name == AGGREGATOR
-        made[name] = _issue(
-            ca,
-            name,
-            alternatives=names if is_aggregator else [x509.DNSName(name)],
-            usage=ExtendedKeyUsageOID.SERVER_AUTH if is_aggregator else ExtendedKeyUsageOID.CLIENT_AUTH,
-            now=now,
-            days=days,
-        )
+    for name in wanted:  # no node has the aggregator's name
+        usage = ExtendedKeyUsageOID.SERVER_AUTH if name == AGGREGATOR else ExtendedKeyUsageOID.CLIENT_AUTH
+        alternatives = x509.SubjectAlternativeName(names if name == AGGREGATOR else [x509.DNSName(name)])
+        made[name] = _issue(name, now, days, ca, x509.ExtendedKeyUsage([usage]), alternatives, _authority(ca))
     return _write(folder, made)
 
 
@@ -102,15 +93,6 @@ def _host(host: str) -> x509.GeneralName:
         if valid_host(name.removeprefix("*.")):
             return x509.DNSName(name)
     raise UserError(f"{host[:300]!r} is neither an IP address nor a host's name; give a host without its port")
-
-
-def _check_nodes(nodes: Sequence[str]) -> None:
-    for name, times in Counter(nodes).items():
-        check_name(name)
-        if name.lower() in (CA, AGGREGATOR):
-            raise UserError(f"a node cannot be called {name} here: {name}.pem is the {name.lower()}'s certificate")
-        if times > 1:
-            raise UserError(f"node {name} is named {times} times; each node has a name of its own")
 
 
 def _existing_ca(folder: Path, now: datetime) -> _Pair | None:
@@ -138,63 +120,25 @@ def _existing_ca(folder: Path, now: datetime) -> _Pair | None:
     return _Pair(certificate, key)
 
 
-def _refuse_existing(folder: Path, names: Sequence[str]) -> None:
-    for name in names:
-        for file in _files(folder, name):
-            if file.exists() or file.is_symlink():
-                raise UserError(f"{file} exists and is not overwritten; move it away first to have a new one")
-
-
-def _new_ca(now: datetime) -> _Pair:
+def _issue(name: str, now: datetime, days: int, ca: _Pair | None = None, *extensions: x509.ExtensionType) -> _Pair:
+    """A certificate of this name and its key, signed by a CA; without one it is a CA's, signed by itself."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _named("fedbudget CA")
+    subject, until = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), now + timedelta(days=days)
     builder = (
-        _builder(name, name, key.public_key(), now, now + timedelta(days=_CA_DAYS))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(signs_certificates=True), critical=True)
-    )
-    return _Pair(builder.sign(key, SHA256()), key)
-
-
-def _issue(
-    ca: _Pair,
-    name: str,
-    *,
-    alternatives: Sequence[x509.GeneralName],
-    usage: x509.ObjectIdentifier,
-    now: datetime,
-    days: int,
-) -> _Pair:
-    key = ec.generate_private_key(ec.SECP256R1())
-    until = min(now + timedelta(days=days), ca.certificate.not_valid_after_utc)
-    builder = (
-        _builder(_named(name), ca.certificate.subject, key.public_key(), now, until)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-        .add_extension(_authority(ca), critical=False)
-    )
-    return _Pair(builder.sign(ca.key, SHA256()), key)
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, until: datetime
-) -> x509.CertificateBuilder:
-    return (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
+        .issuer_name(subject if ca is None else ca.certificate.subject)
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _EARLIER)
-        .not_valid_after(until)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .not_valid_after(until if ca is None else min(until, ca.certificate.not_valid_after_utc))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.BasicConstraints(ca=ca is None, path_length=0 if ca is None else None), critical=True)
+        .add_extension(_key_usage(signs_certificates=ca is None), critical=True)
     )
-
-
-def _named(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=False)
+    return _Pair(builder.sign(key if ca is None else ca.key, SHA256()), key)
 
 
 def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:

@@ -33,8 +33,6 @@ def aggregator_credentials(
     """TLS of the aggregator, or None for plain text. With `client_ca`, each node must show a certificate of that CA."""
     if cert is None and key is None and client_ca is None:
         return None
-    if cert is None or key is None:
-        raise UserError(f"--cert and --key go together; {_missing(cert=cert, key=key)}")
     return grpc.ssl_server_credentials(
         [_key_and_chain(cert, key)],
         root_certificates=None if client_ca is None else _read_certificates(client_ca),
@@ -51,9 +49,7 @@ def node_credentials(ca: Path | None, cert: Path | None, key: Path | None) -> gr
             "--cert and --key need --ca, the file of the CA that the aggregator's certificate is from; "
             "for a public CA that is the system's, often /etc/ssl/certs/ca-certificates.crt"
         )
-    if (cert is None) != (key is None):
-        raise UserError(f"--cert and --key go together; {_missing(cert=cert, key=key)}")
-    private_key, chain = (None, None) if cert is None or key is None else _key_and_chain(cert, key)
+    private_key, chain = (None, None) if cert is None and key is None else _key_and_chain(cert, key)
     return grpc.ssl_channel_credentials(_read_certificates(ca), private_key, chain)
 
 
@@ -63,13 +59,12 @@ def peer_names(auth_context: Mapping[str, Sequence[bytes]]) -> set[str]:
     return {name.decode("utf-8", "replace") for names in found for name in names}
 
 
-def _missing(**options: Path | None) -> str:
-    names = [f"--{name}" for name, value in options.items() if value is None]
-    return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} missing"
-
-
-def _key_and_chain(cert: Path, key: Path) -> tuple[bytes, bytes]:
+def _key_and_chain(cert: Path | None, key: Path | None) -> tuple[bytes, bytes]:
     """A pair of private key and certificate, in the order in which gRPC wants them."""
+    if cert is None or key is None:
+        missing = [name for name, file in (("--cert", cert), ("--key", key)) if file is None]
+        are = "is" if len(missing) == 1 else "are"
+        raise UserError(f"--cert and --key go together; {' and '.join(missing)} {are} missing")
     chain, private_key = _read_certificates(cert), _read(key)
     form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
     try:
@@ -123,16 +118,15 @@ def split_address(address: str, *, port: int | None = DEFAULT_PORT) -> tuple[str
     """
     found = re.fullmatch(r"(?:\[(?P<six>[^\[\]]*)\]|(?P<host>[^\[\]:]*))(?::(?P<port>[^:]*))?", address)
     if found is None:
-        hint = (
-            "; an IPv6 address goes in brackets, as in [::1]:7700" if re.fullmatch(r"[0-9A-Fa-f:.]+", address) else ""
-        )
+        is_six = re.fullmatch(r"[0-9A-Fa-f:.]+", address) is not None
+        hint = "; an IPv6 address goes in brackets, as in [::1]:7700" if is_six else ""
         raise UserError(f"{address[:300]!r} is not an address HOST:PORT{hint}")
     six, host, given = found["six"], found["host"], found["port"]
     if given is not None and (re.fullmatch("[0-9]{1,5}", given) is None or int(given) > 65535):
         raise UserError(f"the port of {address[:300]!r} must be a whole number from 0 to 65535")
     if given is None and port is None:
         raise UserError(f"{address[:300]!r} has no port; give HOST:PORT")
-    if six is not None and not _is_ip(six, 6):
+    if six is not None and not isinstance(_ip(six), ipaddress.IPv6Address):
         raise UserError(f"{six[:300]!r}, in brackets, is not an IPv6 address")
     if host == "":
         raise UserError(f"{address[:300]!r} has no host; 0.0.0.0:{given or port} is all of this machine's addresses")
@@ -152,22 +146,22 @@ def join_address(host: str, port: int) -> str:
 
 def valid_host(host: str) -> bool:
     """Whether this is an IP address, or may be the name of a host."""
-    if _is_ip(host, 4) or _is_ip(host, 6):
+    if _ip(host) is not None:
         return True
     # A last label of digits is never a name, but an IP address gone wrong, or written in a way that hides what it is.
     return len(host) <= 253 and _HOST_NAME.fullmatch(host) is not None and _ALL_DIGITS.fullmatch(host) is None
 
 
-def _is_ip(host: str, version: int) -> bool:
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(host).version == version
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return None
 
 
 def _loopback(host: str) -> bool:
-    if not (_is_ip(host, 4) or _is_ip(host, 6)):
+    address = _ip(host)
+    if address is None:
         return host.lower() == "localhost"
-    address = ipaddress.ip_address(host)
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback

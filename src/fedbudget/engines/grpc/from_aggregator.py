@@ -5,6 +5,7 @@ A broadcast's fields are sent in the order of the dataclass (layout.py), and the
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,15 +13,16 @@ import numpy as np
 
 from fedbudget.arrays import Float32
 from fedbudget.engines.grpc.layout import Layout
-from fedbudget.engines.grpc.stream import VectorBytes, decode_vector, field_tag, first_part, more_parts, parse, quoted
+from fedbudget.engines.grpc.stream import VectorBytes, decode_vector, first_part, more_parts, parse, quoted
 from fedbudget.engines.remote import compression
 from fedbudget.engines.remote import wire_pb2 as pb
-from fedbudget.engines.remote.descriptions import describe, read_welcome, require_short
+from fedbudget.engines.remote.compression import Kind
+from fedbudget.engines.remote.descriptions import describe, read
 from fedbudget.engines.remote.messages import Farewell, RoundRequest, Welcome
 from fedbudget.engines.remote.task import Task
 from fedbudget.protocol.messages import Broadcast, PeerError
 
-_MORE = field_tag(pb.FromAggregator.MORE_FIELD_NUMBER)
+_MORE = pb.FromAggregator.MORE_FIELD_NUMBER
 _MOST_NUMBERS = 1000  # bytes of all but vectors
 _LAYOUT = Layout(Broadcast, without={"request"})
 
@@ -40,11 +42,7 @@ def pack_broadcast(broadcast: Broadcast, base_round: int, *, catch_up: bool, dif
     raw = [compression.encode("none", array) for name, array in arrays.items() if name != "w" or difference is None]
     vectors = b"".join(raw if difference is None else [difference, *raw])
     message = pb.Broadcast(
-        base_round=base_round,
-        numbers=numbers,
-        difference=difference is not None,
-        size=len(vectors),
-        vectors=first_part(vectors),
+        base_round=base_round, numbers=numbers, difference=difference is not None, **first_part(vectors)
     )
     return [pb.FromAggregator(broadcast=message).SerializeToString(), *more_parts(_MORE, vectors)]
 
@@ -60,32 +58,27 @@ class EncodedBroadcast:
 
     Args:
       values: all but its vectors, as layout.py has them.
-      names: of its vectors, as they follow each other in `data`.
+      kinds: how its vectors are encoded, as they follow each other in `data`.
       difference: whether w is told as the difference to the w before.
     """
 
     base_round: int
     values: tuple[Any, ...]
-    names: list[str]
+    kinds: Mapping[str, Kind]
     difference: bool
     data: bytearray
     task: Task
 
     def request(self, before: Float32 | None) -> RoundRequest:
         """The whole, given the w of the broadcast after which the node's memory stands."""
-        arrays = self._arrays(before)
-        try:
-            broadcast = _LAYOUT.build(self.values, arrays, request=self.task.request)
-        except ValueError as error:
-            raise PeerError(f"a broadcast that cannot be read: {error}") from None
+        broadcast = _LAYOUT.build(self.values, self._arrays(before), request=self.task.request)
         self._check(broadcast)
         return RoundRequest(broadcast, self.base_round)
 
     def _arrays(self, before: Float32 | None) -> dict[str, Float32]:
         d, start = self.task.parameters, 0
         arrays: dict[str, Float32] = {}
-        for name in self.names:
-            kind = self.task.compress if name == "w" and self.difference else "none"
+        for name, kind in self.kinds.items():
             arrays[name] = decode_vector(kind, self.data, start, d)
             start += compression.encoded_size(kind, d)
         if self.difference:
@@ -127,9 +120,11 @@ class AggregatorReader:
         message = pb.FromAggregator()
         kind = parse(message, data)
         if kind == "farewell":
-            return Farewell(require_short("reason", message.farewell.reason, 2000), message.farewell.again)
+            if len(message.farewell.reason) > 2000:
+                raise PeerError(f"a reason of {len(message.farewell.reason)} characters")
+            return Farewell(message.farewell.reason, message.farewell.again)
         if kind == "welcome" and self._task is None:
-            welcome = read_welcome(message.welcome)
+            welcome = read(Welcome, message.welcome)
             self._task = welcome.task
             return welcome
         if kind == "more" and self._vectors is not None:
@@ -143,16 +138,12 @@ class AggregatorReader:
     def _begin(self, message: pb.Broadcast, task: Task) -> None:
         if len(message.numbers) > _MOST_NUMBERS:
             raise PeerError(f"a broadcast with {len(message.numbers)} bytes of numbers")
-        try:
-            values, names = _LAYOUT.decode(message.numbers)
-        except ValueError as error:
-            raise PeerError(f"a broadcast that cannot be read: {error}") from None
-        kinds = [task.compress if name == "w" and message.difference else "none" for name in names]
-        size = sum(compression.encoded_size(kind, task.parameters) for kind in kinds)
+        values, names = _LAYOUT.decode(message.numbers)
+        difference = message.difference
+        kinds: dict[str, Kind] = {name: task.compress if name == "w" and difference else "none" for name in names}
+        size = sum(compression.encoded_size(kind, task.parameters) for kind in kinds.values())
         self._vectors = VectorBytes(size, message.size, message.vectors, _MORE)
-        self._broadcast = EncodedBroadcast(
-            message.base_round, values, names, message.difference, self._vectors.data, task
-        )
+        self._broadcast = EncodedBroadcast(message.base_round, values, kinds, difference, self._vectors.data, task)
 
     def _finish(self) -> EncodedBroadcast | None:
         if self._vectors is None or not self._vectors.complete:

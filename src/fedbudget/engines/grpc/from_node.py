@@ -7,17 +7,17 @@ How many there are of both follows from the broadcast that it answers.
 import numpy as np
 
 from fedbudget.arrays import Int64
-from fedbudget.engines.grpc.stream import VectorBytes, decode_vector, field_tag, first_part, more_parts, parse, quoted
+from fedbudget.engines.grpc.stream import VectorBytes, decode_vector, first_part, more_parts, parse, quoted
 from fedbudget.engines.remote import compression
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.compression import Kind
 from fedbudget.engines.remote.costs import pack_costs, unpack_costs
-from fedbudget.engines.remote.descriptions import describe, read_hello
+from fedbudget.engines.remote.descriptions import describe, read
 from fedbudget.engines.remote.messages import Answer, Hello, Ready, report_numbers, report_vectors
 from fedbudget.protocol.messages import NUMBERS, Broadcast, PeerError, Report
 from fedbudget.resources.usage import NodeCosts
 
-_MORE = field_tag(pb.FromNode.MORE_FIELD_NUMBER)
+_MORE = pb.FromNode.MORE_FIELD_NUMBER
 
 
 def pack_hello(hello: Hello) -> list[bytes]:
@@ -35,8 +35,7 @@ def pack_report(report: Report, costs: NodeCosts, vectors: bytes) -> list[bytes]
         round=report.round,
         numbers=b"".join(values.astype("<f8", copy=False).tobytes() for values in numbers if values is not None),
         costs=pack_costs(costs),
-        size=len(vectors),
-        vectors=first_part(vectors),
+        **first_part(vectors),
     )
     return [pb.FromNode(report=message).SerializeToString(), *more_parts(_MORE, vectors)]
 
@@ -75,7 +74,7 @@ class NodeReader:
             raise PeerError(f"{quoted(kind)} where {quoted(self._expects)} was expected")
         elif kind == "hello":
             self._expects = "nothing"
-            return read_hello(message.hello)
+            return read(Hello, message.hello)
         elif kind == "ready":
             self._expects = "nothing"
             return Ready(unpack_costs(message.ready.costs))

@@ -14,6 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbudget.protocol.messages import PeerError
+
 Arrays = dict[str, NDArray[Any]]
 T = TypeVar("T")
 
@@ -34,12 +36,13 @@ class Layout(Generic[T]):
             if name in without or name not in {field.name for field in fields(kind)}:  # type: ignore[arg-type]
                 continue
             inside = f"{path}.{name}" if path else name
-            (one,) = [part for part in get_args(hint) if part is not type(None)] if _is_optional(hint) else [hint]
+            optional = type(None) in get_args(hint)
+            (one,) = [part for part in get_args(hint) if part is not type(None)] if optional else [hint]
             layout = Layout(one, path=inside) if isinstance(one, type) and is_dataclass(one) else None
             is_array = get_origin(one) is np.ndarray
             self._fields.append((name, inside if is_array else "", layout))
             sent = str if is_array else one if layout is None else layout.type
-            types.append(sent | None if _is_optional(hint) else sent)
+            types.append(sent | None if optional else sent)
         self.type: Any = tuple[tuple(types)]  # type: ignore[misc]
         self._decoder = msgspec.msgpack.Decoder(self.type)
 
@@ -49,13 +52,13 @@ class Layout(Generic[T]):
         return msgspec.msgpack.encode(self._values(value, arrays)), arrays
 
     def decode(self, data: bytes) -> tuple[tuple[Any, ...], list[str]]:
-        """The values, for `build`, and the names of the arrays that they need; raises `ValueError` of any others."""
+        """The values, for `build`, and the names of the arrays that they need; refuses any others with `PeerError`."""
+        names: list[str] = []
         try:
             values = self._decoder.decode(data)
+            self._find_arrays(values, names)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise ValueError(str(error)) from None
-        names: list[str] = []
-        self._find_arrays(values, names)
+            raise self._unreadable(error) from None
         return values, names
 
     def build(self, values: tuple[Any, ...], arrays: Arrays, **known: Any) -> T:
@@ -66,12 +69,17 @@ class Layout(Generic[T]):
         """
         for (name, path, layout), value in zip(self._fields, values, strict=True):
             if value is not None and path:
-                known[name] = arrays[path]
+                value = arrays[path]
             elif value is not None and layout is not None:
-                known[name] = layout.build(value, arrays)
-            else:
-                known[name] = value
-        return self._kind(**known)
+                value = layout.build(value, arrays)
+            known[name] = value
+        try:
+            return self._kind(**known)
+        except ValueError as error:
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: Exception) -> PeerError:
+        return PeerError(f"a {self._kind.__name__.lower()} that cannot be read: {error}")
 
     def _values(self, value: Any, arrays: Arrays) -> list[Any]:
         values = []
@@ -92,7 +100,3 @@ class Layout(Generic[T]):
                 names.append(path)
             elif value is not None and layout is not None:
                 layout._find_arrays(value, names)
-
-
-def _is_optional(hint: Any) -> bool:
-    return type(None) in get_args(hint)

@@ -6,7 +6,6 @@ that it does not belong.
 """
 
 import asyncio
-import logging
 import random
 import secrets
 import time
@@ -17,8 +16,9 @@ import grpc
 
 from fedbudget.engines.grpc.from_aggregator import AggregatorReader, EncodedBroadcast
 from fedbudget.engines.grpc.from_node import pack_hello, pack_ready, pack_report
-from fedbudget.engines.grpc.stream import LONGEST, METHOD, NAME, TOKEN
+from fedbudget.engines.grpc.stream import CHANNEL_OPTIONS, METHOD, NAME, TOKEN
 from fedbudget.engines.remote.messages import Farewell, Hello, Welcome
+from fedbudget.engines.remote.task import Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from fedbudget.protocol.messages import PeerError
@@ -26,8 +26,6 @@ from fedbudget.protocol.messages import PeerError
 _FIRST_WAIT, _LONGEST_WAIT, _GROWTH = 0.2, 30.0, 1.7  # seconds between attempts
 
 _QUICK = 5e-3  # seconds: rounds that took less are made where messages are read
-
-_LOG = logging.getLogger("fedbudget.network")
 
 _FINAL = {
     grpc.StatusCode.UNAUTHENTICATED,
@@ -64,10 +62,18 @@ async def run_node(
     instance, attempt = secrets.token_hex(16), 0
     loop = asyncio.get_running_loop()
     alone_since = loop.time()
+    metadata = [(NAME, name)] + ([] if token is None else [(TOKEN, token)])
+    joined = asyncio.Event()
+
+    def join(task: Task) -> None:
+        joined.set()
+        heard(f"joined {address} as {name}, to train {task.model} ({task.parameters} parameters)")
+
     while True:
-        joined = asyncio.Event()
+        joined.clear()
         try:
-            farewell = await _once(address, worker, name, instance, token, credentials, joined, heard)
+            async with _channel(address, credentials) as channel:
+                farewell = await _converse(channel.stream_stream(METHOD)(metadata=metadata), worker, instance, join)
             if not farewell.again:
                 return farewell
             why = farewell.reason
@@ -87,54 +93,33 @@ async def run_node(
         await asyncio.sleep(wait)
 
 
-async def _once(
-    address: str,
-    worker: Worker,
-    name: str,
-    instance: str,
-    token: str | None,
-    credentials: Any,
-    joined: asyncio.Event,
-    heard: Callable[[str], None],
-) -> Farewell:
+async def _converse(call: Any, worker: Worker, instance: str, join: Callable[[Task], None]) -> Farewell:
     """One connection, from hello to farewell."""
-    async with _channel(address, credentials) as channel:
-        converse = channel.stream_stream(METHOD)
-        metadata = [(NAME, name)] + ([] if token is None else [(TOKEN, token)])
-        call = converse(metadata=metadata)
-        reader, quick = AggregatorReader(), False
-        await _send(call, pack_hello(Hello(instance, worker.node_data.samples(), worker.run, worker.rounds)))
-        while True:
-            data = await call.read()
-            if data is grpc.aio.EOF:
-                raise grpc.aio.AioRpcError(
-                    await call.code(), await call.initial_metadata(), await call.trailing_metadata(), "it has ended"
-                )
-            message = reader.feed(data)
-            if isinstance(message, Farewell):
-                await call.done_writing()
-                return message
-            if isinstance(message, Welcome):
-                costs = await asyncio.to_thread(_start, worker, message)
-                await _send(call, pack_ready(costs))
-                joined.set()
-                heard(
-                    f"joined {address} as {name}, to train {message.task.model} ({message.task.parameters} parameters)"
-                )
-            elif isinstance(message, EncodedBroadcast):
-                # A thread is for work that would keep the connection waiting; to hand it less takes longer than that.
-                messages, seconds = (
-                    _answer(worker, message) if quick else await asyncio.to_thread(_answer, worker, message)
-                )
-                quick = seconds < _QUICK
-                await _send(call, messages)
-
-
-def _start(worker: Worker, welcome: Welcome) -> Any:
-    try:
-        return worker.start(welcome)
-    except UserError as error:
-        raise RefusedByAggregator(str(error)) from None
+    reader, quick = AggregatorReader(), False
+    await _send(call, pack_hello(Hello(instance, worker.node_data.samples(), worker.run, worker.rounds)))
+    while True:
+        data = await call.read()
+        if data is grpc.aio.EOF:
+            raise grpc.aio.AioRpcError(
+                await call.code(), await call.initial_metadata(), await call.trailing_metadata(), "it has ended"
+            )
+        message = reader.feed(data)
+        if isinstance(message, Farewell):
+            await call.done_writing()
+            return message
+        if isinstance(message, Welcome):
+            try:
+                costs = await asyncio.to_thread(worker.start, message)
+            except UserError as error:
+                raise RefusedByAggregator(str(error)) from None
+            await _send(call, pack_ready(costs))
+            join(message.task)
+        elif isinstance(message, EncodedBroadcast):
+            # A thread is for work that would keep the connection waiting; to hand it less takes longer than that.
+            answer = _answer(worker, message) if quick else await asyncio.to_thread(_answer, worker, message)
+            messages, seconds = answer
+            quick = seconds < _QUICK
+            await _send(call, messages)
 
 
 def _answer(worker: Worker, encoded: EncodedBroadcast) -> tuple[list[bytes], float]:
@@ -155,12 +140,7 @@ async def _send(call: Any, messages: list[bytes]) -> None:
 
 def _channel(address: str, credentials: Any) -> Any:
     options = [
-        ("grpc.max_receive_message_length", LONGEST),
-        ("grpc.max_send_message_length", LONGEST),
-        # A network that is away for less than 20 s breaks no connection: TCP sends again, and nothing is to be set up
-        # anew. What is away for longer is found out within 40 s, before TCP would wait for minutes between attempts.
-        ("grpc.keepalive_time_ms", 20_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
+        *CHANNEL_OPTIONS,
         ("grpc.use_local_subchannel_pool", 1),  # nodes of one process have a connection each
         ("grpc.enable_retries", 0),
         ("grpc.initial_reconnect_backoff_ms", 200),

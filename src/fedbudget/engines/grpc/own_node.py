@@ -4,7 +4,6 @@ import asyncio
 import concurrent.futures
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from fedbudget.engines.remote.messages import Answer, RoundRequest, Welcome
 from fedbudget.engines.remote.worker import Worker
@@ -12,11 +11,7 @@ from fedbudget.resources.usage import NodeCosts
 
 
 class OwnNode:
-    """A worker in this process.
-
-    Args:
-      worker: what it does.
-    """
+    """A worker in this process."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -33,27 +28,24 @@ class OwnNode:
         loop = asyncio.get_running_loop()
         self.trial = await loop.run_in_executor(self._executor, self.worker.start, welcome)
 
-    def ask(self, request: RoundRequest, done: Callable[[Answer | Exception], None]) -> None:
+    def ask(self, request: RoundRequest, done: "Callable[[asyncio.Future[Answer]], None]") -> None:
         """Makes a round; in the event loop's thread.
 
         Args:
           done: called there with the answer, or with what went wrong.
         """
-        self.busy = True
-        work = asyncio.get_running_loop().run_in_executor(self._executor, self.worker.answer, request)
 
-        def finished(future: "asyncio.Future[Any]") -> None:
+        def finish(future: "asyncio.Future[Answer]") -> None:
             self.busy = False
-            if future.cancelled():
-                return
-            error = future.exception()
-            if isinstance(error, Exception):
-                done(error)
-            else:
-                answer: Answer = future.result()
-                done(Answer(answer.report, replace(answer.costs, here=True)))
+            if not future.cancelled():
+                done(future)
 
-        work.add_done_callback(finished)
+        self.busy = True
+        asyncio.get_running_loop().run_in_executor(self._executor, self._answer, request).add_done_callback(finish)
+
+    def _answer(self, request: RoundRequest) -> Answer:
+        answer = self.worker.answer(request)
+        return replace(answer, costs=replace(answer.costs, here=True))
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)

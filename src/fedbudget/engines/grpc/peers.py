@@ -71,9 +71,9 @@ class Peers:
       left: called when one has gone.
     """
 
-    def __init__(self, thread: LoopThread, counters: Counters, left: Callable[[Peer], None]) -> None:
+    def __init__(self, thread: LoopThread, left: Callable[[Peer], None]) -> None:
+        self.counters = Counters()
         self._thread = thread
-        self._counters = counters
         self._left = left
         self._peers: dict[str, Peer] = {}
 
@@ -128,6 +128,6 @@ class Peers:
             async with peer.write_lock:  # a farewell may come while a broadcast is being sent
                 for message in messages:
                     await peer.context.write(message)
-                    self._counters.sent += len(message) + FRAME
+                    self.counters.sent += len(message) + FRAME
         except _GONE:
             self.remove(peer)

@@ -13,7 +13,7 @@ from fedbudget.engines.grpc.own_node import OwnNode
 from fedbudget.engines.grpc.peers import LOG, Peer, Peers
 from fedbudget.engines.remote import compression
 from fedbudget.engines.remote.compression import BroadcastCompressor
-from fedbudget.engines.remote.members import OWN, Counters, Members
+from fedbudget.engines.remote.members import OWN, Members
 from fedbudget.engines.remote.messages import Answer, RoundRequest
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
 from fedbudget.protocol.messages import VECTORS, Broadcast
@@ -29,19 +29,24 @@ class Rounds:
       compressor: how vectors are sent.
     """
 
-    def __init__(self, thread: LoopThread, peers: Peers, counters: Counters, compressor: BroadcastCompressor) -> None:
+    def __init__(self, thread: LoopThread, peers: Peers, compressor: BroadcastCompressor) -> None:
+        self.peers = peers
+        self.counters = peers.counters
         self.members: Members[str] = Members()
         self.own: OwnNode | None = None
         self.pending: PendingRound[str] | None = None
         self._thread = thread
-        self._peers = peers
-        self._counters = counters
         self._compressor = compressor
         self._packed: list[bytes] | None = None  # the broadcast to those that were in the round before
         self._timers: list[asyncio.TimerHandle] = []
         self._error: Exception | None = None  # what went wrong on our side
         self._finished: concurrent.futures.Future[CollectedRound] | None = None
         self._stopped = False  # the run was interrupted
+
+    def count(self, *, ready: bool = False) -> int:
+        """Nodes that are connected, or ready, the aggregator's own among them."""
+        own = 0 if self.own is None else self.own.nodes
+        return own + sum(len(peer.hello.samples.sizes) for peer in self.peers if peer.trial is not None or not ready)
 
     def begin(self, broadcast: Broadcast, *, least: int, timeout: float, left: float) -> None:
         """Asks all that are idle."""
@@ -66,11 +71,11 @@ class Rounds:
     def receive(self, name: str, asked: int, answer: Answer) -> None:
         """A report, which counts in the round that it was asked for."""
         if self.pending is None or not self.pending.owes(name, asked):
-            self._counters.late += 1
+            self.counters.late += 1
             LOG.info("%s's report of round %d came too late, and is discarded", name, answer.report.round)
         else:
             self.pending.receive(name, answer)
-            self._counters.saved += self._saved(answer)
+            self.counters.saved += self._saved(answer)
         self.check()
 
     def withdraw(self, peer: Peer) -> None:
@@ -105,7 +110,7 @@ class Rounds:
 
     def _ask_idle(self, pending: PendingRound[str]) -> None:
         """All that are idle, and have not answered in this round."""
-        for peer in self._peers:
+        for peer in self.peers:
             if peer.idle and pending.can_ask(peer.name):
                 self._ask(pending, peer)
         if self.own is not None and not self.own.busy and pending.can_ask(OWN):
@@ -121,21 +126,22 @@ class Rounds:
         base_round = member.base_round
         if base_round != broadcast.round - 1:
             catch_up = broadcast.catch_up is not None
-            self._peers.send(peer, pack_broadcast(broadcast, base_round, catch_up=catch_up, difference=None))
+            self.peers.send(peer, pack_broadcast(broadcast, base_round, catch_up=catch_up, difference=None))
             return
         difference = self._compressor.difference(broadcast) if base_round else None
         if self._packed is None:
             self._packed = pack_broadcast(broadcast, base_round, catch_up=False, difference=difference)
         if difference is not None:
-            self._counters.saved += 4 * broadcast.w.size - len(difference)
-        self._peers.send(peer, self._packed)
+            self.counters.saved += 4 * broadcast.w.size - len(difference)
+        self.peers.send(peer, self._packed)
 
-    def _receive_own(self, asked: int, answer: Answer | Exception) -> None:
-        if isinstance(answer, Exception):
-            self._fail(answer)
+    def _receive_own(self, asked: int, answer: "asyncio.Future[Answer]") -> None:
+        error = answer.exception()
+        if isinstance(error, Exception):
+            self._fail(error)
             self.check()
         else:
-            self.receive(OWN, asked, answer)
+            self.receive(OWN, asked, answer.result())
 
     def _fail(self, error: Exception) -> None:
         self._error = error
@@ -154,12 +160,12 @@ class Rounds:
         for timer in self._timers:
             timer.cancel()
         self._timers, self.pending = [], None
-        collected = pending.close(self.members, {peer.name: peer.hello.instance for peer in self._peers})
+        collected = pending.close(self.members, {peer.name: peer.hello.instance for peer in self.peers})
         for name in pending.answers:
-            member, peer = self.members[name], self._peers.get(name)
+            member, peer = self.members[name], self.peers.get(name)
             if member.not_finite:
                 LOG.warning("%s's report is not finite, and is set aside", name)
             if member.not_finite >= _NOT_FINITE and peer is not None:
                 member.not_finite = 0
-                self._peers.drop(peer, f"{_NOT_FINITE} of its reports in a row were not finite")
+                self.peers.drop(peer, f"{_NOT_FINITE} of its reports in a row were not finite")
         return collected

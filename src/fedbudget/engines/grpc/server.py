@@ -20,11 +20,11 @@ from fedbudget.engines.grpc.own_node import OwnNode
 from fedbudget.engines.grpc.peers import Peer, Peers
 from fedbudget.engines.grpc.rounds import Rounds
 from fedbudget.engines.grpc.service import Service
-from fedbudget.engines.grpc.stream import LONGEST, METHOD
+from fedbudget.engines.grpc.stream import CHANNEL_OPTIONS, METHOD
 from fedbudget.engines.grpc.tokens import Tokens
 from fedbudget.engines.remote import descriptions
 from fedbudget.engines.remote.compression import BroadcastCompressor
-from fedbudget.engines.remote.members import OWN, Counters, Member, Members, name_order
+from fedbudget.engines.remote.members import OWN, Member, Members, name_order
 from fedbudget.engines.remote.messages import Farewell, Welcome
 from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.engines.remote.task import SamplesDescription, Task
@@ -35,11 +35,8 @@ from fedbudget.protocol.messages import Broadcast
 from fedbudget.resources.usage import NodeCosts
 
 _OPTIONS = [
-    ("grpc.max_receive_message_length", LONGEST),
-    ("grpc.max_send_message_length", LONGEST),
+    *CHANNEL_OPTIONS,
     ("grpc.so_reuseport", 0),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.max_metadata_size", 8192),
 ]
@@ -70,7 +67,6 @@ class AggregatorServer:
         changed: Callable[[int], None] = lambda connected: None,
     ) -> None:
         self.run = run
-        self.counters = Counters()
         self.port = 0
         self.error = ""
         self._encoded_task = ""
@@ -80,20 +76,11 @@ class AggregatorServer:
         self._on_change = changed
         self._server: Any = None
         self._began = threading.Event()  # the broadcast is on its way
-        self._admission = AdmissionControl(tokens)
         self._thread = LoopThread("fedbudget-server")
-        self._peers = Peers(self._thread, self.counters, self._left)
-        self._rounds = Rounds(self._thread, self._peers, self.counters, compressor or BroadcastCompressor("none"))
-        self._service = Service(
-            run,
-            self._admission,
-            self._peers,
-            self.counters,
-            count=self._count,
-            most=most,
-            changed=self._changed,
-            received=self._rounds.receive,
-        )
+        self._peers = Peers(self._thread, self._left)
+        self.counters = self._peers.counters
+        self._rounds = Rounds(self._thread, self._peers, compressor or BroadcastCompressor("none"))
+        self._service = Service(run, AdmissionControl(tokens), self._rounds, most, self._changed)
 
     @property
     def members(self) -> Members[str]:
@@ -121,7 +108,7 @@ class AggregatorServer:
 
     def wait_for(self, nodes: int, interrupted: Callable[[], bool], *, ready: bool = False) -> bool:
         """Waits until so many nodes are connected, or ready; False when it was interrupted."""
-        self._thread.run(self._thread.until(lambda: interrupted() or self._count(ready=ready) >= nodes))
+        self._thread.run(self._thread.until(lambda: interrupted() or self._rounds.count(ready=ready) >= nodes))
         return not interrupted()
 
     def start(self, task: Task, members: Mapping[str, Member] | None = None) -> None:
@@ -131,7 +118,7 @@ class AggregatorServer:
           members: of a run that goes on.
         """
         self._encoded_task = descriptions.describe(task).SerializeToString().hex()
-        self._thread.run(self._start(task, Members(members)))
+        self._thread.run(self._start(task, Members(members or {})))
 
     def trials(self) -> list[NodeCosts]:
         """What a trial round has cost at each that is ready."""
@@ -153,25 +140,11 @@ class AggregatorServer:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold, for a server that goes on."""
-        members = {
-            name: {
-                "numbers": member.numbers.tolist(),
-                "sizes": member.sizes.tolist(),
-                "base_round": member.base_round,
-                "lost": member.lost,
-            }
-            for name, member in self.members.snapshot().items()
-        }
+        members = {name: member.saved() for name, member in self.members.snapshot().items()}
         return {"run": self.run, "task": self._encoded_task, "members": members}
 
     def begin(self, broadcast: Broadcast, *, least: int, timeout: float, left: float) -> None:
-        """Sends a broadcast to all that are idle.
-
-        Args:
-          least: how many nodes must report.
-          timeout: seconds until those that have not are left out.
-          left: seconds until the round ends whatever it has.
-        """
+        """Sends a broadcast to all that are idle, as `RemoteNodes` says."""
 
         def begin() -> None:
             self._rounds.begin(broadcast, least=least, timeout=timeout, left=left)
@@ -230,8 +203,7 @@ class AggregatorServer:
 
     async def _start(self, task: Task, members: Members[str]) -> None:
         own = self._rounds.own
-        self._rounds.members = members
-        self._service.start(task, members)
+        self._rounds.members, self._service.task = members, task
         if own is not None:
             member = members.join(OWN, own.worker.node_data.samples().sizes)
             await own.start(Welcome(self.run, task, tuple(member.numbers.tolist())))
@@ -254,14 +226,9 @@ class AggregatorServer:
 
     def _changed(self) -> None:
         """Nodes have come or gone."""
-        self._on_change(self._count())
+        self._on_change(self._rounds.count())
         self._rounds.check()
         self._thread.notify()
-
-    def _count(self, *, ready: bool = False) -> int:
-        """Nodes that are connected, or ready."""
-        own = 0 if self._rounds.own is None else self._rounds.own.nodes
-        return own + sum(len(peer.hello.samples.sizes) for peer in self._peers if peer.trial is not None or not ready)
 
     def _state(self, name: str) -> str:
         if name == OWN:

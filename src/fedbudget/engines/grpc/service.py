@@ -7,6 +7,7 @@ and none can send what it was not asked for. Who breaks the rules is dropped, wi
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -14,8 +15,8 @@ import grpc
 from fedbudget.engines.grpc.admission import AdmissionControl, Refusal
 from fedbudget.engines.grpc.from_aggregator import pack_welcome
 from fedbudget.engines.grpc.from_node import NodeReader
-from fedbudget.engines.grpc.peers import FRAME, LOG, Peer, Peers
-from fedbudget.engines.remote.members import Counters, Members
+from fedbudget.engines.grpc.peers import FRAME, LOG, Peer
+from fedbudget.engines.grpc.rounds import Rounds
 from fedbudget.engines.remote.messages import Answer, Hello, Ready, Welcome
 from fedbudget.engines.remote.task import Task
 from fedbudget.protocol.messages import PeerError
@@ -25,53 +26,34 @@ _READY_PATIENCE = 600.0  # to compile and try, on a small device
 _PART_PATIENCE = 30.0  # between two parts of one report
 
 
+@dataclass(eq=False)
 class Service:
     """Talks with all peers; in the event loop's thread.
 
     Args:
       run: the run's name.
       admission: who may come in.
-      count: how many nodes are connected, the aggregator's own among them.
+      rounds: what answers are for.
       most: the most nodes to let in.
       changed: called when nodes have come, or are ready.
-      received: called with a peer's name, the round that it was asked for, and its answer.
+      task: what whoever comes is welcomed to, once it is known.
     """
 
-    def __init__(
-        self,
-        run: str,
-        admission: AdmissionControl,
-        peers: Peers,
-        counters: Counters,
-        *,
-        count: Callable[[], int],
-        most: int,
-        changed: Callable[[], None],
-        received: Callable[[str, int, Answer], None],
-    ) -> None:
-        self._run = run
-        self._admission = admission
-        self._peers = peers
-        self._counters = counters
-        self._count = count
-        self._most = most
-        self._changed = changed
-        self._received = received
-        self._task: Task | None = None
-        self._members: Members[str] = Members()
-
-    def start(self, task: Task, members: Members[str]) -> None:
-        """From now on whoever comes is welcomed to this task."""
-        self._task, self._members = task, members
+    run: str
+    admission: AdmissionControl
+    rounds: Rounds
+    most: int
+    changed: Callable[[], None]
+    task: Task | None = None
 
     async def converse(self, _: Any, context: Any) -> None:
         """One stream, as gRPC calls it."""
         peer: Peer | None = None
         name = "a peer"
         try:
-            name = self._admission.admit(context)
+            name = self.admission.admit(context)
             peer = await self._greet(name, context)
-            if self._task is not None:
+            if self.task is not None:
                 self.welcome(peer)
             await self._follow(peer)
         except PeerError as error:
@@ -81,22 +63,22 @@ class Service:
                 raise
             await self._drop(name, peer, context, peer.fault)
         except Refusal as refusal:
-            self._counters.refused += 1
+            self.rounds.counters.refused += 1
             LOG.warning("%s at %s is refused: %s", name, context.peer(), refusal)
             await context.abort(refusal.code, str(refusal)[:1000])
         finally:
             if peer is not None:
-                self._peers.remove(peer)
+                self.rounds.peers.remove(peer)
 
     def welcome(self, peer: Peer) -> None:
         """Tells a peer what is trained; what it remembers of the run, if anything, counts or is lost."""
-        assert self._task is not None
-        member = self._members.join(peer.name, peer.hello.samples.sizes)
-        if peer.hello.run != self._run or member.base_round not in peer.hello.rounds:
+        assert self.task is not None
+        member = self.rounds.members.join(peer.name, peer.hello.samples.sizes)
+        if peer.hello.run != self.run or member.base_round not in peer.hello.rounds:
             member.forget()
         peer.welcomed = True
         peer.reader.expect_ready()
-        self._peers.send(peer, pack_welcome(Welcome(self._run, self._task, tuple(member.numbers.tolist()))))
+        self.rounds.peers.send(peer, pack_welcome(Welcome(self.run, self.task, tuple(member.numbers.tolist()))))
 
     async def _greet(self, name: str, context: Any) -> Peer:
         """The hello, and whether there is a place for who said it."""
@@ -106,35 +88,35 @@ class Service:
             raise PeerError("it left without a word")
         hello = reader.feed(data)
         assert isinstance(hello, Hello)
-        before = self._peers.get(name)
+        before = self.rounds.peers.get(name)
         self._require_place(name, hello, before)
         if before is not None:
-            self._peers.dismiss(before, "the node has connected anew")
+            self.rounds.peers.dismiss(before, "the node has connected anew")
         peer = Peer(name, hello, context, asyncio.current_task(), reader)
-        self._peers.add(peer)
+        self.rounds.peers.add(peer)
         LOG.info("%s has joined from %s, with %d samples", name, context.peer(), sum(hello.samples.sizes))
-        self._changed()
+        self.changed()
         return peer
 
     def _require_place(self, name: str, hello: Hello, before: Peer | None) -> None:
         """Refuses one whose name is taken, whose data do not fit, or that is too many."""
-        nodes, member = len(hello.samples.sizes), self._members.get(name)
+        nodes, member = len(hello.samples.sizes), self.rounds.members.get(name)
         if before is not None and before.hello.instance != hello.instance:
             raise Refusal(grpc.StatusCode.ALREADY_EXISTS, f"there is a node with the name {name} already")
-        if self._task is not None:
+        if self.task is not None:
             try:
-                self._task.admit(hello.samples)
+                self.task.admit(hello.samples)
             except PeerError as error:
                 raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"{name}'s data do not fit: {error}") from None
         if member is not None and len(member) != nodes:
             raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"{name} had {len(member)} nodes, not {nodes}")
-        if before is None and self._count() + nodes > self._most:
-            raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"there are {self._count()} nodes already")
+        if before is None and self.rounds.count() + nodes > self.most:
+            raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"there are {self.rounds.count()} nodes already")
 
     async def _follow(self, peer: Peer) -> None:
         """Reads what a node says until it goes."""
         while True:
-            patience = _READY_PATIENCE if peer.trial is None and self._task is not None else None
+            patience = _READY_PATIENCE if peer.trial is None and self.task is not None else None
             if peer.reader.receiving:
                 patience = _PART_PATIENCE
             data = await self._read(peer.context, patience)
@@ -143,10 +125,10 @@ class Service:
             message = peer.reader.feed(data)
             if isinstance(message, Ready):
                 peer.trial = message.costs
-                self._changed()
+                self.changed()
             elif isinstance(message, Answer):
                 asked, peer.asked = peer.asked, 0
-                self._received(peer.name, asked, message)
+                self.rounds.receive(peer.name, asked, message)
 
     async def _read(self, context: Any, patience: float | None) -> bytes | None:
         """The next message; None when no more come."""
@@ -156,12 +138,12 @@ class Service:
             raise PeerError(f"nothing was heard of it for {patience:g} seconds, in the middle of something") from None
         if data is grpc.aio.EOF:
             return None
-        self._counters.received += len(data) + FRAME
+        self.rounds.counters.received += len(data) + FRAME
         return bytes(data)
 
     async def _drop(self, name: str, peer: Peer | None, context: Any, fault: str) -> None:
-        self._counters.dropped += 1
+        self.rounds.counters.dropped += 1
         LOG.warning("%s at %s is dropped: %s", name, context.peer(), fault)
         if peer is not None:
-            self._peers.remove(peer)
+            self.rounds.peers.remove(peer)
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault[:1000])

@@ -6,6 +6,7 @@ announcement of any other size is refused before the first byte of it is kept.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -25,6 +26,15 @@ PART = 2**20
 LONGEST = PART + 2**18
 """Bytes of one message of a stream, at most."""
 
+CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", LONGEST),
+    ("grpc.max_send_message_length", LONGEST),
+    # A network that is away for less than 20 s breaks no connection: TCP sends again, and nothing is to be set up
+    # anew. What is away for longer is found out within 40 s, before TCP would wait for minutes between attempts.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+]
+
 
 class VectorBytes:
     """The bytes of vectors, as they come in.
@@ -33,27 +43,26 @@ class VectorBytes:
       expected: how many there must be.
       announced: how many the sender says that there are.
       first: those in the first message.
-      tag: how protobuf announces the field that has the others.
+      field: the number of the field that has the others.
     """
 
-    def __init__(self, expected: int, announced: int, first: bytes, tag: int) -> None:
+    def __init__(self, expected: int, announced: int, first: bytes, field: int) -> None:
         if announced != expected:
             raise PeerError(f"{announced} bytes of vectors announced where there should be {expected}")
         self._expected = expected
-        self._tag = tag
+        self._field = field
         self.data = bytearray()
         self.add(first)
 
     def add(self, part: bytes) -> None:
         """The next part, which is as long as it can be: so there are no more messages than needed."""
-        due = self._due
-        if len(part) != due:
-            raise PeerError(f"a part of vectors of {len(part)} bytes where there should be {due}")
+        if len(part) != self._due:
+            raise PeerError(f"a part of vectors of {len(part)} bytes where there should be {self._due}")
         self.data += part
 
     def add_message(self, data: bytes) -> bool:
         """Adds the next part from a message as `more_parts` writes it; False of any other message."""
-        head = _head(self._tag, self._due)
+        head = _head(self._field, self._due)
         if len(data) != len(head) + self._due or not data.startswith(head):
             return False
         self.data += memoryview(data)[len(head) :]
@@ -68,12 +77,12 @@ class VectorBytes:
         return len(self.data) == self._expected
 
 
-def first_part(vectors: bytes) -> bytes:
-    """What goes with the message itself."""
-    return vectors[:PART]
+def first_part(vectors: bytes) -> dict[str, Any]:
+    """What goes with the message itself: how many bytes there are, and as many of them as fit."""
+    return {"size": len(vectors), "vectors": vectors[:PART]}
 
 
-def more_parts(tag: int, vectors: bytes) -> Iterator[bytes]:
+def more_parts(field: int, vectors: bytes) -> Iterator[bytes]:
     """What does not fit in the first message: messages with nothing but a part of it.
 
     They are written and read by hand, as protobuf would, which copies every part twice.
@@ -81,12 +90,7 @@ def more_parts(tag: int, vectors: bytes) -> Iterator[bytes]:
     view = memoryview(vectors)
     for start in range(PART, len(vectors), PART):
         part = view[start : start + PART]
-        yield b"".join((_head(tag, len(part)), part))
-
-
-def field_tag(number: int) -> int:
-    """How protobuf announces a field of bytes."""
-    return number << 3 | 2
+        yield b"".join((_head(field, len(part)), part))
 
 
 def decode_vector(kind: Kind, data: bytearray, start: int, count: int) -> Float32:
@@ -112,9 +116,9 @@ def quoted(kind: str | None) -> str:
     return "an empty message" if kind is None else f"'{kind}'"
 
 
-def _head(tag: int, length: int) -> bytes:
-    """What protobuf puts before so many bytes of a field."""
-    head = bytearray([tag])
+def _head(field: int, length: int) -> bytes:
+    """What protobuf puts before so many bytes of a field of this number."""
+    head = bytearray([field << 3 | 2])
     while length > 127:
         head.append(length & 127 | 128)
         length >>= 7

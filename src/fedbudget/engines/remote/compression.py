@@ -72,7 +72,11 @@ def decode(kind: Kind, data: bytes | memoryview, count: int) -> Float32:
     if not ((scales >= 0) & (scales <= _LARGEST_SCALES[kind])).all():
         raise PeerError(f"a scale of {kind} numbers that is negative, not finite or too large")
     with np.errstate(invalid="ignore"):  # of a peer's odd kinds of nan, and inf times 0
-        numbers = (_from_halves if kind == "16-bit" else _from_bytes)(view[head:])
+        raw = np.frombuffer(view[head:], _HALF if kind == "16-bit" else np.int8)
+        numbers = raw.astype(np.float32)
+        if kind == "8-bit":  # in parts of 1, which no scale makes overflow
+            numbers /= np.float32(127)
+            numbers[raw == _NOT_FINITE] = np.nan
         whole = count - count % BLOCK
         numbers[:whole].reshape(-1, BLOCK)[...] *= scales[: whole // BLOCK, None]
         if whole < count:
@@ -133,21 +137,6 @@ def _rounded(kind: Kind, blocks: Float32, largest: Float32) -> tuple[Float32, ND
     numbers = blocks / np.where(largest > 0, largest, np.float32(1))[:, None]
     numbers *= np.float32(127)
     return largest, np.rint(numbers, out=numbers).astype(np.int8)
-
-
-def _from_halves(data: memoryview) -> Float32:
-    return np.frombuffer(data, _HALF).astype(np.float32)
-
-
-def _from_bytes(data: memoryview) -> Float32:
-    """In parts of 1, which no scale makes overflow."""
-    raw = np.frombuffer(data, np.int8)
-    numbers = raw.astype(np.float32)
-    numbers /= np.float32(127)
-    broken = raw == _NOT_FINITE
-    if broken.any():
-        numbers[broken] = np.nan
-    return numbers
 
 
 def _in_blocks(vector: Float32) -> Float32:

@@ -11,14 +11,14 @@ again.
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from fedbudget.budget import Costs
-from fedbudget.engines.engine import Engine, Observer
+from fedbudget.engines.engine import Condition, Engine, Observer, Save
 from fedbudget.engines.remote.members import Counters
 from fedbudget.engines.remote.messages import Answer, Farewell
 from fedbudget.engines.remote.round import CollectedRound
@@ -76,6 +76,7 @@ class RemoteNodes(Protocol):
         """What a checkpoint must hold of them; None where a run with them cannot be resumed."""
 
 
+@dataclass(eq=False)
 class RemoteEngine(Engine):
     """Makes a run with nodes on other machines.
 
@@ -85,61 +86,47 @@ class RemoteEngine(Engine):
       trial: what a round of one update took at the slowest node, before the first.
     """
 
-    def __init__(
-        self,
-        aggregator: Aggregator,
-        nodes: RemoteNodes,
-        meters: Meters,
-        *,
-        least: int,
-        timeout: float | None,
-        trial: RoundUsage,
-    ) -> None:
-        self._aggregator = aggregator
-        self._nodes = nodes
-        self._meters = meters
-        self._least = least
-        self._clock = _Clock(meters, timeout, trial)
+    aggregator: Aggregator
+    nodes: RemoteNodes
+    meters: Meters
+    least: int
+    timeout: float | None
+    trial: RoundUsage
 
-    def run(
-        self,
-        *,
-        observe: Observer,
-        interrupted: Callable[[], bool] = lambda: False,
-        save: Callable[[], None] = lambda: None,
-    ) -> Outcome:
-        outcome = self._run_rounds(observe, lambda: interrupted() or bool(self._nodes.error), save)
-        self._nodes.close(Farewell("the aggregator was interrupted" if interrupted() else "the run is over"))
+    def run(self, *, observe: Observer, interrupted: Condition = lambda: False, save: Save = lambda: None) -> Outcome:
+        outcome = self._run_rounds(observe, lambda: interrupted() or bool(self.nodes.error), save)
+        self.nodes.close(Farewell("the aggregator was interrupted" if interrupted() else "the run is over"))
         return outcome
 
     def wake(self) -> None:
-        self._nodes.wake()
+        self.nodes.wake()
 
     def node_statuses(self) -> list[NodeStatus]:
-        return self._nodes.node_statuses()
+        return self.nodes.node_statuses()
 
     def traffic(self) -> Mapping[str, int]:
-        return vars(self._nodes.counters).copy()
+        return vars(self.nodes.counters).copy()
 
     def state(self) -> Mapping[str, Any] | None:
-        nodes = self._nodes.state()
-        return None if nodes is None else {**nodes, "meters": self._meters.state(), "counters": self.traffic()}
+        nodes = self.nodes.state()
+        return None if nodes is None else {**nodes, "meters": self.meters.state(), "counters": self.traffic()}
 
-    def _run_rounds(self, observe: Observer, interrupted: Callable[[], bool], save: Callable[[], None]) -> Outcome:
-        aggregator, nodes, meters = self._aggregator, self._nodes, self._meters
+    def _run_rounds(self, observe: Observer, interrupted: Condition, save: Save) -> Outcome:
+        aggregator, nodes, meters, counters = self.aggregator, self.nodes, self.meters, self.nodes.counters
+        clock = _Clock(meters, self.timeout, self.trial)
         message = aggregator.pending or aggregator.outcome or aggregator.start()
         last: tuple[Round, Broadcast] | None = None
         read = meters.counters().read
-        began, bytes_before = read(), self._wire_bytes()
+        began, bytes_before = read(), counters.wire_bytes
         while isinstance(message, Broadcast):
             lost = nodes.lost(message.round)
             broadcast = aggregator.forget(lost) if lost else message
-            left = self._clock.left(aggregator, read()[TIME.name] - began[TIME.name])
-            nodes.begin(broadcast, least=self._least, timeout=self._clock.deadline(broadcast), left=left)
+            left = clock.left(aggregator, read()[TIME.name] - began[TIME.name])
+            nodes.begin(broadcast, least=self.least, timeout=clock.deadline(broadcast), left=left)
             if last is not None:
                 observe(*last)
             collected = nodes.finish()
-            now, bytes_now = read(), self._wire_bytes()
+            now, bytes_now = read(), counters.wire_bytes
             if interrupted() or not collected.enough:
                 costs = _unfinished(meters, now - began, bytes_now - bytes_before)
                 if not interrupted():
@@ -149,7 +136,7 @@ class RemoteEngine(Engine):
                 return aggregator.interrupt()
             usage = _usage(broadcast, collected.answers, now - began, bytes_now - bytes_before)
             began, bytes_before = now, bytes_now
-            self._clock.add(usage)
+            clock.add(usage)
             costs = meters.read(usage)
             report = Report.merge([answer.report for answer in collected.answers])
             message = aggregator.receive(report, costs, meters.estimate(costs))
@@ -157,10 +144,6 @@ class RemoteEngine(Engine):
         if last is not None:
             observe(*last)
         return message
-
-    def _wire_bytes(self) -> int:
-        """That have passed so far."""
-        return self._nodes.counters.sent + self._nodes.counters.received
 
 
 class _Clock:

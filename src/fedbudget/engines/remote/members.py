@@ -6,9 +6,9 @@ the whole run, also while it is away and when it comes back under another key.
 
 import copy
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -58,6 +58,11 @@ class Member:
         """Whether one that is away has missed so many rounds before the coming one that it is no longer counted on."""
         return bool(self.base_round) and coming - self.base_round > GONE_FOR_GOOD
 
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint must hold of it, as plain JSON."""
+        numbers, sizes = self.numbers.tolist(), self.sizes.tolist()
+        return {"numbers": numbers, "sizes": sizes, "base_round": self.base_round, "lost": self.lost}
+
     def status(self, name: str, state: str, now: float) -> NodeStatus:
         """How it is doing.
 
@@ -65,60 +70,41 @@ class Member:
           state: "away" of one that is not connected.
           now: in seconds since 1970.
         """
-        return NodeStatus(
-            name,
-            tuple(self.numbers.tolist()),
-            int(self.sizes.sum()),
-            state,
-            self.rounds,
-            self.missed,
-            self.step_seconds,
-            None if state == "away" else now,
-        )
+        last_seen, size = None if state == "away" else now, int(self.sizes.sum())
+        numbers = tuple(self.numbers.tolist())
+        return NodeStatus(name, numbers, size, state, self.rounds, self.missed, self.step_seconds, last_seen)
 
 
-class Members(Generic[Key], Mapping[Key, Member]):
+class Members(dict[Key, Member]):
     """All members, by their keys, in the order in which they joined."""
-
-    def __init__(self, members: Mapping[Key, Member] | None = None) -> None:
-        self._members: dict[Key, Member] = dict(members or {})
-
-    def __getitem__(self, key: Key) -> Member:
-        return self._members[key]
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._members)
-
-    def __len__(self) -> int:
-        return len(self._members)
 
     def join(self, key: Key, sizes: Sequence[int]) -> Member:
         """One that is new, with the next numbers; or that is back, with its own."""
         samples = np.array(sizes, np.int64)
-        if key in self._members:
-            self._members[key].sizes = samples
+        if key in self:
+            self[key].sizes = samples
         else:
-            first = self.nodes(self._members)
-            self._members[key] = Member(np.arange(first, first + len(sizes), dtype=np.int64), samples)
-        return self._members[key]
+            first = self.nodes(self)
+            self[key] = Member(np.arange(first, first + len(sizes), dtype=np.int64), samples)
+        return self[key]
 
     def replace(self, old: Key, new: Key, sizes: Sequence[int]) -> Member:
         """One is back under another key, without its memory."""
-        self._members[new] = self._members.pop(old)
-        self._members[new].forget()
+        self[new] = self.pop(old)
+        self[new].forget()
         return self.join(new, sizes)
 
     def nodes(self, keys: Iterable[Key]) -> int:
         """How many nodes these members are."""
-        return sum(len(self._members[key]) for key in keys)
+        return sum(len(self[key]) for key in keys)
 
     def numbers(self, keys: Iterable[Key]) -> tuple[int, ...]:
         """Of all nodes of these members, rising."""
-        return tuple(sorted(number for key in keys for number in self._members[key].numbers.tolist()))
+        return tuple(sorted(number for key in keys for number in self[key].numbers.tolist()))
 
     def any_lost(self, coming: int, present: Container[Key]) -> bool:
         """Whether `take_lost` would give any; from any thread."""
-        members = list(self._members.items())
+        members = list(self.items())
         return any(each.lost or (key not in present and each.gone_for_good(coming)) for key, each in members)
 
     def take_lost(self, coming: int, present: Container[Key]) -> list[int]:
@@ -128,7 +114,7 @@ class Members(Generic[Key], Mapping[Key, Member]):
           present: the keys of members that are connected.
         """
         lost: list[int] = []
-        for key, member in self._members.items():
+        for key, member in self.items():
             if key not in present and member.gone_for_good(coming):
                 member.forget()
             if member.lost:
@@ -140,7 +126,7 @@ class Members(Generic[Key], Mapping[Key, Member]):
         """All as they are now; from any thread."""
         # A member that changes meanwhile is copied as it was before or after: nothing in `copy` lets another thread in
         # between two of its fields.
-        return {key: copy.copy(member) for key, member in list(self._members.items())}
+        return {key: copy.copy(member) for key, member in list(self.items())}
 
 
 @dataclass
@@ -160,6 +146,11 @@ class Counters:
     late: int = 0
     dropped: int = 0
     refused: int = 0
+
+    @property
+    def wire_bytes(self) -> int:
+        """Of all messages, both ways."""
+        return self.sent + self.received
 
 
 def name_order(name: str) -> tuple[tuple[int, str], ...]:

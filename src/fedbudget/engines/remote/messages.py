@@ -1,8 +1,11 @@
 """What passes between an aggregator and nodes on other machines, whatever carries it."""
 
 from dataclasses import MISSING, dataclass, fields
+from typing import Annotated
 
-from fedbudget.engines.remote.task import SamplesDescription, Task
+from msgspec import Meta
+
+from fedbudget.engines.remote.task import MOST_NODES, Name, SamplesDescription, Task
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, Report
 from fedbudget.resources.usage import NodeCosts
 
@@ -18,10 +21,10 @@ class Hello:
       rounds: after which its memory may stand.
     """
 
-    instance: str
+    instance: Name
     samples: SamplesDescription
-    run: str = ""
-    rounds: tuple[int, ...] = ()
+    run: Name = ""
+    rounds: Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**32)], ...], Meta(max_length=16)] = ()
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Welcome:
-    run: str
+    run: Name
     task: Task
-    numbers: tuple[int, ...]
+    numbers: Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**62)], ...], Meta(max_length=MOST_NODES)]
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,10 @@ _ALWAYS = {field.name for field in fields(Report) if field.default is MISSING}
 
 def report_numbers(broadcast: Broadcast) -> list[str]:
     """The fields with a number of each node that a report of this broadcast has, in their order."""
-    names = broadcast.report_fields
-    return [name for name in NUMBERS if name in _ALWAYS or name in names]
+    names = _ALWAYS | broadcast.report_fields
+    return [name for name in NUMBERS if name in names]
 
 
 def report_vectors(broadcast: Broadcast) -> list[str]:
     """The fields with a vector of each node that a report of this broadcast has, in their order."""
-    names = broadcast.report_fields
-    return [name for name in VECTORS if name in names]
+    return [name for name in VECTORS if name in broadcast.report_fields]

@@ -42,17 +42,9 @@ class NodeData:
             held = np.concatenate([np.asarray(each) for each in self.rows])
             features = Moments.of(part.x[held].astype(np.float64))
             target = None if part.values is None else Moments.of(part.values[held][:, None])
-        return SamplesDescription(
-            sizes,
-            dataset.shape or (dataset.features,),
-            str(part.x.dtype),
-            dataset.scale,
-            dataset.classes,
-            part.values is not None,
-            dataset.parity,
-            features,
-            target,
-        )
+        shape, stored, values = dataset.shape or (dataset.features,), str(part.x.dtype), part.values is not None
+        likeness = shape, stored, dataset.scale, dataset.classes, values, dataset.parity
+        return SamplesDescription(sizes, *likeness, features, target)
 
     def fleet(self, task: Task, numbers: Sequence[int], *, device: str = "auto") -> Fleet:
         """The nodes, ready to train; refuses a task that is not the one this data is for."""
@@ -72,12 +64,8 @@ class NodeData:
         if agreed.classes and agreed.classes != dataset.classes and dataset.train.labels is not None:
             number = {name: index for index, name in enumerate(agreed.classes)}
             own = np.array([number[name] for name in dataset.classes], np.int64)
-            dataset = replace(
-                dataset,
-                classes=agreed.classes,
-                train=replace(dataset.train, labels=own[dataset.train.labels]),
-                test=None,
-            )
+            train = replace(dataset.train, labels=own[dataset.train.labels])
+            dataset = replace(dataset, classes=agreed.classes, train=train, test=None)
         if self.standardise and how is not None:
             dataset = replace(dataset, train=how.apply(dataset.train), test=None, standardization=how)
         return dataset

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedbudget.engines.remote.members import Key, Members
 from fedbudget.engines.remote.messages import Answer
-from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.messages import Broadcast, Report
 
 FAILURES = 3
 """Of a member in one round, until it is not asked again in it."""
@@ -129,7 +129,8 @@ class PendingRound(Generic[Key]):
           instances: of those that are connected now; where another has come in the place of the one that has answered,
             it remembers nothing of this round.
         """
-        counted = _finite(self.answers)
+        finite = {key: answer for key, answer in self.answers.items() if _is_finite(answer.report)}
+        counted = finite or self.answers  # when none is, the aggregator knows what to do
         not_finite, missed = self.answers.keys() - counted.keys(), self.asked - self.answers.keys()
         for key, answer in counted.items():
             member = members[key]
@@ -142,20 +143,11 @@ class PendingRound(Generic[Key]):
             members[key].not_finite += 1
         for key in missed:
             members[key].missed += 1
-        return CollectedRound(
-            sorted(counted.values(), key=lambda answer: int(answer.report.nodes[0])),
-            members.numbers(not_finite),
-            members.numbers(missed),
-            members.nodes(counted) >= self.least,
-        )
+        answers = sorted(counted.values(), key=lambda answer: int(answer.report.nodes[0]))
+        enough = members.nodes(counted) >= self.least
+        return CollectedRound(answers, members.numbers(not_finite), members.numbers(missed), enough)
 
 
-def _finite(answers: dict[Key, Answer]) -> dict[Key, Answer]:
-    """The reports that are finite; all of them when none is: the aggregator knows what to do then."""
-    return {key: answer for key, answer in answers.items() if _is_finite(answer)} or answers
-
-
-def _is_finite(answer: Answer) -> bool:
-    report = answer.report
+def _is_finite(report: Report) -> bool:
     parts = (report.losses, report.best_losses, report.w)
     return all(part is None or bool(np.isfinite(part).all()) for part in parts)

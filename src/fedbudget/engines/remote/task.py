@@ -8,18 +8,28 @@ mean and the deviation over all nodes' samples. A node that joins later must fit
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from sys import float_info
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from fedbudget.arrays import Float64
 from fedbudget.data.dataset import Dataset, Part, Standardization
 from fedbudget.engines.remote.compression import Kind
+from fedbudget.engines.remote.costs import MOST_READINGS
 from fedbudget.errors import UserError
 from fedbudget.models.base import ModelOptions
 from fedbudget.protocol.messages import PeerError, Request
 
 FEWEST = 10
 """The fewest samples whose mean may be told: those of fewer would tell too much of each."""
+
+MOST_NODES = 5_000
+"""Of one fleet: their numbers fit in a report's first message, beside a part of its vectors."""
+MOST_UPDATES = 10**9
+LONG_NAME = 200
+Name = Annotated[str, Meta(max_length=LONG_NAME)]
 
 
 @dataclass(frozen=True)
@@ -56,11 +66,11 @@ class SamplesDescription:
       features, target: where features are to be standardised, and the target with them.
     """
 
-    sizes: tuple[int, ...]
+    sizes: Annotated[tuple[Annotated[int, Meta(ge=1, lt=2**40)], ...], Meta(max_length=MOST_NODES)]
     shape: tuple[int, ...]
-    stored: str = "float32"
-    scale: float = 1.0
-    classes: tuple[str, ...] = ()
+    stored: Annotated[str, Meta(pattern=r"^(uint8|float32|float64)\Z")] = "float32"
+    scale: Annotated[float, Meta(ge=1e-30, le=float_info.max)] = 1.0
+    classes: Annotated[tuple[Name, ...], Meta(max_length=100_000)] = ()
     values: bool = False
     parity: bool = False
     features: Moments | None = None
@@ -108,16 +118,16 @@ class Task:
       readings: names of resources that they read the counters of, besides time.
     """
 
-    model: str
-    parameters: int
-    batch: int | None
-    seed: int
-    model_options: ModelOptions
+    model: Name
+    parameters: Annotated[int, Meta(ge=1, le=2**34)]
+    batch: Annotated[int, Meta(ge=1, lt=2**32)] | None
+    seed: Annotated[int, Meta(ge=0)]
+    model_options: Annotated[ModelOptions, Meta(max_length=100)]
     compress: Kind
-    tau_max: int
+    tau_max: Annotated[int, Meta(ge=1, le=MOST_UPDATES)]
     samples: SamplesDescription
     request: Request
-    readings: tuple[str, ...] = ()
+    readings: Annotated[tuple[Name, ...], Meta(max_length=MOST_READINGS)] = ()
 
     def admit(self, theirs: SamplesDescription) -> None:
         """Refuses samples that do not fit."""

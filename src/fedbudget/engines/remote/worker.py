@@ -9,7 +9,7 @@ that is made again is the same to the bit.
 import copy
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,12 +41,6 @@ class _Standing:
 
     def fork(self) -> "_Standing":
         return replace(self, fleet=self.fleet.fork(), feedback=copy.copy(self.feedback))
-
-    def recalled(self, memory: FleetState) -> "_Standing":
-        """The same fleet as it stood when `memory` was taken."""
-        twin = self.fork()
-        twin.fleet.recall(memory)
-        return replace(twin, round=memory.broadcast.round, w=memory.broadcast.w)
 
 
 class Worker:
@@ -87,7 +81,14 @@ class Worker:
 
     def start(self, welcome: Welcome) -> NodeCosts:
         """Takes the task, and makes a trial round, which also compiles what there is to compile."""
-        return self._trial(self.accept(welcome).fork(), welcome.task)
+        fleet, task = self.accept(welcome).fork(), welcome.task
+        first = Broadcast.first(np.asarray(fleet.model.initial(task.seed)), 1e-3, task.request)
+        counters = ResourceCounters.of(each for each in self._resources if not each.machine_wide)
+        costs = in_process.trial([fleet], first, counters)
+        seconds = costs.readings[TIME.name]
+        slower = self._pace * seconds.step
+        slowed = replace(seconds, step=slower, whole=seconds.whole - seconds.step + slower)
+        return replace(costs, readings={**costs.readings, TIME.name: slowed})
 
     def accept(self, welcome: Welcome) -> Fleet:
         """Takes the task; gives the fleet as it stands before its first round."""
@@ -96,7 +97,11 @@ class Worker:
         if welcome.run != self.run or welcome.task != self._task:
             self._new = self.node_data.fleet(welcome.task, welcome.numbers, device=self._device)
             self._standings = []
-            self._measure(welcome.task.readings)
+            # Counters are read of these resources, as far as they are known and can be read here.
+            names = dict.fromkeys((TIME.name, *welcome.task.readings))
+            self._resources = tuple(RESOURCES[name] for name in names if name in RESOURCES)
+            self._counters = ResourceCounters.of(self._resources, self._readers)
+            self._last_report = None
             self.run, self._task = welcome.run, welcome.task
         assert self._new is not None
         return self._new
@@ -107,8 +112,11 @@ class Worker:
 
     def recall(self, memories: Mapping[int, FleetState]) -> None:
         """Goes on with the task that was taken, from the memories of an earlier process; nothing was compressed."""
-        fresh = self._standing(0)
-        self._standings = [fresh.recalled(memories[number]) for number in sorted(memories)]
+        self._standings = []
+        for number in sorted(memories):
+            memory, fresh = memories[number], self._standing(0).fork()
+            fresh.fleet.recall(memory)
+            self._standings.append(replace(fresh, round=memory.broadcast.round, w=memory.broadcast.w))
 
     def warm_up(self, request: RoundRequest) -> None:
         """Makes one update that does not count, so that what a new process has to load or compile for it is there.
@@ -131,7 +139,8 @@ class Worker:
         now = past.fork()
         report, costs = self._round(now.fleet, request.broadcast)
         self.made += 1
-        kept = [standing for standing in self._standings if standing.round <= past.round][-self._back(self._task) :]
+        back = rounds_ahead(self._task.parameters) + 2  # the most to go back: what is not on disk, one before, this one
+        kept = [standing for standing in self._standings if standing.round <= past.round][-back:]
         self._standings = [*kept, replace(now, round=request.broadcast.round, w=request.broadcast.w)]
         return Answer(report, costs)
 
@@ -142,17 +151,13 @@ class Worker:
         last, kind = self._standings[-1], self._task.compress
         assert last.w is not None
         parts = []
-        for name, vector in ((name, getattr(report, name)) for name in VECTORS):
+        for name in VECTORS:
+            vector = getattr(report, name)
             if name == "w" and vector is not None and kind != "none":  # a difference is what is compressed
                 parts.append(last.feedback.send(kind, vector - last.w))
             elif vector is not None:
                 parts.append(compression.encode(kind, vector))
         return b"".join(parts)
-
-    @staticmethod
-    def _back(task: Task) -> int:
-        """The most rounds that the aggregator may go back: those not on its disk, the one before, and this one."""
-        return rounds_ahead(task.parameters) + 2
 
     def _standing(self, number: int) -> _Standing:
         if number == 0:
@@ -163,13 +168,6 @@ class Worker:
             if standing.round == number:
                 return standing
         raise PeerError(f"our memory cannot stand after round {number}, only after {list(self.rounds)}")
-
-    def _measure(self, names: Sequence[str]) -> None:
-        """From now on reads the counters of these resources, as far as they are known and can be read here."""
-        others = (RESOURCES[name] for name in dict.fromkeys(names) if name in RESOURCES and name != TIME.name)
-        self._resources = (TIME, *others)
-        self._counters = ResourceCounters.of(self._resources, self._readers)
-        self._last_report = None
 
     def _round(self, fleet: Fleet, broadcast: Broadcast) -> tuple[Report, NodeCosts]:
         now, updates = self._counters.read, max(1, broadcast.tau)
@@ -191,12 +189,3 @@ class Worker:
         last = now if self._last_report is None else self._last_report
         waited = [each.name for each in self._resources if each.machine_wide and each.name in now.values]
         return Snapshot({**now.values, **{name: last[name] for name in waited if not math.isnan(last[name])}})
-
-    def _trial(self, fleet: Fleet, task: Task) -> NodeCosts:
-        first = Broadcast.first(np.asarray(fleet.model.initial(task.seed)), 1e-3, task.request)
-        counters = ResourceCounters.of(each for each in self._resources if not each.machine_wide)
-        costs = in_process.trial([fleet], first, counters)
-        seconds = costs.readings[TIME.name]
-        slower = self._pace * seconds.step
-        slowed = replace(seconds, step=slower, whole=seconds.whole - seconds.step + slower)
-        return replace(costs, readings={**costs.readings, TIME.name: slowed})
