@@ -76,10 +76,10 @@ class Settings:
         None,
         "Where datasets are looked for first.",
         "data",
-        (*_DATA, "sweep"),
+        (*_DATA, "sweep", "reproduce", "evaluate"),
         shown="FEDBUDGET_DATA, then the cache folder",
     )
-    target: str | None = option(None, "The CSV column to predict.", "data", _DATA, shown="the last")
+    target: str | None = option(None, "The CSV column to predict.", "data", (*_DATA, "evaluate"), shown="the last")
     test_share: Fraction = option(0.2, "Held out for testing, where data has no test samples.", "data", _DATA)
     train_samples: Count | None = option(None, "Train on only so many samples, others for each seed.", "data", _DATA)
     test_samples: Count | None = option(

@@ -3,11 +3,24 @@
 import sys
 
 from fedbudget.cli.command import command
-from fedbudget.cli.options import Given, JoinOptions, NodeOptions, SecurityOptions
+from fedbudget.cli.options import Given, NodeOptions, SecurityOptions
+from fedbudget.option import REQUIRED, option
 
 
 @command
-def join(given: Given, joining: JoinOptions, security: SecurityOptions, node: NodeOptions) -> None:
+def join(
+    *,
+    given: Given,
+    address: str = option(REQUIRED, "HOST:PORT of the aggregator.", "network", argument=True),
+    name: str | None = option(None, "The node's name.", "network", shown="from this machine's, or the shard"),
+    pace: float = option(1.0, "How many times as long as it could a local update takes: a slower machine.", "network"),
+    patience: float | None = option(
+        None, "Seconds until an aggregator that is not there is given up.", "network", shown="never"
+    ),
+    quiet: bool = option(False, "Say nothing but what is wrong.", "output"),
+    security: SecurityOptions,
+    node: NodeOptions,
+) -> None:
     """Be a node: train on this machine's data, for an aggregator.
 
     The aggregator was started by fedbudget serve. No sample leaves this machine. When the connection is lost, the node
@@ -31,7 +44,7 @@ def join(given: Given, joining: JoinOptions, security: SecurityOptions, node: No
     from fedbudget.launch.join import join as take_part
 
     connection = NodeConnection(
-        node_name(joining.name, node.shard),
+        node_name(name, node.shard),
         token_file=security.token_file,
         ca=security.ca,
         cert=security.cert,
@@ -39,12 +52,12 @@ def join(given: Given, joining: JoinOptions, security: SecurityOptions, node: No
         insecure=security.insecure,
         device=given["device"] or "auto",
         energy_meter=node.energy_meter,
-        pace=joining.pace,
-        patience=joining.patience,
+        pace=pace,
+        patience=patience,
     )
 
     def report(text: str) -> None:
-        if not joining.quiet:
+        if not quiet:
             print(f"{connection.name}: {text}", file=sys.stderr, flush=True)
 
-    take_part(joining.address, join_node_data(given), connection, report)
+    take_part(address, join_node_data(given), connection, report)

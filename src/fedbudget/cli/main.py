@@ -34,11 +34,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-_grouped = (run.run, local.local, serve.serve, join.join, compare.compare, sweep.sweep)
 for command in (
-    *_grouped[:4],
+    run.run,
+    local.local,
+    serve.serve,
+    join.join,
     certs.certs,
-    *_grouped[4:],
+    compare.compare,
+    sweep.sweep,
     reproduce.reproduce,
     show.show,
     explain.explain,
@@ -47,7 +50,7 @@ for command in (
     report.report,
     tasks.tasks,
 ):
-    app.command(cls=GroupedCommand if command in _grouped else None)(command)
+    app.command(cls=GroupedCommand)(command)
 app.add_typer(data.app, name="data")
 
 

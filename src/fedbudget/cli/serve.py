@@ -1,14 +1,28 @@
 """`fedbudget serve`."""
 
-import json
+from pathlib import Path
 
 from fedbudget.cli.command import command
-from fedbudget.cli.options import Given, NodeOptions, OutputOptions, SecurityOptions, ServeOptions, settings_from
+from fedbudget.cli.options import Given, NodeOptions, OutputOptions, SecurityOptions, run_folders, settings_from
+from fedbudget.option import option
 
 
 @command
 def serve(
-    given: Given, server: ServeOptions, security: SecurityOptions, node: NodeOptions, output: OutputOptions
+    *,
+    given: Given,
+    address: str = option("127.0.0.1:7700", "HOST:PORT to listen on.", "network", argument=True),
+    max_nodes: int = option(1000, "The most nodes to let in.", "network"),
+    metrics_port: str | None = option(
+        None, "Where /metrics is, for Prometheus: PORT on this machine, or HOST:PORT.", "network"
+    ),
+    resume: Path | None = option(
+        None, "Go on with this run, that was broken off, from its last round.", "output", values=run_folders
+    ),
+    test: str | None = option(None, "What to test on: a dataset's name, a .csv or a .npz.", "data", shown="nothing"),
+    security: SecurityOptions,
+    node: NodeOptions,
+    output: OutputOptions,
 ) -> None:
     """Be the aggregator: wait for nodes, and train with them.
 
@@ -28,34 +42,32 @@ def serve(
     from fedbudget.cli.network import own_node_data, require_network, resumed_from, waiting
 
     require_network()
-    if server.resume is not None:
+    if resume is not None:
         settings, checkpoint = resumed_from(given)
     else:  # the dataset, and how it is spread, are of the node's data here
         settings, checkpoint = settings_from(given, "serve", dataset=None, partition=None, case=None), None
 
-    from fedbudget.cli.dashboard import beside
-    from fedbudget.cli.view import print_result, watching
+    from fedbudget.cli.view import make_run, print_result
     from fedbudget.engines.interrupt import interruptible
     from fedbudget.launch.node_data import dataset_to_test_on
     from fedbudget.launch.serve import Interrupted, ServerOptions, serving
     from fedbudget.trackers import make_trackers
-    from fedbudget.training import default_folder, execute
 
     trackers = make_trackers(output.track)
     listening = ServerOptions(
-        server.address,
+        address,
         cert=security.cert,
         key=security.key,
         client_ca=security.client_ca,
         token_file=security.token_file,
         insecure=security.insecure,
-        most=server.max_nodes,
-        metrics=server.metrics_port,
+        most=max_nodes,
+        metrics=metrics_port,
     )
     own = own_node_data(given, settings)
-    tested = None if server.test is None else dataset_to_test_on(server.test, settings)
+    tested = None if test is None else dataset_to_test_on(test, settings)
     wanted = settings.nodes or settings.min_nodes or 1
-    waits_for = waiting(wanted, quiet=output.json, any_port=server.address.endswith(":0"))
+    waits_for = waiting(wanted, quiet=output.json, any_port=address.endswith(":0"))
     with waits_for as waits, interruptible(waits.wake) as asked:
         serve_run = serving(
             settings,
@@ -71,12 +83,7 @@ def serve(
         try:
             with serve_run as prepared:
                 waits.over()
-                folder = server.resume or output.out or default_folder(prepared.settings)
-                with beside(folder, wanted=output.dashboard), watching(prepared, quiet=output.json) as callbacks:
-                    result = execute(prepared, out=folder, callbacks=callbacks, trackers=trackers)
+                result = make_run(prepared, output, trackers, folder=resume)
         except Interrupted:
             raise KeyboardInterrupt from None
-    if output.json:
-        print(json.dumps(result.to_json()))
-        return
-    print_result(result)
+    print_result(result, json=output.json)

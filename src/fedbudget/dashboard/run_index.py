@@ -13,7 +13,7 @@ from typing import Any
 from fedbudget.budget import RESOURCES
 from fedbudget.dashboard.run_reader import RunReader, last_record, state_of
 from fedbudget.errors import UserError
-from fedbudget.runs.folder import CONFIG, ROUNDS, SUMMARY
+from fedbudget.runs.folder import CONFIG, ROUNDS, SUMMARY, is_run
 from fedbudget.runs.nodes import NODES
 from fedbudget.runs.record import json_value
 from fedbudget.runs.title import run_title, tau_text
@@ -60,9 +60,7 @@ class RunIndex:
         return [self._overview(name, path) for name, path in self.names().items()]
 
     def _is_run(self, path: Path) -> bool:
-        if not ((path / CONFIG).is_file() and (path / ROUNDS).is_file()):
-            return False
-        return all((path / name).resolve().is_relative_to(self.folder) for name in _READ)
+        return is_run(path) and all((path / name).resolve().is_relative_to(self.folder) for name in _READ)
 
     def _overview(self, name: str, path: Path) -> dict[str, Any]:
         """From the end of the records alone, and only when something has changed."""
