@@ -9,8 +9,7 @@ from scipy.stats import linregress
 
 from fedbudget.experiments.figures import FIGURES
 from fedbudget.experiments.figures.figure import CASES, Claim, GridSize
-from fedbudget.experiments.figures.loss_against_tau import regret
-from fedbudget.experiments.figures.rows import Row, Rows
+from fedbudget.experiments.figures.rows import CaseLosses, Row, Rows
 from fedbudget.experiments.figures.varying import rank_correlation
 
 PAPER = GridSize(15)
@@ -68,7 +67,8 @@ class TestLossAgainstTau:
 
     def test_regret_is_the_share_of_the_way_from_the_best_to_the_worst(self) -> None:
         rows = self.rows({1: 0.225, 2: 0.2, 3: 0.19, 4: 0.3}, dict.fromkeys(CASES, 1))
-        assert [regret(rows, case) for case in CASES] == pytest.approx([0.25, 0, -0.1, 1])
+        cases = [CaseLosses(rows, case) for case in CASES]
+        assert [each.regret(each.paper) for each in cases] == pytest.approx([0.25, 0, -0.1, 1])
 
     def test_near_and_different_in_all_cases_holds(self) -> None:
         found = claims("svm-dgd", self.rows({1: 0.2, 2: 0.2, 3: 0.203, 4: 0.2}, {1: 11, 2: 5, 3: 11, 4: 1}))
