@@ -4,6 +4,7 @@ import sys
 
 from fedbudget.cli.command import command
 from fedbudget.cli.options import Given, NodeOptions, SecurityOptions
+from fedbudget.errors import UserError
 from fedbudget.option import REQUIRED, option
 
 
@@ -36,7 +37,7 @@ def join(
 
       fedbudget join 127.0.0.1:7700 --dataset digits --shard 2/5 --pace 4
     """
-    from fedbudget.cli.network import join_node_data, require_network
+    from fedbudget.cli.network import node_data, require_network
 
     require_network()
 
@@ -60,4 +61,7 @@ def join(
         if not quiet:
             print(f"{connection.name}: {text}", file=sys.stderr, flush=True)
 
-    take_part(address, join_node_data(given), connection, report)
+    data = node_data(given, given["seed"] or 0)
+    if data is None:
+        raise UserError("which data? Give --data FILE, or --dataset NAME --shard I/N for a trial")
+    take_part(address, data, connection, report)

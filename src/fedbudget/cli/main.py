@@ -34,22 +34,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (
-    run.run,
-    local.local,
-    serve.serve,
-    join.join,
-    certs.certs,
-    compare.compare,
-    sweep.sweep,
-    reproduce.reproduce,
-    show.show,
-    explain.explain,
-    evaluate.evaluate,
-    dashboard.dashboard,
-    report.report,
-    tasks.tasks,
-):
+_MAKE_RUNS = (run.run, local.local, serve.serve, join.join, certs.certs, compare.compare, sweep.sweep)
+_LOOK_AT_RUNS = (show.show, explain.explain, evaluate.evaluate, dashboard.dashboard, report.report)
+for command in (*_MAKE_RUNS, reproduce.reproduce, *_LOOK_AT_RUNS, tasks.tasks):
     app.command(cls=GroupedCommand)(command)
 app.add_typer(data.app, name="data")
 

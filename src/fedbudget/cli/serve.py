@@ -39,7 +39,7 @@ def serve(
 
       fedbudget serve --resume runs/NAME
     """
-    from fedbudget.cli.network import own_node_data, require_network, resumed_from, waiting
+    from fedbudget.cli.network import node_data, require_network, resumed_from, waiting
 
     require_network()
     if resume is not None:
@@ -64,7 +64,7 @@ def serve(
         most=max_nodes,
         metrics=metrics_port,
     )
-    own = own_node_data(given, settings)
+    own = node_data(given, settings.seed)
     tested = None if test is None else dataset_to_test_on(test, settings)
     wanted = settings.nodes or settings.min_nodes or 1
     waits_for = waiting(wanted, quiet=output.json, any_port=address.endswith(":0"))
@@ -82,7 +82,7 @@ def serve(
         )
         try:
             with serve_run as prepared:
-                waits.over()
+                waits.over = True
                 result = make_run(prepared, output, trackers, folder=resume)
         except Interrupted:
             raise KeyboardInterrupt from None

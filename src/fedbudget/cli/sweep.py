@@ -106,14 +106,7 @@ def sweep(
 def showing(*, quiet: bool) -> "Iterator[Progress]":
     """Gives what shows how far the sweep is: a bar on a terminal, a line now and then elsewhere, nothing when quiet."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     if quiet:
@@ -122,15 +115,8 @@ def showing(*, quiet: bool) -> "Iterator[Progress]":
     if not console.is_terminal:
         yield _plain_lines()
         return
-    columns = (
-        TextColumn("runs"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-    )
+    elapsed, left = TimeElapsedColumn(), TimeRemainingColumn()
+    columns = ("runs", BarColumn(), MofNCompleteColumn(), "{task.description}", elapsed, "left:", left)
     with Progress(*columns, console=console, transient=True, speed_estimate_period=_PACE) as bar:
 
         def show(done: int, of: int, failed: int) -> None:

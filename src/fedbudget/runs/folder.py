@@ -128,13 +128,22 @@ class Run:
         require_run(path)
         try:
             rounds = _records((path / ROUNDS).read_text(encoding="utf-8"))
-            summary = json.loads((path / SUMMARY).read_text()) if (path / SUMMARY).exists() else None
+            summary = read_summary(path)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: the run's records cannot be read: {error}") from None
         return cls(path, Settings(**Settings.from_toml(path / CONFIG)), rounds, summary)
 
     def model(self) -> "SavedModel":
         return SavedModel.load(self.path / MODEL)
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """How a run ended, or None where it has not; from its folder."""
+    try:
+        summary: dict[str, Any] = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return summary
 
 
 def _line(record: RoundRecord) -> bytes:

@@ -1,6 +1,7 @@
 """Loss and accuracy at the end of the budget against fixed τ, in Cases 1-4, with adaptive τ and centralized descent."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
@@ -66,6 +67,6 @@ def _panel(axis: Axes, rows: Rows, name: str) -> None:
         case_line(axis, case, list(map(float, fixed)), list(fixed.values()))
         adaptive = where(rows, method="paper", case=case, tau="adaptive")
         label = "adaptive τ, by case" if case == CASES[-1] else None
-        star = {"marker": "*", "markersize": 15, "markeredgecolor": "black", "linestyle": "none"}
+        star: dict[str, Any] = {"marker": "*", "markersize": 15, "markeredgecolor": "black", "linestyle": "none"}
         axis.plot(mean(adaptive, "update_weighted_tau"), mean(adaptive, name), color=COLOURS[case], label=label, **star)
     axis.axhline(mean(where(rows, method="centralized"), name), color=BASELINE, linewidth=1, label="centralized")

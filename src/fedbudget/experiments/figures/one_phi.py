@@ -25,9 +25,8 @@ _LINES: Mapping[str, Literal[":", "-"]] = {"paper": ":", "frugal": "-"}
 
 class OnePhi(Figure):
     def runs(self, base: Settings, size: GridSize) -> Sweep:
-        cases = size.choose(_CASES, (1, 4))
-        grid = {**task_columns(base), "method": list(_LINES), "case": cases, "phi": _PHI, "seeds": size.runs}
-        return Sweep.of(replace(base, step_size=0.01), grid)
+        task = {**task_columns(base), "method": list(_LINES), "case": size.choose(_CASES, (1, 4))}
+        return Sweep.of(replace(base, step_size=0.01), {**task, "phi": _PHI, "seeds": size.runs})
 
     def draw(self, rows: Rows) -> Picture:
         by_task = tasks_in(rows)

@@ -20,8 +20,8 @@ _LABELS = {"paper": "synchronous (τ = 1)", "asynchronous": "asynchronous"}
 class Synchrony(Figure):
     def runs(self, base: Settings, size: GridSize) -> Sweep:
         budgets = [[f"time={each}s"] for each in size.choose(_BUDGETS, _FEW)]
-        grid = {"case": CASES, "method": list(_LABELS), "budget": budgets, "tau": [1], "seeds": size.runs}
-        return Sweep.of(base, grid)
+        methods = list(_LABELS)
+        return Sweep.of(base, {"case": CASES, "method": methods, "budget": budgets, "tau": [1], "seeds": size.runs})
 
     def draw(self, rows: Rows) -> Picture:
         drawn = picture(13, 5.2)

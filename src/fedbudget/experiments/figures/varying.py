@@ -86,8 +86,8 @@ class Varying(Figure):
 
     def runs(self, base: Settings, size: GridSize) -> Sweep:
         values = size.choose(self.varied.values, self.varied.few)
-        grid = {"case": CASES, self.varied.setting: values, "tau": ["adaptive", FIXED], "seeds": size.runs}
-        return Sweep.of(base, grid)
+        taus = ["adaptive", FIXED]
+        return Sweep.of(base, {"case": CASES, self.varied.setting: values, "tau": taus, "seeds": size.runs})
 
     def draw(self, rows: Rows) -> Picture:
         varied, (values, x) = self.varied, self._values(rows)
