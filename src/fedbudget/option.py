@@ -8,7 +8,8 @@ Values are checked by msgspec against the type, wherever they come from; its err
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -37,6 +38,7 @@ class Option:
 
     Args:
       help: what it means, in a sentence.
+      group: what it belongs to; None where a command has few options.
       commands: those of the command line that have it; as its dataclass says when not given.
       shown: the default as help shows it, where the field's own does not say it.
       defaults: of commands where it is not the field's, by their name; Flower's run-config is `flower`.
@@ -46,7 +48,7 @@ class Option:
     """
 
     help: str
-    group: Group
+    group: Group | None = None
     commands: Sequence[str] | None = None
     shown: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -55,8 +57,8 @@ class Option:
     argument: bool = False
 
 
-def option(default: T, help: str, group: Group, commands: Sequence[str] | None = None, **more: Any) -> T:
-    """A field of a dataclass that is an option."""
+def option(default: T, help: str, group: Group | None = None, commands: Sequence[str] | None = None, **more: Any) -> T:
+    """A field of a dataclass, or an argument of a command, that is an option."""
     declared: Any = field(default=default, metadata={"option": Option(help, group, commands, **more)})
     return declared  # type: ignore[no-any-return]
 
@@ -122,28 +124,19 @@ class Declaration:
         return _number(value)
 
 
-_KNOWN: dict[type[Any], Mapping[str, Declaration]] = {}
-
-
+@cache
 def declarations(cls: type[Any]) -> Mapping[str, Declaration]:
     """The options that a dataclass declares, by name, in its order."""
-    if cls not in _KNOWN:
-        _KNOWN[cls] = _read(cls)
-    return _KNOWN[cls]
+    hints, commands = get_type_hints(cls, include_extras=True), getattr(cls, "COMMANDS", None)
+    return {each.name: declared(each.name, hints[each.name], each, commands) for each in fields(cls)}
 
 
-def _read(cls: type[Any]) -> Mapping[str, Declaration]:
-    hints = get_type_hints(cls, include_extras=True)
-    declared: dict[str, Declaration] = {}
-    for each in fields(cls):
-        hint = hints[each.name]
-        parts = _parts(hint)
-        words = tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
-        kinds = tuple(part for part in parts if get_origin(part) is not Literal and part is not NoneType)
-        option: Option = each.metadata["option"]
-        commands = option.commands or getattr(cls, "COMMANDS", None)
-        declared[each.name] = Declaration(each.name, hint, option, each.default, kinds, words, commands)
-    return declared
+def declared(name: str, hint: Any, of: Field[Any], commands: Sequence[str] | None = None) -> Declaration:
+    """An option of this name and type, from what `option` gave."""
+    parts, about = _parts(hint), of.metadata["option"]
+    words = tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
+    kinds = tuple(part for part in parts if get_origin(part) is not Literal and part is not NoneType)
+    return Declaration(name, hint, about, of.default, kinds, words, about.commands or commands)
 
 
 def _parts(hint: Any) -> list[Any]:

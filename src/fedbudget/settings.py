@@ -76,10 +76,10 @@ class Settings:
         None,
         "Where datasets are looked for first.",
         "data",
-        (*_DATA, "sweep"),
+        (*_DATA, "sweep", "reproduce", "evaluate"),
         shown="FEDBUDGET_DATA, then the cache folder",
     )
-    target: str | None = option(None, "The CSV column to predict.", "data", _DATA, shown="the last")
+    target: str | None = option(None, "The CSV column to predict.", "data", (*_DATA, "evaluate"), shown="the last")
     test_share: Fraction = option(0.2, "Held out for testing, where data has no test samples.", "data", _DATA)
     train_samples: Count | None = option(None, "Train on only so many samples, others for each seed.", "data", _DATA)
     test_samples: Count | None = option(
@@ -228,13 +228,12 @@ class Settings:
         **options: Unpack["SettingsOptions"],
     ) -> "Settings":
         """Settings from the arguments of `fedbudget.train`."""
-        given: dict[str, Any] = dict(options)
-        for name in given:
+        for name in options:
             if name not in declarations(Settings):
                 raise unknown("argument", name, [*declarations(Settings), "task", "case"])
         more = {"model": model, "dataset": dataset, "budget": budget, "step_size": step_size}
-        given |= {name: value for name, value in more.items() if value is not None}
-        return cls.combined(given, task=task, case=case)
+        given = {name: value for name, value in more.items() if value is not None}
+        return cls.combined({**options, **given}, task=task, case=case)
 
     @classmethod
     def from_toml(cls, path: Path) -> dict[str, Any]:
@@ -242,14 +241,7 @@ class Settings:
         return read_settings(read_toml(path), str(path))
 
     def to_toml(self) -> str:
-        values = {key(name): getattr(self, name) for name in declarations(Settings)}
-        return tomli_w.dumps(
-            {
-                name: list(value) if isinstance(value, tuple) else value
-                for name, value in values.items()
-                if value is not None
-            }
-        )
+        return tomli_w.dumps({key(name): value for name, value in vars(self).items() if value is not None})
 
 
 class SettingsOptions(TypedDict, total=False):
@@ -323,12 +315,9 @@ def require_keys(names: Iterable[str], where: str, also: Iterable[str] = ()) -> 
 
 def node_arguments(settings: Settings) -> list[str]:
     """The options of `fedbudget join` with which a node has its share of these settings' dataset."""
-    arguments: list[str] = []
-    for name, declared in declarations(Settings).items():
-        value = getattr(settings, name)
-        if declared.within("join") and value is not None:
-            arguments += [flag(name), str(value)]
-    return arguments
+    known = declarations(Settings)
+    shared = {name: value for name, value in vars(settings).items() if known[name].within("join") and value is not None}
+    return [text for name, value in shared.items() for text in (flag(name), str(value))]
 
 
 def defaults_of(command: str) -> dict[str, Any]:

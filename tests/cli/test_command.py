@@ -33,9 +33,9 @@ def params(*arguments: str) -> dict[str, Any]:
 
 class TestOptions:
     def test_every_option_is_declared_once(self) -> None:
-        """But for two: where to listen and where to connect to, and the pace of one node and of several."""
+        """Of those that commands share, none is a setting as well, or in two groups."""
         names = Counter(name for cls in (Settings, *OPTIONS) for name in declarations(cls))
-        assert {name for name, times in names.items() if times > 1} == {"address", "pace"}
+        assert {name for name, times in names.items() if times > 1} == set()
 
     @pytest.mark.parametrize("command", ["run", "serve", "join", "local", "compare", "sweep"])
     def test_a_command_has_the_settings_that_name_it(self, command: str) -> None:

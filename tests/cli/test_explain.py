@@ -53,5 +53,5 @@ def test_bars_without_an_end_and_a_flat_curve() -> None:
 
 def test_an_own_reason_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = make_run(tmp_path / "run", [record(1), record(2), record(3, reason="warm-up", tau=4)])
-    explain(path, 3)
+    explain(run=path, round=3)
     assert "round 3: τ = 4, chosen by warm-up: the controller gave this reason itself." in capsys.readouterr().out

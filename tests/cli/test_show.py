@@ -13,7 +13,7 @@ def test_nothing_is_cut_when_piped(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")  # as a shell may leave it behind
     rounds = [record(number, loss=0.123456 + number, reason="a long reason of my own") for number in range(1, 9)]
-    show(make_run(tmp_path / "run", rounds))
+    show(run=make_run(tmp_path / "run", rounds))
     out = capsys.readouterr().out
     assert "…" not in out
     lines = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
@@ -25,7 +25,7 @@ def test_nothing_is_cut_when_piped(
 
 def test_figures_agree_with_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An earlier version's summary had another average τ, that did not agree with the numbers beside it."""
-    show(make_run(tmp_path / "run", summary={"average_tau": 4.913}))
+    show(run=make_run(tmp_path / "run", summary={"average_tau": 4.913}))
     out = capsys.readouterr().out
     assert "average tau: 4.6\naggregations: 20\nlocal updates: 92\n" in out
     assert out.startswith("svm on digits, 4 nodes, case:2, adaptive τ, frugal\n")
@@ -34,7 +34,7 @@ def test_figures_agree_with_each_other(tmp_path: Path, capsys: pytest.CaptureFix
 def test_the_loss_of_the_best_parameters_has_its_own_heading(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show(make_run(tmp_path / "run", [record(1, best_loss=0.25), record(2, best_loss=0.5)]))
+    show(run=make_run(tmp_path / "run", [record(1, best_loss=0.25), record(2, best_loss=0.5)]))
     out = capsys.readouterr().out
     heading = next(line for line in out.splitlines() if line.startswith("round"))
     assert heading.split()[3:9] == ["chosen", "by", "loss", "loss", "wᶠ", "accuracy"]

@@ -2,6 +2,7 @@
 
 import io
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,6 +148,6 @@ def test_a_log_is_not_told_about_preparations(
 ) -> None:
     """What goes wrong while preparing is then the only line on standard error."""
     monkeypatch.setattr("fedbudget.cli.view._PATIENCE", 0.0)
-    with preparing():
-        simulate(Settings(), Overrides(dataset=DIGITS))
+    with preparing(nullcontext(simulate(Settings(), Overrides(dataset=DIGITS)))):
+        pass
     assert capsys.readouterr().err == ""

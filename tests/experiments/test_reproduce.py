@@ -13,7 +13,7 @@ from fedbudget.errors import UserError
 from fedbudget.experiments import reproduce
 from fedbudget.experiments.figures import FIGURES
 from fedbudget.experiments.figures.figure import GridSize
-from fedbudget.experiments.figures.methods import methods
+from fedbudget.experiments.figures.methods import Methods
 from fedbudget.experiments.report import write_report
 
 QUICK = GridSize(1, quick=True)
@@ -61,7 +61,7 @@ def test_other_figures_need_their_data(tmp_path: Path) -> None:
 
 
 def test_a_figure_of_many_tasks_has_those_whose_data_are_here(tmp_path: Path) -> None:
-    figure = methods("methods", "Both methods", ("linear-energy", "svm-digits"))
+    figure = Methods("methods", "Both methods", ("linear-energy", "svm-digits"))
     reproduce.make(figure, tmp_path, QUICK)
     rows = parquet.read_table(tmp_path / "methods" / "results.parquet").to_pylist()
     assert {(row["model"], row["dataset"]) for row in rows} == {("svm", "digits")}

@@ -4,7 +4,8 @@ import json
 from typing import TYPE_CHECKING
 
 from fedbudget.cli.command import command
-from fedbudget.cli.options import CompareOptions, OutputOptions
+from fedbudget.cli.options import OutputOptions
+from fedbudget.option import Count, option
 from fedbudget.settings import Settings
 
 if TYPE_CHECKING:
@@ -12,7 +13,14 @@ if TYPE_CHECKING:
 
 
 @command
-def compare(settings: Settings, compared: CompareOptions, output: OutputOptions) -> None:
+def compare(
+    *,
+    settings: Settings,
+    cases: tuple[int, ...] = option((1, 2, 3, 4), "Cases to compare in.", "most used"),
+    taus: tuple[Count, ...] = option((1, 2, 3, 5, 7, 10, 20, 30, 50, 70, 100), "Fixed τ to compare with.", "most used"),
+    seeds: Count = option(5, "Runs of each, with seeds 0, 1, ...", "most used"),
+    output: OutputOptions,
+) -> None:
     """Compare adaptive τ with fixed τ, over cases and seeds.
 
     The regret is what not knowing the best fixed τ costs, of what the worst one would: 0 is as good as the best, less
@@ -38,27 +46,22 @@ def compare(settings: Settings, compared: CompareOptions, output: OutputOptions)
         runs = bar.add_task("runs", total=None)
         found = run_all(
             settings,
-            cases=compared.cases,
-            taus=compared.taus,
-            seeds=range(compared.seeds),
+            cases=cases,
+            taus=taus,
+            seeds=range(seeds),
             progress=lambda done, of: bar.update(runs, completed=done, total=of),
         )
     if output.json:
         print(json.dumps({"cases": [case.to_json() for case in found]}))
     else:
-        _print_table(found, compared.seeds, settings.method)
+        _print_table(found, seeds, settings.method)
 
 
 def _print_table(found: "list[CaseComparison]", seeds: int, method: str) -> None:
-    from rich.table import Table
-
-    from fedbudget.cli.console import console
+    from fedbudget.cli.console import console, plain_table
 
     print(f"loss at the end of the budget, mean of {seeds} runs; adaptive: method {method}, fixed: plain averaging")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("τ", justify="right")
-    for case in found:
-        table.add_column(f"case {case.case}", justify="right")
+    table = plain_table(["τ", *(f"case {case.case}" for case in found)])
     for index, each in enumerate(found[0].fixed):
         row = [f"{case.fixed[index].loss:.4f}{'*' if case.fixed[index] is case.best else ' '}" for case in found]
         table.add_row(f"{each.tau:g}", *row)

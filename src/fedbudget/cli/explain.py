@@ -1,12 +1,13 @@
 """`fedbudget explain`."""
 
-import json as jsonlib
+import json
 import math
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import typer
-
-from fedbudget.cli import options as o
+from fedbudget.cli.command import command
+from fedbudget.cli.options import RUN, OutputOptions
+from fedbudget.option import REQUIRED, option
 
 if TYPE_CHECKING:
     from fedbudget.runs.explain import Explanation
@@ -14,10 +15,9 @@ if TYPE_CHECKING:
 _BARS, _WIDTH = 20, 50
 
 
+@command
 def explain(
-    run: o.RunFolder,
-    number: Annotated[int, typer.Option("--round", help="Which round's choice to explain.")],
-    json: o.Json = False,
+    *, run: Path = RUN, round: int = option(REQUIRED, "Which round's choice to explain."), output: OutputOptions
 ) -> None:
     """Show the G(τ) curve of a round, and why its τ was chosen.
 
@@ -30,13 +30,13 @@ def explain(
     from fedbudget.runs.folder import Run
 
     opened = Run.open(run)
-    explanation = recompute(opened, number, build_method(opened.settings).controller)
-    if json:
+    explanation = recompute(opened, round, build_method(opened.settings).controller)
+    if output.json:
         curve = [{"tau": int(t), "G": float(g)} for t, g in zip(explanation.candidates, explanation.curve, strict=True)]
-        about = {"round": number, "tau": explanation.tau, "eta": explanation.eta, "corrected": explanation.corrected}
-        print(jsonlib.dumps({**about, "reason": explanation.reason, "curve": curve}))
+        about = {"round": round, "tau": explanation.tau, "eta": explanation.eta, "corrected": explanation.corrected}
+        print(json.dumps({**about, "reason": explanation.reason, "curve": curve}))
         return
-    print(f"round {number}: τ = {explanation.tau}, chosen by {explanation.reason}: {explanation.sentence}.")
+    print(f"round {round}: τ = {explanation.tau}, chosen by {explanation.reason}: {explanation.sentence}.")
     print(f"η = {explanation.eta:.4g}; local updates were {'' if explanation.corrected else 'not '}corrected for drift")
     if explanation.estimates is not None:
         estimates = explanation.estimates

@@ -2,11 +2,12 @@
 
 from fedbudget.cli.command import command
 from fedbudget.cli.options import Given
+from fedbudget.errors import UserError
 from fedbudget.launch.options import JoinOptions, NodeOptions, SecurityOptions
 
 
 @command
-def join(given: Given, joining: JoinOptions, security: SecurityOptions, node: NodeOptions) -> None:
+def join(*, given: Given, joining: JoinOptions, security: SecurityOptions, node: NodeOptions) -> None:
     """Be a node: train on this machine's data, for an aggregator.
 
     The aggregator was started by fedbudget serve. No sample leaves this machine. When the connection is lost, the node
@@ -22,10 +23,13 @@ def join(given: Given, joining: JoinOptions, security: SecurityOptions, node: No
 
       fedbudget join 127.0.0.1:7700 --dataset digits --shard 2/5 --pace 4
     """
-    from fedbudget.cli.network import join_node_data, require_network
+    from fedbudget.cli.network import node_data, require_network
 
     require_network()
 
     from fedbudget.launch.join import join as take_part
 
-    take_part(joining, security, node, join_node_data(given), device=given["device"] or "auto")
+    data = node_data(given, given["seed"] or 0)
+    if data is None:
+        raise UserError("which data? Give --data FILE, or --dataset NAME --shard I/N for a trial")
+    take_part(joining, security, node, data, device=given["device"] or "auto")

@@ -1,16 +1,22 @@
 """`fedbudget local`."""
 
-import json
-from contextlib import ExitStack
-
 from fedbudget.cli.command import command
-from fedbudget.cli.options import LocalOptions, OutputOptions
+from fedbudget.cli.options import OutputOptions
 from fedbudget.launch.options import NodeOptions
+from fedbudget.option import option
 from fedbudget.settings import Settings
 
 
 @command
-def local(settings: Settings, processes: LocalOptions, node: NodeOptions, output: OutputOptions) -> None:
+def local(
+    *,
+    settings: Settings,
+    pace: tuple[float, ...] | None = option(
+        None, "How many times as slow as it could each node is: 1,1,4,4,4.", "network", shown="1 for all"
+    ),
+    node: NodeOptions,
+    output: OutputOptions,
+) -> None:
     """Try it on this machine: an aggregator and node processes.
 
     Each is a process of its own, and they talk over a real network stack.
@@ -27,22 +33,11 @@ def local(settings: Settings, processes: LocalOptions, node: NodeOptions, output
 
     require_network()
 
-    from fedbudget.cli.dashboard import beside
-    from fedbudget.cli.view import preparing, print_result, watching
+    from fedbudget.cli.view import make_run, preparing, print_result
     from fedbudget.launch.local import on_this_machine
     from fedbudget.trackers import make_trackers
-    from fedbudget.training import default_folder, execute
 
     trackers = make_trackers(output.track)
-    with ExitStack() as stack:
-        with preparing():
-            started = on_this_machine(settings, paces=processes.pace, energy_meter=node.energy_meter)
-            prepared = stack.enter_context(started)
-        folder = output.out or default_folder(prepared.settings)
-        stack.enter_context(beside(folder, wanted=output.dashboard))
-        callbacks = stack.enter_context(watching(prepared, quiet=output.json))
-        result = execute(prepared, out=folder, callbacks=callbacks, trackers=trackers)
-    if output.json:
-        print(json.dumps(result.to_json()))
-        return
-    print_result(result)
+    with preparing(on_this_machine(settings, paces=pace, energy_meter=node.energy_meter)) as prepared:
+        result = make_run(prepared, output, trackers)
+    print_result(result, json=output.json)

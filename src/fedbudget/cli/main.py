@@ -34,20 +34,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-_grouped = (run.run, local.local, serve.serve, join.join, compare.compare, sweep.sweep)
-for command in (
-    *_grouped[:4],
-    certs.certs,
-    *_grouped[4:],
-    reproduce.reproduce,
-    show.show,
-    explain.explain,
-    evaluate.evaluate,
-    dashboard.dashboard,
-    report.report,
-    tasks.tasks,
-):
-    app.command(cls=GroupedCommand if command in _grouped else None)(command)
+_MAKE_RUNS = (run.run, local.local, serve.serve, join.join, certs.certs, compare.compare, sweep.sweep)
+_LOOK_AT_RUNS = (show.show, explain.explain, evaluate.evaluate, dashboard.dashboard, report.report)
+for command in (*_MAKE_RUNS, reproduce.reproduce, *_LOOK_AT_RUNS, tasks.tasks):
+    app.command(cls=GroupedCommand)(command)
 app.add_typer(data.app, name="data")
 
 

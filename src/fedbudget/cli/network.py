@@ -27,9 +27,6 @@ def require_network() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
-# Of the aggregator.
-
-
 def resumed_from(given: Mapping[str, Any]) -> "tuple[Settings, Checkpoint]":
     """The settings and the checkpoint of the run to go on with; other settings than its own are refused."""
     from fedbudget.launch.serve import load_resumed
@@ -40,23 +37,14 @@ def resumed_from(given: Mapping[str, Any]) -> "tuple[Settings, Checkpoint]":
     return load_resumed(given["resume"], lambda config: o.settings_from({**given, "config": config, **elsewhere}))
 
 
-def own_node_data(given: Mapping[str, Any], settings: Settings) -> "NodeData | None":
-    """What the aggregator holds itself, if anything."""
-    if given["data"] is None and given["shard"] is None:
-        return None
-    return _node_data(given, settings.seed)
-
-
 class Waiting:
-    """Tells how many nodes there are, until there are enough."""
+    """Tells how many nodes there are, until there are enough: until it is `over`."""
 
     def __init__(self, nodes: int, *, quiet: bool, any_port: bool) -> None:
-        self._nodes = nodes
-        self._quiet = quiet
-        self._any_port = any_port
+        self.over = False
+        self._nodes, self._quiet, self._any_port = nodes, quiet, any_port
         self._last = -1
         self._server: AggregatorServer | None = None
-        self._over = False
         self._lock = threading.Lock()
 
     def opened(self, server: "AggregatorServer") -> None:
@@ -66,14 +54,11 @@ class Waiting:
 
     def changed(self, connected: int) -> None:
         with self._lock:
-            if self._over or connected == self._last or self._server is None:
+            if self.over or connected == self._last or self._server is None:
                 return
             self._last = connected
         if connected and not self._quiet:
             print(f"{connected} of {self._nodes} nodes are here", file=sys.stderr, flush=True)
-
-    def over(self) -> None:
-        self._over = True
 
     def wake(self) -> None:
         if self._server is not None:
@@ -99,16 +84,10 @@ def waiting(nodes: int, *, quiet: bool, any_port: bool) -> Iterator[Waiting]:
         log.removeHandler(handler)
 
 
-# Of a node.
-
-
-def join_node_data(given: Mapping[str, Any]) -> "NodeData":
+def node_data(given: Mapping[str, Any], seed: int) -> "NodeData | None":
+    """What this machine holds itself, if anything."""
     if given["data"] is None and given["shard"] is None:
-        raise UserError("which data? Give --data FILE, or --dataset NAME --shard I/N for a trial")
-    return _node_data(given, given["seed"] or 0)
-
-
-def _node_data(given: Mapping[str, Any], seed: int) -> "NodeData":
+        return None
     from fedbudget.launch.node_data import from_dataset, from_file
 
     if given["data"] is not None:

@@ -1,17 +1,14 @@
-"""The options of commands that are not settings, each declared once; and how options become settings."""
+"""The options that commands share and that are not settings, each declared once; and how options become settings."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from glob import escape, glob
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from fedbudget import tasks
-from fedbudget.cli.parameters import completion, typer_option
 from fedbudget.errors import UserError
-from fedbudget.option import REQUIRED, Count, declarations, option
+from fedbudget.option import REQUIRED, declarations, option
 from fedbudget.settings import EngineName, Settings, defaults_of
 
 _ONE_RUN = ("run", "serve", "local")
@@ -25,6 +22,10 @@ def run_folders(start: str) -> list[str]:
     """Folders of runs whose path begins so."""
     configs = [glob(f"{escape(start)}{more}/config.toml") for more in ("*", "*/*")]  # noqa: PTH207, may be absolute
     return sorted(str(Path(path).parent) for paths in configs for path in paths)
+
+
+RUN: Path = option(REQUIRED, "The folder of a run.", argument=True, values=run_folders)
+JOBS: int | None = option(None, "How many runs at a time.", "engine", shown="one per core")
 
 
 @dataclass(frozen=True)
@@ -88,53 +89,6 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.ray_address is not None and self.engine != "ray":
             raise UserError("`ray_address` goes with `engine` ray")
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """Which run an aggregator makes."""
-
-    resume: Path | None = option(
-        None, "Go on with this run, that was broken off, from its last round.", "output", values=run_folders
-    )
-    test: str | None = option(None, "What to test on: a dataset's name, a .csv or a .npz.", "data", shown="nothing")
-
-
-@dataclass(frozen=True)
-class LocalOptions:
-    """What node processes on this machine have."""
-
-    pace: tuple[float, ...] | None = option(
-        None, "How many times as slow as it could each node is: 1,1,4,4,4.", "network", shown="1 for all"
-    )
-
-
-@dataclass(frozen=True)
-class CompareOptions:
-    """What is compared."""
-
-    cases: tuple[int, ...] = option((1, 2, 3, 4), "Cases to compare in.", "most used")
-    taus: tuple[Count, ...] = option((1, 2, 3, 5, 7, 10, 20, 30, 50, 70, 100), "Fixed τ to compare with.", "most used")
-    seeds: Count = option(5, "Runs of each, with seeds 0, 1, ...", "most used")
-
-
-@dataclass(frozen=True)
-class SweepOptions:
-    """Which grid, and how many of its runs at a time."""
-
-    file: Path = option(
-        REQUIRED, "A TOML file of settings, with a table [grid] of those that vary.", "data", argument=True
-    )
-    jobs: int | None = option(None, "How many runs at a time.", "engine", shown="one per core")
-    backend: str | None = option(None, "Of joblib: loky or dask.", "engine", shown="loky", values=("loky", "dask"))
-
-
-# For commands that are written as functions of single options.
-Json = Annotated[bool, typer_option(OutputOptions, "json")]
-Jobs = Annotated[int | None, typer_option(SweepOptions, "jobs")]
-DataDir = Annotated[str | None, typer_option(Settings, "data_dir")]
-Target = Annotated[str | None, typer_option(Settings, "target")]
-RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.", autocompletion=completion(run_folders))]
 
 
 def settings_from(given: Mapping[str, Any], command: str = "run", **more: Any) -> Settings:

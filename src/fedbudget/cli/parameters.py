@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import click
@@ -9,14 +10,14 @@ import typer
 import typer.core
 
 from fedbudget.errors import flag
-from fedbudget.option import Declaration, Group, declarations
+from fedbudget.option import Declaration, Group
 
 
 def parameter(declared: Declaration, command: str) -> inspect.Parameter:
     """The parameter of a command's function; None, or False for a flag, is what it is where it is not given."""
     kind: Any = declared.kinds[0] if declared.kinds and not declared.words else str
-    if declared.listed:
-        kind = list[str] if kind == tuple[str, ...] else str
+    if declared.listed:  # texts may hold commas, so these are given one at a time
+        kind = {tuple[str, ...]: list[str], tuple[Path, ...]: list[Path]}.get(kind, str)
     default: Any = False if declared.default is False else None
     if not declared.required and default is None:
         kind = kind | None
@@ -28,15 +29,13 @@ def parameter(declared: Declaration, command: str) -> inspect.Parameter:
     )
 
 
-def typer_option(cls: type[Any], name: str) -> Any:
-    """What Typer needs of a declared option, for a command that is written as a function of single options."""
-    return _about(declarations(cls)[name], command="")
-
-
 class GroupedCommand(typer.core.TyperCommand):
-    """A command whose help has options in groups, those that most people need first."""
+    """A command whose help has options in groups, those that most people need first; few options need no groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if all(getattr(each, "rich_help_panel", None) != "most used" for each in self.params):
+            super().format_options(ctx, formatter)
+            return
         groups: dict[str, list[tuple[str, str]]] = {group: [] for group in ("arguments", *get_args(Group), "options")}
         for each in self.get_params(ctx):
             if (record := each.get_help_record(ctx)) is not None:

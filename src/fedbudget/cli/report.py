@@ -1,24 +1,17 @@
 """`fedbudget report`."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
+from fedbudget.cli.command import command
 from fedbudget.cli.options import run_folders
-from fedbudget.cli.parameters import completion
+from fedbudget.option import REQUIRED, option
 
 
+@command
 def report(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN...", help="Folders of runs.", show_default=False, autocompletion=completion(run_folders)
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="The file to write.  [default: report.html]", show_default=False)] = Path(
-        "report.html"
-    ),
+    *,
+    run: tuple[Path, ...] = option(REQUIRED, "Folders of runs.", argument=True, values=run_folders),
+    out: Path = option(Path("report.html"), "The file to write."),
 ) -> None:
     """Write runs into one HTML file that opens anywhere.
 
@@ -33,12 +26,11 @@ def report(
     from fedbudget.dashboard.report import report as html_of
     from fedbudget.dashboard.run_reader import RunReader
     from fedbudget.errors import UserError
-    from fedbudget.runs.folder import CONFIG, ROUNDS
+    from fedbudget.runs.folder import require_run
 
-    for path in runs:
-        if not (path / CONFIG).is_file() or not (path / ROUNDS).is_file():
-            raise UserError(f"{path} is not the folder of a run: {CONFIG} or {ROUNDS} is missing")
-    text = html_of([RunReader(path.resolve()).read() for path in runs])
+    for path in run:
+        require_run(path)
+    text = html_of([RunReader(path.resolve()).read() for path in run])
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -2,38 +2,31 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from fedbudget.cli import options as o
+from fedbudget.cli.command import command
+from fedbudget.cli.options import JOBS, Given
+from fedbudget.option import option
 
 if TYPE_CHECKING:
     from fedbudget.experiments.reproduce import FigureResult
 
 
+@command
 def reproduce(
-    figures: Annotated[list[str] | None, typer.Argument(help="Figures by name, or all.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A small grid and few runs, for a first look.")] = False,
-    runs: Annotated[
-        int | None, typer.Option(help="Runs of each setting.  [default: 15, as the paper; 2 with --quick]")
-    ] = None,
-    with_cnn: Annotated[
-        bool, typer.Option("--with-cnn", help="Let all include the networks, which take hours.")
-    ] = False,
-    out: Annotated[
-        Path, typer.Option(help="Where figures and report go.  [default: reproduction]", show_default=False)
-    ] = Path("reproduction"),
-    engine: Annotated[
-        str,
-        typer.Option(
-            help="What makes the runs: in-process, or network, which is the prototype's experiment for real (figures "
-            "that begin with instantaneous).  [default: in-process]",
-            show_default=False,
-        ),
-    ] = "in-process",
-    jobs: o.Jobs = None,
-    data_dir: o.DataDir = None,
+    *,
+    figures: tuple[str, ...] = option((), "Figures by name, or all.", argument=True),
+    quick: bool = option(False, "A small grid and few runs, for a first look."),
+    runs: int | None = option(None, "Runs of each setting.", shown="15, as the paper; 2 with --quick"),
+    with_cnn: bool = option(False, "Let all include the networks, which take hours."),
+    out: Path = option(Path("reproduction"), "Where figures and report go."),
+    engine: str = option(
+        "in-process",
+        "What makes the runs: in-process, or network, which is the prototype's experiment for real (figures that begin "
+        "with instantaneous).",
+    ),
+    jobs: int | None = JOBS,
+    given: Given,
 ) -> None:
     """Repeat the paper's evaluation: its figures and its claims.
 
@@ -61,13 +54,13 @@ def reproduce(
     from fedbudget.experiments.figures.figure import GridSize
     from fedbudget.experiments.report import write_report
 
-    chosen = work.choose(figures or [], with_cnn=with_cnn, engine=engine)
+    chosen = work.choose(figures, with_cnn=with_cnn, engine=engine)
     size = GridSize(runs or (work.QUICK_RUNS if quick else work.RUNS), quick)
     for number, figure in enumerate(chosen, start=1):
         print(f"figure {number} of {len(chosen)}: {figure.name}", file=sys.stderr, flush=True)
         try:
             with showing(quiet=False) as progress:
-                work.make(figure, out, size, data_dir=data_dir, jobs=jobs, progress=progress)
+                work.make(figure, out, size, data_dir=given["data_dir"], jobs=jobs, progress=progress)
         except DatasetMissing as error:
             if len(chosen) == 1:
                 raise
@@ -79,13 +72,10 @@ def reproduce(
 
 
 def _print_claims(made: "list[FigureResult]") -> None:
-    from rich.table import Table
+    from fedbudget.cli.console import console, plain_table
 
-    from fedbudget.cli.console import console
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("holds", "claim", "measured"):
-        table.add_column(heading)
+    headings = ("holds", "claim", "measured")
+    table = plain_table(headings, left=headings)
     for each in made:
         for claim in each.claims:
             table.add_row("yes" if claim.holds else "NO", claim.text, claim.measured)

@@ -1,8 +1,5 @@
 """`fedbudget run`."""
 
-import json
-from contextlib import ExitStack
-
 from fedbudget.cli.command import command
 from fedbudget.cli.options import EngineOptions, OutputOptions
 from fedbudget.settings import Settings
@@ -26,24 +23,13 @@ def run(settings: Settings, engine: EngineOptions, output: OutputOptions) -> Non
 
       fedbudget run --config runs/NAME/config.toml
     """
-    from fedbudget.cli.dashboard import beside
-    from fedbudget.cli.view import preparing, watching
+    from fedbudget.cli.view import COMPILING, make_run, preparing, print_result
     from fedbudget.launch.launch import launch
     from fedbudget.trackers import make_trackers
-    from fedbudget.training import default_folder, execute
 
-    trackers, on_ray = make_trackers(output.track), engine.engine == "ray"
-    wait = preparing("starting Ray, and giving its processes their nodes") if on_ray else preparing()
-    with ExitStack() as stack:
-        with wait:
-            launched = launch(settings, engine=engine.engine, ray_address=engine.ray_address, actors=engine.actors)
-            prepared = stack.enter_context(launched)
-        folder = output.out or default_folder(prepared.settings)
-        with beside(folder, wanted=output.dashboard), watching(prepared, quiet=output.json) as callbacks:
-            result = execute(prepared, out=folder, callbacks=callbacks, trackers=trackers)
-    if output.json:
-        print(json.dumps(result.to_json()))
-        return
-    from fedbudget.cli.view import print_result
-
-    print_result(result)
+    trackers = make_trackers(output.track)
+    launched = launch(settings, engine=engine.engine, ray_address=engine.ray_address, actors=engine.actors)
+    wait = "starting Ray, and giving its processes their nodes" if engine.engine == "ray" else COMPILING
+    with preparing(launched, wait) as prepared:
+        result = make_run(prepared, output, trackers)
+    print_result(result, json=output.json)

@@ -1,17 +1,22 @@
 """`fedbudget serve`."""
 
-import json
+from pathlib import Path
 
 from fedbudget.cli.command import command
-from fedbudget.cli.options import Given, OutputOptions, ServeOptions, settings_from
+from fedbudget.cli.options import Given, OutputOptions, run_folders, settings_from
 from fedbudget.launch.options import ListenOptions, NodeOptions, SecurityOptions
+from fedbudget.option import option
 
 
 @command
 def serve(
+    *,
     given: Given,
     listen: ListenOptions,
-    served: ServeOptions,
+    resume: Path | None = option(
+        None, "Go on with this run, that was broken off, from its last round.", "output", values=run_folders
+    ),
+    test: str | None = option(None, "What to test on: a dataset's name, a .csv or a .npz.", "data", shown="nothing"),
     security: SecurityOptions,
     node: NodeOptions,
     output: OutputOptions,
@@ -31,25 +36,23 @@ def serve(
 
       fedbudget serve --resume runs/NAME
     """
-    from fedbudget.cli.network import own_node_data, require_network, resumed_from, waiting
+    from fedbudget.cli.network import node_data, require_network, resumed_from, waiting
 
     require_network()
-    if served.resume is not None:
+    if resume is not None:
         settings, checkpoint = resumed_from(given)
     else:  # the dataset, and how it is spread, are of the node's data here
         settings, checkpoint = settings_from(given, "serve", dataset=None, partition=None, case=None), None
 
-    from fedbudget.cli.dashboard import beside
-    from fedbudget.cli.view import print_result, watching
+    from fedbudget.cli.view import make_run, print_result
     from fedbudget.engines.interrupt import interruptible
     from fedbudget.launch.node_data import dataset_to_test_on
     from fedbudget.launch.serve import Interrupted, serving
     from fedbudget.trackers import make_trackers
-    from fedbudget.training import default_folder, execute
 
     trackers = make_trackers(output.track)
-    own = own_node_data(given, settings)
-    tested = None if served.test is None else dataset_to_test_on(served.test, settings)
+    own = node_data(given, settings.seed)
+    tested = None if test is None else dataset_to_test_on(test, settings)
     wanted = settings.nodes or settings.min_nodes or 1
     waits_for = waiting(wanted, quiet=output.json, any_port=listen.address.endswith(":0"))
     with waits_for as waits, interruptible(waits.wake) as asked:
@@ -67,13 +70,8 @@ def serve(
         )
         try:
             with serve_run as prepared:
-                waits.over()
-                folder = served.resume or output.out or default_folder(prepared.settings)
-                with beside(folder, wanted=output.dashboard), watching(prepared, quiet=output.json) as callbacks:
-                    result = execute(prepared, out=folder, callbacks=callbacks, trackers=trackers)
+                waits.over = True
+                result = make_run(prepared, output, trackers, folder=resume)
         except Interrupted:
             raise KeyboardInterrupt from None
-    if output.json:
-        print(json.dumps(result.to_json()))
-        return
-    print_result(result)
+    print_result(result, json=output.json)

@@ -1,20 +1,17 @@
 """`fedbudget show`."""
 
-import json as jsonlib
-from typing import Annotated
+import json
+from pathlib import Path
 
-import typer
-
-from fedbudget.cli import options as o
+from fedbudget.cli.command import command
+from fedbudget.cli.options import RUN, OutputOptions
+from fedbudget.option import option
 
 _ROWS = 20
 
 
-def show(
-    run: o.RunFolder,
-    every: Annotated[bool, typer.Option("--all", help="Show every round.")] = False,
-    json: o.Json = False,
-) -> None:
+@command
+def show(*, run: Path = RUN, all: bool = option(False, "Show every round."), output: OutputOptions) -> None:
     """Print a run and draw its plot.
 
     Examples:
@@ -27,8 +24,8 @@ def show(
     from fedbudget.runs.folder import PLOT, Run
 
     opened = Run.open(run)
-    if json:
-        print(jsonlib.dumps(opened.summary or {"status": "unfinished", "run": str(run), "rounds": len(opened.rounds)}))
+    if output.json:
+        print(json.dumps(opened.summary or {"status": "unfinished", "run": str(run), "rounds": len(opened.rounds)}))
         return
 
     from fedbudget.cli.console import console
@@ -40,7 +37,7 @@ def show(
     out, title, limits = console(), run_title(opened.settings), opened.settings.limits().limits
     out.print(title, style="bold", highlight=False)
     records = opened.rounds
-    if not every and len(records) > _ROWS:
+    if not all and len(records) > _ROWS:
         step = (len(records) - 1) / (_ROWS - 1)
         records = [opened.rounds[round(step * row)] for row in range(_ROWS)]
         out.print(f"{_ROWS} of {len(opened.rounds)} rounds; --all shows every one", style="dim")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedbudget.cli.command import command
-from fedbudget.cli.options import EngineOptions, Given, OutputOptions, SweepOptions
+from fedbudget.cli.options import JOBS, EngineOptions, Given, OutputOptions
+from fedbudget.option import REQUIRED, option
 
 if TYPE_CHECKING:
     from fedbudget.experiments.sweep import Progress
@@ -21,7 +22,17 @@ _PACE = 600.0  # seconds of the past from which the time left is figured; runs c
 
 
 @command
-def sweep(given: Given, grid: SweepOptions, engine: EngineOptions, output: OutputOptions) -> None:
+def sweep(
+    *,
+    given: Given,
+    file: Path = option(
+        REQUIRED, "A TOML file of settings, with a table [grid] of those that vary.", "data", argument=True
+    ),
+    jobs: int | None = JOBS,
+    backend: str | None = option(None, "Of joblib: loky or dask.", "engine", shown="loky", values=("loky", "dask")),
+    engine: EngineOptions,
+    output: OutputOptions,
+) -> None:
     """Make a run for every cell of a grid over settings and seeds.
 
     Runs are made in parallel. The file has settings, as the config.toml of a run, and a table of those that vary:
@@ -53,8 +64,8 @@ def sweep(given: Given, grid: SweepOptions, engine: EngineOptions, output: Outpu
     from fedbudget.experiments.sweep import RESULTS, Sweep, run
     from fedbudget.experiments.table import means
 
-    asked = Sweep.read(grid.file, data_dir=given["data_dir"])
-    folder = output.out or SWEEPS / grid.file.stem
+    asked = Sweep.read(file, data_dir=given["data_dir"])
+    folder = output.out or SWEEPS / file.stem
     done = failed = 0
     try:
         with showing(quiet=output.json) as show:
@@ -67,8 +78,8 @@ def sweep(given: Given, grid: SweepOptions, engine: EngineOptions, output: Outpu
             found = run(
                 asked,
                 folder,
-                jobs=grid.jobs,
-                backend=grid.backend,
+                jobs=jobs,
+                backend=backend,
                 progress=progress,
                 engine=engine.engine,
                 ray_address=engine.ray_address,
@@ -95,14 +106,7 @@ def sweep(given: Given, grid: SweepOptions, engine: EngineOptions, output: Outpu
 def showing(*, quiet: bool) -> "Iterator[Progress]":
     """Gives what shows how far the sweep is: a bar on a terminal, a line now and then elsewhere, nothing when quiet."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     if quiet:
@@ -111,15 +115,8 @@ def showing(*, quiet: bool) -> "Iterator[Progress]":
     if not console.is_terminal:
         yield _plain_lines()
         return
-    columns = (
-        TextColumn("runs"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-    )
+    elapsed, left = TimeElapsedColumn(), TimeRemainingColumn()
+    columns = ("runs", BarColumn(), MofNCompleteColumn(), "{task.description}", elapsed, "left:", left)
     with Progress(*columns, console=console, transient=True, speed_estimate_period=_PACE) as bar:
 
         def show(done: int, of: int, failed: int) -> None:
@@ -144,14 +141,10 @@ def _plain_lines() -> "Progress":
 
 
 def _print_means(rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    from fedbudget.cli.console import console
+    from fedbudget.cli.console import console, plain_table
 
     print("mean over seeds")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in rows[0]:
-        table.add_column(name, justify="right")
+    table = plain_table(rows[0])
     for row in rows[:_ROWS]:
         table.add_row(*("" if value is None else _text(name, value) for name, value in row.items()))
     console().print(table, highlight=False)

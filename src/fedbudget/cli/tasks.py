@@ -1,19 +1,17 @@
 """`fedbudget tasks`."""
 
-from typing import Annotated
-
-import typer
-
 from fedbudget import tasks as known
-from fedbudget.cli.parameters import completion
-
-Name = Annotated[
-    str | None,
-    typer.Argument(help="Print this task's settings as a file.", autocompletion=completion(lambda _: known.names())),
-]
+from fedbudget.cli.command import command
+from fedbudget.option import option
 
 
-def tasks(name: Name = None) -> None:
+@command
+def tasks(
+    *,
+    name: str | None = option(
+        None, "Print this task's settings as a file.", argument=True, values=lambda _: known.names()
+    ),
+) -> None:
     """List the paper's tasks, or print one as a file to change.
 
     Examples:

@@ -3,11 +3,13 @@
 The view goes to standard error, so that results on standard output can be piped on.
 """
 
+import json as jsonlib
 import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,11 +17,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fedbudget.cli.console import plain_table
+from fedbudget.cli.dashboard import beside
+from fedbudget.cli.options import OutputOptions
 from fedbudget.launch.prepared import Callback, PreparedRun
 from fedbudget.node_status import NodeStatus
 from fedbudget.resources import RESOURCES
 from fedbudget.runs.record import RoundRecord
-from fedbudget.training import Result
+from fedbudget.trackers.tracker import Tracker
+from fedbudget.training import Result, default_folder, execute
 
 _PATIENCE = 1.0  # seconds before a person is told what takes so long
 _LOG_LINES = 25  # of a plain log, at most, over the whole budget
@@ -28,22 +34,35 @@ _COLUMNS = ("round", "τ", "η", "chosen by", "loss", "loss wᶠ", "accuracy", "
 LOSSES = "loss: of the latest parameters; loss wᶠ: of the best so far; both on the round's samples, so either can rise"
 
 
+COMPILING = "preparing; on first use kernels are compiled"
+
+
 @contextmanager
-def preparing(what: str = "preparing; on first use kernels are compiled") -> Iterator[None]:
-    """Says so when preparation takes long, to a person; a log should hold nothing but what happened."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    notice = threading.Timer(
-        _PATIENCE,
-        lambda: print(f"{what}, which takes some seconds", file=sys.stderr),
-    )
+def preparing(launched: AbstractContextManager[PreparedRun], what: str = COMPILING) -> Iterator[PreparedRun]:
+    """The run, when it is ready. A person is told when that takes long; a log should hold nothing but what happened."""
+    notice = threading.Timer(_PATIENCE, lambda: print(f"{what}, which takes some seconds", file=sys.stderr))
     notice.daemon = True
-    notice.start()
-    try:
-        yield
-    finally:
-        notice.cancel()
+    with ExitStack() as stack:
+        if sys.stderr.isatty():
+            notice.start()
+        try:
+            prepared = stack.enter_context(launched)
+        finally:
+            notice.cancel()
+        yield prepared
+
+
+def make_run(
+    prepared: PreparedRun, output: OutputOptions, trackers: Sequence[Tracker], folder: Path | None = None
+) -> Result:
+    """Makes a run that is ready, and shows it while it is made.
+
+    Args:
+      folder: of a run that goes on; otherwise it is the one asked for, or a new one.
+    """
+    folder = folder or output.out or default_folder(prepared.settings)
+    with beside(folder, wanted=output.dashboard), watching(prepared, quiet=output.json) as callbacks:
+        return execute(prepared, out=folder, callbacks=callbacks, trackers=trackers)
 
 
 @contextmanager
@@ -70,11 +89,18 @@ def watching(prepared: PreparedRun, *, quiet: bool) -> Iterator[Sequence[Callbac
         yield (_plain_log(prepared),)
 
 
-def print_result(result: Result) -> None:
-    """The result in a few lines on standard output."""
+def print_result(result: Result, *, json: bool = False) -> None:
+    """The result in a few lines on standard output, or as one JSON object."""
+    if json:
+        print(jsonlib.dumps(result.to_json()))
+        return
     accuracy = "" if result.accuracy is None else f", accuracy {result.accuracy:.4f}"
     print(f"loss {result.loss:.4f}{accuracy}")
-    print(f"{_made(result)}; {_end(result.stopped_by)}")
+    made = f"{result.local_updates} local updates in one place"
+    if result.aggregations:
+        updates = f"{result.local_updates} local updates per node, average τ {result.average_tau:.1f}"
+        made = f"{result.aggregations} aggregations, {updates}"
+    print(f"{made}; {'' if result.stopped_by == 'interrupted' else 'stopped by '}{result.stopped_by}")
     if result.note:
         print(f"data: {result.note}")
     for name, limit in result.budget.items():
@@ -86,26 +112,12 @@ def print_result(result: Result) -> None:
         print(f"run: {result.run}")
 
 
-def _made(result: Result) -> str:
-    if not result.aggregations:
-        return f"{result.local_updates} local updates in one place"
-    return (
-        f"{result.aggregations} aggregations, {result.local_updates} local updates per node, "
-        f"average τ {result.average_tau:.1f}"
-    )
-
-
-def _end(stopped_by: str) -> str:
-    return "interrupted" if stopped_by == "interrupted" else f"stopped by {stopped_by}"
-
-
 def cells(record: RoundRecord, budget: Mapping[str, float]) -> tuple[str, ...]:
     """A round as a row of text, under the headings of a table of rounds."""
 
     def number(value: float | None, form: str = ".4f") -> str:
         return "" if value is None else format(value, form)
 
-    share = max(record.spent[name] / limit for name, limit in budget.items())
     return (
         str(record.round),
         str(record.tau or ""),
@@ -117,14 +129,17 @@ def cells(record: RoundRecord, budget: Mapping[str, float]) -> tuple[str, ...]:
         number(record.rho, ".3f"),
         number(record.beta, ".3f"),
         number(record.delta, ".3f"),
-        f"{share:.0%}",
+        f"{_share(record, budget):.0%}",
     )
 
 
+def _share(record: RoundRecord, budget: Mapping[str, float]) -> float:
+    """How much is spent of the resource that there is least left of."""
+    return max(record.spent[name] / limit for name, limit in budget.items())
+
+
 def rounds_table(records: list[RoundRecord], budget: Mapping[str, float]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in _COLUMNS:
-        table.add_column(heading, justify="left" if heading == "chosen by" else "right", no_wrap=True)
+    table = plain_table(_COLUMNS, left=("chosen by",), no_wrap=True)
     for record in records:
         table.add_row(*cells(record, budget))
     return table
@@ -138,28 +153,21 @@ class _LiveView:
         self._node_statuses = prepared.engine.node_statuses
         self._budget = prepared.budget.limits
         self._latest: deque[RoundRecord] = deque(maxlen=12)
-        self._spent = dict.fromkeys(self._budget, 0.0)
-        self._accuracy: float | None = None
+        self._accuracy = ""
 
     def add(self, record: RoundRecord) -> Group:
         self._latest.append(record)
-        self._spent = record.spent
-        self._accuracy = record.accuracy if record.accuracy is not None else self._accuracy
-        return self.render()
-
-    def render(self) -> Group:
-        parts: list[RenderableType]
+        if record.accuracy is not None:
+            self._accuracy = f"accuracy {record.accuracy:.4f}"
         gauges = Table.grid(padding=(0, 1))
         for name, limit in self._budget.items():
-            resource = RESOURCES[name]
-            spent = self._spent[name]
+            resource, spent = RESOURCES[name], record.spent[name]
             amounts = f"{resource.format(spent)} of {resource.format(limit)}"
             gauges.add_row(name, ProgressBar(total=limit, completed=min(spent, limit), width=40), amounts)
-        accuracy = "" if self._accuracy is None else f"accuracy {self._accuracy:.4f}"
-        parts = [
+        parts: list[RenderableType] = [
             Text(self._title, style="bold"),
             gauges,
-            Text(accuracy),
+            Text(self._accuracy),
             rounds_table(list(self._latest), self._budget),
             Text(LOSSES, style="dim"),
         ]
@@ -170,9 +178,8 @@ class _LiveView:
 
 def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
     """Nodes on other machines; of many, those first that there is something to say of."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("node", "samples", "ms per update", "rounds", "missed", "now"):
-        table.add_column(heading, justify="left" if heading in ("node", "now") else "right", no_wrap=True)
+    headings = ("node", "samples", "ms per update", "rounds", "missed", "now")
+    table = plain_table(headings, left=("node", "now"), no_wrap=True)
     shown = nodes
     if len(nodes) > _NODES:
         shown = sorted(nodes, key=lambda node: (node.state != "away", -(node.missed or 0)))[: _NODES - 1]
@@ -191,16 +198,15 @@ def _plain_log(prepared: PreparedRun) -> Callback:
     next_share = 0.0
 
     def line(texts: tuple[str, ...]) -> None:
-        print(
-            "  ".join(text.rjust(width) for text, width in zip(texts, widths, strict=True)), file=sys.stderr, flush=True
-        )
+        aligned = [text.rjust(width) for text, width in zip(texts, widths, strict=True)]
+        print("  ".join(aligned), file=sys.stderr, flush=True)
 
     def watch(record: RoundRecord) -> None:
         nonlocal next_share
         if record.round == 1:
             print(f"{prepared.title}; budget {prepared.budget}", file=sys.stderr)
             line(_COLUMNS)
-        share = max(record.spent[name] / limit for name, limit in budget.items())
+        share = _share(record, budget)
         if record.round > 3 and share < next_share and record.tau > 0:
             return
         next_share = share + 1 / _LOG_LINES

@@ -12,10 +12,10 @@ import hmac
 import ipaddress
 import socket
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -105,7 +105,7 @@ class AccessMiddleware:
             response = RedirectResponse(path + (f"?{rest}" if rest else ""), status_code=303)
             response.set_cookie(COOKIE, self._access.cookie, httponly=True, samesite="strict", path="/")
             return response
-        if token is None and self._access.accepts_cookie(_cookie(headers.get("cookie", ""))):
+        if token is None and self._access.accepts_cookie(cookie_parser(headers.get("cookie", "")).get(COOKIE)):
             return None
         return error_response(scope, 401, "this page needs a token: open it once as /?token=TOKEN")
 
@@ -122,14 +122,6 @@ def _host(header: str) -> str:
     if header.startswith("["):
         return header[1:].partition("]")[0].lower()
     return header.partition(":")[0].lower()
-
-
-def _cookie(header: str) -> str | None:
-    try:
-        cookie = SimpleCookie(header).get(COOKIE)
-    except CookieError:
-        return None
-    return None if cookie is None else cookie.value
 
 
 def _digest(token: str) -> bytes:

@@ -16,7 +16,7 @@ from fedbudget.dashboard import series
 from fedbudget.dashboard.access import Access, AccessMiddleware, error_response
 from fedbudget.dashboard.pages import page_files, plotly_js
 from fedbudget.dashboard.run_index import RunIndex
-from fedbudget.dashboard.run_reader import RunReader, RunSnapshot
+from fedbudget.dashboard.run_reader import RunReader
 from fedbudget.errors import UserError
 
 POLL_SECONDS = 0.5
@@ -65,17 +65,17 @@ def make_app(index: RunIndex, access: Access, ending: Callable[[], bool] = lambd
 
     return Starlette(
         routes=[
-            Route("/", lambda request: _file("index.html"), methods=["GET"]),
-            Route("/compare", lambda request: _file("index.html"), methods=["GET"]),
-            Route("/run/{name}", run_page, methods=["GET"]),
-            Route("/page/{name}", _page_file, methods=["GET"]),
-            Route("/plotly.js", _plotly, methods=["GET"]),
-            Route("/favicon.ico", lambda request: _file("icon.svg"), methods=["GET"]),
-            Route("/api/runs", runs, methods=["GET"]),
-            Route("/api/runs/{name}", run, methods=["GET"]),
-            Route("/api/runs/{name}/rows", rows, methods=["GET"]),
-            Route("/api/runs/{name}/rounds/{number:int}", choice, methods=["GET"]),
-            Route("/api/runs/{name}/events", events, methods=["GET"]),
+            Route("/", lambda request: _file("index.html")),
+            Route("/compare", lambda request: _file("index.html")),
+            Route("/run/{name}", run_page),
+            Route("/page/{name}", _page_file),
+            Route("/plotly.js", _plotly),
+            Route("/favicon.ico", lambda request: _file("icon.svg")),
+            Route("/api/runs", runs),
+            Route("/api/runs/{name}", run),
+            Route("/api/runs/{name}/rows", rows),
+            Route("/api/runs/{name}/rounds/{number:int}", choice),
+            Route("/api/runs/{name}/events", events),
         ],
         middleware=[Middleware(AccessMiddleware, access=access)],
         exception_handlers={
@@ -107,7 +107,9 @@ async def _events(request: Request, reader: RunReader, after: int, ending: Calla
         generation = snapshot.generation
         now = await run_in_threadpool(series.now, snapshot)
         if now != sent or last > after:
-            content = {"columns": await run_in_threadpool(_columns_after, snapshot, after), **now}
+            fresh = [record for record in rounds if record.round > after]
+            kept = await run_in_threadpool(series.thinned, fresh, _EVENT_ROWS)
+            content = {"columns": series.columns(kept), **now}
             yield _event("now" if snapshot.run.summary is None else "end", content, last)
             sent, after, silence = now, last, 0.0
         if last_time or snapshot.run.summary is not None:
@@ -117,12 +119,6 @@ async def _events(request: Request, reader: RunReader, after: int, ending: Calla
             silence = 0.0
         await asyncio.sleep(POLL_SECONDS)
         silence += POLL_SECONDS
-
-
-def _columns_after(snapshot: RunSnapshot, after: int) -> dict[str, Any]:
-    return series.columns(
-        series.thinned([record for record in snapshot.run.rounds if record.round > after], _EVENT_ROWS)
-    )
 
 
 def _event(name: str, content: dict[str, Any], number: int) -> str:

@@ -5,7 +5,6 @@ Rules here:
 - What a link leads to outside of the folder is not there.
 """
 
-import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from fedbudget.dashboard.run_reader import RunReader, last_record, state_of
 from fedbudget.errors import UserError
 from fedbudget.resources import RESOURCES
-from fedbudget.runs.folder import CONFIG, ROUNDS, SUMMARY
+from fedbudget.runs.folder import CONFIG, ROUNDS, SUMMARY, is_run, read_summary
 from fedbudget.runs.nodes import NODES
 from fedbudget.runs.record import json_value
 from fedbudget.runs.title import run_title, tau_text
@@ -60,9 +59,7 @@ class RunIndex:
         return [self._overview(name, path) for name, path in self.names().items()]
 
     def _is_run(self, path: Path) -> bool:
-        if not ((path / CONFIG).is_file() and (path / ROUNDS).is_file()):
-            return False
-        return all((path / name).resolve().is_relative_to(self.folder) for name in _READ)
+        return is_run(path) and all((path / name).resolve().is_relative_to(self.folder) for name in _READ)
 
     def _overview(self, name: str, path: Path) -> dict[str, Any]:
         """From the end of the records alone, and only when something has changed."""
@@ -73,11 +70,8 @@ class RunIndex:
                 self._overviews[path] = changed, _figures(path)
             figures = self._overviews[path][1]
             summary = {"status": figures["status"]} if figures["status"] else None
-            return {
-                "name": name,
-                **figures,
-                "state": state_of(summary, stats[0].st_mtime, figures["seconds_per_round"]),
-            }
+            state = state_of(summary, stats[0].st_mtime, figures["seconds_per_round"])
+            return {"name": name, **figures, "state": state}
         except (OSError, ValueError, KeyError, TypeError, UserError) as error:
             return {"name": name, "state": "unreadable", "title": str(error)}
 
@@ -91,7 +85,7 @@ def _began(path: Path) -> float:
 
 def _figures(path: Path) -> dict[str, Any]:
     settings = Settings(**Settings.from_toml(path / CONFIG))
-    summary = json.loads((path / SUMMARY).read_text(encoding="utf-8")) if (path / SUMMARY).exists() else {}
+    summary = read_summary(path) or {}
     last = last_record(path / ROUNDS)
     limits = settings.limits().limits
     spent = dict.fromkeys(limits, 0.0) if last is None else last.spent

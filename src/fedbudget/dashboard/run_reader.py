@@ -6,7 +6,6 @@ Rules here:
 - Half a line at the end is one that is being written; it is read when it is whole.
 """
 
-import json
 import threading
 import time
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 from fedbudget.errors import UserError
 from fedbudget.runs import nodes
-from fedbudget.runs.folder import CONFIG, ROUNDS, SUMMARY, Run
+from fedbudget.runs.folder import CONFIG, ROUNDS, Run, read_summary
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
 
@@ -60,7 +59,6 @@ class RunReader:
         self._file: tuple[int, int] | None = None
         self._offset = 0
         self._generation = 0
-        self._summary: tuple[tuple[int, int], dict[str, Any]] | None = None
 
     def read(self) -> RunSnapshot:
         """The run as it is now."""
@@ -68,24 +66,12 @@ class RunReader:
             try:
                 if self._settings is None:
                     self._settings = Settings(**Settings.from_toml(self.path / CONFIG))
-                summary = self._read_summary()
+                summary = read_summary(self.path)
                 written = self._read_records()
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{self.path.name}: the run's records cannot be read: {error}") from None
             run = Run(self.path, self._settings, list(self._records), summary)
             return RunSnapshot(run, nodes.read(self.path), written, self._generation)
-
-    def _read_summary(self) -> dict[str, Any] | None:
-        path = self.path / SUMMARY
-        try:
-            about = path.stat()
-        except FileNotFoundError:
-            self._summary = None
-            return None
-        known = about.st_ino, about.st_mtime_ns
-        if self._summary is None or self._summary[0] != known:
-            self._summary = known, json.loads(path.read_text(encoding="utf-8"))
-        return self._summary[1]
 
     def _read_records(self) -> float:
         path = self.path / ROUNDS

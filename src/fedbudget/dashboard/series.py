@@ -8,7 +8,7 @@ Rules here:
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +17,13 @@ import numpy as np
 from fedbudget.arrays import Float64, Int64
 from fedbudget.dashboard.description import describe
 from fedbudget.dashboard.run_reader import RunSnapshot
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, key
 from fedbudget.launch.method import build_method
 from fedbudget.resources import RESOURCES
 from fedbudget.runs.explain import explain
 from fedbudget.runs.record import RoundRecord, average_tau, json_value
 from fedbudget.runs.title import run_title
+from fedbudget.settings import Settings
 
 MAX_ROUNDS = 1500
 """Rounds of a chart, about; never more than twice as many."""
@@ -34,14 +35,12 @@ _FIELDS = ("round", "t", "tau", "reason", "eta", "loss", "best_loss", "accuracy"
 
 def view(snapshot: RunSnapshot) -> dict[str, Any]:
     """All that the page of a run shows, but for G curves."""
-    run = snapshot.run
+    run, limits = snapshot.run, snapshot.run.settings.limits().limits
     return {
         "name": snapshot.name,
         "title": run_title(run.settings),
-        "settings": _settings(snapshot),
-        "resources": [
-            {"name": name, "unit": RESOURCES[name].unit, "limit": limit} for name, limit in _limits(snapshot).items()
-        ],
+        "settings": _settings(run.settings),
+        "resources": [{"name": name, "unit": RESOURCES[name].unit, "limit": limit} for name, limit in limits.items()],
         "columns": columns(thinned(run.rounds)),
         **now(snapshot),
     }
@@ -105,7 +104,7 @@ def thinned(records: Sequence[RoundRecord], most: int = MAX_ROUNDS) -> list[Roun
 
 def gauges(snapshot: RunSnapshot) -> list[dict[str, Any]]:
     """Of each resource what was spent, what is left, and until when at the pace of the last rounds."""
-    rounds, limits = snapshot.run.rounds, _limits(snapshot)
+    rounds, limits = snapshot.run.rounds, snapshot.run.settings.limits().limits
     spent = rounds[-1].spent if rounds else dict.fromkeys(limits, 0.0)
     sources = (snapshot.run.summary or {}).get("sources", {})
     by_resource = []
@@ -133,9 +132,8 @@ def choice(snapshot: RunSnapshot, number: int) -> dict[str, Any]:
     rounds = snapshot.run.rounds
     at = bisect_left(rounds, number, key=lambda record: record.round)
     if at == len(rounds) or rounds[at].round != number:
-        raise UserError(
-            f"{snapshot.name} has no round {number}; it has rounds 1 to {rounds[-1].round if rounds else 0}"
-        )
+        last = rounds[-1].round if rounds else 0
+        raise UserError(f"{snapshot.name} has no round {number}; it has rounds 1 to {last}")
     record = rounds[at]
     two = replace(snapshot.run, rounds=rounds[max(0, at - 1) : at + 1])  # all that is needed of the run
     explanation = explain(two, number, build_method(snapshot.run.settings).controller)
@@ -152,15 +150,11 @@ def choice(snapshot: RunSnapshot, number: int) -> dict[str, Any]:
     }
 
 
-def _limits(snapshot: RunSnapshot) -> Mapping[str, float]:
-    return snapshot.run.settings.limits().limits
-
-
-def _settings(snapshot: RunSnapshot) -> dict[str, str]:
+def _settings(settings: Settings) -> dict[str, str]:
     """As in config.toml, without what was left open."""
-    values = {name.replace("_", "-"): value for name, value in vars(snapshot.run.settings).items() if value is not None}
+    values = {key(name): value for name, value in vars(settings).items() if value is not None}
     return {
-        key: ", ".join(map(str, value)) if isinstance(value, tuple) else str(value) for key, value in values.items()
+        name: ", ".join(map(str, value)) if isinstance(value, tuple) else str(value) for name, value in values.items()
     }
 
 

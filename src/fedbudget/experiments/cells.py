@@ -63,7 +63,7 @@ class Failure:
 def attempt(settings: Settings, *, each: RowKind, engine: EngineName = "in-process") -> Columns | Failure:
     """Makes a run; whatever goes wrong in one must not stop the others."""
     try:
-        return columns(_run(settings) if engine == "in-process" else _run_over_network(settings), each)
+        return columns(uninterrupted(_run(settings) if engine == "in-process" else _run_over_network(settings)), each)
     except UserError as error:
         return Failure(error.spelled(key))
     except Exception as error:
@@ -114,10 +114,7 @@ def _run(settings: Settings) -> Result:
         dataset = _dataset(settings.dataset, settings.data_dir, settings.target, settings.test_share)
         prepared = simulate(settings, Overrides(dataset=dataset))
         with _one_thread(sys.modules.get("torch")):  # which is there by now if the model needs it
-            result = execute(prepared)
-    if result.stopped_by == "interrupted":
-        raise KeyboardInterrupt
-    return result
+            return execute(prepared)
 
 
 def _run_over_network(settings: Settings) -> Result:
@@ -128,7 +125,11 @@ def _run_over_network(settings: Settings) -> Result:
     paces = [max(speeds) / speed for speed in speeds]
     alone = replace(settings, speeds=None, nodes=len(speeds))
     with on_this_machine(alone, paces=paces) as prepared:
-        result = execute(prepared)
+        return execute(prepared)
+
+
+def uninterrupted(result: Result) -> Result:
+    """The result of a run that was not ended by Ctrl-C, which is for whoever asked for many runs."""
     if result.stopped_by == "interrupted":
         raise KeyboardInterrupt
     return result

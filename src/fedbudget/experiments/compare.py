@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
-from fedbudget.data.dataset import Dataset
 from fedbudget.errors import UserError
+from fedbudget.experiments.cells import uninterrupted
 from fedbudget.launch.inputs import load_dataset
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
@@ -54,13 +55,10 @@ class CaseComparison:
         return (self.adaptive.loss - self.best.loss) / spread if spread > 0 else None
 
     def to_json(self) -> dict[str, Any]:
+        own = self.adaptive
         return {
             "case": self.case,
-            "adaptive": {
-                "loss": self.adaptive.loss,
-                "accuracy": self.adaptive.accuracy,
-                "average_tau": self.adaptive.tau,
-            },
+            "adaptive": {"loss": own.loss, "accuracy": own.accuracy, "average_tau": own.tau},
             "fixed": [{"tau": each.tau, "loss": each.loss, "accuracy": each.accuracy} for each in self.fixed],
             "regret": self.regret,
         }
@@ -82,35 +80,19 @@ def compare(
     """
     if not (cases and taus and seeds):
         raise UserError("compare needs at least one case, one tau and one seed")
-    dataset = load_dataset(settings)
+    data = Overrides(dataset=load_dataset(settings))
     choices: list[Tau] = ["adaptive", *taus]
     own = None if settings.step_size == "auto" else settings.step_size
     plain = replace(settings, method="paper", drift_correction=None, delta=None, step_size=own)
-    grid = [
-        (case, tau, replace(settings if tau == "adaptive" else plain, partition=f"case:{case}", tau=tau, seed=seed))
-        for case in cases
-        for tau in choices
-        for seed in seeds
-    ]
+    grid = list(product(cases, choices, seeds))
     results: dict[tuple[int, Tau], list[Result]] = {}
-    for done, (case, tau, variant) in enumerate(grid, start=1):
-        results.setdefault((case, tau), []).append(_run(variant, dataset))
+    for done, (case, tau, seed) in enumerate(grid, start=1):
+        base = settings if tau == "adaptive" else plain
+        variant = replace(base, partition=f"case:{case}", tau=tau, seed=seed)
+        results.setdefault((case, tau), []).append(uninterrupted(execute(simulate(variant, data))))
         progress(done, len(grid))
-    return [
-        CaseComparison(
-            case,
-            MeanResult.mean(results[case, "adaptive"]),
-            tuple(MeanResult.mean(results[case, tau], tau) for tau in taus),
-        )
-        for case in cases
-    ]
-
-
-def _run(settings: Settings, dataset: Dataset) -> Result:
-    result = execute(simulate(settings, Overrides(dataset=dataset)))
-    if result.stopped_by == "interrupted":
-        raise KeyboardInterrupt
-    return result
+    means = {key: MeanResult.mean(own, None if key[1] == "adaptive" else key[1]) for key, own in results.items()}
+    return [CaseComparison(case, means[case, "adaptive"], tuple(means[case, tau] for tau in taus)) for case in cases]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -4,7 +4,6 @@ Outcomes come as soon as there are any, in any order. Ctrl-C is for this process
 and are ended by this one, at once and without a word.
 """
 
-import itertools
 import os
 import signal
 import threading
@@ -12,7 +11,9 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from importlib import import_module
+from itertools import islice
 from typing import Any, TypeVar
 
 import joblib
@@ -92,13 +93,13 @@ def unordered_on_ray(
     if not items:
         return
     with cluster(address) as cores:
-        remote = ray.remote(num_cpus=1)(_numbered)
-        waiting, limit = iter(range(len(items))), jobs or max(1, int(cores))
-        under_way = [remote.remote(work, index, items[index]) for index in itertools.islice(waiting, limit)]
+        start = partial(ray.remote(num_cpus=1)(_numbered).remote, work)
+        waiting, limit = enumerate(items), jobs or max(1, int(cores))
+        under_way = [start(*each) for each in islice(waiting, limit)]
         try:
             while under_way:
                 [done], under_way = ray.wait(under_way, num_returns=1)
-                under_way += [remote.remote(work, index, items[index]) for index in itertools.islice(waiting, 1)]
+                under_way += [start(*each) for each in islice(waiting, 1)]
                 index, outcome = ray.get(done)
                 yield items[index], outcome
         finally:
@@ -110,12 +111,10 @@ def _streamed(work: Callable[[Item], Output], items: Sequence[Item], jobs: int) 
     # One item at a time, because an outcome that waits for others of its batch would be lost with them.
     parallel = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
     with _deaf_to_interrupts(), _tracked_quietly():
-        numbered: Iterator[tuple[int, Output]] = parallel(_tasks(work, items, range(len(items))))
+        numbered: Iterator[tuple[int, Output]] = parallel(
+            joblib.delayed(_numbered)(work, index, item) for index, item in enumerate(items)
+        )
     return numbered
-
-
-def _tasks(work: Callable[[Item], Output], items: Sequence[Item], indices: range) -> Iterator[Any]:
-    return (joblib.delayed(_numbered)(work, index, items[index]) for index in indices)
 
 
 def _numbered(work: Callable[[Item], Output], index: int, item: Item) -> tuple[int, Output]:

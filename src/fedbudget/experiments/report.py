@@ -22,12 +22,12 @@ img { max-width: 100%; background: white; }
 """
 
 
-def write_report(made: Sequence[FigureResult], out: Path) -> tuple[Path, Path]:
+def write_report(made: Sequence[FigureResult], out: Path) -> tuple[Path, ...]:
     """Writes both pages, and gives where they are."""
-    pages = {"report.md": markdown(made, out), "report.html": html(made)}
-    for name, text in pages.items():
-        atomic_file.replace(out / name, text.encode())
-    return out / "report.md", out / "report.html"
+    pages = {out / "report.md": markdown(made, out), out / "report.html": html(made)}
+    for path, text in pages.items():
+        atomic_file.replace(path, text.encode())
+    return tuple(pages)
 
 
 def markdown(made: Sequence[FigureResult], out: Path) -> str:
@@ -36,8 +36,8 @@ def markdown(made: Sequence[FigureResult], out: Path) -> str:
     lines += ["| claim | measured | holds | figure |", "|---|---|---|---|"]
     for each in made:
         for claim in each.claims:
-            cells = claim.text, claim.measured, _verdict(claim.holds), f"[{each.name}](#{each.name})"
-            lines.append(_line(cells))
+            link = f"[{each.name}](#{each.name})"
+            lines.append(_line((claim.text, claim.measured, "yes" if claim.holds else "no", link)))
     lines += ["", "## Figures"]
     for each in made:
         picture = Path(os.path.relpath(each.picture, out)).as_posix()
@@ -51,10 +51,9 @@ def html(made: Sequence[FigureResult]) -> str:
     """The page as one file that needs nothing else."""
     rows = "\n".join(
         f"<tr><td>{escape(claim.text)}</td><td>{escape(claim.measured)}</td>"
-        f'<td><a href="#{each.name}">{each.name}</a></td>'
-        f'<td class="{"yes" if claim.holds else "no"}">{_verdict(claim.holds)}</td></tr>'
+        f'<td><a href="#{each.name}">{each.name}</a></td><td class="{verdict}">{verdict}</td></tr>'
         for each in made
-        for claim in each.claims
+        for claim, verdict in ((claim, "yes" if claim.holds else "no") for claim in each.claims)
     )
     figures = "\n".join(
         f'<section id="{each.name}"><h3>{escape(each.title)}</h3><p>{escape(each.made_of)}.</p>'
@@ -93,10 +92,6 @@ def _summary(made: Sequence[FigureResult]) -> str:
     claims = [claim for each in made for claim in each.claims]
     held = sum(claim.holds for claim in claims)
     return f"{held} of {len(claims)} claims hold, in {len(made)} figures; made by fedbudget {__version__}."
-
-
-def _verdict(holds: bool) -> str:
-    return "yes" if holds else "no"
 
 
 def _encoded(picture: Path) -> str:

@@ -111,10 +111,8 @@ def read_figures(out: Path) -> list[FigureResult]:
         if (folder / _MADE).is_file() and (folder / sweep.RESULTS).is_file():
             rows = read_rows(folder / sweep.RESULTS)
             made_of = json.loads((folder / _MADE).read_text(encoding="utf-8"))["of"]
-            claims, table = tuple(figure.claims(rows)), figure.table and figure.table(rows)
-            results.append(
-                FigureResult(figure.name, figure.title, made_of, claims, table, folder / f"{figure.name}.png")
-            )
+            claims, picture = tuple(figure.claims(rows)), folder / f"{figure.name}.png"
+            results.append(FigureResult(figure.name, figure.title, made_of, claims, figure.table(rows), picture))
     return results
 
 

@@ -137,21 +137,16 @@ def run(
                 kept.write(settings, outcome)
             done += 1
             progress(done, len(sweep.cells), len(failures))
-    found = gather(
-        sweep.cells,
-        (failures.get(settings) or kept.read(settings) for settings in sweep.cells),
-        varied=sweep.varied,
-        each=sweep.each,
-    )
-    write(found, folder / RESULTS)
-    return found
+    outcomes_in_order = (failures.get(settings) or kept.read(settings) for settings in sweep.cells)
+    table = gather(sweep.cells, outcomes_in_order, varied=sweep.varied, each=sweep.each)
+    write(table, folder / RESULTS)
+    return table
 
 
-def _checked_each(where: str, each: Any) -> RowKind:
+def _checked_each(where: str, each: Any) -> Any:
     if each not in get_args(RowKind):
         raise UserError(f"{where}: each must be run or round, not {each!r}")
-    found: RowKind = each
-    return found
+    return each
 
 
 def _lists(where: str, grid: Mapping[str, Any]) -> dict[str, list[Any]]:

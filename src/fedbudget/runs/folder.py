@@ -104,6 +104,16 @@ class RunWriter:
         atomic_file.replace(self.path / name, content)
 
 
+def is_run(path: Path) -> bool:
+    """Whether a run was begun in a folder."""
+    return (path / CONFIG).is_file() and (path / ROUNDS).is_file()
+
+
+def require_run(path: Path) -> None:
+    if not is_run(path):
+        raise UserError(f"{path} is not the folder of a run: {CONFIG} or {ROUNDS} is missing")
+
+
 @dataclass(frozen=True)
 class Run:
     """A run that was made, or is being made."""
@@ -115,17 +125,25 @@ class Run:
 
     @classmethod
     def open(cls, path: Path) -> "Run":
-        if not (path / CONFIG).is_file() or not (path / ROUNDS).is_file():
-            raise UserError(f"{path} is not the folder of a run: {CONFIG} or {ROUNDS} is missing")
+        require_run(path)
         try:
             rounds = _records((path / ROUNDS).read_text(encoding="utf-8"))
-            summary = json.loads((path / SUMMARY).read_text()) if (path / SUMMARY).exists() else None
+            summary = read_summary(path)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: the run's records cannot be read: {error}") from None
         return cls(path, Settings(**Settings.from_toml(path / CONFIG)), rounds, summary)
 
     def model(self) -> "SavedModel":
         return SavedModel.load(self.path / MODEL)
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """How a run ended, or None where it has not; from its folder."""
+    try:
+        summary: dict[str, Any] = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return summary
 
 
 def _line(record: RoundRecord) -> bytes:

@@ -39,13 +39,13 @@ def plot_run(rounds: Sequence[RoundRecord], budget: Mapping[str, float], *, titl
     resource = RESOURCES[next(iter(budget))]
     x = [record.spent[resource.name] for record in rounds]
     losses(panels["L"], rounds, x)
-    _accuracy(panels["A"], rounds, x)
     chosen_tau(panels["T"], rounds, x)
     _spent(panels["S"], rounds, budget)
-    _step_sizes(panels["e"], rounds, x)
-    _estimate(panels["r"], "rho", "ρ̂, Lipschitz", BLUE, rounds, x)
-    _estimate(panels["b"], "beta", "β̂, smoothness", ORANGE, rounds, x)
-    _estimate(panels["d"], "delta", "δ̂, divergence", GREEN, rounds, x)
+    _accuracy(panels["A"], rounds, x)
+    _small(panels["e"], "eta", "η, step size", PURPLE, rounds, x)
+    _small(panels["r"], "rho", "ρ̂, Lipschitz", BLUE, rounds, x)
+    _small(panels["b"], "beta", "β̂, smoothness", ORANGE, rounds, x)
+    _small(panels["d"], "delta", "δ̂, divergence", GREEN, rounds, x)
     unit = f" ({resource.unit})" if resource.unit else ""
     for name, axis in panels.items():
         axis.grid(alpha=0.25)
@@ -107,30 +107,19 @@ def _spent(axis: Axes, rounds: Sequence[RoundRecord], budget: Mapping[str, float
     axis.legend()
 
 
-def _step_sizes(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> None:
-    taken = [(spent, record.eta) for spent, record in zip(x, rounds, strict=True) if record.tau > 0]
-    axis.plot(*zip(*taken, strict=True), color=PURPLE)
-    axis.set_ylabel("η, step size")
-    _from_zero(axis)
-
-
-def _estimate(
-    axis: Axes, name: str, label: str, colour: str, rounds: Sequence[RoundRecord], x: Sequence[float]
-) -> None:
-    known = [(at, getattr(each, name)) for at, each in zip(x, rounds, strict=True) if getattr(each, name) is not None]
+def _small(axis: Axes, name: str, label: str, colour: str, rounds: Sequence[RoundRecord], x: Sequence[float]) -> None:
+    """A small panel: few numbers on the axes, and short ones."""
+    of_rounds = zip(x, rounds, strict=True)
+    known = [(at, getattr(each, name)) for at, each in of_rounds if each.tau > 0 or name != "eta"]
+    known = [(at, value) for at, value in known if value is not None]
     axis.set_ylabel(label)
     if known:
         axis.plot(*zip(*known, strict=True), color=colour)
-        _from_zero(axis)
+        axis.set_ylim(bottom=0)
+        axis.ticklabel_format(scilimits=(-2, 3))
+        axis.locator_params(nbins=4)
     else:
         _write(axis, "not\nestimated")
-
-
-def _from_zero(axis: Axes) -> None:
-    """A small panel: few numbers on the axes, and short ones."""
-    axis.set_ylim(bottom=0)
-    axis.ticklabel_format(scilimits=(-2, 3))
-    axis.locator_params(nbins=4)
 
 
 def _write(axis: Axes, text: str) -> None:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from fedbudget.protocol.aggregator import Round
@@ -45,31 +45,16 @@ class RoundRecord:
 
     @classmethod
     def of(cls, round_: Round, *, accuracy: float | None, wall: float) -> "RoundRecord":
-        ledger, estimates, divergence = round_.ledger, round_.estimates, round_.divergence
-        return cls(
-            round=round_.round,
-            t=round_.t,
-            tau=round_.tau,
-            reason=str(round_.reason),
-            eta=round_.eta,
-            loss=round_.loss,
-            best_loss=round_.best_loss,
-            accuracy=accuracy,
-            rho=None if estimates is None else estimates.rho,
-            beta=None if estimates is None else estimates.beta,
-            delta=None if estimates is None else estimates.delta,
-            kept=round_.kept,
-            c=ledger.budget.label(ledger.costs.step),
-            b=ledger.budget.label(ledger.costs.aggregation),
-            spent=ledger.budget.label(ledger.spent),
-            nodes=round_.nodes,
-            left_out=round_.left_out,
-            wall=wall,
-            corrected=round_.corrected,
-            plain_delta=None if divergence is None else divergence.plain,
-            corrected_delta=None if divergence is None else divergence.corrected,
-            missed=round_.missed,
-        )
+        """What has the same name in both is the same in both."""
+        ledger, costs, label = round_.ledger, round_.ledger.costs, round_.ledger.budget.label
+        values: dict[str, Any] = {each.name: getattr(round_, each.name, None) for each in fields(cls)}
+        values |= {"reason": str(round_.reason), "accuracy": accuracy, "wall": wall}
+        values |= {"c": label(costs.step), "b": label(costs.aggregation), "spent": label(ledger.spent)}
+        if (estimates := round_.estimates) is not None:
+            values |= {"rho": estimates.rho, "beta": estimates.beta, "delta": estimates.delta}
+        if (divergence := round_.divergence) is not None:
+            values |= {"plain_delta": divergence.plain, "corrected_delta": divergence.corrected}
+        return cls(**values)
 
     def to_json(self) -> str:
         may_be_nan = ("loss", "best_loss", "plain_delta", "corrected_delta")

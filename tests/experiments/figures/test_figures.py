@@ -9,8 +9,7 @@ from scipy.stats import linregress
 
 from fedbudget.experiments.figures import FIGURES
 from fedbudget.experiments.figures.figure import CASES, Claim, GridSize
-from fedbudget.experiments.figures.loss_against_tau import regret
-from fedbudget.experiments.figures.rows import Row, Rows
+from fedbudget.experiments.figures.rows import CaseLosses, Row, Rows
 from fedbudget.experiments.figures.varying import rank_correlation
 
 PAPER = GridSize(15)
@@ -68,7 +67,8 @@ class TestLossAgainstTau:
 
     def test_regret_is_the_share_of_the_way_from_the_best_to_the_worst(self) -> None:
         rows = self.rows({1: 0.225, 2: 0.2, 3: 0.19, 4: 0.3}, dict.fromkeys(CASES, 1))
-        assert [regret(rows, case) for case in CASES] == pytest.approx([0.25, 0, -0.1, 1])
+        cases = [CaseLosses(rows, case) for case in CASES]
+        assert [each.regret(each.paper) for each in cases] == pytest.approx([0.25, 0, -0.1, 1])
 
     def test_near_and_different_in_all_cases_holds(self) -> None:
         found = claims("svm-dgd", self.rows({1: 0.2, 2: 0.2, 3: 0.203, 4: 0.2}, {1: 11, 2: 5, 3: 11, 4: 1}))
@@ -218,9 +218,9 @@ class TestMethods:
 
     def test_the_table_has_a_row_for_every_task_and_case(self) -> None:
         rows = self.rows(dict.fromkeys(CASES, 0.19)) + self.rows(dict.fromkeys(CASES, 0.2), model="linear")
-        table = FIGURES["methods"].table
+        table = FIGURES["methods"].table(rows)
         assert table is not None
-        found = table(rows).rows
+        found = table.rows
         assert len(found) == 8
         assert found[1] == ("svm, mnist", "2", "0.2000 (τ=10)", "0.2500", "0.1900", "+0.500", "-0.100")
 
@@ -244,8 +244,7 @@ class TestOnePhi:
         assert not FIGURES["one-phi"].claims(self.rows((0.2, 0.22, 0.3, 0.3)))[0].holds
 
     def test_the_table_has_both_methods_side_by_side(self) -> None:
-        table = FIGURES["one-phi"].table
-        assert table is not None
-        found = table(self.rows((0.2, 0.21, 0.22, 0.23)))
+        found = FIGURES["one-phi"].table(self.rows((0.2, 0.21, 0.22, 0.23)))
+        assert found is not None
         assert len(found.head) == 2 + 2 * 4
         assert found.rows[2] == ("svm, digits", "4", *("0.2000", "0.2100", "0.2200", "0.2300") * 2)

@@ -4,8 +4,9 @@ A figure is drawn and its claims are judged from the rows of its sweep alone, so
 Parquet file at any time. A claim that does not hold is shown as not holding.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from matplotlib.figure import Figure as Picture
@@ -60,17 +61,13 @@ class FigureTable:
 
 
 @dataclass(frozen=True)
-class Figure:
+class Figure(ABC):
     """A figure of the paper, or one more.
 
     Args:
       name: what it is called on the command line.
       title: what it shows.
       tasks: the tasks that its runs start from; of several, those whose data are here.
-      runs: of one task, from its settings.
-      draw: the picture of the rows.
-      claims: what the rows say of claims.
-      table: the numbers, where a picture is not enough.
       long: whether it takes hours, and is made only when it is asked for.
       engine: what makes its runs.
     """
@@ -78,12 +75,28 @@ class Figure:
     name: str
     title: str
     tasks: tuple[str, ...]
-    runs: Callable[[Settings, GridSize], Sweep]
-    draw: Callable[[Rows], Picture]
-    claims: Callable[[Rows], list[Claim]]
-    table: Callable[[Rows], FigureTable] | None = None
-    long: bool = False
-    engine: EngineName = "in-process"
+    long: bool = field(default=False, kw_only=True)
+    engine: EngineName = field(default="in-process", kw_only=True)
+
+    @abstractmethod
+    def runs(self, base: Settings, size: GridSize) -> Sweep:
+        """Of one task, from its settings."""
+
+    @abstractmethod
+    def draw(self, rows: Rows) -> Picture:
+        """The picture of the rows."""
+
+    @abstractmethod
+    def claims(self, rows: Rows) -> list[Claim]:
+        """What the rows say of claims."""
+
+    def table(self, rows: Rows) -> FigureTable | None:
+        """The numbers, where a picture is not enough."""
+        return None
+
+    def claim(self, text: str, measured: str, holds: bool) -> Claim:
+        """About the one task that the figure has."""
+        return Claim(f"{self.title}: {text}", measured, holds)
 
     def settings(self, data_dir: str | None) -> list[Settings]:
         """Of each task, by the paper's method where none is given; accuracy is looked at once, at the end."""

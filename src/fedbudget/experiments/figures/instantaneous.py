@@ -29,59 +29,46 @@ _PANELS = {
 }
 
 
-def instantaneous(name: str, title: str, task: str) -> Figure:
-    return Figure(name, title, (task,), _sweep, _draw, lambda rows: _claims(rows, title))
+class Instantaneous(Figure):
+    def runs(self, base: Settings, size: GridSize) -> Sweep:
+        if self.engine == "network":
+            base = replace(base, costs="measured", nodes=len(_SPEEDS), speeds=_SPEEDS)
+        base = replace(base, budget=("time=30s",), evaluations=50)
+        return Sweep.of(base, {"case": CASES, "seeds": 1}, each="round")
 
+    def draw(self, rows: Rows) -> Picture:
+        drawn = picture(13, 5.6)
+        for axis, (name, label) in zip(drawn.subplots(2, 4).flat, _PANELS.items(), strict=True):
+            for case in CASES:
+                known = [row for row in where(rows, case=case) if row[name] is not None]
+                here = [row for row in known if name != "tau" or row["tau"]]
+                case_line(axis, case, [row["spent_time"] for row in here], [row[name] for row in here], markers=False)
+            finish(axis, "time spent (s)", label, legend=name == "loss")
+        return drawn
 
-def instantaneous_over_network(name: str, title: str, task: str) -> Figure:
-    """The same over a network."""
-    return Figure(name, title, (task,), _network_sweep, _draw, lambda rows: _claims(rows, title), engine="network")
-
-
-def _sweep(base: Settings, size: GridSize) -> Sweep:
-    base = replace(base, budget=("time=30s",), evaluations=50)
-    return Sweep.of(base, {"case": CASES, "seeds": 1}, each="round")
-
-
-def _network_sweep(base: Settings, size: GridSize) -> Sweep:
-    base = replace(base, costs="measured", nodes=len(_SPEEDS), speeds=_SPEEDS)
-    return _sweep(replace(base, evaluations=50), size)
-
-
-def _draw(rows: Rows) -> Picture:
-    drawn = picture(13, 5.6)
-    for axis, (name, label) in zip(drawn.subplots(2, 4).flat, _PANELS.items(), strict=True):
-        for case in CASES:
-            here = [row for row in where(rows, case=case) if row[name] is not None and (name != "tau" or row["tau"])]
-            case_line(axis, case, [row["spent_time"] for row in here], [row[name] for row in here], markers=False)
-        finish(axis, "time spent (s)", label, legend=name == "loss")
-    return drawn
-
-
-def _claims(rows: Rows, title: str) -> list[Claim]:
-    delta = {case: mean(where(rows, case=case), "delta") for case in CASES}
-    same = where(rows, case=3)
-    slopes = [abs(row[name]) for row in same for name in ("rho", "beta") if row[name] is not None]
-    stable = {case: _variation(where(rows, case=case)) for case in CASES}
-    return [
-        Claim(
-            f"{title}: δ̂ is larger in Cases 2 and 4",
-            "mean δ̂ " + ", ".join(f"{value:.3g}" for value in delta.values()) + " in Cases 1-4",
-            min(delta[2], delta[4]) > max(delta[1], delta[3]),
-        ),
-        Claim(
-            f"{title}: in Case 3 ρ̂ and β̂ are zero",
-            f"largest of {len(slopes)} estimates: {max(slopes, default=0):g}",
-            bool(slopes) and max(slopes) == 0,
-        ),
-        Claim(
-            f"{title}: τ* is stable after it has adapted",
-            "deviation over mean, between a third and nine tenths of the time: "
-            + ", ".join(f"{value:.2f}" for value in stable.values())
-            + " in Cases 1-4; up to 0.5 counts as stable",
-            max(stable.values()) <= 0.5,
-        ),
-    ]
+    def claims(self, rows: Rows) -> list[Claim]:
+        delta = {case: mean(where(rows, case=case), "delta") for case in CASES}
+        deltas = ", ".join(f"{value:.3g}" for value in delta.values())
+        slopes = [abs(row[name]) for row in where(rows, case=3) for name in ("rho", "beta") if row[name] is not None]
+        stable = [_variation(where(rows, case=case)) for case in CASES]
+        return [
+            self.claim(
+                "δ̂ is larger in Cases 2 and 4",
+                f"mean δ̂ {deltas} in Cases 1-4",
+                min(delta[2], delta[4]) > max(delta[1], delta[3]),
+            ),
+            self.claim(
+                "in Case 3 ρ̂ and β̂ are zero",
+                f"largest of {len(slopes)} estimates: {max(slopes, default=0):g}",
+                bool(slopes) and max(slopes) == 0,
+            ),
+            self.claim(
+                "τ* is stable after it has adapted",
+                "deviation over mean, between a third and nine tenths of the time: "
+                f"{', '.join(f'{value:.2f}' for value in stable)} in Cases 1-4; up to 0.5 counts as stable",
+                max(stable) <= 0.5,
+            ),
+        ]
 
 
 def _variation(rounds: Rows) -> float:

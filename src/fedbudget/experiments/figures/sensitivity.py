@@ -18,42 +18,31 @@ _LINEAR = 0.9  # the share of τ*'s variance that a line explains, from which on
 _CONSTANT = 0.05  # the share of its mean by which τ* may vary and still count as constant
 
 
-def sensitivity(name: str, title: str, task: str) -> Figure:
-    return Figure(name, title, (task,), _sweep, _draw, lambda rows: _claims(rows, title))
+class Sensitivity(Figure):
+    def runs(self, base: Settings, size: GridSize) -> Sweep:
+        return Sweep.of(base, {"case": CASES, "phi": size.choose(_PHI, _FEW), "seeds": size.runs})
 
+    def draw(self, rows: Rows) -> Picture:
+        drawn = picture(5.6, 4.2)
+        axis = drawn.subplots()
+        for case in CASES:
+            case_line(axis, case, distinct(rows, "phi"), _taus(rows, case))
+        axis.set_xscale("log")
+        finish(axis, "φ", TAU, legend=True)
+        return drawn
 
-def _sweep(base: Settings, size: GridSize) -> Sweep:
-    return Sweep.of(base, {"case": CASES, "phi": size.choose(_PHI, _FEW), "seeds": size.runs})
-
-
-def _draw(rows: Rows) -> Picture:
-    drawn = picture(5.6, 4.2)
-    axis = drawn.subplots()
-    for case in CASES:
-        case_line(axis, case, distinct(rows, "phi"), _taus(rows, case))
-    axis.set_xscale("log")
-    finish(axis, "φ", TAU, legend=True)
-    return drawn
-
-
-def _claims(rows: Rows, title: str) -> list[Claim]:
-    logs = [math.log(phi) for phi in distinct(rows, "phi")]
-    fits = {case: _line(logs, _taus(rows, case)) for case in CASES if case != 3}
-    measured = ", ".join(f"slope {slope:.1f}, R² {share:.2f} in Case {case}" for case, (slope, share) in fits.items())
-    same = _taus(rows, 3)
-    spread = (max(same) - min(same)) / float(np.mean(same))
-    return [
-        Claim(
-            f"{title}: τ* falls about linearly in log φ in Cases 1, 2 and 4",
-            measured,
-            all(slope < 0 and share >= _LINEAR for slope, share in fits.values()),
-        ),
-        Claim(
-            f"{title}: in Case 3 τ* does not depend on φ",
-            f"τ* between {min(same):.1f} and {max(same):.1f}",
-            spread <= _CONSTANT,
-        ),
-    ]
+    def claims(self, rows: Rows) -> list[Claim]:
+        logs = [math.log(phi) for phi in distinct(rows, "phi")]
+        fits = {case: _line(logs, _taus(rows, case)) for case in CASES if case != 3}
+        measured = [f"slope {slope:.1f}, R² {share:.2f} in Case {case}" for case, (slope, share) in fits.items()]
+        linear = all(slope < 0 and share >= _LINEAR for slope, share in fits.values())
+        same = _taus(rows, 3)
+        low, high = min(same), max(same)
+        constant = (high - low) / float(np.mean(same)) <= _CONSTANT
+        return [
+            self.claim("τ* falls about linearly in log φ in Cases 1, 2 and 4", ", ".join(measured), linear),
+            self.claim("in Case 3 τ* does not depend on φ", f"τ* between {low:.1f} and {high:.1f}", constant),
+        ]
 
 
 def _taus(rows: Rows, case: int) -> list[float]:

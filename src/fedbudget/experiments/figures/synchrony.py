@@ -17,59 +17,37 @@ _FEW = (5, 20, 100)
 _LABELS = {"paper": "synchronous (τ = 1)", "asynchronous": "asynchronous"}
 
 
-def synchrony(name: str, title: str, task: str) -> Figure:
-    return Figure(name, title, (task,), _sweep, _draw, lambda rows: _claims(rows, title))
+class Synchrony(Figure):
+    def runs(self, base: Settings, size: GridSize) -> Sweep:
+        budgets = [[f"time={each}s"] for each in size.choose(_BUDGETS, _FEW)]
+        methods = list(_LABELS)
+        return Sweep.of(base, {"case": CASES, "method": methods, "budget": budgets, "tau": [1], "seeds": size.runs})
 
+    def draw(self, rows: Rows) -> Picture:
+        drawn = picture(13, 5.2)
+        axes = drawn.subplots(2, len(CASES))
+        budgets = distinct(rows, "budget")
+        x = [seconds(budget) for budget in budgets]
+        for column, case in enumerate(CASES):
+            looks = {"paper": (BASELINE, "x", "--"), "asynchronous": (COLOURS[case], MARKERS[case], "-")}
+            for axis, name in ((axes[0, column], "loss"), (axes[1, column], "accuracy")):
+                for method, (colour, marker, line) in looks.items():
+                    y = means(where(rows, case=case, method=method), "budget", budgets, name)
+                    axis.plot(x, y, color=colour, marker=marker, linestyle=line, markersize=4, label=_LABELS[method])
+                finish(axis, "time spent (s)", name if column == 0 else "", legend=name == "loss")
+            axes[0, column].set_title(f"Case {case}", fontsize="medium")
+        return drawn
 
-def _sweep(base: Settings, size: GridSize) -> Sweep:
-    budgets = [[f"time={each}s"] for each in size.choose(_BUDGETS, _FEW)]
-    return Sweep.of(
-        base,
-        {"case": CASES, "method": list(_LABELS), "budget": budgets, "tau": [1], "seeds": size.runs},
-    )
-
-
-def _draw(rows: Rows) -> Picture:
-    drawn = picture(13, 5.2)
-    axes = drawn.subplots(2, len(CASES))
-    budgets = distinct(rows, "budget")
-    for column, case in enumerate(CASES):
-        for axis, name in ((axes[0, column], "loss"), (axes[1, column], "accuracy")):
-            for method, label in _LABELS.items():
-                ours = method == "asynchronous"
-                axis.plot(
-                    [seconds(budget) for budget in budgets],
-                    means(where(rows, case=case, method=method), "budget", budgets, name),
-                    color=COLOURS[case] if ours else BASELINE,
-                    marker=MARKERS[case] if ours else "x",
-                    linestyle="-" if ours else "--",
-                    markersize=4,
-                    label=label,
-                )
-            finish(axis, "time spent (s)", name if column == 0 else "", legend=name == "loss")
-        axes[0, column].set_title(f"Case {case}", fontsize="medium")
-    return drawn
-
-
-def _claims(rows: Rows, title: str) -> list[Claim]:
-    longest = distinct(rows, "budget")[-1]
-    last = where(rows, budget=longest)
-    loss = {
-        (case, method): means(where(last, case=case), "method", [method], "loss")[0]
-        for case in CASES
-        for method in _LABELS
-    }
-    excess = {case: loss[case, "asynchronous"] / loss[case, "paper"] - 1 for case in CASES}
-    measured = ", ".join(f"{share:+.1%} in Case {case}" for case, share in excess.items())
-    return [
-        Claim(
-            f"{title}: asynchronous is worse in Cases 2 and 4",
-            f"loss after {seconds(longest):g} s, against synchronous: {measured}",
-            min(excess[2], excess[4]) > SIMILAR,
-        ),
-        Claim(
-            f"{title}: asynchronous is similar or slightly better in Cases 1 and 3",
-            f"loss after {seconds(longest):g} s, against synchronous: {measured}",
-            max(excess[1], excess[3]) <= SIMILAR,
-        ),
-    ]
+    def claims(self, rows: Rows) -> list[Claim]:
+        longest = distinct(rows, "budget")[-1]
+        last, excess = where(rows, budget=longest), {}
+        for case in CASES:
+            synchronous, asynchronous = means(where(last, case=case), "method", _LABELS, "loss")
+            excess[case] = asynchronous / synchronous - 1
+        shares = ", ".join(f"{share:+.1%} in Case {case}" for case, share in excess.items())
+        measured = f"loss after {seconds(longest):g} s, against synchronous: {shares}"
+        worse, similar = min(excess[2], excess[4]) > SIMILAR, max(excess[1], excess[3]) <= SIMILAR
+        return [
+            self.claim("asynchronous is worse in Cases 2 and 4", measured, worse),
+            self.claim("asynchronous is similar or slightly better in Cases 1 and 3", measured, similar),
+        ]

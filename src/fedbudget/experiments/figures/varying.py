@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from matplotlib.figure import Figure as Picture
@@ -68,8 +69,8 @@ AGGREGATION = VariedSetting(
 BUDGET = VariedSetting(
     "budget",
     "budget (s)",
-    tuple((f"time={seconds}s",) for seconds in (5, 10, 15, 20, 30, 45, 60)),
-    tuple((f"time={seconds}s",) for seconds in (5, 15, 45)),
+    [[f"time={seconds}s"] for seconds in (5, 10, 15, 20, 30, 45, 60)],
+    [[f"time={seconds}s"] for seconds in (5, 15, 45)],
     number=seconds,
     log=False,
     trend=-1,
@@ -77,88 +78,73 @@ BUDGET = VariedSetting(
 )
 
 
-def varying(name: str, title: str, task: str, varied: VariedSetting) -> Figure:
+@dataclass(frozen=True)
+class Varying(Figure):
     """The figure of one task and of what varies in it."""
 
-    def sweep(base: Settings, size: GridSize) -> Sweep:
-        values = [
-            list(value) if isinstance(value, tuple) else value for value in size.choose(varied.values, varied.few)
-        ]
-        grid: dict[str, Any] = {"case": CASES, varied.setting: values, "tau": ["adaptive", FIXED], "seeds": size.runs}
-        return Sweep.of(base, grid)
+    varied: VariedSetting
 
-    return Figure(
-        name, title, (task,), sweep, lambda rows: _draw(rows, varied), lambda rows: _claims(rows, title, varied)
-    )
+    def runs(self, base: Settings, size: GridSize) -> Sweep:
+        values = size.choose(self.varied.values, self.varied.few)
+        taus = ["adaptive", FIXED]
+        return Sweep.of(base, {"case": CASES, self.varied.setting: values, "tau": taus, "seeds": size.runs})
+
+    def draw(self, rows: Rows) -> Picture:
+        varied, (values, x) = self.varied, self._values(rows)
+        drawn = picture(13, 5.2)
+        panels = drawn.subplot_mosaic("T1234;TABCD", width_ratios=[1.5, 1, 1, 1, 1])
+        for case, upper, lower in zip(CASES, "1234", "ABCD", strict=True):
+            here = where(rows, case=case)
+            adaptive = where(here, tau="adaptive")
+            case_line(panels["T"], case, x, means(adaptive, varied.setting, values, "update_weighted_tau"))
+            for name, axis in (("loss", panels[upper]), ("accuracy", panels[lower])):
+                fixed = means(where(here, tau=str(FIXED)), varied.setting, values, name)
+                axis.plot(x, fixed, color=BASELINE, linestyle="--", marker="x", markersize=4, label=f"τ = {FIXED}")
+                ours = means(adaptive, varied.setting, values, name)
+                axis.plot(x, ours, color=COLOURS[case], marker=MARKERS[case], markersize=4, label="adaptive τ")
+            panels[upper].set_title(f"Case {case}", fontsize="medium")
+        for name, axis in panels.items():
+            if varied.log:
+                log_scale(axis, x if name == "T" else x[::3])
+            label = {"T": TAU, "1": "loss", "A": "accuracy"}.get(name, "")
+            finish(axis, varied.label if name == "T" else varied.label.partition(",")[0], label, legend=name in "T1234")
+        return drawn
+
+    def claims(self, rows: Rows) -> list[Claim]:
+        varied, (values, x) = self.varied, self._values(rows)
+        excess = {}
+        for case, value in product(CASES, values):
+            here = where(rows, case=case, **{varied.setting: value})
+            excess[case, value] = (
+                mean(where(here, tau="adaptive"), "loss") / mean(where(here, tau=str(FIXED)), "loss") - 1
+            )
+        (case, value), worst = max(excess.items(), key=lambda item: item[1])
+        better = sum(share <= 0 for share in excess.values())
+        similar = sum(share <= SIMILAR for share in excess.values())
+        claims = [
+            self.claim(
+                f"better than or similar to τ = {FIXED} in {'almost ' if varied.almost else ''}all settings",
+                f"loss lower in {better} of {len(excess)} settings, and at most {SIMILAR:.0%} higher in {similar}; at "
+                f"worst {worst:+.1%}, in Case {case} at {value}",
+                similar >= (0.9 if varied.almost else 1) * len(excess),
+            )
+        ]
+        if varied.trend:
+            trends = {}
+            for case in (1, 2, 4):
+                adaptive = where(rows, case=case, tau="adaptive")
+                trends[case] = rank_correlation(x, means(adaptive, varied.setting, values, "update_weighted_tau"))
+            measured = ", ".join(f"{trend:+.2f} in Case {case}" for case, trend in trends.items())
+            holds = all(varied.trend * trend >= TREND for trend in trends.values())
+            claims.append(self.claim(varied.claim, f"rank correlation {measured}", holds))
+        return claims
+
+    def _values(self, rows: Rows) -> tuple[list[Any], list[float]]:
+        """What varies, as it is in the rows, and as numbers."""
+        values = distinct(rows, self.varied.setting)
+        return values, [self.varied.number(value) for value in values]
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
     """Spearman's: 1 where y only rises with x, -1 where it only falls, 0 where it stays the same."""
-
     return 0.0 if len(set(y)) == 1 else float(spearmanr(x, y).statistic)
-
-
-def _draw(rows: Rows, varied: VariedSetting) -> Picture:
-    drawn = picture(13, 5.2)
-    panels = drawn.subplot_mosaic("T1234;TABCD", width_ratios=[1.5, 1, 1, 1, 1])
-    values, x = _values(rows, varied)
-    for case, upper, lower in zip(CASES, "1234", "ABCD", strict=True):
-        here = where(rows, case=case)
-        adaptive = where(here, tau="adaptive")
-        case_line(panels["T"], case, x, means(adaptive, varied.setting, values, "update_weighted_tau"))
-        for name, axis in (("loss", panels[upper]), ("accuracy", panels[lower])):
-            fixed = means(where(here, tau=str(FIXED)), varied.setting, values, name)
-            axis.plot(x, fixed, color=BASELINE, linestyle="--", marker="x", markersize=4, label=f"τ = {FIXED}")
-            ours = means(adaptive, varied.setting, values, name)
-            axis.plot(x, ours, color=COLOURS[case], marker=MARKERS[case], markersize=4, label="adaptive τ")
-        panels[upper].set_title(f"Case {case}", fontsize="medium")
-    for name, axis in panels.items():
-        if varied.log:
-            log_scale(axis, x if name == "T" else x[::3])
-        label = {"T": TAU, "1": "loss", "A": "accuracy"}.get(name, "")
-        finish(axis, varied.label if name == "T" else varied.label.partition(",")[0], label, legend=name in "T1234")
-    return drawn
-
-
-def _claims(rows: Rows, title: str, varied: VariedSetting) -> list[Claim]:
-    values, x = _values(rows, varied)
-    excess = {
-        (case, value): mean(where(rows, case=case, tau="adaptive", **{varied.setting: value}), "loss")
-        / mean(where(rows, case=case, tau=str(FIXED), **{varied.setting: value}), "loss")
-        - 1
-        for case in CASES
-        for value in values
-    }
-    (case, value), worst = max(excess.items(), key=lambda item: item[1])
-    better = sum(share <= 0 for share in excess.values())
-    similar = sum(share <= SIMILAR for share in excess.values())
-    claims = [
-        Claim(
-            f"{title}: better than or similar to τ = {FIXED} in {'almost ' if varied.almost else ''}all settings",
-            f"loss lower in {better} of {len(excess)} settings, and at most {SIMILAR:.0%} higher in {similar}; at "
-            f"worst {worst:+.1%}, in Case {case} at {value}",
-            similar >= (0.9 if varied.almost else 1) * len(excess),
-        )
-    ]
-    if varied.trend:
-        trends = {
-            each: rank_correlation(
-                x, means(where(rows, case=each, tau="adaptive"), varied.setting, values, "update_weighted_tau")
-            )
-            for each in (1, 2, 4)
-        }
-        measured = ", ".join(f"{trend:+.2f} in Case {each}" for each, trend in trends.items())
-        claims.append(
-            Claim(
-                f"{title}: {varied.claim}",
-                f"rank correlation {measured}",
-                all(varied.trend * trend >= TREND for trend in trends.values()),
-            )
-        )
-    return claims
-
-
-def _values(rows: Rows, varied: VariedSetting) -> tuple[list[Any], list[float]]:
-    """What varies, as it is in the rows, and as numbers."""
-    values = distinct(rows, varied.setting)
-    return values, [varied.number(value) for value in values]
