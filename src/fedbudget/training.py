@@ -325,7 +325,7 @@ def _result(prepared: PreparedRun, outcome: Outcome, records: Sequence[RoundReco
 def _config(prepared: PreparedRun) -> str:
     config = prepared.settings.to_toml()
     if not prepared.repeatable:
-        where = "data were with the nodes" if prepared.train is None else "model or the data was given in Python"
+        where = "data were with the nodes" if prepared.train is None else "model, data or a rule was given in Python"
         config = f"# The {where}: this file alone does not repeat the run.\n{config}"
     return f"# fedbudget {__version__}\n{config}"
 

@@ -10,7 +10,9 @@ import pytest
 from rich.console import Console
 
 from fedbudget import data
+from fedbudget.cli import view
 from fedbudget.cli.view import cells, nodes_table, preparing, print_result, watching
+from fedbudget.launch.launch import launch
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import SimulatedRun, simulate
 from fedbudget.node_status import NodeStatus
@@ -151,3 +153,14 @@ def test_a_log_is_not_told_about_preparations(
     with preparing(nullcontext(simulate(Settings(), Overrides(dataset=DIGITS)))):
         pass
     assert capsys.readouterr().err == ""
+
+
+def test_a_person_is_told_while_a_run_is_made_ready(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever makes it ready is done under the notice, and not before."""
+    monkeypatch.setattr(view, "_PATIENCE", 0.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with preparing(launch(Settings(budget=("time=1s",)))) as prepared:
+        assert "kernels are compiled, which takes some seconds" in capsys.readouterr().err
+        assert prepared.settings.nodes == 5

@@ -1,6 +1,7 @@
 """A run by any engine that this machine can start by itself."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import get_args
 
 from fedbudget.errors import UserError
@@ -9,6 +10,7 @@ from fedbudget.launch.simulate import simulate
 from fedbudget.settings import EngineName, Settings
 
 
+@contextmanager
 def launch(
     settings: Settings,
     overrides: Overrides = NOTHING,
@@ -16,7 +18,7 @@ def launch(
     engine: EngineName = "in-process",
     ray_address: str | None = None,
     actors: int | None = None,
-) -> AbstractContextManager[PreparedRun]:
+) -> Iterator[PreparedRun]:
     """A run that is ready to start, as long as what makes it is there.
 
     Args:
@@ -28,11 +30,14 @@ def launch(
     if engine == "ray":
         from fedbudget.launch.on_ray import on_ray  # Ray is an extra
 
-        return on_ray(settings, overrides, address=ray_address, actors=actors)
-    if engine == "network":
+        with on_ray(settings, overrides, address=ray_address, actors=actors) as prepared:
+            yield prepared
+    elif engine == "network":
         from fedbudget.launch.local import on_this_machine  # gRPC is an extra
 
-        return on_this_machine(settings, overrides)
-    if engine == "in-process":
-        return nullcontext(simulate(settings, overrides))
-    raise UserError(f"unknown engine {engine!r}; use one of {', '.join(get_args(EngineName))}")
+        with on_this_machine(settings, overrides) as prepared:
+            yield prepared
+    elif engine == "in-process":
+        yield simulate(settings, overrides)
+    else:
+        raise UserError(f"unknown engine {engine!r}; use one of {', '.join(get_args(EngineName))}")
