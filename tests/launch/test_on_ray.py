@@ -12,16 +12,17 @@ import pytest
 import ray
 
 import fedbudget
+from fedbudget.arrays import Float32
 from fedbudget.engines import ray as engine
 from fedbudget.errors import UserError, WorkError
 from fedbudget.experiments.sweep import Sweep, run
 from fedbudget.launch.on_ray import GroupDefinition, on_ray
 from fedbudget.launch.simulate import simulate
-from fedbudget.models import LinearRegression
 from fedbudget.protocol.messages import Broadcast, Request
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import MethodName, Settings
 from fedbudget.training import Result, execute
+from support import own_rules
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),  # which has one cluster
@@ -62,18 +63,20 @@ def assert_same_run(one: Result, other: Result) -> None:
         pytest.param({"participation": 0.3, "rounds": 10}, id="absent", marks=pytest.mark.slow),
     ],
 )
-def test_one_two_and_four_actors_give_the_bits_of_the_in_process_engine(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "actors", [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
+def test_any_number_of_actors_gives_the_bits_of_the_in_process_engine(options: dict[str, Any], actors: int) -> None:
     settings = replace(SMALL, **options)
     here = execute(simulate(settings))
     assert len(here.rounds) > 4
-    for actors in (1, 2, 4):
-        assert_same_run(on_cluster(settings, actors), here)
+    assert_same_run(on_cluster(settings, actors), here)
 
 
 @pytest.mark.parametrize(
     ("method", "copies"),
     [
-        ("frugal", "taken"),
+        pytest.param("frugal", "taken", marks=pytest.mark.slow),
         pytest.param("frugal", "lost", marks=pytest.mark.slow),
         pytest.param("frugal", "never", marks=pytest.mark.slow),
         pytest.param("paper", "taken", marks=pytest.mark.slow),
@@ -137,10 +140,22 @@ class _Party:
         return None
 
 
+def test_rules_of_ones_own() -> None:
+    here = own_rules.train()
+    assert_same_run(own_rules.train(engine="ray", actors=2), here)
+    assert [record.tau for record in here.rounds] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 0]
+
+
 def test_a_model_and_shards_of_ones_own() -> None:
     rng = np.random.default_rng(4)
     shards = [(rng.normal(size=(20 + node, 3)).astype(np.float32), rng.normal(size=20 + node)) for node in range(5)]
-    asked: dict[str, Any] = {"shards": shards, "model": LinearRegression(3), "budget": "time=2s", "tau": 3, "rounds": 4}
+
+    def squared(w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
+        error = x @ w - y
+        return float(np.mean(np.square(error)) / 2), np.asarray(x.T @ error / len(y), np.float32)
+
+    model = fedbudget.FunctionModel(squared, initial=np.zeros(3))  # which has no kernels to compile
+    asked: dict[str, Any] = {"shards": shards, "model": model, "budget": "time=2s", "tau": 3, "rounds": 4}
     assert_same_run(fedbudget.train(**asked), fedbudget.train(**asked, engine="ray", actors=2))
 
 

@@ -71,6 +71,7 @@ def test_another_seed_gives_other_bytes(folders: tuple[Path, Path]) -> None:
     assert rounds(folders[0], "adaptive, mini-batches") != rounds(folders[0], "another seed")
 
 
+@pytest.mark.slow
 def test_kernels_just_compiled_and_kernels_from_the_disk_give_the_same_bits(tmp_path: Path) -> None:
     code = "import fedbudget; r = fedbudget.train(case=2, nodes=4, budget='time=1s'); print(r.loss.hex(), r.w.tolist())"
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}

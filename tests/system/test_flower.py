@@ -44,6 +44,7 @@ def same_bits(flower: Flower, connection: str, data: str, *, nodes: int, **how: 
     assert found.tobytes() == fedbudget.train(**how).w.tobytes()
 
 
+@pytest.mark.slow
 def test_deployed_it_gives_the_bits_of_one_process(flower: Flower, data: str) -> None:
     same_bits(flower, "loopback", data, nodes=3, method="frugal", step_size=0.05, tau=4, rounds=2)
 
