@@ -101,7 +101,9 @@ class InProcessNodes:
         nodes = len(report.nodes)
         informed = sum(len(fleet.numbers) for fleet in fleets if fleet in self.before)
         self.before = fleets
-        broadcasts = informed * broadcast.wire_bytes + (nodes - informed) * broadcast.wire_bytes_with_catch_up
+        broadcasts = informed * broadcast.wire_bytes
+        if informed < nodes:
+            broadcasts += (nodes - informed) * broadcast.wire_bytes_with_catch_up
         readings = self.counters.readings(took, now() - began, max(1, broadcast.tau))
         return report, [NodeCosts(readings, nodes, broadcasts + report.wire_bytes, here=True)]
 

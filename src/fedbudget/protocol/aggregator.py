@@ -165,7 +165,7 @@ class Aggregator:
     def start(self) -> Broadcast:
         if self.state.phase is not Phase.READY:
             raise LocalError("the run has started already")
-        state = replace(self.state, phase=Phase.ROUND)
+        state = self.state.updated(phase=Phase.ROUND)
         answer = self._answer(self._announce(state, state.decision, best=False))
         assert isinstance(answer, Broadcast)  # a ledger opens only when one round fits
         return answer
@@ -183,20 +183,20 @@ class Aggregator:
         state, best = steps.with_losses(steps.charged(self.state, ledger), sums)
         if state.phase is Phase.FINAL:
             self.last = self._round(state, broadcast, sums, kept=())
-            return self._answer(replace(state, phase=Phase.DONE))
-        state = replace(state, t=state.t + broadcast.tau)
+            return self._answer(state.updated(phase=Phase.DONE))
+        state = state.updated(t=state.t + broadcast.tau)
         state, recover = steps.with_verdict(state, sums, adapts=method.step_size.adapts)
         mean = None if recover else steps.combined(method.combine, report, sums)
         state, mean, recover = steps.moved(state, method.update, mean, self._quantize)
         kept: tuple[str, ...] = ()
         if broadcast.request.estimate:
             estimates, kept = next_estimates(state.estimates, reports, broadcast, mean)
-            state = replace(state, estimates=estimates)
+            state = state.updated(estimates=estimates)
         if state.drift is not None:
             state = steps.with_drift(state, state.drift, report, sums, broadcast, recover=recover)
         round_ = self._round(state, broadcast, sums, kept=kept)
         follow = method.step_size.recover if recover else method.step_size.next
-        state = replace(state, step_size=follow(state.step_size, StepSizeInputs(sums.largest_beta, ledger.share)))
+        state = state.updated(step_size=follow(state.step_size, StepSizeInputs(sums.largest_beta, ledger.share)))
         if broadcast.stop:
             state = steps.final_round(state, best=best)
         else:
@@ -246,7 +246,7 @@ class Aggregator:
         if drift.coming.correct and broadcast.tau > 0:
             drift = replace(drift, coming=replace(drift.coming, correct=False))
             state = steps.with_coming_delta(state, drift)
-        self.state = replace(state, drift=drift)
+        self.state = state.updated(drift=drift)
         return self.state.broadcast
 
     @property
@@ -297,23 +297,29 @@ class Aggregator:
             stop = True
             fits, stopped_by = ledger.affordable_tau()
             if fits < 1:
-                state = replace(state, decision=decision, stopped_by=stopped_by)
+                state = state.updated(decision=decision, stopped_by=stopped_by)
                 over = not ledger.can_evaluate()
-                return replace(state, phase=Phase.DONE) if over else steps.final_round(state, best=best)
+                return state.updated(phase=Phase.DONE) if over else steps.final_round(state, best=best)
             if fits < decision.tau:
                 decision = Decision(int(fits), Reason.BUDGET)
             else:
                 stopped_by = ledger.nearest_limit(decision.tau)
         elif state.round + 1 == self._rounds:
             stop, stopped_by = True, "rounds"
-        state = replace(state, decision=decision, stopped_by=stopped_by)
-        return replace(state, round=state.round + 1, tau=decision.tau, became_best=best, stop=stop)
+        return state.updated(
+            decision=decision,
+            stopped_by=stopped_by,
+            round=state.round + 1,
+            tau=decision.tau,
+            became_best=best,
+            stop=stop,
+        )
 
     def _end(self, costs: Costs | None, stopped_by: str) -> Outcome:
         """Before its time; what the next round would cost is still what it was."""
         if costs is not None:
             self.charge(costs)
-        outcome = self._answer(replace(self.state, phase=Phase.DONE, stopped_by=stopped_by))
+        outcome = self._answer(self.state.updated(phase=Phase.DONE, stopped_by=stopped_by))
         assert isinstance(outcome, Outcome)
         return outcome
 

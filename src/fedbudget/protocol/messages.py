@@ -6,7 +6,7 @@ broadcast that it answers, `Broadcast.report_fields`. Sizes and merging follow f
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 import numpy as np
@@ -224,6 +224,8 @@ def _wire_size(value: object) -> int:
     """What a field takes on the wire; flags are in the header."""
     if isinstance(value, np.ndarray):
         return value.nbytes
-    if is_dataclass(value):
-        return sum(_wire_size(part) for part in vars(value).values())
-    return 0 if value is None or isinstance(value, bool) else _SCALAR
+    if value is None or isinstance(value, bool):
+        return 0
+    if isinstance(value, int | float):
+        return _SCALAR
+    return sum(map(_wire_size, vars(value).values()))

@@ -23,17 +23,17 @@ _State = AggregatorState[Any, Any]
 
 
 def charged(state: _State, ledger: Ledger) -> _State:
-    return replace(state, costs=ledger.costs, spent=ledger.spent)
+    return state.updated(costs=ledger.costs, spent=ledger.spent)
 
 
 def with_losses(state: _State, sums: Sums) -> tuple[_State, bool]:
     """F(w(t₀)) and F(w^f), and whether w(t₀) is the new w^f."""
     loss, best_loss = sums.totals.loss / sums.totals.data, sums.totals.best_loss / sums.totals.data
     if state.t == 0 and state.phase is Phase.ROUND:
-        return replace(state, loss=loss, best_loss=loss, first_loss=loss), False
+        return state.updated(loss=loss, best_loss=loss, first_loss=loss), False
     if not loss < best_loss:
-        return replace(state, loss=loss, best_loss=best_loss), False
-    return replace(state, loss=loss, best_loss=loss, best=state.w), True
+        return state.updated(loss=loss, best_loss=best_loss), False
+    return state.updated(loss=loss, best_loss=loss, best=state.w), True
 
 
 def with_verdict(state: _State, sums: Sums, *, adapts: bool) -> tuple[_State, bool]:
@@ -46,7 +46,7 @@ def with_verdict(state: _State, sums: Sums, *, adapts: bool) -> tuple[_State, bo
     worse = not state.loss <= limit
     much_worse = (state.worse and worse) or not state.loss <= 10 * limit
     recover = not sums.totals.used or (adapts and much_worse)
-    return replace(state, worse=worse and not recover), recover
+    return state.updated(worse=worse and not recover), recover
 
 
 def combined(rule: CombineRule, report: Report | Reports, sums: Sums) -> Float32:
@@ -75,7 +75,7 @@ def moved(
         w = mean = state.best
         update = rule.first(w)
     nodes_hold = w if quantize is None else quantize(w, state.w)
-    return replace(state, w=nodes_hold, update=update), nodes_hold if w is mean else mean, recover
+    return state.updated(w=nodes_hold, update=update), nodes_hold if w is mean else mean, recover
 
 
 def _vector(rule: object, values: Float32, like: Float32) -> Float32:
@@ -98,16 +98,16 @@ def with_drift(
     after = drift.after(broadcast, state.w, share, fresh, recover=recover)
     if after.coming.correct != drift.coming.correct:
         state = with_coming_delta(state, after)
-    return replace(state, drift=after)
+    return state.updated(drift=after)
 
 
 def with_coming_delta(state: _State, drift: DriftState) -> _State:
     """The coming round is corrected where the last was not, or the other way: δ̂ is of how it was, so far."""
     if state.estimates is None or drift.coming_delta is None:
         return state
-    return replace(state, estimates=replace(state.estimates, delta=drift.coming_delta))
+    return state.updated(estimates=replace(state.estimates, delta=drift.coming_delta))
 
 
 def final_round(state: _State, *, best: bool) -> _State:
     """Asks for the loss of the last w(t)."""
-    return replace(state, phase=Phase.FINAL, round=state.round + 1, tau=0, became_best=best, stop=True)
+    return state.updated(phase=Phase.FINAL, round=state.round + 1, tau=0, became_best=best, stop=True)
