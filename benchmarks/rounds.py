@@ -28,7 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks import flower
+from benchmarks import echo, flower
 from fedbudget.settings import MethodName, Tau
 
 TURNS, WARMING_UP = 3, 5  # of each contender, and the rounds at the beginning of a turn that do not count
@@ -171,13 +171,13 @@ def _aggregate(asked: dict[str, Any]) -> None:
     def opened(port: int) -> None:
         _say({"port": port})
 
-    aggregate = _aggregate_bare if asked["contender"] == "bare" else _aggregate_ours
+    aggregate = echo.aggregate if asked["contender"] == "bare" else _aggregate_ours
     _say(aggregate(case, certificates, opened))
 
 
 def _attend(asked: dict[str, Any]) -> None:
     case, folder, address = Case(**asked["case"]), asked["certificates"], f"127.0.0.1:{asked['port']}"
-    run_node = _attend_bare if asked["contender"] == "bare" else _attend_ours
+    run_node = echo.answer if asked["contender"] == "bare" else _attend_ours
     asyncio.run(run_node(case, None if folder is None else Path(folder), address, asked["numbers"]))
     _say({})
 
@@ -313,106 +313,6 @@ def _do_nothing() -> None:
         **catalogue.MODELS,
         "nothing": catalogue.ModelEntry(lambda dataset, *_: Nothing(dataset.features)),
     }
-
-
-# The bare echo.
-
-_ECHO = "/echo.Echo/Converse"
-
-
-def _aggregate_bare(case: Case, certificates: Path | None, opened: Callable[[int], None]) -> dict[str, list[float]]:
-    return {"bare": asyncio.run(_echo_rounds(case, certificates, opened))}
-
-
-async def _echo_rounds(case: Case, certificates: Path | None, opened: Callable[[int], None]) -> list[float]:
-    import grpc
-
-    from fedbudget.engines.grpc.credentials import aggregator_credentials
-    from fedbudget.engines.grpc.stream import LONGEST
-
-    broadcast, report = _messages(case)
-    everyone, over = asyncio.Event(), asyncio.Event()
-    contexts: list[Any] = []
-
-    async def converse(_: Any, context: Any) -> None:
-        contexts.append(context)
-        if len(contexts) == case.nodes:
-            everyone.set()
-        await over.wait()
-
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", LONGEST), ("grpc.so_reuseport", 0)])
-    handler = grpc.stream_stream_rpc_method_handler(converse)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo.Echo", {"Converse": handler}),))
-    if certificates is None:
-        port = server.add_insecure_port("127.0.0.1:0")
-    else:
-        credentials = aggregator_credentials(certificates / "aggregator.pem", certificates / "aggregator.key", None)
-        port = server.add_secure_port("127.0.0.1:0", credentials)
-    await server.start()
-    opened(port)
-    await everyone.wait()
-
-    async def trip(context: Any) -> None:
-        for message in broadcast:
-            await context.write(message)
-        for _ in report:
-            await context.read()
-
-    ended = [time.perf_counter()]
-    for _ in range(case.rounds):
-        await asyncio.gather(*(trip(context) for context in contexts))
-        ended.append(time.perf_counter())
-    over.set()
-    await server.stop(0.2)
-    return [after - before for before, after in pairwise(ended)]
-
-
-async def _attend_bare(case: Case, certificates: Path | None, address: str, numbers: Sequence[int]) -> None:
-    import grpc
-
-    from fedbudget.engines.grpc.credentials import node_credentials
-    from fedbudget.engines.grpc.stream import LONGEST
-
-    broadcast, report = _messages(case)
-    options = [("grpc.max_receive_message_length", LONGEST), ("grpc.use_local_subchannel_pool", 1)]
-    credentials = node_credentials(None if certificates is None else certificates / "ca.pem", None, None)
-
-    async def answer() -> None:
-        if credentials is None:
-            channel = grpc.aio.insecure_channel(address, options=options)
-        else:
-            channel = grpc.aio.secure_channel(address, credentials, options=options)
-        async with channel:
-            call = channel.stream_stream(_ECHO)()
-            while True:
-                for _ in broadcast:
-                    if await call.read() is grpc.aio.EOF:
-                        return
-                for message in report:
-                    await call.write(message)
-
-    await asyncio.gather(*(answer() for _ in numbers))
-
-
-def _messages(case: Case) -> tuple[list[bytes], list[bytes]]:
-    """A broadcast and a report as they are in such a run, packed."""
-    import numpy as np
-
-    from fedbudget.engines.grpc.from_aggregator import pack_broadcast
-    from fedbudget.engines.grpc.from_node import pack_report
-    from fedbudget.protocol.messages import Broadcast, Drift, Report, Request
-    from fedbudget.resources.usage import NodeCosts, Reading
-
-    w = np.random.default_rng(0).normal(size=case.parameters).astype(np.float32)
-    frugal, one = case.method == "frugal", np.full(1, 0.5)
-    request, drift = Request(estimate=frugal, drift=frugal), Drift(True, 1.0) if frugal else None
-    broadcast = Broadcast(9, w, 1, 0.01, request, best=True, stop=False, drift=drift)
-    more = {"rho": one, "beta": one, "plain": one, "corrected": one} if frugal else {}
-    report = Report(9, np.arange(1), np.full(1, 4), one, one, w[None], **more)
-    costs = NodeCosts({"time": Reading(1e-4, 1e-3)})
-    return pack_broadcast(broadcast, base_round=8, catch_up=False, difference=None), pack_report(
-        report, costs, w.tobytes()
-    )
 
 
 def main(role: str) -> None:
