@@ -91,6 +91,7 @@ def test_nothing_to_compare_is_refused() -> None:
             compare(Settings(), cases=cases, taus=taus, seeds=seeds)
 
 
+@pytest.mark.slow
 def test_with_one_phi_adaptive_tau_is_as_good_as_the_best_fixed_tau_in_every_case() -> None:
     """A regret of at most 0.05, with φ = 0.025 in all cases; the best fixed τ itself is another one in each."""
     found = compare(

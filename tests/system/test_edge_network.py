@@ -88,6 +88,7 @@ def present(rounds: Sequence[RoundRecord]) -> set[int]:
     return {record.nodes for record in rounds}
 
 
+@pytest.mark.slow
 def test_tau_grows_within_a_run_when_the_network_becomes_slow(tmp_path: Path) -> None:
     with site(tmp_path, nodes=3, delay=SHORT) as edge:
         training = edge.run("run", "--method", "paper", "--budget", "time=8s")

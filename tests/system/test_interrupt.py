@@ -45,7 +45,7 @@ def loss_on_digits(w: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float:
     return float(0.05 * w @ w + 0.5 * np.mean(np.maximum(0, 1 - y * (x @ w)) ** 2))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_the_rounds_so_far_the_best_model_and_a_summary_are_on_disk(tmp_path: Path, number: signal.Signals) -> None:
     with long_run(tmp_path, "--json", "--tau", "adaptive" if number == signal.SIGINT else "3") as process:
         process.send_signal(number)

@@ -87,7 +87,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (folder / "results.parquet").read_bytes()
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_interrupted_and_started_again_it_gives_the_same_bytes_and_repeats_no_run(
     place: Path, whole: bytes, jobs: str
 ) -> None:

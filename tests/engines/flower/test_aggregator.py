@@ -28,7 +28,10 @@ class TestTheSameBits:
             {"method": "frugal", "batch_size": "full"},
             {"method": "paper", "tau": "adaptive", "budget": "time=3s", "rounds": 12},
             {"method": "frugal", "tau": "adaptive", "budget": "time=3s", "rounds": 12},
-            {"method": "paper", "model": "softmax", "drift_correction": True, "delta": "parameters"},
+            pytest.param(
+                {"method": "paper", "model": "softmax", "drift_correction": True, "delta": "parameters"},
+                marks=pytest.mark.slow,
+            ),
         ],
         ids=str,
     )
