@@ -38,7 +38,7 @@ TASKS = {
 }
 RESOURCES = (("time",), ("time", "energy"), ("time", "bytes"), ("bytes",), ("money",))
 FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
-_CONSOLE = Console()
+_CONSOLE = Console(width=120)
 
 Run = dict[str, Any]
 
@@ -175,7 +175,7 @@ def table(runs: Sequence[Run], title: str) -> Table:
     shown = Table(title=title, title_justify="left", box=None)
     headings = ("runs", "refused", "over", "mean", "largest", "unused", "not judged", "w^f instead")
     for heading in ("", *headings):
-        shown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+        shown.add_column(heading, justify="right" if heading else "left")
     for name, part in _parts(runs):
         shown.add_row(name, *_figures(part))
     return shown
