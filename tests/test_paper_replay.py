@@ -127,6 +127,18 @@ def test_fixed(tau: Tau) -> None:
     assert all(record.rho is None for record in result.rounds)
 
 
+def test_short_budgets() -> None:
+    """A few rounds only, so that the stop rule is most of what is decided."""
+    rounds = set()
+    for seed, seconds in product(range(3), (0.7, 1.1, 1.6, 2.5)):
+        for tau in ("adaptive", 1):
+            result, _ = require_same(
+                case=2, budget=(f"time={seconds}s",), seed=seed, tau=tau, train_samples=200, batch=9
+            )
+            rounds.add(len(result.rounds))
+    assert {3, 4, 5} < rounds
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "case", "batch"), list(product(("svm", "linear"), CASES, BATCHES)))
 def test_many(model: Literal["svm", "linear"], case: int, batch: BatchSize) -> None:
