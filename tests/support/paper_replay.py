@@ -158,9 +158,7 @@ class Node:
         return NodeReport(self.w_i, loss, best_loss, rho, beta, gradient)  # A3.15, A3.17
 
     def final(self, w: Vector, best: Vector) -> tuple[float, float]:
-        """A3.19 and A3.20: F_i(w(t)), and F_i(w^f) on the same mini-batch, which is the first after an aggregation."""
-        if not self.estimates:
-            self.new_mini_batch()
+        """A3.19 and A3.20: F_i(w(t)), and F_i(w^f); the mini-batch changes with iterations, and this is none."""
         return self.loss(w), self.loss(best)
 
 
