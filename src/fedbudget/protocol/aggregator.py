@@ -300,7 +300,8 @@ class Aggregator:
 
     def _finish(self, state: _State, *, best: bool) -> _State:
         """No more rounds: the loss of w(T), if there is room for it; otherwise w^f is what is known to be good."""
-        if self.method.spending.can_judge(state.ledger):
+        room = self.method.spending.final_room(state.ledger)
+        if room is None or state.ledger.fits(room):
             return steps.final_round(state, best=best)
         judged = state.round > 1  # any w but w(0)
         return state.updated(phase=Phase.DONE, best=state.best if judged else state.w)
