@@ -9,7 +9,7 @@ second time. So room is kept for what may happen:
   with their mean cost and 2.16 times their deviation, more while few rounds have shown what that is (Student's t), and
   no less than the most that a single round went over of late: slow moments of machines and networks are not Gaussian.
 - τ is shortened to what fits. When nothing would fit after a round, it is the last, and what is left over would be
-  lost: then τ is as long as fits, unless the user has fixed it.
+  lost: then τ is as long as fits, up to τ_max, unless the user has fixed it.
 - The final loss has had its room from the start. If the last round took so much of it that the final loss would more
   likely than one time in six end over the budget, it is left out, and the run ends with w^f, whose loss is known. Only
   if no w but w(0) was ever judged is it w(T).
@@ -19,7 +19,7 @@ of the round before, and the final loss is evaluated whatever that takes. It goe
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -80,9 +80,15 @@ class SpendingRule(Protocol):
 
 @dataclass(frozen=True)
 class CarefulSpending:
-    """Keeps the budget, see above."""
+    """Keeps the budget, see above.
 
-    costs_behind, overtime = 0, 0.0
+    Args:
+      tau_max: the most updates of a last round that takes the rest.
+    """
+
+    costs_behind: ClassVar[int] = 0
+    overtime: ClassVar[float] = 0.0
+    tau_max: int = 100
 
     def estimates(self, ledger: Ledger) -> Costs:
         return ledger.statistics.mean
@@ -104,7 +110,7 @@ class CarefulSpending:
             return Plan(Decision(tau, Reason.BUDGET), stopped_by=ledger.nearest_limit(self.room(ledger, tau)))
         after = ledger.charge_besides(_mean(ledger.statistics.mean, (tau,)))
         if decision.reason != Reason.FIXED and not self._fits(after, 1):
-            longer = self._most(ledger, tau + self._exchange(ledger))
+            longer = self._most(ledger, max(tau, self.tau_max) + 1)
             if longer > tau:
                 decision = Decision(longer, Reason.REST)
         return Plan(decision)
@@ -115,13 +121,6 @@ class CarefulSpending:
 
     def _fits(self, ledger: Ledger, tau: int) -> bool:
         return ledger.fits(self.room(ledger, tau))
-
-    def _exchange(self, ledger: Ledger) -> int:
-        """How many updates cost as much as two exchanges, of the resource that has fewest; more cannot be left over."""
-        mean = ledger.statistics.mean
-        with np.errstate(divide="ignore", invalid="ignore"):
-            updates = np.where(mean.step > 0, 2 * mean.aggregation / mean.step, np.inf).min()
-        return 2 + int(min(updates, 1e6)) if np.isfinite(updates) else 1
 
     def _most(self, ledger: Ledger, below: int) -> int:
         """The largest τ below this that fits; τ = 1 does."""
@@ -136,7 +135,8 @@ class CarefulSpending:
 class PaperSpending:
     """Algorithm 2 to the letter, see above."""
 
-    costs_behind, overtime = 1, 0.03
+    costs_behind: ClassVar[int] = 1
+    overtime: ClassVar[float] = 0.03
 
     def estimates(self, ledger: Ledger) -> Costs:
         return ledger.costs

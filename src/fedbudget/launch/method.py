@@ -35,7 +35,7 @@ def build_method(settings: Settings, overrides: Overrides = NOTHING) -> Method:
         overrides.combine or WeightedMean(),
         correct_drift=correct_drift,
         delta=delta,
-        spending=PaperSpending() if settings.method == "paper" else CarefulSpending(),
+        spending=PaperSpending() if settings.method == "paper" else CarefulSpending(settings.tau_max),
     )
 
 
