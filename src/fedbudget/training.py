@@ -280,10 +280,9 @@ class _Recorder:
         )
         if resumed is None:
             self.save()
-        if not self._held:
-            return
-        self._checkpoints.flush()  # there is something to go on from before the first node begins
-        self._statuses = NodeStatusWriter(writer.path, prepared.engine.node_statuses)
+            self._checkpoints.flush()  # there is something to go on from before the first node begins
+        if self._held:
+            self._statuses = NodeStatusWriter(writer.path, prepared.engine.node_statuses)
 
     def observe(self, round_: Round, broadcast: Broadcast) -> None:
         prepared, accuracy, share = self._prepared, None, round_.ledger.share

@@ -215,7 +215,7 @@ def test_a_run_that_was_told_to_stop_goes_on_with_what_was_spent_and_in_no_other
 
         assert "seed is 0 there, and cannot be 7 now" in refused(run, "--seed", "7")
         assert "budget bytes: a run that goes on keeps its resources, time" in refused(run, "--budget", "bytes=2MB")
-        assert "budget time=1ms is below what was spent" in refused(run, "--budget", "time=1ms")
+        assert "budget time=0.001s is below what was spent" in refused(run, "--budget", "time=1ms")
         assert "model is softmax there, and cannot be linear now" in refused(run, "--model", "linear")
         assert "leave out --out, --config and --task" in refused(run, "--out", str(tmp_path / "elsewhere"))
         assert records(run) == before
