@@ -25,7 +25,7 @@ DATA: dict[str, Any] = {"model": "softmax", "shards": made(4), "test": made(5)[4
 TRIAL = Settings(nodes=5, partition="case:4", seed=3)
 METHODS: dict[str, dict[str, Any]] = {
     "frugal": {"tau_max": 8},
-    "paper": {"method": "paper"},
+    "paper": {"method": "paper", "tau_max": 8},
     "mini-batches": {"batch_size": 8, "tau_max": 8, "budget": ["time=3s", "bytes=1MB"]},
     "absences": {"participation": 0.5, "tau_max": 8},
     "own rule": {"update": ServerMomentum(0.5), "batch_size": 8},

@@ -14,6 +14,7 @@ import pytest
 
 from fedbudget import train
 from fedbudget.cli.main import main
+from fedbudget.launch import simulate
 from fedbudget.runs.folder import Run
 from fedbudget.training import Result
 from support.processes import Command, Commands, but_wall, commands, made, records, summary
@@ -232,6 +233,28 @@ def test_a_run_that_was_told_to_stop_goes_on_with_what_was_spent_and_in_no_other
     assert spent == sorted(spent)
     assert spent[len(before)] >= first["spent"]["time"]
     assert summary(run)["spent"]["time"] >= spent[-1]
+
+
+def test_a_finished_run_goes_on_with_more_budget_and_nodes_that_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes have gone home; they begin anew, as those do in one process whose memory was too much to be saved."""
+    run, more, options = tmp_path / "run", ["--budget", "time=+2s"], [*OPTIONS, "--method", "paper"]
+    with commands(tmp_path) as start:
+        aggregator = start.serve("--nodes", "2", "--out", "run", *options)
+        nodes = start.nodes(aggregator.port, 2)
+        assert (aggregator.end(), *(node.end() for node in nodes)) == (0, 0, 0)
+        aggregator = start.serve("--resume", "run", *more)
+        nodes = start.nodes(aggregator.port, 2)
+        assert (aggregator.end(), *(node.end() for node in nodes)) == (0, 0, 0)
+    monkeypatch.setattr(simulate, "MOST_MEMORY", 0.0)
+    undisturbed(method="paper", out=tmp_path / "alone")
+    whole = train(model="softmax", shards=made(2), resume=tmp_path / "alone", budget="time=+2s")
+    found = Run.open(run)
+    assert found.settings.budget == ("time=5s",)
+    assert summary(run)["budget"] == {"time": 5.0}
+    assert but_wall(found.rounds) == but_wall(whole.rounds)
+    assert found.model().w.tobytes() == whole.w.tobytes()
 
 
 def refused(run: Path, *options: str) -> str:
