@@ -13,7 +13,7 @@ import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from fedbudget.meters.meters import Meters
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.state import AggregatorState
 from fedbudget.resources import TIME, round_usage
 from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.usage import RoundUsage
@@ -86,6 +87,7 @@ class RemoteEngine(Engine):
       trial: what a round of one update took at the slowest node, before the first.
     """
 
+    checkpoint_interval: ClassVar[float] = 0.0
     aggregator: Aggregator
     nodes: RemoteNodes
     meters: Meters
@@ -107,9 +109,12 @@ class RemoteEngine(Engine):
     def traffic(self) -> Mapping[str, int]:
         return vars(self.nodes.counters).copy()
 
-    def state(self) -> Mapping[str, Any] | None:
+    def state(self) -> tuple[AggregatorState[Any, Any], Mapping[str, Any]] | None:
         nodes = self.nodes.state()
-        return None if nodes is None else {**nodes, "meters": self.meters.state(), "counters": self.traffic()}
+        if nodes is None:
+            return None
+        own = {"engine": "network", "meters": self.meters.state(), "counters": self.traffic()}
+        return self.aggregator.state, {**nodes, **own}
 
     def _run_rounds(self, observe: Observer, interrupted: Condition, save: Save) -> Outcome:
         aggregator, nodes, meters, counters = self.aggregator, self.nodes, self.meters, self.nodes.counters
