@@ -22,13 +22,15 @@ BELOW: dict[str, set[str]] = {
     "models": {"data"},
     "meters": {"budget", "resources"},
     "protocol": {"control", "step_size", "budget", "theory", "models", "data"},
-    "settings": {"budget", "data", "tasks"},
+    "targets": set(),
+    "settings": {"budget", "data", "tasks", "targets"},
     "engines": {"protocol", *CORE},
     "runs": {"settings", *CORE},
     "tasks": set(),
     "trackers": {"runs", "settings", *CORE},
     "launch": {"engines", "runs", "settings", *CORE},
-    "training": {"launch", "trackers", "tasks", "engines", "runs", "settings", *CORE},
+    "judge": {"launch", "runs", "settings", "targets", *CORE},
+    "training": {"judge", "launch", "trackers", "tasks", "engines", "runs", "settings", *CORE},
 }
 """What a room may import besides itself and what is at the bottom; the rooms that are not here may import all."""
 

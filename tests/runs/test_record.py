@@ -41,6 +41,7 @@ records = st.builds(
     plain_delta=st.none() | finite,
     corrected_delta=st.none() | finite,
     missed=st.lists(st.integers(0)).map(tuple),
+    test_loss=st.none() | finite,
 )
 
 LEDGER = Ledger(
@@ -88,7 +89,7 @@ def test_a_loss_that_is_no_number_is_null_on_disk_and_nan_in_memory(loss: float)
 
 
 def test_a_record_names_resources_and_spells_reasons_out() -> None:
-    record = RoundRecord.of(ROUND, accuracy=0.9, wall=1.25)
+    record = RoundRecord.of(ROUND, accuracy=0.9, wall=1.25, test_loss=0.3)
     assert json.loads(record.to_json()) == {
         "round": 12,
         "t": 70,
@@ -112,6 +113,7 @@ def test_a_record_names_resources_and_spells_reasons_out() -> None:
         "plain_delta": 7.0,
         "corrected_delta": 6.0,
         "missed": [1, 4],
+        "test_loss": 0.3,
     }
 
 
