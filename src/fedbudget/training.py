@@ -34,14 +34,13 @@ from fedbudget.runs.folder import PLOT, Run, RunWriter, SavedModel
 from fedbudget.runs.kept import KEPT
 from fedbudget.runs.nodes import NodeStatusWriter
 from fedbudget.runs.overfitting import Overfitting, overfitting
+from fedbudget.runs.overview import RUNS
 from fedbudget.runs.record import RoundRecord, average_tau, update_weighted_tau
 from fedbudget.settings import EngineName, Settings, SettingsOptions
 from fedbudget.step_size import StepSize
 from fedbudget.trackers import make_trackers
 from fedbudget.trackers.background import tracking
 from fedbudget.trackers.tracker import RunInfo, Tracker
-
-RUNS = Path("runs")
 
 
 @dataclass(frozen=True)
