@@ -86,7 +86,15 @@ class TestTargets:
             return sum(each.accuracy is not None for each in execute(prepared(tau=1, **more)).rounds)
 
         assert 7 <= looks(evaluations=8) <= 10
-        assert 26 <= looks(evaluations=8, until=("accuracy=1",)) <= 34
+        assert 26 <= looks(evaluations=8, until=("accuracy=1",)) <= 40
+
+    def test_a_large_budget_does_not_delay_it(self) -> None:
+        """A two hundredth of the budget is hundreds of rounds; what is spent is hardly more than with a small one."""
+        small, large = (
+            execute(prepared(until=("accuracy=0.85",), tau=1, budget=(f"time={limit}",))) for limit in ("20s", "10000s")
+        )
+        assert (small.stopped_by, large.stopped_by) == ("target", "target")
+        assert large.spent["time"] < 1.2 * small.spent["time"]
 
     def test_models_own_metric(self) -> None:
         torch = pytest.importorskip("torch")
