@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import fedbudget
 from fedbudget import data
 from fedbudget.errors import UserError
+from fedbudget.judge import Judge
 from fedbudget.launch.prepared import Overrides, PreparedRun
 from fedbudget.launch.simulate import SimulatedRun, simulate
 from fedbudget.models import loss_over
@@ -162,3 +163,13 @@ class TestKeeping:
     def test_a_target_comes_first(self) -> None:
         result = execute(prepared(keep="best-on-test", until=("loss=0.3",)))
         assert (result.stopped_by, result.kept_round) == ("target", result.rounds[-1].round)
+
+    def test_a_run_that_goes_on_is_judged_as_if_it_had_never_stopped(self, tmp_path: Path) -> None:
+        run = prepared(SMALL, keep="best-on-test", batch_size=5)
+        result = execute(run, out=tmp_path / "run", plot=False)
+        judge = Judge(run)
+        judge.resume(result.rounds, tmp_path / "run")
+        assert judge.kept is not None
+        assert judge.kept.w.tobytes() == result.w.tobytes()
+        assert not judge.due(result.rounds[-1].spent["time"] / 6)
+        assert judge.due(1.1 * result.rounds[-1].spent["time"] / 6)

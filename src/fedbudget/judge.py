@@ -96,10 +96,14 @@ class Judge:
             self._next_look = self._after(share)
         self.best = KeptModel.load(folder) if self._keeps_best else None
 
+    def due(self, share: float) -> bool:
+        """Whether it is time to look at test samples, when this share of the budget is spent."""
+        return share >= self._next_look
+
     def look(self, round_: Round, broadcast: Broadcast) -> HeldOutFigures:
         """The figures of the w that the round began with, if it is time for them."""
         share = round_.ledger.share
-        if self._prepared.test is None or (share < self._next_look and broadcast.tau > 0):
+        if self._prepared.test is None or not (self.due(share) or broadcast.tau == 0):
             return HeldOutFigures()
         self._next_look = self._after(share)
         return self._first if round_.round == 1 else self._figures(broadcast.w)
