@@ -11,24 +11,27 @@ import fedbudget
 ROOT = Path(fedbudget.__file__).parent
 
 BOTTOM = {"errors", "arrays", "atomic_file", "randomness", "node_status", "option"}
-CORE = {"theory", "resources", "budget", "control", "step_size", "protocol", "models", "data", "meters"}
+CORE = {"theory", "resources", "budget", "control", "spending", "step_size", "protocol", "models", "data", "meters"}
 BELOW: dict[str, set[str]] = {
     "theory": set(),
     "resources": set(),
     "budget": {"resources"},
     "control": {"theory"},
+    "spending": {"budget", "control"},
     "step_size": set(),
     "data": set(),
     "models": {"data"},
     "meters": {"budget", "resources"},
-    "protocol": {"control", "step_size", "budget", "theory", "models", "data"},
-    "settings": {"budget", "data", "tasks"},
+    "protocol": {"control", "spending", "step_size", "budget", "theory", "models", "data"},
+    "targets": set(),
+    "settings": {"budget", "data", "tasks", "targets"},
     "engines": {"protocol", *CORE},
     "runs": {"settings", *CORE},
     "tasks": set(),
     "trackers": {"runs", "settings", *CORE},
     "launch": {"engines", "runs", "settings", *CORE},
-    "training": {"launch", "trackers", "tasks", "engines", "runs", "settings", *CORE},
+    "judge": {"launch", "runs", "settings", "targets", *CORE},
+    "training": {"judge", "launch", "trackers", "tasks", "engines", "runs", "settings", *CORE},
 }
 """What a room may import besides itself and what is at the bottom; the rooms that are not here may import all."""
 

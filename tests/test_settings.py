@@ -60,6 +60,8 @@ def test_a_file_has_the_names_of_the_options_and_all_of_them(tmp_path: Path) -> 
         partition="case:1",
         batch_size=100,
         rounds=9,
+        until=("loss=0.3",),
+        patience=20,
         target="y",
         data_dir="/data",
         train_samples=1000,
@@ -178,8 +180,8 @@ def test_known_names_are_those_of_the_catalogues() -> None:
 
 class TestFromPython:
     def test_arguments_agree_with_the_fields(self) -> None:
-        """`train` has model, dataset, budget and step size of types of its own, all else with the fields'."""
-        wider = ("model", "dataset", "budget", "step_size")
+        """`train` has model, dataset, budget, until and step size of types of its own, all else with the fields'."""
+        wider = ("model", "dataset", "budget", "until", "step_size")
         fields_of = {name: declared.type for name, declared in declarations(Settings).items() if name not in wider}
         assert get_type_hints(SettingsOptions, include_extras=True) == fields_of
 

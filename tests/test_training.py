@@ -294,11 +294,11 @@ class TestMistakes:
             fedbudget.train(**options)
 
     def test_a_budget_too_small_for_one_round_says_what_one_round_costs(self, tmp_path: Path) -> None:
-        """c + b of the paper's SGD figures is 0.1446 s, and the final loss takes as much again."""
-        with pytest.raises(fedbudget.UserError, match=r"one round costs about 0\.1446s, .* at least time=0\.2893s"):
+        """c + b of the paper's SGD figures is 0.1446 s, the final loss takes as much again, and both may take more."""
+        with pytest.raises(fedbudget.UserError, match=r"one round costs about 0\.1446s, .* at least time=0\.4844s"):
             fedbudget.train(dataset=DIGITS, budget="time=0.28s", out=tmp_path / "run")
         assert not (tmp_path / "run").exists()
-        assert len(fedbudget.train(dataset=DIGITS, budget="time=0.29s").rounds) >= 1
+        assert len(fedbudget.train(dataset=DIGITS, budget="time=0.4844s").rounds) >= 1
 
     def test_a_gradient_of_the_wrong_shape_is_the_users_mistake(self) -> None:
         model = fedbudget.FunctionModel(lambda w, x, y: (0.0, np.zeros(2)), initial=np.zeros(3), target="none")

@@ -22,6 +22,7 @@ from fedbudget.option import Count, NotNegative, Positive, declarations, in_word
 
 if TYPE_CHECKING:
     from fedbudget.budget import Budget
+    from fedbudget.targets import MetricTarget
 
 MODELS = ("svm", "linear", "kmeans", "softmax", "mlp", "cnn")
 DATASETS = ("digits", "mnist", "fashion-mnist", "cifar-10", "energy", "user-knowledge")
@@ -32,6 +33,7 @@ Delta = Literal["gradient", "parameters"]
 CostSource = Literal["simulated", "measured"]
 Compression = Literal["none", "16-bit", "8-bit"]
 EngineName = Literal["in-process", "ray", "network"]
+Keep = Literal["best-loss", "best-on-test"]
 Tau = Count | Literal["adaptive"]
 BatchSize = Count | Literal["full"]
 Eta = Positive | Literal["auto"]
@@ -146,7 +148,35 @@ class Settings:
     tau_max: Count = option(100, "The largest τ.", "method")
     seed: Seed = option(0, "Of everything random.", "method", (*_ONE_RUN, "join"))
     rounds: Count | None = option(None, "The most rounds to make, besides the budget.", "budget", _ONE_RUN)
-    evaluations: Count = option(50, "At how many points of a run, at most, accuracy is looked at.", "output", _ONE_RUN)
+    until: tuple[str, ...] | None = option(
+        None,
+        "End before the budget is spent, when a metric is there: accuracy=0.95 (or more, on test samples), loss=0.3 "
+        "(or less, on training samples), or a model's own on test samples; may be repeated: any one ends the run.",
+        "budget",
+        _ONE_RUN,
+    )
+    patience: Count | None = option(
+        None,
+        "End when so many rounds were on average not 1 % better than as many before them: in accuracy where --until "
+        "has it, else in loss. Because of noise, take 20 or more.",
+        "budget",
+        _ONE_RUN,
+        shown="the budget is spent",
+    )
+    keep: Keep = option(
+        "best-loss",
+        "Which parameters are the result: best-loss (on training samples), or best-on-test, of those that were looked "
+        "at; then the accuracy that is told is somewhat too good, because it was chosen by.",
+        "output",
+        _ONE_RUN,
+    )
+    evaluations: Count = option(
+        50,
+        "At how many points of a run, at most, test samples are looked at; four times as many with --until or --keep "
+        "best-on-test.",
+        "output",
+        _ONE_RUN,
+    )
     clusters: Count = option(4, "Clusters of kmeans.", "model")
     device: str = option(
         "auto", "Where PyTorch computes: auto, cpu, cuda.", "model", _DATA, values=("auto", "cpu", "cuda")
@@ -172,6 +202,7 @@ class Settings:
             if (value := getattr(self, name)) is not declared.default:
                 object.__setattr__(self, name, declared.converted(value))
         self.limits()
+        self.targets()
         if self.partition is not None:
             from fedbudget.data.partition import Partition
 
@@ -186,6 +217,11 @@ class Settings:
         from fedbudget.budget import Budget
 
         return Budget.parse(self.budget)
+
+    def targets(self) -> "tuple[MetricTarget, ...]":
+        from fedbudget.targets import MetricTarget
+
+        return tuple(map(MetricTarget.parse, self.until or ()))
 
     @classmethod
     def combined(
@@ -225,6 +261,7 @@ class Settings:
         model: str | None = None,
         dataset: str | None = None,
         budget: str | Sequence[str] | None = None,
+        until: str | Sequence[str] | None = None,
         step_size: float | str | None = None,
         **options: Unpack["SettingsOptions"],
     ) -> "Settings":
@@ -232,7 +269,7 @@ class Settings:
         for name in options:
             if name not in declarations(Settings):
                 raise unknown("argument", name, [*declarations(Settings), "task", "case"])
-        more = {"model": model, "dataset": dataset, "budget": budget, "step_size": step_size}
+        more = {"model": model, "dataset": dataset, "budget": budget, "until": until, "step_size": step_size}
         given = {name: value for name, value in more.items() if value is not None}
         return cls.combined({**options, **given}, task=task, config=config, case=case)
 
@@ -246,7 +283,7 @@ class Settings:
 
 
 class SettingsOptions(TypedDict, total=False):
-    """The fields of `Settings` as arguments; model, dataset, budget and step size take more in Python."""
+    """The fields of `Settings` as arguments; model, dataset, budget, until and step size take more in Python."""
 
     data_dir: str | None
     target: str | None
@@ -269,6 +306,8 @@ class SettingsOptions(TypedDict, total=False):
     tau_max: Count
     seed: Seed
     rounds: Count | None
+    patience: Count | None
+    keep: Keep
     evaluations: Count
     clusters: Count
     device: str

@@ -54,13 +54,6 @@ class Plan:
 class SpendingRule(Protocol):
     """Decides how a budget is spent."""
 
-    @property
-    def costs_behind(self) -> int:
-        """By how many rounds the costs that τ is chosen with are older than the estimates."""
-
-    def estimates(self, ledger: Ledger) -> Costs:
-        """ĉ and b̂ as they are recorded."""
-
     def costs(self, ledger: Ledger) -> Costs:
         """What the controller chooses τ with."""
 
@@ -86,12 +79,8 @@ class CarefulSpending:
       tau_max: the most updates of a last round that takes the rest.
     """
 
-    costs_behind: ClassVar[int] = 0
     overtime: ClassVar[float] = 0.0
     tau_max: int = 100
-
-    def estimates(self, ledger: Ledger) -> Costs:
-        return ledger.statistics.mean
 
     def costs(self, ledger: Ledger) -> Costs:
         return ledger.statistics.mean
@@ -135,11 +124,7 @@ class CarefulSpending:
 class PaperSpending:
     """Algorithm 2 to the letter, see above."""
 
-    costs_behind: ClassVar[int] = 1
     overtime: ClassVar[float] = 0.03
-
-    def estimates(self, ledger: Ledger) -> Costs:
-        return ledger.costs
 
     def costs(self, ledger: Ledger) -> Costs:
         return ledger.previous

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Unpack
@@ -20,6 +20,7 @@ from fedbudget.data.files import Shard, from_arrays
 from fedbudget.engines.interrupt import interruptible
 from fedbudget.engines.remote.task import rounds_ahead
 from fedbudget.errors import UserError
+from fedbudget.judge import Judge
 from fedbudget.launch.launch import launch
 from fedbudget.launch.prepared import Callback, Overrides, PreparedRun
 from fedbudget.launch.resume import load_resumed
@@ -31,15 +32,16 @@ from fedbudget.protocol.update import UpdateRule
 from fedbudget.runs import nodes
 from fedbudget.runs.checkpoint_writer import CheckpointWriter
 from fedbudget.runs.folder import PLOT, Run, RunWriter, SavedModel
+from fedbudget.runs.kept import KEPT
 from fedbudget.runs.nodes import NodeStatusWriter
+from fedbudget.runs.overfitting import Overfitting, overfitting
+from fedbudget.runs.overview import RUNS
 from fedbudget.runs.record import RoundRecord, average_tau, update_weighted_tau
 from fedbudget.settings import EngineName, Settings, SettingsOptions
 from fedbudget.step_size import StepSize
 from fedbudget.trackers import make_trackers
 from fedbudget.trackers.background import tracking
 from fedbudget.trackers.tracker import RunInfo, Tracker
-
-RUNS = Path("runs")
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,14 @@ class Result:
       aggregations, local_updates: K and T; in one place nothing is aggregated.
       spent, budget, overshoot: per resource.
       sources: how each of these is known: measured, estimated, declared or simulated.
-      stopped_by: a resource, `rounds` or `interrupted`.
+      stopped_by: a resource, `rounds`, `target`, `plateau`, `callback` or `interrupted`.
       note: in which way the data were less than the whole dataset, if they were.
       run: the folder, where there is one.
-      w: w^f, [parameters].
+      w: w^f, or the w that was kept in its place, [parameters].
       rounds: a record of each.
+      until: the targets, and whether w has reached each.
+      kept_round: the round that began with the w that was kept; None where w is w^f.
+      overfitting: when the model began to overfit, if it clearly did.
     """
 
     loss: float
@@ -76,6 +81,14 @@ class Result:
     run: Path | None
     w: Float32
     rounds: Sequence[RoundRecord]
+    until: Mapping[str, bool] = field(default_factory=dict)
+    kept_round: int | None = None
+    overfitting: Overfitting | None = None
+
+    @property
+    def left(self) -> dict[str, float]:
+        """What is left of the budget, per resource."""
+        return {name: max(0.0, limit - self.spent[name]) for name, limit in self.budget.items()}
 
     @property
     def update_weighted_tau(self) -> float:
@@ -84,11 +97,14 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """The figures, without the model and the rounds."""
-        left_out = {"w", "rounds", *(name for name in ("metrics", "note") if not getattr(self, name))}
+        optional = ("metrics", "note", "until", "kept_round", "overfitting")
+        left_out = {"w", "rounds", *(name for name in optional if not getattr(self, name))}
         figures = {name: value for name, value in vars(self).items() if name not in left_out}
         figures = {name: dict(value) if isinstance(value, Mapping) else value for name, value in figures.items()}
+        if self.overfitting is not None:
+            figures["overfitting"] = vars(self.overfitting)
         loss, run = self.loss if math.isfinite(self.loss) else None, None if self.run is None else str(self.run)
-        return {**figures, "loss": loss, "run": run}
+        return {**figures, "left": self.left, "loss": loss, "run": run}
 
 
 def train(
@@ -99,6 +115,7 @@ def train(
     shards: Sequence[Shard] | None = None,
     test: Shard | None = None,
     budget: str | Sequence[str] | None = None,
+    until: str | Sequence[str] | None = None,
     case: int | None = None,
     controller: Controller | None = None,
     step_size: float | str | StepSize | None = None,
@@ -122,6 +139,7 @@ def train(
       shards: the nodes' data, (x, y) each, y None where there is nothing to predict.
       test: (x, y) to test on, with shards.
       budget: one limit or several, such as `["time=15s", "bytes=20MB"]`.
+      until: one target or several, such as `"accuracy=0.95"`; the run ends when one is reached.
       case: 1 to 4, short for `partition="case:N"`.
       controller: chooses τ in place of the method's own.
       step_size: η, `auto`, or an object that chooses it.
@@ -161,6 +179,7 @@ def train(
             case=case,
             model=model if isinstance(model, str | None) else model.name,
             dataset=dataset if isinstance(dataset, str) else None if own_data is None else own_data.name,
+            until=until,
             step_size=eta,
             **more,
             **options,
@@ -193,24 +212,28 @@ def execute(
     """
     if trackers and out is None:
         raise UserError("a run that is tracked needs a folder; say which with out")
-    engine = prepared.engine
+    engine, judge = prepared.engine, Judge(prepared)
     with interruptible(engine.wake) as interrupted, ExitStack() as stack:
         writer = None if out is None else stack.enter_context(closing(_writer(prepared, out)))
         earlier = [] if prepared.resumed is None or writer is None else Run.open(writer.path).rounds
+        if prepared.resumed is not None and writer is not None:
+            judge.resume(earlier, writer.path)
         callbacks = [*prepared.callbacks, *callbacks]
         if writer is not None and trackers:
             began = time.time() - (earlier[-1].wall if earlier else 0.0)
             info = RunInfo(writer.path, prepared.title, prepared.settings, began)
             followed = stack.enter_context(tracking(trackers, info, earlier))
             callbacks.insert(0, followed.observe)
-        recorder = stack.enter_context(closing(_Recorder(prepared, writer, callbacks, earlier)))
+        recorder = stack.enter_context(closing(_Recorder(prepared, judge, writer, callbacks, earlier)))
         outcome = engine.run(
-            observe=recorder.observe, interrupted=lambda: interrupted() or recorder.stopping, save=recorder.save
+            observe=recorder.observe,
+            interrupted=lambda: interrupted() or recorder.stopped_by is not None,
+            save=recorder.save,
         )
         recorder.finish()
-        if recorder.stopping and outcome.stopped_by == "interrupted" and not interrupted():
-            outcome = replace(outcome, stopped_by="callback")
-        result = _result(prepared, outcome, recorder.records, out)
+        if recorder.stopped_by is not None and (outcome.stopped_by == "interrupted" or judge.at_target is not None):
+            outcome = replace(outcome, stopped_by="interrupted" if interrupted() else recorder.stopped_by)
+        result = _result(prepared, outcome, judge, recorder.records, out)
         if writer is not None:
             summary = _save(prepared, writer, result)
             if plot:
@@ -252,17 +275,18 @@ class _Recorder:
     def __init__(
         self,
         prepared: PreparedRun,
+        judge: Judge,
         writer: RunWriter | None,
         callbacks: Sequence[Callback],
         earlier: Sequence[RoundRecord],
     ) -> None:
         self.records = list(earlier)
-        self.stopping = False
+        self.stopped_by: str | None = None
         self._prepared = prepared
+        self._judge = judge
         self._writer = writer
         self._callbacks = callbacks
         self._began = time.perf_counter() - (earlier[-1].wall if earlier else 0.0)
-        self._next_evaluation = self._evaluation_after(earlier)
         self._held = prepared.engine.checkpoint_interval == 0
         self._checkpoints: CheckpointWriter | None = None
         self._statuses: NodeStatusWriter | None = None
@@ -285,12 +309,13 @@ class _Recorder:
             self._statuses = NodeStatusWriter(writer.path, prepared.engine.node_statuses)
 
     def observe(self, round_: Round, broadcast: Broadcast) -> None:
-        prepared, accuracy, share = self._prepared, None, round_.ledger.share
-        if prepared.test is not None and (share >= self._next_evaluation or broadcast.tau == 0):
-            accuracy = prepared.model.accuracy(broadcast.w, prepared.test)
-            self._next_evaluation = self._next_share(share)
-        record = RoundRecord.of(round_, accuracy=accuracy, wall=time.perf_counter() - self._began)
+        figures, wall = self._judge.look(round_, broadcast), time.perf_counter() - self._began
+        record = RoundRecord.of(round_, accuracy=figures.accuracy, test_loss=figures.loss, wall=wall)
         self.records.append(record)
+        judge, best = self._judge, self._judge.best
+        stopped_by = judge.verdict(self.records, figures, round_, broadcast.w)
+        if self._writer is not None and judge.best is not None and judge.best is not best:
+            self._writer.replace(KEPT, judge.best.to_bytes())
         if self._held and self._checkpoints is not None:
             self.save(record)
         elif self._writer is not None:
@@ -298,9 +323,11 @@ class _Recorder:
             if self._checkpoints is not None and self._checkpoints.due():
                 self.save()
         for callback in self._callbacks:
-            if callback(record) and not self.stopping:
-                self.stopping = True
-                prepared.engine.wake()
+            if callback(record):
+                stopped_by = stopped_by or "callback"
+        if stopped_by is not None and self.stopped_by is None:
+            self.stopped_by = stopped_by
+            self._prepared.engine.wake()
 
     def save(self, record: RoundRecord | None = None) -> None:
         """Takes where the run has come to, to be on disk before long."""
@@ -308,17 +335,6 @@ class _Recorder:
         if self._checkpoints is not None and state is not None:
             last = record if self._held or not self.records else self.records[-1]
             self._checkpoints.save(*state, last)
-
-    def _next_share(self, share: float) -> float:
-        """Of the budget, at which accuracy is looked at again."""
-        points = self._prepared.settings.evaluations
-        return (int(share * points) + 1) / points
-
-    def _evaluation_after(self, earlier: Sequence[RoundRecord]) -> float:
-        """The same, of a run that goes on."""
-        evaluated = [record.spent for record in earlier if record.accuracy is not None]
-        limits = self._prepared.budget.limits
-        return self._next_share(max(evaluated[-1][name] / limits[name] for name in limits)) if evaluated else 0.0
 
     def finish(self) -> None:
         """Returns when all is on disk."""
@@ -335,16 +351,21 @@ class _Recorder:
             self._checkpoints.close()
 
 
-def _result(prepared: PreparedRun, outcome: Outcome, records: Sequence[RoundRecord], out: Path | None) -> Result:
+def _result(
+    prepared: PreparedRun, outcome: Outcome, judge: Judge, records: Sequence[RoundRecord], out: Path | None
+) -> Result:
     taus = [record.tau for record in records if record.tau > 0]
     budget, ledger, model, test = prepared.budget, outcome.ledger, prepared.model, prepared.test
-    loss = records[-1].best_loss if records else math.nan
+    w, loss = outcome.w, records[-1].best_loss if records else math.nan
+    if judge.kept is not None:
+        w, loss = judge.kept.w, judge.kept.loss
     if prepared.train is not None:
-        loss = loss_over(model, outcome.w, prepared.train)
+        loss = loss_over(model, w, prepared.train)
+    accuracy, metrics = (None, {}) if test is None else (model.accuracy(w, test), model.metrics(w, test))
     return Result(
         loss=loss,
-        accuracy=None if test is None else model.accuracy(outcome.w, test),
-        metrics={} if test is None else model.metrics(outcome.w, test),
+        accuracy=accuracy,
+        metrics=metrics,
         average_tau=average_tau(taus),
         aggregations=0 if prepared.settings.method == "centralized" else len(taus),
         local_updates=sum(taus),
@@ -355,8 +376,11 @@ def _result(prepared: PreparedRun, outcome: Outcome, records: Sequence[RoundReco
         stopped_by=outcome.stopped_by,
         note=prepared.dataset.note,
         run=out,
-        w=outcome.w,
+        w=w,
         rounds=records,
+        until=judge.reached_by(loss, accuracy, metrics),
+        kept_round=None if judge.kept is None else judge.kept.round,
+        overfitting=overfitting(records),
     )
 
 

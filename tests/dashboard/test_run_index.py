@@ -69,7 +69,7 @@ def test_a_run_that_was_read_is_read_on(runs: Path) -> None:
 def test_an_overview_has_the_last_figures(runs: Path) -> None:
     index = RunIndex(runs)
     second, first = index.overviews()
-    assert (first["state"], second["state"]) == ("finished", "running")
+    assert (first["state"], second["state"]) == ("finished", "broken off")
     assert (first["rounds"], first["accuracy"], first["loss"]) == (20, 0.9, pytest.approx(0.24))
     assert [(each["name"], each["text"], each["share"]) for each in first["spent"]] == [
         ("time", "2s", pytest.approx(0.1)),
@@ -87,7 +87,7 @@ def test_a_run_that_cannot_be_read_says_so_and_leaves_the_others(runs: Path) -> 
     by_name = {each["name"]: each for each in RunIndex(runs).overviews()}
     assert by_name["first"]["state"] == "unreadable"
     assert "unknown key 'colour'" in by_name["first"]["title"]
-    assert by_name["second"]["state"] == "running"
+    assert by_name["second"]["state"] == "broken off"
 
 
 def test_a_folder_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from fedbudget.dashboard import series
 from fedbudget.dashboard.run_reader import RunReader, RunSnapshot
 from fedbudget.errors import UserError
 from fedbudget.launch.method import build_method
-from support.made_runs import SETTINGS, make_run, many_rounds, record
+from support.made_runs import SETTINGS, being_made, make_run, many_rounds, record
 
 
 def snapshot_of(path: Path) -> RunSnapshot:
@@ -93,8 +93,9 @@ def test_what_is_not_a_number_is_null(tmp_path: Path) -> None:
 
 def test_gauges_say_what_is_left_and_until_when_at_the_pace_of_the_last_rounds(tmp_path: Path) -> None:
     # In a second on the wall 0.2 s and 10 kB are spent; after 40 rounds 16 s and 1.8 MB are left.
-    look = snapshot_of(make_run(tmp_path / "run", 40, finished=False))
-    time, traffic = series.gauges(look)
+    with being_made(make_run(tmp_path / "run", 40, finished=False)) as path:
+        look = snapshot_of(path)
+        time, traffic = series.gauges(look)
     assert (time["text"], time["left"], time["over"]) == ("4s of 20s", "16s", None)
     assert time["share"] == pytest.approx(0.2)
     assert time["until"] - look.written == pytest.approx(16 / 0.2)
@@ -104,8 +105,9 @@ def test_gauges_say_what_is_left_and_until_when_at_the_pace_of_the_last_rounds(t
 def test_the_pace_is_that_of_late_and_not_of_the_whole_run(tmp_path: Path) -> None:
     slow = [record(number, wall=100.0 * number) for number in range(1, 31)]
     quick = [record(number, wall=3000 + 0.1 * (number - 30)) for number in range(31, 61)]
-    look = snapshot_of(make_run(tmp_path / "run", [*slow, *quick], finished=False))
-    assert series.gauges(look)[0]["until"] - look.written == pytest.approx(14.0)  # 14 s are left, 1 s a second
+    with being_made(make_run(tmp_path / "run", [*slow, *quick], finished=False)) as path:
+        look = snapshot_of(path)
+        assert series.gauges(look)[0]["until"] - look.written == pytest.approx(14.0)  # 14 s are left, 1 s a second
 
 
 def test_a_run_that_is_over_has_no_pace_and_may_have_spent_too_much(tmp_path: Path) -> None:

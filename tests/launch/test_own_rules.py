@@ -36,3 +36,12 @@ def test_a_callback_ends_a_run_over_a_network() -> None:
     result = train(engine="network", callbacks=[lambda record: record.round == 3])
     assert result.stopped_by == "callback"
     assert len(result.rounds) < 9
+
+
+def test_a_target_ends_a_run_over_a_network() -> None:
+    """Of training samples nobody but the nodes knows: the loss that is told is what they have reported."""
+    result = train(engine="network", until="loss=0.45", controller=None, rounds=200)
+    assert (result.stopped_by, result.until) == ("target", {"loss=0.45": True})
+    assert result.loss <= 0.45
+    assert result.kept_round is not None
+    assert 5 <= result.kept_round < 200

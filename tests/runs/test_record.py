@@ -41,6 +41,9 @@ records = st.builds(
     plain_delta=st.none() | finite,
     corrected_delta=st.none() | finite,
     missed=st.lists(st.integers(0)).map(tuple),
+    test_loss=st.none() | finite,
+    expected_c=st.none() | amounts,
+    expected_b=st.none() | amounts,
 )
 
 COSTS = Costs(np.array([0.01, 0.0]), np.array([0.1, 5000.0]))
@@ -56,7 +59,7 @@ ROUND = Round(
     estimates=Estimates(1.0, 2.0, 3.0),
     kept=("beta",),
     ledger=LEDGER,
-    costs=COSTS,
+    expected=Costs(np.array([0.02, 0.0]), np.array([0.2, 5000.0])),
     nodes=5,
     left_out=(3,),
     corrected=True,
@@ -86,7 +89,7 @@ def test_a_loss_that_is_no_number_is_null_on_disk_and_nan_in_memory(loss: float)
 
 
 def test_a_record_names_resources_and_spells_reasons_out() -> None:
-    record = RoundRecord.of(ROUND, accuracy=0.9, wall=1.25)
+    record = RoundRecord.of(ROUND, accuracy=0.9, wall=1.25, test_loss=0.3)
     assert json.loads(record.to_json()) == {
         "round": 12,
         "t": 70,
@@ -110,6 +113,9 @@ def test_a_record_names_resources_and_spells_reasons_out() -> None:
         "plain_delta": 7.0,
         "corrected_delta": 6.0,
         "missed": [1, 4],
+        "test_loss": 0.3,
+        "expected_c": {"time": 0.02, "bytes": 0.0},
+        "expected_b": {"time": 0.2, "bytes": 5000.0},
     }
 
 

@@ -2,12 +2,14 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedbudget.runs.folder import RunWriter
+from fedbudget.runs import lock
+from fedbudget.runs.folder import ROUNDS, RunWriter
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
 
@@ -72,6 +74,14 @@ def make_run(
     else:
         writer.close()
     return path
+
+
+@contextmanager
+def being_made(path: Path) -> Iterator[Path]:
+    """As if a program were at the run."""
+    with (path / ROUNDS).open("rb") as file:
+        lock.hold(file)
+        yield path
 
 
 def many_rounds(path: Path, rounds: int) -> Path:

@@ -197,7 +197,10 @@ def test_what_cannot_be_is_refused_in_a_line(tmp_path: Path) -> None:
             start.run("join", nobody, "--shard", "6/5"): (2, "of 5 shards there are 1 to 5"),
             start.run("join", nobody, "--shard", "second"): (2, "write I/N, such as 2/5"),
             start.run("join", nobody, "--data", "n2.npz"): (2, "n2.npz does not exist"),
-            start.run("join", nobody, "--data", "n1.npz", "--patience", "1"): (1, "could not be reached for 1 seconds"),
+            start.run("join", nobody, "--data", "n1.npz", "--give-up-after", "1"): (
+                1,
+                "could not be reached for 1 seconds",
+            ),
             start.run("join", "10.1.2.3:7700", "--data", "n1.npz"): (2, "without TLS"),
             start.run("serve", "0.0.0.0:0"): (2, "without TLS"),
             start.run("serve", f"127.0.0.1:{aggregator.port}"): (2, "cannot be listened on"),

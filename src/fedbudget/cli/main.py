@@ -19,6 +19,7 @@ from fedbudget.cli import (
     report,
     reproduce,
     run,
+    runs,
     serve,
     show,
     sweep,
@@ -38,6 +39,7 @@ _MAKE_RUNS = (run.run, local.local, serve.serve, join.join, certs.certs, compare
 _LOOK_AT_RUNS = (show.show, explain.explain, evaluate.evaluate, dashboard.dashboard, report.report)
 for command in (*_MAKE_RUNS, reproduce.reproduce, *_LOOK_AT_RUNS, tasks.tasks):
     app.command(cls=GroupedCommand)(command)
+app.add_typer(runs.app, name="runs")
 app.add_typer(data.app, name="data")
 
 

@@ -101,11 +101,20 @@ def print_result(result: Result, *, json: bool = False) -> None:
         updates = f"{result.local_updates} local updates per node, average τ {result.average_tau:.1f}"
         made = f"{result.aggregations} aggregations, {updates}"
     print(f"{made}; {'' if result.stopped_by == 'interrupted' else 'stopped by '}{result.stopped_by}")
+    for target, reached in result.until.items():
+        print(f"target {target} {'reached' if reached else 'not reached'}")
+    if result.overfitting is not None:
+        advice = "" if result.kept_round is not None else "; --keep best-on-test gives the parameters from before"
+        print(f"{result.overfitting}{advice}")
+    if result.kept_round is not None and result.stopped_by != "target":
+        print(f"kept: the parameters that round {result.kept_round} began with, the best on test samples")
     if result.note:
         print(f"data: {result.note}")
     for name, limit in result.budget.items():
         resource, over = RESOURCES[name], result.overshoot[name]
         beyond = f", {resource.format(over)} over" if over else ""
+        if result.stopped_by in ("target", "plateau"):
+            beyond = f", {resource.format(result.left[name])} left"
         spent = f"{resource.format(result.spent[name])} of {resource.format(limit)} spent{beyond}"
         print(f"{name}: {spent} ({result.sources[name]})")
     if result.run is not None:

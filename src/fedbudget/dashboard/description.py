@@ -54,12 +54,19 @@ def _gain(run: Run) -> str:
 
 def _end(run: Run) -> str:
     by = None if run.summary is None else run.summary.get("stopped_by")
-    if by is None:
+    if run.summary is None or by is None:
         return "It has not ended."
     if by == "interrupted":
         return "It was interrupted."
     if by == "rounds":
         return f"It ended after the {len(run.rounds):,} rounds that were asked for."
+    if by == "target":
+        reached = [target for target, is_reached in run.summary.get("until", {}).items() if is_reached]
+        return f"It ended because {_listed(reached or ['its target'])} was reached."
+    if by == "plateau":
+        return "It ended because it no longer improved."
+    if by == "callback":
+        return "It was ended by a callback."
     return f"It ended because the budget for {by} was used up."
 
 

@@ -7,7 +7,6 @@ Rules here:
 """
 
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,9 @@ from typing import Any
 from fedbudget.errors import UserError
 from fedbudget.runs import nodes
 from fedbudget.runs.folder import CONFIG, ROUNDS, Run, read_summary
+from fedbudget.runs.overview import state_of
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
-
-STALE_SECONDS = 30.0
-"""Seconds without a round after which a run may have died; more where rounds take long."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,8 @@ class RunSnapshot:
     def state(self) -> str:
         rounds = self.run.rounds
         seconds_per_round = rounds[-1].wall / len(rounds) if rounds else 0.0
-        return state_of(self.run.summary, self.written, seconds_per_round)
+        status = None if self.run.summary is None else str(self.run.summary.get("status", "finished"))
+        return state_of(self.run.path, status, seconds_per_round)
 
 
 class RunReader:
@@ -88,34 +86,3 @@ class RunReader:
             self._records += [RoundRecord.from_json(line) for line in new[:whole].decode().splitlines()]
             self._offset += whole
         return about.st_mtime
-
-
-def last_record(path: Path) -> RoundRecord | None:
-    """The last whole record of a run, without reading those before it."""
-    with path.open("rb") as file:
-        size, tail = file.seek(0, 2), 1 << 14
-        while True:
-            file.seek(max(0, size - tail))
-            # Only a line with a line's end on both sides is surely whole; or one that the file begins with.
-            lines = (b"\n" if tail >= size else b"") + file.read(min(tail, size))
-            end = lines.rfind(b"\n")
-            begin = lines.rfind(b"\n", 0, max(end, 0))
-            if 0 <= begin < end:
-                return RoundRecord.from_json(lines[begin + 1 : end].decode())
-            if tail >= size:
-                return None
-            tail *= 4
-
-
-def state_of(summary: dict[str, Any] | None, written: float, seconds_per_round: float) -> str:
-    """Whether a run goes on, in a word or two.
-
-    Args:
-      written: when its last record was, in seconds since 1970.
-
-    >>> state_of({"status": "finished"}, 0.0, 1.0), state_of(None, time.time(), 1.0), state_of(None, 0.0, 1.0)
-    ('finished', 'running', 'stopped writing')
-    """
-    if summary is not None:
-        return str(summary.get("status", "finished"))
-    return "running" if time.time() - written < max(STALE_SECONDS, 10 * seconds_per_round) else "stopped writing"

@@ -168,7 +168,7 @@ def as_round(
         estimates=None,
         kept=(),
         ledger=ledger,
-        costs=ledger.costs,
+        expected=None,
         nodes=nodes,
         left_out=(),
     )

@@ -39,7 +39,7 @@ def join(
 
     async def until_the_end() -> None:
         taking_part = run_node(
-            where, worker, name=name, token=token, credentials=credentials, patience=options.patience, heard=report
+            where, worker, name=name, token=token, credentials=credentials, patience=options.give_up_after, heard=report
         )
         node = asyncio.ensure_future(taking_part)
         loop = asyncio.get_running_loop()

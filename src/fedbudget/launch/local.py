@@ -89,7 +89,7 @@ def _start(
     port: int, settings: Settings, shard: str, pace: float | None, energy_meter: str | None
 ) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "fedbudget", "join", f"127.0.0.1:{port}", "--shard", shard]
-    command += [*node_arguments(settings), "--patience", "30", "--quiet"]
+    command += [*node_arguments(settings), "--give-up-after", "30", "--quiet"]
     for option, value in (("--pace", pace), ("--energy-meter", energy_meter)):
         if value is not None:
             command += [option, str(value)]

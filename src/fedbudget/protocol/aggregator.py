@@ -64,8 +64,8 @@ class Round:
       best_loss: F(w^f) on the same samples, w^f as of the end of the round.
       estimates: ρ̂, β̂, δ̂ as they stand after the round.
       kept: the estimates among them that this round could not give, and that are still an earlier round's.
-      ledger: what was spent until its end.
-      costs: ĉ and b̂ as they stand after the round, by the method's spending rule.
+      ledger: what it cost, and what was spent until its end.
+      expected: ĉ and b̂ that the next τ is chosen with; None where no τ is chosen.
       nodes: how many nodes took part.
       left_out: the numbers of those among them whose w_i was not finite.
       missed: the numbers of nodes that were asked to take part and did not answer in time; the engine knows.
@@ -84,7 +84,7 @@ class Round:
     estimates: Estimates | None
     kept: tuple[str, ...]
     ledger: Ledger
-    costs: Costs
+    expected: Costs | None
     nodes: int
     left_out: tuple[int, ...]
     corrected: bool = False
@@ -360,7 +360,7 @@ class Aggregator:
             estimates=state.estimates,
             kept=kept,
             ledger=state.ledger,
-            costs=self.method.spending.estimates(state.ledger),
+            expected=self.method.spending.costs(state.ledger),
             nodes=sums.nodes,
             left_out=sums.left_out,
             corrected=broadcast.drift is not None and broadcast.drift.correct and broadcast.tau > 0,

@@ -59,23 +59,21 @@ class Explanation:
         return sentences.get(self.reason, "the controller gave this reason itself")
 
 
-def explain(run: Run, number: int, controller: Controller, costs_behind: int = 0) -> Explanation:
+def explain(run: Run, number: int, controller: Controller) -> Explanation:
     """Recomputes the choice of one round from the records before it.
 
     Args:
       number: of the round.
       controller: that the run had.
-      costs_behind: by how many rounds the costs were older than the estimates.
     """
     by_number = {record.round: record for record in run.rounds}
     if number not in by_number:
         last = max(by_number, default=0)
         raise UserError(f"{run.path} has no round {number}; it has rounds 1 to {last}")
     record, before = by_number[number], by_number.get(number - 1)
-    costs = by_number.get(number - 1 - costs_behind)
     candidates, curve, estimates = np.empty(0, np.int64), np.empty(0), None
     from_g = record.reason in _FROM_G
-    if from_g and isinstance(controller, AdaptiveTau) and before and costs and before.rho is not None:
+    if from_g and isinstance(controller, AdaptiveTau) and before is not None and before.rho is not None:
         assert before.beta is not None
         assert before.delta is not None
         estimates = Estimates(before.rho, before.beta, before.delta)
@@ -84,8 +82,8 @@ def explain(run: Run, number: int, controller: Controller, costs_behind: int = 0
         inputs = ControlInputs(
             estimates,
             record.eta,
-            np.array([costs.c[name] for name in limits.limits]),
-            np.array([costs.b[name] for name in limits.limits]),
+            np.array([(before.expected_c or before.c)[name] for name in limits.limits]),
+            np.array([(before.expected_b or before.b)[name] for name in limits.limits]),
             limits.array,
         )
         candidates, curve = controller.search_range(previous, estimates), controller.curve(previous, inputs)

@@ -6,12 +6,14 @@
     model.safetensors   w^f, and how features were standardised
     plot.png            the picture of the run
     nodes.json          who takes part, for pages to show (nodes.py)
+    kept.safetensors    the w that is best on test samples so far, where that is to be kept (kept.py)
     events.out.tfevents.*    what TensorBoard reads, where that was asked for (trackers/tensorboard.py)
     checkpoint.safetensors   where the run has come to, to go on from (checkpoint.py)
 
 `RunWriter` writes one, `Run` reads one. A folder appears only when a run really starts, and whole files are written
 beside their place and then moved there, so that nobody ever reads half of one. A record is one line, added to the end;
-half a line there is one that is being written, or was when the program died, and is not read.
+half a line there is one that is being written, or was when the program died, and is not read. Whoever writes holds the
+lock of the records (lock.py).
 
 Over a network a round's record is added only when a checkpoint that holds it is on disk (checkpoint_writer.py), so that
 nobody ever reads of a round, and of what was spent in it, that is taken back. When a run goes on, its model stays until
@@ -33,6 +35,7 @@ from fedbudget import atomic_file
 from fedbudget.arrays import Float32
 from fedbudget.data.dataset import Standardization
 from fedbudget.errors import UserError
+from fedbudget.runs import lock
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
 
@@ -52,6 +55,7 @@ class RunWriter:
                 raise UserError(f"{path} is not empty; a run needs a folder of its own")
             self.replace(CONFIG, config.encode())
             self._rounds = (path / ROUNDS).open("wb", buffering=0)
+            lock.hold(self._rounds)
         except OSError as error:
             raise UserError(f"{path} cannot be written to: {error.strerror}") from None
 
@@ -66,6 +70,8 @@ class RunWriter:
           records: the checkpoint's, as their JSON lines; none when no round was over.
         """
         run, summary = Run.open(path), _read_summary(path)
+        if lock.is_held(path / ROUNDS):
+            raise UserError(f"{path} is being written to: another program is at this run")
         last = [_from_json(path, line) for line in records]
         kept = [*(own for own in run.rounds if last and own.round < last[0].round), *last]
         if [own.round for own in kept] != list(range(1, len(kept) + 1)):
@@ -78,6 +84,7 @@ class RunWriter:
             self.replace(CONFIG, config.encode())
             self.replace(ROUNDS, b"".join(_line(own) for own in kept))
             self._rounds = (path / ROUNDS).open("ab", buffering=0)
+            lock.hold(self._rounds)
         except OSError as error:
             raise UserError(f"{path} cannot be written to: {error.strerror}") from None
         return self
@@ -100,9 +107,9 @@ class RunWriter:
         self._rounds.close()
 
     def finish(self, summary: Mapping[str, Any], model: bytes) -> None:
-        self.close()
         self.replace(MODEL, model)
         self.replace(SUMMARY, _json(summary))
+        self.close()  # now, when the summary says how the run ended, others may know that nobody is at it any more
 
     def replace(self, name: str, content: bytes) -> None:
         """Writes a whole file in one step."""

@@ -4,9 +4,10 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedbudget.protocol.aggregator import Round
+if TYPE_CHECKING:
+    from fedbudget.protocol.aggregator import Round
 
 
 @dataclass(frozen=True)
@@ -15,8 +16,10 @@ class RoundRecord:
 
     Args:
       accuracy: of the w that the round started from, on the test samples; None where it was not evaluated.
-      c, b, spent: per resource, by name.
+      c, b, spent: per resource, by name: what a local update and the rest of the round cost, and all until its end.
+      expected_c, expected_b: what the next τ is chosen with; None where that is what the round cost, or none is chosen.
       plain_delta, corrected_delta: the round's `divergence`.
+      test_loss: as accuracy.
       wall: seconds since the run began, on this machine's clock.
     """
 
@@ -42,14 +45,21 @@ class RoundRecord:
     plain_delta: float | None = None
     corrected_delta: float | None = None
     missed: tuple[int, ...] = ()
+    expected_c: dict[str, float] | None = None
+    expected_b: dict[str, float] | None = None
+    test_loss: float | None = None
 
     @classmethod
-    def of(cls, round_: Round, *, accuracy: float | None, wall: float) -> "RoundRecord":
+    def of(
+        cls, round_: "Round", *, accuracy: float | None, wall: float, test_loss: float | None = None
+    ) -> "RoundRecord":
         """What has the same name in both is the same in both."""
-        ledger, costs, label = round_.ledger, round_.costs, round_.ledger.budget.label
+        ledger, costs, label = round_.ledger, round_.ledger.costs, round_.ledger.budget.label
         values: dict[str, Any] = {each.name: getattr(round_, each.name, None) for each in fields(cls)}
-        values |= {"reason": str(round_.reason), "accuracy": accuracy, "wall": wall}
+        values |= {"reason": str(round_.reason), "accuracy": accuracy, "wall": wall, "test_loss": test_loss}
         values |= {"c": label(costs.step), "b": label(costs.aggregation), "spent": label(ledger.spent)}
+        if (expected := round_.expected) is not None:
+            values |= {"expected_c": label(expected.step), "expected_b": label(expected.aggregation)}
         if (estimates := round_.estimates) is not None:
             values |= {"rho": estimates.rho, "beta": estimates.beta, "delta": estimates.delta}
         if (divergence := round_.divergence) is not None:

@@ -1,0 +1,106 @@
+"""What ends a run before its budget is spent: a metric that has come to its target, or figures that no longer improve.
+
+Rules here:
+- Figures in, a verdict out. Who evaluates w, and on which samples, is in judge.py.
+- Accuracy has to rise to its target, and loss to fall. A model's own metric has to come to it from the side that w(0)
+  is on, so that nobody has to say whether more of it is better.
+- A loss on mini-batches is noisy. Where it is all that is known, because samples are with the nodes, it counts when the
+  mean of the last `EVIDENCE` rounds is below the target by `CERTAINTY` standard errors of that mean, and the last one
+  is below it too. The noise is taken from the differences between neighbours among the last `NOISE` rounds, which a
+  loss that falls hardly inflates; and a loss that falls is below that mean at its end.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from fedbudget.errors import UserError
+
+EVIDENCE, NOISE = 5, 20
+CERTAINTY = 2.5
+WORTH_MENTIONING = 0.01
+"""The share by which a figure must be better to have improved."""
+
+_RISES = {"accuracy": True, "loss": False}
+
+
+@dataclass(frozen=True)
+class MetricTarget:
+    """A value that a metric is to come to.
+
+    Args:
+      rises: whether it has to rise to it, or to fall; None until that is known of a model's own metric.
+    """
+
+    metric: str
+    value: float
+    rises: bool | None
+
+    @classmethod
+    def parse(cls, text: str) -> "MetricTarget":
+        """Reads `accuracy=0.95`, `loss=0.3`, or the same of a model's own metric.
+
+        >>> MetricTarget.parse("accuracy = 0.95")
+        MetricTarget(metric='accuracy', value=0.95, rises=True)
+        """
+        metric, _, number = (part.strip() for part in text.partition("="))
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not metric or not math.isfinite(value):
+            raise UserError(f"`until` must be a metric and a number, such as accuracy=0.95, not {text!r}")
+        if metric == "accuracy" and not 0 < value <= 1:
+            raise UserError(f"`until` {text}: accuracy is a share, such as 0.95, and can be 1 at most")
+        return cls(metric, value, _RISES.get(metric))
+
+    def from_side_of(self, first: float) -> "MetricTarget":
+        """With the way that it has to go known, from what the metric is for w(0)."""
+        return self if self.rises is not None else replace(self, rises=first < self.value)
+
+    def reached_by(self, value: float) -> bool:
+        """Never by what is no number."""
+        return value >= self.value if self.rises else value <= self.value
+
+    def __str__(self) -> str:
+        return f"{self.metric}={self.value:g}"
+
+
+def well_below(target: float, losses: Sequence[float]) -> float | None:
+    """The mean of the last losses, if it is surely below a target; None if it is not.
+
+    Args:
+      losses: of a run's rounds so far, on mini-batches.
+
+    >>> well_below(0.3, [0.28, 0.29, 0.28, 0.29, 0.28]), well_below(0.3, [0.1, 0.4, 0.1, 0.4, 0.1])
+    (0.284, None)
+    """
+    last = losses[-EVIDENCE:]
+    if len(last) < EVIDENCE or not last[-1] <= target:
+        return None
+    squares = [(after - before) ** 2 for before, after in pairwise(losses[-NOISE:])]
+    noise, mean = math.sqrt(sum(squares) / (2 * len(squares))), math.fsum(last) / EVIDENCE
+    return mean if mean + CERTAINTY * noise / math.sqrt(EVIDENCE) <= target else None
+
+
+def has_stalled(figures: Sequence[float | None], patience: int) -> bool:
+    """Whether the last rounds were, on average, no better than as many before them, by a share worth mentioning.
+
+    Args:
+      figures: of a run's rounds so far, the less the better; None where there is none.
+      patience: how many rounds.
+
+    >>> has_stalled([4, 3, 2, 1], 2), has_stalled([4, 3, 1, 1, 1, 1], 2), has_stalled([1, 1, 1], 2)
+    (False, True, False)
+    """
+    if len(figures) < 2 * patience:
+        return False
+    before, after = (
+        [value for value in part if value is not None and math.isfinite(value)]
+        for part in (figures[-2 * patience : -patience], figures[-patience:])
+    )
+    if not before or not after:
+        return False
+    was = math.fsum(before) / len(before)
+    return math.fsum(after) / len(after) > was - WORTH_MENTIONING * abs(was)
