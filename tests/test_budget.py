@@ -55,6 +55,7 @@ class TestReading:
             (["time"], "'time' is not understood; write NAME=AMOUNT"),
             (["15s"], "'15s' is not understood"),
             (["time=15s", "bytes=1MB", "time=20s"], "budget time is given twice"),
+            (["time=+15s"], r"budget time: \+ adds to the limit of a run that goes on; say which with `resume`"),
             ([], "a run needs a budget, for example time=15s"),
         ],
     )
@@ -66,6 +67,30 @@ class TestReading:
     def test_a_limit_is_a_positive_number_however_it_was_made(self, limit: float) -> None:
         with pytest.raises(UserError, match=r"budget time=.*: the limit must be a positive number"):
             Budget({"time": limit})
+
+
+class TestMoreForARunThatGoesOn:
+    BUDGET = Budget.parse(["time=15s", "bytes=20MB"])
+
+    def test_a_plus_adds_and_a_plain_limit_takes_the_place(self) -> None:
+        assert dict(self.BUDGET.extended(["bytes=30MB", "time=+1min"]).limits) == {"time": 75, "bytes": 30e6}
+        assert self.BUDGET.extended([]) == self.BUDGET
+
+    @pytest.mark.parametrize(
+        ("texts", "message"),
+        [
+            (["energy=+5J"], "budget energy: a run that goes on keeps its resources, time, bytes"),
+            (["time=+5s", "time=30s"], "budget time is given twice"),
+            (["time=+-5s"], "'time=\\+-5s'"),
+        ],
+    )
+    def test_what_is_refused(self, texts: list[str], message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            self.BUDGET.extended(texts)
+
+    @given(st.fixed_dictionaries({name: st.floats(1e-300, 1e300) for name in RESOURCES}))
+    def test_limits_are_written_as_they_are_read(self, limits: dict[str, float]) -> None:
+        assert Budget.parse(Budget(limits).texts) == Budget(limits)
 
 
 class TestResources:

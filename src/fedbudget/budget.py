@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,13 +46,30 @@ class Budget:
         >>> dict(Budget.parse(["time=2min", "bytes=20MB"]).limits)
         {'time': 120.0, 'bytes': 20000000.0}
         """
-        limits: dict[str, float] = {}
-        for text in texts:
-            name, limit = _parse_limit(text)
-            if name in limits:
-                raise UserError(f"budget {name} is given twice")
-            limits[name] = limit
-        return cls(limits)
+        given = _parse_limits(texts)
+        for name, limit in given.items():
+            if limit.added:
+                raise UserError(f"budget {name}: + adds to the limit of a run that goes on; say which with `resume`")
+        return cls({name: limit.amount for name, limit in given.items()})
+
+    def extended(self, texts: Iterable[str]) -> "Budget":
+        """What a run that goes on may spend: `time=+10min` adds to its limit, `time=20min` takes the limit's place.
+
+        >>> dict(Budget({"time": 15.0, "bytes": 1e6}).extended(["time=+1min"]).limits)
+        {'time': 75.0, 'bytes': 1000000.0}
+        """
+        limits = dict(self.limits)
+        for name, limit in _parse_limits(texts).items():
+            if name not in limits:
+                raise UserError(f"budget {name}: a run that goes on keeps its resources, {', '.join(limits)}")
+            limits[name] = limits[name] + limit.amount if limit.added else limit.amount
+        return Budget(limits)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The limits as `parse` reads them, to the bit."""
+        units = {each.name: each.unit if each.unit in each.units else "" for each in self.resources}
+        return tuple(f"{name}={self.limits[name]:.17g}{unit}" for name, unit in units.items())
 
     @property
     def resources(self) -> tuple[Resource, ...]:
@@ -169,7 +187,24 @@ _LIMIT = re.compile(r"(?P<name>[A-Za-z]+)\s*=\s*(?P<amount>.*)")
 _AMOUNT = re.compile(r"(?P<number>[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*(?P<unit>[A-Za-z]*)")
 
 
-def _parse_limit(text: str) -> tuple[str, float]:
+class _Limit(NamedTuple):
+    """A limit as it was written; `added` where it is to be added to one that there is."""
+
+    amount: float
+    added: bool
+
+
+def _parse_limits(texts: Iterable[str]) -> dict[str, _Limit]:
+    limits: dict[str, _Limit] = {}
+    for text in texts:
+        name, limit = _parse_limit(text)
+        if name in limits:
+            raise UserError(f"budget {name} is given twice")
+        limits[name] = limit
+    return limits
+
+
+def _parse_limit(text: str) -> tuple[str, _Limit]:
     limit = _LIMIT.fullmatch(text.strip())
     if limit is None:
         raise UserError(f"budget {text!r} is not understood; write NAME=AMOUNT, for example time=15s or bytes=20MB")
@@ -185,7 +220,7 @@ def _parse_limit(text: str) -> tuple[str, float]:
         raise UserError(f"budget {text!r}: unknown unit {unit!r} for {resource.name}; use {known}")
     if not (math.isfinite(number) and number > 0):
         raise UserError(f"budget {text!r}: the limit must be a positive number")
-    return resource.name, number * resource.units.get(unit, 1.0)
+    return resource.name, _Limit(number * resource.units.get(unit, 1.0), limit["amount"].startswith("+"))
 
 
 def _resource(name: str) -> Resource:
