@@ -25,10 +25,11 @@ BELOW: dict[str, set[str]] = {
     "settings": {"budget", "data", "tasks"},
     "engines": {"protocol", *CORE},
     "runs": {"settings", *CORE},
+    "forecasts": {"runs", "settings", *CORE},
     "tasks": set(),
     "trackers": {"runs", "settings", *CORE},
     "launch": {"engines", "runs", "settings", *CORE},
-    "training": {"launch", "trackers", "tasks", "engines", "runs", "settings", *CORE},
+    "training": {"launch", "forecasts", "trackers", "tasks", "engines", "runs", "settings", *CORE},
 }
 """What a room may import besides itself and what is at the bottom; the rooms that are not here may import all."""
 
