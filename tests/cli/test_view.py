@@ -107,6 +107,7 @@ class TestResultInLines:
             overshoot={"time": 0.5, "bytes": 0.0},
             sources={"time": "measured", "bytes": "declared"},
             stopped_by="time",
+            rounds=(),
             run=Path("runs/x"),
         )
         print_result(result)

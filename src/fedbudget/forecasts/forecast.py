@@ -207,7 +207,7 @@ class Forecaster:
         self, records: Sequence[RoundRecord], limits: Mapping[str, float], known: Mapping[str, Any] | None = None
     ) -> None:
         self.limits = dict(limits)
-        self.known = known
+        self.known = None if known is None else {name: json_value(known.get(name)) for name in _FIGURES}
         self.spent = dict(records[-1].spent) if records else dict.fromkeys(limits, 0.0)
         self._records = [record for record in records if math.isfinite(record.best_loss)]
 
@@ -219,7 +219,7 @@ class Forecaster:
             "loss": self._records[-1].best_loss if self._records else None,
             "accuracy": evaluated[-1] if evaluated else None,
         }
-        return last if self.known is None else {name: json_value(self.known.get(name)) for name in last}
+        return last if self.known is None else self.known
 
     def at(self, limits: Mapping[str, float]) -> Forecast:
         """What a budget buys, which may be the run's own or another."""
@@ -302,7 +302,7 @@ class Forecaster:
         """Low end, median and high end when so many times as much is spent as was, [3, ratios]."""
         curve, now = self._curves[figure], self.spent[self._resource]
         x = np.array([self._effective(now * ratio) for ratio in ratios])
-        known = None if self.known is None else self.known.get(figure)
+        known = None if self.known is None else self.known[figure]
         if figure == "loss":
             recent = self._records[-max(3, len(self._records) // 10) :]
             noise = 0.0 if known is None else float(np.mean([record.loss - record.best_loss for record in recent]))
