@@ -20,6 +20,7 @@ from fedbudget.launch.simulate import simulate
 from fedbudget.models.catalogue import MODELS
 from fedbudget.protocol.method import Method
 from fedbudget.settings import Settings
+from fedbudget.spending import PaperSpending
 from fedbudget.step_size import AutoStep, FixedStep
 from support.real_data import folder_with
 
@@ -99,7 +100,9 @@ class TestFiles:
         settings = settings_of(name, method="paper")
         phi = 5e-5 if name.startswith("cnn-") else 0.025
         assert (settings.nodes, settings.budget, settings.costs) == (5, ("time=15s",), "simulated")
-        assert build_method(settings) == Method(AdaptiveTau(phi, gamma=10, tau_max=100), FixedStep(0.01))
+        assert build_method(settings) == Method(
+            AdaptiveTau(phi, gamma=10, tau_max=100), FixedStep(0.01), spending=PaperSpending()
+        )
 
     @pytest.mark.parametrize("name", tasks.names())
     def test_past_the_paper_one_phi_is_for_all(self, name: str) -> None:

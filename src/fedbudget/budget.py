@@ -1,16 +1,15 @@
-"""What may be spent, what was spent, what is left, and when to stop.
+"""What may be spent, what was spent, and what rounds cost.
 
 A budget is any number M of resources (resources/) with a limit each, and every rule here is written for M at once.
 
 The ledger is a value. Charging a round gives a new ledger with the newest cost estimates ĉ_m, b̂_m and the spent s_m of
-Algorithm 2; nothing is changed in place. What a round cost is the best guess at the next one's cost, unless something
-is known to have been out of the ordinary: then it is charged as it was, and another figure is expected.
+Algorithm 2, and with the mean and spread of all costs so far; nothing is changed in place.
 """
 
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -103,68 +102,112 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """What was spent so far, and what the next round is thought to cost, by the last one.
+class CostStatistics:
+    """What rounds cost so far: how much on average, and how far off it would have been to expect that.
+
+    Every round counts more than those before it, in proportion to its number; from the fortieth on by a twentieth.
 
     Args:
-      costs: ĉ_m and b̂_m; not always what the last round was charged.
+      mean: c_m and b_m.
+      variance: of a round's c_m, which is an average over its updates, and b_m: the mean square of the error of `mean`.
+      updates: τ on average.
+      peak: the most by which a round went over what was expected, [M]; fades by a twentieth with every round, and the
+        first does not count, of which little could be known.
+      rounds: how many there were.
+    """
+
+    mean: Costs
+    variance: Costs
+    updates: float
+    peak: Float64
+    rounds: int = 0
+
+    @classmethod
+    def before(cls, expected: Costs, spread: Float64) -> "CostStatistics":
+        """Before the first round.
+
+        Args:
+          spread: how far off what is expected may be, as a share of it, [M].
+        """
+        variance = Costs((spread * expected.step) ** 2, (spread * expected.aggregation) ** 2)
+        return cls(expected, variance, 1.0, np.zeros_like(spread))
+
+    def after(self, updates: int, costs: Costs) -> "CostStatistics":
+        """With one more round."""
+        rounds = self.rounds + 1
+        gain, slow_gain = max(2 / (rounds + 2), 0.05), max(1 / (rounds + PRIOR_ROUNDS), 0.05)
+        step, aggregation = costs.step - self.mean.step, costs.aggregation - self.mean.aggregation
+        variance = self.variance
+        return CostStatistics(
+            Costs(self.mean.step + gain * step, self.mean.aggregation + gain * aggregation),
+            Costs(
+                variance.step + slow_gain * (step**2 - variance.step),
+                variance.aggregation + slow_gain * (aggregation**2 - variance.aggregation),
+            ),
+            self.updates + gain * (updates - self.updates) if self.rounds else float(updates),
+            np.maximum(0.95 * self.peak, updates * step + aggregation) if self.rounds else self.peak,
+            rounds,
+        )
+
+    def deviation(self, taus: tuple[int, ...]) -> Float64:
+        """By how much all rounds with these τ together may be off, [M].
+
+        A long round's updates are thought to be slow together, and those of a round that is shorter than usual to be
+        each as slow as it comes.
+        """
+        of_steps = sum(tau * tau * max(1.0, self.updates / tau) for tau in taus)
+        return np.sqrt(of_steps * self.variance.step + len(taus) * self.variance.aggregation)
+
+
+PRIOR_ROUNDS = 8
+"""So many rounds must have been made until what they show of the spread counts as much as what was thought before."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What was spent so far, and what rounds cost; spending.py says what follows from that.
+
+    Args:
+      costs: ĉ_m and b̂_m, the last round's; what is expected of one before there was any.
+      previous: the same of the round before.
+      statistics: of all rounds.
       spent: s_m, [M].
     """
 
     budget: Budget
     costs: Costs
+    previous: Costs
+    statistics: CostStatistics
     spent: Float64
 
     @classmethod
     def open(cls, budget: Budget, expected: Costs) -> "Ledger":
-        """A ledger with nothing spent; refuses a budget that does not cover one round and the final loss."""
-        one_round = expected.step + expected.aggregation
-        for resource, limit, cost in zip(budget.resources, budget.array, one_round, strict=True):
-            if limit < 2 * cost:
-                raise UserError(
-                    f"budget {resource.name}={resource.format(limit)} is too small: one round costs about "
-                    f"{resource.format(cost)}, and as much again is needed for the final loss, "
-                    f"so at least {resource.name}={resource.format(_rounded_up(2 * cost))}"
-                )
-        return cls(budget, expected, np.zeros(len(budget.limits)))
+        """A ledger with nothing spent."""
+        spread = np.array([resource.spread for resource in budget.resources])
+        return cls(budget, expected, expected, CostStatistics.before(expected, spread), np.zeros(len(budget.limits)))
 
-    def charge(self, updates: int, costs: Costs, expected: Costs | None = None) -> "Ledger":
+    def charge(self, updates: int, costs: Costs) -> "Ledger":
         """s_m ← s_m + c_m τ + b_m, and new estimates ĉ_m and b̂_m.
 
         Args:
           costs: c_m and b_m, what the round cost.
-          expected: ĉ_m and b̂_m, what the next is thought to cost; the same as this one when left out.
         """
-        for what in (costs, expected or costs):
-            if what.step.shape != self.spent.shape or what.aggregation.shape != self.spent.shape:
-                raise ValueError(f"costs of {len(self.spent)} resources are wanted, not {what}")
-        return Ledger(self.budget, expected or costs, self.spent + costs.step * updates + costs.aggregation)
+        if costs.step.shape != self.spent.shape or costs.aggregation.shape != self.spent.shape:
+            raise ValueError(f"costs of {len(self.spent)} resources are wanted, not {costs}")
+        spent, statistics = self.spent + costs.step * updates + costs.aggregation, self.statistics.after(updates, costs)
+        return Ledger(self.budget, costs, self.costs, statistics, spent)
 
-    def must_stop_with(self, tau: int) -> bool:
-        """Algorithm 2's stop rule: is a round of τ updates, and the final loss after it, the last that can fit?"""
-        after = self.spent + self.costs.step * (tau + 1) + 2 * self.costs.aggregation
-        return bool((after >= self.budget.array).any())
+    def charge_besides(self, amount: Float64) -> "Ledger":
+        """What was spent besides rounds, [M]: it says nothing of what the next one costs."""
+        return replace(self, spent=self.spent + amount)
 
-    def affordable_tau(self) -> tuple[float, str]:
-        """The most updates of one more round that leave enough for the final loss, and the resource that says so.
+    def fits(self, amount: Float64) -> bool:
+        """Whether so much more, [M], is within the budget."""
+        return bool((self.spent + amount <= self.budget.array * (1 + _ROUNDING)).all())
 
-        The figure is below 1 when no round fits, and infinite when nothing that is left costs per update.
-        """
-        left = self.budget.array * (1 + _ROUNDING) - self.spent - self.costs.step - 2 * self.costs.aggregation
-        with np.errstate(divide="ignore", invalid="ignore"):
-            fits = np.where(self.costs.step > 0, np.floor(left / self.costs.step), np.where(left >= 0, np.inf, 0))
-        binding = int(np.argmin(fits))
-        return float(fits[binding]), list(self.budget.limits)[binding]
-
-    def can_evaluate(self) -> bool:
-        """Does the final loss, one evaluation and one exchange, still fit?"""
-        after = self.spent + self.costs.step + self.costs.aggregation
-        return bool((after <= self.budget.array * (1 + _ROUNDING)).all())
-
-    def nearest_limit(self, tau: int) -> str:
-        """The resource that a round of τ updates, and the final loss after it, brings nearest to its limit."""
-        after = self.spent + self.costs.step * (tau + 1) + 2 * self.costs.aggregation
-        return list(self.budget.limits)[int(np.argmax(after / self.budget.array))]
+    def nearest_limit(self, amount: Float64) -> str:
+        """The resource that spending so much more, [M], brings nearest to its limit."""
+        return list(self.budget.limits)[int(np.argmax((self.spent + amount) / self.budget.array))]
 
     @property
     def share(self) -> float:
@@ -176,11 +219,16 @@ class Ledger:
         """What was spent beyond the limit, [M]; 0 where the limit was kept."""
         return np.maximum(self.spent - self.budget.array, 0.0)
 
-
-def _rounded_up(amount: float) -> float:
-    """To the four digits that are shown, so that what is asked for is enough."""
-    last = 10.0 ** (math.floor(math.log10(amount)) - 3)
-    return math.ceil(amount / last - 1e-9) * last
+    def require_possible(self) -> None:
+        """Refuses what no run comes to, as a file may have it: raises ValueError."""
+        spent, statistics = self.spent, self.statistics
+        if spent.ndim != 1 or not spent.size or not (np.isfinite(spent) & (spent >= 0)).all():
+            raise ValueError(f"what was spent is {spent.tolist()}")
+        for costs in (self.costs, self.previous, statistics.mean, statistics.variance):
+            if not costs.step.shape == costs.aggregation.shape == statistics.peak.shape == spent.shape:
+                raise ValueError("costs and spent are of different resources")
+        if not (np.isfinite(statistics.peak).all() and 1 <= statistics.updates < math.inf and statistics.rounds >= 0):
+            raise ValueError(f"what rounds cost so far is {statistics}")
 
 
 _LIMIT = re.compile(r"(?P<name>[A-Za-z]+)\s*=\s*(?P<amount>.*)")

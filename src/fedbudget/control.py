@@ -23,6 +23,7 @@ class Reason(StrEnum):
     MINIMUM = "minimum of G"
     SEARCH_LIMIT = "search limit"  # G still falls at the end of the search range
     BUDGET = "budget"  # no more fits in what is left
+    REST = "rest of the budget"  # longer than wanted, because nothing would fit after it
     FIXED = "fixed"
     RECOVERY = "recovery"  # the last round gave nothing finite
     FINAL = "final loss"  # no updates any more, only the loss of the last w

@@ -9,8 +9,6 @@ import numba
 import numpy as np
 import pytest
 
-from fedbudget.arrays import Float64
-from fedbudget.budget import Costs
 from fedbudget.control import Reason
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.engines.in_process import InProcessEngine
@@ -234,39 +232,26 @@ class TestBudgetIsKept:
             "price_per_gigabyte": float(10 ** rng.uniform(-2, 3)),
         }
         plenty = plan_of(budget=tuple(f"{name}=1000000000" for name in chosen), **settings)
-        one_round = aggregator_of(plenty).ledger.costs
-        least = 2 * (one_round.step + one_round.aggregation)
+        aggregator = aggregator_of(plenty)
+        least = aggregator.method.spending.room(aggregator.ledger, 1)
         limits = least * np.exp(rng.uniform(0.001, np.log(50), len(chosen)))
         budget = tuple(f"{name}={limit:.15f}" for name, limit in zip(chosen, limits, strict=True))
         return plan_of(budget=budget, **settings)
 
-    def test_no_resource_is_overspent_by_more_than_the_error_of_the_last_estimate(self) -> None:
-        endings: Counter[str] = Counter()
+    def test_hardly_any_run_is_over_and_little_is_left(self) -> None:
+        """At most 1 % should be over; of 200 runs, more than 5 are so by chance once in 60."""
+        over, unused, endings = 0, [], Counter[str]()
         for number in range(self.RUNS):
             plan = self.random_plan(number)
-            ledgers = [aggregator_of(plan).ledger]
             outcome, history = carry_out(plan)
-            ledgers += [round_.ledger for round_, _ in history]
-            # The last decision is the one that announced the end; where none did, the end came with the last round.
-            last = next((i for i, (_, broadcast) in enumerate(history) if broadcast.stop), len(history) - 1)
-            decided = ledgers[last]
-            thought = sum(_price(decided.costs, round_.tau) for round_, _ in history[last:])
-            charged = outcome.ledger.spent - decided.spent
-            limit = plan.budget.array
-            assert (outcome.ledger.overshoot <= np.maximum(charged - thought, 0) + 1e-9 * limit).all(), number
-            assert (decided.spent + thought <= limit * (1 + 1e-9)).all(), number
-            # What stopped the run is a resource in which one update more, with the final loss, would not have fitted.
-            ending, announced = history[last][0], history[last][1].stop
-            end = decided if announced else outcome.ledger
-            more = end.spent + _price(end.costs, ending.tau + 1 if announced else 1) + _price(end.costs, 1)
-            assert plan.budget.label(more)[outcome.stopped_by] > plan.budget.limits[outcome.stopped_by], number
-            endings["overspent" if outcome.ledger.overshoot.any() else "kept"] += 1
-            endings[str(ending.reason) if announced else "unannounced"] += 1
-        assert endings["overspent"] + endings["kept"] == self.RUNS
-        for kind in ("overspent", "kept", Reason.BUDGET, Reason.FINAL, "unannounced"):
-            assert endings[kind] > 0, f"no run of this kind was made: {kind}, {endings}"
-
-
-def _price(costs: Costs, updates: int) -> Float64:
-    """c τ + b; the final loss counts as one update."""
-    return costs.step * max(1, updates) + costs.aggregation
+            over += bool(outcome.ledger.overshoot.any())
+            spent = outcome.ledger.spent / plan.budget.array
+            assert outcome.stopped_by == list(plan.budget.limits)[int(np.argmax(spent))] or spent.max() > 0.5, number
+            unused.append(1 - spent.max())
+            endings["judged" if history[-1][1].tau == 0 else "not judged"] += 1
+            endings[str(history[-2:][0][0].reason)] += 1
+        assert over <= 5
+        assert np.median(unused) < 0.2  # most of these budgets are for a few rounds
+        assert endings["judged"] >= 0.97 * self.RUNS
+        for reason in (Reason.BUDGET, Reason.REST, Reason.FIXED):
+            assert endings[reason] > 0, f"no run of this kind was made: {reason}, {endings}"

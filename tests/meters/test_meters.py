@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedbudget.budget import Budget, Costs
+from fedbudget.budget import Budget
 from fedbudget.meters.meters import Meters
 from fedbudget.resources.resource import MeterError, Metering
 from fedbudget.resources.time import SGD, SimulatedTime
@@ -70,29 +70,6 @@ def test_counters_are_read_as_far_as_needed(budget: str, names: list[str]) -> No
     assert list(Meters.of(Budget.parse([budget]), Metering()).counters().read().values) == names
 
 
-class TestEstimate:
-    BUDGET = Budget({"time": 1e6, "bytes": 1e9})
-
-    @staticmethod
-    def costs(seconds: float) -> Costs:
-        return Costs(np.array([seconds, 0.0]), np.array([2 * seconds, 100.0]))
-
-    @pytest.mark.parametrize("metering", MEASURED)
-    def test_one_slow_round_is_not_expected_again(self, metering: Metering) -> None:
-        meters = Meters.of(self.BUDGET, metering)
-        for seconds in (1.0, 1.0, 50.0):
-            estimate = meters.estimate(self.costs(seconds))
-        assert estimate.step.tolist() == [1.0, 0.0]
-        assert estimate.aggregation.tolist() == [2.0, 100.0]
-
-    def test_simulated_costs_are_taken_as_they_are(self) -> None:
-        meters = Meters.of(self.BUDGET, simulated())
-        for seconds in (1.0, 1.0, 50.0):
-            costs = self.costs(seconds)
-            assert meters.estimate(costs) is costs
-        assert meters.estimator.state() == []
-
-
 class TestState:
     METERED = CombinedReading(4.0, 55.0, nodes=4)
 
@@ -100,12 +77,12 @@ class TestState:
         metering = Metering(network=True, declared={"watts": 3.0, "joules_per_byte": 0.0})
         first, second = (Meters.of(EVERYTHING, metering) for _ in range(2))
         for seconds in (0.1, 0.3):
-            first.estimate(first.read(usage(replace(TIME, step=seconds), CPU, self.METERED)))
+            first.read(usage(replace(TIME, step=seconds), CPU, self.METERED))
         second.restore(json.loads(json.dumps(first.state())))
         assert second.sources == first.sources
         assert second.sources["energy"] == "measured"
-        costs = first.read(usage(replace(TIME, step=0.2), CPU, self.METERED))
-        assert second.estimate(costs).step.tolist() == first.estimate(costs).step.tolist()
+        again = usage(replace(TIME, step=0.2), CPU, self.METERED)
+        assert second.read(again).step.tolist() == first.read(again).step.tolist()
 
     def test_restored_simulated_meters_draw_what_the_first_would(self) -> None:
         first, second = (Meters.of(Budget({"time": 1e6}), simulated(seed)) for seed in (1, 2))

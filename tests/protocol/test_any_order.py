@@ -127,7 +127,7 @@ class Network(RuleBasedStateMachine):
         reports = list(self.arrived.values())
         random.shuffle(reports)
         report = Report.merge(reports)
-        answer = go_on(self.aggregator.receive(report, costs([seconds], [1]), expected=costs([1], [1])))
+        answer = go_on(self.aggregator.receive(report, costs([seconds], [1])))
         self.spent += seconds * broadcast.tau + 1
         self.t += broadcast.tau
         self.rounds += 1
@@ -217,7 +217,7 @@ class Network(RuleBasedStateMachine):
         state = self.aggregator.state
         assert state.round == self.rounds + 1
         assert state.t == self.t
-        assert state.spent[0] == pytest.approx(self.spent, rel=1e-12)
+        assert state.ledger.spent[0] == pytest.approx(self.spent, rel=1e-12)
 
 
 Network.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -17,12 +17,13 @@ from fedbudget.protocol.messages import LocalError
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import Phase
 from fedbudget.protocol.steps import Quantize
+from fedbudget.spending import PaperSpending
 from fedbudget.step_size import FixedStep
 from support.hand_made import ONE, go_on, make, report
 from support.methods import METHODS, bits, new_aggregator, nodes, one_round, resume, simulated_time
 from support.problems import MODELS
 
-METHOD = Method(FixedTau(3), FixedStep(0.1))  # of `make`
+METHOD = Method(FixedTau(3), FixedStep(0.1), spending=PaperSpending())  # of `make`
 
 
 def halfway(new: Float32, old: Float32) -> Float32:
@@ -102,7 +103,7 @@ class TestWhatItWasNotTakenFrom:
     def test_another_budget_is_refused(self) -> None:
         aggregator = make()
         aggregator.start()
-        with pytest.raises(UserError, match="a budget of 1 resources, not time=10s, bytes=10B"):
+        with pytest.raises(UserError, match="a budget of time=1000s, not of time=10s, bytes=10B"):
             Aggregator.resume(aggregator.state, method=METHOD, budget=Budget({"time": 10, "bytes": 10}))
 
     @pytest.mark.parametrize("correct", [False, True])
@@ -125,7 +126,7 @@ def test_more_may_have_been_spent_than_it_says() -> None:
     """As where a round was broken off: what it cost is charged, and the round is made again."""
     aggregator = make(20)
     go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
-    state = replace(aggregator.state, spent=np.array([4.0 + 7.0]))
+    state = replace(aggregator.state, ledger=aggregator.ledger.charge_besides(np.array([7.0])))
     again = Aggregator.resume(state, method=METHOD, budget=Budget({"time": 20}))
     assert again.pending is not None
     third = go_on(again.receive(report(again.pending, 1), ONE))

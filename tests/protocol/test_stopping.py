@@ -1,4 +1,4 @@
-"""When a run stops: the budget's rule, several resources, and costs that are thought of but not yet known."""
+"""When a run by the paper's method stops: the rule of Algorithm 2, and several resources."""
 
 import numpy as np
 import pytest
@@ -10,10 +10,12 @@ from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import Broadcast, Request
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import Phase
+from fedbudget.spending import PaperSpending
 from fedbudget.step_size import FixedStep
 from support.hand_made import ONE, ended, go_on, last, make, report, w_of
 from support.problems import costs
 
+METHOD_5 = Method(FixedTau(5), FixedStep(0.1), spending=PaperSpending())
 FIRST = Broadcast(1, np.zeros(2, np.float32), 3, 0.1, Request(), False, False)
 
 
@@ -58,17 +60,20 @@ class TestStopRule:
         assert outcome.w.tolist() == w_of(3).tolist()
         assert outcome.stopped_by == "time"
 
-    def test_when_nothing_fits_the_run_ends_with_what_it_knows(self) -> None:
+    def test_the_final_loss_comes_even_if_it_does_not_fit(self) -> None:
         aggregator = make(7)
-        outcome = ended(aggregator.receive(report(aggregator.start(), 1, w=3), costs([2], [0.5])))
-        assert outcome.w.tolist() == [0, 0]
+        final = go_on(aggregator.receive(report(aggregator.start(), 1, w=3), costs([2], [0.5])))
+        outcome = ended(aggregator.receive(report(final, 0.5, best=1), ONE))
+        assert outcome.w.tolist() == w_of(3).tolist()
         assert outcome.stopped_by == "time"
-        assert outcome.ledger.spent.tolist() == [6.5]
+        assert outcome.ledger.spent.tolist() == [8.5]
         assert aggregator.state.phase is Phase.DONE
 
     def test_what_was_overspent_is_told(self) -> None:
-        outcome = ended(make_and_first(7).receive(report(FIRST, 1), costs([3], [1])))
-        assert outcome.ledger.overshoot.tolist() == [3]
+        aggregator = make_and_first(7)
+        final = go_on(aggregator.receive(report(FIRST, 1), costs([3], [1])))
+        outcome = ended(aggregator.receive(report(final, 1), costs([3], [1])))
+        assert outcome.ledger.overshoot.tolist() == [7]
 
     def test_even_the_first_round_may_be_lowered(self) -> None:
         broadcast = make(5).start()
@@ -96,9 +101,7 @@ class TestStopRule:
 class TestTwoResources:
     def run(self, time: float, data: float, both: Costs) -> Outcome:
         budget = Budget({"time": time, "bytes": data})
-        aggregator = Aggregator(
-            np.zeros(2, np.float32), method=Method(FixedTau(5), FixedStep(0.1)), budget=budget, expected=both
-        )
+        aggregator = Aggregator(np.zeros(2, np.float32), method=METHOD_5, budget=budget, expected=both)
         broadcast: Broadcast | Outcome = aggregator.start()
         while isinstance(broadcast, Broadcast):
             broadcast = aggregator.receive(report(broadcast, 1), both)
@@ -119,15 +122,3 @@ class TestTwoResources:
         both = costs([1, 2], [1, 10])
         assert self.run(25, 1e6, both).ledger.spent.tolist() == [25, 60 + 18 + 12]  # the last round has 4 updates
         assert self.run(1000, 88, both).ledger.spent.tolist() == [18 + 4 + 2, 88]  # the last round has 3
-
-
-class TestExpectedCosts:
-    def test_what_is_expected_decides_and_what_was_is_charged(self) -> None:
-        # The round cost 3 + 9, of which 8 were a wait that does not come again: 12 spent, (24 - 12 - 1 - 2) fit.
-        aggregator = make(24, controller=FixedTau(10), expected=costs([0.1], [0.1]))
-        broadcast = aggregator.start()
-        answer = report(broadcast, 1)
-        second = go_on(aggregator.receive(answer, costs([0.3], [9]), expected=costs([1], [1])))
-        assert last(aggregator).ledger.spent.tolist() == [12]
-        assert last(aggregator).ledger.costs.aggregation.tolist() == [1]
-        assert (second.tau, second.stop) == (9, True)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save, save_file
 
+from fedbudget.budget import Budget, Ledger
 from fedbudget.control import Decision, Estimates, Reason
 from fedbudget.errors import UserError
 from fedbudget.protocol.drift import Divergence, DriftState
@@ -79,14 +80,15 @@ def example(**other: Any) -> AggregatorState[Any, Any]:
         "update": None,
         "estimates": Estimates(1 / 3, 2 / 3, math.nan),
         "drift": DRIFT,
-        "costs": costs([0.1, 0.2], [0.3, 0.0]),
-        "spent": np.array([1 / 3, 1e300]),
+        "ledger": LEDGER,
         "stopped_by": None,
     }
     return AggregatorState(**{**known, **other})
 
 
 FRUGAL = METHODS["frugal"]
+LEDGER = Ledger.open(Budget({"time": 9.5, "bytes": 1e301}), costs([0.1, 0.2], [0.3, 0.0]))
+LEDGER = LEDGER.charge(3, costs([0.2, 1e-300], [0.3, 0.1])).charge_besides(np.array([1 / 3, 1e300]))
 DRIFT = DriftState(
     mean=np.array([np.nan, np.inf, 3e38], np.float32),
     coming=Drift(correct=False, share=0.7),
@@ -135,10 +137,12 @@ class TestWhatIsWrittenIsRead:
     ) -> None:
         folder = tmp_path_factory.mktemp("run")
         step_size = AutoStepState(0.1, level=level)
-        checkpoint = Checkpoint(example(loss=loss, step_size=step_size, spent=np.array([spent, 0.0])))
+        checkpoint = Checkpoint(
+            example(loss=loss, step_size=step_size, ledger=LEDGER.charge_besides(np.array([spent, 0.0])))
+        )
         checkpoint.save(folder)
         state = Checkpoint.load(folder, FRUGAL).state
-        assert state.spent.tobytes() == checkpoint.state.spent.tobytes()
+        assert state.ledger.spent.tobytes() == checkpoint.state.ledger.spent.tobytes()
         for one, other in ((state.loss, loss), (state.step_size.level, level)):
             assert (one is None) == (other is None)
             assert str(one) == str(other)  # NaN has many bit patterns, and JSON one
@@ -245,11 +249,13 @@ class TestNothingIsTrusted:
             ("drift.nodes", np.array([-1, 1, 2])),
             ("drift.nodes", np.array([1, 2])),
             ("drift.sizes", np.array([1, 0, 2])),
-            ("spent", np.array([-1.0, 0.0])),
-            ("spent", np.array([np.inf, 0.0])),
-            ("spent", np.zeros(1)),
-            ("costs.step", np.array([-1.0, 0.0])),
-            ("costs.aggregation", np.array([np.nan, 0.0])),
+            ("ledger.spent", np.array([-1.0, 0.0])),
+            ("ledger.spent", np.array([np.inf, 0.0])),
+            ("ledger.spent", np.zeros(1)),
+            ("ledger.costs.step", np.array([-1.0, 0.0])),
+            ("ledger.previous.aggregation", np.array([np.nan, 0.0])),
+            ("ledger.statistics.variance.step", np.array([-1.0, 0.0])),
+            ("ledger.statistics.peak", np.array([np.inf, 0.0])),
         ],
     )
     def test_arrays(self, tmp_path: Path, name: str, value: object) -> None:

@@ -29,7 +29,7 @@ def record(number: int) -> RoundRecord:
 
 
 def state(after: int) -> AggregatorState[Any, Any]:
-    return replace(STATE, round=after + 1, spent=np.array([float(after)]))
+    return replace(STATE, round=after + 1, ledger=STATE.ledger.charge_besides(np.array([float(after)])))
 
 
 class Disk:
@@ -120,10 +120,10 @@ def test_what_was_spent_since_the_last_round_is_saved_with_its_record(tmp_path: 
     saver = CheckpointWriter(tmp_path, lambda record: None, ahead=2)
     saver.save(state(1), {}, record(1))
     saver.flush()
-    saver.save(replace(state(1), spent=np.array([7.5])), {}, None)
+    saver.save(replace(state(1), ledger=STATE.ledger.charge_besides(np.array([7.5]))), {}, None)
     saver.flush()
     assert rounds_of(tmp_path) == (1, [1])
-    assert Checkpoint.load(tmp_path, START.method).state.spent.tolist() == [7.5]
+    assert Checkpoint.load(tmp_path, START.method).state.ledger.spent.tolist() == [7.5]
     saver.close()
 
 

@@ -43,11 +43,8 @@ records = st.builds(
     missed=st.lists(st.integers(0)).map(tuple),
 )
 
-LEDGER = Ledger(
-    Budget.parse(["time=15s", "bytes=1MB"]),
-    Costs(np.array([0.01, 0.0]), np.array([0.1, 5000.0])),
-    np.array([3.5, 60_000.0]),
-)
+COSTS = Costs(np.array([0.01, 0.0]), np.array([0.1, 5000.0]))
+LEDGER = Ledger.open(Budget.parse(["time=15s", "bytes=1MB"]), COSTS).charge_besides(np.array([3.5, 60_000.0]))
 ROUND = Round(
     round=12,
     t=70,
@@ -59,6 +56,7 @@ ROUND = Round(
     estimates=Estimates(1.0, 2.0, 3.0),
     kept=("beta",),
     ledger=LEDGER,
+    costs=COSTS,
     nodes=5,
     left_out=(3,),
     corrected=True,

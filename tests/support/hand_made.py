@@ -11,6 +11,7 @@ from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.steps import Quantize
+from fedbudget.spending import PaperSpending, SpendingRule
 from fedbudget.step_size import FixedStep, StepSize
 from support.problems import costs
 
@@ -26,16 +27,17 @@ def make(
     expected: Costs = ONE,
     step_size: StepSize | None = None,
     quantize: Quantize | None = None,
+    spending: SpendingRule = PaperSpending(),  # noqa: B008 (a value)
     **method: Any,
 ) -> Aggregator:
-    """An aggregator with two parameters, w(0) = (0, 0).
+    """An aggregator with two parameters, w(0) = (0, 0), that spends what it has by the paper's rule.
 
     Args:
       method: the rest of `Method`.
     """
     return Aggregator(
         np.zeros(2, np.float32),
-        method=Method(controller or FixedTau(3), step_size or FixedStep(0.1), **method),
+        method=Method(controller or FixedTau(3), step_size or FixedStep(0.1), spending=spending, **method),
         budget=Budget({"time": seconds}),
         expected=expected,
         rounds=rounds,

@@ -21,6 +21,7 @@ from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method
+from fedbudget.spending import PaperSpending
 from fedbudget.step_size import FixedStep, StepSize
 
 Loss = Callable[[Float64, Float64, Float64], float]
@@ -300,7 +301,9 @@ def converse(
     """
     aggregator = Aggregator(
         w,
-        method=Method(controller, FixedStep(eta) if isinstance(eta, float) else eta, **method),
+        method=Method(
+            controller, FixedStep(eta) if isinstance(eta, float) else eta, **{"spending": PaperSpending(), **method}
+        ),
         budget=Budget({"time": seconds}),
         expected=CHEAP,
         rounds=rounds,

@@ -30,7 +30,8 @@ def explain(
     from fedbudget.runs.folder import Run
 
     opened = Run.open(run)
-    explanation = recompute(opened, round, build_method(opened.settings).controller)
+    method = build_method(opened.settings)
+    explanation = recompute(opened, round, method.controller, method.spending.costs_behind)
     if output.json:
         curve = [{"tau": int(t), "G": float(g)} for t, g in zip(explanation.candidates, explanation.curve, strict=True)]
         about = {"round": round, "tau": explanation.tau, "eta": explanation.eta, "corrected": explanation.corrected}

@@ -147,8 +147,9 @@ def choice(snapshot: RunSnapshot, number: int) -> dict[str, Any]:
         last = rounds[-1].round if rounds else 0
         raise UserError(f"{snapshot.name} has no round {number}; it has rounds 1 to {last}")
     record = rounds[at]
-    two = replace(snapshot.run, rounds=rounds[max(0, at - 1) : at + 1])  # all that is needed of the run
-    explanation = explain(two, number, build_method(snapshot.run.settings).controller)
+    method = build_method(snapshot.run.settings)
+    needed = replace(snapshot.run, rounds=rounds[max(0, at - 1 - method.spending.costs_behind) : at + 1])
+    explanation = explain(needed, number, method.controller, method.spending.costs_behind)
     drawn = _drawn(len(explanation.curve), {tau - 1 for tau in (explanation.tau, explanation.minimum or 0)})
     return {
         "record": {name: values[0] for name, values in columns([record]).items() if name in _FIELDS},

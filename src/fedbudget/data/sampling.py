@@ -6,7 +6,8 @@ shard size and not once per node. Within an epoch no sample comes twice; what is
 a mini-batch is skipped.
 
 A new mini-batch is drawn for every local update, except that the first one after an aggregation reuses the last one
-before it; with τ=1 that would be the same one for ever, so a mini-batch is used at most twice.
+before it; with τ=1 that would be the same one for ever, so there it is used at most twice. Whoever estimates nothing
+from it, or has other ways to, asks for a new one every time.
 """
 
 import copy
@@ -94,13 +95,13 @@ class Sampler:
         """The mini-batches of a round with so many updates; with none, the last one again, to evaluate on.
 
         Args:
-          anew: every update has a new one, because nothing was aggregated before.
+          anew: every update has a new one, the first after an aggregation too.
         """
         if self.batch is None:
             return BatchIndices.whole(self._nodes, max(1, updates))
         positions = np.empty((len(self._streams), max(1, updates), self.batch), np.int32)
         reused = 0
-        if self._last is not None and not anew and (self._last_used < 2 or updates == 0):
+        if self._last is not None and (updates == 0 or (not anew and (updates > 1 or self._last_used < 2))):
             positions[:, 0] = self._last
             reused = 1
         for stream, own in zip(self._streams, positions, strict=True):

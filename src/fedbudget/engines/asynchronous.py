@@ -144,7 +144,7 @@ def open_ledger(meters: Meters, shards: Shards, speeds: Sequence[float]) -> Ledg
             f"budget time={time.format(budget.limits['time'])} is too small: the fastest node's first gradient arrives "
             f"after about {time.format(first)}"
         )
-    return Ledger(budget, _seconds(first), np.zeros(1))
+    return Ledger.open(budget, _seconds(first))
 
 
 class _Arrivals:
@@ -208,7 +208,7 @@ def _cycle(drawn: Cost, speed: float) -> float:
 
 def _fits(ledger: Ledger, time: float) -> bool:
     """Is this time within the budget? As the ledger sees it, which forgives what sums of costs are off by."""
-    return Ledger(ledger.budget, _until(time, ledger), ledger.spent).can_evaluate()
+    return ledger.fits(_until(time, ledger).step)
 
 
 def _until(time: float, ledger: Ledger) -> Costs:

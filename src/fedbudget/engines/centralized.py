@@ -69,8 +69,8 @@ class CentralizedEngine(Engine):
             before = now()
             observe(*as_round(number, began, eta=self.eta, loss=float(descent.losses[0]), ledger=ledger, nodes=1))
             mark += now() - before
-            if not ledger.can_evaluate():  # an evaluation costs what a step does
-                stopped_by = ledger.nearest_limit(0)
+            if not ledger.fits(ledger.costs.step):  # which is what an evaluation costs too
+                stopped_by = ledger.nearest_limit(ledger.costs.step)
             elif number == self.rounds:
                 stopped_by = "rounds"
             elif interrupted():
@@ -120,7 +120,7 @@ def open_ledger(meters: Meters, trial: RoundUsage) -> Ledger:
             f"centralized gradient descent costs no {' and no '.join(budget.limits)}, so this budget would never be "
             "spent; add a limit of time, for example time=15s"
         )
-    return Ledger(budget, expected, np.zeros(len(budget.limits)))
+    return Ledger.open(budget, expected)
 
 
 def as_round(
@@ -138,6 +138,7 @@ def as_round(
         estimates=None,
         kept=(),
         ledger=ledger,
+        costs=ledger.costs,
         nodes=nodes,
         left_out=(),
     )

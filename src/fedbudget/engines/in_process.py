@@ -47,7 +47,7 @@ class SimulationEngine(Engine):
             whole = now() - mark
             mark += whole
             costs = meters.read(round_usage(took, updates=max(1, broadcast.tau), own=whole))
-            message = aggregator.receive(report, costs, meters.estimate(costs))
+            message = aggregator.receive(report, costs)
             assert aggregator.last is not None
             paused = now()
             observe(aggregator.last, broadcast)

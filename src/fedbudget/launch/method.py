@@ -17,6 +17,7 @@ from fedbudget.protocol.steps import Quantize
 from fedbudget.protocol.update import Average
 from fedbudget.resources.usage import RoundUsage
 from fedbudget.settings import Settings
+from fedbudget.spending import CarefulSpending, PaperSpending
 from fedbudget.step_size import AutoStep, FixedStep, StepSize
 
 
@@ -34,6 +35,7 @@ def build_method(settings: Settings, overrides: Overrides = NOTHING) -> Method:
         overrides.combine or WeightedMean(),
         correct_drift=correct_drift,
         delta=delta,
+        spending=PaperSpending() if settings.method == "paper" else CarefulSpending(),
     )
 
 

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from fedbudget.budget import Budget, Costs
-from fedbudget.meters.estimate import CostEstimator
 from fedbudget.resources import RESOURCES, TIME
 from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.resource import Cost, Meter, Metering, Resource, Source, TimeMeter
@@ -33,13 +32,11 @@ class Meters:
       budget: what is to be metered.
       time: always there, because other meters are figured from it.
       others: by the name of their resource.
-      estimator: what measured rounds say of those to come.
     """
 
     budget: Budget
     time: TimeMeter
     others: Mapping[str, Meter]
-    estimator: CostEstimator = field(default_factory=CostEstimator)
 
     @classmethod
     def of(cls, budget: Budget, metering: Metering) -> "Meters":
@@ -64,13 +61,6 @@ class Meters:
         copies = {name: copy(meter) for name, meter in self.others.items()}  # a trial is no round of the run
         return self._costs(trial, self.time.expect(trial), copies)
 
-    def estimate(self, costs: Costs) -> Costs:
-        """What the next round will cost, now that one has cost this; to be called once for every round.
-
-        Simulated costs are taken as they are, which is the paper's rule.
-        """
-        return costs if self.time.source == "simulated" else self.estimator.update(costs)
-
     @property
     def sources(self) -> dict[str, Source]:
         """How each resource of the budget is known, of what was read so far."""
@@ -88,7 +78,7 @@ class Meters:
     @cached_property
     def _stateful(self) -> dict[str, Stateful]:
         """By their names in checkpoints."""
-        parts = {"expectation": self.estimator, "time": self.time, **self.others}
+        parts = {"time": self.time, **self.others}
         return {name: part for name, part in parts.items() if isinstance(part, Stateful)}
 
     def _costs(self, usage: RoundUsage, time: Cost, others: Mapping[str, Meter]) -> Costs:

@@ -43,6 +43,7 @@ from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.sums import Reports, ReportsHere, Sums
+from fedbudget.spending import open_ledger, progress
 from fedbudget.step_size import StepSizeInputs
 
 _State = AggregatorState[Any, Any]
@@ -62,8 +63,8 @@ class Round:
       best_loss: F(w^f) on the same samples, w^f as of the end of the round.
       estimates: ρ̂, β̂, δ̂ as they stand after the round.
       kept: the estimates among them that this round could not give, and that are still an earlier round's.
-      ledger: what was spent until its end, and the estimates ĉ and b̂ of what the next round costs; these are what this
-        one cost, unless something else was expected.
+      ledger: what was spent until its end.
+      costs: ĉ and b̂ as they stand after the round, by the method's spending rule.
       nodes: how many nodes took part.
       left_out: the numbers of those among them whose w_i was not finite.
       missed: the numbers of nodes that were asked to take part and did not answer in time; the engine knows.
@@ -82,6 +83,7 @@ class Round:
     estimates: Estimates | None
     kept: tuple[str, ...]
     ledger: Ledger
+    costs: Costs
     nodes: int
     left_out: tuple[int, ...]
     corrected: bool = False
@@ -120,7 +122,6 @@ class Aggregator:
         rounds: int | None = None,
         quantize: steps.Quantize | None = None,
     ) -> None:
-        ledger = Ledger.open(budget, expected)
         self.method = method
         self.last: Round | None = None
         self.state: _State = AggregatorState(
@@ -131,11 +132,9 @@ class Aggregator:
             decision=method.controller.first(),
             step_size=method.step_size.first(),
             update=method.update.first(w),
-            costs=ledger.costs,
-            spent=ledger.spent,
+            ledger=open_ledger(budget, expected, method.spending),
             drift=DriftState.first(w) if method.correct_drift else None,
         )
-        self._budget = budget
         self._rounds = rounds
         self._quantize = quantize
 
@@ -150,16 +149,16 @@ class Aggregator:
         quantize: steps.Quantize | None = None,
     ) -> "Aggregator":
         """The aggregator that had this state; the other arguments are what that one was made with."""
-        if state.spent.shape != budget.array.shape:
-            raise UserError(f"the run that is to go on has a budget of {len(state.spent)} resources, not {budget}")
+        if state.ledger.budget.limits.keys() != budget.limits.keys():
+            raise UserError(f"the run that is to go on has a budget of {state.ledger.budget}, not of {budget}")
         if state.request.drift != method.correct_drift:
             does, not_so = ("does not correct", "does") if method.correct_drift else ("corrects", "does not")
             raise UserError(f"the run that is to go on {does} drift, and what it is to go on with {not_so}")
         if state.request != method.request:
             raise UserError(f"the run that is to go on asks nodes for other things: {state.request}")
-        free = Costs(np.zeros_like(state.spent), np.zeros_like(state.spent))
+        free = Costs(np.zeros_like(budget.array), np.zeros_like(budget.array))
         self = cls(state.w, method=method, budget=budget, expected=free, rounds=rounds, quantize=quantize)
-        self.state = state
+        self.state = state.updated(ledger=replace(state.ledger, budget=budget))
         return self
 
     def start(self) -> Broadcast:
@@ -170,17 +169,16 @@ class Aggregator:
         assert isinstance(answer, Broadcast)  # a ledger opens only when one round fits
         return answer
 
-    def receive(self, report: Report | Reports, costs: Costs, expected: Costs | None = None) -> Broadcast | Outcome:
+    def receive(self, report: Report | Reports, costs: Costs) -> Broadcast | Outcome:
         """One round's reports, merged or already summed, and what the round cost.
 
         Args:
           costs: what is charged.
-          expected: what the next round is thought to cost, ĉ and b̂; the same when left out.
         """
         broadcast, method = self._require_pending(report), self.method
         reports = ReportsHere(report) if isinstance(report, Report) else report
-        sums, ledger = reports.sums, self.ledger.charge(max(1, broadcast.tau), costs, expected)
-        state, best = steps.with_losses(steps.charged(self.state, ledger), sums)
+        sums, ledger = reports.sums, self.ledger.charge(max(1, broadcast.tau), costs)
+        state, best = steps.with_losses(self.state.updated(ledger=ledger), sums)
         if state.phase is Phase.FINAL:
             self.last = self._round(state, broadcast, sums, kept=())
             return self._answer(state.updated(phase=Phase.DONE))
@@ -196,9 +194,10 @@ class Aggregator:
             state = steps.with_drift(state, state.drift, report, sums, broadcast, recover=recover)
         round_ = self._round(state, broadcast, sums, kept=kept)
         follow = method.step_size.recover if recover else method.step_size.next
-        state = state.updated(step_size=follow(state.step_size, StepSizeInputs(sums.largest_beta, ledger.share)))
+        inputs = StepSizeInputs(sums.largest_beta, progress(ledger, method.spending))
+        state = state.updated(step_size=follow(state.step_size, inputs))
         if broadcast.stop:
-            state = steps.final_round(state, best=best)
+            state = self._finish(state, best=best)
         else:
             state = self._announce(state, self._decision(state, recover=recover), best=best)
         self.last = round_  # when nothing can fail any more, of what may be the user's own
@@ -206,8 +205,7 @@ class Aggregator:
 
     def charge(self, costs: Costs) -> None:
         """What was spent besides rounds that were counted: on one that did not come together, say."""
-        ledger = self.ledger
-        self.state = steps.charged(self.state, ledger.charge(0, costs, ledger.costs))
+        self.state = self.state.updated(ledger=self.ledger.charge_besides(costs.aggregation))
 
     def interrupt(self, costs: Costs | None = None) -> Outcome:
         """Ends the run where it is, with w^f as known.
@@ -251,7 +249,7 @@ class Aggregator:
 
     @property
     def ledger(self) -> Ledger:
-        return Ledger(self._budget, self.state.costs, self.state.spent)
+        return self.state.ledger
 
     @property
     def pending(self) -> Broadcast | None:
@@ -285,35 +283,27 @@ class Aggregator:
             return Decision(1, Reason.RECOVERY)
         if not state.step_size.settled:
             return Decision(1, Reason.START)
-        costs, eta = state.costs, state.step_size.eta
-        inputs = ControlInputs(state.estimates, eta, costs.step, costs.aggregation, self._budget.array)
+        costs, eta = self.method.spending.costs(state.ledger), state.step_size.eta
+        inputs = ControlInputs(state.estimates, eta, costs.step, costs.aggregation, state.ledger.budget.array)
         return self.method.controller.next(state.decision, inputs)
 
     def _announce(self, state: _State, decision: Decision, *, best: bool) -> _State:
-        """The next round with the τ that was chosen, or as much of it as fits."""
-        ledger = Ledger(self._budget, state.costs, state.spent)
-        stop, stopped_by = False, state.stopped_by
-        if ledger.must_stop_with(decision.tau):
-            stop = True
-            fits, stopped_by = ledger.affordable_tau()
-            if fits < 1:
-                state = state.updated(decision=decision, stopped_by=stopped_by)
-                over = not ledger.can_evaluate()
-                return state.updated(phase=Phase.DONE) if over else steps.final_round(state, best=best)
-            if fits < decision.tau:
-                decision = Decision(int(fits), Reason.BUDGET)
-            else:
-                stopped_by = ledger.nearest_limit(decision.tau)
-        elif state.round + 1 == self._rounds:
-            stop, stopped_by = True, "rounds"
-        return state.updated(
-            decision=decision,
-            stopped_by=stopped_by,
-            round=state.round + 1,
-            tau=decision.tau,
-            became_best=best,
-            stop=stop,
-        )
+        """The next round, with the τ that was chosen or as much of it as fits; or the end."""
+        plan = self.method.spending.plan(state.ledger, decision)
+        state = state.updated(decision=plan.decision or decision, stopped_by=plan.stopped_by)
+        if plan.decision is None:
+            return self._finish(state, best=best)
+        stop = plan.stop
+        if not stop and state.round + 1 == self._rounds:
+            stop, state = True, state.updated(stopped_by="rounds")
+        return state.updated(round=state.round + 1, tau=plan.decision.tau, became_best=best, stop=stop)
+
+    def _finish(self, state: _State, *, best: bool) -> _State:
+        """No more rounds: the loss of w(T), if there is room for it; otherwise w^f is what is known to be good."""
+        if self.method.spending.can_judge(state.ledger):
+            return steps.final_round(state, best=best)
+        judged = state.round > 1  # any w but w(0)
+        return state.updated(phase=Phase.DONE, best=state.best if judged else state.w)
 
     def _end(self, costs: Costs | None, stopped_by: str) -> Outcome:
         """Before its time; what the next round would cost is still what it was."""
@@ -341,7 +331,8 @@ class Aggregator:
             best_loss=state.best_loss,
             estimates=state.estimates,
             kept=kept,
-            ledger=Ledger(self._budget, state.costs, state.spent),
+            ledger=state.ledger,
+            costs=self.method.spending.estimates(state.ledger),
             nodes=sums.nodes,
             left_out=sums.left_out,
             corrected=broadcast.drift is not None and broadcast.drift.correct and broadcast.tau > 0,

@@ -124,7 +124,8 @@ class Fleet:
         self._broadcast = broadcast
         more = mini_batches(self.sampler.batch) if broadcast.request.curvature else 1
         several = self.sampler.round(more, anew=True) if more > 1 else None
-        self._indices = self.sampler.round(broadcast.tau, anew=broadcast.request.curvature)
+        anew = broadcast.request.curvature or not broadcast.request.estimate
+        self._indices = self.sampler.round(broadcast.tau, anew=anew)
         self._descent = self._losses = self._best_losses = self._local = self._distance = self._evidence = None
         if not broadcast.request.estimate or self._w is None or before is None:
             return

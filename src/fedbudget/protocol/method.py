@@ -10,6 +10,7 @@ from fedbudget.protocol.combine import CombineRule, WeightedMean
 from fedbudget.protocol.messages import Request
 from fedbudget.protocol.state import AggregatorState
 from fedbudget.protocol.update import Average, UpdateRule
+from fedbudget.spending import CarefulSpending, SpendingRule
 from fedbudget.step_size import StepSize
 
 Delta = Literal["gradient", "parameters"]
@@ -27,6 +28,7 @@ class Method:
       combine: how reports become one update.
       correct_drift: whether local updates are corrected for drift, see drift.py.
       delta: what δ is estimated from, the nodes' gradients or their parameters.
+      spending: how the budget is spent.
     """
 
     controller: Controller
@@ -35,6 +37,7 @@ class Method:
     combine: CombineRule = field(default_factory=WeightedMean)
     correct_drift: bool = False
     delta: Delta = "gradient"
+    spending: SpendingRule = field(default_factory=CarefulSpending)
 
     def __post_init__(self) -> None:
         if not self.combine.needs_reports and not isinstance(self.combine, WeightedMean):

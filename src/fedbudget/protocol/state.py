@@ -15,7 +15,7 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 
 from fedbudget.arrays import Float32, Float64
-from fedbudget.budget import Costs
+from fedbudget.budget import Ledger
 from fedbudget.control import Decision, Estimates
 from fedbudget.data.sampling import Position
 from fedbudget.protocol.drift import Correction, DriftState
@@ -50,7 +50,7 @@ class AggregatorState(Generic[S, U]):
       decision: the last choice of τ.
       step_size: the step size's own state, with the coming η.
       update: the update rule's own state.
-      costs, spent: the ledger's, [M].
+      ledger: what was spent, and what rounds cost.
       estimates: ρ̂, β̂, δ̂.
       drift: where drift is corrected.
       stopped_by: what will end the run, once that is known.
@@ -63,8 +63,7 @@ class AggregatorState(Generic[S, U]):
     decision: Decision
     step_size: S
     update: U
-    costs: Costs
-    spent: Float64
+    ledger: Ledger
     drift: DriftState | None
     round: int = 0
     tau: int = 0
@@ -116,10 +115,7 @@ class AggregatorState(Generic[S, U]):
             raise ValueError(f"w and best have shapes {self.w.shape} and {self.best.shape}")
         if not (np.isfinite(self.w).all() and np.isfinite(self.best).all()):
             raise ValueError("w is not finite")
-        if self.spent.ndim != 1 or not self.spent.size or not (np.isfinite(self.spent) & (self.spent >= 0)).all():
-            raise ValueError(f"what was spent is {self.spent.tolist()}")
-        if not self.costs.step.shape == self.costs.aggregation.shape == self.spent.shape:
-            raise ValueError("costs and spent are of different resources")
+        self.ledger.require_possible()
         if self.estimates is not None and not (
             0 <= self.estimates.rho < math.inf and 0 <= self.estimates.beta < math.inf
         ):

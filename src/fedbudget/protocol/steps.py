@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from fedbudget.arrays import Float32
-from fedbudget.budget import Ledger
 from fedbudget.errors import UserError
 from fedbudget.protocol.combine import CombineRule
 from fedbudget.protocol.drift import Divergence, DriftState
@@ -20,10 +19,6 @@ Quantize = Callable[[Float32, Float32], Float32]
 """What nodes will hold of a new w, from it and the w of the broadcast before."""
 
 _State = AggregatorState[Any, Any]
-
-
-def charged(state: _State, ledger: Ledger) -> _State:
-    return state.updated(costs=ledger.costs, spent=ledger.spent)
 
 
 def with_losses(state: _State, sums: Sums) -> tuple[_State, bool]:

@@ -15,6 +15,7 @@ class Bytes(Resource):
         **{"B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12},
         **{"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40},
     }
+    spread = 0.05  # messages are much alike
 
     def format(self, amount: float) -> str:
         """In the largest unit that fits.

@@ -108,6 +108,7 @@ class Resource(ABC):
       settings: names of the settings that it is figured from.
       machine_wide: its counter is the machine's and not a process's. It counts once for all nodes there, runs on while
         they wait, and says nothing of simulated nodes, of trial rounds, or of the aggregator.
+      spread: by how much of it the first round's cost may be off from what a trial says; rounds then show it.
     """
 
     name: ClassVar[str]
@@ -115,6 +116,7 @@ class Resource(ABC):
     units: ClassVar[Mapping[str, float]] = {}
     settings: ClassVar[tuple[str, ...]] = ()
     machine_wide: ClassVar[bool] = False
+    spread: ClassVar[float] = 0.4  # as of aggregations in the paper's prototype
 
     def format(self, amount: float) -> str:
         """An amount as a person would write it."""

@@ -12,7 +12,7 @@ from fedbudget.control import AdaptiveTau, ControlInputs, Controller, Decision, 
 from fedbudget.errors import UserError
 from fedbudget.runs.folder import Run
 
-_FROM_G = (Reason.MINIMUM, Reason.SEARCH_LIMIT, Reason.BUDGET)  # reasons of a controller that looked at G
+_FROM_G = (Reason.MINIMUM, Reason.SEARCH_LIMIT, Reason.BUDGET, Reason.REST)  # reasons of a controller that looked at G
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class Explanation:
             Reason.SEARCH_LIMIT: f"G(τ) still falls at τ = {self.tau}, the end of the range that was searched",
             Reason.BUDGET: f"no more than τ = {self.tau} fitted in what was left of the budget"
             + (f"; G(τ) is smallest at τ = {self.minimum}" if self.minimum else ""),
+            Reason.REST: f"nothing would fit after this round, so it took the rest of the budget, τ = {self.tau}"
+            + (f"; G(τ) is smallest at τ = {self.minimum}" if self.minimum else ""),
             Reason.FIXED: f"τ = {self.tau} was fixed by the settings",
             Reason.RECOVERY: "the round before went astray, so the run went back to the best parameters known",
             Reason.FINAL: "this last round only evaluated the loss of the final parameters",
@@ -57,21 +59,23 @@ class Explanation:
         return sentences.get(self.reason, "the controller gave this reason itself")
 
 
-def explain(run: Run, number: int, controller: Controller) -> Explanation:
+def explain(run: Run, number: int, controller: Controller, costs_behind: int = 0) -> Explanation:
     """Recomputes the choice of one round from the records before it.
 
     Args:
       number: of the round.
       controller: that the run had.
+      costs_behind: by how many rounds the costs were older than the estimates.
     """
     by_number = {record.round: record for record in run.rounds}
     if number not in by_number:
         last = max(by_number, default=0)
         raise UserError(f"{run.path} has no round {number}; it has rounds 1 to {last}")
     record, before = by_number[number], by_number.get(number - 1)
+    costs = by_number.get(number - 1 - costs_behind)
     candidates, curve, estimates = np.empty(0, np.int64), np.empty(0), None
     from_g = record.reason in _FROM_G
-    if from_g and isinstance(controller, AdaptiveTau) and before is not None and before.rho is not None:
+    if from_g and isinstance(controller, AdaptiveTau) and before and costs and before.rho is not None:
         assert before.beta is not None
         assert before.delta is not None
         estimates = Estimates(before.rho, before.beta, before.delta)
@@ -80,8 +84,8 @@ def explain(run: Run, number: int, controller: Controller) -> Explanation:
         inputs = ControlInputs(
             estimates,
             record.eta,
-            np.array([before.c[name] for name in limits.limits]),
-            np.array([before.b[name] for name in limits.limits]),
+            np.array([costs.c[name] for name in limits.limits]),
+            np.array([costs.b[name] for name in limits.limits]),
             limits.array,
         )
         candidates, curve = controller.search_range(previous, estimates), controller.curve(previous, inputs)

@@ -46,7 +46,7 @@ class RoundRecord:
     @classmethod
     def of(cls, round_: Round, *, accuracy: float | None, wall: float) -> "RoundRecord":
         """What has the same name in both is the same in both."""
-        ledger, costs, label = round_.ledger, round_.ledger.costs, round_.ledger.budget.label
+        ledger, costs, label = round_.ledger, round_.costs, round_.ledger.budget.label
         values: dict[str, Any] = {each.name: getattr(round_, each.name, None) for each in fields(cls)}
         values |= {"reason": str(round_.reason), "accuracy": accuracy, "wall": wall}
         values |= {"c": label(costs.step), "b": label(costs.aggregation), "spent": label(ledger.spent)}

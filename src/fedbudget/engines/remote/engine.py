@@ -139,7 +139,7 @@ class RemoteEngine(Engine):
             clock.add(usage)
             costs = meters.read(usage)
             report = Report.merge([answer.report for answer in collected.answers])
-            message = aggregator.receive(report, costs, meters.estimate(costs))
+            message = aggregator.receive(report, costs)
             last = _with_absent(aggregator, collected), broadcast
         if last is not None:
             observe(*last)

@@ -1,0 +1,208 @@
+"""How a budget is spent: with which costs τ is chosen, which round still fits, and whether the last w can be judged.
+
+A spending rule is a value, and what it says follows from the ledger alone. There are two.
+
+`CarefulSpending` keeps the budget. Rounds cost what they like, and a budget that is met on average is overspent every
+second time. So room is kept for what may happen:
+
+- A round is begun only if it and the final loss after it fit with 99 % certainty: their mean cost and 2.33 times their
+  deviation, more while few rounds have shown what that is (Student's t), and no less than the most that a single round
+  went over of late, because slow moments of machines and networks are not Gaussian.
+- τ is shortened to what fits. When nothing would fit after a round, it is the last, and what is left over would be
+  lost: then τ is as long as fits, unless the user has fixed it.
+- The final loss has had its room from the start. If the last round took so much of it that the final loss would more
+  likely than one time in six end over the budget, it is left out, and the run ends with w^f, whose loss is known. Only
+  if no w but w(0) was ever judged is it w(T).
+
+`PaperSpending` is Algorithm 2 to the letter: the last round's costs are what the next will cost, τ is chosen by those
+of the round before, and the final loss is evaluated whatever that takes. It goes over the budget as often as not.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from fedbudget.arrays import Float64
+from fedbudget.budget import PRIOR_ROUNDS, Budget, Costs, Ledger
+from fedbudget.control import Decision, Reason
+from fedbudget.errors import UserError
+
+_CERTAIN = 2.326
+"""Deviations above the mean that a Gaussian exceeds in 1 % of cases."""
+
+_LIKELY = 1.0
+"""The same in 16 %."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The coming round.
+
+    Args:
+      decision: its τ and why; None when no round fits.
+      stop: whether only the final loss follows it.
+      stopped_by: the resource that ends the run, where one does.
+    """
+
+    decision: Decision | None
+    stop: bool = False
+    stopped_by: str | None = None
+
+
+class SpendingRule(Protocol):
+    """Decides how a budget is spent."""
+
+    @property
+    def costs_behind(self) -> int:
+        """By how many rounds the costs that τ is chosen with are older than the estimates."""
+
+    def estimates(self, ledger: Ledger) -> Costs:
+        """ĉ and b̂ as they are recorded."""
+
+    def costs(self, ledger: Ledger) -> Costs:
+        """What the controller chooses τ with."""
+
+    def room(self, ledger: Ledger, tau: int) -> Float64:
+        """What must be left for a round of τ updates and the final loss after it, [M]; for that alone with τ = 0."""
+
+    def plan(self, ledger: Ledger, decision: Decision) -> Plan:
+        """The coming round, with the τ that was chosen or what fits of it."""
+
+    def can_judge(self, ledger: Ledger) -> bool:
+        """Whether the final loss is to be evaluated, when no more round is made."""
+
+
+@dataclass(frozen=True)
+class CarefulSpending:
+    """Keeps the budget, see above."""
+
+    costs_behind = 0
+
+    def estimates(self, ledger: Ledger) -> Costs:
+        return ledger.statistics.mean
+
+    def costs(self, ledger: Ledger) -> Costs:
+        return ledger.statistics.mean
+
+    def room(self, ledger: Ledger, tau: int) -> Float64:
+        statistics, taus = ledger.statistics, (tau, 1) if tau else (1,)
+        over = _certain(statistics.rounds) * statistics.deviation(taus)
+        return _mean(statistics.mean, taus) + np.maximum(over, statistics.peak)
+
+    def plan(self, ledger: Ledger, decision: Decision) -> Plan:
+        if not self._fits(ledger, 1):
+            return Plan(None, stopped_by=ledger.nearest_limit(self.room(ledger, 1)))
+        tau = decision.tau
+        if not self._fits(ledger, tau):
+            tau = self._most(ledger, tau)
+            return Plan(Decision(tau, Reason.BUDGET), stopped_by=ledger.nearest_limit(self.room(ledger, tau)))
+        after = ledger.charge_besides(_mean(ledger.statistics.mean, (tau,)))
+        if decision.reason != Reason.FIXED and not self._fits(after, 1):
+            longer = self._most(ledger, tau + self._exchange(ledger))
+            if longer > tau:
+                decision = Decision(longer, Reason.REST)
+        return Plan(decision)
+
+    def can_judge(self, ledger: Ledger) -> bool:
+        statistics = ledger.statistics
+        return ledger.fits(_mean(statistics.mean, (1,)) + _LIKELY * statistics.deviation((1,)))
+
+    def _fits(self, ledger: Ledger, tau: int) -> bool:
+        return ledger.fits(self.room(ledger, tau))
+
+    def _exchange(self, ledger: Ledger) -> int:
+        """How many updates cost as much as two exchanges, of the resource that has fewest; more cannot be left over."""
+        mean = ledger.statistics.mean
+        with np.errstate(divide="ignore", invalid="ignore"):
+            updates = np.where(mean.step > 0, 2 * mean.aggregation / mean.step, np.inf).min()
+        return 2 + int(min(updates, 1e6)) if np.isfinite(updates) else 1
+
+    def _most(self, ledger: Ledger, below: int) -> int:
+        """The largest τ below this that fits; τ = 1 does."""
+        least = 1
+        while below - least > 1:
+            middle = (least + below) // 2
+            least, below = (middle, below) if self._fits(ledger, middle) else (least, middle)
+        return least
+
+
+@dataclass(frozen=True)
+class PaperSpending:
+    """Algorithm 2 to the letter, see above."""
+
+    costs_behind = 1
+
+    def estimates(self, ledger: Ledger) -> Costs:
+        return ledger.costs
+
+    def costs(self, ledger: Ledger) -> Costs:
+        return ledger.previous
+
+    def room(self, ledger: Ledger, tau: int) -> Float64:
+        return _mean(ledger.costs, (tau, 1) if tau else (1,))
+
+    def plan(self, ledger: Ledger, decision: Decision) -> Plan:
+        room = self.room(ledger, decision.tau)
+        if not (ledger.spent + room >= ledger.budget.array).any():
+            return Plan(decision)
+        if ledger.fits(room):
+            return Plan(decision, stop=True, stopped_by=ledger.nearest_limit(room))
+        fits, stopped_by = self._most(ledger)
+        return Plan(Decision(fits, Reason.BUDGET) if fits >= 1 else None, stop=True, stopped_by=stopped_by)
+
+    def can_judge(self, ledger: Ledger) -> bool:
+        return True
+
+    def _most(self, ledger: Ledger) -> tuple[int, str]:
+        """The most updates of one more round that leave enough for the final loss, and the resource that says so."""
+        left = ledger.budget.array - ledger.spent - self.room(ledger, 1) + ledger.costs.step
+        with np.errstate(divide="ignore", invalid="ignore"):
+            fits = np.where(ledger.costs.step > 0, left / ledger.costs.step, np.where(left >= 0, np.inf, 0))
+        binding = int(np.argmin(fits))
+        return int(fits[binding] * (1 + 1e-12)), list(ledger.budget.limits)[binding]
+
+
+def open_ledger(budget: Budget, expected: Costs, rule: SpendingRule) -> Ledger:
+    """A ledger with nothing spent; refuses a budget that does not cover one round and the final loss."""
+    ledger = Ledger.open(budget, expected)
+    for resource, limit, round_cost, needed in zip(
+        budget.resources, budget.array, expected.step + expected.aggregation, rule.room(ledger, 1), strict=True
+    ):
+        if limit < needed * (1 - 1e-12):
+            raise UserError(
+                f"budget {resource.name}={resource.format(limit)} is too small: one round costs about "
+                f"{resource.format(round_cost)}, and as much again is needed for the final loss, "
+                f"so at least {resource.name}={resource.format(_rounded_up(needed))}"
+                + (" to be on the safe side" if needed > 2 * round_cost * (1 + 1e-9) else "")
+            )
+    return ledger
+
+
+def progress(ledger: Ledger, rule: SpendingRule) -> float:
+    """How far the rounds have come, 0 to 1: the share that is gone of what can be spent on rounds."""
+    for_rounds = ledger.budget.array - rule.room(ledger, 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = np.where(for_rounds > 0, ledger.spent / for_rounds, 1.0)
+    return float(min(1.0, shares.max()))
+
+
+def _mean(costs: Costs, taus: tuple[int, ...]) -> Float64:
+    """What rounds with these τ cost together, [M]."""
+    return sum(taus) * costs.step + len(taus) * costs.aggregation
+
+
+def _certain(rounds: int) -> float:
+    """The 99 % quantile of Student's t with as many degrees of freedom as rounds tell of the spread, nearly.
+
+    >>> round(_certain(0), 1), round(_certain(20), 1), round(_certain(10_000), 2)
+    (2.9, 2.5, 2.42)
+    """
+    freedom, z = min(rounds + PRIOR_ROUNDS, 40), _CERTAIN
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+def _rounded_up(amount: float) -> float:
+    """To the four digits that are shown, so that what is asked for is enough."""
+    last = 10.0 ** (np.floor(np.log10(amount)) - 3)
+    return float(np.ceil(amount / last - 1e-9) * last)
