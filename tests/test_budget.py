@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedbudget.budget import Budget, CostStatistics, Ledger
 from fedbudget.errors import UserError

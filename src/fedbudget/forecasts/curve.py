@@ -112,6 +112,8 @@ def extrapolate(curve: Curve, x: Float64) -> Draws | None:
     ahead = curve.ahead(x)
     rows, counts = _thinned(np.vstack([curve.axes, curve.values]))
     axes, y = rows[:-1], rows[-1]
+    unit = float(_smooth(y)[-1])  # or evidence would depend on the unit, where shapes differ in freedom
+    y = y / unit
     shapes = [_shapes(axis, beyond) for axis, beyond in zip(axes, ahead, strict=True) if axis[-1] > axis[-2] >= 0]
     if not shapes:
         return None
@@ -120,18 +122,18 @@ def extrapolate(curve: Curve, x: Float64) -> Draws | None:
     level = _smooth(y)
     values, weights = [], []
     for power in (0.0, 1.0):  # of the level, that noise goes with
-        fit = _fit(y, psi, counts, (level / level[-1]) ** power)
+        fit = _fit(y, psi, counts, level**power)
         heights, drops = fit.draw(rng)
         possible = drops >= 0
         if curve.floor is not None:
-            possible &= heights + drops * bottom >= curve.floor
+            possible &= heights + drops * bottom >= curve.floor / unit
         values.append((heights[..., None] + drops[..., None] * later[:, None]).reshape(-1, len(x)))
         weights.append(np.where(possible, fit.evidence[:, None], -np.inf).ravel())
     logarithms = np.concatenate(weights)
     if not np.isfinite(logarithms).any():
         return None
     weight = np.exp(logarithms - logarithms.max())
-    return Draws(np.concatenate(values), weight / weight.sum())
+    return Draws(unit * np.concatenate(values), weight / weight.sum())
 
 
 def misfit(curve: Curve, ratio: float) -> float | None:
