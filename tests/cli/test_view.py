@@ -119,6 +119,10 @@ class TestResultInLines:
             "run: runs/x",
         ]
 
+    def test_tells_what_more_would_buy(self, capsys: pytest.CaptureFixture[str]) -> None:
+        print_result(execute(plan_of("time=10s")))
+        assert re.search(r"^half as much again would bring the loss to 0\.24\d\d \(", capsys.readouterr().out, re.M)
+
     def test_leaves_out_what_there_is_not(self, capsys: pytest.CaptureFixture[str]) -> None:
         print_result(replace(execute(plan_of("time=2s")), accuracy=None, run=None))
         out = capsys.readouterr().out
