@@ -67,8 +67,10 @@ def make_run(row: Row, folder: Path) -> list[Row]:
     half = [record for record in first.rounds if record.spent["time"] <= row["seconds"] / 2]
     to_the_end = Forecaster(half, first.budget).at(first.budget)
     extended = fedbudget.forecast(first, budget=f"time=+{MORE * row['seconds']:g}s").budgets[0]
-    given_again = {} if options["dataset"] == "digits" else {"dataset": options["dataset"]}
-    second = fedbudget.train(resume=out, budget=f"time=+{MORE * row['seconds']:g}s", **given_again)
+    again: dict[str, Any] = {"resume": out, "budget": f"time=+{MORE * row['seconds']:g}s"}
+    if options["dataset"] != "digits":
+        again["dataset"] = options["dataset"]
+    second = fedbudget.train(**again)
     return [
         {**row, "asked": "end, at half", **_compared(to_the_end, first), "rounds": len(half)},
         {**row, "asked": "half as much again", **_compared(extended, second), "rounds": len(first.rounds)},

@@ -87,11 +87,11 @@ def test_a_second_fall_of_eta() -> None:
     steady = rounds(200)
     falling = rounds(200)
     falling = [record(each.round, eta=0.01 if each.round < 130 else 0.005) for each in falling]
-    known, more = {"loss": 0.2 + 0.8 / 200, "accuracy": None}, {"time": 30.0, "bytes": 2e6}
-    plain, fallen = (Forecaster(each, LIMITS, known).at(more).loss for each in (steady, falling))
+    loss, more = 0.2 + 0.8 / 200, {"time": 30.0, "bytes": 2e6}
+    plain, fallen = (Forecaster(each, LIMITS, {"loss": loss}).at(more).loss for each in (steady, falling))
     assert plain is not None
     assert fallen is not None
-    assert plain.median < fallen.median < known["loss"]
+    assert plain.median < fallen.median < loss
 
 
 class TestRuns:
