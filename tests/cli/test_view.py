@@ -91,6 +91,7 @@ def test_a_terminal_gets_gauges_of_all_budgets_and_the_latest_rounds(
     assert "of 10MB" in last
     assert "━" in last
     assert f"{result.rounds[-1].loss:.4f}" in last
+    assert "loss at the end" in last
 
 
 class TestResultInLines:

@@ -187,9 +187,9 @@ class _LiveView:
 
 def _forecast_text(forecast: Forecast) -> str:
     if forecast.loss is None:
-        return f"loss at the end: not known, {forecast.reason}"
-    accuracy = "" if forecast.accuracy is None else f", accuracy {interval_text(forecast.accuracy)}"
-    return f"at the end, with a chance of {LEVEL:.0%}: loss {interval_text(forecast.loss)}{accuracy}"
+        return f"loss at the end not known: {forecast.reason}"
+    accuracy = "" if forecast.accuracy is None else f"\naccuracy at the end {interval_text(forecast.accuracy)}"
+    return f"loss at the end {interval_text(forecast.loss)} with a chance of {LEVEL:.0%}{accuracy}"
 
 
 def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
