@@ -37,6 +37,7 @@ TASKS = {
     "mlp": ("wine", "iris"),
 }
 RESOURCES = (("time",), ("time", "energy"), ("time", "bytes"), ("bytes",), ("money",))
+SMALL_LOSS = 0.01
 FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
 _CONSOLE = Console(width=120)
 
@@ -226,10 +227,10 @@ def _figures(runs: Sequence[Run]) -> list[str]:
 
 
 def _beside(runs: Sequence[Run], earlier: Sequence[Run]) -> str:
-    """Losses of the same settings now and then."""
+    """Losses of the same settings now and then; `SMALL_LOSS` is added to both, as near 0 ratios say nothing."""
     before = {json.dumps(run["settings"]): run for run in earlier}
     pairs = [(run.get("loss"), before.get(json.dumps(run["settings"]), {}).get("loss")) for run in runs]
-    ratios = [math.log(now / then) for now, then in pairs if now and then]
+    ratios = [math.log((now + SMALL_LOSS) / (then + SMALL_LOSS)) for now, then in pairs if now and then]
     if not ratios:
         return "no run of the same settings is in that file"
     worse = sum(ratio > 1e-3 for ratio in ratios)

@@ -55,7 +55,7 @@ class TestReading:
             (["time"], "'time' is not understood; write NAME=AMOUNT"),
             (["15s"], "'15s' is not understood"),
             (["time=15s", "bytes=1MB", "time=20s"], "budget time is given twice"),
-            (["time=+15s"], r"budget time: \+ adds to the limit of a run that goes on; say which with `resume`"),
+            (["time=+15s"], r"budget time: \+ adds to the limit of a run that goes on; say which with "),
             ([], "a run needs a budget, for example time=15s"),
         ],
     )

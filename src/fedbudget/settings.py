@@ -220,6 +220,7 @@ class Settings:
         cls,
         *,
         task: str | None = None,
+        config: Path | None = None,
         case: int | None = None,
         model: str | None = None,
         dataset: str | None = None,
@@ -233,7 +234,7 @@ class Settings:
                 raise unknown("argument", name, [*declarations(Settings), "task", "case"])
         more = {"model": model, "dataset": dataset, "budget": budget, "step_size": step_size}
         given = {name: value for name, value in more.items() if value is not None}
-        return cls.combined({**options, **given}, task=task, case=case)
+        return cls.combined({**options, **given}, task=task, config=config, case=case)
 
     @classmethod
     def from_toml(cls, path: Path) -> dict[str, Any]:

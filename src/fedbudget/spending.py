@@ -5,11 +5,11 @@ A spending rule is a value, and what it says follows from the ledger alone. Ther
 `CarefulSpending` keeps the budget. Rounds cost what they like, and a budget that is met on average is overspent every
 second time. So room is kept for what may happen:
 
-- A round is begun only if it and the final loss after it fit with 99 % certainty: their mean cost and 2.33 times their
-  deviation, more while few rounds have shown what that is (Student's t), and no less than the most that a single round
-  went over of late, because slow moments of machines and networks are not Gaussian.
+- A round is begun only if the run will end within its budget with 99 % certainty: if the round and the final loss fit
+  with their mean cost and 2.16 times their deviation, more while few rounds have shown what that is (Student's t), and
+  no less than the most that a single round went over of late: slow moments of machines and networks are not Gaussian.
 - τ is shortened to what fits. When nothing would fit after a round, it is the last, and what is left over would be
-  lost: then τ is as long as fits, unless the user has fixed it.
+  lost: then τ is as long as fits, up to τ_max, unless the user has fixed it.
 - The final loss has had its room from the start. If the last round took so much of it that the final loss would more
   likely than one time in six end over the budget, it is left out, and the run ends with w^f, whose loss is known. Only
   if no w but w(0) was ever judged is it w(T).
@@ -19,7 +19,7 @@ of the round before, and the final loss is evaluated whatever that takes. It goe
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -28,11 +28,12 @@ from fedbudget.budget import PRIOR_ROUNDS, Budget, Costs, Ledger
 from fedbudget.control import Decision, Reason
 from fedbudget.errors import UserError
 
-_CERTAIN = 2.326
-"""Deviations above the mean that a Gaussian exceeds in 1 % of cases."""
+_CERTAIN = 2.16
+"""Deviations of two exchanges x₁ + x₂ to leave room for. It is over in 1 % of cases: ∫ φ(x)Q(√2·2.16 - x)dx, over those
+x₁ = x after which the second is still made."""
 
 _LIKELY = 1.0
-"""The same in 16 %."""
+"""Deviations of one exchange, which is over in 16 % of cases where only so much is left."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +70,25 @@ class SpendingRule(Protocol):
     def plan(self, ledger: Ledger, decision: Decision) -> Plan:
         """The coming round, with the τ that was chosen or what fits of it."""
 
-    def can_judge(self, ledger: Ledger) -> bool:
-        """Whether the final loss is to be evaluated, when no more round is made."""
+    @property
+    def overtime(self) -> float:
+        """The share of a time budget by which a round that has begun may go over it, until it is closed as it is."""
+
+    def final_room(self, ledger: Ledger) -> Float64 | None:
+        """What must be left for the final loss to be evaluated, [M]; None where it is, whatever was spent."""
 
 
 @dataclass(frozen=True)
 class CarefulSpending:
-    """Keeps the budget, see above."""
+    """Keeps the budget, see above.
 
-    costs_behind = 0
+    Args:
+      tau_max: the most updates of a last round that takes the rest.
+    """
+
+    costs_behind: ClassVar[int] = 0
+    overtime: ClassVar[float] = 0.0
+    tau_max: int = 100
 
     def estimates(self, ledger: Ledger) -> Costs:
         return ledger.statistics.mean
@@ -99,24 +110,17 @@ class CarefulSpending:
             return Plan(Decision(tau, Reason.BUDGET), stopped_by=ledger.nearest_limit(self.room(ledger, tau)))
         after = ledger.charge_besides(_mean(ledger.statistics.mean, (tau,)))
         if decision.reason != Reason.FIXED and not self._fits(after, 1):
-            longer = self._most(ledger, tau + self._exchange(ledger))
+            longer = self._most(ledger, max(tau, self.tau_max) + 1)
             if longer > tau:
                 decision = Decision(longer, Reason.REST)
         return Plan(decision)
 
-    def can_judge(self, ledger: Ledger) -> bool:
+    def final_room(self, ledger: Ledger) -> Float64:
         statistics = ledger.statistics
-        return ledger.fits(_mean(statistics.mean, (1,)) + _LIKELY * statistics.deviation((1,)))
+        return _mean(statistics.mean, (1,)) + _LIKELY * statistics.deviation((1,))
 
     def _fits(self, ledger: Ledger, tau: int) -> bool:
         return ledger.fits(self.room(ledger, tau))
-
-    def _exchange(self, ledger: Ledger) -> int:
-        """How many updates cost as much as two exchanges, of the resource that has fewest; more cannot be left over."""
-        mean = ledger.statistics.mean
-        with np.errstate(divide="ignore", invalid="ignore"):
-            updates = np.where(mean.step > 0, 2 * mean.aggregation / mean.step, np.inf).min()
-        return 2 + int(min(updates, 1e6)) if np.isfinite(updates) else 1
 
     def _most(self, ledger: Ledger, below: int) -> int:
         """The largest τ below this that fits; τ = 1 does."""
@@ -131,7 +135,8 @@ class CarefulSpending:
 class PaperSpending:
     """Algorithm 2 to the letter, see above."""
 
-    costs_behind = 1
+    costs_behind: ClassVar[int] = 1
+    overtime: ClassVar[float] = 0.03
 
     def estimates(self, ledger: Ledger) -> Costs:
         return ledger.costs
@@ -151,8 +156,8 @@ class PaperSpending:
         fits, stopped_by = self._most(ledger)
         return Plan(Decision(fits, Reason.BUDGET) if fits >= 1 else None, stop=True, stopped_by=stopped_by)
 
-    def can_judge(self, ledger: Ledger) -> bool:
-        return True
+    def final_room(self, ledger: Ledger) -> None:
+        return None
 
     def _most(self, ledger: Ledger) -> tuple[int, str]:
         """The most updates of one more round that leave enough for the final loss, and the resource that says so."""
@@ -193,10 +198,10 @@ def _mean(costs: Costs, taus: tuple[int, ...]) -> Float64:
 
 
 def _certain(rounds: int) -> float:
-    """The 99 % quantile of Student's t with as many degrees of freedom as rounds tell of the spread, nearly.
+    """How many deviations that is where the deviation was estimated: a quantile of Student's t, nearly.
 
     >>> round(_certain(0), 1), round(_certain(20), 1), round(_certain(10_000), 2)
-    (2.9, 2.5, 2.42)
+    (2.6, 2.3, 2.24)
     """
     freedom, z = min(rounds + PRIOR_ROUNDS, 40), _CERTAIN
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

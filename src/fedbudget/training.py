@@ -23,6 +23,7 @@ from fedbudget.errors import UserError
 from fedbudget.forecasts.latest import next_forecast
 from fedbudget.launch.launch import launch
 from fedbudget.launch.prepared import Callback, Overrides, PreparedRun
+from fedbudget.launch.resume import load_resumed
 from fedbudget.models.base import Model, loss_over
 from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.combine import CombineRule
@@ -106,6 +107,7 @@ def train(
     combine: CombineRule | None = None,
     callbacks: Sequence[Callback] = (),
     out: str | Path | None = None,
+    resume: str | Path | None = None,
     track: str | Sequence[str] = (),
     engine: EngineName = "in-process",
     ray_address: str | None = None,
@@ -128,6 +130,8 @@ def train(
       combine: how reports become one update; their weighted mean when not given.
       callbacks: each is called with the record of every round; the run ends after one for which it returns True.
       out: a folder for the run; nothing is written without it.
+      resume: the folder of a run to go on with, by its own settings; objects that it was given are given again. With
+        `budget` it has more to spend: `"time=+5s"` adds to its limit.
       track: where the run is followed besides its folder: `mlflow`, `tensorboard` or both.
       engine: `in-process`, `ray` for a cluster, or `network` for node processes on this machine.
       ray_address: of the Ray cluster; this machine when not given.
@@ -143,15 +147,6 @@ def train(
     if shards is not None:
         own_data = from_arrays(shards, test)
     eta, own_step_size = (step_size, None) if isinstance(step_size, int | float | str | None) else (None, step_size)
-    settings = Settings.from_python(
-        task=task,
-        case=case,
-        model=model if isinstance(model, str | None) else model.name,
-        dataset=dataset if isinstance(dataset, str) else None if own_data is None else own_data.name,
-        budget=budget,
-        step_size=eta,
-        **options,
-    )
     overrides = Overrides(
         dataset=own_data,
         model=None if isinstance(model, str | None) else model,
@@ -160,7 +155,28 @@ def train(
         update=update,
         combine=combine,
     )
-    with launch(settings, overrides, engine=engine, ray_address=ray_address, actors=actors) as prepared:
+
+    def settings_with(**more: Any) -> Settings:
+        return Settings.from_python(
+            task=task,
+            case=case,
+            model=model if isinstance(model, str | None) else model.name,
+            dataset=dataset if isinstance(dataset, str) else None if own_data is None else own_data.name,
+            step_size=eta,
+            **more,
+            **options,
+        )
+
+    if resume is None:
+        settings, resumed = settings_with(budget=budget), None
+    else:
+        if out is not None or task is not None:
+            raise UserError("`resume` goes on in the run's folder, with its settings; give neither `out` nor `task`")
+        more = (budget,) if isinstance(budget, str) else budget or ()
+        settings, resumed = load_resumed(Path(resume), lambda config: settings_with(config=config), more, overrides)
+        out = resume
+    prepare = launch(settings, overrides, engine=engine, ray_address=ray_address, actors=actors, resumed=resumed)
+    with prepare as prepared:
         return execute(prepared, out=None if out is None else Path(out), callbacks=callbacks, trackers=trackers)
 
 
@@ -218,7 +234,7 @@ def default_folder(settings: Settings) -> Path:
 
 def _writer(prepared: PreparedRun, out: Path) -> RunWriter:
     if prepared.resumed is not None:
-        return RunWriter.resume(out, prepared.resumed.records)
+        return RunWriter.resume(out, _config(prepared), prepared.resumed.records)
     writer = RunWriter(out, _config(prepared))
     if prepared.shards is not None:
         nodes.write_simulated(out, prepared.shards.size)
@@ -228,7 +244,7 @@ def _writer(prepared: PreparedRun, out: Path) -> RunWriter:
 class _Recorder:
     """Turns rounds into records, for the disk and for whoever is to be called.
 
-    Where a run can be resumed, records reach the disk with the checkpoint that holds them.
+    Where rounds cannot be made again, records reach the disk with the checkpoint that holds them.
 
     Args:
       earlier: records of a run that goes on.
@@ -247,31 +263,41 @@ class _Recorder:
         self._writer = writer
         self._callbacks = callbacks
         self._began = time.perf_counter() - (earlier[-1].wall if earlier else 0.0)
-        self._next_evaluation = 0.0
+        self._next_evaluation = self._evaluation_after(earlier)
+        self._held = prepared.engine.checkpoint_interval == 0
         self._checkpoints: CheckpointWriter | None = None
         self._statuses: NodeStatusWriter | None = None
         if writer is None or prepared.engine.state() is None:
             return
         resumed, ahead = prepared.resumed, rounds_ahead(prepared.model.parameters)
         held = () if resumed is None else resumed.records
-        self._checkpoints = CheckpointWriter(writer.path, writer.append, ahead=ahead, records=held)
+        self._checkpoints = CheckpointWriter(
+            writer.path,
+            writer.append if self._held else lambda record: None,
+            ahead=ahead,
+            records=held,
+            interval=prepared.engine.checkpoint_interval,
+            conditions=prepared.conditions,
+        )
         if resumed is None:
             self.save()
             self._checkpoints.flush()  # there is something to go on from before the first node begins
-        self._statuses = NodeStatusWriter(writer.path, prepared.engine.node_statuses)
+        if self._held:
+            self._statuses = NodeStatusWriter(writer.path, prepared.engine.node_statuses)
 
     def observe(self, round_: Round, broadcast: Broadcast) -> None:
         prepared, accuracy, share = self._prepared, None, round_.ledger.share
         if prepared.test is not None and (share >= self._next_evaluation or broadcast.tau == 0):
             accuracy = prepared.model.accuracy(broadcast.w, prepared.test)
-            points = prepared.settings.evaluations
-            self._next_evaluation = (int(share * points) + 1) / points
+            self._next_evaluation = self._next_share(share)
         record = RoundRecord.of(round_, accuracy=accuracy, wall=time.perf_counter() - self._began)
         self.records.append(record)
-        if self._checkpoints is not None:
+        if self._held and self._checkpoints is not None:
             self.save(record)
         elif self._writer is not None:
             self._writer.append(record)
+            if self._checkpoints is not None and self._checkpoints.due():
+                self.save()
         for callback in self._callbacks:
             if callback(record) and not self.stopping:
                 self.stopping = True
@@ -279,9 +305,21 @@ class _Recorder:
 
     def save(self, record: RoundRecord | None = None) -> None:
         """Takes where the run has come to, to be on disk before long."""
-        aggregator, state = self._prepared.aggregator, self._prepared.engine.state()
-        if self._checkpoints is not None and aggregator is not None and state is not None:
-            self._checkpoints.save(aggregator.state, state, record)
+        state = None if self._checkpoints is None else self._prepared.engine.state()
+        if self._checkpoints is not None and state is not None:
+            last = record if self._held or not self.records else self.records[-1]
+            self._checkpoints.save(*state, last)
+
+    def _next_share(self, share: float) -> float:
+        """Of the budget, at which accuracy is looked at again."""
+        points = self._prepared.settings.evaluations
+        return (int(share * points) + 1) / points
+
+    def _evaluation_after(self, earlier: Sequence[RoundRecord]) -> float:
+        """The same, of a run that goes on."""
+        evaluated = [record.spent for record in earlier if record.accuracy is not None]
+        limits = self._prepared.budget.limits
+        return self._next_share(max(evaluated[-1][name] / limits[name] for name in limits)) if evaluated else 0.0
 
     def finish(self) -> None:
         """Returns when all is on disk."""

@@ -50,7 +50,7 @@ def test_records_that_are_taken_back_are_noticed(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", 9, finished=False)
     reader = RunReader(path)
     before = reader.read()
-    RunWriter.resume(path, [record(4, loss=7.0).to_json()]).close()
+    RunWriter.resume(path, (path / "config.toml").read_text(), [record(4, loss=7.0).to_json()]).close()
     after = reader.read()
     assert [each.loss for each in after.run.rounds][-1] == 7.0
     assert (len(before.run.rounds), len(after.run.rounds)) == (9, 4)

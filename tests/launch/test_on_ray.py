@@ -17,6 +17,7 @@ from fedbudget.engines import ray as engine
 from fedbudget.errors import UserError, WorkError
 from fedbudget.experiments.sweep import Sweep, run
 from fedbudget.launch.on_ray import GroupDefinition, on_ray
+from fedbudget.launch.resume import load_resumed
 from fedbudget.launch.simulate import simulate
 from fedbudget.protocol.messages import Broadcast, Request
 from fedbudget.runs.record import RoundRecord
@@ -138,6 +139,30 @@ class _Party:
         if self._first:
             os.kill(os.getpid(), signal.SIGKILL)
         return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_a_run_goes_on_with_more_budget(tmp_path: Path, participation: float) -> None:
+    """As one in process does; also when an actor is lost then, before a copy of its memory is taken."""
+    options: dict[str, Any] = {"nodes": 11, "case": 2, "participation": participation, "budget": "time=3s"}
+
+    fedbudget.train(**options, out=tmp_path / "here")
+    fedbudget.train(**options, engine="ray", actors=2, out=tmp_path / "there")
+    here = fedbudget.train(resume=tmp_path / "here", budget="time=+2s")
+    with pytest.raises(UserError, match="has 2 actors, and cannot have 3 now"):
+        fedbudget.train(resume=tmp_path / "there", budget="time=+2s", engine="ray", actors=3)
+    path = tmp_path / "there"
+    settings, resumed = load_resumed(path, lambda config: Settings(**Settings.from_toml(config)), ["time=+2s"])
+    with on_ray(settings, resumed=resumed) as plan:
+        places = plan.engine.nodes._places  # type: ignore[attr-defined]
+
+        def kill(record: RoundRecord) -> None:
+            if record.round == resumed.state.round + 2:
+                os.kill(ray.get(places[1].actor.__ray_call__.remote(_process_id)), signal.SIGKILL)
+
+        there = execute(plan, out=path, callbacks=[kill])
+    assert_same_run(replace(there, run=None), replace(here, run=None))
 
 
 def test_rules_of_ones_own() -> None:

@@ -1,6 +1,5 @@
 """What a run that goes on must not change, and what is refused at once."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +7,8 @@ import pytest
 
 from fedbudget.errors import UserError
 from fedbudget.launch.options import ListenOptions, SecurityOptions
-from fedbudget.launch.serve import require_same_settings, serving
+from fedbudget.launch.serve import serving
 from fedbudget.settings import Settings
-
-TRIAL = Settings(nodes=5, partition="case:4", seed=3)
-
-
-def test_a_run_goes_on_by_its_own_settings_only() -> None:
-    require_same_settings(Path("run"), TRIAL, replace(TRIAL))
-    with pytest.raises(UserError, match="run goes on as it began: tau is adaptive there, and cannot be 5 now"):
-        require_same_settings(Path("run"), TRIAL, replace(TRIAL, tau=5))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from fedbudget.settings import Settings
 from support.small_disk import fill, small_disk
 
 SETTINGS = Settings(nodes=3, partition="case:2", batch_size=10)
+CONFIG = SETTINGS.to_toml()
 
 
 def record(number: int) -> RoundRecord:
@@ -47,7 +48,7 @@ def files(path: Path) -> dict[str, bytes]:
 
 class TestRun:
     def test_reads_what_was_written(self, tmp_path: Path) -> None:
-        writer = RunWriter(tmp_path / "a" / "run", SETTINGS.to_toml())
+        writer = RunWriter(tmp_path / "a" / "run", CONFIG)
         for number in (1, 2, 3):
             writer.append(record(number))
         saved = SavedModel(np.array([1.5, -2.0], np.float32), "svm", ("no", "yes"), None)
@@ -79,7 +80,7 @@ class TestRun:
 
     @pytest.mark.parametrize("missing", ["config.toml", "rounds.jsonl"])
     def test_a_folder_without_its_files_is_no_run(self, tmp_path: Path, missing: str) -> None:
-        RunWriter(tmp_path / "run", SETTINGS.to_toml()).finish({}, b"")
+        RunWriter(tmp_path / "run", CONFIG).finish({}, b"")
         (tmp_path / "run" / missing).unlink()
         with pytest.raises(UserError, match="is not the folder of a run"):
             Run.open(tmp_path / "run")
@@ -94,7 +95,7 @@ class TestRun:
         ],
     )
     def test_records_that_are_spoilt_are_refused_in_a_line(self, tmp_path: Path, name: str, content: str) -> None:
-        RunWriter(tmp_path / "run", SETTINGS.to_toml()).finish({}, b"")
+        RunWriter(tmp_path / "run", CONFIG).finish({}, b"")
         (tmp_path / "run" / name).write_text(content)
         with pytest.raises(UserError, match="the run's records cannot be read"):
             Run.open(tmp_path / "run")
@@ -108,7 +109,7 @@ class TestRunWriter:
         assert files(tmp_path) == {"mine.txt": b"important"}
 
     def test_an_empty_folder_is_used(self, tmp_path: Path) -> None:
-        RunWriter(tmp_path, SETTINGS.to_toml()).finish({}, b"")
+        RunWriter(tmp_path, CONFIG).finish({}, b"")
         assert Run.open(tmp_path).settings == SETTINGS
 
     @pytest.mark.parametrize("out", ["file", "file/run"])
@@ -185,7 +186,7 @@ class TestGoingOn:
         self, tmp_path: Path, written: tuple[int, ...], rest: str, checkpoint: int | None, kept: list[int]
     ) -> None:
         path = self.broken_off(tmp_path / "run", *written, rest=rest)
-        writer = RunWriter.resume(path, [] if checkpoint is None else [record(checkpoint).to_json()])
+        writer = RunWriter.resume(path, CONFIG, [] if checkpoint is None else [record(checkpoint).to_json()])
         assert self.rounds(path) == kept
         following = (checkpoint or 0) + 1
         writer.append(record(following))
@@ -194,39 +195,49 @@ class TestGoingOn:
 
     def test_several_records_of_the_checkpoint_are_there_once(self, tmp_path: Path) -> None:
         path = self.broken_off(tmp_path / "run", 1, 2, 3)
-        RunWriter.resume(path, [record(number).to_json() for number in (3, 4, 5)]).close()
+        RunWriter.resume(path, CONFIG, [record(number).to_json() for number in (3, 4, 5)]).close()
         assert self.rounds(path) == [1, 2, 3, 4, 5]
 
     def test_the_settings_and_all_other_files_stay(self, tmp_path: Path) -> None:
         path = self.broken_off(tmp_path / "run", 1)
         (path / "checkpoint.safetensors").write_bytes(b"some")
-        RunWriter.resume(path, [record(1).to_json()]).finish({}, b"model")
+        RunWriter.resume(path, CONFIG, [record(1).to_json()]).finish({}, b"model")
         assert Run.open(path).settings == SETTINGS
         assert files(path)["checkpoint.safetensors"] == b"some"
 
     def test_the_summary_of_an_interruption_goes_away(self, tmp_path: Path) -> None:
         path = self.broken_off(tmp_path / "run", 1)
         (path / "summary.json").write_text('{"status": "interrupted"}')
-        RunWriter.resume(path, [record(1).to_json()]).close()
+        RunWriter.resume(path, CONFIG, [record(1).to_json()]).close()
         assert Run.open(path).summary is None
 
-    def test_a_run_that_has_finished_is_refused_and_stays_as_it_is(self, tmp_path: Path) -> None:
+    def test_what_a_finished_run_has_given_stays_until_there_is_more(self, tmp_path: Path) -> None:
         path = self.broken_off(tmp_path / "run", 1, 2)
-        (path / "summary.json").write_text('{"status": "finished"}')
-        before = files(path)
-        with pytest.raises(UserError, match="the run has finished; there is nothing to go on with"):
-            RunWriter.resume(path, [record(1).to_json()])
-        assert files(path) == before
+        (path / "summary.json").write_text('{"status": "finished", "loss": 0.5}')
+        (path / "model.safetensors").write_bytes(b"model")
+        more = replace(SETTINGS, budget=("time=1h",))
+        writer = RunWriter.resume(path, more.to_toml(), [record(2).to_json()])
+        assert Run.open(path).summary is None
+        assert Run.open(path).settings == more
+        assert json.loads(files(path)["summary.json"]) == {"status": "running", "loss": 0.5}
+        assert files(path)["model.safetensors"] == b"model"
+        writer.finish({"status": "finished", "loss": 0.25}, b"better")
+        assert Run.open(path).summary == {"status": "finished", "loss": 0.25}
+
+    def test_a_gap_in_the_records_is_refused(self, tmp_path: Path) -> None:
+        path = self.broken_off(tmp_path / "run", 1, 2)
+        with pytest.raises(UserError, match="records of rounds are missing"):
+            RunWriter.resume(path, CONFIG, [record(5).to_json()])
 
     @pytest.mark.parametrize("line", ["", "{}", "[1]", "{half"])
     def test_a_record_that_is_none_is_refused(self, tmp_path: Path, line: str) -> None:
         path = self.broken_off(tmp_path / "run", 1)
         with pytest.raises(UserError, match="the checkpoint's last record cannot be read"):
-            RunWriter.resume(path, [line])
+            RunWriter.resume(path, CONFIG, [line])
 
     def test_no_run_no_going_on(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="is not the folder of a run"):
-            RunWriter.resume(tmp_path, [])
+            RunWriter.resume(tmp_path, CONFIG, [])
 
 
 class TestSavedModel:

@@ -32,6 +32,7 @@ from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method
+from fedbudget.spending import CarefulSpending, PaperSpending
 from fedbudget.step_size import FixedStep
 from support.problems import CHEAP
 from support.usage import node_costs
@@ -44,8 +45,14 @@ LONG = 20.0
 
 METHODS = {
     "fixed": Method(FixedTau(3), FixedStep(0.1), delta="parameters"),
-    "paper": Method(AdaptiveTau(phi=0.01, tau_max=8), FixedStep(0.1)),
-    "frugal": Method(AdaptiveTau(tau_max=8, leap=True), FixedStep(0.1), correct_drift=True, delta="parameters"),
+    "paper": Method(AdaptiveTau(phi=0.01, tau_max=8), FixedStep(0.1), spending=PaperSpending()),
+    "frugal": Method(
+        AdaptiveTau(tau_max=8, leap=True),
+        FixedStep(0.1),
+        correct_drift=True,
+        delta="parameters",
+        spending=CarefulSpending(tau_max=8),
+    ),
 }
 
 _SIZES = (14, 20, 11, 17)

@@ -14,6 +14,7 @@ import pytest
 
 from fedbudget import train
 from fedbudget.cli.main import main
+from fedbudget.launch import simulate
 from fedbudget.runs.folder import Run
 from fedbudget.training import Result
 from support.processes import Command, Commands, but_wall, commands, made, records, summary
@@ -163,7 +164,7 @@ def test_killed_in_one_phase_of_a_round_after_the_other(tmp_path: Path, phases: 
         assert_nothing_taken_back(before, but_wall(records(run)))
         assert [node.end() for node in nodes] == [0, 0]
     assert_same_run(run, undisturbed())
-    assert refused(run) == f"fedbudget: {run}: the run has finished; there is nothing to go on with"
+    assert "the run has finished; to go on it needs more --budget, such as time=+10min" in refused(run)
 
 
 @pytest.mark.slow
@@ -214,15 +215,16 @@ def test_a_run_that_was_told_to_stop_goes_on_with_what_was_spent_and_in_no_other
         assert first["spent"]["time"] >= before[-1].spent["time"]
 
         assert "seed is 0 there, and cannot be 7 now" in refused(run, "--seed", "7")
-        assert "budget is ('time=1h',) there" in refused(run, "--budget", "time=2h")
+        assert "budget bytes: a run that goes on keeps its resources, time" in refused(run, "--budget", "bytes=2MB")
+        assert "budget time=0.001s is below what was spent" in refused(run, "--budget", "time=1ms")
         assert "model is softmax there, and cannot be linear now" in refused(run, "--model", "linear")
-        assert "give neither --out nor --config" in refused(run, "--out", str(tmp_path / "elsewhere"))
+        assert "leave out --out, --config and --task" in refused(run, "--out", str(tmp_path / "elsewhere"))
         assert records(run) == before
 
         aggregator = start.serve("--resume", "run", "--model", "softmax", port=port)
         (node,) = start.nodes(port, 1)
         aggregator.wait_until(lambda: len(records(run)) >= len(before) + 5)
-        assert not (run / "summary.json").exists()  # it is not over
+        assert Run.open(run).summary is None  # it is not over
         assert (aggregator.end(signal.SIGINT), node.end()) == (0, 0)
     after = records(run)
     assert after[: len(before)] == before
@@ -231,6 +233,28 @@ def test_a_run_that_was_told_to_stop_goes_on_with_what_was_spent_and_in_no_other
     assert spent == sorted(spent)
     assert spent[len(before)] >= first["spent"]["time"]
     assert summary(run)["spent"]["time"] >= spent[-1]
+
+
+def test_a_finished_run_goes_on_with_more_budget_and_nodes_that_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes have gone home; they begin anew, as those do in one process whose memory was too much to be saved."""
+    run, more, options = tmp_path / "run", ["--budget", "time=+2s"], [*OPTIONS, "--method", "paper"]
+    with commands(tmp_path) as start:
+        aggregator = start.serve("--nodes", "2", "--out", "run", *options)
+        nodes = start.nodes(aggregator.port, 2)
+        assert (aggregator.end(), *(node.end() for node in nodes)) == (0, 0, 0)
+        aggregator = start.serve("--resume", "run", *more)
+        nodes = start.nodes(aggregator.port, 2)
+        assert (aggregator.end(), *(node.end() for node in nodes)) == (0, 0, 0)
+    monkeypatch.setattr(simulate, "MOST_MEMORY", 0.0)
+    undisturbed(method="paper", out=tmp_path / "alone")
+    whole = train(model="softmax", shards=made(2), resume=tmp_path / "alone", budget="time=+2s")
+    found = Run.open(run)
+    assert found.settings.budget == ("time=5s",)
+    assert summary(run)["budget"] == {"time": 5.0}
+    assert but_wall(found.rounds) == but_wall(whole.rounds)
+    assert found.model().w.tobytes() == whole.w.tobytes()
 
 
 def refused(run: Path, *options: str) -> str:

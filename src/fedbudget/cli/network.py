@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedbudget.cli import options as o
 from fedbudget.errors import UserError
-from fedbudget.settings import Settings
 
 if TYPE_CHECKING:
     from fedbudget.engines.grpc.server import AggregatorServer
     from fedbudget.engines.remote.node_data import NodeData
-    from fedbudget.runs.checkpoint import Checkpoint
 
 
 def require_network() -> None:
@@ -25,16 +23,6 @@ def require_network() -> None:
     if find_spec("grpc") is None or find_spec("google.protobuf") is None:
         raise UserError("this needs gRPC; install it with: pip install 'fedbudget[network]'")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
-
-def resumed_from(given: Mapping[str, Any]) -> "tuple[Settings, Checkpoint]":
-    """The settings and the checkpoint of the run to go on with; other settings than its own are refused."""
-    from fedbudget.launch.serve import load_resumed
-
-    if given["out"] is not None or given["config"] is not None:
-        raise UserError("`resume` goes on in the run's folder, with its settings; give neither `out` nor `config`")
-    elsewhere = {"dataset": None, "partition": None, "case": None}
-    return load_resumed(given["resume"], lambda config: o.settings_from({**given, "config": config, **elsewhere}))
 
 
 class Waiting:

@@ -25,6 +25,12 @@ def run_folders(start: str) -> list[str]:
 
 
 RUN: Path = option(REQUIRED, "The folder of a run.", argument=True, values=run_folders)
+RESUME: Path | None = option(
+    None,
+    "Go on with this run, that was broken off or has finished; --budget time=+10min gives it more to spend.",
+    "most used",
+    values=run_folders,
+)
 JOBS: int | None = option(None, "How many runs at a time.", "engine", shown="one per core")
 
 

@@ -1,13 +1,16 @@
 """`fedbudget run`."""
 
+from pathlib import Path
+
 from fedbudget.cli.command import command
-from fedbudget.cli.options import EngineOptions, OutputOptions
-from fedbudget.settings import Settings
+from fedbudget.cli.options import RESUME, EngineOptions, Given, OutputOptions, settings_from
 
 
 @command
-def run(settings: Settings, engine: EngineOptions, output: OutputOptions) -> None:
+def run(*, given: Given, resume: Path | None = RESUME, engine: EngineOptions, output: OutputOptions) -> None:
     """Train under a budget, and keep a record of it.
+
+    Where it has come to is saved every second or so: after a crash, or with more budget, --resume goes on from there.
 
     Examples:
 
@@ -22,14 +25,24 @@ def run(settings: Settings, engine: EngineOptions, output: OutputOptions) -> Non
       fedbudget run --engine ray --nodes 100000 --partition draw:30 --rounds 20 --method paper
 
       fedbudget run --config runs/NAME/config.toml
+
+      fedbudget run --resume runs/NAME --budget time=+10min
     """
+    if resume is None:
+        settings, checkpoint = settings_from(given), None
+    else:
+        from fedbudget.cli.resume import resumed_from
+
+        settings, checkpoint = resumed_from(given, "run")
+
     from fedbudget.cli.view import COMPILING, make_run, preparing, print_result
     from fedbudget.launch.launch import launch
     from fedbudget.trackers import make_trackers
 
     trackers = make_trackers(output.track)
-    launched = launch(settings, engine=engine.engine, ray_address=engine.ray_address, actors=engine.actors)
+    address, actors = engine.ray_address, engine.actors
+    launched = launch(settings, engine=engine.engine, ray_address=address, actors=actors, resumed=checkpoint)
     wait = "starting Ray, and giving its processes their nodes" if engine.engine == "ray" else COMPILING
     with preparing(launched, wait) as prepared:
-        result = make_run(prepared, output, trackers)
+        result = make_run(prepared, output, trackers, folder=resume)
     print_result(result, json=output.json)

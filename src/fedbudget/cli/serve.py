@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fedbudget.cli.command import command
-from fedbudget.cli.options import Given, OutputOptions, run_folders, settings_from
+from fedbudget.cli.options import RESUME, Given, OutputOptions, settings_from
 from fedbudget.launch.options import ListenOptions, NodeOptions, SecurityOptions
 from fedbudget.option import option
 
@@ -13,9 +13,7 @@ def serve(
     *,
     given: Given,
     listen: ListenOptions,
-    resume: Path | None = option(
-        None, "Go on with this run, that was broken off, from its last round.", "output", values=run_folders
-    ),
+    resume: Path | None = RESUME,
     test: str | None = option(None, "What to test on: a dataset's name, a .csv or a .npz.", "data", shown="nothing"),
     security: SecurityOptions,
     node: NodeOptions,
@@ -24,7 +22,7 @@ def serve(
     """Be the aggregator: wait for nodes, and train with them.
 
     Nodes come with fedbudget join. They bring their own data, which stays with them; all else is set here. After every
-    round everything is on disk: after a crash, --resume goes on from there.
+    round everything is on disk: after a crash, or with more budget, --resume goes on from there.
 
     Examples:
 
@@ -35,12 +33,15 @@ def serve(
       fedbudget serve --data hospital.csv --target outcome --min-nodes 3 --round-timeout 30
 
       fedbudget serve --resume runs/NAME
+
+      fedbudget serve --resume runs/NAME --budget time=+1h
     """
-    from fedbudget.cli.network import node_data, require_network, resumed_from, waiting
+    from fedbudget.cli.network import node_data, require_network, waiting
+    from fedbudget.cli.resume import resumed_from
 
     require_network()
     if resume is not None:
-        settings, checkpoint = resumed_from(given)
+        settings, checkpoint = resumed_from(given, "serve")
     else:  # the dataset, and how it is spread, are of the node's data here
         settings, checkpoint = settings_from(given, "serve", dataset=None, partition=None, case=None), None
 

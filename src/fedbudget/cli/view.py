@@ -211,15 +211,16 @@ def _plain_log(prepared: PreparedRun) -> Callback:
     """One line now and then, evenly over the budget, with the first rounds and the last."""
     budget = prepared.budget.limits
     widths = (5, 4, 7, 13, 8, 8, 8, 7, 7, 7, 6)
-    next_share = 0.0
+    next_share, first = 0.0, True
 
     def line(texts: tuple[str, ...]) -> None:
         aligned = [text.rjust(width) for text, width in zip(texts, widths, strict=True)]
         print("  ".join(aligned), file=sys.stderr, flush=True)
 
     def watch(record: RoundRecord) -> None:
-        nonlocal next_share
-        if record.round == 1:
+        nonlocal next_share, first
+        if first:
+            first = False
             print(f"{prepared.title}; budget {prepared.budget}", file=sys.stderr)
             line(_COLUMNS)
         share = _share(record, budget)

@@ -68,10 +68,10 @@ class RunReader:
         """The run as it is now."""
         with self._lock:
             try:
-                if self._settings is None:
-                    self._settings = Settings(**Settings.from_toml(self.path / CONFIG))
                 summary = read_summary(self.path)
                 written = self._read_records()
+                if self._settings is None:
+                    self._settings = Settings(**Settings.from_toml(self.path / CONFIG))
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{self.path.name}: the run's records cannot be read: {error}") from None
             run = Run(self.path, self._settings, list(self._records), summary)
@@ -82,6 +82,7 @@ class RunReader:
         about = path.stat()
         if self._file != (about.st_dev, about.st_ino) or about.st_size < self._offset:
             self._file, self._offset, self._records = (about.st_dev, about.st_ino), 0, []
+            self._settings = None  # a run that goes on may have more to spend
             self._generation += 1
         if about.st_size > self._offset:
             with path.open("rb") as file:

@@ -4,6 +4,7 @@ Rows are never copied. Shards may overlap or be the same (Case 3): shards with t
 numbers, so 500 nodes that all hold 60,000 images need no more memory than one.
 """
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,13 @@ class Table:
     def scaled(self, rows: NDArray[Any]) -> Float32:
         """The features of some rows, as numbers: a float32 copy [rows, features]."""
         return np.asarray(self.x[rows], dtype=np.float32) * np.float32(self.scale)
+
+    def fingerprint(self) -> str:
+        """A short text that is another when anything of the samples is."""
+        checksum = zlib.crc32(f"{self.x.dtype.str} {self.x.shape} {self.scale!r} {self.shape}".encode())
+        for values in (self.x, self.y):
+            checksum = zlib.crc32(np.ascontiguousarray(values).data, checksum)
+        return f"{checksum:08x}"
 
 
 @dataclass(frozen=True)

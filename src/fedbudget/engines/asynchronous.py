@@ -38,24 +38,46 @@ gradient takes a new one, as in centralized.py; with one node the two are the sa
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from fedbudget.arrays import Float32
 from fedbudget.budget import Costs, Ledger
-from fedbudget.data.sampling import Sampler
+from fedbudget.data.sampling import Position, Sampler
 from fedbudget.data.shards import Shards
-from fedbudget.engines.centralized import as_round
+from fedbudget.engines.centralized import as_round, as_state
 from fedbudget.engines.engine import Condition, Engine, Observer, Save
 from fedbudget.errors import UserError
 from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Outcome
+from fedbudget.protocol.state import AggregatorState
 from fedbudget.resources.resource import Cost, TimeMeter
 from fedbudget.resources.usage import RoundUsage
+from fedbudget.step_size import StepSizeState
 
 FAST, SLOW = 4.0, 1.0
+
+
+@dataclass(frozen=True)
+class AsynchronousState:
+    """What the engine must know to go on.
+
+    Args:
+      pulled: the w that each node pulled last, [parameters].
+      positions: of the nodes' mini-batches.
+      time: of the last push.
+      coming: the time of each node's next push, and the node, in the heap's order; None before the first.
+    """
+
+    engine: str
+    meters: dict[str, Any]
+    pulled: tuple[Float32, ...]
+    positions: tuple[Position, ...]
+    time: float
+    coming: tuple[tuple[float, int], ...] | None
 
 
 @dataclass(eq=False)
@@ -84,27 +106,57 @@ class AsynchronousEngine(Engine):
     ledger: Ledger
     rounds: int | None = None
 
+    def __post_init__(self) -> None:
+        self._number, self._members = 0, self._nodes()
+        self._arrivals: _Arrivals | None = None
+
     def run(self, *, observe: Observer, interrupted: Condition = lambda: False, save: Save = lambda: None) -> Outcome:
-        w, ledger, nodes = self.w, self.ledger, self._nodes()
-        arrivals = _Arrivals(self.meters.time, self.speeds)
-        number, stopped_by = 0, None
-        while stopped_by is None:
-            number, began = number + 1, w
+        nodes = self._members
+        arrivals = self._arrivals = self._arrivals or _Arrivals.first(self.meters.time, self.speeds)
+        while (stopped_by := self._stopped_by(arrivals, interrupted)) is None:
+            self._number, began = self._number + 1, self.w
             pushes: list[tuple[_Node, float]] = []
-            while not pushes or (len(pushes) < len(nodes) and _fits(ledger, arrivals.next_time)):
+            while not pushes or (len(pushes) < len(nodes) and _fits(self.ledger, arrivals.next_time)):
                 node = nodes[arrivals.take()]
-                w, loss = node.push(w)
+                self.w, loss = node.push(self.w)
                 pushes.append((node, loss))
-            ledger = ledger.charge(1, _until(arrivals.time, ledger))
-            took_part = len({id(node) for node, _ in pushes})
-            observe(*as_round(number, began, eta=self.eta, loss=_mean_loss(pushes), ledger=ledger, nodes=took_part))
-            if not _fits(ledger, arrivals.next_time):
-                stopped_by = "time"
-            elif number == self.rounds:
-                stopped_by = "rounds"
-            elif interrupted():
-                stopped_by = "interrupted"
-        return Outcome(w, stopped_by, ledger)
+            ledger = self.ledger = self.ledger.charge(1, _until(arrivals.time, self.ledger))
+            number, loss, took_part = self._number, _mean_loss(pushes), len({id(node) for node, _ in pushes})
+            observe(*as_round(number, began, eta=self.eta, loss=loss, ledger=ledger, nodes=took_part))
+        save()
+        return Outcome(self.w, stopped_by, self.ledger)
+
+    def _stopped_by(self, arrivals: "_Arrivals", interrupted: Condition) -> str | None:
+        if not self._number:
+            return None
+        if not _fits(self.ledger, arrivals.next_time):
+            return "time"
+        if self.rounds is not None and self._number >= self.rounds:
+            return "rounds"
+        return "interrupted" if interrupted() else None
+
+    def state(self) -> tuple[AggregatorState[StepSizeState, None], AsynchronousState]:
+        arrivals, nodes = self._arrivals, self._members
+        own = AsynchronousState(
+            "in-process",
+            self.meters.state(),
+            tuple(node.pulled for node in nodes),
+            tuple(node.sampler.position for node in nodes),
+            0.0 if arrivals is None else arrivals.time,
+            None if arrivals is None else tuple(arrivals.coming),
+        )
+        return as_state(self._number, self.w, self.eta, self.ledger), own
+
+    def recall(self, state: AggregatorState[Any, Any], own: AsynchronousState) -> None:
+        """Goes on from there, before the first push."""
+        self._number, self.w = state.round - 1, state.w
+        self.ledger = replace(state.ledger, budget=self.ledger.budget)
+        self.meters.restore(own.meters)
+        for node, pulled, position in zip(self._members, own.pulled, own.positions, strict=True):
+            node.pulled = pulled
+            node.sampler.go_to(position)
+        if own.coming is not None:
+            self._arrivals = _Arrivals(self.meters.time, self.speeds, own.time, list(own.coming))
 
     def _nodes(self) -> "list[_Node]":
         shards, w = self.shards, self.w
@@ -150,19 +202,24 @@ def open_ledger(meters: Meters, shards: Shards, speeds: Sequence[float]) -> Ledg
 class _Arrivals:
     """The times at which pushes arrive. All nodes pull at time 0, and each again as soon as its push was taken."""
 
-    def __init__(self, meter: TimeMeter, speeds: Sequence[float]) -> None:
-        self.time, self._meter, self._speeds = 0.0, meter, speeds
-        self._coming = [(self._draw(node), node) for node in range(len(speeds))]
-        heapq.heapify(self._coming)
+    def __init__(self, meter: TimeMeter, speeds: Sequence[float], time: float, coming: list[tuple[float, int]]) -> None:
+        self.time, self.coming, self._meter, self._speeds = time, coming, meter, speeds
+
+    @classmethod
+    def first(cls, meter: TimeMeter, speeds: Sequence[float]) -> "_Arrivals":
+        self = cls(meter, speeds, 0.0, [])
+        self.coming = [(self._draw(node), node) for node in range(len(speeds))]
+        heapq.heapify(self.coming)
+        return self
 
     @property
     def next_time(self) -> float:
-        return self._coming[0][0]
+        return self.coming[0][0]
 
     def take(self) -> int:
         """The node whose push arrives next; it is on its way again when this returns."""
-        self.time, node = self._coming[0]
-        heapq.heapreplace(self._coming, (self.time + self._draw(node), node))
+        self.time, node = self.coming[0]
+        heapq.heapreplace(self.coming, (self.time + self._draw(node), node))
         return node
 
     def _draw(self, node: int) -> float:

@@ -11,14 +11,15 @@ Every step takes a new mini-batch. Elsewhere the first local update after an agg
 the estimates; here there are no aggregations and no estimates.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from fedbudget.arrays import Float32
 from fedbudget.budget import Costs, Ledger
-from fedbudget.control import Reason
-from fedbudget.data.sampling import Sampler
+from fedbudget.control import Decision, Reason
+from fedbudget.data.sampling import Position, Sampler
 from fedbudget.data.shards import Shards, Table
 from fedbudget.engines.engine import Condition, Engine, Observer, Save
 from fedbudget.errors import UserError
@@ -26,9 +27,20 @@ from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.messages import Broadcast, Request
+from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.resources.counters import ResourceCounters, Snapshot
 from fedbudget.resources.time import CENTRALIZED_SGD, DGD, Gaussian, Profile
 from fedbudget.resources.usage import CombinedReading, RoundUsage
+from fedbudget.step_size import StepSizeState
+
+
+@dataclass(frozen=True)
+class CentralizedState:
+    """What the engine must know to go on: its meters, and where the mini-batches have come to."""
+
+    engine: str
+    meters: dict[str, Any]
+    position: Position
 
 
 @dataclass(eq=False)
@@ -54,28 +66,46 @@ class CentralizedEngine(Engine):
     ledger: Ledger
     rounds: int | None = None
 
+    def __post_init__(self) -> None:
+        self._shards = Shards.whole(self.table)
+        self._sampler = Sampler(self._shards.size, self.batch, self.seed)
+        self._number = 0
+
     def run(self, *, observe: Observer, interrupted: Condition = lambda: False, save: Save = lambda: None) -> Outcome:
-        now, w, ledger, shards = self.meters.counters().read, self.w, self.ledger, Shards.whole(self.table)
-        sampler = Sampler(shards.size, self.batch, self.seed)
-        number, stopped_by = 0, None
+        now = self.meters.counters().read
         mark = now()
-        while stopped_by is None:
-            number, began = number + 1, w
-            descent = self.model.descend(began[None], shards, sampler.round(1, anew=True), self.eta)
-            w = descent.w[0]
+        while (stopped_by := self._stopped_by(interrupted)) is None:
+            self._number, began = self._number + 1, self.w
+            descent = self.model.descend(began[None], self._shards, self._sampler.round(1, anew=True), self.eta)
+            self.w = descent.w[0]
             took = now() - mark
             mark += took
-            ledger = ledger.charge(1, _one_step(self.meters.read(_usage(took))))
-            before = now()
-            observe(*as_round(number, began, eta=self.eta, loss=float(descent.losses[0]), ledger=ledger, nodes=1))
+            self.ledger = self.ledger.charge(1, _one_step(self.meters.read(_usage(took))))
+            before, loss = now(), float(descent.losses[0])
+            observe(*as_round(self._number, began, eta=self.eta, loss=loss, ledger=self.ledger, nodes=1))
             mark += now() - before
-            if not ledger.fits(ledger.costs.step):  # which is what an evaluation costs too
-                stopped_by = ledger.nearest_limit(ledger.costs.step)
-            elif number == self.rounds:
-                stopped_by = "rounds"
-            elif interrupted():
-                stopped_by = "interrupted"
-        return Outcome(w, stopped_by, ledger)
+        save()
+        return Outcome(self.w, stopped_by, self.ledger)
+
+    def _stopped_by(self, interrupted: Condition) -> str | None:
+        if not self._number:
+            return None
+        if not self.ledger.fits(self.ledger.costs.step):  # which is what an evaluation costs too
+            return self.ledger.nearest_limit(self.ledger.costs.step)
+        if self.rounds is not None and self._number >= self.rounds:
+            return "rounds"
+        return "interrupted" if interrupted() else None
+
+    def state(self) -> tuple[AggregatorState[StepSizeState, None], CentralizedState]:
+        meters, position = self.meters.state(), self._sampler.position
+        return as_state(self._number, self.w, self.eta, self.ledger), CentralizedState("in-process", meters, position)
+
+    def recall(self, state: AggregatorState[Any, Any], own: CentralizedState) -> None:
+        """Goes on from there, before the first step."""
+        self._number, self.w = state.round - 1, state.w
+        self.ledger = replace(state.ledger, budget=self.ledger.budget)
+        self.meters.restore(own.meters)
+        self._sampler.go_to(own.position)
 
 
 def profile(batch: int | None) -> Profile:
@@ -143,6 +173,24 @@ def as_round(
         left_out=(),
     )
     return round_, Broadcast(number, w, tau=1, eta=eta, request=Request(), best=False, stop=False)
+
+
+def as_state(number: int, w: Float32, eta: float, ledger: Ledger) -> AggregatorState[StepSizeState, None]:
+    """What a checkpoint holds after so many rounds: where an aggregator would be that is about to begin the next."""
+    return AggregatorState(
+        phase=Phase.ROUND,
+        request=Request(),
+        w=w,
+        best=w,
+        decision=Decision(1, Reason.FIXED),
+        step_size=StepSizeState(eta),
+        update=None,
+        ledger=ledger,
+        drift=None,
+        round=number + 1,
+        tau=1,
+        t=number,
+    )
 
 
 _NOTHING = Gaussian(0.0, 0.0)

@@ -5,11 +5,12 @@ An engine is made ready by launch/, and is run once. All but `run` may be asked 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.state import AggregatorState
 
 Observer = Callable[[Round, Broadcast], None]
 """Called with every round when it is over, and the broadcast that it began with."""
@@ -19,7 +20,15 @@ Save = Callable[[], None]
 
 
 class Engine(ABC):
-    """Makes a run, once everything is ready; the baselines are engines too."""
+    """Makes a run, once everything is ready; the baselines are engines too.
+
+    Args:
+      checkpoint_interval: seconds between two checkpoints, at least. With 0 there is one after every round, and nobody
+        reads of a round before it is in one: nodes elsewhere have spent what cannot be taken back. Rounds of which all
+        is here are made again after a crash.
+    """
+
+    checkpoint_interval: ClassVar[float] = 1.0
 
     @abstractmethod
     def run(self, *, observe: Observer, interrupted: Condition = lambda: False, save: Save = lambda: None) -> Outcome:
@@ -42,6 +51,9 @@ class Engine(ABC):
         """What has passed over a network so far, in bytes and numbers by name."""
         return {}
 
-    def state(self) -> Mapping[str, Any] | None:
-        """What a checkpoint must hold of it, as plain JSON; None where its runs cannot be resumed."""
+    def state(self) -> tuple[AggregatorState[Any, Any], object] | None:
+        """What a checkpoint must hold: the aggregator's state, and what else the engine must know to go on.
+
+        The second is of frozen dataclasses, mappings, arrays and plain JSON. None where its runs cannot be resumed.
+        """
         return None

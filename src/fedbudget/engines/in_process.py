@@ -4,9 +4,9 @@ The clock stands still while a round is observed, and runs at all other times; o
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -15,31 +15,79 @@ from fedbudget.engines.engine import Condition, Engine, Observer, Save
 from fedbudget.meters.meters import Meters
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.messages import Broadcast, LocalError, Report
+from fedbudget.protocol.state import AggregatorState, FleetState
 from fedbudget.protocol.sums import Reports
 from fedbudget.resources import round_usage
 from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.usage import NodeCosts
 
 
+@dataclass(frozen=True)
+class NodeGroupState:
+    """Fleets of a group between two rounds.
+
+    Args:
+      fleets: None of one that has not been in a round.
+      met: which have.
+      before: which were in the last.
+    """
+
+    fleets: tuple[FleetState | None, ...]
+    met: Flags
+    before: Flags
+
+
+@dataclass(frozen=True)
+class SimulationState:
+    """What a simulation must know to go on, besides the aggregator's state.
+
+    Args:
+      engine: by which it was made.
+      meters: of the run.
+      present: where the draws of who takes part have come to; None where all do.
+      groups: of all nodes, in node order; None where that would be too much.
+    """
+
+    engine: str
+    meters: dict[str, Any]
+    present: dict[str, Any] | None
+    groups: tuple[NodeGroupState, ...] | None
+
+
 class SimulatedNodes(Protocol):
     """The nodes of a run, wherever they are."""
+
+    engine: ClassVar[str]
 
     def answer(self, broadcast: Broadcast) -> tuple[Report | Reports, Sequence[NodeCosts]]:
         """One round, by those who take part in it, and what it took at each, or at each group of them."""
 
+    def memory(self) -> tuple[NodeGroupState, ...]:
+        """All that is needed to go on from here."""
+
+    def recall(self, groups: Sequence[NodeGroupState]) -> None:
+        """Goes on from there, before the first round."""
+
 
 @dataclass(eq=False)
 class SimulationEngine(Engine):
-    """Carries messages between an aggregator and simulated nodes."""
+    """Carries messages between an aggregator and simulated nodes.
+
+    Args:
+      present: who takes part, where not all do.
+      remembers: whether checkpoints hold what nodes remember; if not, nodes begin anew when the run goes on.
+    """
 
     aggregator: Aggregator
     nodes: SimulatedNodes
     meters: Meters
+    present: Iterator[Flags] | None = None
+    remembers: bool = True
 
     def run(self, *, observe: Observer, interrupted: Condition = lambda: False, save: Save = lambda: None) -> Outcome:
         aggregator, meters, now = self.aggregator, self.meters, self.meters.counters().read
-        message: Broadcast | Outcome = aggregator.start()
+        message = aggregator.pending or aggregator.outcome or aggregator.start()
         mark = now()
         while isinstance(message, Broadcast):
             broadcast = message
@@ -53,15 +101,30 @@ class SimulationEngine(Engine):
             observe(aggregator.last, broadcast)
             mark += now() - paused
             if interrupted() and isinstance(message, Broadcast):
-                message = aggregator.interrupt()
+                save()
+                return aggregator.interrupt()
+        save()
         return message
+
+    def state(self) -> tuple[AggregatorState[Any, Any], SimulationState]:
+        present, groups = self.present, self.nodes.memory() if self.remembers else None
+        drawn = present.state() if isinstance(present, Attendance) else None
+        return self.aggregator.state, SimulationState(self.nodes.engine, self.meters.state(), drawn, groups)
+
+    def recall(self, state: SimulationState) -> None:
+        """Goes on from there, before the first round."""
+        self.meters.restore(state.meters)
+        if isinstance(self.present, Attendance) and state.present is not None:
+            self.present.restore(state.present)
+        if state.groups is not None:
+            self.nodes.recall(state.groups)
 
 
 class InProcessEngine(SimulationEngine):
     """Aggregator and fleets in this process.
 
     Args:
-      present: the fleets that take part, round after round; all in each when not given.
+      present: which fleets take part, round after round; all in each when not given.
     """
 
     def __init__(
@@ -69,27 +132,50 @@ class InProcessEngine(SimulationEngine):
         aggregator: Aggregator,
         fleets: Sequence[Fleet],
         meters: Meters,
-        present: Iterator[Sequence[Fleet]] | None = None,
+        present: Iterator[Flags] | None = None,
+        *,
+        remembers: bool = True,
     ) -> None:
-        super().__init__(aggregator, InProcessNodes(meters.counters(), present or itertools.repeat(fleets)), meters)
+        nodes = InProcessNodes(meters.counters(), fleets, present)
+        super().__init__(aggregator, nodes, meters, present, remembers)
 
 
-@dataclass(eq=False)
 class InProcessNodes:
     """Fleets in this process.
 
     Args:
       counters: of this process.
-      present: the fleets that take part, round after round.
-      before: those in the round before, who have nothing to catch up on.
+      present: which fleets take part, round after round, where not all do.
     """
 
-    counters: ResourceCounters
-    present: Iterator[Sequence[Fleet]]
-    before: Sequence[Fleet] = ()
+    engine: ClassVar[str] = "in-process"
+
+    def __init__(
+        self, counters: ResourceCounters, fleets: Sequence[Fleet], present: Iterator[Flags] | None = None
+    ) -> None:
+        self._counters = counters
+        self._fleets = fleets
+        self._present = present
+        self._all = np.ones(len(fleets), dtype=bool)
+        self._nodes = np.array([len(fleet.numbers) for fleet in fleets])
+        self.met = self._before = np.zeros(len(fleets), dtype=bool)  # those in the round before know what happened
 
     def answer(self, broadcast: Broadcast) -> tuple[Report, Sequence[NodeCosts]]:
-        now, fleets = self.counters.read, next(self.present)
+        report, costs = self.answer_with(broadcast, self._all if self._present is None else next(self._present))
+        assert report is not None
+        return report, [costs]
+
+    def answer_with(self, broadcast: Broadcast, here: Flags | None) -> tuple[Report | None, NodeCosts]:
+        """One round; nothing when nobody is here.
+
+        Args:
+          here: which fleets are; all when None.
+        """
+        now, here = self._counters.read, self._all if here is None else here
+        fleets = self._fleets if here.all() else list(itertools.compress(self._fleets, here))
+        before, self._before, self.met = self._before, here, self.met | here
+        if not fleets:
+            return None, NodeCosts({}, nodes=0)
         began = now()
         for fleet in fleets:
             fleet.receive(broadcast)
@@ -98,28 +184,52 @@ class InProcessNodes:
             fleet.update()
         took = now() - updating
         report = Report.merge([fleet.report() for fleet in fleets])
-        nodes = len(report.nodes)
-        informed = sum(len(fleet.numbers) for fleet in fleets if fleet in self.before)
-        self.before = fleets
+        nodes, informed = len(report.nodes), int(self._nodes[before & here].sum())
         broadcasts = informed * broadcast.wire_bytes
         if informed < nodes:
             broadcasts += (nodes - informed) * broadcast.wire_bytes_with_catch_up
-        readings = self.counters.readings(took, now() - began, max(1, broadcast.tau))
-        return report, [NodeCosts(readings, nodes, broadcasts + report.wire_bytes, here=True)]
+        readings = self._counters.readings(took, now() - began, max(1, broadcast.tau))
+        return report, NodeCosts(readings, nodes, broadcasts + report.wire_bytes, here=True)
+
+    def memory(self) -> tuple[NodeGroupState]:
+        fleets = [fleet.memory() if met else None for fleet, met in zip(self._fleets, self.met, strict=True)]
+        return (NodeGroupState(tuple(fleets), self.met, self._before),)
+
+    def recall(self, groups: Sequence[NodeGroupState]) -> None:
+        """Goes on from here as those would that `memory` was taken from, before the first round."""
+        (memory,) = groups
+        if not len(self._fleets) == len(memory.fleets) == len(memory.met) == len(memory.before):
+            raise LocalError(f"a memory of {len(memory.fleets)} fleets is not of {len(self._fleets)}")
+        for fleet, known in zip(self._fleets, memory.fleets, strict=True):
+            if known is not None:
+                fleet.recall(known)
+        self.met, self._before = memory.met, memory.before
 
 
-def some_absent(fleets: Sequence[Fleet], chance: float, rng: np.random.Generator) -> Iterator[Sequence[Fleet]]:
-    """Each fleet takes part in a round with this chance, but never none of them."""
-    for here in attendance(len(fleets), chance, rng):
-        yield [fleet for fleet, is_here in zip(fleets, here, strict=True) if is_here]
+class Attendance(Iterator[Flags]):
+    """Who takes part, round after round: each with this chance, but never nobody.
 
+    Args:
+      number: of nodes.
+      chance: of each, in every round.
+    """
 
-def attendance(nodes: int, chance: float, rng: np.random.Generator) -> Iterator[Flags]:
-    """Who takes part, round after round; never nobody."""
-    while True:
-        here = rng.random(nodes) < chance
-        if here.any():
-            yield here
+    def __init__(self, number: int, chance: float, rng: np.random.Generator) -> None:
+        self._number, self._chance, self._rng = number, chance, rng
+
+    def __next__(self) -> Flags:
+        while True:
+            here = self._rng.random(self._number) < self._chance
+            if here.any():
+                return here
+
+    def state(self) -> dict[str, Any]:
+        """Where the draws have come to, as plain JSON."""
+        return dict(self._rng.bit_generator.state)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from where `state` was taken."""
+        self._rng.bit_generator.state = dict(state)
 
 
 def trial(fleets: Sequence[Fleet], first: Broadcast, counters: ResourceCounters) -> NodeCosts:
@@ -132,6 +242,6 @@ def trial(fleets: Sequence[Fleet], first: Broadcast, counters: ResourceCounters)
       first: what a run's first broadcast says, but for τ and stop.
       counters: of this process.
     """
-    nodes = InProcessNodes(counters, itertools.repeat(fleets))
+    nodes = InProcessNodes(counters, fleets)
     _, *tried = (nodes.answer(replace(first, round=number, tau=1, stop=False))[1][0] for number in (1, 2, 3))
     return min(tried, key=lambda costs: costs.seconds)

@@ -4,37 +4,20 @@ A group that was lost can be made again: it follows from its shards and the broa
 memory saves hearing all of them again.
 """
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from fedbudget.arrays import Flags, Float32, Float64
 from fedbudget.engines import in_process
-from fedbudget.engines.in_process import InProcessNodes
+from fedbudget.engines.in_process import InProcessNodes, NodeGroupState
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
-from fedbudget.protocol.state import FleetState
 from fedbudget.protocol.sums import ReportsHere, Sums, Vectors
 from fedbudget.protocol.tree import branches
 from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.usage import NodeCosts
-
-
-@dataclass(frozen=True)
-class NodeGroupState:
-    """A group between two rounds.
-
-    Args:
-      fleets: None of one that has not been in a round.
-      met: which have.
-      before: which were in the last.
-    """
-
-    fleets: tuple[FleetState | None, ...]
-    met: Flags
-    before: Flags
 
 
 class NodeGroup:
@@ -49,10 +32,10 @@ class NodeGroup:
     def __init__(self, fleets: Sequence[Fleet], counters: ResourceCounters, *, summed: bool = True) -> None:
         self._fleets = fleets
         self._counters = counters
+        self._nodes = InProcessNodes(counters, fleets)
         self._summed = summed
         self._begins = branches(int(fleets[0].numbers[0]), int(fleets[-1].numbers[-1]) + 1)[:-1]
         self._sizes = np.array([fleet.shards.size.sum() for fleet in fleets])
-        self._met = self._before = np.zeros(len(fleets), dtype=bool)
         self._reports: ReportsHere | None = None
 
     def answer(self, broadcast: Broadcast, here: Flags | None = None) -> tuple[Sums | Report | None, NodeCosts]:
@@ -62,16 +45,12 @@ class NodeGroup:
           here: which fleets are; all when not given.
         """
         began = self._counters.read()
-        here = np.ones(len(self._fleets), dtype=bool) if here is None else here
-        nodes = InProcessNodes(self._counters, itertools.repeat(self._some(here)), before=self._some(self._before))
-        self._before = here
-        if not here.any():
-            return None, NodeCosts({}, nodes=0)
-        report, (costs,) = nodes.answer(broadcast)
+        report, costs = self._nodes.answer_with(broadcast, here)
+        if report is None:
+            return None, costs
         report.require_answers(broadcast)
         self._reports = ReportsHere(report, self._begins)
-        self._met = self._met | here
-        sums = replace(self._reports.sums, all_data=float(self._sizes[self._met].sum()))
+        sums = replace(self._reports.sums, all_data=self._all_data())
         whole = self._counters.read() - began  # with the sums
         readings = {name: replace(reading, whole=whole[name]) for name, reading in costs.readings.items()}
         return sums if self._summed else report, replace(costs, readings=readings, here=False)
@@ -86,15 +65,15 @@ class NodeGroup:
         return in_process.trial([fleet.fork() for fleet in self._fleets], first, self._counters)
 
     def memory(self) -> NodeGroupState:
-        fleets = [fleet.memory() if met else None for fleet, met in zip(self._fleets, self._met, strict=True)]
-        return NodeGroupState(tuple(fleets), self._met, self._before)
+        return self._nodes.memory()[0]
 
-    def recall(self, memory: NodeGroupState) -> None:
-        """Stands from here on as the group did that `memory` was taken from, before its first round."""
-        for fleet, known in zip(self._fleets, memory.fleets, strict=True):
-            if known is not None:
-                fleet.recall(known)
-        self._met, self._before = memory.met, memory.before
+    def recall(self, memory: NodeGroupState) -> float:
+        """Goes on from here as the group would that `memory` was taken from, before its first round.
 
-    def _some(self, chosen: Flags) -> Sequence[Fleet]:
-        return self._fleets if chosen.all() else list(itertools.compress(self._fleets, chosen))
+        Returns: the data of its nodes that ever took part.
+        """
+        self._nodes.recall([memory])
+        return self._all_data()
+
+    def _all_data(self) -> float:
+        return float(self._sizes[self._nodes.met].sum())

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to Ray's makers, unless someone wants them
 
@@ -29,6 +29,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from fedbudget.arrays import Flags, Float32, Float64
+from fedbudget.engines.in_process import NodeGroupState
 from fedbudget.engines.node_group import NodeGroup
 from fedbudget.errors import UserError, WorkError
 from fedbudget.protocol.messages import Broadcast, Report
@@ -101,6 +102,8 @@ class RayNodes:
       present: who takes part, round after round; all nodes when not given.
     """
 
+    engine: ClassVar[str] = "ray"
+
     def __init__(
         self, definition: GroupFactory, *, nodes: int, actors: int, cpus: float, present: Iterator[Flags] | None = None
     ) -> None:
@@ -136,6 +139,17 @@ class RayNodes:
         merged = Sums.merge([part for part in parts if isinstance(part, Sums)])
         self.sums = replace(merged, all_data=sum(place.met for place in self._places))
         return self, costs
+
+    def memory(self) -> tuple[NodeGroupState, ...]:
+        return tuple(self._each(self._places, lambda place: place.call("memory")))
+
+    def recall(self, groups: Sequence[NodeGroupState]) -> None:
+        """Goes on from there, before the first round; groups are as they were."""
+        for place, memory in zip(self._places, groups, strict=True):
+            place.base = ray.put(memory)
+        known = self._each(self._places, lambda place: place.call("recall", place.base))
+        for place, met in zip(self._places, known, strict=True):
+            place.met = met
 
     def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
         """Of the round that was answered last; see `Reports`."""
@@ -179,6 +193,7 @@ class _Place:
       heard: all broadcasts so far, with who was here; they are in the object store, and so on disk if they are much.
       copies: of its memory, with after how many of these; the last two, because the last may not have been made.
       met: the data of its nodes that ever took part.
+      base: its memory of before all that, where the run goes on.
     """
 
     definition: Any
@@ -189,6 +204,7 @@ class _Place:
     heard: list[tuple[Any, Flags | None]] = field(default_factory=list)
     copies: list[tuple[Any, int]] = field(default_factory=list)
     met: float = 0.0
+    base: Any = None
 
     def start(self) -> None:
         self.stop()  # or its cores would not be free for the next one
@@ -218,6 +234,8 @@ class _Place:
                 self.copies.pop()
         if not known:
             self.start()
+            if self.base is not None:
+                self.call("recall", self.base)
         for message, here in self.heard[known:]:
             self.call("answer", message, here)
 

@@ -2,8 +2,6 @@
 it, the aggregator.
 """
 
-from typing import Any
-
 from fedbudget.arrays import Float32
 from fedbudget.control import AdaptiveTau, Controller, FixedTau
 from fedbudget.launch.prepared import NOTHING, Overrides
@@ -12,10 +10,10 @@ from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import WeightedMean
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.method import Delta, Method
-from fedbudget.protocol.state import AggregatorState
 from fedbudget.protocol.steps import Quantize
 from fedbudget.protocol.update import Average
 from fedbudget.resources.usage import RoundUsage
+from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.settings import Settings
 from fedbudget.spending import CarefulSpending, PaperSpending
 from fedbudget.step_size import AutoStep, FixedStep, StepSize
@@ -35,7 +33,7 @@ def build_method(settings: Settings, overrides: Overrides = NOTHING) -> Method:
         overrides.combine or WeightedMean(),
         correct_drift=correct_drift,
         delta=delta,
-        spending=PaperSpending() if settings.method == "paper" else CarefulSpending(),
+        spending=PaperSpending() if settings.method == "paper" else CarefulSpending(settings.tau_max),
     )
 
 
@@ -56,24 +54,27 @@ def _step_size(settings: Settings) -> StepSize:
 def build_aggregator(
     method: Method,
     meters: Meters,
-    start: tuple[Float32, RoundUsage] | AggregatorState[Any, Any],
+    start: tuple[Float32, RoundUsage] | Checkpoint,
     *,
     rounds: int | None,
     quantize: Quantize | None = None,
 ) -> Aggregator:
-    """The aggregator of a run, with a ledger opened, so that a budget which cannot work is refused before it starts.
+    """The aggregator of a run, that has announced its first round; a budget which cannot work is refused before.
 
     Args:
-      start: w(0), [parameters], and a trial round; or the state of the run's aggregator before this one.
+      start: w(0), [parameters], and a trial round; or where the run's aggregator before this one had come to.
       rounds: the most rounds to make, besides the budget.
       quantize: what nodes will hold of a new w; the w itself when left out.
     """
     budget = meters.budget
-    if isinstance(start, AggregatorState):
-        return Aggregator.resume(start, method=method, budget=budget, rounds=rounds, quantize=quantize)
+    if isinstance(start, Checkpoint):
+        more = start.conditions.extended_by(budget.limits, rounds)
+        return Aggregator.resume(start.state, method=method, budget=budget, rounds=rounds, quantize=quantize, more=more)
     w, trial = start
     expected = meters.expect(trial)
-    return Aggregator(w, method=method, budget=budget, expected=expected, rounds=rounds, quantize=quantize)
+    aggregator = Aggregator(w, method=method, budget=budget, expected=expected, rounds=rounds, quantize=quantize)
+    aggregator.start()  # before the first checkpoint, which is of a run that has
+    return aggregator
 
 
 def trial_broadcast(method: Method, w: Float32) -> Broadcast:

@@ -11,30 +11,37 @@ from fedbudget.arrays import Samples
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.partition import Partition
 from fedbudget.data.shards import Shards
-from fedbudget.engines import in_process
-from fedbudget.engines.in_process import SimulationEngine
+from fedbudget.engines.in_process import SimulationEngine, SimulationState
 from fedbudget.engines.node_group import NodeGroup
 from fedbudget.errors import UserError
 from fedbudget.launch.inputs import TrainingInputs, distribute, with_batch_size, with_nodes
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
-from fedbudget.launch.simulate import absence, build_fleets
+from fedbudget.launch.resume import require_engine, require_same_data
+from fedbudget.launch.simulate import attendance, build_fleets, recall, remember_nodes
 from fedbudget.models.base import Model
 from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.resource import Resource
+from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.settings import FEDERATED, Settings
 
 
 @contextmanager
 def on_ray(
-    settings: Settings, overrides: Overrides = NOTHING, *, address: str | None = None, actors: int | None = None
+    settings: Settings,
+    overrides: Overrides = NOTHING,
+    *,
+    address: str | None = None,
+    actors: int | None = None,
+    resumed: Checkpoint | None = None,
 ) -> Iterator[PreparedRun]:
     """Places the nodes on a Ray cluster, and gives a run with them.
 
     Args:
       address: of the cluster; on this machine when not given.
-      actors: how many processes share the nodes; one per core when not given.
+      actors: how many processes share the nodes; one per core when not given, or as many as a run that goes on has had.
+      resumed: where to go on from.
     """
     if settings.method not in FEDERATED:
         raise UserError(f"{settings.method} descent is not made on Ray; use `method` {' or '.join(FEDERATED)}")
@@ -48,9 +55,11 @@ def on_ray(
     settings = with_nodes(inputs.settings, inputs.dataset)
     settings = with_batch_size(settings, _smallest(settings, inputs.dataset))
     assert settings.nodes is not None
-    method, meters, present = build_method(settings, overrides), build_meters(settings), None
-    if settings.participation < 1:
-        present = in_process.attendance(settings.nodes, settings.participation, absence(settings))
+    if resumed is not None:
+        require_engine(resumed, "ray")
+        require_same_data(inputs, resumed)
+        actors = _actors(resumed, actors)
+    method, meters, present = build_method(settings, overrides), build_meters(settings), attendance(settings)
     summed = not method.combine.needs_reports
     definition = GroupDefinition(settings, inputs.dataset, inputs.model, meters.resources, summed)
     with cluster(address) as cpus, ExitStack() as stack:
@@ -59,9 +68,27 @@ def on_ray(
         stack.enter_context(closing(nodes))
         w = inputs.model.initial(settings.seed)
         trial = nodes.trial(trial_broadcast(method, w))
-        aggregator = build_aggregator(method, meters, (w, trial), rounds=settings.rounds)
-        engine, inputs = SimulationEngine(aggregator, nodes, meters), replace(inputs, settings=settings)
-        yield PreparedRun(**vars(inputs), meters=meters, aggregator=aggregator, engine=engine, repeatable=not overrides)
+        aggregator = build_aggregator(method, meters, resumed or (w, trial), rounds=settings.rounds)
+        engine = SimulationEngine(aggregator, nodes, meters, present, remember_nodes(settings, inputs.model))
+        if resumed is not None:
+            recall(engine, resumed)
+        inputs = replace(inputs, settings=settings)
+        yield PreparedRun(
+            **vars(inputs),
+            meters=meters,
+            aggregator=aggregator,
+            engine=engine,
+            repeatable=not overrides,
+            resumed=resumed,
+        )
+
+
+def _actors(resumed: Checkpoint, wanted: int | None) -> int | None:
+    """As many as before: each of them has a part of what nodes remember."""
+    groups = resumed.engine_state(SimulationState).groups
+    if groups is None or wanted in (None, len(groups)):
+        return wanted if groups is None else len(groups)
+    raise UserError(f"the run that is to go on has {len(groups)} actors, and cannot have {wanted} now")
 
 
 def _smallest(settings: Settings, dataset: Dataset) -> int:

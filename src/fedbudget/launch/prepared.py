@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from fedbudget.budget import Budget
 from fedbudget.control import Controller
@@ -13,7 +14,7 @@ from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import CombineRule
 from fedbudget.protocol.update import UpdateRule
-from fedbudget.runs.checkpoint import Checkpoint
+from fedbudget.runs.checkpoint import Checkpoint, Conditions
 from fedbudget.runs.record import RoundRecord
 from fedbudget.runs.title import run_title
 from fedbudget.settings import Settings
@@ -68,6 +69,12 @@ class PreparedRun:
     resumed: Checkpoint | None = None
     callbacks: tuple[Callback, ...] = ()
 
+    @cached_property
+    def conditions(self) -> Conditions:
+        """What a checkpoint says that the run is made under."""
+        data = "" if self.train is None else fingerprint(self.train, self.test)
+        return Conditions(dict(self.budget.limits), self.settings.rounds, data)
+
     @property
     def budget(self) -> Budget:
         return self.meters.budget
@@ -75,3 +82,8 @@ class PreparedRun:
     @property
     def title(self) -> str:
         return run_title(self.settings, self.dataset.name, self.dataset.note)
+
+
+def fingerprint(train: Table, test: Table | None) -> str:
+    """A short text that is another when any sample is."""
+    return " ".join(table.fingerprint() for table in (train, test) if table is not None)

@@ -4,7 +4,6 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,11 +26,11 @@ from fedbudget.launch.metrics import Metrics
 from fedbudget.launch.metrics import serving as serving_metrics
 from fedbudget.launch.options import ListenOptions, SecurityOptions
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
+from fedbudget.launch.resume import recalling, require_engine
 from fedbudget.launch.task import NODES, agree_on_task, compression_of, model_for, prepare_remote, table_to_test_on
 from fedbudget.resources import round_usage
 from fedbudget.resources.energy import energy_reader
 from fedbudget.runs.checkpoint import Checkpoint
-from fedbudget.runs.folder import CONFIG, Run
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import FEDERATED, Settings
 
@@ -69,6 +68,8 @@ def serving(
       opened: called when nodes can connect.
       changed: called with how many nodes there are, when that changes.
     """
+    if resumed is not None:
+        require_engine(resumed, "network")
     if settings.method not in FEDERATED:
         raise UserError(f"{settings.method} descent is not made over a network; use --method {' or '.join(FEDERATED)}")
     if energy_meter is not None and own is None:
@@ -134,23 +135,26 @@ def _gather(
         settings, task, model = agree_on_task(settings, method, list(server.descriptions().values()))
         server.start(task)
     else:
-        with _recalling("what is trained"):
+        with recalling("what is trained"):
             task = descriptions.read(Task, descriptions.from_bytes(bytes.fromhex(resumed.engine["task"])))
-        with _recalling("who takes part"):
+        with recalling("who takes part"):
             members = {str(name): _member(member) for name, member in resumed.engine["members"].items()}
         model = model_for(settings, task.samples)
         server.start(task, members)
     meters = build_meters(settings, network=True)
     if resumed is not None:
-        with _recalling("what the meters were at"):
+        with recalling("what the meters were at"):
             meters.restore(resumed.engine["meters"])
             for name, value in resumed.engine["counters"].items():
                 setattr(server.counters, name, int(value))
+    settings = replace(settings, nodes=nodes, dataset=NODES)
     over = resumed is not None and resumed.state.phase == "done"  # only its summary is missing: nodes have gone home
+    if resumed is not None and resumed.conditions.extended_by(meters.budget.limits, settings.rounds):
+        over = False
     if not server.wait_for(0 if over else nodes, interrupted, ready=True):
         raise Interrupted
     return prepare_remote(
-        replace(settings, nodes=nodes, dataset=NODES),
+        settings,
         method,
         meters,
         server,
@@ -161,43 +165,6 @@ def _gather(
         resumed=resumed,
         quantize=compressor.quantize,
     )
-
-
-# A run that goes on.
-
-
-def load_resumed(
-    path: Path, asked: Callable[[Path], Settings], overrides: Overrides = NOTHING
-) -> tuple[Settings, Checkpoint]:
-    """The settings and the checkpoint of the run to go on with; other settings than its own are refused.
-
-    Args:
-      asked: gives the settings that are asked for, those of a file where nothing else is.
-    """
-    run = Run.open(path)
-    if run.summary is not None and run.summary.get("status") != "interrupted":
-        raise UserError(f"{path}: the run has finished; there is nothing to go on with")
-    wanted = asked(path / CONFIG)
-    settings = replace(run.settings, nodes=wanted.nodes)  # how many to wait for may be another number now
-    require_same_settings(path, settings, wanted)
-    return settings, Checkpoint.load(path, build_method(settings, overrides))
-
-
-def require_same_settings(path: Path, saved: Settings, wanted: Settings) -> None:
-    """Refuses to go on with a run by other settings than its own."""
-    for name, before in vars(saved).items():
-        now = getattr(wanted, name)
-        if now != before:
-            option = name.replace("_", "-")
-            raise UserError(f"{path} goes on as it began: {option} is {before} there, and cannot be {now} now")
-
-
-@contextmanager
-def _recalling(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"the checkpoint does not say {what}: {error}") from None
 
 
 def _member(saved: Mapping[str, Any]) -> Member:

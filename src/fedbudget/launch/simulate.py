@@ -3,25 +3,29 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from fedbudget.data.shards import Shards, Table
 from fedbudget.engines import asynchronous, centralized, in_process
-from fedbudget.engines.asynchronous import AsynchronousEngine
-from fedbudget.engines.centralized import CentralizedEngine
+from fedbudget.engines.asynchronous import AsynchronousEngine, AsynchronousState
+from fedbudget.engines.centralized import CentralizedEngine, CentralizedState
 from fedbudget.engines.engine import Engine
-from fedbudget.engines.in_process import InProcessEngine
+from fedbudget.engines.in_process import Attendance, InProcessEngine, SimulationEngine, SimulationState
 from fedbudget.launch.inputs import TrainingInputs, batch_of, distribute, with_batch_size
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
+from fedbudget.launch.resume import recalling, require_engine, require_same_data
 from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.randomness import Stream, generator
 from fedbudget.resources import round_usage
+from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.settings import Settings
+
+MOST_MEMORY = 100e6
+"""Bytes that nodes remember, above which checkpoints do not hold them: then nodes begin anew when a run goes on, as if
+they had joined just then. They know w and w^f, and learn the rest in a round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,22 +36,40 @@ class SimulatedRun(PreparedRun):
     shards: Shards
 
 
-def simulate(settings: Settings, overrides: Overrides = NOTHING) -> SimulatedRun:
-    """Loads the data, gives it to nodes, and finds out what a round costs; refuses what cannot work."""
+def simulate(settings: Settings, overrides: Overrides = NOTHING, *, resumed: Checkpoint | None = None) -> SimulatedRun:
+    """Loads the data, gives it to nodes, and finds out what a round costs; refuses what cannot work.
+
+    Args:
+      resumed: where to go on from.
+    """
     inputs = TrainingInputs.of(settings, overrides)
     settings, rows = distribute(inputs.settings, inputs.dataset)
     shards = Shards.of(inputs.train, rows)
     settings = with_batch_size(settings, int(shards.size.min()))
     meters = build_meters(settings)
-    aggregator, engine = _engine(settings, overrides, inputs, shards, meters)
+    if resumed is not None:
+        require_engine(resumed, "in-process")
+        require_same_data(inputs, resumed)
+    aggregator, engine = _engine(settings, overrides, inputs, shards, meters, resumed)
     inputs = replace(inputs, settings=settings)
     return SimulatedRun(
-        **vars(inputs), meters=meters, aggregator=aggregator, engine=engine, repeatable=not overrides, shards=shards
+        **vars(inputs),
+        meters=meters,
+        aggregator=aggregator,
+        engine=engine,
+        repeatable=not overrides,
+        shards=shards,
+        resumed=resumed,
     )
 
 
 def _engine(
-    settings: Settings, overrides: Overrides, inputs: TrainingInputs, shards: Shards, meters: Meters
+    settings: Settings,
+    overrides: Overrides,
+    inputs: TrainingInputs,
+    shards: Shards,
+    meters: Meters,
+    resumed: Checkpoint | None,
 ) -> tuple[Aggregator | None, Engine]:
     model, method = inputs.model, build_method(settings, overrides)
     w = model.initial(settings.seed)
@@ -55,22 +77,50 @@ def _engine(
         eta, batch = method.step_size.first().eta, batch_of(settings)
         Fleet(model, shards, batch=batch, seed=settings.seed)  # refuses mini-batches larger than a shard
         common: dict[str, Any] = {"w": w, "eta": eta, "batch": batch, "seed": settings.seed, "meters": meters}
-        if settings.method == "centralized":
-            trial = centralized.trial(
-                model, inputs.train, w, batch=batch, seed=settings.seed, counters=meters.counters()
-            )
-            ledger = centralized.open_ledger(meters, trial)
-            return None, CentralizedEngine(model, inputs.train, ledger=ledger, rounds=settings.rounds, **common)
-        speeds = settings.speeds or asynchronous.default_speeds(len(shards))
-        ledger = asynchronous.open_ledger(meters, shards, speeds)
-        return None, AsynchronousEngine(model, shards, speeds=speeds, ledger=ledger, rounds=settings.rounds, **common)
+        return None, _baseline(settings, inputs, shards, common, resumed)
     twin = Fleet(model, shards, batch=batch_of(settings), seed=settings.seed)
     trial = round_usage([in_process.trial([twin], trial_broadcast(method, w), meters.counters())])
-    aggregator = build_aggregator(method, meters, (w, trial), rounds=settings.rounds)
-    fleets, present = build_fleets(settings, model, shards), None
-    if settings.participation < 1:
-        present = in_process.some_absent(fleets, settings.participation, absence(settings))
-    return aggregator, InProcessEngine(aggregator, fleets, meters, present)
+    aggregator = build_aggregator(method, meters, resumed or (w, trial), rounds=settings.rounds)
+    fleets, remembers = build_fleets(settings, model, shards), remember_nodes(settings, model)
+    engine = InProcessEngine(aggregator, fleets, meters, attendance(settings), remembers=remembers)
+    if resumed is not None:
+        recall(engine, resumed)
+    return aggregator, engine
+
+
+def _baseline(
+    settings: Settings, inputs: TrainingInputs, shards: Shards, common: dict[str, Any], resumed: Checkpoint | None
+) -> Engine:
+    meters: Meters = common["meters"]
+    if settings.method == "centralized":
+        options = {name: common[name] for name in ("batch", "seed")}
+        trial = centralized.trial(inputs.model, inputs.train, common["w"], counters=meters.counters(), **options)
+        common["ledger"] = centralized.open_ledger(meters, trial)
+        descent = CentralizedEngine(inputs.model, inputs.train, rounds=settings.rounds, **common)
+        if resumed is not None:
+            with recalling("where it was"):
+                descent.recall(resumed.state, resumed.engine_state(CentralizedState))
+        return descent
+    speeds = settings.speeds or asynchronous.default_speeds(len(shards))
+    common["ledger"] = asynchronous.open_ledger(meters, shards, speeds)
+    engine = AsynchronousEngine(inputs.model, shards, speeds=speeds, rounds=settings.rounds, **common)
+    if resumed is not None:
+        with recalling("where it was"):
+            engine.recall(resumed.state, resumed.engine_state(AsynchronousState))
+    return engine
+
+
+def recall(engine: SimulationEngine, resumed: Checkpoint) -> None:
+    """The engine goes on from a checkpoint."""
+    with recalling("where its nodes were"):
+        engine.recall(resumed.engine_state(SimulationState))
+
+
+def remember_nodes(settings: Settings, model: Model) -> bool:
+    """Whether checkpoints hold what nodes remember: three vectors each, and a generator's state where each is alone."""
+    assert settings.nodes is not None
+    alone = 0 if settings.participation == 1 else 2000
+    return settings.nodes * (3 * 4 * model.parameters + alone) <= MOST_MEMORY
 
 
 def build_fleets(settings: Settings, model: Model, shards: Shards, first: int = 0) -> list[Fleet]:
@@ -81,6 +131,8 @@ def build_fleets(settings: Settings, model: Model, shards: Shards, first: int = 
     return [Fleet(model, part, batch=batch, seed=seed, numbers=[first + n for n in own]) for part, own in parts]
 
 
-def absence(settings: Settings) -> np.random.Generator:
-    """Says who is absent in which round."""
-    return generator(settings.seed, Stream.ABSENCE)
+def attendance(settings: Settings) -> Attendance | None:
+    """Says who takes part in which round, where not all do."""
+    assert settings.nodes is not None
+    rng = generator(settings.seed, Stream.ABSENCE)
+    return None if settings.participation == 1 else Attendance(settings.nodes, settings.participation, rng)

@@ -114,14 +114,12 @@ def prepare_remote(
       quantize: what nodes will hold of a new w; the w itself when left out.
     """
     assert settings.nodes is not None
-    start: Any = None if resumed is None else resumed.state
+    start: Any = resumed
     if resumed is None:
         vectors = 2 if method.delta == "parameters" else 3
         wire_bytes = vectors * 4 * task.parameters * settings.nodes
         start = model.initial(settings.seed), trial.as_round_of(settings.nodes, wire_bytes)
     aggregator = build_aggregator(method, meters, start, rounds=settings.rounds, quantize=quantize)
-    if resumed is None:
-        aggregator.start()  # before the first checkpoint, which is of a run that has
     engine = RemoteEngine(
         aggregator, nodes, meters, least=settings.min_nodes or 1, timeout=settings.round_timeout, trial=trial
     )

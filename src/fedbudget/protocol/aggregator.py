@@ -9,7 +9,8 @@ looked at, which are the same bits whoever summed (sums.py), unless the combinat
                        '-- nothing more fits, or only the final loss does --'      |
     any phase --interrupt--> DONE            ROUND or FINAL --give_up--------------'
 
-Between two rounds an engine may `forget` nodes, and take the `state` to disk; `resume` goes on from it.
+Between two rounds an engine may `forget` nodes, and take the `state` to disk; `resume` goes on from it. With more
+budget that is also possible from DONE, with the round that would have come next; the final round stays the run's.
 
 The order of things in one `receive` of a round from t₀ to t:
 
@@ -147,8 +148,13 @@ class Aggregator:
         budget: Budget,
         rounds: int | None = None,
         quantize: steps.Quantize | None = None,
+        more: bool = False,
     ) -> "Aggregator":
-        """The aggregator that had this state; the other arguments are what that one was made with."""
+        """The aggregator that had this state; the other arguments are what that one was made with.
+
+        Args:
+          more: but for limits that are larger now: an end that was near or reached is taken back.
+        """
         if state.ledger.budget.limits.keys() != budget.limits.keys():
             raise UserError(f"the run that is to go on has a budget of {state.ledger.budget}, not of {budget}")
         if state.request.drift != method.correct_drift:
@@ -158,7 +164,8 @@ class Aggregator:
             raise UserError(f"the run that is to go on asks nodes for other things: {state.request}")
         free = Costs(np.zeros_like(budget.array), np.zeros_like(budget.array))
         self = cls(state.w, method=method, budget=budget, expected=free, rounds=rounds, quantize=quantize)
-        self.state = state.updated(ledger=replace(state.ledger, budget=budget))
+        state = state.updated(ledger=replace(state.ledger, budget=budget))
+        self.state = self._extended(state) if more else state
         return self
 
     def start(self) -> Broadcast:
@@ -181,7 +188,7 @@ class Aggregator:
         state, best = steps.with_losses(self.state.updated(ledger=ledger), sums)
         if state.phase is Phase.FINAL:
             self.last = self._round(state, broadcast, sums, kept=())
-            return self._answer(state.updated(phase=Phase.DONE))
+            return self._answer(state.updated(phase=Phase.DONE, became_best=best))
         state = state.updated(t=state.t + broadcast.tau)
         state, recover = steps.with_verdict(state, sums, adapts=method.step_size.adapts)
         mean = None if recover else steps.combined(method.combine, report, sums)
@@ -294,16 +301,37 @@ class Aggregator:
         if plan.decision is None:
             return self._finish(state, best=best)
         stop = plan.stop
-        if not stop and state.round + 1 == self._rounds:
+        if not stop and self._rounds is not None and state.round + 1 - state.final_rounds >= self._rounds:
             stop, state = True, state.updated(stopped_by="rounds")
         return state.updated(round=state.round + 1, tau=plan.decision.tau, became_best=best, stop=stop)
 
     def _finish(self, state: _State, *, best: bool) -> _State:
         """No more rounds: the loss of w(T), if there is room for it; otherwise w^f is what is known to be good."""
-        if self.method.spending.can_judge(state.ledger):
+        room = self.method.spending.final_room(state.ledger)
+        if room is None or state.ledger.fits(room):
             return steps.final_round(state, best=best)
         judged = state.round > 1  # any w but w(0)
-        return state.updated(phase=Phase.DONE, best=state.best if judged else state.w)
+        return state.updated(phase=Phase.DONE, best=state.best if judged else state.w, became_best=best)
+
+    def _extended(self, state: _State) -> _State:
+        """Without the end that was announced or reached, now that there is more to spend."""
+        if state.stopped_by is None:
+            return state
+        reopened = steps.reopened(state)
+        if self._rounds is not None and reopened.round - reopened.final_rounds >= self._rounds:
+            if state.phase is Phase.ROUND:
+                return reopened.updated(stop=True, stopped_by="rounds")
+            raise UserError(f"`rounds` is {self._rounds}, and all of them were made: give more `rounds` to go on")
+        if state.phase is Phase.ROUND:
+            return reopened
+        inputs = StepSizeInputs(None, progress(state.ledger, self.method.spending))
+        reopened = reopened.updated(step_size=self.method.step_size.next(state.step_size, inputs))
+        coming = self._announce(reopened, self._decision(reopened, recover=False), best=state.became_best)
+        if coming.phase is not Phase.ROUND and state.phase is Phase.DONE:
+            raise UserError(
+                f"budget {state.ledger.budget}: too little is left of {coming.stopped_by} for one more round"
+            )
+        return coming
 
     def _end(self, costs: Costs | None, stopped_by: str) -> Outcome:
         """Before its time; what the next round would cost is still what it was."""

@@ -119,7 +119,7 @@ class Fleet:
             raise PeerError(f"tau is {broadcast.tau}")
         self._follow_best(broadcast)
         before = self._broadcast
-        if broadcast.drift is not None and broadcast.tau > 0:
+        if broadcast.drift is not None:
             self._follow_drift(broadcast, broadcast.drift)
         self._broadcast = broadcast
         more = mini_batches(self.sampler.batch) if broadcast.request.curvature else 1
@@ -182,12 +182,16 @@ class Fleet:
     def _follow_drift(self, broadcast: Broadcast, drift: Drift) -> None:
         """Learns c_i and c from the interval before, or c as we are told it where we missed it."""
         last, correction, catch_up = self._broadcast, self._correction, broadcast.catch_up
+        missed, no_interval = self._missed(broadcast), last is not None and last.tau == 0
+        if correction is not None and no_interval and not missed:
+            return  # all was learned at the end that was not the last
         if correction is None or last is None or last.drift is None or self._w is None:
             mean = np.zeros_like(broadcast.w) if catch_up is None or catch_up.mean is None else catch_up.mean
             self._correction = Correction.first(len(self.shards), mean)
             return
-        correction = correction.learn(mean_gradient(last.w, self._w, last.eta * last.tau), used=last.drift.correct)
-        if not self._missed(broadcast):
+        if not no_interval:
+            correction = correction.learn(mean_gradient(last.w, self._w, last.eta * last.tau), used=last.drift.correct)
+        if not missed:
             before = correction.mean if last.drift.correct else None
             mean = next_mean(before, mean_gradient(last.w, broadcast.w, last.eta * last.tau), drift.share)
         elif catch_up is None or catch_up.mean is None:

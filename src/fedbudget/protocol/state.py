@@ -41,12 +41,14 @@ class AggregatorState(Generic[S, U]):
     Args:
       phase: `round` or `final`, when a round of that kind has been announced; `done` after the last.
       request: what nodes are asked for.
-      round, tau, became_best, stop: what the last broadcast says; `became_best` is its `best`, `round` 0 before it.
+      round, tau, became_best, stop: what the last broadcast says; `became_best` is its `best`, or after the end that of
+        the next, should there be one; `round` is 0 before the first.
       w: w(t₀), as last broadcast.
       best: w^f.
       loss, best_loss, first_loss: F of w(t₀) one round ago, of w^f and of w(0).
       worse: F(w(t₀)) was much larger than F(w^f).
       t: local updates per node so far.
+      final_rounds: how many ends the run has had, of which each was judged in a round, and was then given more budget.
       decision: the last choice of τ.
       step_size: the step size's own state, with the coming η.
       update: the update rule's own state.
@@ -76,6 +78,7 @@ class AggregatorState(Generic[S, U]):
     t: int = 0
     estimates: Estimates | None = None
     stopped_by: str | None = None
+    final_rounds: int = 0
 
     @cached_property
     def broadcast(self) -> Broadcast:
@@ -104,7 +107,7 @@ class AggregatorState(Generic[S, U]):
 
     def require_possible(self) -> None:
         """Refuses what no run comes to, as a file may have it: raises ValueError."""
-        for name in ("round", "tau", "t"):
+        for name in ("round", "tau", "t", "final_rounds"):
             if not 0 <= getattr(self, name) < 2**63:
                 raise ValueError(f"{name} is {getattr(self, name)}")
         if self.phase is Phase.READY or (

@@ -106,3 +106,12 @@ def with_coming_delta(state: _State, drift: DriftState) -> _State:
 def final_round(state: _State, *, best: bool) -> _State:
     """Asks for the loss of the last w(t)."""
     return state.updated(phase=Phase.FINAL, round=state.round + 1, tau=0, became_best=best, stop=True)
+
+
+def reopened(state: _State) -> _State:
+    """Without the end that was announced or reached; a round that was announced stays as it is, but not the last."""
+    state, before = state.updated(phase=Phase.ROUND, stop=False, stopped_by=None), state
+    if before.phase is Phase.FINAL:  # it was not made
+        return state.updated(round=state.round - 1)
+    judged = before.phase is Phase.DONE and before.tau == 0
+    return state.updated(final_rounds=state.final_rounds + 1) if judged else state

@@ -3,7 +3,8 @@
     Costs(step=array, aggregation=array)  <->  {"step": "step", "aggregation": "aggregation"}, {"step": array, ...}
 
 Plain values are what JSON has (numbers, texts, flags, lists and mappings with texts as keys) and bytes. An array is put
-under the path of its field, `costs.step` or `left.0`, and that name stands in its place. The annotations of the fields
+under the path of its field, `costs.step` or `left.0`, and that name stands in its place; one that is in several places
+is put under the first. The annotations of the fields
 say how to get back, so a new field needs no change here; msgspec checks values against them, and arrays must be of the
 annotated type. Nothing may be missing or unknown. Whatever is wrong is a ValueError that says where.
 
@@ -33,14 +34,17 @@ def flatten(value: object) -> tuple[Any, Arrays]:
     ({'step': 'step', 'aggregation': 'aggregation'}, {'step': array([1.]), 'aggregation': array([0.])})
     """
     arrays: Arrays = {}
+    names: dict[int, str] = {}  # of arrays, by what they are
 
     def plain(part: Any, path: str) -> Any:
         if type(part) in _PLAIN:
             return part
         if isinstance(part, np.ndarray):
+            if id(part) in names:
+                return names[id(part)]
             if path in arrays:
                 raise ValueError(f"two arrays are called {path}")
-            arrays[path] = part
+            arrays[path], names[id(part)] = part, path
             return path
         inside = f"{path}." if path else ""
         if is_dataclass(part) and not isinstance(part, type):

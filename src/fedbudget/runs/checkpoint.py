@@ -1,4 +1,4 @@
-"""Where a run has come to, on disk: one file in its folder, written after every round.
+"""Where a run has come to, on disk: one file in its folder, replaced as the run goes on (checkpoint_writer.py).
 
     checkpoint.safetensors   arrays as tensors; the rest as JSON, with a checksum of it all, in the metadata
 
@@ -14,8 +14,9 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
@@ -28,10 +29,32 @@ from fedbudget.protocol.structure import Arrays, flatten, restore
 from fedbudget.runs.record import RoundRecord
 
 CHECKPOINT = "checkpoint.safetensors"
+T = TypeVar("T")
 
 _KIND = "fedbudget-checkpoint"
-_VERSION = 2
+_VERSION = 3
+_ENGINE = "engine"  # what its arrays' names begin with
 _CHECKSUM_LENGTH = 8
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a run was made under and may be another when it goes on, or must not be.
+
+    Args:
+      limits: of the budget, by resource.
+      rounds: the most to make, besides the budget.
+      data: a fingerprint of all samples; nothing where they are on other machines.
+    """
+
+    limits: dict[str, float] = field(default_factory=dict)
+    rounds: int | None = None
+    data: str = ""
+
+    def extended_by(self, limits: Mapping[str, float], rounds: int | None) -> bool:
+        """Whether these limits, and this number of rounds, allow more."""
+        more = any(limit > self.limits.get(name, limit) for name, limit in limits.items())
+        return more or (self.rounds is not None and (rounds is None or rounds > self.rounds))
 
 
 @dataclass(frozen=True)
@@ -41,12 +64,24 @@ class Checkpoint:
     Args:
       state: the aggregator's.
       records: of the last rounds, as lines of rounds.jsonl that may not be there yet; none when no round is over.
-      engine: whatever the engine must know to go on, as plain JSON: who is who, meters, counters.
+      engine: whatever the engine must know to go on, as structure.py has it: who is who, meters, counters; plain JSON
+        when it was read from a file.
+      arrays: that belong to it then, by their names in it.
+      conditions: under which the run has come here.
     """
 
     state: AggregatorState[Any, Any]
     records: tuple[str, ...] = ()
-    engine: Mapping[str, Any] = field(default_factory=dict)
+    engine: Any = field(default_factory=dict)
+    arrays: Arrays = field(default_factory=dict)
+    conditions: Conditions = Conditions()
+
+    def engine_state(self, kind: type[T]) -> T:
+        """What the engine must know, as it was before it was written."""
+        try:
+            return restore(kind, self.engine, self.arrays)
+        except (ValueError, msgspec.ValidationError) as error:
+            raise UserError(f"the checkpoint is not of a run like this one: {error}") from None
 
     def save(self, folder: Path) -> None:
         """Writes it, in place of the one before; an OSError, and the one before, when that cannot be."""
@@ -60,19 +95,24 @@ class Checkpoint:
             raise UserError(f"{folder} has no {CHECKPOINT}: there is nothing to go on from")
         try:
             tensors, plain = _read(path)
+            arrays = {name: tensors.pop(name) for name in list(tensors) if name.startswith(f"{_ENGINE}.")}
             state = restore(method.state_type(tensors["w"]), plain["state"], tensors)
             state.require_possible()
-            records, engine = restore(tuple[tuple[str, ...], dict[str, Any]], [plain["records"], plain["engine"]], {})
+            rest = [plain["records"], plain[_ENGINE], plain["conditions"]]
+            records, engine, conditions = restore(tuple[tuple[str, ...], dict[str, Any], Conditions], rest, {})
             _check_records(state, records)
         except (OSError, SafetensorError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
             raise UserError(f"{path}: the checkpoint cannot be read: {error}") from None
-        return cls(state, records, engine)
+        return cls(state, records, engine, arrays, conditions)
 
     def to_bytes(self) -> bytes:
         state, arrays = flatten(self.state)
+        engine, more = flatten({_ENGINE: self.engine})
+        arrays = {**arrays, **more, **self.arrays}
         # Little-endian and in one piece, as files have them, or the checksum would be another on some machines.
         arrays = {name: np.ascontiguousarray(values, values.dtype.newbyteorder("<")) for name, values in arrays.items()}
-        plain = {"version": _VERSION, "state": state, "records": self.records, "engine": dict(self.engine)}
+        conditions, _ = flatten(self.conditions)
+        plain = {"version": _VERSION, "state": state, "records": self.records, "conditions": conditions, **engine}
         text = json.dumps(plain, separators=(",", ":"))
         return save(arrays, {_KIND: _checksum(arrays, text) + text})  # one key: several are written in any order
 

@@ -3,18 +3,26 @@
 When rounds are quicker than the disk, the latest checkpoint is written and those before it are passed over; a run is
 never more than some rounds ahead of its disk. Records of rounds are added to rounds.jsonl when a checkpoint that holds
 them is on disk, and not before.
+
+Where rounds can be made again, checkpoints are some time apart, the longer the longer it takes to make one, so that
+they take a small share of a run's time; records do not wait for them.
 """
 
+import math
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fedbudget.protocol.state import AggregatorState
-from fedbudget.runs.checkpoint import Checkpoint
+from fedbudget.runs.checkpoint import Checkpoint, Conditions
 from fedbudget.runs.record import RoundRecord
 
 Append = Callable[[RoundRecord], None]
+
+SHARE = 0.04
+"""Of a run's time, that checkpoints take at most where they are some time apart."""
 
 
 class CheckpointWriter:
@@ -25,22 +33,44 @@ class CheckpointWriter:
       append: adds a record to rounds.jsonl.
       ahead: the most rounds that may wait for the disk.
       records: that the last checkpoint on disk holds, as lines.
+      interval: seconds between two checkpoints, at least.
+      conditions: that the run is made under.
     """
 
-    def __init__(self, folder: Path, append: Append, *, ahead: int, records: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        append: Append,
+        *,
+        ahead: int,
+        records: tuple[str, ...] = (),
+        interval: float = 0.0,
+        conditions: Conditions = Conditions(),  # noqa: B008 (frozen)
+    ) -> None:
+        self._interval, self._conditions = interval, conditions
+        self._asked = time.monotonic()
+        self._next = self._asked + interval
         self._folder = folder
         self._append = append
         self._ahead = ahead
         self._last = records[-1:]
         self._changed = threading.Condition()
         self._waiting: list[RoundRecord] = []
-        self._latest: tuple[AggregatorState[Any, Any], Mapping[str, Any]] | None = None
+        self._latest: tuple[AggregatorState[Any, Any], object] | None = None
         self._error: Exception | None = None
         self._busy = self._over = False
         self._thread = threading.Thread(target=self._work, name="fedbudget-checkpoints", daemon=True)
         self._thread.start()
 
-    def save(self, state: AggregatorState[Any, Any], engine: Mapping[str, Any], record: RoundRecord | None) -> None:
+    def due(self) -> bool:
+        """Whether it is time for another checkpoint; to be asked before one is made, which is timed from here."""
+        now = time.monotonic()
+        if self._busy or now < self._next:
+            return False
+        self._asked, self._next = now, math.inf
+        return True
+
+    def save(self, state: AggregatorState[Any, Any], engine: object, record: RoundRecord | None) -> None:
         """Takes where a run has come to, and the record of the round that was the last, to be on disk before long.
 
         Raises what went wrong with an earlier one.
@@ -88,11 +118,13 @@ class CheckpointWriter:
             with self._changed:
                 del self._waiting[: len(records)]
                 self._busy = False
+                now = time.monotonic()
+                self._next = now + max(self._interval, (now - self._asked) / SHARE)
                 self._changed.notify_all()
 
-    def _write(self, state: AggregatorState[Any, Any], engine: Mapping[str, Any], records: list[RoundRecord]) -> None:
+    def _write(self, state: AggregatorState[Any, Any], engine: object, records: list[RoundRecord]) -> None:
         lines = tuple(record.to_json() for record in records) or self._last
-        Checkpoint(state, lines, engine).save(self._folder)
+        Checkpoint(state, lines, engine, conditions=self._conditions).save(self._folder)
         self._last = lines[-1:]
         for record in records:
             self._append(record)

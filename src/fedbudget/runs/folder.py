@@ -7,14 +7,15 @@
     plot.png            the picture of the run
     nodes.json          who takes part, for pages to show (nodes.py)
     events.out.tfevents.*    what TensorBoard reads, where that was asked for (trackers/tensorboard.py)
-    checkpoint.safetensors   where a run over a network has come to, to go on from (checkpoint.py)
+    checkpoint.safetensors   where the run has come to, to go on from (checkpoint.py)
 
 `RunWriter` writes one, `Run` reads one. A folder appears only when a run really starts, and whole files are written
 beside their place and then moved there, so that nobody ever reads half of one. A record is one line, added to the end;
 half a line there is one that is being written, or was when the program died, and is not read.
 
-Where there is a checkpoint, a round's record is added only when a checkpoint that holds it is on disk
-(checkpoint_writer.py), so that nobody ever reads of a round, and of what was spent in it, that is taken back.
+Over a network a round's record is added only when a checkpoint that holds it is on disk (checkpoint_writer.py), so that
+nobody ever reads of a round, and of what was spent in it, that is taken back. When a run goes on, its model stays until
+there is another, and so does its summary, of which the status says that it is not the last.
 """
 
 import contextlib
@@ -36,6 +37,8 @@ from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
 
 CONFIG, ROUNDS, SUMMARY, MODEL, PLOT = "config.toml", "rounds.jsonl", "summary.json", "model.safetensors", "plot.png"
+RUNNING = "running"
+"""The status of a summary that is of an end which was not the last."""
 
 
 class RunWriter:
@@ -53,25 +56,27 @@ class RunWriter:
             raise UserError(f"{path} cannot be written to: {error.strerror}") from None
 
     @classmethod
-    def resume(cls, path: Path, records: Sequence[str]) -> "RunWriter":
-        """Opens the folder of a run that was broken off, to go on from its checkpoint.
+    def resume(cls, path: Path, config: str, records: Sequence[str]) -> "RunWriter":
+        """Opens the folder of a run, to go on from its checkpoint.
 
-        Records after the checkpoint's are cut off, and its own are added if they are missing. A summary that an
-        interruption left goes away; a run that has finished is refused.
+        Records after the checkpoint's are cut off, and its own are added if they are missing.
 
         Args:
+          config: in place of the one that is there.
           records: the checkpoint's, as their JSON lines; none when no round was over.
         """
-        run = Run.open(path)
-        if run.summary is not None and run.summary.get("status") != "interrupted":
-            raise UserError(f"{path}: the run has finished; there is nothing to go on with")
+        run, summary = Run.open(path), _read_summary(path)
         last = [_from_json(path, line) for line in records]
         kept = [*(own for own in run.rounds if last and own.round < last[0].round), *last]
+        if [own.round for own in kept] != list(range(1, len(kept) + 1)):
+            raise UserError(f"{path}: records of rounds are missing, of {len(kept)} that should be there")
         self = cls.__new__(cls)
         self.path = path
         try:
+            if summary is not None:
+                self.replace(SUMMARY, _json(summary | {"status": RUNNING}))
+            self.replace(CONFIG, config.encode())
             self.replace(ROUNDS, b"".join(_line(own) for own in kept))
-            (path / SUMMARY).unlink(missing_ok=True)
             self._rounds = (path / ROUNDS).open("ab", buffering=0)
         except OSError as error:
             raise UserError(f"{path} cannot be written to: {error.strerror}") from None
@@ -97,7 +102,7 @@ class RunWriter:
     def finish(self, summary: Mapping[str, Any], model: bytes) -> None:
         self.close()
         self.replace(MODEL, model)
-        self.replace(SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+        self.replace(SUMMARY, _json(summary))
 
     def replace(self, name: str, content: bytes) -> None:
         """Writes a whole file in one step."""
@@ -138,12 +143,21 @@ class Run:
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """How a run ended, or None where it has not; from its folder."""
+    """How a run ended, or None where it has not, or goes on; from its folder."""
+    summary = _read_summary(path)
+    return None if summary is None or summary.get("status") == RUNNING else summary
+
+
+def _read_summary(path: Path) -> dict[str, Any] | None:
     try:
         summary: dict[str, Any] = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     return summary
+
+
+def _json(summary: Mapping[str, Any]) -> bytes:
+    return (json.dumps(summary, indent=2) + "\n").encode()
 
 
 def _line(record: RoundRecord) -> bytes:

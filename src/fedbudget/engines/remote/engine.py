@@ -13,7 +13,7 @@ import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -26,12 +26,13 @@ from fedbudget.meters.meters import Meters
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.state import AggregatorState
 from fedbudget.resources import TIME, round_usage
 from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.usage import RoundUsage
 
-OVERTIME = 0.03
-"""The share of a time budget by which a round that has begun may go over it."""
+_CLOSING = 0.05
+"""Seconds that it may take to close a round, on a busy machine."""
 
 # A deadline: so many seconds, at least, and so many times what a round should take.
 _PATIENCE, _FIRST_PATIENCE, _TIMES = 3.0, 30.0, 4.0
@@ -86,6 +87,7 @@ class RemoteEngine(Engine):
       trial: what a round of one update took at the slowest node, before the first.
     """
 
+    checkpoint_interval: ClassVar[float] = 0.0
     aggregator: Aggregator
     nodes: RemoteNodes
     meters: Meters
@@ -107,9 +109,12 @@ class RemoteEngine(Engine):
     def traffic(self) -> Mapping[str, int]:
         return vars(self.nodes.counters).copy()
 
-    def state(self) -> Mapping[str, Any] | None:
+    def state(self) -> tuple[AggregatorState[Any, Any], Mapping[str, Any]] | None:
         nodes = self.nodes.state()
-        return None if nodes is None else {**nodes, "meters": self.meters.state(), "counters": self.traffic()}
+        if nodes is None:
+            return None
+        own = {"engine": "network", "meters": self.meters.state(), "counters": self.traffic()}
+        return self.aggregator.state, {**nodes, **own}
 
     def _run_rounds(self, observe: Observer, interrupted: Condition, save: Save) -> Outcome:
         aggregator, nodes, meters, counters = self.aggregator, self.nodes, self.meters, self.nodes.counters
@@ -121,7 +126,7 @@ class RemoteEngine(Engine):
         while isinstance(message, Broadcast):
             lost = nodes.lost(message.round)
             broadcast = aggregator.forget(lost) if lost else message
-            left = clock.left(aggregator, read()[TIME.name] - began[TIME.name])
+            left = clock.left(aggregator, broadcast, read()[TIME.name] - began[TIME.name])
             nodes.begin(broadcast, least=self.least, timeout=clock.deadline(broadcast), left=left)
             if last is not None:
                 observe(*last)
@@ -171,12 +176,16 @@ class _Clock:
             return max(_FIRST_PATIENCE, _TIMES * usual)
         return max(_PATIENCE, _TIMES * (updates * statistics.median(self._steps) + statistics.median(self._rests)))
 
-    def left(self, aggregator: Aggregator, already: float) -> float:
-        """Seconds until a time budget is gone for good."""
+    def left(self, aggregator: Aggregator, broadcast: Broadcast, already: float) -> float:
+        """Seconds until a round must be closed with what it has, if the final loss is to fit into a time budget."""
         if self._limit is None:
             return float("inf")
-        spent = aggregator.ledger.budget.label(aggregator.ledger.spent)["time"]
-        return max(0.0, (1 + OVERTIME) * self._limit - spent - already)
+        ledger, spending = aggregator.ledger, aggregator.method.spending
+        end = (1 + spending.overtime) * self._limit - _CLOSING
+        room = spending.final_room(ledger)
+        if broadcast.tau > 0 and room is not None:
+            end -= ledger.budget.label(room)["time"]
+        return max(0.0, end - ledger.budget.label(ledger.spent)["time"] - already)
 
 
 def _usage(broadcast: Broadcast, answers: Sequence[Answer], took: Snapshot, wire_bytes: int) -> RoundUsage:

@@ -1,0 +1,218 @@
+"""A run in one process goes on: from where it was broken off, to the same bits; and with more budget, past its end."""
+
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedbudget import ServerMomentum, train
+from fedbudget.engines.engine import Engine
+from fedbudget.errors import UserError
+from fedbudget.launch import simulate
+from fedbudget.launch.resume import require_same_settings
+from fedbudget.runs import checkpoint_writer, plot
+from fedbudget.runs.folder import Run, read_summary
+from fedbudget.runs.record import RoundRecord
+from fedbudget.settings import Settings
+from fedbudget.training import Result
+from support.processes import but_wall, made
+
+DATA: dict[str, Any] = {"model": "softmax", "shards": made(4), "test": made(5)[4]}
+TRIAL = Settings(nodes=5, partition="case:4", seed=3)
+METHODS: dict[str, dict[str, Any]] = {
+    "frugal": {"tau_max": 8},
+    "paper": {"method": "paper", "tau_max": 8},
+    "mini-batches": {"batch_size": 8, "tau_max": 8, "budget": ["time=3s", "bytes=1MB"]},
+    "absences": {"participation": 0.5, "tau_max": 8},
+    "own rule": {"update": ServerMomentum(0.5), "batch_size": 8},
+    "centralized": {"method": "centralized", "batch_size": 8, "rounds": 40},
+    "asynchronous": {"method": "asynchronous", "batch_size": 8},
+}
+
+
+@pytest.fixture(autouse=True)
+def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes longer than all the rest."""
+    monkeypatch.setattr(plot, "plot_run", lambda *given, **how: b"")
+
+
+@pytest.fixture
+def saved_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints as often as the disk can."""
+    monkeypatch.setattr(Engine, "checkpoint_interval", 1e-9)
+    monkeypatch.setattr(checkpoint_writer, "SHARE", math.inf)
+
+
+def run(**options: Any) -> Result:
+    return train(**{**DATA, "budget": "time=3s", **options})
+
+
+def assert_same(found: Result, whole: Result) -> None:
+    assert but_wall(found.rounds) == but_wall(whole.rounds)
+    assert found.w.tobytes() == whole.w.tobytes()
+    assert replace(found, w=whole.w, rounds=(), run=None) == replace(whole, rounds=(), run=None)
+
+
+class TestBrokenOff:
+    """A copy of the folder is what a crash at that moment would have left."""
+
+    @pytest.mark.usefixtures("saved_often")
+    @pytest.mark.parametrize("name", METHODS)
+    def test_it_goes_on_to_the_same_bits(self, tmp_path: Path, name: str) -> None:
+        options, out = METHODS[name], tmp_path / "run"
+
+        def crash(record: RoundRecord) -> None:
+            if record.round in (1, 2, 7):
+                shutil.copytree(out, tmp_path / str(record.round), ignore=shutil.ignore_patterns(".*"))
+
+        whole = run(**options, out=out, callbacks=[crash])
+        assert whole.rounds[-1].round > 8
+        for number in ("1", "2", "7"):
+            again = train(**(DATA | options | {"budget": None}), resume=tmp_path / number)
+            assert_same(again, whole)
+            assert Run.open(tmp_path / number).model().w.tobytes() == whole.w.tobytes()
+
+    def test_a_short_run_has_a_checkpoint_of_its_start_and_one_of_its_end(self, tmp_path: Path) -> None:
+        out, other = tmp_path / "run", tmp_path / "other"
+
+        def stop(record: RoundRecord) -> None:
+            if record.round == 5:
+                raise KeyError("a mistake of the user's own")
+
+        with pytest.raises(KeyError):
+            run(out=out, callbacks=[stop])
+        assert len(Run.open(out).rounds) == 5
+        assert_same(train(**DATA, resume=out), run(out=other))
+
+    def test_one_that_was_stopped_goes_on(self, tmp_path: Path) -> None:
+        out = tmp_path / "run"
+        first = run(out=out, callbacks=[lambda record: record.round == 4])
+        assert (first.stopped_by, len(first.rounds)) == ("callback", 4)
+        longer = train(**DATA, resume=out, budget="time=+1s")
+        assert but_wall(longer.rounds[:4]) == but_wall(first.rounds)
+        assert (longer.rounds[4].round, longer.stopped_by) == (5, "time")
+        assert 3 < longer.spent["time"] < 4.5
+
+
+class TestMoreBudget:
+    @pytest.mark.parametrize("batch_size", ["full", 8])
+    @pytest.mark.parametrize("drift_correction", [True, False])
+    def test_fixed_rounds_are_those_of_a_run_with_more_from_the_start(
+        self, tmp_path: Path, batch_size: Any, drift_correction: bool
+    ) -> None:
+        """But for the round that judged the first end, and what it has cost."""
+        fixed = {"tau": 3, "step_size": 0.05, "batch_size": batch_size, "drift_correction": drift_correction}
+        run(**fixed, budget="time=1h", rounds=4, out=tmp_path / "run")
+        longer = train(**DATA, resume=tmp_path / "run", rounds=9)
+        whole = run(**fixed, budget="time=1h", rounds=9)
+        judged = [record for record in longer.rounds if record.tau == 0]
+        assert [record.round for record in judged] == [5, 11]
+        made_of = ("t", "tau", "eta", "loss", "delta", "corrected", "plain_delta", "corrected_delta", "nodes")
+
+        def rounds(result: Result) -> list[list[Any]]:
+            return [[getattr(record, name) for name in made_of] for record in result.rounds if record.tau]
+
+        assert rounds(longer) == rounds(whole)
+        assert longer.loss == whole.loss
+        assert longer.w.tobytes() == whole.w.tobytes()
+        assert (longer.aggregations, longer.local_updates, longer.stopped_by) == (9, 27, "rounds")
+
+    @pytest.mark.parametrize("name", ["centralized", "asynchronous"])
+    def test_a_baseline_is_the_same_as_with_more_from_the_start(self, tmp_path: Path, name: str) -> None:
+        options = {"method": name, "batch_size": 8}
+        run(**options, budget="time=1s", out=tmp_path / "run")
+        longer, whole = train(**DATA, resume=tmp_path / "run", budget="time=+1s"), run(**options, budget="time=2s")
+        assert longer.w.tobytes() == whole.w.tobytes()
+        assert longer.spent == whole.spent
+
+    def test_the_folder_says_how_it_was_made(self, tmp_path: Path) -> None:
+        out = tmp_path / "run"
+        first = run(out=out)
+        longer = train(**DATA, resume=out, budget="time=+2s")
+        assert but_wall(longer.rounds[: len(first.rounds)]) == but_wall(first.rounds)
+        found, summary = Run.open(out), read_summary(out)
+        assert found.settings.budget == ("time=5s",)
+        assert found.rounds == longer.rounds
+        assert summary is not None
+        assert (summary["budget"], summary["spent"]) == ({"time": 5.0}, dict(longer.spent))
+        assert 3 < longer.spent["time"] < 5.5
+
+    @pytest.mark.usefixtures("saved_often")
+    def test_a_crash_on_the_way_loses_nothing(self, tmp_path: Path) -> None:
+        out, copy = tmp_path / "run", tmp_path / "copy"
+        first = run(out=out)
+        end = len(first.rounds)
+
+        def crash(record: RoundRecord) -> None:
+            if record.round == end + 3:
+                shutil.copytree(out, copy, ignore=shutil.ignore_patterns(".*"))
+
+        whole = train(**DATA, resume=out, budget="time=+2s", callbacks=[crash])
+        assert Run.open(copy).model().w.tobytes() == first.w.tobytes()
+        assert read_summary(copy) is None
+        assert_same(train(**DATA, resume=copy), whole)
+
+    def test_an_end_that_was_announced_is_taken_back(self, tmp_path: Path) -> None:
+        """The last round is cut to what fits; broken off before it, the run has room for more."""
+        last = len(run(out=tmp_path / "whole").rounds) - 1
+        run(out=tmp_path / "run", callbacks=[lambda record: record.round == last - 1])
+        longer = train(**DATA, resume=tmp_path / "run", budget="time=6s")
+        assert [record.tau for record in longer.rounds].index(0) == len(longer.rounds) - 1
+        assert 5.5 < longer.spent["time"] < 6.5
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({}, r"the run has finished; to go on it needs more budget, such as time=\+10min"),
+            ({"budget": "time=3s"}, "the run has finished"),
+            ({"budget": "time=1s"}, "budget time=1s is below what was spent"),
+            ({"budget": "time=+0.05s"}, "too little is left of time for one more round"),
+            ({"budget": "bytes=+1MB"}, "a run that goes on keeps its resources, time"),
+            ({"budget": "time=+5s", "tau": 5}, "tau is adaptive there, and cannot be 5 now"),
+            ({"budget": "time=+5s", "out": "elsewhere"}, "resume goes on in the run's folder"),
+            ({"budget": "time=+5s", "shards": [(2 * x, y) for x, y in made(4)]}, "has changed since the run began"),
+            ({"budget": "time=+5s", "engine": "ray"}, "the run was made by engine in-process"),
+            ({"budget": "time=+5s", "engine": "network"}, "go on with fedbudget serve"),
+        ],
+    )
+    def test_what_is_refused(self, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+        out = tmp_path / "run"
+        run(out=out, seed=1)
+        before = {each.name: each.read_bytes() for each in out.iterdir()}
+        with pytest.raises(UserError, match=message):
+            train(**{**DATA, **options}, resume=out)
+        assert {each.name: each.read_bytes() for each in out.iterdir()} == before
+
+
+def test_nodes_that_are_too_many_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulate, "MOST_MEMORY", 0.0)
+    first = run(out=tmp_path / "run")
+    longer = train(**DATA, resume=tmp_path / "run", budget="time=+3s")
+    assert (tmp_path / "run" / "checkpoint.safetensors").stat().st_size < 10_000
+    assert longer.rounds[-1].t > first.rounds[-1].t
+    assert longer.loss < first.loss
+    assert np.isfinite([record.loss for record in longer.rounds]).all()
+
+
+def test_a_run_goes_on_by_its_own_settings_only() -> None:
+    require_same_settings(Path("run"), TRIAL, replace(TRIAL, budget=("time=1h",), rounds=3, evaluations=7))
+    with pytest.raises(UserError, match="run goes on as it began: tau is adaptive there, and cannot be 5 now"):
+        require_same_settings(Path("run"), TRIAL, replace(TRIAL, tau=5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["frugal", "paper"])
+def test_it_ends_where_a_run_with_more_from_the_start_does(tmp_path: Path, method: Any) -> None:
+    """Within the spread of seeds, on average over them."""
+    losses = []
+    for seed in range(20):
+        options: dict[str, Any] = {"model": "svm", "dataset": "digits", "case": 2, "method": method, "seed": seed}
+        train(**options, budget="time=10s", out=tmp_path / str(seed))
+        longer = train(resume=tmp_path / str(seed), budget="time=+5s")
+        losses.append((longer.loss, train(**options, budget="time=15s").loss))
+    found, wanted = np.array(losses).T
+    assert abs(found.mean() - wanted.mean()) < max(wanted.std(), 0.005 * wanted.mean())

@@ -1,0 +1,146 @@
+"""`fedbudget run` is killed at any moment, or told to stop, and goes on as if nothing had happened."""
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedbudget import train
+from fedbudget.runs.folder import Run
+from fedbudget.training import Result
+from support.processes import but_wall, commands, records, summary
+
+# Run with a phase and a round before the command: kills itself there. There are checkpoints as often as the disk can.
+KILLED = """
+import math, os, signal, sys
+from fedbudget import atomic_file
+from fedbudget.cli.main import main
+from fedbudget.engines.engine import Engine
+from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.runs import checkpoint_writer
+from fedbudget.runs.checkpoint import CHECKPOINT, Checkpoint
+from fedbudget.runs.folder import CONFIG, MODEL, RunWriter, _line
+
+phase, when = sys.argv[1], int(sys.argv[2])
+Engine.checkpoint_interval, checkpoint_writer.SHARE = 1e-9, math.inf
+receive, append, replace = Aggregator.receive, RunWriter.append, atomic_file.replace
+now = 0  # the round that was received last
+
+def die(where, *, unless=False):
+    if where == phase and now >= when and not unless:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def killed_receive(self, report, costs, expected=None):
+    global now
+    now = self.state.round
+    die("report there")
+    answer = receive(self, report, costs, expected)
+    die("aggregated")
+    die("final loss known", unless=self.state.phase != "done")
+    return answer
+
+def killed_append(self, record):
+    if phase == "half of the record written" and record.round == when:
+        self._rounds.write(_line(record)[:40])
+        die(phase)
+    append(self, record)
+    die("record written")
+
+def killed_replace(path, content):
+    if path.name == CHECKPOINT and phase == "half of the checkpoint written" and now >= when:
+        path.with_name(f".{path.name}.new").write_bytes(content[:len(content) // 2])
+        die(phase)
+    replace(path, content)
+    die({CHECKPOINT: "checkpoint saved", MODEL: "model saved, no summary", CONFIG: "config written"}.get(path.name))
+
+Aggregator.receive, RunWriter.append, atomic_file.replace = killed_receive, killed_append, killed_replace
+main(sys.argv[3:])
+"""
+OPTIONS = ["--case", "2", "--budget", "time=4s", "--tau-max", "8", "--participation", "0.7", "--test-samples", "50"]
+PHASES = [
+    ("checkpoint saved", 0),
+    ("report there", 1),
+    ("record written", 2),
+    ("half of the checkpoint written", 4),
+    ("aggregated", 6),
+    ("half of the record written", 9),
+    ("checkpoint saved", 11),
+    ("report there", 14),
+    ("final loss known", 0),
+    ("model saved, no summary", 0),
+]
+
+
+def undisturbed() -> Result:
+    options = {"participation": 0.7, "test_samples": 50, "tau_max": 8}
+    return train(model="svm", dataset="digits", case=2, budget="time=4s", **options)  # type: ignore[arg-type]
+
+
+def assert_same(run: Path, whole: Result) -> None:
+    found = Run.open(run)
+    assert but_wall(found.rounds) == but_wall(whole.rounds)
+    assert found.model().w.tobytes() == whole.w.tobytes()
+    assert summary(run)["spent"] == dict(whole.spent)
+    assert summary(run)["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    "phases", [PHASES[5:6], pytest.param(PHASES, marks=pytest.mark.slow)], ids=["once", "ten times"]
+)
+def test_killed_in_one_phase_after_the_other(tmp_path: Path, phases: list[tuple[str, int]]) -> None:
+    with commands(tmp_path) as start:
+        options = ["--out", "run", *OPTIONS]
+        for phase, when in phases:
+            killed = start.run("run", *options, program=[sys.executable, "-c", KILLED, phase, str(when)])
+            assert killed.end() == -signal.SIGKILL, (phase, killed.errors)
+            options = ["--resume", "run"]
+        assert start.run("run", "--resume", "run").end() == 0
+    assert_same(tmp_path / "run", undisturbed())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("phase", "when"), PHASES)
+def test_killed_once(tmp_path: Path, phase: str, when: int) -> None:
+    with commands(tmp_path) as start:
+        program = [sys.executable, "-c", KILLED, phase, str(when)]
+        assert start.run("run", "--out", "run", *OPTIONS, program=program).end() == -signal.SIGKILL
+        assert start.run("run", "--resume", "run").end() == 0
+    assert_same(tmp_path / "run", undisturbed())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["config written", "report there", "model saved, no summary"])
+def test_killed_with_more_budget(tmp_path: Path, phase: str) -> None:
+    """What there was before stays, and the larger budget is known."""
+    run, options = tmp_path / "run", ["--case", "2", "--tau-max", "8", "--test-samples", "50"]
+    with commands(tmp_path) as start:
+        for folder in ("run", "other"):
+            assert start.run("run", "--out", folder, *options, "--budget", "time=2s").end() == 0
+        before = (run / "model.safetensors").read_bytes()
+        more = ["run", "--resume", "run", "--budget", "time=+2s"]
+        program = [sys.executable, "-c", KILLED, phase, "0"]
+        assert start.run(*more, program=program).end() == -signal.SIGKILL
+        assert summary(run)["status"] == "running"
+        assert ((run / "model.safetensors").read_bytes() == before) == (phase != "model saved, no summary")
+        assert start.run("run", "--resume", "run").end() == 0
+        assert start.run("run", "--resume", "other", "--budget", "time=+2s").end() == 0
+    assert but_wall(records(run)) == but_wall(records(tmp_path / "other"))
+    assert Run.open(run).model().w.tobytes() == Run.open(tmp_path / "other").model().w.tobytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
+    run = tmp_path / "run"
+    options = ["--case", "2", "--budget", "time=4000s", "--rounds", "20000", "--tau", "1"]
+    with commands(tmp_path) as start:
+        stopped = start.run("run", "--out", "run", *options)
+        stopped.wait_until(lambda: len(records(run)) >= 50)
+        assert stopped.end(number) == 0
+        assert summary(run)["status"] == "interrupted"
+        made = len(records(run))
+        assert start.run("run", "--resume", "run", "--rounds", str(made + 40)).end() == 0
+        assert start.run("run", "--out", "whole", *options[:-4], "--rounds", str(made + 40), "--tau", "1").end() == 0
+    assert but_wall(records(run)) == but_wall(records(tmp_path / "whole"))
+    assert Run.open(run).model().w.tobytes() == Run.open(tmp_path / "whole").model().w.tobytes()
