@@ -13,7 +13,7 @@ import numba
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import budgets, contenders, flower_simulation, memory, networks, rounds, scale, startup
+from benchmarks import budgets, contenders, flower_simulation, forecasts, memory, networks, rounds, scale, startup
 from benchmarks.measure import exponent, take_turns
 from benchmarks.workload import FEATURES, NODES, SAMPLES, TAU, dataset, settings
 from fedbudget.launch.prepared import Overrides
@@ -229,7 +229,8 @@ def _beside_simulation(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["budgets"]:  # a thousand runs, and options of its own: not one of the sections
-        budgets.main(sys.argv[2:])
+    runs = {"budgets": budgets.main, "forecasts": forecasts.main}  # many runs, and options of their own
+    if sys.argv[1:2] and sys.argv[1] in runs:
+        runs[sys.argv[1]](sys.argv[2:])
     else:
         main(sys.argv[1:])

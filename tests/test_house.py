@@ -27,11 +27,12 @@ BELOW: dict[str, set[str]] = {
     "settings": {"budget", "data", "tasks", "targets"},
     "engines": {"protocol", *CORE},
     "runs": {"settings", *CORE},
+    "forecasts": {"runs", "settings", *CORE},
     "tasks": set(),
     "trackers": {"runs", "settings", *CORE},
     "launch": {"engines", "runs", "settings", *CORE},
     "judge": {"launch", "runs", "settings", "targets", *CORE},
-    "training": {"judge", "launch", "trackers", "tasks", "engines", "runs", "settings", *CORE},
+    "training": {"judge", "launch", "forecasts", "trackers", "tasks", "engines", "runs", "settings", *CORE},
 }
 """What a room may import besides itself and what is at the bottom; the rooms that are not here may import all."""
 

@@ -11,6 +11,13 @@ from fedbudget.control import (
 )
 from fedbudget.data.dataset import Dataset as Dataset
 from fedbudget.errors import FedbudgetError as FedbudgetError, UserError as UserError, WorkError as WorkError
+from fedbudget.forecasts.forecast import (
+    Forecast as Forecast,
+    ForecastReport as ForecastReport,
+    Interval as Interval,
+    TargetCost as TargetCost,
+    forecast as forecast,
+)
 from fedbudget.models.function import FunctionModel as FunctionModel
 from fedbudget.protocol.combine import CombineRule as CombineRule, WeightedMean as WeightedMean
 from fedbudget.protocol.update import Average as Average, ServerMomentum as ServerMomentum, UpdateRule as UpdateRule

@@ -20,6 +20,7 @@ from fedbudget.data.files import Shard, from_arrays
 from fedbudget.engines.interrupt import interruptible
 from fedbudget.engines.remote.task import rounds_ahead
 from fedbudget.errors import UserError
+from fedbudget.forecasts.latest import next_forecast
 from fedbudget.judge import Judge
 from fedbudget.launch.launch import launch
 from fedbudget.launch.prepared import Callback, Overrides, PreparedRun
@@ -400,6 +401,7 @@ def _save(prepared: PreparedRun, writer: RunWriter, result: Result) -> dict[str,
         "status": "interrupted" if result.stopped_by == "interrupted" else "finished",
         **({} if not traffic else {"network": dict(traffic)}),
         "parameters": prepared.model.parameters,
+        "forecast": next_forecast(result.rounds, result.budget, vars(result)).to_json(),
         "version": __version__,
     }
     saved = SavedModel(result.w, prepared.settings.model, prepared.dataset.classes, prepared.dataset.standardization)

@@ -91,6 +91,7 @@ def test_a_terminal_gets_gauges_of_all_budgets_and_the_latest_rounds(
     assert "of 10MB" in last
     assert "━" in last
     assert f"{result.rounds[-1].loss:.4f}" in last
+    assert "loss at the end" in last
 
 
 class TestResultInLines:
@@ -107,6 +108,7 @@ class TestResultInLines:
             overshoot={"time": 0.5, "bytes": 0.0},
             sources={"time": "measured", "bytes": "declared"},
             stopped_by="time",
+            rounds=(),
             run=Path("runs/x"),
         )
         print_result(result)
@@ -117,6 +119,10 @@ class TestResultInLines:
             "bytes: 1.5MB of 20MB spent (declared)",
             "run: runs/x",
         ]
+
+    def test_tells_what_more_would_buy(self, capsys: pytest.CaptureFixture[str]) -> None:
+        print_result(execute(plan_of("time=10s")))
+        assert re.search(r"^half as much again would bring the loss to 0\.24\d\d \(", capsys.readouterr().out, re.M)
 
     def test_leaves_out_what_there_is_not(self, capsys: pytest.CaptureFixture[str]) -> None:
         print_result(replace(execute(plan_of("time=2s")), accuracy=None, run=None))

@@ -171,3 +171,16 @@ def test_the_settings_are_those_of_the_run(tmp_path: Path) -> None:
     settings: dict[str, Any] = series.view(snapshot_of(make_run(tmp_path / "run")))["settings"]
     assert settings["budget"] == "time=20s, bytes=2MB"
     assert (settings["nodes"], settings["tau-max"], "phi" in settings) == ("4", "100", False)
+
+
+def test_the_forecast_is_of_the_end_and_then_of_half_as_much_again(tmp_path: Path) -> None:
+    """0.2 + 0.8/n: after 200 rounds at the end of 20 s, after 300 with half as much again."""
+    going_on, ended = make_run(tmp_path / "on", 100, finished=False), make_run(tmp_path / "ended", 200)
+    first, second = (series.now(RunReader(path).read())["forecast"] for path in (going_on, ended))
+    assert not first["ended"]
+    assert first["median"] == pytest.approx(0.204, abs=0.002)
+    assert second["ended"]
+    assert second["low"] <= second["median"] <= second["high"]
+    few = series.now(RunReader(make_run(tmp_path / "few", 3, finished=False)).read())["forecast"]
+    assert few["reason"] == "3 rounds are over, and 8 are needed"
+    assert series.now(RunReader(make_run(tmp_path / "none", 0, finished=False)).read())["forecast"] is None

@@ -14,6 +14,7 @@ from fedbudget.cli import (
     data,
     evaluate,
     explain,
+    forecast,
     join,
     local,
     report,
@@ -36,7 +37,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _MAKE_RUNS = (run.run, local.local, serve.serve, join.join, certs.certs, compare.compare, sweep.sweep)
-_LOOK_AT_RUNS = (show.show, explain.explain, evaluate.evaluate, dashboard.dashboard, report.report)
+_LOOK_AT_RUNS = (show.show, explain.explain, forecast.forecast, evaluate.evaluate, dashboard.dashboard, report.report)
 for command in (*_MAKE_RUNS, reproduce.reproduce, *_LOOK_AT_RUNS, tasks.tasks):
     app.command(cls=GroupedCommand)(command)
 app.add_typer(runs.app, name="runs")

@@ -6,7 +6,6 @@ The view goes to standard error, so that results on standard output can be piped
 import json as jsonlib
 import sys
 import threading
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -19,7 +18,11 @@ from rich.text import Text
 
 from fedbudget.cli.console import plain_table
 from fedbudget.cli.dashboard import beside
+from fedbudget.cli.forecast import interval_text
 from fedbudget.cli.options import OutputOptions
+from fedbudget.forecasts.curve import LEVEL
+from fedbudget.forecasts.forecast import Forecast
+from fedbudget.forecasts.latest import LatestForecast, next_forecast
 from fedbudget.launch.prepared import Callback, PreparedRun
 from fedbudget.node_status import NodeStatus
 from fedbudget.resources import RESOURCES
@@ -30,6 +33,7 @@ from fedbudget.training import Result, default_folder, execute
 _PATIENCE = 1.0  # seconds before a person is told what takes so long
 _LOG_LINES = 25  # of a plain log, at most, over the whole budget
 _NODES = 12  # of those shown, at most
+_ROUNDS = 12  # the same of the latest
 _COLUMNS = ("round", "τ", "η", "chosen by", "loss", "loss wᶠ", "accuracy", "ρ̂", "β̂", "δ̂", "spent")
 LOSSES = "loss: of the latest parameters; loss wᶠ: of the best so far; both on the round's samples, so either can rise"
 
@@ -117,6 +121,9 @@ def print_result(result: Result, *, json: bool = False) -> None:
             beyond = f", {resource.format(result.left[name])} left"
         spent = f"{resource.format(result.spent[name])} of {resource.format(limit)} spent{beyond}"
         print(f"{name}: {spent} ({result.sources[name]})")
+    more = next_forecast(result.rounds, result.budget, {"loss": result.loss, "accuracy": result.accuracy})
+    if more.loss is not None:
+        print(f"half as much again would bring the loss to {interval_text(more.loss)}")
     if result.run is not None:
         print(f"run: {result.run}")
 
@@ -161,11 +168,12 @@ class _LiveView:
         self._title = prepared.title
         self._node_statuses = prepared.engine.node_statuses
         self._budget = prepared.budget.limits
-        self._latest: deque[RoundRecord] = deque(maxlen=12)
+        self._records: list[RoundRecord] = []
+        self._forecasts = LatestForecast()
         self._accuracy = ""
 
     def add(self, record: RoundRecord) -> Group:
-        self._latest.append(record)
+        self._records.append(record)
         if record.accuracy is not None:
             self._accuracy = f"accuracy {record.accuracy:.4f}"
         gauges = Table.grid(padding=(0, 1))
@@ -177,12 +185,20 @@ class _LiveView:
             Text(self._title, style="bold"),
             gauges,
             Text(self._accuracy),
-            rounds_table(list(self._latest), self._budget),
+            Text(_forecast_text(self._forecasts.of(self._records, self._budget))),
+            rounds_table(self._records[-_ROUNDS:], self._budget),
             Text(LOSSES, style="dim"),
         ]
         if nodes := self._node_statuses():
             parts += [Text(""), nodes_table(nodes)]
         return Group(*parts)
+
+
+def _forecast_text(forecast: Forecast) -> str:
+    if forecast.loss is None:
+        return f"loss at the end not known: {forecast.reason}"
+    accuracy = "" if forecast.accuracy is None else f"\naccuracy at the end {interval_text(forecast.accuracy)}"
+    return f"loss at the end {interval_text(forecast.loss)} with a chance of {LEVEL:.0%}{accuracy}"
 
 
 def nodes_table(nodes: Sequence[NodeStatus]) -> Table:

@@ -7,11 +7,12 @@ Rules here:
 """
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedbudget.errors import UserError
+from fedbudget.forecasts.latest import LatestForecast
 from fedbudget.runs import nodes
 from fedbudget.runs.folder import CONFIG, ROUNDS, Run, read_summary
 from fedbudget.runs.overview import state_of
@@ -27,12 +28,14 @@ class RunSnapshot:
       nodes: what `nodes.json` says, if there is one.
       written: when the last record was, in seconds since 1970.
       generation: another number when records were taken back, as a run that goes on from a checkpoint does.
+      forecasts: of this run, the last one kept between snapshots.
     """
 
     run: Run
     nodes: dict[str, Any] | None
     written: float
     generation: int
+    forecasts: LatestForecast = field(default_factory=LatestForecast)
 
     @property
     def name(self) -> str:
@@ -57,6 +60,7 @@ class RunReader:
         self._file: tuple[int, int] | None = None
         self._offset = 0
         self._generation = 0
+        self._forecasts = LatestForecast()
 
     def read(self) -> RunSnapshot:
         """The run as it is now."""
@@ -69,7 +73,7 @@ class RunReader:
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{self.path.name}: the run's records cannot be read: {error}") from None
             run = Run(self.path, self._settings, list(self._records), summary)
-            return RunSnapshot(run, nodes.read(self.path), written, self._generation)
+            return RunSnapshot(run, nodes.read(self.path), written, self._generation, self._forecasts)
 
     def _read_records(self) -> float:
         path = self.path / ROUNDS

@@ -18,6 +18,7 @@ from fedbudget.arrays import Float64, Int64
 from fedbudget.dashboard.description import describe
 from fedbudget.dashboard.run_reader import RunSnapshot
 from fedbudget.errors import UserError, key
+from fedbudget.forecasts.curve import LEVEL
 from fedbudget.launch.method import build_method
 from fedbudget.resources import RESOURCES
 from fedbudget.runs.explain import explain
@@ -59,6 +60,7 @@ def now(snapshot: RunSnapshot) -> dict[str, Any]:
         "accuracy": (run.summary or {}).get("accuracy", evaluated),
         "average_tau": average_tau([record.tau for record in run.rounds if record.tau > 0]) or None,
         "summary": run.summary,
+        "forecast": forecast(snapshot),
         "gauges": gauges(snapshot),
         "nodes": snapshot.nodes,
         "written": snapshot.written,
@@ -125,6 +127,16 @@ def gauges(snapshot: RunSnapshot) -> list[dict[str, Any]]:
             }
         )
     return by_resource
+
+
+def forecast(snapshot: RunSnapshot) -> dict[str, Any] | None:
+    """The loss at the end of the budget, or with half as much again where the run has ended; None before all rounds."""
+    run = snapshot.run
+    if not run.rounds:
+        return None
+    found = snapshot.forecasts.of(run.rounds, run.settings.limits().limits, run.summary)
+    interval = {} if found.loss is None else found.loss.to_json()
+    return {"ended": run.summary is not None, "chance": LEVEL, **interval, "reason": found.reason}
 
 
 def choice(snapshot: RunSnapshot, number: int) -> dict[str, Any]:

@@ -177,6 +177,7 @@ export function runView(source, view, { headed = true, alone = true, open = fals
     const tile = (name, text, note, label) => el("section", { class: "card", "data-tile": label }, el("h3", { class: "muted" }, name), el("div", { class: "figure" }, text), el("div", { class: "note" }, note));
     tiles.replaceChildren(
       tile("Loss", number(view.loss), view.columns.loss.length ? `from ${number(view.columns.loss[0])}` : "", "loss"),
+      ...(view.forecast ? [forecastTile(view.forecast, tile)] : []),
       ...(view.accuracy === null ? [] : [tile("Accuracy", percent(view.accuracy), "on test samples", "accuracy")]),
       tile("Rounds", number(view.rounds), view.summary ? `${view.summary.stopped_by === "interrupted" ? "interrupted" : `ended by ${view.summary.stopped_by}`}` : `last ${ago(view.written)}`, "rounds"),
       tile("Average τ", view.average_tau === null ? "–" : view.average_tau.toFixed(1), "local updates per aggregation", "tau"));
@@ -229,6 +230,13 @@ export function runView(source, view, { headed = true, alone = true, open = fals
     redraw: () => queue(),
     end() { stop(); clearTimeout(timer); document.removeEventListener("keydown", keys); for (const each of plots) Plotly.purge(each.element); },
   };
+}
+
+// Where the loss will be, with its interval; or why that cannot be known.
+function forecastTile({ ended, chance, median, low, high, reason }, tile) {
+  const name = ended ? "Loss with half as much again" : "Loss at the end";
+  if (median === undefined) return tile(name, "–", `not known: ${reason}`, "forecast");
+  return tile(name, number(median), `${number(low)} to ${number(high)} with a chance of ${percent(chance)}`, "forecast");
 }
 
 // The last round that chose a τ: the one after it only evaluates the loss.

@@ -1,0 +1,46 @@
+"""`fedbudget forecast` prints what the report says."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedbudget.cli.main import main
+from fedbudget.forecasts.forecast import forecast
+from support.made_runs import make_run
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["forecast", *arguments])
+    assert ended.value.code == code
+    streams = capsys.readouterr()
+    return streams.err if code else streams.out
+
+
+def test_tables_and_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every resource has a column; what cannot be known is said in words."""
+    path = str(make_run(tmp_path / "run", 100, finished=False))
+    out = printed(capsys, path, "--budget", "time=+10s", "--until", "loss=0.205", "--until", "loss=0.1")
+    headings, row = (line.split() for line in out.splitlines()[1:3])
+    assert headings == ["time", "bytes", "loss", "accuracy"]
+    assert row[:2] == ["30s", "1.5MB"]
+    assert "loss 0.205: time 16" in out
+    assert "loss 0.1: cost not known: by 25 times what was spent" in out
+
+
+def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_run(tmp_path / "run", 100, finished=False)
+    assert json.loads(printed(capsys, str(path), "--json")) == forecast(path).to_json()
+
+
+def test_too_little_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(make_run(tmp_path / "run", 3, finished=False))
+    out = printed(capsys, path, "--until", "accuracy=0.9")
+    assert "accuracy 0.9: cost not known: 3 rounds are over, and 8 are needed" in out
+    assert "loss is not known: 3 rounds are over" in printed(capsys, path)
+
+
+def test_a_resource_that_the_run_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(make_run(tmp_path / "run", 20))
+    assert "keeps its resources, time, bytes" in printed(capsys, path, "--budget", "energy=+5J", code=2)
