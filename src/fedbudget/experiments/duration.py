@@ -23,7 +23,7 @@ _SAMPLES = 200  # that an evaluation is timed with
 
 def expected_seconds(cells: Sequence[Settings]) -> float:
     """The seconds of all runs, one after the other; of those with measured costs, their budgets."""
-    known: dict[tuple[str, str], tuple[SimulatedTime, float, float, float]] = {}
+    known: dict[tuple[str, str | None], tuple[SimulatedTime, float, float, float]] = {}
     total = 0.0
     for cell in cells:
         kind = cell.method, cell.partition
