@@ -13,7 +13,18 @@ import numba
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import budgets, contenders, flower_simulation, forecasts, memory, networks, rounds, scale, startup
+from benchmarks import (
+    budgets,
+    contenders,
+    flower_simulation,
+    forecasts,
+    memory,
+    network_step,
+    networks,
+    rounds,
+    scale,
+    startup,
+)
 from benchmarks.measure import exponent, take_turns
 from benchmarks.workload import FEATURES, NODES, SAMPLES, TAU, dataset, settings
 from fedbudget.launch.prepared import Overrides
@@ -147,6 +158,7 @@ SECTIONS: Mapping[str, Callable[[], Any]] = {
     },
     "startup": lambda: _startup(),
     "network": lambda: {**networks.network_speed(), **networks.batching()},
+    "network_step": network_step.network_step,
     "rounds": rounds.round_trips,
     "simulation": flower_simulation.beside_flower,
     "scale": scale.large_fleet,

@@ -1,6 +1,7 @@
 """Figures made from real runs on a small scale, and the report of them."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,8 +14,10 @@ from fedbudget.errors import UserError
 from fedbudget.experiments import reproduce
 from fedbudget.experiments.figures import FIGURES
 from fedbudget.experiments.figures.figure import GridSize
+from fedbudget.experiments.figures.loss_against_tau import LossAgainstTau
 from fedbudget.experiments.figures.methods import Methods
 from fedbudget.experiments.report import write_report
+from fedbudget.settings import Settings
 
 QUICK = GridSize(1, quick=True)
 
@@ -82,6 +85,30 @@ def test_a_second_time_no_run_is_made_again_and_the_results_are_the_same_bytes(m
     assert results.read_bytes() == bytes_before
 
 
+def test_a_long_figure_says_before_how_long_it_takes_and_has_one_run_of_each_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what is missing counts: here another τ is asked for when one has been made."""
+    monkeypatch.setattr(reproduce, "expected_seconds", lambda cells: 10.0 * len(cells))
+    told: list[tuple[int, float]] = []
+    for taus in ((10,), (10, 20)):
+        figure = Short("short", "Short runs", ("svm-digits",), taus, long=True)
+        reproduce.make(
+            figure, tmp_path, reproduce.grid_size(figure), jobs=1, expect=lambda *expected: told.append(expected)
+        )
+    assert told == [(4 * 2 + 1, 90.0), (4, 40.0)]
+
+
+def test_the_networks_have_the_few_tau_that_there_is_time_for() -> None:
+    for name, taus in (("cnn-mnist", (1, 3, 10, 30, 100)), ("cnn-fashion", (1, 10, 100)), ("cnn-cifar", (1, 10, 100))):
+        (figure,) = reproduce.choose([name], with_cnn=False)
+        cells = figure.sweep(figure.settings(None), reproduce.grid_size(figure)).cells
+        federated = {(cell.partition, cell.tau) for cell in cells if cell.method == "paper"}
+        assert federated == {(f"case:{case}", tau) for case in (1, 2, 3, 4) for tau in ("adaptive", *taus)}
+        assert len(cells) == len(federated) + 1  # the centralized descent
+    assert reproduce.grid_size(figure, runs=3).runs == 3
+
+
 def test_the_report_has_every_claim_with_its_verdict_and_every_figure(made: Path) -> None:
     figures = reproduce.read_figures(made)
     markdown, html = (page.read_text(encoding="utf-8") for page in write_report(figures, made))
@@ -102,6 +129,13 @@ def test_the_page_needs_nothing_from_elsewhere(made: Path) -> None:
     addresses = re.findall(r'(?:src|href)="([^"]*)"', html.read_text(encoding="utf-8"))
     assert addresses
     assert all(address.startswith(("data:image/png;base64,", "#")) for address in addresses)
+
+
+class Short(LossAgainstTau):
+    """With a budget of a few rounds."""
+
+    def settings(self, data_dir: str | None) -> list[Settings]:
+        return [replace(each, budget=("time=1s",), nodes=5) for each in super().settings(data_dir)]
 
 
 def chosen(*names: str, with_cnn: bool = False, engine: str = "in-process") -> list[str]:

@@ -1,4 +1,4 @@
-"""The paper's network: its size by hand, its normalization against PyTorch's own, and how it starts."""
+"""The paper's network: its size by hand, its layers written out again, and how it starts."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from fedbudget.data.dataset import Dataset, Part
+from fedbudget.data.sampling import Sampler
+from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError
-from fedbudget.models import catalogue
-from fedbudget.models.networks import LocalResponseNorm, cnn
+from fedbudget.models import TorchModel, catalogue
+from fedbudget.models.base import Descent
+from fedbudget.models.networks import cnn
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 
@@ -67,49 +70,6 @@ class TestLayers:
         assert torch.allclose(network(x), expected, rtol=1e-4, atol=1e-4)
 
 
-class TestNormalization:
-    @pytest.mark.parametrize("channels", [1, 3, 8, 9, 32])
-    @pytest.mark.parametrize("size", [1.0, 30.0])  # with large values the sum of squares matters
-    def test_is_pytorchs_own_in_value_and_gradient(self, channels: int, size: float) -> None:
-        generator = torch.Generator().manual_seed(channels)
-        x = (size * torch.randn((2, channels, 5, 4), generator=generator, dtype=torch.float64)).requires_grad_()
-        weights = torch.randn(x.shape, generator=generator, dtype=torch.float64)
-        found, expected = (
-            norm(x) for norm in (_exact(channels), nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0))
-        )
-        assert torch.allclose(found, expected, rtol=1e-6, atol=1e-9)
-        own, theirs = (torch.autograd.grad((y * weights).sum(), x)[0] for y in (found, expected))
-        assert torch.allclose(own, theirs, rtol=1e-6, atol=1e-7)
-        assert size == 1 or not torch.allclose(found, x, rtol=0.01)
-
-    def test_has_the_derivative_that_small_steps_show(self) -> None:
-        x = 30 * torch.randn((1, 11, 2, 1), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        assert torch.autograd.gradcheck(_exact(11), (x.requires_grad_(),))
-
-    def test_by_hand_of_three_channels(self) -> None:
-        x = torch.tensor([3.0, 0.0, -30.0]).view(1, 3, 1, 1)
-        factor = (1 + 0.001 / 9 * (3**2 + 30**2)) ** -0.75
-        assert LocalResponseNorm(3)(x).flatten().tolist() == pytest.approx([3 * factor, 0, -30 * factor], rel=1e-6)
-
-    def test_channels_more_than_four_away_do_not_count(self) -> None:
-        x = torch.zeros(1, 12, 1, 1)
-        x[0, 0], x[0, 4], x[0, 5] = 1.0, 100.0, 1.0
-        with_all = LocalResponseNorm(12)(x).flatten()
-        x[0, 5] = 1000.0
-        assert LocalResponseNorm(12)(x).flatten()[0] == with_all[0]
-        x[0, 4] = 0.0
-        assert LocalResponseNorm(12)(x).flatten()[0] > with_all[0]
-
-    def test_leaves_its_input_as_it_was(self) -> None:
-        x = torch.randn((1, 4, 2, 2), generator=torch.Generator().manual_seed(0)).requires_grad_()
-        before = x.detach().clone()
-        LocalResponseNorm(4)(x).sum().backward()
-        assert torch.equal(x.detach(), before)
-
-    def test_is_no_part_of_what_is_saved(self) -> None:
-        assert list(LocalResponseNorm(4).state_dict()) == []
-
-
 class TestStart:
     def test_weights_are_normal_and_cut_off_and_biases_are_a_tenth(self) -> None:
         for name, parameter in cnn(GREY, 10).named_parameters():
@@ -134,8 +94,20 @@ class TestStart:
         assert np.array_equal(catalogue.build("cnn", dataset).initial(1), first)
 
 
-def _exact(channels: int) -> LocalResponseNorm:
-    """With a band of 64 bits, not one of 32 made longer."""
-    norm = LocalResponseNorm(channels).double()
-    norm.band = (norm.band > 0).double() * (0.001 / 9)
-    return norm
+def test_a_node_computes_the_same_bits_alone_and_among_others() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (60, 64), dtype=np.uint8), rng.integers(0, 10, 60).astype(np.float32)
+    table = Table(x, y, scale=1 / 255, shape=(1, 8, 8))
+    model = TorchModel(lambda: cnn((1, 8, 8), 10))
+    shards = Shards.of(table, [np.arange(20), np.arange(20, 40), np.arange(60)])
+    w = model.initial(1)[None]
+
+    def updates(own: Shards) -> Descent:
+        return model.descend(w, own, Sampler(own.size, 7, seed=2).round(3), 0.05, best=w[0])
+
+    together = updates(shards)
+    for node in range(3):
+        alone = updates(shards.only([node]))
+        assert np.array_equal(alone.w[0], together.w[node])
+        assert np.array_equal(alone.gradients[0], together.gradients[node])
+        assert alone.losses[0] == together.losses[node]

@@ -70,7 +70,9 @@ class TestAgainstPlainPyTorch:
         loss, gradient = by_autograd(model.trained(w), data, np.arange(2_501))
         assert found.losses[0] == pytest.approx(loss, rel=1e-5)
         np.testing.assert_allclose(found.gradients[0], gradient, atol=1e-6)
+        seen.clear()
         assert loss_over(model, w, data) == pytest.approx(loss, rel=1e-5)
+        assert seen == [200] * 12 + [101]
 
     def test_bytes_are_scaled_when_they_are_used(self) -> None:
         rng = np.random.default_rng(0)
@@ -236,3 +238,45 @@ def _biases_inside(w: Float32) -> Float32:
     """From PyTorch's order, weights [3, 5] and then biases [3], to each class's weights and then its bias."""
     weights, biases = w[:, :15].reshape(-1, 3, 5), w[:, 15:, None]
     return np.ascontiguousarray(np.concatenate([weights, biases], axis=2).reshape(len(w), -1))
+
+
+class TestNodesAlike:
+    """Nodes with the same samples, as in Case 3."""
+
+    ROWS = np.arange(5, 35), np.arange(20, 50)
+
+    def results(self, places: list[int], w: Float32, shift: Float32 | None) -> tuple[list[Any], int]:
+        """Everything of the nodes whose rows are at these places, and how many batches passed through the module."""
+        passes = 0
+
+        class Counting(nn.Linear):
+            def forward(self, x: Tensor) -> Tensor:
+                nonlocal passes
+                passes += 1
+                return super().forward(x)
+
+        model = TorchModel(Counting(5, 3))
+        shards = Shards.of(table(), [self.ROWS[place] for place in places])
+        indices = Sampler(shards.size, 6, seed=2).round(4)
+        found = model.descend(w, shards, indices, 0.3, best=random_w(model, 9), shift=shift)
+        return [found.w, found.losses, found.gradients, found.best_losses], passes
+
+    @pytest.mark.parametrize(
+        ("w", "shifted", "passes"),
+        [
+            ([0], False, 2 * 5),  # four updates, and the loss at w^f
+            ([0, 1, 0, 0, 1], False, 4 * 4 + 2),
+            ([0], True, 5 * 4 + 2),
+        ],
+    )
+    def test_one_computes_for_all_where_w_is_the_same(self, w: list[int], shifted: bool, passes: int) -> None:
+        places, vectors = [0, 1, 0, 1, 0], np.random.default_rng(0).normal(0, 0.5, (5, 18)).astype(np.float32)
+        shift = vectors if shifted else None
+        found, together = self.results(places, vectors[w], shift)
+        alone = [
+            self.results([place], vectors[w][[node % len(w)]], None if shift is None else shift[[node]])[0]
+            for node, place in enumerate(places)
+        ]
+        for number, all_nodes in enumerate(found):
+            assert np.array_equal(all_nodes, np.concatenate([each[number] for each in alone]))
+        assert together == passes

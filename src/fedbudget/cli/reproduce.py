@@ -17,7 +17,7 @@ def reproduce(
     *,
     figures: tuple[str, ...] = option((), "Figures by name, or all.", argument=True),
     quick: bool = option(False, "A small grid and few runs, for a first look."),
-    runs: int | None = option(None, "Runs of each setting.", shown="15, as the paper; 2 with --quick"),
+    runs: int | None = option(None, "Runs of each setting.", shown="15, as the paper; 2 with --quick; 1 of networks"),
     with_cnn: bool = option(False, "Let all include the networks, which take hours."),
     out: Path = option(Path("reproduction"), "Where figures and report go."),
     engine: str = option(
@@ -40,7 +40,7 @@ def reproduce(
 
       fedbudget reproduce svm-sgd nodes --runs 5 --data-dir ~/data
 
-      fedbudget reproduce cnn-mnist --quick
+      fedbudget reproduce cnn-mnist cnn-cifar
 
       fedbudget reproduce instantaneous --engine network
     """
@@ -51,16 +51,17 @@ def reproduce(
     from fedbudget.cli.sweep import showing
     from fedbudget.data.published.find import DatasetMissing
     from fedbudget.experiments import reproduce as work
-    from fedbudget.experiments.figures.figure import GridSize
     from fedbudget.experiments.report import write_report
 
     chosen = work.choose(figures, with_cnn=with_cnn, engine=engine)
-    size = GridSize(runs or (work.QUICK_RUNS if quick else work.RUNS), quick)
     for number, figure in enumerate(chosen, start=1):
         print(f"figure {number} of {len(chosen)}: {figure.name}", file=sys.stderr, flush=True)
         try:
+            size = work.grid_size(figure, runs=runs, quick=quick)
             with showing(quiet=False) as progress:
-                work.make(figure, out, size, data_dir=given["data_dir"], jobs=jobs, progress=progress)
+                work.make(
+                    figure, out, size, data_dir=given["data_dir"], jobs=jobs, progress=progress, expect=_print_expected
+                )
         except DatasetMissing as error:
             if len(chosen) == 1:
                 raise
@@ -69,6 +70,11 @@ def reproduce(
     _print_claims(made)
     for page in write_report(made, out):
         print(page)
+
+
+def _print_expected(runs: int, seconds: float) -> None:
+    length = f"{seconds / 3600:.1f} hours" if seconds >= 2 * 3600 else f"{max(1, round(seconds / 60))} minutes"
+    print(f"{runs} runs to make, which will take about {length}", file=sys.stderr, flush=True)
 
 
 def _print_claims(made: "list[FigureResult]") -> None:

@@ -25,7 +25,7 @@ from fedbudget.data.dataset import Dataset
 from fedbudget.errors import UserError, key
 from fedbudget.launch.inputs import load_dataset
 from fedbudget.launch.prepared import Overrides
-from fedbudget.launch.simulate import simulate
+from fedbudget.launch.simulate import SimulatedRun, simulate
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import EngineName, Settings
 from fedbudget.training import Result, execute
@@ -92,6 +92,10 @@ class CellStore:
     def __contains__(self, settings: Settings) -> bool:
         return self._path(settings).exists()
 
+    def missing(self, cells: Sequence[Settings]) -> list[Settings]:
+        """Those that are not kept yet."""
+        return [settings for settings in cells if settings not in self]
+
     def read(self, settings: Settings) -> Columns:
         path = self._path(settings)
         try:
@@ -108,13 +112,19 @@ class CellStore:
         return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
-def _run(settings: Settings) -> Result:
-    """Makes a run on one thread: parallel kernels in parallel runs would only be in each other's way."""
+@contextmanager
+def made_ready(settings: Settings) -> Iterator[SimulatedRun]:
+    """A run for one thread: parallel kernels in parallel runs would only be in each other's way."""
     with _one_thread(numba):
         dataset = _dataset(settings.dataset, settings.data_dir, settings.target, settings.test_share)
         prepared = simulate(settings, Overrides(dataset=dataset))
         with _one_thread(sys.modules.get("torch")):  # which is there by now if the model needs it
-            return execute(prepared)
+            yield prepared
+
+
+def _run(settings: Settings) -> Result:
+    with made_ready(settings) as prepared:
+        return execute(prepared)
 
 
 def _run_over_network(settings: Settings) -> Result:

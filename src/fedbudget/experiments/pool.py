@@ -48,6 +48,11 @@ def check_backend(jobs: int | None, backend: str | None) -> None:
         raise UserError(f"unknown backend {backend!r}; use loky or dask") from None
 
 
+def workers(jobs: int | None, items: int) -> int:
+    """How many items are worked on at a time, of so many."""
+    return min(int(joblib.effective_n_jobs(jobs or -1)), items)
+
+
 def unordered(
     work: Callable[[Item], Output], items: Sequence[Item], *, jobs: int | None, backend: str | None
 ) -> Generator[tuple[Item, Output], None, None]:
@@ -66,7 +71,7 @@ def unordered(
             _start_dask(stack)
         if backend is not None:
             stack.enter_context(joblib.parallel_config(backend=backend))
-        numbered = _streamed(work, items, min(joblib.effective_n_jobs(jobs or -1), len(items)))
+        numbered = _streamed(work, items, workers(jobs, len(items)))
         stack.enter_context(_closed_quietly(numbered))
         try:
             yield from ((items[index], outcome) for index, outcome in numbered)

@@ -10,7 +10,7 @@ so; others are left out, with the reason. A figure of many tasks has those whose
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,14 +19,20 @@ from fedbudget import atomic_file
 from fedbudget.data.published.find import DatasetMissing
 from fedbudget.errors import UserError
 from fedbudget.experiments import sweep
+from fedbudget.experiments.cells import CellStore
+from fedbudget.experiments.duration import expected_seconds
 from fedbudget.experiments.figures import FIGURES
 from fedbudget.experiments.figures.figure import Claim, Figure, FigureTable, GridSize
+from fedbudget.experiments.pool import workers
 from fedbudget.experiments.table import read_rows
 from fedbudget.launch.inputs import load_dataset
 from fedbudget.settings import Settings
 
-RUNS, QUICK_RUNS = 15, 2
+_RUNS, _QUICK_RUNS = 15, 2
 _MADE = "made.json"
+
+Expect = Callable[[int, float], None]
+"""Told how many runs are to be made, and about how many seconds that will take."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,11 @@ def choose(names: Sequence[str], *, with_cnn: bool, engine: str = "in-process") 
     ]
 
 
+def grid_size(figure: Figure, *, runs: int | None = None, quick: bool = False) -> GridSize:
+    """How much to make of a figure: as many runs of each setting as are asked for, or as it has time for."""
+    return GridSize(runs or (1 if figure.long else _QUICK_RUNS if quick else _RUNS), quick)
+
+
 def _is_called(name: str, asked: str) -> bool:
     return name == asked or name.startswith(f"{asked}-")
 
@@ -79,8 +90,12 @@ def make(
     data_dir: str | None = None,
     jobs: int | None = None,
     progress: sweep.Progress = lambda done, of, failed: None,
+    expect: Expect = lambda runs, seconds: None,
 ) -> None:
     """Makes a figure's runs and its picture.
+
+    Args:
+      expect: told of a figure that takes hours, before it is made.
 
     Raises:
       DatasetMissing: its data are not on this machine.
@@ -88,6 +103,8 @@ def make(
     settings, on = _data(figure, data_dir)
     folder = out / figure.name
     grid = figure.sweep(settings, size)
+    if figure.long and (missing := CellStore(folder, grid.each, figure.engine).missing(grid.cells)):
+        expect(len(missing), expected_seconds(missing) / workers(jobs, len(missing)))
     alone = figure.engine == "network"  # its runs measure time, and would be in each other's way
     table = sweep.run(grid, folder, jobs=1 if alone else jobs, progress=progress, engine=figure.engine)
     rows = table.to_pylist()

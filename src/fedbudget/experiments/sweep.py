@@ -121,7 +121,7 @@ def run(
         raise UserError("give `backend` or `engine` ray, not both")
     makes: EngineName = "in-process" if engine == "ray" else engine
     kept, failures = CellStore(folder, sweep.each, makes), dict[Settings, Failure]()
-    missing = [settings for settings in sweep.cells if settings not in kept]
+    missing = kept.missing(sweep.cells)
     done = len(sweep.cells) - len(missing)
     progress(done, len(sweep.cells), 0)
     work = partial(attempt, each=sweep.each, engine=makes)

@@ -206,6 +206,27 @@ def batch_rows(shards: Shards, indices: BatchIndices, node: int, update: int) ->
     return shards.rows_of(node)[indices.of(node, update, int(shards.size[node]))]
 
 
+def first_alike(shards: Shards, indices: BatchIndices, *vectors: Float32 | None) -> list[int]:
+    """For each node the first that has the same samples, mini-batches and vectors, and so the same result.
+
+    Args:
+      vectors: of all nodes, [nodes, parameters], or one for all, [1, parameters].
+    """
+    alike: dict[tuple[int, int, int], list[int]] = {}
+    first = []
+    for node, key in enumerate(zip(shards.start, shards.size, indices.group, strict=True)):
+        known = alike.setdefault(key, [])
+        same = (other for other in known if all(_equal_rows(each, other, node) for each in vectors))
+        first.append(next(same, node))
+        if first[-1] == node:
+            known.append(node)
+    return first
+
+
+def _equal_rows(vectors: Float32 | None, one: int, other: int) -> bool:
+    return vectors is None or len(vectors) == 1 or np.array_equal(vectors[one], vectors[other])
+
+
 def loss_over(model: Model, w: Float32, table: Table) -> float:
     """F(w) over a whole table."""
     shards = Shards.whole(table)

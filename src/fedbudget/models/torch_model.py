@@ -7,16 +7,17 @@ A batch is a list of row numbers; samples stay bytes, where they are bytes, unti
 module, such as dropout, is drawn from the mini-batch itself, so that on one mini-batch F_i is one function of w: the
 estimates compare F_i at different w, and a run repeats to the bit.
 
-Nodes take turns; many nodes with a small module without convolutions make their updates all at once, with torch.func.
-Each was measured to be the faster one there (docs/performance.md), and both compute the same. What cannot be batched,
-because it is random or because torch.func does not know it, takes turns.
+Nodes take turns, and where some hold the same samples and have the same w (Case 3), one does it for all of them. Many
+nodes with a small module without convolutions make their updates all at once, with torch.func. Each was measured to be
+the faster one there (docs/performance.md), and both compute the same. What cannot be batched, because it is random or
+because torch.func does not know it, takes turns. Modules with convolutions have the layers of faster_layers.py.
 """
 
 import copy
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,8 @@ from fedbudget.arrays import Float32, Float64
 from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError
-from fedbudget.models.base import BaseModel, Descent, Target, batch_rows
+from fedbudget.models.base import BaseModel, Descent, Target, batch_rows, first_alike
+from fedbudget.models.faster_layers import FasterLayers
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(output, y) to the mean loss over the batch."""
@@ -40,7 +42,8 @@ Metric = Callable[[Tensor, Tensor], Any]
 """(output, y) of all samples to a number."""
 
 _SMALL, _MANY = 50_000, 10  # parameters up to which, and nodes from which on, nodes are batched
-_ROWS = 1000  # samples that pass through a module at once, when a shard or a table is larger
+_ROWS = 1000  # samples that a gradient is taken of at once, when a shard is larger
+_PREDICTED = 200  # the same without a gradient: what layers give to each other then stays in the caches
 _TABLES = 4  # tables kept as tensors
 
 
@@ -88,9 +91,8 @@ class TorchModel(BaseModel):
         self._still = _constants(self._module)
         self._tables: dict[int, tuple[Table, Tensor, Tensor]] = {}
         self._lock = threading.Lock()
-        self._together = self.parameters <= _SMALL and not any(
-            isinstance(part, _Convolution) for part in made.modules()
-        )
+        self._convolves = any(isinstance(part, _Convolution) for part in made.modules())
+        self._together = self.parameters <= _SMALL and not self._convolves
 
     @property
     def parameters(self) -> int:
@@ -141,9 +143,12 @@ class TorchModel(BaseModel):
         nodes = len(shards)
         out = np.empty((nodes, self.parameters), np.float32)
         losses, gradients = np.empty(nodes), np.empty_like(out)
-        best_losses = None
+        best_losses, first = None, first_alike(shards, indices, w, shift)
         with self._alone(train=True):
             for node in range(nodes):
+                if first[node] < node:
+                    out[node], losses[node], gradients[node] = (each[first[node]] for each in (out, losses, gradients))
+                    continue
                 self._set(w[node % len(w)])
                 along = None if shift is None else self._tensor(shift[node])
                 for update in range(indices.updates):
@@ -207,12 +212,15 @@ class TorchModel(BaseModel):
         return {name: float(measure(output, y)) for name, measure in self._metrics.items()}
 
     def _evaluate(self, w: Float32, shards: Shards, indices: BatchIndices) -> Float64:
-        losses = np.empty(len(shards))
-        for node in range(len(shards)):
+        losses, at_once = np.empty(len(shards)), _ROWS if self._module.training else _PREDICTED
+        for node, first in enumerate(first_alike(shards, indices, w)):
+            if first < node:
+                losses[node] = losses[first]
+                continue
             self._set(w[node % len(w)])
             rows = batch_rows(shards, indices, node, 0)
             losses[node] = sum(
-                float(self._loss_of(shards.table, part)) * len(part) / len(rows) for part in _parts(rows)
+                float(self._loss_of(shards.table, part)) * len(part) / len(rows) for part in _parts(rows, at_once)
             )
         return losses
 
@@ -221,7 +229,7 @@ class TorchModel(BaseModel):
         rows = batch_rows(shards, indices, node, update)
         self._gradient.zero_()
         total = torch.zeros((), device=self._device)
-        for part in _parts(rows):
+        for part in _parts(rows, _ROWS):
             loss = self._loss_of(shards.table, part) * (len(part) / len(rows))
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
@@ -244,7 +252,7 @@ class TorchModel(BaseModel):
         rows = np.arange(len(table), dtype=np.int32)
         with self._alone(train=False), torch.no_grad():
             self._set(w)
-            output = torch.cat([self._module(self._batch(table, part)[0]) for part in _parts(rows)])
+            output = torch.cat([self._module(self._batch(table, part)[0]) for part in _parts(rows, _PREDICTED)])
             y = self._batch(table, rows[:0])[1].new_tensor(table.y)
             return output, _beside(output, y)
 
@@ -273,7 +281,8 @@ class TorchModel(BaseModel):
     def _alone(self, *, train: bool) -> Iterator[None]:
         """The module for ourselves, and the program's random numbers as they were."""
         devices = [self._device] if self._device.type == "cuda" else []
-        with self._lock, torch.random.fork_rng(devices=devices):
+        layers = FasterLayers() if self._convolves else nullcontext()
+        with self._lock, torch.random.fork_rng(devices=devices), layers:
             self._module.train(train)
             yield
 
@@ -355,8 +364,8 @@ def _beside(output: Tensor, y: Tensor) -> Tensor:
     return y.view_as(output) if output.ndim == 2 and output.shape[1] == 1 and y.is_floating_point() else y
 
 
-def _parts(rows: NDArray[np.int32]) -> Iterator[NDArray[np.int32]]:
-    return (rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS))
+def _parts(rows: NDArray[np.int32], size: int) -> Iterator[NDArray[np.int32]]:
+    return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
 _ACCURACIES: Mapping[str, Metric] = {

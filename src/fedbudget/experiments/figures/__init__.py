@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from fedbudget.experiments.figures.figure import Figure
+from fedbudget.experiments.figures.figure import FEW_TAUS, Figure
 from fedbudget.experiments.figures.instantaneous import Instantaneous
 from fedbudget.experiments.figures.loss_against_tau import LossAgainstTau
 from fedbudget.experiments.figures.methods import Methods, NoKnobs
@@ -13,6 +13,7 @@ from fedbudget.experiments.figures.varying import AGGREGATION, BUDGET, NODES, Va
 
 _DGD, _SGD = "svm-dgd-mnist", "svm-sgd-mnist"
 _QUICK = ("svm-digits", "softmax-digits", "mlp-digits", _SGD, _DGD, "linear-energy", "kmeans-user-knowledge")
+_THREE, _ENDS = (1, 10, 100), (1, 100)  # of networks, whose runs are long; more can be added, and those made stay
 
 FIGURES: Mapping[str, Figure] = {
     figure.name: figure
@@ -21,9 +22,11 @@ FIGURES: Mapping[str, Figure] = {
         LossAgainstTau("svm-sgd", "SVM (SGD)", (_SGD,), differs=True),
         LossAgainstTau("linear", "Linear regression", ("linear-energy",)),
         LossAgainstTau("kmeans", "K-means", ("kmeans-user-knowledge",), slower=True),
-        LossAgainstTau("cnn-mnist", "CNN on MNIST", ("cnn-mnist",), differs=True, long=True),
-        LossAgainstTau("cnn-fashion-mnist", "CNN on Fashion-MNIST", ("cnn-fashion-mnist",), differs=True, long=True),
-        LossAgainstTau("cnn-cifar-10", "CNN on CIFAR-10", ("cnn-cifar-10",), differs=True, long=True),
+        LossAgainstTau("cnn-mnist", "CNN on MNIST", ("cnn-mnist",), FEW_TAUS, _THREE, differs=True, long=True),
+        LossAgainstTau(
+            "cnn-fashion-mnist", "CNN on Fashion-MNIST", ("cnn-fashion-mnist",), _THREE, _ENDS, differs=True, long=True
+        ),
+        LossAgainstTau("cnn-cifar-10", "CNN on CIFAR-10", ("cnn-cifar-10",), _THREE, _ENDS, differs=True, long=True),
         Varying("nodes", "SVM (SGD), number of nodes", (_SGD,), NODES),
         Varying("aggregation-sgd", "SVM (SGD), time of an aggregation", (_SGD,), AGGREGATION),
         Varying("aggregation-dgd", "SVM (DGD), time of an aggregation", (_DGD,), AGGREGATION),

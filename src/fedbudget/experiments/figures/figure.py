@@ -18,6 +18,7 @@ from fedbudget.settings import EngineName, Settings
 
 CASES = (1, 2, 3, 4)
 TAUS = (1, 2, 3, 5, 7, 10, 20, 30, 50, 70, 100)
+FEW_TAUS = (1, 3, 10, 30, 100)
 
 
 @dataclass(frozen=True)

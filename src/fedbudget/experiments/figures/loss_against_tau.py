@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from fedbudget.experiments.figures.figure import CASES, TAUS, Claim, Figure, GridSize, joined
+from fedbudget.experiments.figures.figure import CASES, FEW_TAUS, TAUS, Claim, Figure, GridSize, joined
 from fedbudget.experiments.figures.rows import CaseLosses, Rows, by_fixed_tau, mean, where
 from fedbudget.experiments.figures.style import ACCURACY, BASELINE, COLOURS, LOSS, case_line, finish, log_scale, picture
 from fedbudget.experiments.sweep import Sweep
@@ -21,15 +21,18 @@ class LossAgainstTau(Figure):
     """The figure of one model and dataset.
 
     Args:
+      taus, few: the fixed τ, and those for a first look.
       differs: no τ is the best in all cases.
       slower: with whole shards, Case 3 has more to do in a step than Case 1, and so ends with a higher loss.
     """
 
+    taus: tuple[int, ...] = TAUS
+    few: tuple[int, ...] = FEW_TAUS
     differs: bool = False
     slower: bool = False
 
     def runs(self, base: Settings, size: GridSize) -> Sweep:
-        taus = ["adaptive", *size.choose(TAUS, (1, 3, 10, 30, 100))]
+        taus = ["adaptive", *size.choose(self.taus, self.few)]
         federated = Sweep.of(base, {"method": ["paper"], "case": CASES, "tau": taus, "seeds": size.runs})
         return joined(federated, Sweep.of(base, {"method": ["centralized"], "seeds": size.runs}))
 

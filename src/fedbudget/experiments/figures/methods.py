@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from fedbudget.experiments.figures.figure import CASES, TAUS, Claim, Figure, FigureTable, GridSize, joined
+from fedbudget.experiments.figures.figure import CASES, FEW_TAUS, TAUS, Claim, Figure, FigureTable, GridSize, joined
 from fedbudget.experiments.figures.rows import CaseLosses, Row, Rows
 from fedbudget.experiments.figures.style import BASELINE, COLOURS, finish, panels
 from fedbudget.experiments.sweep import Sweep
@@ -39,7 +39,7 @@ class Methods(Figure):
     own_eta: ClassVar[Eta] = _ETA  # of ours
 
     def runs(self, base: Settings, size: GridSize) -> Sweep:
-        taus = size.choose(TAUS, (1, 3, 10, 30, 100))
+        taus = size.choose(TAUS, FEW_TAUS)
         cases: dict[str, Any] = {"case": CASES, "seeds": size.runs}
         paper = {**task_columns(base), "method": ["paper"], "tau": ["adaptive", *taus], **cases}
         frugal = {**task_columns(base), "method": ["frugal"], "tau": ["adaptive"], **cases}
