@@ -28,6 +28,7 @@ from fedbudget.forecasts.curve import FEWEST, LEVEL, Curve, forecast_interval, f
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord, json_value
 from fedbudget.step_size import AutoStep
+from fedbudget.targets import MetricTarget
 
 ROUNDS = 2 * FEWEST
 """The fewest rounds, or evaluations of accuracy, that a forecast is made from."""
@@ -167,14 +168,16 @@ def forecast(
             {name: limit * (1 + more) for name, limit in limits.limits.items()} for more in (MORE if ended else ())
         ]
         budgets = budgets or [limits.limits]
-    targets = [_parse_target(text) for text in until]
+    targets = [MetricTarget.parse(text) for text in until]
+    if unknown := [target.metric for target in targets if target.metric not in _FIGURES]:
+        raise UserError(f"`until`: of {unknown[0]} no forecast can be made, but of loss and accuracy")
     return ForecastReport(
         chance=LEVEL,
         limits=forecaster.limits,
         spent=forecaster.spent,
         **forecaster.now,
         budgets=tuple(forecaster.at(each) for each in budgets),
-        targets=tuple(forecaster.cost(figure, value) for figure, value in targets),
+        targets=tuple(forecaster.cost(target.metric, target.value) for target in targets),
     )
 
 
@@ -183,17 +186,6 @@ def _forecaster(run: str | Path | RunResult) -> "Forecaster":
         return Forecaster(run.rounds, run.budget, {"loss": run.loss, "accuracy": run.accuracy})
     opened = Run.open(Path(run))
     return Forecaster(opened.rounds, opened.settings.limits().limits, opened.summary)
-
-
-def _parse_target(text: str) -> tuple[str, float]:
-    figure, _, number = (part.strip() for part in text.partition("="))
-    try:
-        value = float(number)
-    except ValueError:
-        value = math.nan
-    if figure not in _FIGURES or not math.isfinite(value):
-        raise UserError(f"`until` must be loss or accuracy and a number, such as loss=0.25, not {text!r}")
-    return figure, value
 
 
 class Forecaster:
