@@ -27,7 +27,7 @@ BELOW: dict[str, set[str]] = {
     "settings": {"budget", "data", "tasks", "targets"},
     "engines": {"protocol", *CORE},
     "runs": {"settings", *CORE},
-    "forecasts": {"runs", "settings", *CORE},
+    "forecasts": {"runs", "settings", "targets", *CORE},
     "tasks": set(),
     "trackers": {"runs", "settings", *CORE},
     "launch": {"engines", "runs", "settings", *CORE},

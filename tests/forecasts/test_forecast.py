@@ -112,10 +112,9 @@ class TestRuns:
         assert asked.budgets[0].budget == {"time": 30.0, "bytes": 2e6}
         assert [each.figure for each in asked.targets] == ["loss", "accuracy"]
 
-    @pytest.mark.parametrize("until", ["loss", "loss=x", "speed=3", "=1"])
-    def test_a_target_that_is_not_understood(self, tmp_path: Path, until: str) -> None:
-        with pytest.raises(UserError, match="until must be loss or accuracy and a number"):
-            forecast(make_run(tmp_path / "run", 20), until=until)
+    def test_a_metric_that_has_no_curve(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="of speed no forecast can be made, but of loss and accuracy"):
+            forecast(make_run(tmp_path / "run", 20), until="speed=3")
 
 
 def test_the_latest_is_kept() -> None:

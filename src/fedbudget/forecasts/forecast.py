@@ -7,7 +7,8 @@ Rules here:
   was spent of the resource that is nearest to its limit, and work, Σ τη. The others go along with what a round costs.
 - η that falls at the end of a budget costs no progress: what is lost by smaller steps is gained by the noise and
   the swinging that go away with them. So a run's own budget is as long as it is, and η counts as if it had not fallen.
-  A run that goes on after its fall has had that gain. It is given the second fall's smaller steps, and no second gain.
+  A run that goes on after its fall has had that gain, and makes smaller steps once more: how much less work that is for
+  what is spent is known from the first fall.
 - A forecast is made only over a ratio that can be tested on the run's own rounds (curve.py says how).
 """
 
@@ -27,6 +28,7 @@ from fedbudget.forecasts.curve import FEWEST, LEVEL, Curve, forecast_interval, f
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord, json_value
 from fedbudget.step_size import AutoStep
+from fedbudget.targets import MetricTarget
 
 ROUNDS = 2 * FEWEST
 """The fewest rounds, or evaluations of accuracy, that a forecast is made from."""
@@ -36,6 +38,7 @@ MORE = (0.1, 0.5, 1.0)
 
 _GRID = 40  # budgets that are looked at to find what a target costs
 _FIGURES = ("loss", "accuracy")
+_FALL = AutoStep().fall  # over this share of a budget, at its end, η falls where it is not fixed
 
 
 @dataclass(frozen=True)
@@ -165,14 +168,16 @@ def forecast(
             {name: limit * (1 + more) for name, limit in limits.limits.items()} for more in (MORE if ended else ())
         ]
         budgets = budgets or [limits.limits]
-    targets = [_parse_target(text) for text in until]
+    targets = [MetricTarget.parse(text) for text in until]
+    if unknown := [target.metric for target in targets if target.metric not in _FIGURES]:
+        raise UserError(f"`until`: of {unknown[0]} no forecast can be made, but of loss and accuracy")
     return ForecastReport(
         chance=LEVEL,
         limits=forecaster.limits,
         spent=forecaster.spent,
         **forecaster.now,
         budgets=tuple(forecaster.at(each) for each in budgets),
-        targets=tuple(forecaster.cost(figure, value) for figure, value in targets),
+        targets=tuple(forecaster.cost(target.metric, target.value) for target in targets),
     )
 
 
@@ -181,17 +186,6 @@ def _forecaster(run: str | Path | RunResult) -> "Forecaster":
         return Forecaster(run.rounds, run.budget, {"loss": run.loss, "accuracy": run.accuracy})
     opened = Run.open(Path(run))
     return Forecaster(opened.rounds, opened.settings.limits().limits, opened.summary)
-
-
-def _parse_target(text: str) -> tuple[str, float]:
-    figure, _, number = (part.strip() for part in text.partition("="))
-    try:
-        value = float(number)
-    except ValueError:
-        value = math.nan
-    if figure not in _FIGURES or not math.isfinite(value):
-        raise UserError(f"`until` must be loss or accuracy and a number, such as loss=0.25, not {text!r}")
-    return figure, value
 
 
 class Forecaster:
@@ -314,11 +308,24 @@ class Forecaster:
 
     def _effective(self, end: float) -> float:
         """Where on its axis a budget ends that leads to `end`: nearer where η has fallen already, and falls again."""
-        now, fall = self.spent[self._resource], AutoStep().fall
-        if not self._eta_falls or now <= (1 - fall) * self.limits[self._resource] or end <= self.limits[self._resource]:
+        now, limit = self.spent[self._resource], self.limits[self._resource]
+        if not self._eta_falls or now <= (1 - _FALL) * limit or end <= limit:
             return end
         x = np.linspace(now, end, 200)
-        return now + float(np.trapezoid(np.clip((1 - x / end) / fall, 0.02, 1.0), x))
+        lost = np.clip(2 * (1 - self._work_in_fall) * (1 - np.clip((1 - x / end) / _FALL, 0.0, 1.0)), 0.0, 1.0)
+        return now + float(np.trapezoid(1 - lost, x))
+
+    @cached_property
+    def _work_in_fall(self) -> float:
+        """Work for what is spent while η falls, as a share of that before: τ grows meanwhile, so it is above half."""
+        spent = np.array([0.0, *(record.spent[self._resource] for record in self._records)])
+        work, share = (
+            np.array([each.eta * each.tau for each in self._records]),
+            spent[:-1] / self.limits[self._resource],
+        )
+        falling, before = share >= 1 - _FALL, (share < 1 - _FALL) & (share >= 1 - 2 * _FALL)
+        rates = [work[part].sum() / max(np.diff(spent)[part].sum(), 1e-300) for part in (falling, before)]
+        return min(1.0, float(rates[0] / rates[1])) if min(falling.sum(), before.sum()) > 1 and rates[1] > 0 else 0.5
 
     @cached_property
     def _resource(self) -> str:
@@ -345,7 +352,7 @@ class Forecaster:
         spent = np.array([0.0, *(record.spent[self._resource] for record in records)])
         steps = np.array([record.eta * record.tau for record in records])
         if self._eta_falls:
-            steps /= np.clip((1 - spent[:-1] / limit) / AutoStep().fall, 0.02, 1.0)
+            steps /= np.clip((1 - spent[:-1] / limit) / _FALL, 0.02, 1.0)
         axes = np.array([np.append(0.0, np.cumsum(steps)), spent])
         losses = np.array([record.best_loss for record in records])
         curves = {"loss": Curve(axes[:, :-1], losses, axes[:, -1], 0.0 if losses.min() >= 0 else None)}
