@@ -57,6 +57,7 @@ class Result:
       aggregations, local_updates: K and T; in one place nothing is aggregated.
       spent, budget, overshoot: per resource.
       sources: how each of these is known: measured, estimated, declared or simulated.
+      trial_seconds: what trial rounds took before the clock of the budget started; it is not in `spent`.
       stopped_by: a resource, `rounds`, `target`, `plateau`, `callback` or `interrupted`.
       note: in which way the data were less than the whole dataset, if they were.
       run: the folder, where there is one.
@@ -77,6 +78,7 @@ class Result:
     budget: Mapping[str, float]
     overshoot: Mapping[str, float]
     sources: Mapping[str, str]
+    trial_seconds: float
     stopped_by: str
     note: str
     run: Path | None
@@ -374,6 +376,7 @@ def _result(
         budget=dict(budget.limits),
         overshoot=budget.label(ledger.overshoot),
         sources=prepared.meters.sources,
+        trial_seconds=prepared.trial_seconds,
         stopped_by=outcome.stopped_by,
         note=prepared.dataset.note,
         run=out,

@@ -121,6 +121,10 @@ def print_result(result: Result, *, json: bool = False) -> None:
             beyond = f", {resource.format(result.left[name])} left"
         spent = f"{resource.format(result.spent[name])} of {resource.format(limit)} spent{beyond}"
         print(f"{name}: {spent} ({result.sources[name]})")
+    if "measured" in result.sources.values() and result.trial_seconds:
+        print(
+            f"not in this: {RESOURCES['time'].format(result.trial_seconds)} of trial rounds, before the clock started"
+        )
     more = next_forecast(result.rounds, result.budget, {"loss": result.loss, "accuracy": result.accuracy})
     if more.loss is not None:
         print(f"half as much again would bring the loss to {interval_text(more.loss)}")

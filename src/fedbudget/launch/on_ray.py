@@ -1,5 +1,6 @@
 """A run whose simulated nodes are on a Ray cluster; all the rest is here."""
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -67,7 +68,9 @@ def on_ray(
         nodes = RayNodes(definition, nodes=settings.nodes, actors=actors, cpus=cpus, present=present)
         stack.enter_context(closing(nodes))
         w = inputs.model.initial(settings.seed)
+        began = time.perf_counter()
         trial = nodes.trial(trial_broadcast(method, w))
+        trial_seconds = time.perf_counter() - began
         aggregator = build_aggregator(method, meters, resumed or (w, trial), rounds=settings.rounds)
         engine = SimulationEngine(aggregator, nodes, meters, present, remember_nodes(settings, inputs.model))
         if resumed is not None:
@@ -80,6 +83,7 @@ def on_ray(
             engine=engine,
             repeatable=not overrides,
             resumed=resumed,
+            trial_seconds=trial_seconds,
         )
 
 

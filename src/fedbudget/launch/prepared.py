@@ -54,6 +54,7 @@ class PreparedRun:
       shards: the nodes' data, where nodes are simulated in this process.
       resumed: where the run goes on from, if it does.
       callbacks: called with every round's record.
+      trial_seconds: what trial rounds and warming up took, before the clock of the budget starts.
     """
 
     settings: Settings
@@ -68,6 +69,7 @@ class PreparedRun:
     shards: Shards | None = None
     resumed: Checkpoint | None = None
     callbacks: tuple[Callback, ...] = ()
+    trial_seconds: float = 0.0
 
     @cached_property
     def conditions(self) -> Conditions:

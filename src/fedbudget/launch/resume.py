@@ -1,7 +1,7 @@
 """A run that goes on: what it is taken from, and what must be as it was.
 
 It goes on in its folder, from its last checkpoint, with its own settings. Only limits may be others (the budget's, of
-the same resources, and the number of rounds), and how often accuracy is looked at.
+the same resources, the number of rounds, and targets), and how often accuracy is looked at.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.folder import CONFIG, Run
 from fedbudget.settings import EngineName, Settings
 
-CHANGEABLE = frozenset({"budget", "rounds", "evaluations"})
+CHANGEABLE = frozenset({"budget", "rounds", "until", "patience", "evaluations"})
 """Settings that may be others when a run goes on."""
 
 

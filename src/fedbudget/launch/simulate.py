@@ -1,8 +1,10 @@
 """A run whose nodes are simulated in this process; of the baselines too."""
 
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fedbudget.arrays import Float32
 from fedbudget.data.shards import Shards, Table
 from fedbudget.engines import asynchronous, centralized, in_process
 from fedbudget.engines.asynchronous import AsynchronousEngine, AsynchronousState
@@ -18,8 +20,10 @@ from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
+from fedbudget.protocol.method import Method
 from fedbudget.randomness import Stream, generator
 from fedbudget.resources import round_usage
+from fedbudget.resources.usage import RoundUsage
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.settings import Settings
 
@@ -50,7 +54,9 @@ def simulate(settings: Settings, overrides: Overrides = NOTHING, *, resumed: Che
     if resumed is not None:
         require_engine(resumed, "in-process")
         require_same_data(inputs, resumed)
+    began = time.perf_counter()
     aggregator, engine = _engine(settings, overrides, inputs, shards, meters, resumed)
+    trial_seconds = time.perf_counter() - began
     inputs = replace(inputs, settings=settings)
     return SimulatedRun(
         **vars(inputs),
@@ -60,6 +66,7 @@ def simulate(settings: Settings, overrides: Overrides = NOTHING, *, resumed: Che
         repeatable=not overrides,
         shards=shards,
         resumed=resumed,
+        trial_seconds=trial_seconds,
     )
 
 
@@ -81,11 +88,20 @@ def _engine(
     twin = Fleet(model, shards, batch=batch_of(settings), seed=settings.seed)
     trial = round_usage([in_process.trial([twin], trial_broadcast(method, w), meters.counters())])
     aggregator = build_aggregator(method, meters, resumed or (w, trial), rounds=settings.rounds)
+    if meters.time.source == "measured":
+        _rehearse(settings, method, (w, trial), Fleet(model, shards, batch=batch_of(settings), seed=settings.seed))
     fleets, remembers = build_fleets(settings, model, shards), remember_nodes(settings, model)
     engine = InProcessEngine(aggregator, fleets, meters, attendance(settings), remembers=remembers)
     if resumed is not None:
         recall(engine, resumed)
     return aggregator, engine
+
+
+def _rehearse(settings: Settings, method: Method, start: tuple[Float32, RoundUsage], fleet: Fleet) -> None:
+    """A short run from end to end, thrown away, so that nothing is compiled or loaded on a short budget's time."""
+    plenty = replace(settings, budget=tuple(f"{name}=1e18" for name in settings.limits().limits))
+    meters = build_meters(plenty)
+    InProcessEngine(build_aggregator(method, meters, start, rounds=3), [fleet], meters).run(observe=lambda *_: None)
 
 
 def _baseline(

@@ -133,4 +133,5 @@ def prepare_remote(
         engine=engine,
         repeatable=False,
         resumed=resumed,
+        trial_seconds=trial.seconds,
     )
