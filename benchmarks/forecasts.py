@@ -2,8 +2,8 @@
 
 - Every run is forecast when half of its budget is spent, to its end; and when it is over, with half as much again. It
   then goes on with that, and the two are compared.
-- Forecasts were made on earlier runs of the tasks of `DEVELOPED`, with earlier runs of the others beside them as a check;
-  the seeds here are new. docs/forecasts.md says what was chosen on what.
+- Forecasts were developed on earlier runs of the tasks of `DEVELOPED`, with earlier runs of the others as a check; the
+  seeds here are new. docs/forecasts.md says what was chosen on what.
 - A run that could not be forecast is counted, and is no part of the other figures.
 """
 
