@@ -30,6 +30,15 @@ def test_nodes_train_on_no_sample_that_is_held_out(tmp_path: Path) -> None:
     assert (len(prepared.train), len(prepared.test), seen["samples"]["total"]) == (50, 50, 50)
 
 
+def test_a_delay_is_in_the_time_of_aggregations_both_ways_and_not_in_that_of_updates() -> None:
+    settings = Settings(nodes=2, tau=2, rounds=3, costs="measured")
+    with on_this_machine(settings, paces=(1, 1), delay=0.15) as prepared:
+        rounds = execute(prepared).rounds
+    assert len(rounds) >= 3
+    assert all(each.b["time"] >= 2 * 0.15 for each in rounds)
+    assert min(each.c["time"] for each in rounds) < 0.15 / 2
+
+
 def test_what_has_no_name_cannot_be_told_to_nodes() -> None:
     with (
         pytest.raises(UserError, match="has none"),

@@ -14,6 +14,9 @@ def local(
     pace: tuple[float, ...] | None = option(
         None, "How many times as slow as it could each node is: 1,1,4,4,4.", "network", shown="1 for all"
     ),
+    delay: float = option(
+        0.0, "Seconds that a message between node and aggregator takes longer than it does, each way.", "network"
+    ),
     node: NodeOptions,
     output: OutputOptions,
 ) -> None:
@@ -27,6 +30,8 @@ def local(
 
       fedbudget local --pace 1,1,4,4,4 --budget time=30s --budget bytes=20MB
 
+      fedbudget local --pace 25,25,100,100,100 --delay 0.065 --dataset mnist --budget time=30s
+
       fedbudget local --tau 10 --rounds 20 --costs simulated --json
     """
     from fedbudget.cli.network import require_network
@@ -38,6 +43,6 @@ def local(
     from fedbudget.trackers import make_trackers
 
     trackers = make_trackers(output.track)
-    with preparing(on_this_machine(settings, paces=pace, energy_meter=node.energy_meter)) as prepared:
+    with preparing(on_this_machine(settings, paces=pace, delay=delay, energy_meter=node.energy_meter)) as prepared:
         result = make_run(prepared, output, trackers)
     print_result(result, json=output.json)

@@ -26,6 +26,8 @@ def join(
     """
     if not 1 <= options.pace < float("inf"):
         raise UserError(f"`pace` must be at least 1, not {options.pace:g}")
+    if not 0 <= options.delay < float("inf"):
+        raise UserError(f"`delay` is in seconds, 0 or more, not {options.delay:g}")
     name, where = node_name(options.name, node.shard), join_address(*split_address(options.address))
     credentials = node_credentials(security.ca, security.cert, security.key)
     token = node_token(security.token_file)
@@ -39,7 +41,14 @@ def join(
 
     async def until_the_end() -> None:
         taking_part = run_node(
-            where, worker, name=name, token=token, credentials=credentials, patience=options.give_up_after, heard=report
+            where,
+            worker,
+            name=name,
+            token=token,
+            credentials=credentials,
+            patience=options.give_up_after,
+            delay=options.delay,
+            heard=report,
         )
         node = asyncio.ensure_future(taking_part)
         loop = asyncio.get_running_loop()

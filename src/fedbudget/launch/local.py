@@ -5,7 +5,7 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -29,6 +29,7 @@ def on_this_machine(
     overrides: Overrides = NOTHING,
     *,
     paces: Sequence[float] | None = None,
+    delay: float = 0.0,
     energy_meter: str | None = None,
 ) -> Iterator[PreparedRun]:
     """Starts nodes, and gives a run with them.
@@ -36,6 +37,7 @@ def on_this_machine(
     Args:
       settings: the dataset, and how it is given to nodes, and all else as of any run.
       paces: how many times as slow as it could each node is.
+      delay: seconds that every message between a node and the aggregator takes longer, each way.
       energy_meter: of the nodes; see `resources.energy`.
     """
     if overrides.dataset is not None or overrides.model is not None:
@@ -58,7 +60,8 @@ def on_this_machine(
         servers.append(server)
         for number in range(1, nodes + 1):
             pace = None if paces is None else paces[number - 1]
-            process = _start(server.port, settings, f"{number}/{nodes}", pace, energy_meter)
+            own = {"--pace": pace, "--delay": delay or None, "--energy-meter": energy_meter}
+            process = _start(server.port, settings, f"{number}/{nodes}", own)
             processes.append(process)
             threading.Thread(target=_tell_end, args=(process, server), daemon=True).start()
 
@@ -86,11 +89,11 @@ def on_this_machine(
 
 
 def _start(
-    port: int, settings: Settings, shard: str, pace: float | None, energy_meter: str | None
+    port: int, settings: Settings, shard: str, own: Mapping[str, float | str | None]
 ) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "fedbudget", "join", f"127.0.0.1:{port}", "--shard", shard]
     command += [*node_arguments(settings), "--give-up-after", "30", "--quiet"]
-    for option, value in (("--pace", pace), ("--energy-meter", energy_meter)):
+    for option, value in own.items():
         if value is not None:
             command += [option, str(value)]
     # One thread each: several in every process would only be in each other's way.

@@ -68,6 +68,9 @@ class JoinOptions:
     address: str = option(REQUIRED, "HOST:PORT of the aggregator.", "network", argument=True)
     name: str | None = option(None, "The node's name.", "network", shown="from this machine's, or the shard")
     pace: float = option(1.0, "How many times as long as it could a local update takes: a slower machine.", "network")
+    delay: float = option(
+        0.0, "Seconds that a message takes longer than it does, each way: a slower network.", "network"
+    )
     give_up_after: float | None = option(
         None, "Seconds until an aggregator that is not there is given up.", "network", shown="never"
     )

@@ -50,6 +50,7 @@ async def run_node(
     token: str | None = None,
     credentials: Any = None,
     patience: float | None = None,
+    delay: float = 0.0,
     heard: Callable[[str], None] = lambda text: None,
 ) -> Farewell:
     """Takes part until the aggregator says farewell.
@@ -57,6 +58,7 @@ async def run_node(
     Args:
       credentials: for TLS; None for plain text.
       patience: seconds after which an aggregator that cannot be reached is given up; None for never.
+      delay: seconds that every message is held, each way, to stand for a slower network.
       heard: told in words what happens.
     """
     instance, attempt = secrets.token_hex(16), 0
@@ -73,7 +75,8 @@ async def run_node(
         joined.clear()
         try:
             async with _channel(address, credentials) as channel:
-                farewell = await _converse(channel.stream_stream(METHOD)(metadata=metadata), worker, instance, join)
+                call = channel.stream_stream(METHOD)(metadata=metadata)
+                farewell = await _converse(call, worker, instance, join, delay)
             if not farewell.again:
                 return farewell
             why = farewell.reason
@@ -93,10 +96,10 @@ async def run_node(
         await asyncio.sleep(wait)
 
 
-async def _converse(call: Any, worker: Worker, instance: str, join: Callable[[Task], None]) -> Farewell:
+async def _converse(call: Any, worker: Worker, instance: str, join: Callable[[Task], None], delay: float) -> Farewell:
     """One connection, from hello to farewell."""
     reader, quick = AggregatorReader(), False
-    await _send(call, pack_hello(Hello(instance, worker.node_data.samples(), worker.run, worker.rounds)))
+    await _send(call, pack_hello(Hello(instance, worker.node_data.samples(), worker.run, worker.rounds)), delay)
     while True:
         data = await call.read()
         if data is grpc.aio.EOF:
@@ -104,6 +107,8 @@ async def _converse(call: Any, worker: Worker, instance: str, join: Callable[[Ta
                 await call.code(), await call.initial_metadata(), await call.trailing_metadata(), "it has ended"
             )
         message = reader.feed(data)
+        if message is not None:
+            await _hold(delay)
         if isinstance(message, Farewell):
             await call.done_writing()
             return message
@@ -112,14 +117,14 @@ async def _converse(call: Any, worker: Worker, instance: str, join: Callable[[Ta
                 costs = await asyncio.to_thread(worker.start, message)
             except UserError as error:
                 raise RefusedByAggregator(str(error)) from None
-            await _send(call, pack_ready(costs))
+            await _send(call, pack_ready(costs), delay)
             join(message.task)
         elif isinstance(message, EncodedBroadcast):
             # A thread is for work that would keep the connection waiting; to hand it less takes longer than that.
             answer = _answer(worker, message) if quick else await asyncio.to_thread(_answer, worker, message)
             messages, seconds = answer
             quick = seconds < _QUICK
-            await _send(call, messages)
+            await _send(call, messages, delay)
 
 
 def _answer(worker: Worker, encoded: EncodedBroadcast) -> tuple[list[bytes], float]:
@@ -130,12 +135,18 @@ def _answer(worker: Worker, encoded: EncodedBroadcast) -> tuple[list[bytes], flo
     return messages, time.perf_counter() - began
 
 
-async def _send(call: Any, messages: list[bytes]) -> None:
+async def _send(call: Any, messages: list[bytes], delay: float) -> None:
+    await _hold(delay)
     for message in messages:
         try:
             await call.write(message)
         except asyncio.InvalidStateError:
             return  # the call has ended while we were at work; reading on tells why
+
+
+async def _hold(seconds: float) -> None:
+    if seconds:  # a sleep of none would still let others go first
+        await asyncio.sleep(seconds)
 
 
 def _channel(address: str, credentials: Any) -> Any:
