@@ -125,7 +125,10 @@ WRONG = [
     (["run", "--out"], "requires an argument"),
     (["start"], "No such command 'start'"),
     (["rum"], "No such command 'rum'. Did you mean 'run'"),
-    (["join", "127.0.0.1:7700", "--dataset", "digits", "--shard", "1/2", "--delay", "-1"], "--delay is in seconds, 0 or"),
+    (
+        ["join", "127.0.0.1:7700", "--dataset", "digits", "--shard", "1/2", "--delay", "-1"],
+        "--delay is in seconds, 0 or",
+    ),
     (["local", "--pace", "1,x"], "--pace must be a list of numbers, not '1,x'"),
     (["compare", "--cases", "1,5"], "case 5 does not exist"),
     (["compare", "--taus", "1,x"], "--taus must be a list of whole numbers of at least 1, not '1,x'"),

@@ -107,11 +107,11 @@ async def _converse(call: Any, worker: Worker, instance: str, join: Callable[[Ta
                 await call.code(), await call.initial_metadata(), await call.trailing_metadata(), "it has ended"
             )
         message = reader.feed(data)
-        if message is not None:
-            await _hold(delay)
         if isinstance(message, Farewell):
             await call.done_writing()
             return message
+        if message is not None:
+            await _hold(delay)
         if isinstance(message, Welcome):
             try:
                 costs = await asyncio.to_thread(worker.start, message)

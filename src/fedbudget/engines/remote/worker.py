@@ -173,12 +173,11 @@ class Worker:
         now, updates = self._counters.read, max(1, broadcast.tau)
         began = self._began(now())
         fleet.receive(broadcast)
-        updating = now()
+        updating, computing = now(), time.thread_time()
         fleet.update()
+        if self._pace > 1:  # of the time it computes: what other processes take of this machine is not multiplied
+            time.sleep((self._pace - 1) * (time.thread_time() - computing))
         took = now() - updating
-        if self._pace > 1:
-            time.sleep((self._pace - 1) * took[TIME.name])
-            took = now() - updating
         report = fleet.report()
         self._last_report = now()
         readings = self._counters.readings(took, self._last_report - began, updates)
