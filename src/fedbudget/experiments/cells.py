@@ -13,7 +13,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ import numba
 from fedbudget import __version__, atomic_file
 from fedbudget.data.dataset import Dataset
 from fedbudget.errors import UserError, key
+from fedbudget.experiments.testbed import Testbed
 from fedbudget.launch.inputs import load_dataset
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import SimulatedRun, simulate
@@ -60,10 +61,17 @@ class Failure:
     error: str
 
 
-def attempt(settings: Settings, *, each: RowKind, engine: EngineName = "in-process") -> Columns | Failure:
-    """Makes a run; whatever goes wrong in one must not stop the others."""
+def attempt(
+    settings: Settings, *, each: RowKind, engine: EngineName = "in-process", testbed: Testbed | None = None
+) -> Columns | Failure:
+    """Makes a run; whatever goes wrong in one must not stop the others.
+
+    A testbed is for costs that are measured. Where they are simulated, a run is made in process, beside it.
+    """
     try:
-        return columns(uninterrupted(_run(settings) if engine == "in-process" else _run_over_network(settings)), each)
+        over_network = engine == "network" and (testbed is None or settings.costs == "measured")
+        result = _run_over_network(settings, testbed) if over_network else _run(settings)
+        return columns(uninterrupted(result), each)
     except UserError as error:
         return Failure(error.spelled(key))
     except Exception as error:
@@ -74,16 +82,19 @@ def columns(result: Result, each: RowKind) -> Columns:
     """What is kept of a result."""
     sources: Sequence[Result | RoundRecord] = [result] if each == "run" else result.rounds
     rows = [_flat({name: getattr(source, name) for name in COLUMNS[each]}) for source in sources]
-    return {name: [row[name] for row in rows] for name in rows[0]}
+    names = dict.fromkeys(name for row in rows for name in row)  # not every round has the costs that it expected
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 class CellStore:
     """The cells that are kept in a sweep's folder."""
 
-    def __init__(self, folder: Path, each: RowKind, engine: EngineName = "in-process") -> None:
+    def __init__(
+        self, folder: Path, each: RowKind, engine: EngineName = "in-process", testbed: Testbed | None = None
+    ) -> None:
         self._folder = folder / "cells"
         self._each = each
-        self._engine = "" if engine == "in-process" else f"engine {engine}\n"
+        self._engine = "" if engine == "in-process" else f"engine {engine} {testbed}\n"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -127,14 +138,12 @@ def _run(settings: Settings) -> Result:
         return execute(prepared)
 
 
-def _run_over_network(settings: Settings) -> Result:
-    """Makes a run with a process for each node; nodes that are slower than the fastest are slowed down to it."""
+def _run_over_network(settings: Settings, testbed: Testbed | None) -> Result:
+    """Makes a run with a process for each node."""
     from fedbudget.launch.local import on_this_machine
 
-    speeds = settings.speeds or (1.0,) * (settings.nodes or 1)
-    paces = [max(speeds) / speed for speed in speeds]
-    alone = replace(settings, speeds=None, nodes=len(speeds))
-    with on_this_machine(alone, paces=paces) as prepared:
+    known = {} if testbed is None else asdict(testbed)
+    with on_this_machine(settings, **known) as prepared:
         return execute(prepared)
 
 

@@ -103,7 +103,7 @@ def make(
     settings, on = _data(figure, data_dir)
     folder = out / figure.name
     grid = figure.sweep(settings, size)
-    if figure.long and (missing := CellStore(folder, grid.each, figure.engine).missing(grid.cells)):
+    if figure.long and (missing := CellStore(folder, grid.each, figure.engine, grid.testbed).missing(grid.cells)):
         expect(len(missing), expected_seconds(missing) / workers(jobs, len(missing)))
     alone = figure.engine == "network"  # its runs measure time, and would be in each other's way
     table = sweep.run(grid, folder, jobs=1 if alone else jobs, progress=progress, engine=figure.engine)

@@ -28,6 +28,7 @@ from fedbudget.errors import UserError, key
 from fedbudget.experiments.cells import CellStore, Failure, RowKind, attempt
 from fedbudget.experiments.pool import check_backend, unordered, unordered_on_ray
 from fedbudget.experiments.table import gather, write
+from fedbudget.experiments.testbed import Testbed
 from fedbudget.settings import EngineName, Settings, read_settings, read_toml, require_keys
 
 if TYPE_CHECKING:
@@ -51,12 +52,14 @@ class Sweep:
       varied: the names of the settings that vary, the slowest first.
       cells: the settings of every run, in the order of the grid.
       each: what has a row of its own in the results, `run` or `round`.
+      testbed: of the node processes, with engine network; runs with simulated costs need none.
     """
 
     base: Settings
     varied: tuple[str, ...]
     cells: tuple[Settings, ...]
     each: RowKind = "run"
+    testbed: Testbed | None = None
 
     @classmethod
     def read(cls, path: Path, *, data_dir: str | None = None) -> "Sweep":
@@ -120,11 +123,11 @@ def run(
     if backend is not None and engine == "ray":
         raise UserError("give `backend` or `engine` ray, not both")
     makes: EngineName = "in-process" if engine == "ray" else engine
-    kept, failures = CellStore(folder, sweep.each, makes), dict[Settings, Failure]()
+    kept, failures = CellStore(folder, sweep.each, makes, sweep.testbed), dict[Settings, Failure]()
     missing = kept.missing(sweep.cells)
     done = len(sweep.cells) - len(missing)
     progress(done, len(sweep.cells), 0)
-    work = partial(attempt, each=sweep.each, engine=makes)
+    work = partial(attempt, each=sweep.each, engine=makes, testbed=sweep.testbed)
     if engine == "ray":
         pool = unordered_on_ray(work, missing, jobs=jobs, address=ray_address)
     else:
