@@ -7,10 +7,11 @@ from html import escape
 from pathlib import Path
 
 from fedbudget import __version__, atomic_file
-from fedbudget.experiments.figures.figure import FigureTable
+from fedbudget.experiments.figures.figure import Claim, FigureTable
 from fedbudget.experiments.reproduce import FigureResult
 
 _TITLE = "Adaptive Federated Learning in Resource Constrained Edge Computing Systems, reproduced"
+_OURS = "Claims of our own:"
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
@@ -19,6 +20,7 @@ th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; border-bot
 td:last-child { white-space: nowrap; }
 img { max-width: 100%; background: white; }
 .no { font-weight: bold; }
+.quote { padding-top: 1.2rem; font-weight: normal; font-style: italic; }
 """
 
 
@@ -32,12 +34,12 @@ def write_report(made: Sequence[FigureResult], out: Path) -> tuple[Path, ...]:
 
 def markdown(made: Sequence[FigureResult], out: Path) -> str:
     """The page, with pictures by their paths from `out`."""
-    lines = [f"# {_TITLE}", "", _summary(made), "", "## Claims", ""]
-    lines += ["| claim | measured | holds | figure |", "|---|---|---|---|"]
-    for each in made:
-        for claim in each.claims:
-            link = f"[{each.name}](#{each.name})"
-            lines.append(_line((claim.text, claim.measured, "yes" if claim.holds else "no", link)))
+    lines = [f"# {_TITLE}", "", _summary(made), "", "## Claims"]
+    for quote, judged in _by_quote(made).items():
+        lines += ["", f"> {quote}" if quote else _OURS, ""]
+        lines += ["| claim | measured | holds | figure |", "|---|---|---|---|"]
+        for name, claim in judged:
+            lines.append(_line((claim.text, claim.measured, _verdict(claim), f"[{name}](#{name})")))
     lines += ["", "## Figures"]
     for each in made:
         picture = Path(os.path.relpath(each.picture, out)).as_posix()
@@ -50,10 +52,13 @@ def markdown(made: Sequence[FigureResult], out: Path) -> str:
 def html(made: Sequence[FigureResult]) -> str:
     """The page as one file that needs nothing else."""
     rows = "\n".join(
-        f"<tr><td>{escape(claim.text)}</td><td>{escape(claim.measured)}</td>"
-        f'<td><a href="#{each.name}">{each.name}</a></td><td class="{verdict}">{verdict}</td></tr>'
-        for each in made
-        for claim, verdict in ((claim, "yes" if claim.holds else "no") for claim in each.claims)
+        f'<tr><th class="quote" colspan="4">{escape(f"“{quote}”" if quote else _OURS)}</th></tr>'
+        + "".join(
+            f"<tr><td>{escape(claim.text)}</td><td>{escape(claim.measured)}</td>"
+            f'<td><a href="#{name}">{name}</a></td><td class="{_verdict(claim)}">{_verdict(claim)}</td></tr>'
+            for name, claim in judged
+        )
+        for quote, judged in _by_quote(made).items()
     )
     figures = "\n".join(
         f'<section id="{each.name}"><h3>{escape(each.title)}</h3><p>{escape(each.made_of)}.</p>'
@@ -74,6 +79,19 @@ def html(made: Sequence[FigureResult]) -> str:
 {figures}
 </body></html>
 """
+
+
+def _by_quote(made: Sequence[FigureResult]) -> dict[str, list[tuple[str, Claim]]]:
+    """Claims with the names of their figures, by the paper's words for them; those of ours last."""
+    judged: dict[str, list[tuple[str, Claim]]] = {}
+    for each in made:
+        for claim in each.claims:
+            judged.setdefault(claim.quote, []).append((each.name, claim))
+    return dict(sorted(judged.items(), key=lambda item: not item[0]))
+
+
+def _verdict(claim: Claim) -> str:
+    return "yes" if claim.holds else "no"
 
 
 def _line(cells: Sequence[str]) -> str:

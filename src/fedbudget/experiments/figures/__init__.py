@@ -8,7 +8,7 @@ from fedbudget.experiments.figures.loss_against_tau import LossAgainstTau
 from fedbudget.experiments.figures.methods import Methods, NoKnobs
 from fedbudget.experiments.figures.one_phi import OnePhi
 from fedbudget.experiments.figures.sensitivity import Sensitivity
-from fedbudget.experiments.figures.synchrony import Synchrony
+from fedbudget.experiments.figures.synchrony import SingleSynchrony, Synchrony
 from fedbudget.experiments.figures.varying import AGGREGATION, BUDGET, NODES, Varying
 
 _DGD, _SGD = "svm-dgd-mnist", "svm-sgd-mnist"
@@ -18,28 +18,34 @@ _THREE, _ENDS = (1, 10, 100), (1, 100)  # of networks, whose runs are long; more
 FIGURES: Mapping[str, Figure] = {
     figure.name: figure
     for figure in (
-        LossAgainstTau("svm-dgd", "SVM (DGD)", (_DGD,), differs=True, slower=True),
-        LossAgainstTau("svm-sgd", "SVM (SGD)", (_SGD,), differs=True),
+        LossAgainstTau("svm-dgd", "SVM (DGD)", (_DGD,), slower=True),
+        LossAgainstTau("svm-sgd", "SVM (SGD)", (_SGD,)),
         LossAgainstTau("linear", "Linear regression", ("linear-energy",)),
         LossAgainstTau("kmeans", "K-means", ("kmeans-user-knowledge",), slower=True),
-        LossAgainstTau("cnn-mnist", "CNN on MNIST", ("cnn-mnist",), FEW_TAUS, _THREE, differs=True, long=True),
-        LossAgainstTau(
-            "cnn-fashion-mnist", "CNN on Fashion-MNIST", ("cnn-fashion-mnist",), _THREE, _ENDS, differs=True, long=True
-        ),
-        LossAgainstTau("cnn-cifar-10", "CNN on CIFAR-10", ("cnn-cifar-10",), _THREE, _ENDS, differs=True, long=True),
+        LossAgainstTau("cnn-mnist", "CNN on MNIST", ("cnn-mnist",), FEW_TAUS, _THREE, long=True),
+        LossAgainstTau("cnn-fashion-mnist", "CNN on Fashion-MNIST", ("cnn-fashion-mnist",), _THREE, _ENDS, long=True),
+        LossAgainstTau("cnn-cifar-10", "CNN on CIFAR-10", ("cnn-cifar-10",), _THREE, _ENDS, long=True),
         Varying("nodes", "SVM (SGD), number of nodes", (_SGD,), NODES),
         Varying("aggregation-sgd", "SVM (SGD), time of an aggregation", (_SGD,), AGGREGATION),
         Varying("aggregation-dgd", "SVM (DGD), time of an aggregation", (_DGD,), AGGREGATION),
         Varying("budget-sgd", "SVM (SGD), total budget", (_SGD,), BUDGET),
         Varying("budget-dgd", "SVM (DGD), total budget", (_DGD,), BUDGET),
-        Instantaneous("instantaneous-dgd", "SVM (DGD), a single run", (_DGD,)),
+        Instantaneous("instantaneous-dgd", "SVM (DGD), a single run", (_DGD,), slower=True),
         Instantaneous("instantaneous-sgd", "SVM (SGD), a single run", (_SGD,)),
-        Instantaneous("instantaneous-dgd-network", "SVM (DGD), a single run over a network", (_DGD,), engine="network"),
+        Instantaneous(
+            "instantaneous-dgd-network",
+            "SVM (DGD), a single run over a network",
+            (_DGD,),
+            slower=True,
+            engine="network",
+        ),
         Instantaneous("instantaneous-sgd-network", "SVM (SGD), a single run over a network", (_SGD,), engine="network"),
         Sensitivity("phi-dgd", "SVM (DGD), control parameter φ", (_DGD,)),
         Sensitivity("phi-sgd", "SVM (SGD), control parameter φ", (_SGD,)),
         Synchrony("asynchronous-dgd", "SVM (DGD), synchronous and asynchronous", (_DGD,)),
         Synchrony("asynchronous-sgd", "SVM (SGD), synchronous and asynchronous", (_SGD,)),
+        SingleSynchrony("asynchronous-dgd-run", "SVM (DGD), synchronous and asynchronous, single runs", (_DGD,)),
+        SingleSynchrony("asynchronous-sgd-run", "SVM (SGD), synchronous and asynchronous, single runs", (_SGD,)),
         Methods("methods", "The paper's method and frugal", _QUICK),
         NoKnobs("no-knobs", "The paper's method, and frugal with a step size of its own", _QUICK),
         OnePhi("one-phi", "The control parameter φ, with the paper's method and with frugal", _QUICK),

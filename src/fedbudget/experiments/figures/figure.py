@@ -46,11 +46,13 @@ class Claim:
       text: what is claimed.
       measured: the numbers that decide.
       holds: whether they bear it out.
+      quote: the paper's words for it; empty for a claim of ours.
     """
 
     text: str
     measured: str
     holds: bool
+    quote: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,9 @@ class Figure(ABC):
         """The numbers, where a picture is not enough."""
         return None
 
-    def claim(self, text: str, measured: str, holds: bool) -> Claim:
+    def claim(self, text: str, measured: str, holds: bool, quote: str = "") -> Claim:
         """About the one task that the figure has."""
-        return Claim(f"{self.title}: {text}", measured, holds)
+        return Claim(f"{self.title}: {text}", measured, holds, quote)
 
     def settings(self, data_dir: str | None) -> list[Settings]:
         """Of each task, by the paper's method where none is given; accuracy is looked at once, at the end."""

@@ -1,11 +1,13 @@
 """Loss and accuracy at the end of the budget against fixed τ, in Cases 1-4, with adaptive τ and centralized descent."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
+from fedbudget.experiments.figures import paper_words
 from fedbudget.experiments.figures.figure import CASES, FEW_TAUS, TAUS, Claim, Figure, GridSize, joined
 from fedbudget.experiments.figures.rows import CaseLosses, Rows, by_fixed_tau, mean, where
 from fedbudget.experiments.figures.style import ACCURACY, BASELINE, COLOURS, LOSS, case_line, finish, log_scale, picture
@@ -22,13 +24,11 @@ class LossAgainstTau(Figure):
 
     Args:
       taus, few: the fixed τ, and those for a first look.
-      differs: no τ is the best in all cases.
       slower: with whole shards, Case 3 has more to do in a step than Case 1, and so ends with a higher loss.
     """
 
     taus: tuple[int, ...] = TAUS
     few: tuple[int, ...] = FEW_TAUS
-    differs: bool = False
     slower: bool = False
 
     def runs(self, base: Settings, size: GridSize) -> Sweep:
@@ -49,19 +49,47 @@ class LossAgainstTau(Figure):
 
     def claims(self, rows: Rows) -> list[Claim]:
         cases = {case: CaseLosses(rows, case) for case in CASES}
-        regrets = [cell.regret(cell.paper) for cell in cases.values()]
-        measured = f"{', '.join(f'{value:.3f}' for value in regrets)} in Cases 1-4; up to {NEAR} counts as near"
-        near = "adaptive τ is near the best fixed τ in all cases"
-        claims = [self.claim(near, f"regret {measured}", max(regrets) <= NEAR)]
-        if self.differs:
-            best = [cell.best_tau for cell in cases.values()]
-            measured = f"best τ {', '.join(best)} in Cases 1-4"
-            claims.append(self.claim("the best fixed τ differs from case to case", measured, len(set(best)) > 1))
+        losses = {case: cell.paper for case, cell in cases.items()}
+        best = [cell.best_tau for cell in cases.values()]
+        centralized = mean(where(rows, method="centralized"), "loss")
+        better = [str(case) for case, loss in losses.items() if loss < centralized]
+        claims = [
+            self._near("loss", [cell.regret(cell.paper) for cell in cases.values()], paper_words.CLOSE),
+            self.claim(
+                "the best fixed τ differs from case to case",
+                f"best τ {', '.join(best)} in Cases 1-4",
+                len(set(best)) > 1,
+                paper_words.DIFFERENT,
+            ),
+            self.claim(
+                "adaptive τ is better than centralized descent in some case",
+                f"loss {', '.join(f'{loss:.4f}' for loss in losses.values())} in Cases 1-4, {centralized:.4f} "
+                f"centralized; lower in {'Case ' + ', '.join(better) if better else 'no case'}",
+                bool(better),
+                paper_words.DISTRIBUTED,
+            ),
+        ]
+        if any(row["accuracy"] is not None for row in rows):
+            regrets = [_accuracy_regret(rows, case) for case in CASES]
+            claims.insert(1, self._near("accuracy", regrets, paper_words.CLOSE_ACCURACY))
         if self.slower:
-            first, third = cases[1].paper, cases[3].paper
             worse = "Case 3 is worse than Case 1, because a step takes longer"
-            claims.append(self.claim(worse, f"loss {third:.4f} in Case 3, {first:.4f} in Case 1", third > first))
+            measured = f"loss {losses[3]:.4f} in Case 3, {losses[1]:.4f} in Case 1"
+            claims.append(self.claim(worse, measured, losses[3] > losses[1], paper_words.CASE_3))
         return claims
+
+    def _near(self, what: str, regrets: Sequence[float], quote: str) -> Claim:
+        measured = f"regret {', '.join(f'{value:.3f}' for value in regrets)} in Cases 1-4; up to {NEAR} counts as near"
+        text = f"adaptive τ's {what} is near the best fixed τ's in all cases"
+        return self.claim(text, measured, max(regrets) <= NEAR, quote)
+
+
+def _accuracy_regret(rows: Rows, case: int) -> float:
+    """As of losses: 0 for as good as the best fixed τ, 1 for as bad as the worst."""
+    fixed = by_fixed_tau(rows, case, "accuracy").values()
+    best, worst = max(fixed), min(fixed)
+    own = mean(where(rows, method="paper", case=case, tau="adaptive"), "accuracy")
+    return (best - own) / (best - worst) if best > worst else 0.0
 
 
 def _panel(axis: Axes, rows: Rows, name: str) -> None:

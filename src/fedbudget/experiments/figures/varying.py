@@ -9,6 +9,7 @@ from matplotlib.figure import Figure as Picture
 from scipy.stats import spearmanr
 
 from fedbudget.budget import Budget
+from fedbudget.experiments.figures import paper_words
 from fedbudget.experiments.figures.figure import CASES, Claim, Figure, GridSize
 from fedbudget.experiments.figures.rows import Rows, distinct, mean, means, where
 from fedbudget.experiments.figures.style import BASELINE, COLOURS, MARKERS, TAU, case_line, finish, log_scale, picture
@@ -21,8 +22,21 @@ FIXED = 10
 SIMILAR = 0.05
 """A loss that is higher by no more than this share counts as similar."""
 
+ALMOST_ALL = 0.9
+"""Of all settings: what the paper's "(almost) all" and "mostly" are taken for."""
+
 TREND = 0.8
 """A rank correlation of at least this counts as rising, and of at most its negative as falling."""
+
+
+@dataclass(frozen=True)
+class Trend:
+    """How τ* changes with what varies: its sign, in which cases, as a claim, and in the paper's words."""
+
+    sign: int
+    cases: tuple[int, ...]
+    claim: str
+    quote: str
 
 
 @dataclass(frozen=True)
@@ -35,9 +49,10 @@ class VariedSetting:
       values, few: all values, and those for a first look.
       number: a value as it is in the results, as a number.
       log: whether the axis is logarithmic.
-      almost: the paper says of it "(almost) all", which is taken for nine in ten.
-      trend: the sign of the change of τ* that the paper reports, if any, in Cases 1, 2 and 4.
-      claim: the claim of that trend.
+      quote: of how adaptive τ compares to the fixed one.
+      better: the paper says "better in (almost) all cases" of it, and not "better than or similar to ... in all cases".
+      trend: how τ* changes, if the paper says so.
+      falls_at_last: the paper's words for a τ* that falls where the value is the largest, if it does.
     """
 
     setting: str
@@ -45,10 +60,11 @@ class VariedSetting:
     values: Sequence[Any]
     few: Sequence[Any]
     number: Callable[[Any], float] = float
+    quote: str = ""
     log: bool = True
-    almost: bool = False
-    trend: int = 0
-    claim: str = ""
+    better: bool = False
+    trend: Trend | None = None
+    falls_at_last: str = ""
 
 
 def seconds(budget: str) -> float:
@@ -56,15 +72,16 @@ def seconds(budget: str) -> float:
     return next(iter(Budget.parse((budget,)).limits.values()))
 
 
-NODES = VariedSetting("nodes", "number of nodes", (5, 10, 20, 50, 100, 200, 500), (5, 50, 500))
+NODES = VariedSetting("nodes", "number of nodes", (5, 10, 20, 50, 100, 200, 500), (5, 50, 500), quote=paper_words.NODES)
 AGGREGATION = VariedSetting(
     "aggregation_factor",
     "time of an aggregation, times that of the prototype",
     (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
     (0.1, 1.0, 10.0),
-    almost=True,
-    trend=1,
-    claim="τ* grows with the time of an aggregation",
+    quote=paper_words.BETTER,
+    better=True,
+    trend=Trend(1, CASES, "τ* grows with the time of an aggregation", paper_words.LARGER_TAU),
+    falls_at_last=paper_words.SLIGHTLY_DECREASES,
 )
 BUDGET = VariedSetting(
     "budget",
@@ -72,9 +89,9 @@ BUDGET = VariedSetting(
     [[f"time={seconds}s"] for seconds in (5, 10, 15, 20, 30, 45, 60)],
     [[f"time={seconds}s"] for seconds in (5, 15, 45)],
     number=seconds,
+    quote=paper_words.BUDGET,
     log=False,
-    trend=-1,
-    claim="τ* falls as the budget grows, except in Case 3",
+    trend=Trend(-1, (1, 2, 4), "τ* falls as the budget grows, except in Case 3", paper_words.DECREASES),
 )
 
 
@@ -112,32 +129,45 @@ class Varying(Figure):
 
     def claims(self, rows: Rows) -> list[Claim]:
         varied, (values, x) = self.varied, self._values(rows)
-        excess = {}
+        taus = {
+            case: means(where(rows, case=case, tau="adaptive"), varied.setting, values, "update_weighted_tau")
+            for case in CASES
+        }
+        claims = [self._comparison(rows, values)]
+        if (trend := varied.trend) is not None:
+            trends = {case: rank_correlation(x, taus[case]) for case in trend.cases}
+            measured = ", ".join(f"{value:+.2f} in Case {case}" for case, value in trends.items())
+            holds = all(trend.sign * value >= TREND for value in trends.values())
+            claims.append(self.claim(trend.claim, f"rank correlation {measured}", holds, trend.quote))
+        if varied.falls_at_last:
+            ends = [f"{max(each[:-1]):.1f} to {each[-1]:.1f} in Case {case}" for case, each in taus.items()]
+            measured = f"τ* from its largest before to that at {values[-1]}: {', '.join(ends)}"
+            falls = all(each[-1] < max(each[:-1]) for each in taus.values())
+            claims.append(
+                self.claim("τ* is smaller again at the largest factor", measured, falls, varied.falls_at_last)
+            )
+        return claims
+
+    def _comparison(self, rows: Rows, values: Sequence[Any]) -> Claim:
+        """Adaptive τ's loss against the fixed one's, in every setting."""
+        varied, excess = self.varied, {}
         for case, value in product(CASES, values):
             here = where(rows, case=case, **{varied.setting: value})
             excess[case, value] = (
                 mean(where(here, tau="adaptive"), "loss") / mean(where(here, tau=str(FIXED)), "loss") - 1
             )
         (case, value), worst = max(excess.items(), key=lambda item: item[1])
-        better = sum(share <= 0 for share in excess.values())
+        better = sum(share < 0 for share in excess.values())
         similar = sum(share <= SIMILAR for share in excess.values())
-        claims = [
-            self.claim(
-                f"better than or similar to τ = {FIXED} in {'almost ' if varied.almost else ''}all settings",
-                f"loss lower in {better} of {len(excess)} settings, and at most {SIMILAR:.0%} higher in {similar}; at "
-                f"worst {worst:+.1%}, in Case {case} at {value}",
-                similar >= (0.9 if varied.almost else 1) * len(excess),
-            )
-        ]
-        if varied.trend:
-            trends = {}
-            for case in (1, 2, 4):
-                adaptive = where(rows, case=case, tau="adaptive")
-                trends[case] = rank_correlation(x, means(adaptive, varied.setting, values, "update_weighted_tau"))
-            measured = ", ".join(f"{trend:+.2f} in Case {case}" for case, trend in trends.items())
-            holds = all(varied.trend * trend >= TREND for trend in trends.values())
-            claims.append(self.claim(varied.claim, f"rank correlation {measured}", holds))
-        return claims
+        measured = f"loss lower in {better} of {len(excess)} settings"
+        if not varied.better:
+            measured += f", and at most {SIMILAR:.0%} higher in {similar}"
+        measured += f"; at worst {worst:+.1%}, in Case {case} at {value}"
+        if varied.better:
+            text, holds = f"better than τ = {FIXED} in almost all settings", better >= ALMOST_ALL * len(excess)
+        else:
+            text, holds = f"better than or similar to τ = {FIXED} in all settings", similar == len(excess)
+        return self.claim(text, measured, holds, varied.quote)
 
     def _values(self, rows: Rows) -> tuple[list[Any], list[float]]:
         """What varies, as it is in the rows, and as numbers."""
