@@ -67,6 +67,10 @@ class SpendingRule(Protocol):
     def overtime(self) -> float:
         """The share of a time budget by which a round that has begun may go over it, until it is closed as it is."""
 
+    @property
+    def closing(self) -> float:
+        """Seconds that this takes."""
+
     def final_room(self, ledger: Ledger) -> Float64 | None:
         """What must be left for the final loss to be evaluated, [M]; None where it is, whatever was spent."""
 
@@ -77,10 +81,12 @@ class CarefulSpending:
 
     Args:
       tau_max: the most updates of a last round that takes the rest.
+      closing: seconds to keep for closing a round, where rounds are closed in time.
     """
 
     overtime: ClassVar[float] = 0.0
     tau_max: int = 100
+    closing: float = 0.0
 
     def costs(self, ledger: Ledger) -> Costs:
         return ledger.statistics.mean
@@ -88,7 +94,7 @@ class CarefulSpending:
     def room(self, ledger: Ledger, tau: int) -> Float64:
         statistics, taus = ledger.statistics, (tau, 1) if tau else (1,)
         over = _certain(statistics.rounds) * statistics.deviation(taus)
-        return _mean(statistics.mean, taus) + np.maximum(over, statistics.peak)
+        return _mean(statistics.mean, taus) + np.maximum(over, statistics.peak) + len(taus) * self._closing(ledger)
 
     def plan(self, ledger: Ledger, decision: Decision) -> Plan:
         if not self._fits(ledger, 1):
@@ -106,7 +112,10 @@ class CarefulSpending:
 
     def final_room(self, ledger: Ledger) -> Float64:
         statistics = ledger.statistics
-        return _mean(statistics.mean, (1,)) + _LIKELY * statistics.deviation((1,))
+        return _mean(statistics.mean, (1,)) + _LIKELY * statistics.deviation((1,)) + self._closing(ledger)
+
+    def _closing(self, ledger: Ledger) -> Float64:
+        return ledger.budget.amounts(time=self.closing)
 
     def _fits(self, ledger: Ledger, tau: int) -> bool:
         return ledger.fits(self.room(ledger, tau))
@@ -125,6 +134,7 @@ class PaperSpending:
     """Algorithm 2 to the letter, see above."""
 
     overtime: ClassVar[float] = 0.03
+    closing: ClassVar[float] = 0.0
 
     def costs(self, ledger: Ledger) -> Costs:
         return ledger.previous

@@ -176,15 +176,16 @@ class Aggregator:
         assert isinstance(answer, Broadcast)  # a ledger opens only when one round fits
         return answer
 
-    def receive(self, report: Report | Reports, costs: Costs) -> Broadcast | Outcome:
+    def receive(self, report: Report | Reports, costs: Costs, *, usual: bool = True) -> Broadcast | Outcome:
         """One round's reports, merged or already summed, and what the round cost.
 
         Args:
           costs: what is charged.
+          usual: whether that says anything of what other rounds will cost.
         """
         broadcast, method = self._require_pending(report), self.method
         reports = ReportsHere(report) if isinstance(report, Report) else report
-        sums, ledger = reports.sums, self.ledger.charge(max(1, broadcast.tau), costs)
+        sums, ledger = reports.sums, self.ledger.charge(max(1, broadcast.tau), costs, usual=usual)
         state, best = steps.with_losses(self.state.updated(ledger=ledger), sums)
         if state.phase is Phase.FINAL:
             self.last = self._round(state, broadcast, sums, kept=())
