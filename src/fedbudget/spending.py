@@ -11,8 +11,9 @@ second time. So room is kept for what may happen:
 - τ is shortened to what fits. When nothing would fit after a round, it is the last, and what is left over would be
   lost: then τ is as long as fits, up to τ_max, unless the user has fixed it.
 - The final loss has had its room from the start. If the last round took so much of it that the final loss would more
-  likely than one time in six end over the budget, it is left out, and the run ends with w^f, whose loss is known. Only
-  if no w but w(0) was ever judged is it w(T).
+  likely than one time in six end over the budget, it is left out, and the run ends with w^f, whose loss is known. In a
+  run of one round no w but w(0) was ever judged: then it is made if it will more likely fit than not, and otherwise the
+  run ends with w(T).
 
 `PaperSpending` is Algorithm 2 to the letter: the last round's costs are what the next will cost, τ is chosen by those
 of the round before, and the final loss is evaluated whatever that takes. It goes over the budget as often as not.
@@ -71,8 +72,12 @@ class SpendingRule(Protocol):
     def closing(self) -> float:
         """Seconds that this takes."""
 
-    def final_room(self, ledger: Ledger) -> Float64 | None:
-        """What must be left for the final loss to be evaluated, [M]; None where it is, whatever was spent."""
+    def final_room(self, ledger: Ledger, *, judged: bool = True) -> Float64 | None:
+        """What must be left for the final loss to be evaluated, [M]; None where it is, whatever was spent.
+
+        Args:
+          judged: whether the loss of any w but w(0) is known.
+        """
 
 
 @dataclass(frozen=True)
@@ -110,9 +115,10 @@ class CarefulSpending:
                 decision = Decision(longer, Reason.REST)
         return Plan(decision)
 
-    def final_room(self, ledger: Ledger) -> Float64:
+    def final_room(self, ledger: Ledger, *, judged: bool = True) -> Float64:
         statistics = ledger.statistics
-        return _mean(statistics.mean, (1,)) + _LIKELY * statistics.deviation((1,)) + self._closing(ledger)
+        over = _LIKELY * statistics.deviation((1,)) if judged else 0.0
+        return _mean(statistics.mean, (1,)) + over + self._closing(ledger)
 
     def _closing(self, ledger: Ledger) -> Float64:
         return ledger.budget.amounts(time=self.closing)
@@ -151,7 +157,7 @@ class PaperSpending:
         fits, stopped_by = self._most(ledger)
         return Plan(Decision(fits, Reason.BUDGET) if fits >= 1 else None, stop=True, stopped_by=stopped_by)
 
-    def final_room(self, ledger: Ledger) -> None:
+    def final_room(self, ledger: Ledger, *, judged: bool = True) -> None:
         return None
 
     def _most(self, ledger: Ledger) -> tuple[int, str]:

@@ -308,10 +308,10 @@ class Aggregator:
 
     def _finish(self, state: _State, *, best: bool) -> _State:
         """No more rounds: the loss of w(T), if there is room for it; otherwise w^f is what is known to be good."""
-        room = self.method.spending.final_room(state.ledger)
+        judged = state.round > 1  # any w but w(0)
+        room = self.method.spending.final_room(state.ledger, judged=judged)
         if room is None or state.ledger.fits(room):
             return steps.final_round(state, best=best)
-        judged = state.round > 1  # any w but w(0)
         return state.updated(phase=Phase.DONE, best=state.best if judged else state.w, became_best=best)
 
     def _extended(self, state: _State) -> _State:
