@@ -189,8 +189,8 @@ class TestTable:
         for tau, nodes in product(choices, [2, 4]):
             for record in fedbudget.train(tau=tau, nodes=nodes, budget="time=1s").rounds:
                 row = {"tau_setting": str(tau), "nodes_setting": nodes, **vars(record), "error": None}
-                for name in ("c", "b", "spent", "expected_c", "expected_b"):
-                    row[f"{name}_time"] = (row.pop(name) or {"time": None})["time"]
+                for name in ("c", "b", "spent"):
+                    row[f"{name}_time"] = row.pop(name)["time"]
                 row |= {name: list(getattr(record, name)) for name in ("kept", "left_out", "missed")}
                 for name in ("wall", "expected_c", "expected_b"):
                     del row[name]

@@ -86,8 +86,7 @@ def columns(result: Result, each: RowKind) -> Columns:
     """What is kept of a result."""
     sources: Sequence[Result | RoundRecord] = [result] if each == "run" else result.rounds
     rows = [_flat({name: getattr(source, name) for name in COLUMNS[each]}) for source in sources]
-    names = dict.fromkeys(name for row in rows for name in row)  # not every round has the costs that it expected
-    return {name: [row.get(name) for row in rows] for name in names}
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 class CellStore:

@@ -33,7 +33,7 @@ _TYPES: Mapping[Any, "pyarrow.DataType"] = {
     tuple[str, ...]: pyarrow.list_(pyarrow.string()),
     tuple[int, ...]: pyarrow.list_(pyarrow.int64()),
 }
-_BY_RESOURCE = (Mapping[str, float], dict[str, float], dict[str, float] | None)
+_BY_RESOURCE = (Mapping[str, float], dict[str, float])
 
 
 def gather(
