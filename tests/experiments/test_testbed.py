@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from fedbudget.experiments import testbed
 from fedbudget.experiments.cells import CellStore, Failure, attempt
-from fedbudget.experiments.testbed import Testbed
 from fedbudget.launch import local
 from fedbudget.launch.prepared import PreparedRun
 from fedbudget.launch.simulate import simulate
 from fedbudget.settings import Settings
 
 SHORT = Settings(nodes=2, budget=("time=1s",))
-TESTBED = Testbed(paces=(1.0, 4.0), delay=0.1)
+TESTBED = testbed.Testbed(paces=(1.0, 4.0), delay=0.1)
 
 
 @pytest.fixture

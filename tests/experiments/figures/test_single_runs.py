@@ -1,5 +1,6 @@
 """Claims of the paper that are judged by single runs, and those of asynchronous descent."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from fedbudget.experiments.figures.figure import CASES, Claim, GridSize
 from fedbudget.experiments.figures.rows import Row, Rows
 from fedbudget.experiments.testbed import PROTOTYPE
 
+NOTHING: Mapping[str, dict[int, float]] = {}
 LOSS_AFTER = ("time=5s", "time=100s")
 
 
@@ -19,7 +21,7 @@ def claims(name: str, rows: Rows) -> dict[str, Claim]:
 
 class TestSingleRun:
     @staticmethod
-    def rows(last: int = 3, **changed: dict[int, float]) -> list[Row]:
+    def rows(changed: Mapping[str, dict[int, float]] = NOTHING, last: int = 3) -> list[Row]:
         """Ten rounds in each case, as the paper saw them, but for what is changed by case."""
         seen = {
             "delta": {1: 0.3, 2: 1.0, 3: 0.0, 4: 2.0},
@@ -28,7 +30,7 @@ class TestSingleRun:
             "c_time": {1: 0.02, 2: 0.02, 3: 0.09, 4: 0.02},
             "jump": dict.fromkeys(CASES, 40.0),
             "wave": dict.fromkeys(CASES, 0.5),
-        } | changed
+        } | dict(changed)
         found = []
         for case in CASES:
             own = {name: values[case] for name, values in seen.items()}
@@ -68,7 +70,7 @@ class TestSingleRun:
     def test_one_case_that_is_otherwise_is_enough_for_a_claim_to_fail(
         self, text: str, changed: dict[str, dict[int, float]]
     ) -> None:
-        found = claims("instantaneous-dgd", self.rows(**changed))
+        found = claims("instantaneous-dgd", self.rows(changed))
         assert [name for name, claim in found.items() if not claim.holds] == [text]
 
     def test_the_end_is_lower_than_the_median_before(self) -> None:
@@ -81,7 +83,7 @@ class TestSingleRun:
         """Of 40, 40, 40, 40, 40 and j the mean is (200 + j) / 6 and the variance 5 (j - 40)² / 36."""
         text = "τ* is stable after it has adapted"
         for jump, share in ((100, "0.45"), (120, "0.56")):
-            found = claims("instantaneous-sgd", self.rows(jump=dict.fromkeys(CASES, float(jump))))[text]
+            found = claims("instantaneous-sgd", self.rows({"jump": dict.fromkeys(CASES, float(jump))}))[text]
             assert f"time: {share}, {share}, {share}, {share} in" in found.measured
             assert found.holds == (share <= "0.50")
 

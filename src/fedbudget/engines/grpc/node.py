@@ -58,7 +58,7 @@ async def run_node(
     Args:
       credentials: for TLS; None for plain text.
       patience: seconds after which an aggregator that cannot be reached is given up; None for never.
-      delay: seconds that every message is held, each way, to stand for a slower network.
+      delay: seconds that a welcome, a broadcast and the answer to it are held each, to stand for a slower network.
       heard: told in words what happens.
     """
     instance, attempt = secrets.token_hex(16), 0
@@ -99,7 +99,7 @@ async def run_node(
 async def _converse(call: Any, worker: Worker, instance: str, join: Callable[[Task], None], delay: float) -> Farewell:
     """One connection, from hello to farewell."""
     reader, quick = AggregatorReader(), False
-    await _send(call, pack_hello(Hello(instance, worker.node_data.samples(), worker.run, worker.rounds)), delay)
+    await _send(call, pack_hello(Hello(instance, worker.node_data.samples(), worker.run, worker.rounds)))
     while True:
         data = await call.read()
         if data is grpc.aio.EOF:
@@ -117,14 +117,16 @@ async def _converse(call: Any, worker: Worker, instance: str, join: Callable[[Ta
                 costs = await asyncio.to_thread(worker.start, message)
             except UserError as error:
                 raise RefusedByAggregator(str(error)) from None
-            await _send(call, pack_ready(costs), delay)
+            await _hold(delay)
+            await _send(call, pack_ready(costs))
             join(message.task)
         elif isinstance(message, EncodedBroadcast):
             # A thread is for work that would keep the connection waiting; to hand it less takes longer than that.
             answer = _answer(worker, message) if quick else await asyncio.to_thread(_answer, worker, message)
             messages, seconds = answer
             quick = seconds < _QUICK
-            await _send(call, messages, delay)
+            await _hold(delay)
+            await _send(call, messages)
 
 
 def _answer(worker: Worker, encoded: EncodedBroadcast) -> tuple[list[bytes], float]:
@@ -135,8 +137,7 @@ def _answer(worker: Worker, encoded: EncodedBroadcast) -> tuple[list[bytes], flo
     return messages, time.perf_counter() - began
 
 
-async def _send(call: Any, messages: list[bytes], delay: float) -> None:
-    await _hold(delay)
+async def _send(call: Any, messages: list[bytes]) -> None:
     for message in messages:
         try:
             await call.write(message)
