@@ -64,7 +64,7 @@ class LossAgainstTau(Figure):
             self.claim(
                 "adaptive τ is better than centralized descent in some case",
                 f"loss {', '.join(f'{loss:.4f}' for loss in losses.values())} in Cases 1-4, {centralized:.4f} "
-                f"centralized; lower in {'Case ' + ', '.join(better) if better else 'no case'}",
+                f"centralized; lower in {_cases(better)}",
                 bool(better),
                 paper_words.DISTRIBUTED,
             ),
@@ -82,6 +82,10 @@ class LossAgainstTau(Figure):
         measured = f"regret {', '.join(f'{value:.3f}' for value in regrets)} in Cases 1-4; up to {NEAR} counts as near"
         text = f"adaptive τ's {what} is near the best fixed τ's in all cases"
         return self.claim(text, measured, max(regrets) <= NEAR, quote)
+
+
+def _cases(numbers: Sequence[str]) -> str:
+    return f"{'Case' if len(numbers) == 1 else 'Cases'} {', '.join(numbers)}" if numbers else "no case"
 
 
 def _accuracy_regret(rows: Rows, case: int) -> float:
