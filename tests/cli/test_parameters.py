@@ -67,7 +67,7 @@ class TestCompletion:
             (["local", "--method", ""], ["frugal", "paper", "centralized", "asynchronous"]),
             (["run", "--engine", ""], ["in-process", "ray", "network"]),
             (["run", "--step-size", ""], ["auto"]),
-            (["run", "--step-"], ["--step-size"]),
+            (["run", "--step-"], ["--step-size", "--step-fall"]),
             (["data", "get", "c"], ["cifar-10"]),
             (["tasks", "linear"], ["linear-energy"]),
             (["swe"], ["sweep"]),

@@ -23,6 +23,7 @@ def run_title(settings: Settings, dataset: str | None = None, note: str = "") ->
         parts += [f"{settings.nodes} nodes"] if settings.nodes is not None else []
         parts += [settings.partition] if settings.partition is not None else []
         parts += [tau_text(settings)] if settings.method != "asynchronous" else []
+    parts += [settings.update] if settings.update is not None else []
     return ", ".join([*parts, settings.method])
 
 
