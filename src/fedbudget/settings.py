@@ -104,8 +104,9 @@ class Settings:
         None,
         "How data is spread: case:N, dirichlet:ALPHA, draw:SAMPLES or files.",
         "data",
-        (*_ONE_RUN, "join"),
+        _DATA,
         shown="case:1, or files for a folder",
+        helps={"compare": "With --rivals, in place of --cases: case:N, dirichlet:ALPHA, draw:SAMPLES or files."},
     )
     method: MethodName = option(
         "frugal",
