@@ -20,7 +20,9 @@ TAUS = (1, 2, 3, 5, 7, 10, 20, 30, 50, 70, 100)
 def compare(
     *,
     given: Given,
-    cases: tuple[int, ...] | None = option(None, "Cases to compare in.", "most used", shown="1,2,3,4"),
+    cases: tuple[int, ...] | None = option(
+        None, "Cases to compare in.", "most used", shown="1,2,3,4; with --rivals --partition"
+    ),
     taus: tuple[Count, ...] | None = option(
         None, "Fixed τ to compare with.", "most used", shown=f"{','.join(map(str, TAUS))}; fewer with --rivals"
     ),

@@ -60,7 +60,7 @@ def _print_table(found: "RivalComparison", budget: str, seeds: int) -> None:
             each.name,
             f"{each.loss:.4g}",
             "" if accuracy is None else f"{accuracy:.4f}",
-            "" if ratio is None else f"{ratio:.2f}",
+            "" if ratio is None else f"{ratio:.3g}",
             str(each.runs),
             _knobs(each),
         )

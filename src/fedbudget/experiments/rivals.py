@@ -4,8 +4,8 @@ Each rival has a grid over its knobs. What counts is the loss on all training sa
 nobody knows when knobs must be set: so this flatters the rivals. Runs are many, and most are of no use; hence
 
     1. every cell of the grid, with one seed;
-    2. the best few of these once more with a step size that falls at the end, and with a larger one that does, because
-       it is noise that keeps steps small, and a fall takes that away;
+    2. neighbours of the best ones, which have one knob changed: τ or a step size the next in 1, 3, 10, ..., beyond the
+       edge of the grid too, or a step size that falls at the end; and so on as long as there are new ones;
     3. the best of all these with all seeds; the one with the lowest mean is what the rival is said to reach.
 
 A run that fails, or whose loss is not finite, counts as an infinite loss. Runs that are done are kept, as those of a
@@ -31,8 +31,13 @@ from fedbudget.settings import FEDERATED, Settings
 FALL = 0.35
 """The share of the budget over which a step size falls, as the automatic one does."""
 
-TRIED_WITH_FALL, FINALISTS = 5, 3
-"""How many cells of a grid are tried with a fall, and how many are made with all seeds."""
+LEADERS, CLIMBS, FINALISTS = 2, 8, 3
+"""Of how many cells neighbours are tried, how often, and how many cells are made with all seeds."""
+
+_CLIMBED = 20
+"""About how many neighbours are tried for a rival, to say how long it will take."""
+
+_SERIES = sorted(float(f"{digit}e{exponent}") for exponent in range(-9, 10) for digit in (1, 3))
 
 Progress = Callable[[int, int, int], None]
 """Told how many runs are done, of how many, and how many of those done have failed."""
@@ -57,9 +62,25 @@ class Rival:
         combinations = [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
         return [replace(base, **{**_PLAIN, **self.settings, **knobs}) for knobs in combinations]
 
+    def neighbours(self, cell: Settings) -> list[Settings]:
+        """Cells with one knob changed, of those that have more than one value; τ stays within the grid's range.
+
+        >>> rival = Rival("FedAvg", {}, {"tau": (1, 10), "step_size": (0.1, 0.3)})
+        >>> [(each.tau, each.step_size, each.step_fall) for each in rival.neighbours(Settings(tau=10, step_size=0.3))]
+        [(10, 0.3, 0.35), (3, 0.3, None), (10, 0.1, None), (10, 1.0, None)]
+        """
+        found = [replace(cell, step_fall=None if cell.step_fall else FALL)]
+        for name in ("tau", "step_size", "server_step_size"):
+            if len(values := self.grid.get(name, ())) > 1:
+                near: list[Any] = _neighbours(getattr(cell, name))
+                if name == "tau":
+                    near = [int(value) for value in near if min(values) <= value <= max(values)]
+                found += [replace(cell, **{name: value}) for value in near]
+        return found
+
 
 _PLAIN = {**PLAIN_UPDATE, "method": "frugal", "drift_correction": False, "delta": None, "step_fall": None}
-"""Federated averaging with fixed τ and η, that keeps to the budget as the default does."""
+"""What rivals have in common; they keep to the budget as the default does, where the paper's method goes over it."""
 
 
 def published_rivals(*, taus: Sequence[int] | None = None, quick: bool = False) -> tuple[Rival, ...]:
@@ -76,11 +97,11 @@ def published_rivals(*, taus: Sequence[int] | None = None, quick: bool = False) 
     momentum = {"server_momentum": (0.9,) if quick else (0.5, 0.9)}
     server = {"server_step_size": (0.01, 0.1, 1.0) if quick else (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)}
     return (
-        Rival("FedAvg", {}, local),
+        Rival("FedAvg", {"update": "average"}, local),
         Rival("FedAvgM", {"update": "fedavgm"}, {**local, **momentum}),
         Rival("FedAdam", {"update": "fedadam"}, {**local, **server}),
         Rival("FedYogi", {"update": "fedyogi"}, {**local, **server}),
-        Rival("SCAFFOLD", {"drift_correction": True}, local),
+        Rival("SCAFFOLD", {"update": "average", "drift_correction": True}, local),
     )
 
 
@@ -162,7 +183,7 @@ def compare_rivals(
     if settings.method != "paper":
         bases["paper"] = replace(settings, **{**_PLAIN, "method": "paper", "drift_correction": None}, step_size=None)
     cells = {rival.name: rival.cells(replace(settings, seed=seeds[0])) for rival in rivals}
-    later = len(rivals) * (2 * TRIED_WITH_FALL + FINALISTS * (len(seeds) - 1))
+    later = len(rivals) * (_CLIMBED + FINALISTS * (len(seeds) - 1))
     runs.make(_with_seeds(bases.values(), seeds), later + sum(map(len, cells.values())))
     runs.require_success()
     untuned = [TunedResult(name, {}, *runs.mean(base, seeds)) for name, base in bases.items()]
@@ -175,11 +196,15 @@ def _tuned(
     runs: "_Runs", rivals: Sequence[Rival], cells: Mapping[str, list[Settings]], seeds: Sequence[int]
 ) -> list[TunedResult]:
     """What each rival reaches, once every cell of its grid was made with the first seed."""
-    tried = {
-        name: [*grid, *(each for cell in runs.best(grid, TRIED_WITH_FALL) for each in _falling(cell))]
-        for name, grid in cells.items()
-    }
-    runs.make(chain(*tried.values()), len(rivals) * FINALISTS * (len(seeds) - 1))
+    tried = {name: dict.fromkeys(grid) for name, grid in cells.items()}  # in order, so that ties are always the same
+    for _ in range(CLIMBS):
+        before = sum(map(len, tried.values()))
+        for rival in rivals:
+            leaders = runs.best(tried[rival.name], LEADERS)
+            tried[rival.name] |= dict.fromkeys(near for cell in leaders for near in rival.neighbours(cell))
+        if sum(map(len, tried.values())) == before:
+            break
+        runs.make(chain(*tried.values()), len(rivals) * FINALISTS * (len(seeds) - 1))
     finalists = {name: runs.best(grid, FINALISTS) for name, grid in tried.items()}
     runs.make(_with_seeds(chain(*finalists.values()), seeds), 0)
     results = []
@@ -190,13 +215,6 @@ def _tuned(
         made = {*tried[rival.name], *_with_seeds(last, seeds)}
         results.append(TunedResult(rival.name, knobs, *runs.mean(best, seeds), len(made)))
     return results
-
-
-def _falling(cell: Settings) -> list[Settings]:
-    """The same with a step size that falls at the end, and a larger one."""
-    assert isinstance(cell.step_size, float)
-    larger = float(f"{3 * cell.step_size:.6g}")  # as it is written: 3 times 0.1 is 0.3
-    return [replace(cell, step_fall=FALL, step_size=eta) for eta in (cell.step_size, larger)]
 
 
 class _Runs:
@@ -233,9 +251,9 @@ class _Runs:
         if self._errors:
             raise UserError(f"a run with nothing tuned failed: {self._errors[0]}")
 
-    def best(self, cells: Sequence[Settings], count: int) -> list[Settings]:
+    def best(self, cells: Iterable[Settings], count: int) -> list[Settings]:
         """The cells with the lowest losses, the lowest first."""
-        return sorted(dict.fromkeys(cells), key=lambda cell: self._figures[cell][0])[:count]
+        return sorted(cells, key=lambda cell: self._figures[cell][0])[:count]
 
     def mean(self, cell: Settings, seeds: Sequence[int]) -> tuple[float, float | None]:
         """Of loss and accuracy over seeds."""
@@ -251,6 +269,16 @@ class _Runs:
 
 def _with_seeds(cells: Iterable[Settings], seeds: Sequence[int]) -> list[Settings]:
     return [replace(cell, seed=seed) for cell in cells for seed in seeds]
+
+
+def _neighbours(value: float) -> list[float]:
+    """The next below and above in ..., 0.1, 0.3, 1, 3, 10, ...
+
+    >>> _neighbours(0.3), _neighbours(20)
+    ([0.1, 1.0], [10.0, 30.0])
+    """
+    below, above = [each for each in _SERIES if each < value], [each for each in _SERIES if each > value]
+    return [*below[-1:], *above[:1]]
 
 
 def _finite(value: float | None) -> float | None:
