@@ -131,6 +131,12 @@ class TestLedger:
         assert more.spent.tolist() == [30, 0]
         assert (more.costs, more.statistics) == (ledger.costs, ledger.statistics)
 
+    def test_an_unusual_round_is_charged_and_teaches_nothing(self) -> None:
+        ledger = two(100, 100)
+        after = ledger.charge(4, costs([2.5, 0], [50, 12]), usual=False)
+        assert after.spent.tolist() == [60, 12]
+        assert after.statistics is ledger.statistics
+
     def test_costs_of_another_number_of_resources_are_refused(self) -> None:
         for wrong in (costs([1], [1]), costs([1, 1], [1])):
             with pytest.raises(ValueError, match="costs of 2 resources are wanted"):
@@ -192,13 +198,21 @@ class TestStatistics:
 
     def test_the_most_a_round_went_over_fades(self) -> None:
         steady = [(2, 1.0, 1.0)] * 50
-        slow = self.after([*steady, (2, 1.0, 11.0)])
-        assert slow.peak[0] == pytest.approx(10, rel=0.01)
-        later = self.after([*steady, (2, 1.0, 11.0), *steady])
-        assert later.peak[0] == pytest.approx(10 * 0.95**50, rel=0.05)
+        slow = self.after([*steady, (2, 1.0, 9.0)])
+        assert slow.peak[0] == pytest.approx(8, rel=0.01)
+        later = self.after([*steady, (2, 1.0, 9.0), *steady])
+        assert later.peak[0] == pytest.approx(8 * 0.95**50, rel=0.05)
 
     def test_a_first_round_unlike_the_trial_is_no_peak(self) -> None:
         assert self.after([(1, 50.0, 50.0)]).peak[0] == 0
+
+    def test_a_round_out_of_all_proportion_counts_as_ten(self) -> None:
+        """Of a cold start: (1 + 2·10) / 3, then 1 for the others."""
+        assert self.after([(1, 1.0, 5000.0)]).mean.aggregation[0] == pytest.approx(7)
+        assert self.after([(1, 1.0, 5000.0), *[(1, 1.0, 1.0)] * 8]).mean.aggregation[0] < 1.5
+
+    def test_far_more_than_a_trial_said_is_learned_in_a_few_rounds(self) -> None:
+        assert self.after([(1, 1.0, 200.0)] * 8).mean.aggregation[0] == pytest.approx(200, rel=0.2)
 
     def test_a_change_that_lasts_is_followed(self) -> None:
         statistics = self.after([(1, 1.0, 1.0)] * 1000 + [(1, 3.0, 3.0)] * 60)

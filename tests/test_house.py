@@ -32,7 +32,8 @@ BELOW: dict[str, set[str]] = {
     "trackers": {"runs", "settings", *CORE},
     "launch": {"engines", "runs", "settings", *CORE},
     "judge": {"launch", "runs", "settings", "targets", *CORE},
-    "training": {"judge", "launch", "forecasts", "trackers", "tasks", "engines", "runs", "settings", *CORE},
+    "result": {"runs"},
+    "training": {"result", "judge", "launch", "forecasts", "trackers", "tasks", "engines", "runs", "settings", *CORE},
 }
 """What a room may import besides itself and what is at the bottom; the rooms that are not here may import all."""
 

@@ -166,6 +166,14 @@ class TestCareful:
         assert ledger.fits(CAREFUL.final_room(ledger))
         assert not late.fits(CAREFUL.final_room(late))
 
+    def test_the_only_loss_there_will_be_is_made_if_it_likely_fits(self) -> None:
+        """A round costs 5s on average: with 5s left it fits every second time."""
+        ledger = two(100, 1000).charge(1, costs([2, 0], [3, 10]))
+        late = ledger.charge_besides(np.array([90.0, 0.0]))
+        assert not late.fits(CAREFUL.final_room(late))
+        assert late.fits(CAREFUL.final_room(late, judged=False))
+        assert not late.charge_besides(np.array([0.1, 0.0])).fits(CAREFUL.final_room(late, judged=False))
+
     def test_progress_ends_with_the_rounds(self) -> None:
         ledger = two(100, 1000)
         assert progress(ledger, CAREFUL) == 0

@@ -32,7 +32,8 @@ from fedbudget.step_size import (
     StepSizeInputs as StepSizeInputs,
     StepSizeState as StepSizeState,
 )
-from fedbudget.training import Result as Result, train as train
+from fedbudget.result import Result as Result
+from fedbudget.training import train as train
 
 __all__: list[str]
 __version__: str

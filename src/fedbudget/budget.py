@@ -81,6 +81,10 @@ class Budget:
         limits.setflags(write=False)
         return limits
 
+    def amounts(self, **by_name: float) -> Float64:
+        """So much of these resources, where there is a limit for them, and nothing of others, [M]."""
+        return np.array([by_name.get(name, 0.0) for name in self.limits])
+
     def label(self, values: Float64) -> dict[str, float]:
         """Values [M] with their resources' names."""
         return dict(zip(self.limits, values.tolist(), strict=True))
@@ -105,7 +109,9 @@ class Costs:
 class CostStatistics:
     """What rounds cost so far: how much on average, and how far off it would have been to expect that.
 
-    Every round counts more than those before it, in proportion to its number; from the fortieth on by a twentieth.
+    Every round counts more than those before it, in proportion to its number; from the fortieth on by a twentieth. No
+    round counts as more than ten times what was expected of it: one that is out of all proportion, the first on cold
+    machines say, is not the new normal, and if it is, the next ones will show it.
 
     Args:
       mean: c_m and b_m.
@@ -136,7 +142,7 @@ class CostStatistics:
         """With one more round."""
         rounds = self.rounds + 1
         gain, slow_gain = max(2 / (rounds + 2), 0.05), max(1 / (rounds + PRIOR_ROUNDS), 0.05)
-        step, aggregation = costs.step - self.mean.step, costs.aggregation - self.mean.aggregation
+        step, aggregation = _error(costs.step, self.mean.step), _error(costs.aggregation, self.mean.aggregation)
         variance = self.variance
         return CostStatistics(
             Costs(self.mean.step + gain * step, self.mean.aggregation + gain * aggregation),
@@ -159,6 +165,12 @@ class CostStatistics:
         return np.sqrt(of_steps * self.variance.step + len(taus) * self.variance.aggregation)
 
 
+def _error(cost: Float64, expected: Float64) -> Float64:
+    """By how much something else was expected; where nothing was, there is nothing to compare with."""
+    return np.where(expected > 0, np.minimum(cost, _PROPORTION * expected), cost) - expected
+
+
+_PROPORTION = 10.0
 PRIOR_ROUNDS = 8
 """So many rounds must have been made until what they show of the spread counts as much as what was thought before."""
 
@@ -186,15 +198,17 @@ class Ledger:
         spread = np.array([resource.spread for resource in budget.resources])
         return cls(budget, expected, expected, CostStatistics.before(expected, spread), np.zeros(len(budget.limits)))
 
-    def charge(self, updates: int, costs: Costs) -> "Ledger":
+    def charge(self, updates: int, costs: Costs, *, usual: bool = True) -> "Ledger":
         """s_m ← s_m + c_m τ + b_m, and new estimates ĉ_m and b̂_m.
 
         Args:
           costs: c_m and b_m, what the round cost.
+          usual: whether it says anything of what others will cost.
         """
         if costs.step.shape != self.spent.shape or costs.aggregation.shape != self.spent.shape:
             raise ValueError(f"costs of {len(self.spent)} resources are wanted, not {costs}")
-        spent, statistics = self.spent + costs.step * updates + costs.aggregation, self.statistics.after(updates, costs)
+        spent = self.spent + costs.step * updates + costs.aggregation
+        statistics = self.statistics.after(updates, costs) if usual else self.statistics
         return Ledger(self.budget, costs, self.costs, statistics, spent)
 
     def charge_besides(self, amount: Float64) -> "Ledger":

@@ -23,8 +23,8 @@ import fedbudget.engines.flower  # before Flower itself, which looks at what it 
 if TYPE_CHECKING:
     from fedbudget.engines.flower.node import NodeSetup
     from fedbudget.engines.remote.node_data import NodeData
+    from fedbudget.result import Result
     from fedbudget.runs.record import RoundRecord
-    from fedbudget.training import Result
 
 __all__ = ["client", "client_app", "server", "server_app"]
 

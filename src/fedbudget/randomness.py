@@ -19,6 +19,7 @@ class Stream(IntEnum):
     COSTS = 2
     SAMPLES = 3
     ABSENCE = 4
+    FORECASTS = 5
 
 
 def generator(seed: int, stream: Stream) -> np.random.Generator:

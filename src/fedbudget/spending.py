@@ -11,8 +11,9 @@ second time. So room is kept for what may happen:
 - τ is shortened to what fits. When nothing would fit after a round, it is the last, and what is left over would be
   lost: then τ is as long as fits, up to τ_max, unless the user has fixed it.
 - The final loss has had its room from the start. If the last round took so much of it that the final loss would more
-  likely than one time in six end over the budget, it is left out, and the run ends with w^f, whose loss is known. Only
-  if no w but w(0) was ever judged is it w(T).
+  likely than one time in six end over the budget, it is left out, and the run ends with w^f, whose loss is known. In a
+  run of one round no w but w(0) was ever judged: then it is made if it will more likely fit than not, and otherwise the
+  run ends with w(T).
 
 `PaperSpending` is Algorithm 2 to the letter: the last round's costs are what the next will cost, τ is chosen by those
 of the round before, and the final loss is evaluated whatever that takes. It goes over the budget as often as not.
@@ -67,8 +68,16 @@ class SpendingRule(Protocol):
     def overtime(self) -> float:
         """The share of a time budget by which a round that has begun may go over it, until it is closed as it is."""
 
-    def final_room(self, ledger: Ledger) -> Float64 | None:
-        """What must be left for the final loss to be evaluated, [M]; None where it is, whatever was spent."""
+    @property
+    def closing(self) -> float:
+        """Seconds that this takes."""
+
+    def final_room(self, ledger: Ledger, *, judged: bool = True) -> Float64 | None:
+        """What must be left for the final loss to be evaluated, [M]; None where it is, whatever was spent.
+
+        Args:
+          judged: whether the loss of any w but w(0) is known.
+        """
 
 
 @dataclass(frozen=True)
@@ -77,10 +86,12 @@ class CarefulSpending:
 
     Args:
       tau_max: the most updates of a last round that takes the rest.
+      closing: seconds to keep for closing a round, where rounds are closed in time.
     """
 
     overtime: ClassVar[float] = 0.0
     tau_max: int = 100
+    closing: float = 0.0
 
     def costs(self, ledger: Ledger) -> Costs:
         return ledger.statistics.mean
@@ -88,7 +99,7 @@ class CarefulSpending:
     def room(self, ledger: Ledger, tau: int) -> Float64:
         statistics, taus = ledger.statistics, (tau, 1) if tau else (1,)
         over = _certain(statistics.rounds) * statistics.deviation(taus)
-        return _mean(statistics.mean, taus) + np.maximum(over, statistics.peak)
+        return _mean(statistics.mean, taus) + np.maximum(over, statistics.peak) + len(taus) * self._closing(ledger)
 
     def plan(self, ledger: Ledger, decision: Decision) -> Plan:
         if not self._fits(ledger, 1):
@@ -104,9 +115,13 @@ class CarefulSpending:
                 decision = Decision(longer, Reason.REST)
         return Plan(decision)
 
-    def final_room(self, ledger: Ledger) -> Float64:
+    def final_room(self, ledger: Ledger, *, judged: bool = True) -> Float64:
         statistics = ledger.statistics
-        return _mean(statistics.mean, (1,)) + _LIKELY * statistics.deviation((1,))
+        over = _LIKELY * statistics.deviation((1,)) if judged else 0.0
+        return _mean(statistics.mean, (1,)) + over + self._closing(ledger)
+
+    def _closing(self, ledger: Ledger) -> Float64:
+        return ledger.budget.amounts(time=self.closing)
 
     def _fits(self, ledger: Ledger, tau: int) -> bool:
         return ledger.fits(self.room(ledger, tau))
@@ -125,6 +140,7 @@ class PaperSpending:
     """Algorithm 2 to the letter, see above."""
 
     overtime: ClassVar[float] = 0.03
+    closing: ClassVar[float] = 0.0
 
     def costs(self, ledger: Ledger) -> Costs:
         return ledger.previous
@@ -141,7 +157,7 @@ class PaperSpending:
         fits, stopped_by = self._most(ledger)
         return Plan(Decision(fits, Reason.BUDGET) if fits >= 1 else None, stop=True, stopped_by=stopped_by)
 
-    def final_room(self, ledger: Ledger) -> None:
+    def final_room(self, ledger: Ledger, *, judged: bool = True) -> None:
         return None
 
     def _most(self, ledger: Ledger) -> tuple[int, str]:

@@ -5,15 +5,14 @@ The command line and the Python API both come through here.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Unpack
 
 from fedbudget import __version__
-from fedbudget.arrays import Float32
 from fedbudget.control import Controller
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.files import Shard, from_arrays
@@ -30,84 +29,20 @@ from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.combine import CombineRule
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.update import UpdateRule
+from fedbudget.result import Result
 from fedbudget.runs import nodes
 from fedbudget.runs.checkpoint_writer import CheckpointWriter
 from fedbudget.runs.folder import PLOT, Run, RunWriter, SavedModel
 from fedbudget.runs.kept import KEPT
 from fedbudget.runs.nodes import NodeStatusWriter
-from fedbudget.runs.overfitting import Overfitting, overfitting
+from fedbudget.runs.overfitting import overfitting
 from fedbudget.runs.overview import RUNS
-from fedbudget.runs.record import RoundRecord, average_tau, update_weighted_tau
+from fedbudget.runs.record import RoundRecord, average_tau
 from fedbudget.settings import EngineName, Settings, SettingsOptions
 from fedbudget.step_size import StepSize
 from fedbudget.trackers import make_trackers
 from fedbudget.trackers.background import tracking
 from fedbudget.trackers.tracker import RunInfo, Tracker
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run gave.
-
-    Args:
-      loss: F(w^f) on all training samples; where these are on other machines, as nodes last told it.
-      accuracy: on the test samples; None where it has no meaning.
-      metrics: further figures on the test samples, where the model has some.
-      average_tau: local updates divided by aggregations.
-      aggregations, local_updates: K and T; in one place nothing is aggregated.
-      spent, budget, overshoot: per resource.
-      sources: how each of these is known: measured, estimated, declared or simulated.
-      trial_seconds: what trial rounds took before the clock of the budget started; it is not in `spent`.
-      stopped_by: a resource, `rounds`, `target`, `plateau`, `callback` or `interrupted`.
-      note: in which way the data were less than the whole dataset, if they were.
-      run: the folder, where there is one.
-      w: w^f, or the w that was kept in its place, [parameters].
-      rounds: a record of each.
-      until: the targets, and whether w has reached each.
-      kept_round: the round that began with the w that was kept; None where w is w^f.
-      overfitting: when the model began to overfit, if it clearly did.
-    """
-
-    loss: float
-    accuracy: float | None
-    metrics: Mapping[str, float]
-    average_tau: float
-    aggregations: int
-    local_updates: int
-    spent: Mapping[str, float]
-    budget: Mapping[str, float]
-    overshoot: Mapping[str, float]
-    sources: Mapping[str, str]
-    trial_seconds: float
-    stopped_by: str
-    note: str
-    run: Path | None
-    w: Float32
-    rounds: Sequence[RoundRecord]
-    until: Mapping[str, bool] = field(default_factory=dict)
-    kept_round: int | None = None
-    overfitting: Overfitting | None = None
-
-    @property
-    def left(self) -> dict[str, float]:
-        """What is left of the budget, per resource."""
-        return {name: max(0.0, limit - self.spent[name]) for name, limit in self.budget.items()}
-
-    @property
-    def update_weighted_tau(self) -> float:
-        """Σ τ² / Σ τ over rounds: the paper's average τ, for its figures."""
-        return update_weighted_tau([record.tau for record in self.rounds])
-
-    def to_json(self) -> dict[str, Any]:
-        """The figures, without the model and the rounds."""
-        optional = ("metrics", "note", "until", "kept_round", "overfitting")
-        left_out = {"w", "rounds", *(name for name in optional if not getattr(self, name))}
-        figures = {name: value for name, value in vars(self).items() if name not in left_out}
-        figures = {name: dict(value) if isinstance(value, Mapping) else value for name, value in figures.items()}
-        if self.overfitting is not None:
-            figures["overfitting"] = vars(self.overfitting)
-        loss, run = self.loss if math.isfinite(self.loss) else None, None if self.run is None else str(self.run)
-        return {**figures, "left": self.left, "loss": loss, "run": run}
 
 
 def train(
@@ -367,6 +302,7 @@ def _result(
     if prepared.train is not None:
         loss = loss_over(model, w, prepared.train)
     accuracy, metrics = (None, {}) if test is None else (model.accuracy(w, test), model.metrics(w, test))
+    sources = prepared.meters.sources
     return Result(
         loss=loss,
         accuracy=accuracy,
@@ -377,8 +313,8 @@ def _result(
         spent=budget.label(ledger.spent),
         budget=dict(budget.limits),
         overshoot=budget.label(ledger.overshoot),
-        sources=prepared.meters.sources,
-        trial_seconds=prepared.trial_seconds,
+        sources=sources,
+        trial_seconds=prepared.trial_seconds if "measured" in sources.values() else 0.0,
         stopped_by=outcome.stopped_by,
         note=prepared.dataset.note,
         run=out,

@@ -16,8 +16,9 @@ from fedbudget.launch.launch import launch
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import SimulatedRun, simulate
 from fedbudget.node_status import NodeStatus
+from fedbudget.result import Result
 from fedbudget.settings import Settings, Tau
-from fedbudget.training import Result, execute
+from fedbudget.training import execute
 
 DIGITS = data.load("digits")
 
@@ -119,6 +120,11 @@ class TestResultInLines:
             "bytes: 1.5MB of 20MB spent (declared)",
             "run: runs/x",
         ]
+
+    def test_tells_what_trial_rounds_took_where_time_is_measured(self, capsys: pytest.CaptureFixture[str]) -> None:
+        measured = replace(execute(plan_of("time=2s")), trial_seconds=0.25, sources={"time": "measured"})
+        print_result(measured)
+        assert "not in this: 0.25s of trial rounds, before the clock started" in capsys.readouterr().out
 
     def test_tells_what_more_would_buy(self, capsys: pytest.CaptureFixture[str]) -> None:
         print_result(execute(plan_of("time=10s")))

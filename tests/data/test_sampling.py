@@ -92,9 +92,16 @@ def test_with_one_update_a_round_every_batch_is_used_twice_in_a_row_and_no_more(
 
 @settings(deadline=None, max_examples=50)
 @given(taus=st.lists(st.integers(1, 3), min_size=1, max_size=12), seed=st.integers(0, 10**6))
-def test_no_batch_is_used_three_times_in_a_row(taus: list[int], seed: int) -> None:
+def test_a_batch_is_used_three_times_in_a_row_only_before_a_longer_round(taus: list[int], seed: int) -> None:
+    """As the last of a round, in a round of one update, and as the first of the next, as ever where τ > 1."""
     used = in_use(sampler(300, batch=5, seed=seed), taus)
-    assert all(len(set(used[i : i + 3])) > 1 for i in range(len(used) - 2))
+    ends = np.cumsum(taus)
+    for i in range(len(used) - 2):
+        if len(set(used[i : i + 3])) == 1:
+            third = int(np.searchsorted(ends, i + 2, side="right"))
+            assert taus[third - 1] == 1
+            assert taus[third] > 1
+    assert all(len(set(used[i : i + 4])) > 1 for i in range(len(used) - 3))
 
 
 def test_no_update_gives_the_last_batch_again_and_changes_nothing() -> None:

@@ -20,9 +20,10 @@ from fedbudget.launch.on_ray import GroupDefinition, on_ray
 from fedbudget.launch.resume import load_resumed
 from fedbudget.launch.simulate import simulate
 from fedbudget.protocol.messages import Broadcast, Request
+from fedbudget.result import Result
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import MethodName, Settings
-from fedbudget.training import Result, execute
+from fedbudget.training import execute
 from support import own_rules
 
 pytestmark = [

@@ -14,11 +14,11 @@ from fedbudget.engines.engine import Engine
 from fedbudget.errors import UserError
 from fedbudget.launch import simulate
 from fedbudget.launch.resume import require_same_settings
+from fedbudget.result import Result
 from fedbudget.runs import checkpoint_writer, plot
 from fedbudget.runs.folder import Run, read_summary
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
-from fedbudget.training import Result
 from support.processes import but_wall, made
 
 DATA: dict[str, Any] = {"model": "softmax", "shards": made(4), "test": made(5)[4]}

@@ -212,7 +212,7 @@ class TestRuns:
         settings = Settings(model="cnn", dataset="digits", budget=("time=0.5s",), step_size=0.05, phi=5e-5)
         (found,) = compare(settings, cases=[2], taus=[5], seeds=[1])
         alone = fedbudget.train(
-            model="cnn", dataset="digits", case=2, budget="time=0.5s", step_size=0.05, phi=5e-5, tau=5, seed=1
+            model="cnn", dataset="digits", case=2, budget="time=0.5s", step_size=0.05, method="paper", tau=5, seed=1
         )
         assert (found.fixed[0].loss, found.fixed[0].accuracy) == (alone.loss, alone.accuracy)
         assert found.adaptive.loss < 3.0

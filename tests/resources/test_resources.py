@@ -23,9 +23,10 @@ from fedbudget.resources import RESOURCES, register, round_usage
 from fedbudget.resources.counters import Clock, Snapshot
 from fedbudget.resources.resource import Counted, Meter, Metering, Reader, Resource
 from fedbudget.resources.usage import CombinedReading, NodeCosts, Reading
+from fedbudget.result import Result
 from fedbudget.runs.folder import Run
 from fedbudget.settings import Settings
-from fedbudget.training import Result, execute
+from fedbudget.training import execute
 from support.networked import LONG
 
 SOURCES = Path(fedbudget.__file__).parent

@@ -13,12 +13,13 @@ from fedbudget.errors import UserError
 from fedbudget.launch.method import build_method
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
+from fedbudget.result import Result
 from fedbudget.runs import explain as explain_module
 from fedbudget.runs.explain import Explanation
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
-from fedbudget.training import Result, execute
+from fedbudget.training import execute
 
 DIGITS = data.load("digits")
 PHI, ETA, GAMMA, TAU_MAX = 0.04, 0.02, 4.0, 60
@@ -32,10 +33,8 @@ def plain_g(tau: int, known: RoundRecord, budget: dict[str, float]) -> float:
     h = 0.0
     if known.beta and known.delta:
         h = known.delta / known.beta * ((ETA * known.beta + 1) ** tau - 1) - ETA * known.delta * tau
-    share = max(
-        (known.c[name] * tau + known.b[name]) / ((limit - known.b[name] - known.c[name]) * tau)
-        for name, limit in budget.items()
-    )
+    c, b = known.expected_c or known.c, known.expected_b or known.b
+    share = max((c[name] * tau + b[name]) / ((limit - b[name] - c[name]) * tau) for name, limit in budget.items())
     half = share / (2 * ETA * PHI)
     return half + math.sqrt(half**2 + known.rho * h / (ETA * PHI * tau)) + known.rho * h
 

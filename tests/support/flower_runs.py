@@ -7,7 +7,7 @@ from flwr.app import Context, RecordDict
 
 import fedbudget
 from fedbudget.flower import aggregate
-from fedbudget.training import Result
+from fedbudget.result import Result
 from support.flower_grid import LocalGrid, asked, partitions
 
 FIXED: dict[str, Any] = {

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedbudget import train
+from fedbudget.result import Result
 from fedbudget.runs.folder import Run
-from fedbudget.training import Result
 from support.processes import but_wall, commands, records, summary
 
 # Run with a phase and a round before the command: kills itself there. There are checkpoints as often as the disk can.
@@ -31,11 +31,11 @@ def die(where, *, unless=False):
     if where == phase and now >= when and not unless:
         os.kill(os.getpid(), signal.SIGKILL)
 
-def killed_receive(self, report, costs, expected=None):
+def killed_receive(self, report, costs):
     global now
     now = self.state.round
     die("report there")
-    answer = receive(self, report, costs, expected)
+    answer = receive(self, report, costs)
     die("aggregated")
     die("final loss known", unless=self.state.phase != "done")
     return answer

@@ -15,8 +15,8 @@ import pytest
 
 from fedbudget import train
 from fedbudget.arrays import Float64
+from fedbudget.result import Result
 from fedbudget.runs.folder import Run
-from fedbudget.training import Result
 from support.processes import but_wall, commands, made, records, summary
 
 SIMULATED = ["--costs", "simulated", "--budget", "time=4s"]

@@ -15,8 +15,8 @@ import pytest
 from fedbudget import train
 from fedbudget.cli.main import main
 from fedbudget.launch import simulate
+from fedbudget.result import Result
 from fedbudget.runs.folder import Run
-from fedbudget.training import Result
 from support.processes import Command, Commands, but_wall, commands, made, records, summary
 
 OPTIONS = ["--model", "softmax", "--costs", "simulated", "--budget", "time=3s", "--tau-max", "5", "--seed", "3"]

@@ -106,8 +106,9 @@ class TestJson:
         assert summary["sources"] == {"time": "simulated", "energy": "declared"}
 
 
-def test_a_run_leaves_six_files(run: Path) -> None:
+def test_a_run_leaves_these_files(run: Path) -> None:
     assert {path.name for path in run.iterdir()} == {
+        "checkpoint.safetensors",
         "config.toml",
         "rounds.jsonl",
         "nodes.json",

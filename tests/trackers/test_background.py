@@ -10,11 +10,12 @@ import pytest
 import fedbudget
 from fedbudget.errors import UserError
 from fedbudget.launch.simulate import simulate
+from fedbudget.result import Result
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
 from fedbudget.trackers import background
 from fedbudget.trackers.tracker import RunInfo, TimedRecord
-from fedbudget.training import Result, execute
+from fedbudget.training import execute
 
 SETTINGS = Settings(budget=("time=1000s",), tau=1, rounds=20, evaluations=1)
 

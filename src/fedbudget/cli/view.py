@@ -26,9 +26,10 @@ from fedbudget.forecasts.latest import LatestForecast, next_forecast
 from fedbudget.launch.prepared import Callback, PreparedRun
 from fedbudget.node_status import NodeStatus
 from fedbudget.resources import RESOURCES
+from fedbudget.result import Result
 from fedbudget.runs.record import RoundRecord
 from fedbudget.trackers.tracker import Tracker
-from fedbudget.training import Result, default_folder, execute
+from fedbudget.training import default_folder, execute
 
 _PATIENCE = 1.0  # seconds before a person is told what takes so long
 _LOG_LINES = 25  # of a plain log, at most, over the whole budget

@@ -26,9 +26,10 @@ from fedbudget.errors import UserError, key
 from fedbudget.launch.inputs import load_dataset
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import SimulatedRun, simulate
+from fedbudget.result import Result
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import EngineName, Settings
-from fedbudget.training import Result, execute
+from fedbudget.training import execute
 
 RowKind = Literal["run", "round"]
 """What has a row of its own in the results."""
@@ -48,9 +49,12 @@ COLUMNS: Mapping[RowKind, tuple[str, ...]] = {
         "spent",
         "overshoot",
     ),
-    "round": tuple(field.name for field in fields(RoundRecord) if field.name != "wall"),
+    "round": tuple(
+        field.name for field in fields(RoundRecord) if field.name not in ("wall", "expected_c", "expected_b")
+    ),
 }
-"""What is kept of a `Result` or of its `RoundRecord`s; not the wall clock, which is never the same twice."""
+"""What is kept of a `Result` or of its `RoundRecord`s; not the wall clock, which is never the same twice, and not what
+was expected, which not every round has."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from fedbudget.experiments.cells import uninterrupted
 from fedbudget.launch.inputs import load_dataset
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
+from fedbudget.result import Result
 from fedbudget.settings import Settings, Tau
-from fedbudget.training import Result, execute
+from fedbudget.training import execute
 
 PLAIN_UPDATE: Mapping[str, Any] = dict.fromkeys(
     ("update", "server_step_size", "server_momentum", "server_beta2", "server_epsilon")

@@ -13,9 +13,9 @@ from fedbudget import atomic_file
 from fedbudget.data.partition import Partition
 from fedbudget.errors import UserError
 from fedbudget.experiments.cells import COLUMNS, Columns, Failure, RowKind
+from fedbudget.result import Result
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
-from fedbudget.training import Result
 
 try:
     import pyarrow

@@ -26,6 +26,7 @@ import numpy as np
 from scipy.special import ndtri, stdtrit
 
 from fedbudget.arrays import Float64
+from fedbudget.randomness import Stream, generator
 
 LEVEL = 0.8
 """The chance that what comes is within an interval."""
@@ -118,7 +119,7 @@ def extrapolate(curve: Curve, x: Float64) -> Draws | None:
     if not shapes:
         return None
     psi, later, bottom, recency = (np.concatenate(parts) for parts in zip(*shapes, strict=True))
-    rng, counts = np.random.default_rng(0), counts * recency
+    rng, counts = generator(0, Stream.FORECASTS), counts * recency
     level = _smooth(y)
     values, weights = [], []
     for power in (0.0, 1.0):  # of the level, that noise goes with

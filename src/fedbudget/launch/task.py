@@ -29,9 +29,14 @@ from fedbudget.protocol.steps import Quantize
 from fedbudget.resources.usage import RoundUsage
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.settings import Settings
+from fedbudget.spending import CarefulSpending
 
 NODES = "nodes"
 """The dataset of a run whose data nobody has seen as a whole."""
+
+
+_CLOSING = 0.05
+"""Seconds that it may take to close a round in time, on a busy machine."""
 
 
 def agree_on_task(
@@ -119,6 +124,9 @@ def prepare_remote(
         vectors = 2 if method.delta == "parameters" else 3
         wire_bytes = vectors * 4 * task.parameters * settings.nodes
         start = model.initial(settings.seed), trial.as_round_of(settings.nodes, wire_bytes)
+    if meters.time.source == "measured" and isinstance(method.spending, CarefulSpending):
+        closing = min(_CLOSING, 0.01 * meters.budget.limits.get("time", 0.0))
+        method = replace(method, spending=replace(method.spending, closing=closing))
     aggregator = build_aggregator(method, meters, start, rounds=settings.rounds, quantize=quantize)
     engine = RemoteEngine(
         aggregator, nodes, meters, least=settings.min_nodes or 1, timeout=settings.round_timeout, trial=trial

@@ -176,15 +176,16 @@ class Aggregator:
         assert isinstance(answer, Broadcast)  # a ledger opens only when one round fits
         return answer
 
-    def receive(self, report: Report | Reports, costs: Costs) -> Broadcast | Outcome:
+    def receive(self, report: Report | Reports, costs: Costs, *, usual: bool = True) -> Broadcast | Outcome:
         """One round's reports, merged or already summed, and what the round cost.
 
         Args:
           costs: what is charged.
+          usual: whether that says anything of what other rounds will cost.
         """
         broadcast, method = self._require_pending(report), self.method
         reports = ReportsHere(report) if isinstance(report, Report) else report
-        sums, ledger = reports.sums, self.ledger.charge(max(1, broadcast.tau), costs)
+        sums, ledger = reports.sums, self.ledger.charge(max(1, broadcast.tau), costs, usual=usual)
         state, best = steps.with_losses(self.state.updated(ledger=ledger), sums)
         if state.phase is Phase.FINAL:
             self.last = self._round(state, broadcast, sums, kept=())
@@ -307,10 +308,10 @@ class Aggregator:
 
     def _finish(self, state: _State, *, best: bool) -> _State:
         """No more rounds: the loss of w(T), if there is room for it; otherwise w^f is what is known to be good."""
-        room = self.method.spending.final_room(state.ledger)
+        judged = state.round > 1  # any w but w(0)
+        room = self.method.spending.final_room(state.ledger, judged=judged)
         if room is None or state.ledger.fits(room):
             return steps.final_round(state, best=best)
-        judged = state.round > 1  # any w but w(0)
         return state.updated(phase=Phase.DONE, best=state.best if judged else state.w, became_best=best)
 
     def _extended(self, state: _State) -> _State:

@@ -56,7 +56,7 @@ class CheckpointWriter:
         self._last = records[-1:]
         self._changed = threading.Condition()
         self._waiting: list[RoundRecord] = []
-        self._latest: tuple[AggregatorState[Any, Any], object] | None = None
+        self._latest: tuple[AggregatorState[Any, Any], object, RoundRecord | None] | None = None
         self._error: Exception | None = None
         self._busy = self._over = False
         self._thread = threading.Thread(target=self._work, name="fedbudget-checkpoints", daemon=True)
@@ -78,8 +78,8 @@ class CheckpointWriter:
         with self._changed:
             self._changed.wait_for(lambda: len(self._waiting) < self._ahead or self._error is not None)
             self._raise_error()
-            self._latest = state, engine
-            if record is not None:
+            self._latest = state, engine, record
+            if record is not None and not self._interval:
                 self._waiting.append(record)
             self._changed.notify_all()
 
@@ -106,7 +106,9 @@ class CheckpointWriter:
                 self._changed.wait_for(lambda: self._latest is not None or self._over)
                 if self._latest is None:
                     return
-                (state, engine), records = self._latest, list(self._waiting)
+                (state, engine, record), records = self._latest, list(self._waiting)
+                if self._interval and record is not None:
+                    records = [record]  # the others are on disk already
                 self._latest, self._busy = None, True
             try:
                 self._write(state, engine, records)

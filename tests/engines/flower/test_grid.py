@@ -245,9 +245,10 @@ def test_whatever_nodes_fail_it_is_as_if_they_were_absent(failed: set[tuple[int,
         for node in range(3)
     ]
     assert plan.aggregator is not None
-    broadcast: Broadcast | Outcome = plan.aggregator.start()
+    broadcast: Broadcast | Outcome | None = plan.aggregator.pending
     while isinstance(broadcast, Broadcast):
         present = [fleets[node] for node in range(3) if (node, broadcast.round) not in failed]
         costs = meters.read(RoundUsage(max(1, broadcast.tau), 3, 0, {}))
         broadcast = plan.aggregator.receive(Report.merge([fleet.answer(broadcast) for fleet in present]), costs)
+    assert isinstance(broadcast, Outcome)
     assert found.w.tobytes() == broadcast.w.tobytes()

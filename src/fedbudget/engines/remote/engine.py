@@ -31,9 +31,6 @@ from fedbudget.resources import TIME, round_usage
 from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.usage import RoundUsage
 
-_CLOSING = 0.05
-"""Seconds that it may take to close a round, on a busy machine."""
-
 # A deadline: so many seconds, at least, and so many times what a round should take.
 _PATIENCE, _FIRST_PATIENCE, _TIMES = 3.0, 30.0, 4.0
 _WARMING_UP = 3  # rounds until it is known what one takes
@@ -144,7 +141,8 @@ class RemoteEngine(Engine):
             clock.add(usage)
             costs = meters.read(usage)
             report = Report.merge([answer.report for answer in collected.answers])
-            message = aggregator.receive(report, costs)
+            usual = not collected.missed  # who did not answer was waited for, and is not asked again so soon
+            message = aggregator.receive(report, costs, usual=usual)
             last = _with_absent(aggregator, collected), broadcast
         if last is not None:
             observe(*last)
@@ -181,11 +179,11 @@ class _Clock:
         if self._limit is None:
             return float("inf")
         ledger, spending = aggregator.ledger, aggregator.method.spending
-        end = (1 + spending.overtime) * self._limit - _CLOSING
-        room = spending.final_room(ledger)
+        room, kept = spending.final_room(ledger), spending.closing
         if broadcast.tau > 0 and room is not None:
-            end -= ledger.budget.label(room)["time"]
-        return max(0.0, end - ledger.budget.label(ledger.spent)["time"] - already)
+            kept += ledger.budget.label(room)["time"]
+        spent = ledger.budget.label(ledger.spent)["time"]
+        return max(0.0, (1 + spending.overtime) * self._limit - kept - spent - already)
 
 
 def _usage(broadcast: Broadcast, answers: Sequence[Answer], took: Snapshot, wire_bytes: int) -> RoundUsage:
