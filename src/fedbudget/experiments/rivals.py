@@ -197,14 +197,14 @@ def _tuned(
 ) -> list[TunedResult]:
     """What each rival reaches, once every cell of its grid was made with the first seed."""
     tried = {name: dict.fromkeys(grid) for name, grid in cells.items()}  # in order, so that ties are always the same
-    for _ in range(CLIMBS):
+    for climbs_left in reversed(range(CLIMBS)):
         before = sum(map(len, tried.values()))
         for rival in rivals:
             leaders = runs.best(tried[rival.name], LEADERS)
             tried[rival.name] |= dict.fromkeys(near for cell in leaders for near in rival.neighbours(cell))
         if sum(map(len, tried.values())) == before:
             break
-        runs.make(chain(*tried.values()), len(rivals) * FINALISTS * (len(seeds) - 1))
+        runs.make(chain(*tried.values()), len(rivals) * (climbs_left + FINALISTS * (len(seeds) - 1)))
     finalists = {name: runs.best(grid, FINALISTS) for name, grid in tried.items()}
     runs.make(_with_seeds(chain(*finalists.values()), seeds), 0)
     results = []
