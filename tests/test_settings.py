@@ -71,6 +71,12 @@ def test_a_file_has_the_names_of_the_options_and_all_of_them(tmp_path: Path) -> 
         delta="gradient",
         phi=0.01,
         step_size="auto",
+        step_fall=0.35,
+        update="fedadam",
+        server_step_size=0.1,
+        server_momentum=0.9,
+        server_beta2=0.99,
+        server_epsilon=1e-3,
         min_nodes=3,
         round_timeout=2.5,
         compress="8-bit",
@@ -155,6 +161,9 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         ({"participation": 1.5}, "participation must be a number of more than 0 and at most 1, not 1.5"),
         ({"method": "centralized", "drift_correction": True}, "centralized descent has no drift_correction"),
         ({"method": "asynchronous", "participation": 0.5}, "asynchronous descent has no .* participation"),
+        ({"update": "fedadm"}, r"update must be average, fedavgm, fedadam or fedyogi, .*; did you mean fedadam\?"),
+        ({"method": "centralized", "update": "fedadam"}, "centralized descent has no update or step_fall"),
+        ({"step_fall": 1.5}, r"step_fall must be a number of at least 0 and at most 1, not 1\.5"),
         ({"seed": -1}, "seed must be a whole number of at least 0, not -1"),
     ],
 )
@@ -180,8 +189,8 @@ def test_known_names_are_those_of_the_catalogues() -> None:
 
 class TestFromPython:
     def test_arguments_agree_with_the_fields(self) -> None:
-        """`train` has model, dataset, budget, until and step size of types of its own, all else with the fields'."""
-        wider = ("model", "dataset", "budget", "until", "step_size")
+        """`train` has some of types of its own, which take more, and all else with the fields'."""
+        wider = ("model", "dataset", "budget", "until", "step_size", "update")
         fields_of = {name: declared.type for name, declared in declarations(Settings).items() if name not in wider}
         assert get_type_hints(SettingsOptions, include_extras=True) == fields_of
 

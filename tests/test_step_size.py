@@ -16,7 +16,7 @@ from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import SimulatedRun, simulate
 from fedbudget.models.base import loss_over
 from fedbudget.settings import Settings
-from fedbudget.step_size import AutoStep, AutoStepState, FixedStep, StepSizeInputs
+from fedbudget.step_size import AutoStep, AutoStepState, FallingStep, FixedStep, StepSizeInputs
 from fedbudget.training import execute
 
 AUTO = AutoStep(kappa=1.0, fall=0.25)  # simple numbers
@@ -161,3 +161,35 @@ def random_plan(seed: int) -> SimulatedRun:
     return simulate(
         replace(settings, batch_size=round(math.exp(rng.uniform(0, math.log(most))))), Overrides(dataset=scaled)
     )
+
+
+class TestFallingStep:
+    @pytest.mark.parametrize(
+        ("spent", "eta"),
+        [(0.0, 0.2), (0.6, 0.2), (0.8, 0.1), (0.9, 0.05), (0.999, 0.004), (1.0, 0.004)],  # over the last 0.4
+    )
+    def test_falls_over_the_last_part(self, spent: float, eta: float) -> None:
+        rule = FallingStep(0.2, fall=0.4)
+        for follow_up in (rule.next, rule.recover):
+            assert follow_up(rule.first(), StepSizeInputs(None, spent)).eta == pytest.approx(eta)
+
+    def test_is_as_the_automatic_one_falls(self) -> None:
+        rule = FallingStep(0.3)
+        for spent in (0.1, 0.7, 0.83, 0.99):
+            auto = AutoStep().next(AutoStepState(0.3, steady=0.3), StepSizeInputs(None, spent))
+            assert rule.next(rule.first(), StepSizeInputs(None, spent)).eta == pytest.approx(auto.eta)
+
+    @pytest.mark.parametrize(
+        ("eta", "fall", "message"),
+        [(0.0, 0.3, "step-size must be"), (0.1, 0.0, "step-fall must be"), (0.1, 1.1, "step-fall must be")],
+    )
+    def test_without_sense_is_refused(self, eta: float, fall: float, message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            FallingStep(eta, fall)
+
+    def test_in_a_run(self) -> None:
+        result = fedbudget.train(case=2, budget="time=3s", tau=5, step_size=0.1, step_fall=0.5)
+        etas = [record.eta for record in result.rounds if record.tau]
+        assert etas[0] == 0.1
+        assert etas == sorted(etas, reverse=True)
+        assert 0.002 <= etas[-1] < 0.03

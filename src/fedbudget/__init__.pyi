@@ -20,11 +20,13 @@ from fedbudget.forecasts.forecast import (
 )
 from fedbudget.models.function import FunctionModel as FunctionModel
 from fedbudget.protocol.combine import CombineRule as CombineRule, WeightedMean as WeightedMean
+from fedbudget.protocol.rivals import FedAdam as FedAdam, FedYogi as FedYogi
 from fedbudget.protocol.update import Average as Average, ServerMomentum as ServerMomentum, UpdateRule as UpdateRule
 from fedbudget.runs.record import RoundRecord as RoundRecord
 from fedbudget.settings import Settings as Settings
 from fedbudget.step_size import (
     AutoStep as AutoStep,
+    FallingStep as FallingStep,
     FixedStep as FixedStep,
     StepSize as StepSize,
     StepSizeInputs as StepSizeInputs,

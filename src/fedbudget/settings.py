@@ -34,11 +34,13 @@ CostSource = Literal["simulated", "measured"]
 Compression = Literal["none", "16-bit", "8-bit"]
 EngineName = Literal["in-process", "ray", "network"]
 Keep = Literal["best-loss", "best-on-test"]
+UpdateName = Literal["average", "fedavgm", "fedadam", "fedyogi"]
 Tau = Count | Literal["adaptive"]
 BatchSize = Count | Literal["full"]
 Eta = Positive | Literal["auto"]
 Chance = Annotated[float, Meta(gt=0, le=1)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 Gamma = Annotated[float, Meta(ge=1)]
 Seed = Annotated[int, Meta(ge=0)]
 
@@ -102,8 +104,9 @@ class Settings:
         None,
         "How data is spread: case:N, dirichlet:ALPHA, draw:SAMPLES or files.",
         "data",
-        (*_ONE_RUN, "join"),
+        _DATA,
         shown="case:1, or files for a folder",
+        helps={"compare": "With --rivals, in place of --cases: case:N, dirichlet:ALPHA, draw:SAMPLES or files."},
     )
     method: MethodName = option(
         "frugal",
@@ -138,6 +141,20 @@ class Settings:
     participation: Chance = option(1.0, "The chance of a node to take part in a round, simulated.", "method", _COMPARE)
     batch_size: BatchSize | None = option(None, "Samples in a mini-batch, or full.", "method", shown="100")
     step_size: Eta | None = option(None, "Step size η, or auto.", "method", shown="auto with frugal, else 0.01")
+    step_fall: Share | None = option(
+        None, "The share of the budget, at its end, over which a step size that is a number falls.", "method", shown="0"
+    )
+    update: UpdateName | None = option(
+        None, "How the nodes' mean moves the model: average, or a published rule.", "method", shown="average"
+    )
+    server_step_size: Positive | None = option(
+        None, "How far --update moves.", "method", shown="1 with fedavgm, 0.1 with fedadam and fedyogi"
+    )
+    server_momentum: Fraction | None = option(None, "β of fedavgm, β₁ of fedadam and fedyogi.", "method", shown="0.9")
+    server_beta2: Fraction | None = option(None, "β₂ of fedadam and fedyogi.", "method", shown="0.99")
+    server_epsilon: Positive | None = option(
+        None, "ε of fedadam and fedyogi; larger is less adaptive.", "method", shown="0.001"
+    )
     phi: Positive | None = option(
         None,
         "Control parameter φ; larger gives smaller τ.",
@@ -210,6 +227,8 @@ class Settings:
         if self.method not in FEDERATED:
             if self.drift_correction or self.delta or self.participation != 1:
                 raise UserError(f"{self.method} descent has no `drift_correction`, `delta` or `participation`")
+            if self.update or self.step_fall:
+                raise UserError(f"{self.method} descent has no `update` or `step_fall`")
             if self.step_size == "auto":
                 raise UserError(f"{self.method} descent needs a `step_size` that is a number")
 
@@ -263,6 +282,7 @@ class Settings:
         budget: str | Sequence[str] | None = None,
         until: str | Sequence[str] | None = None,
         step_size: float | str | None = None,
+        update: str | None = None,
         **options: Unpack["SettingsOptions"],
     ) -> "Settings":
         """Settings from the arguments of `fedbudget.train`."""
@@ -270,7 +290,7 @@ class Settings:
             if name not in declarations(Settings):
                 raise unknown("argument", name, [*declarations(Settings), "task", "case"])
         more = {"model": model, "dataset": dataset, "budget": budget, "until": until, "step_size": step_size}
-        given = {name: value for name, value in more.items() if value is not None}
+        given = {name: value for name, value in {**more, "update": update}.items() if value is not None}
         return cls.combined({**options, **given}, task=task, config=config, case=case)
 
     @classmethod
@@ -283,7 +303,7 @@ class Settings:
 
 
 class SettingsOptions(TypedDict, total=False):
-    """The fields of `Settings` as arguments; model, dataset, budget, until and step size take more in Python."""
+    """The fields of `Settings` as arguments; model, dataset, budget, until, step size and update take more."""
 
     data_dir: str | None
     target: str | None
@@ -301,6 +321,11 @@ class SettingsOptions(TypedDict, total=False):
     speeds: tuple[float, ...] | None
     participation: Chance
     batch_size: BatchSize | None
+    step_fall: Share | None
+    server_step_size: Positive | None
+    server_momentum: Fraction | None
+    server_beta2: Fraction | None
+    server_epsilon: Positive | None
     phi: Positive | None
     gamma: Gamma
     tau_max: Count

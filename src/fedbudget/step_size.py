@@ -176,3 +176,35 @@ def _upper(state: AutoStepState, beta: float) -> float:
     """β̄."""
     assert state.level is not None
     return max(beta, math.exp(state.level + state.deviation))
+
+
+@dataclass(frozen=True)
+class FallingStep:
+    """One η, which falls to a fiftieth over the last part of the budget, as the automatic one does.
+
+    Args:
+      eta: η until then.
+      fall: the share of the budget, at its end, over which η falls.
+
+    >>> step_size = FallingStep(0.1, fall=0.5)
+    >>> [step_size.next(step_size.first(), StepSizeInputs(None, spent)).eta for spent in (0.0, 0.5, 0.75, 1.0)]
+    [0.1, 0.1, 0.05, 0.002]
+    """
+
+    adapts: ClassVar[bool] = False
+    eta: float
+    fall: float = 0.35
+
+    def __post_init__(self) -> None:
+        FixedStep(self.eta)  # refuses what is no step size
+        if not 0 < self.fall <= 1:
+            raise UserError(f"step-fall must be more than 0 and at most 1, not {self.fall:g}")
+
+    def first(self) -> StepSizeState:
+        return StepSizeState(self.eta)
+
+    def next(self, state: StepSizeState, inputs: StepSizeInputs) -> StepSizeState:
+        return StepSizeState(self.eta * min(1.0, max(0.02, (1 - inputs.spent) / self.fall)))
+
+    def recover(self, state: StepSizeState, inputs: StepSizeInputs) -> StepSizeState:
+        return self.next(state, inputs)

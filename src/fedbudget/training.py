@@ -57,7 +57,7 @@ def train(
     case: int | None = None,
     controller: Controller | None = None,
     step_size: float | str | StepSize | None = None,
-    update: UpdateRule | None = None,
+    update: str | UpdateRule | None = None,
     combine: CombineRule | None = None,
     callbacks: Sequence[Callback] = (),
     out: str | Path | None = None,
@@ -81,7 +81,8 @@ def train(
       case: 1 to 4, short for `partition="case:N"`.
       controller: chooses τ in place of the method's own.
       step_size: η, `auto`, or an object that chooses it.
-      update: how the mean update moves w; w becomes the mean when not given.
+      update: how the mean update moves w: a rule's name, such as `fedadam`, or an object; w becomes the mean when not
+        given.
       combine: how reports become one update; their weighted mean when not given.
       callbacks: each is called with the record of every round; the run ends after one for which it returns True.
       out: a folder for the run; nothing is written without it.
@@ -107,7 +108,7 @@ def train(
         model=None if isinstance(model, str | None) else model,
         controller=controller,
         step_size=own_step_size,
-        update=update,
+        update=None if isinstance(update, str) else update,
         combine=combine,
     )
 
@@ -119,6 +120,7 @@ def train(
             dataset=dataset if isinstance(dataset, str) else None if own_data is None else own_data.name,
             until=until,
             step_size=eta,
+            update=update if isinstance(update, str) else None,
             **more,
             **options,
         )

@@ -44,7 +44,7 @@ class TestHelp:
             ("serve", "before the first round.  [default: --min-nodes]"),
             ("serve", "The most nodes to let in.  [default: 1000]"),
             ("local", "How many node processes to start.  [default: 5]"),
-            ("compare", "Cases to compare in.  [default: 1,2,3,4]"),
+            ("compare", "Cases to compare in.  [default: 1,2,3,4; with --rivals --partition]"),
             ("sweep", "The sweep's folder.  [default: sweeps/ and the file's name]"),
         ],
     )
@@ -67,7 +67,7 @@ class TestCompletion:
             (["local", "--method", ""], ["frugal", "paper", "centralized", "asynchronous"]),
             (["run", "--engine", ""], ["in-process", "ray", "network"]),
             (["run", "--step-size", ""], ["auto"]),
-            (["run", "--step-"], ["--step-size"]),
+            (["run", "--step-"], ["--step-size", "--step-fall"]),
             (["data", "get", "c"], ["cifar-10"]),
             (["tasks", "linear"], ["linear-energy"]),
             (["swe"], ["sweep"]),

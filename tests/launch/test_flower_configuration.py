@@ -8,8 +8,11 @@ import pytest
 
 from fedbudget.errors import UserError
 from fedbudget.launch.flower_configuration import Config, node_data, partition_of, read_run
+from fedbudget.launch.method import build_method
 from fedbudget.launch.simulate import simulate
+from fedbudget.protocol.rivals import FedYogi
 from fedbudget.settings import Settings
+from fedbudget.step_size import FallingStep
 from support.flower_processes import EXAMPLE
 
 
@@ -17,6 +20,11 @@ class TestARun:
     def test_has_the_settings_of_a_config_file_and_measured_costs(self) -> None:
         found = read_run({"model": "softmax", "tau-max": 7, "step-size": 1, "batch-size": "full", "seed": 3}).settings
         assert found == Settings(model="softmax", tau_max=7, step_size=1.0, batch_size="full", seed=3, costs="measured")
+
+    def test_may_name_an_update_rule(self) -> None:
+        found = read_run({"update": "fedyogi", "server-step-size": 0.5, "step-size": 0.1, "step-fall": 0.35}).settings
+        assert build_method(found).update == FedYogi(step_size=0.5)
+        assert build_method(found).step_size == FallingStep(0.1, fall=0.35)
 
     def test_has_several_limits_in_one_text(self) -> None:
         assert read_run({"budget": "time=60s, bytes=20MB"}).settings.limits().limits == {"time": 60.0, "bytes": 20e6}

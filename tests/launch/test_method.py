@@ -1,14 +1,19 @@
 """The method that settings name, and what a person gives in place of its parts."""
 
+from typing import Any
+
 import pytest
 
+import fedbudget
 from fedbudget.control import AdaptiveTau, FixedTau
+from fedbudget.errors import UserError
 from fedbudget.launch.method import build_method
 from fedbudget.launch.prepared import Overrides
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.update import ServerMomentum
+from fedbudget.protocol.rivals import FedAdam, FedYogi
+from fedbudget.protocol.update import Average, ServerMomentum
 from fedbudget.settings import Settings
-from fedbudget.step_size import AutoStep, FixedStep
+from fedbudget.step_size import AutoStep, FallingStep, FixedStep
 
 
 @pytest.mark.parametrize(
@@ -19,6 +24,9 @@ from fedbudget.step_size import AutoStep, FixedStep
         (Settings(method="asynchronous"), FixedStep(0.01)),
         (Settings(method="paper", step_size="auto"), AutoStep()),
         (Settings(step_size=0.3), FixedStep(0.3)),
+        (Settings(step_size=0.3, step_fall=0.0), FixedStep(0.3)),
+        (Settings(step_size=0.3, step_fall=0.2), FallingStep(0.3, fall=0.2)),
+        (Settings(method="paper", step_fall=0.2), FallingStep(0.01, fall=0.2)),
     ],
 )
 def test_step_size_as_asked_or_as_the_method_has_it(settings: Settings, step_size: object) -> None:
@@ -56,3 +64,41 @@ def test_own_update_rule_turns_drift_correction_off() -> None:
     assert not build_method(Settings(), own).correct_drift
     with pytest.raises(ValueError, match="drift is corrected only where w becomes the weighted mean"):
         build_method(Settings(drift_correction=True), own)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        (Settings(), Average()),
+        (Settings(update="average"), Average()),
+        (Settings(update="fedavgm"), ServerMomentum(0.9, step_size=1.0)),
+        (Settings(update="fedavgm", server_momentum=0.5, server_step_size=0.3), ServerMomentum(0.5, step_size=0.3)),
+        (Settings(update="fedadam"), FedAdam(step_size=0.1, momentum=0.9, beta2=0.99, epsilon=1e-3)),
+        (Settings(update="fedyogi", server_beta2=0.9, server_epsilon=0.1), FedYogi(beta2=0.9, epsilon=0.1)),
+    ],
+)
+def test_update_rule_as_named(settings: Settings, rule: object) -> None:
+    method = build_method(settings)
+    assert method.update == rule
+    assert method.correct_drift == isinstance(rule, Average)
+
+
+def test_options_that_a_rule_does_not_have_are_refused() -> None:
+    for wrong in (Settings(server_momentum=0.5), Settings(update="average", server_momentum=0.5)):
+        with pytest.raises(UserError, match="server_momentum has no meaning with update average"):
+            build_method(wrong)
+    with pytest.raises(UserError, match="server_beta2 has no meaning with update fedavgm"):
+        build_method(Settings(update="fedavgm", server_beta2=0.5))
+
+
+def test_an_automatic_step_size_falls_by_itself() -> None:
+    with pytest.raises(UserError, match="step_fall goes with a step_size that is a number"):
+        build_method(Settings(step_fall=0.2))
+
+
+def test_a_rule_by_its_name_is_the_same_run_as_the_object() -> None:
+    common: dict[str, Any] = {"case": 2, "budget": "time=1s", "tau": 5, "step_size": 0.1}
+    named = fedbudget.train(update="fedadam", server_step_size=0.05, **common)
+    made = fedbudget.train(update=FedAdam(step_size=0.05), **common)
+    assert named.w.tobytes() == made.w.tobytes()
+    assert named.loss != fedbudget.train(**common).loss

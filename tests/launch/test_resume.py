@@ -29,6 +29,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "mini-batches": {"batch_size": 8, "tau_max": 8, "budget": ["time=3s", "bytes=1MB"]},
     "absences": {"participation": 0.5, "tau_max": 8},
     "own rule": {"update": ServerMomentum(0.5), "batch_size": 8},
+    "rule by name": {"update": "fedadam", "server_step_size": 0.05, "tau": 4, "step_size": 0.1, "step_fall": 0.5},
     "centralized": {"method": "centralized", "batch_size": 8, "rounds": 40},
     "asynchronous": {"method": "asynchronous", "batch_size": 8},
 }

@@ -1,30 +1,47 @@
 """`fedbudget compare`."""
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedbudget.cli.command import command
-from fedbudget.cli.options import OutputOptions
+from fedbudget.cli.options import JOBS, Given, OutputOptions, settings_from
+from fedbudget.cli.rivals import tune_rivals
+from fedbudget.errors import UserError
 from fedbudget.option import Count, option
-from fedbudget.settings import Settings
 
 if TYPE_CHECKING:
     from fedbudget.experiments.compare import CaseComparison
+
+TAUS = (1, 2, 3, 5, 7, 10, 20, 30, 50, 70, 100)
 
 
 @command
 def compare(
     *,
-    settings: Settings,
-    cases: tuple[int, ...] = option((1, 2, 3, 4), "Cases to compare in.", "most used"),
-    taus: tuple[Count, ...] = option((1, 2, 3, 5, 7, 10, 20, 30, 50, 70, 100), "Fixed τ to compare with.", "most used"),
+    given: Given,
+    cases: tuple[int, ...] | None = option(
+        None, "Cases to compare in.", "most used", shown="1,2,3,4; with --rivals --partition"
+    ),
+    taus: tuple[Count, ...] | None = option(
+        None, "Fixed τ to compare with.", "most used", shown=f"{','.join(map(str, TAUS))}; fewer with --rivals"
+    ),
     seeds: Count = option(5, "Runs of each, with seeds 0, 1, ...", "most used"),
+    rivals: bool = option(False, "Compare with published methods, each tuned in hindsight.", "most used"),
+    quick: bool = option(False, "With --rivals: coarse grids, for a first look.", "method"),
+    jobs: int | None = JOBS,
     output: OutputOptions,
 ) -> None:
-    """Compare adaptive τ with fixed τ, over cases and seeds.
+    """Compare adaptive τ with fixed τ, or with tuned rivals.
 
     The regret is what not knowing the best fixed τ costs, of what the worst one would: 0 is as good as the best, less
     is better than any. Fixed τ is always that of plain federated averaging, whatever the method of adaptive τ.
+
+    With --rivals, the method with nothing tuned is compared with the paper's and with FedAvg, FedAvgM, FedAdam, FedYogi
+    and SCAFFOLD, at the same budget. Local updates, step sizes, momentum, and whether the step falls at the end are
+    tuned for each of them, by the final loss, which flatters them. That takes hundreds of runs, made in parallel. What
+    is done stays done, until the version, the settings or the folder are others: after Ctrl-C, the same command goes
+    on; when samples in a file have changed, use another --out. With --costs measured use --jobs 1.
 
     Examples:
 
@@ -33,7 +50,22 @@ def compare(
       fedbudget compare --task svm-sgd-mnist --data-dir ~/data --method paper
 
       fedbudget compare --model softmax --budget time=15s --budget bytes=1MB --json
+
+      fedbudget compare --rivals --dataset homes.csv --model linear --partition dirichlet:0.5 --seeds 3
+
+      fedbudget compare --rivals --quick --model softmax --cases 1,2 --jobs 4
     """
+    settings = settings_from(given, "compare")
+    if rivals:
+        if cases is not None and given["partition"] is not None:
+            raise UserError("give `cases` or `partition`, not both")
+        tasks = [settings] if cases is None else [replace(settings, partition=f"case:{case}") for case in cases]
+        tune_rivals(tasks, seeds=seeds, taus=taus, quick=quick, jobs=jobs, folder=output.out, as_json=output.json)
+        return
+    for name in ("partition", "quick", "jobs", "out"):
+        if given[name]:
+            raise UserError(f"`{name}` goes with `rivals`")
+
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -46,8 +78,8 @@ def compare(
         runs = bar.add_task("runs", total=None)
         found = run_all(
             settings,
-            cases=cases,
-            taus=taus,
+            cases=(1, 2, 3, 4) if cases is None else cases,
+            taus=TAUS if taus is None else taus,
             seeds=range(seeds),
             progress=lambda done, of: bar.update(runs, completed=done, total=of),
         )

@@ -65,9 +65,12 @@ class OutputOptions:
         None,
         "The run's folder.",
         "most used",
-        (*_ONE_RUN, "sweep"),
+        (*_ONE_RUN, "sweep", "compare"),
         shown="a new one in runs/",
-        helps={"sweep": "The sweep's folder.  [default: sweeps/ and the file's name]"},
+        helps={
+            "sweep": "The sweep's folder.  [default: sweeps/ and the file's name]",
+            "compare": "With --rivals: the folder in which runs that are done are kept.  [default: sweeps/rivals]",
+        },
     )
     track: tuple[str, ...] = option(
         (),

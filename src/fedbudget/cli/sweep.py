@@ -122,7 +122,7 @@ def showing(*, quiet: bool) -> "Iterator[Progress]":
         def show(done: int, of: int, failed: int) -> None:
             if not bar.tasks:
                 bar.add_task("0 failed", total=of, completed=done)  # what was done before tells nothing about the pace
-            bar.update(bar.tasks[0].id, completed=done, description=f"{failed} failed")
+            bar.update(bar.tasks[0].id, completed=done, total=of, description=f"{failed} failed")
 
         yield show
 

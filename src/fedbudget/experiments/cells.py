@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
@@ -120,6 +120,23 @@ class CellStore:
 
     def write(self, settings: Settings, columns: Columns) -> None:
         atomic_file.replace(self._path(settings), json.dumps(columns, allow_nan=False).encode())
+
+    def collect(
+        self, outcomes: Iterable[tuple[Settings, Columns | Failure]], progress: Callable[[int, int], None]
+    ) -> dict[Settings, Failure]:
+        """Writes what runs gave, each at once; gives those that failed.
+
+        Args:
+          progress: told how many have come, and how many of them have failed.
+        """
+        failures: dict[Settings, Failure] = {}
+        for number, (settings, outcome) in enumerate(outcomes, start=1):
+            if isinstance(outcome, Failure):
+                failures[settings] = outcome
+            else:
+                self.write(settings, outcome)
+            progress(number, len(failures))
+        return failures
 
     def _path(self, settings: Settings) -> Path:
         key = f"fedbudget {__version__}\neach {self._each}: {COLUMNS[self._each]}\n{self._engine}{settings.to_toml()}"

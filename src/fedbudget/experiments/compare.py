@@ -1,6 +1,6 @@
 """Adaptive τ against fixed τ, over cases and seeds: how much is lost by not knowing the best fixed τ beforehand."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -13,6 +13,11 @@ from fedbudget.launch.simulate import simulate
 from fedbudget.result import Result
 from fedbudget.settings import Settings, Tau
 from fedbudget.training import execute
+
+PLAIN_UPDATE: Mapping[str, Any] = dict.fromkeys(
+    ("update", "server_step_size", "server_momentum", "server_beta2", "server_epsilon")
+)
+"""The settings of an update rule that is the average."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def compare(
     data = Overrides(dataset=load_dataset(settings))
     choices: list[Tau] = ["adaptive", *taus]
     own = None if settings.step_size == "auto" else settings.step_size
-    plain = replace(settings, method="paper", drift_correction=None, delta=None, step_size=own)
+    plain = replace(settings, method="paper", drift_correction=None, delta=None, step_size=own, **PLAIN_UPDATE)
     grid = list(product(cases, choices, seeds))
     results: dict[tuple[int, Tau], list[Result]] = {}
     for done, (case, tau, seed) in enumerate(grid, start=1):

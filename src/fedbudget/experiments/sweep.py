@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from fedbudget.errors import UserError, key
-from fedbudget.experiments.cells import CellStore, Failure, RowKind, attempt
+from fedbudget.experiments.cells import CellStore, RowKind, attempt
 from fedbudget.experiments.pool import check_backend, unordered, unordered_on_ray
 from fedbudget.experiments.table import gather, write
 from fedbudget.experiments.testbed import Testbed
@@ -123,23 +123,17 @@ def run(
     if backend is not None and engine == "ray":
         raise UserError("give `backend` or `engine` ray, not both")
     makes: EngineName = "in-process" if engine == "ray" else engine
-    kept, failures = CellStore(folder, sweep.each, makes, sweep.testbed), dict[Settings, Failure]()
+    kept, of = CellStore(folder, sweep.each, makes, sweep.testbed), len(sweep.cells)
     missing = kept.missing(sweep.cells)
-    done = len(sweep.cells) - len(missing)
-    progress(done, len(sweep.cells), 0)
+    before = of - len(missing)
+    progress(before, of, 0)
     work = partial(attempt, each=sweep.each, engine=makes, testbed=sweep.testbed)
     if engine == "ray":
         pool = unordered_on_ray(work, missing, jobs=jobs, address=ray_address)
     else:
         pool = unordered(work, missing, jobs=jobs, backend=backend)
     with closing(pool) as outcomes:
-        for settings, outcome in outcomes:
-            if isinstance(outcome, Failure):
-                failures[settings] = outcome
-            else:
-                kept.write(settings, outcome)
-            done += 1
-            progress(done, len(sweep.cells), len(failures))
+        failures = kept.collect(outcomes, lambda made, failed: progress(before + made, of, failed))
     outcomes_in_order = (failures.get(settings) or kept.read(settings) for settings in sweep.cells)
     table = gather(sweep.cells, outcomes_in_order, varied=sweep.varied, each=sweep.each)
     write(table, folder / RESULTS)

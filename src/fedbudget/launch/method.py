@@ -2,21 +2,25 @@
 it, the aggregator.
 """
 
+from dataclasses import fields
+
 from fedbudget.arrays import Float32
 from fedbudget.control import AdaptiveTau, Controller, FixedTau
+from fedbudget.errors import UserError
 from fedbudget.launch.prepared import NOTHING, Overrides
 from fedbudget.meters.meters import Meters
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import WeightedMean
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.method import Delta, Method
+from fedbudget.protocol.rivals import UPDATE_RULES
 from fedbudget.protocol.steps import Quantize
-from fedbudget.protocol.update import Average
+from fedbudget.protocol.update import UpdateRule
 from fedbudget.resources.usage import RoundUsage
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.settings import Settings
 from fedbudget.spending import CarefulSpending, PaperSpending
-from fedbudget.step_size import AutoStep, FixedStep, StepSize
+from fedbudget.step_size import AutoStep, FallingStep, FixedStep, StepSize
 
 
 def build_method(settings: Settings, overrides: Overrides = NOTHING) -> Method:
@@ -24,12 +28,13 @@ def build_method(settings: Settings, overrides: Overrides = NOTHING) -> Method:
     frugal = settings.method == "frugal"
     correct_drift = settings.drift_correction
     if correct_drift is None:  # which holds where w becomes the plain average
-        correct_drift = frugal and overrides.update is None and overrides.combine is None
+        plain = settings.update in (None, "average") and overrides.update is None and overrides.combine is None
+        correct_drift = frugal and plain
     delta: Delta = settings.delta or ("parameters" if frugal else "gradient")
     return Method(
         overrides.controller or _controller(settings, correct_drift, delta),
         overrides.step_size or _step_size(settings),
-        overrides.update or Average(),
+        overrides.update or _update(settings),
         overrides.combine or WeightedMean(),
         correct_drift=correct_drift,
         delta=delta,
@@ -48,7 +53,23 @@ def _controller(settings: Settings, correct_drift: bool, delta: Delta) -> Contro
 
 def _step_size(settings: Settings) -> StepSize:
     eta = settings.step_size or ("auto" if settings.method == "frugal" else 0.01)
-    return AutoStep() if eta == "auto" else FixedStep(eta)
+    if eta == "auto":
+        if settings.step_fall:
+            raise UserError("`step_fall` goes with a `step_size` that is a number; the automatic one falls by itself")
+        return AutoStep()
+    return FallingStep(eta, settings.step_fall) if settings.step_fall else FixedStep(eta)
+
+
+def _update(settings: Settings) -> UpdateRule:
+    name = settings.update or "average"
+    rule, given = UPDATE_RULES[name], {}
+    for option in ("step_size", "momentum", "beta2", "epsilon"):
+        if (value := getattr(settings, f"server_{option}")) is not None:
+            if option not in {field.name for field in fields(rule)}:
+                raise UserError(f"`server_{option}` has no meaning with `update` {name}")
+            given[option] = value
+    made: UpdateRule = rule(**given)
+    return made
 
 
 def build_aggregator(

@@ -4,6 +4,7 @@ An update rule is a value and a pure step, as a controller is (control.py). Its 
 round to round: None, or a frozen dataclass of numbers and arrays, which is saved with the aggregator's.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,10 +53,11 @@ class Velocity:
 
 @dataclass(frozen=True)
 class ServerMomentum:
-    """v ← m v + mean - w(t₀), w(t) ← w(t₀) + v (Hsu et al., 2019); with m = 0 it is the average.
+    """v ← m v + s (mean - w(t₀)), w(t) ← w(t₀) + v (FedAvgM, Hsu et al., 2019); m = 0 and s = 1 is the average.
 
     Args:
       momentum: m, how much of the last step is made again.
+      step_size: s, of the aggregator.
 
     >>> rule, w = ServerMomentum(0.5), np.zeros(1, np.float32)
     >>> state, w = rule.next(rule.first(w), w, w + 1)
@@ -64,14 +66,17 @@ class ServerMomentum:
     """
 
     momentum: float = 0.9
+    step_size: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
             raise UserError(f"momentum must be at least 0 and below 1, not {self.momentum:g}")
+        if not 0 < self.step_size < math.inf:
+            raise UserError(f"step_size must be a positive number, not {self.step_size:g}")
 
     def first(self, w: Float32) -> Velocity:
         return Velocity(np.zeros_like(w))
 
     def next(self, state: Velocity, w: Float32, mean: Float32) -> tuple[Velocity, Float32]:
-        v = np.float32(self.momentum) * state.v + (mean - w)
+        v = np.float32(self.momentum) * state.v + np.float32(self.step_size) * (mean - w)
         return Velocity(v), w + v

@@ -1,5 +1,6 @@
 """What a run is, in a line: the same on terminals, pages, plots and trackers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from fedbudget.settings import Settings
@@ -16,14 +17,28 @@ def run_title(settings: Settings, dataset: str | None = None, note: str = "") ->
     'svm on digits, 5 nodes, case:2, adaptive τ, frugal'
     >>> run_title(Settings(method="centralized"), "homes.csv", "1000 samples")
     'svm on homes.csv (1000 samples), centralized'
+    >>> run_title(Settings(tau=10, update="fedadam"))
+    'svm on digits, τ = 10, fedadam, frugal'
+    """
+    if settings.method == "centralized":
+        settings = replace(settings, nodes=None, partition=None)
+    parts = [task_title(settings, dataset, note)]
+    parts += [tau_text(settings)] if settings.method not in ("centralized", "asynchronous") else []
+    parts += [settings.update] if settings.update is not None else []
+    return ", ".join([*parts, settings.method])
+
+
+def task_title(settings: Settings, dataset: str | None = None, note: str = "") -> str:
+    """What is trained on what, however that is done.
+
+    >>> task_title(Settings(nodes=5, partition="case:2"))
+    'svm on digits, 5 nodes, case:2'
     """
     name = dataset or Path(settings.dataset).name or settings.dataset
     parts = [f"{settings.model} on {name} ({note})" if note else f"{settings.model} on {name}"]
-    if settings.method != "centralized":
-        parts += [f"{settings.nodes} nodes"] if settings.nodes is not None else []
-        parts += [settings.partition] if settings.partition is not None else []
-        parts += [tau_text(settings)] if settings.method != "asynchronous" else []
-    return ", ".join([*parts, settings.method])
+    parts += [f"{settings.nodes} nodes"] if settings.nodes is not None else []
+    parts += [settings.partition] if settings.partition is not None else []
+    return ", ".join(parts)
 
 
 def tau_text(settings: Settings) -> str:

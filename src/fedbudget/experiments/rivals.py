@@ -1,0 +1,285 @@
+"""A method with nothing to tune, against published rivals that are tuned in hindsight, at the same budget.
+
+Each rival has a grid over its knobs. What counts is the loss on all training samples at the end of the budget, which
+nobody knows when knobs must be set: so this flatters the rivals. Runs are many, and most are of no use; hence
+
+    1. every cell of the grid, with one seed;
+    2. neighbours of the best ones, which have one knob changed: τ or a step size the next in 1, 3, 10, ..., beyond the
+       edge of the grid too, or a step size that falls at the end; and so on as long as there are new ones;
+    3. the best of all these with all seeds; the one with the lowest mean is what the rival is said to reach.
+
+A run that fails, or whose loss is not finite, counts as an infinite loss. Runs that are done are kept, as those of a
+sweep are (cells.py), so that what was interrupted goes on where it was.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, product
+from pathlib import Path
+from typing import Any
+
+from fedbudget.errors import UserError
+from fedbudget.experiments.cells import CellStore, attempt, made_ready
+from fedbudget.experiments.compare import PLAIN_UPDATE
+from fedbudget.experiments.pool import check_backend, unordered
+from fedbudget.runs.title import task_title
+from fedbudget.settings import FEDERATED, Settings
+
+FALL = 0.35
+"""The share of the budget over which a step size falls, as the automatic one does."""
+
+LEADERS, CLIMBS, FINALISTS = 2, 8, 3
+"""Of how many cells neighbours are tried, how often, and how many cells are made with all seeds."""
+
+_CLIMBED = 20
+"""About how many neighbours are tried for a rival, to say how long it will take."""
+
+_SERIES = sorted(float(f"{digit}e{exponent}") for exponent in range(-9, 10) for digit in (1, 3))
+
+Progress = Callable[[int, int, int], None]
+"""Told how many runs are done, of how many, and how many of those done have failed."""
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A published method, and what is to be tuned of it.
+
+    Args:
+      name: as the field knows it.
+      settings: what makes it that method.
+      grid: the knobs, with the values to try; τ and η among them.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    grid: Mapping[str, Sequence[Any]]
+
+    def cells(self, base: Settings) -> list[Settings]:
+        """The settings of every combination."""
+        combinations = [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
+        return [replace(base, **{**_PLAIN, **self.settings, **knobs}) for knobs in combinations]
+
+    def neighbours(self, cell: Settings) -> list[Settings]:
+        """Cells with one knob changed, of those that have more than one value; τ stays within the grid's range.
+
+        >>> rival = Rival("FedAvg", {}, {"tau": (1, 10), "step_size": (0.1, 0.3)})
+        >>> [(each.tau, each.step_size, each.step_fall) for each in rival.neighbours(Settings(tau=10, step_size=0.3))]
+        [(10, 0.3, 0.35), (3, 0.3, None), (10, 0.1, None), (10, 1.0, None)]
+        """
+        found = [replace(cell, step_fall=None if cell.step_fall else FALL)]
+        for name in ("tau", "step_size", "server_step_size"):
+            if len(values := self.grid.get(name, ())) > 1:
+                near: list[Any] = _neighbours(getattr(cell, name))
+                if name == "tau":
+                    near = [int(value) for value in near if min(values) <= value <= max(values)]
+                found += [replace(cell, **{name: value}) for value in near]
+        return found
+
+
+_PLAIN = {**PLAIN_UPDATE, "method": "frugal", "drift_correction": False, "delta": None, "step_fall": None}
+"""What rivals have in common; they keep to the budget as the default does, where the paper's method goes over it."""
+
+
+def published_rivals(*, taus: Sequence[int] | None = None, quick: bool = False) -> tuple[Rival, ...]:
+    """FedAvg, FedAvgM, FedAdam, FedYogi and SCAFFOLD.
+
+    Args:
+      taus: the local updates per round to try; 1 to 100 when not given.
+      quick: whether grids are coarse.
+    """
+    local = {
+        "tau": tuple(taus or ((1, 10, 100) if quick else (1, 3, 10, 30, 100))),
+        "step_size": (0.01, 0.1, 1.0) if quick else (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+    }
+    momentum = {"server_momentum": (0.9,) if quick else (0.5, 0.9)}
+    server = {"server_step_size": (0.01, 0.1, 1.0) if quick else (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)}
+    return (
+        Rival("FedAvg", {"update": "average"}, local),
+        Rival("FedAvgM", {"update": "fedavgm"}, {**local, **momentum}),
+        Rival("FedAdam", {"update": "fedadam"}, {**local, **server}),
+        Rival("FedYogi", {"update": "fedyogi"}, {**local, **server}),
+        Rival("SCAFFOLD", {"update": "average", "drift_correction": True}, local),
+    )
+
+
+@dataclass(frozen=True)
+class TunedResult:
+    """The mean over seeds of a method.
+
+    Args:
+      knobs: what it was tuned to, by settings; nothing where nothing was tuned.
+      loss: on all training samples; infinite where a run failed or diverged.
+      accuracy: on test samples; None where it has no meaning.
+      runs: how many it took to tune it.
+    """
+
+    name: str
+    knobs: Mapping[str, Any]
+    loss: float
+    accuracy: float | None
+    runs: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "knobs": dict(self.knobs), "loss": self.loss if math.isfinite(self.loss) else None}
+
+
+@dataclass(frozen=True)
+class RivalComparison:
+    """A method and its rivals on one task.
+
+    Args:
+      title: what was trained on what.
+      own: the method with nothing tuned.
+      others: the paper's method, and each rival as it was tuned.
+    """
+
+    title: str
+    own: TunedResult
+    others: tuple[TunedResult, ...]
+
+    def ratio(self, other: TunedResult) -> float | None:
+        """How many times the own loss another's is; None where that has no meaning."""
+        return other.loss / self.own.loss if 0 < self.own.loss < math.inf else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "own": self.own.to_json(),
+            "others": [{**other.to_json(), "ratio": _finite(self.ratio(other))} for other in self.others],
+        }
+
+
+def compare_rivals(
+    settings: Settings,
+    *,
+    folder: Path,
+    rivals: Sequence[Rival] | None = None,
+    seeds: Sequence[int] = range(5),
+    jobs: int | None = None,
+    progress: Progress = lambda done, of, failed: None,
+) -> RivalComparison:
+    """Makes the method's runs and tunes its rivals, as the head of this file says.
+
+    Args:
+      settings: of the method that has nothing tuned; rivals have the same data, model, nodes and budget.
+      folder: where runs that are done are kept.
+      rivals: all that are published here, with full grids, when not given.
+      seeds: of the runs; rivals are tuned with the first.
+      jobs: how many runs at a time; as many as there are cores when not given.
+    """
+    rivals = published_rivals() if rivals is None else rivals
+    if settings.method not in FEDERATED:
+        raise UserError(f"{settings.method} descent has no rivals: use `method` {' or '.join(FEDERATED)}")
+    if not (seeds and all(values for rival in rivals for values in rival.grid.values())):
+        raise UserError("rivals need at least one seed, and one value of each knob")
+    check_backend(jobs, None)
+    with made_ready(replace(settings, seed=seeds[0])) as prepared:  # refuses what cannot work
+        title = task_title(prepared.settings, prepared.dataset.name, prepared.dataset.note)
+    runs = _Runs(CellStore(folder, "run"), jobs, progress)
+    bases = {"default" if settings.method == Settings().method else settings.method: settings}
+    if settings.method != "paper":
+        bases["paper"] = replace(settings, **{**_PLAIN, "method": "paper", "drift_correction": None}, step_size=None)
+    cells = {rival.name: rival.cells(replace(settings, seed=seeds[0])) for rival in rivals}
+    later = len(rivals) * (_CLIMBED + FINALISTS * (len(seeds) - 1))
+    runs.make(_with_seeds(bases.values(), seeds), later + sum(map(len, cells.values())))
+    runs.require_success()
+    untuned = [TunedResult(name, {}, *runs.mean(base, seeds)) for name, base in bases.items()]
+    runs.make(chain(*cells.values()), later)
+    tuned = _tuned(runs, rivals, cells, seeds)
+    return RivalComparison(title, untuned[0], (*untuned[1:], *tuned))
+
+
+def _tuned(
+    runs: "_Runs", rivals: Sequence[Rival], cells: Mapping[str, list[Settings]], seeds: Sequence[int]
+) -> list[TunedResult]:
+    """What each rival reaches, once every cell of its grid was made with the first seed."""
+    tried = {name: dict.fromkeys(grid) for name, grid in cells.items()}  # in order, so that ties are always the same
+    for climbs_left in reversed(range(CLIMBS)):
+        before = sum(map(len, tried.values()))
+        for rival in rivals:
+            leaders = runs.best(tried[rival.name], LEADERS)
+            tried[rival.name] |= dict.fromkeys(near for cell in leaders for near in rival.neighbours(cell))
+        if sum(map(len, tried.values())) == before:
+            break
+        runs.make(chain(*tried.values()), len(rivals) * (climbs_left + FINALISTS * (len(seeds) - 1)))
+    finalists = {name: runs.best(grid, FINALISTS) for name, grid in tried.items()}
+    runs.make(_with_seeds(chain(*finalists.values()), seeds), 0)
+    results = []
+    for rival in rivals:
+        last = finalists[rival.name]
+        best = min(last, key=lambda cell: runs.mean(cell, seeds)[0])
+        knobs = {name: getattr(best, name) for name in (*rival.grid, "step_fall") if getattr(best, name) is not None}
+        made = {*tried[rival.name], *_with_seeds(last, seeds)}
+        results.append(TunedResult(rival.name, knobs, *runs.mean(best, seeds), len(made)))
+    return results
+
+
+class _Runs:
+    """Makes runs that are not kept yet, tells how far it is, and knows what all of them gave."""
+
+    def __init__(self, store: CellStore, jobs: int | None, progress: Progress) -> None:
+        self._store = store
+        self._jobs = jobs
+        self._progress = progress
+        self._figures: dict[Settings, tuple[float, float | None]] = {}
+        self._errors: list[str] = []
+
+    def make(self, cells: Iterable[Settings], later: int) -> None:
+        """Makes those among the cells that were not made before.
+
+        Args:
+          later: how many runs are thought to come after these.
+        """
+        fresh = [cell for cell in dict.fromkeys(cells) if cell not in self._figures]
+        missing, failed_before = self._store.missing(fresh), len(self._errors)
+        done, of = len(self._figures) + len(fresh) - len(missing), len(self._figures) + len(fresh) + later
+        self._progress(done, of, failed_before)
+        work = partial(attempt, each="run")
+        with closing(unordered(work, missing, jobs=self._jobs, backend=None)) as outcomes:
+            failures = self._store.collect(
+                outcomes, lambda made, failed: self._progress(done + made, of, failed_before + failed)
+            )
+        self._errors += [failure.error for failure in failures.values()]
+        for cell in fresh:
+            self._figures[cell] = (math.inf, None) if cell in failures else self._read(cell)
+
+    def require_success(self) -> None:
+        """Refuses to go on when a run has failed."""
+        if self._errors:
+            raise UserError(f"a run with nothing tuned failed: {self._errors[0]}")
+
+    def best(self, cells: Iterable[Settings], count: int) -> list[Settings]:
+        """The cells with the lowest losses, the lowest first."""
+        return sorted(cells, key=lambda cell: self._figures[cell][0])[:count]
+
+    def mean(self, cell: Settings, seeds: Sequence[int]) -> tuple[float, float | None]:
+        """Of loss and accuracy over seeds."""
+        losses, accuracies = zip(*(self._figures[each] for each in _with_seeds([cell], seeds)), strict=True)
+        known = [accuracy for accuracy in accuracies if accuracy is not None]
+        return sum(losses) / len(losses), sum(known) / len(known) if known else None
+
+    def _read(self, cell: Settings) -> tuple[float, float | None]:
+        columns = self._store.read(cell)
+        (loss,), (accuracy,) = columns["loss"], columns["accuracy"]
+        return math.inf if loss is None else loss, accuracy
+
+
+def _with_seeds(cells: Iterable[Settings], seeds: Sequence[int]) -> list[Settings]:
+    return [replace(cell, seed=seed) for cell in cells for seed in seeds]
+
+
+def _neighbours(value: float) -> list[float]:
+    """The next below and above in ..., 0.1, 0.3, 1, 3, 10, ...
+
+    >>> _neighbours(0.3), _neighbours(20)
+    ([0.1, 1.0], [10.0, 30.0])
+    """
+    below, above = [each for each in _SERIES if each < value], [each for each in _SERIES if each > value]
+    return [*below[-1:], *above[:1]]
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
