@@ -166,7 +166,8 @@ class Fleet:
         """Keeps our copy of w^f, and of its loss where that is always the same."""
         last = self._broadcast
         if self._missed(broadcast):
-            self._best = broadcast.w if broadcast.catch_up is None else broadcast.catch_up.best
+            best = broadcast.w if broadcast.catch_up is None else broadcast.catch_up.best
+            self._best = broadcast.w if np.array_equal(best, broadcast.w) else best  # and so has its loss, to the bit
             self._best_known = None
         elif broadcast.best and last is not None:
             self._best = last.w
