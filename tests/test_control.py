@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.control import AdaptiveTau, ControlInputs, Decision, Estimates, FixedTau, Reason
+from fedbudget.control import AdaptiveTau, BalancedTau, ControlInputs, Decision, Estimates, FixedTau, Reason
 from fedbudget.errors import UserError
 
 SOME = Estimates(1.0, 2.0, 3.0)
@@ -124,3 +124,29 @@ class TestAdaptiveTau:
     def test_has_no_curve_before_estimates(self) -> None:
         with pytest.raises(ValueError, match="no G before the first estimates"):
             AdaptiveTau().curve(previous(1), replace(INPUTS, estimates=None))
+
+
+class TestBalancedTau:
+    @staticmethod
+    def chosen(c: list[float], b: list[float], budget: list[float], last: int = 100, *, differ: bool = True) -> int:
+        inputs = ControlInputs(None, 0.1, np.array(c, float), np.array(b, float), np.array(budget, float), differ)
+        return BalancedTau().next(Decision(last, Reason.BALANCE), inputs).tau
+
+    @pytest.mark.parametrize(
+        ("ratio", "differ", "tau"), [(10, True, 10), (2.5, True, 5), (10, False, 32), (0.1, True, 1)]
+    )
+    def test_of_one_resource_it_is_the_square_root(self, ratio: float, differ: bool, tau: int) -> None:
+        assert self.chosen([1.0], [ratio], [1e6], differ=differ) == tau
+
+    def test_of_several_the_dearest_counts(self) -> None:
+        assert self.chosen([1, 0], [10, 1], [1e6, 1e9]) == 10  # bytes are plenty
+        assert self.chosen([1, 0], [10, 1], [1e9, 1e5]) == 100  # and here they are all that counts
+
+    def test_ten_rounds_fit(self) -> None:
+        assert self.chosen([1.0], [100.0], [1200.0]) == 20  # and not √1000
+        assert self.chosen([1.0], [100.0], [900.0]) == 1
+
+    def test_it_grows_to_what_an_aggregation_costs_at_once_and_then_twofold(self) -> None:
+        assert self.chosen([1.0], [10.0], [1e6], last=1, differ=False) == 10
+        assert self.chosen([1.0], [10.0], [1e6], last=10, differ=False) == 20
+        assert self.chosen([1.0], [10.0], [1e6], last=20, differ=False) == 32

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,7 +17,15 @@ from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import SimulatedRun, simulate
 from fedbudget.models.base import loss_over
 from fedbudget.settings import Settings
-from fedbudget.step_size import AutoStep, AutoStepState, FallingStep, FixedStep, StepSizeInputs
+from fedbudget.step_size import (
+    AutoStep,
+    AutoStepState,
+    FallingStep,
+    FixedStep,
+    SearchedStep,
+    SearchedStepState,
+    StepSizeInputs,
+)
 from fedbudget.training import execute
 
 AUTO = AutoStep(kappa=1.0, fall=0.25)  # simple numbers
@@ -193,3 +202,44 @@ class TestFallingStep:
         assert etas[0] == 0.1
         assert etas == sorted(etas, reverse=True)
         assert 0.002 <= etas[-1] < 0.03
+
+
+class TestSearchedStep:
+    RULE = SearchedStep()
+
+    def after(self, *betas: float, improved: bool = True, excess: float = 1.0, spent: float = 0.0) -> SearchedStepState:
+        state = self.RULE.first()
+        for beta in betas:
+            state = self.RULE.next(state, StepSizeInputs(beta, spent, beta, improved, excess))
+        return state
+
+    def test_it_begins_with_what_the_search_gave(self) -> None:
+        assert not self.RULE.first().settled
+        state = self.after(4.0)
+        assert state.settled
+        assert state.eta == pytest.approx(0.25)
+
+    def test_between_the_largest_beta_and_the_mean(self) -> None:
+        state = self.RULE.next(self.RULE.first(), StepSizeInputs(8.0, 0.0, 2.0))
+        assert state.eta == pytest.approx(1 / 4)
+
+    def test_it_grows_twofold_where_the_loss_is_flatter_and_only_from_the_best(self) -> None:
+        """Half old and half new: log β̂ is that of √2, and log 2 was its deviation in both rounds."""
+        assert self.after(4.0, 1.0, 1.0).eta == pytest.approx(1 / 2**1.5)
+        assert self.after(4.0, 1.0, 1.0, improved=False).eta == pytest.approx(0.25)
+        grown = [self.after(4.0, *[1e-6] * rounds).eta for rounds in range(12)]
+        assert max(b / a for a, b in pairwise(grown)) == pytest.approx(2)
+        assert grown[-1] > 10 * grown[0]
+
+    def test_a_steeper_loss_does_not_lower_it_but_a_higher_one_does(self) -> None:
+        assert self.after(4.0, 400.0).eta == pytest.approx(0.25)
+        higher = self.RULE.next(self.after(4.0), StepSizeInputs(400.0, 0.0, 400.0, False, 1.2))
+        assert higher.eta == pytest.approx(0.7 * 0.25)
+
+    def test_it_falls_at_the_end_and_after_going_back(self) -> None:
+        assert self.after(4.0, spent=0.825).eta == pytest.approx(0.125)
+        back = self.RULE.recover(self.after(4.0), StepSizeInputs(4.0, 0.0, 4.0))
+        assert back.eta == pytest.approx(0.25 / 4)
+
+    def test_without_a_beta_it_waits(self) -> None:
+        assert self.RULE.next(self.RULE.first(), StepSizeInputs(None, 0.0)) == self.RULE.first()

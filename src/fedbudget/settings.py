@@ -28,13 +28,13 @@ MODELS = ("svm", "linear", "kmeans", "softmax", "mlp", "cnn")
 DATASETS = ("digits", "mnist", "fashion-mnist", "cifar-10", "energy", "user-knowledge")
 """Names, known without loading what they are the names of."""
 
-MethodName = Literal["frugal", "paper", "centralized", "asynchronous"]
+MethodName = Literal["frugal", "accelerated", "paper", "centralized", "asynchronous"]
 Delta = Literal["gradient", "parameters"]
 CostSource = Literal["simulated", "measured"]
 Compression = Literal["none", "16-bit", "8-bit"]
 EngineName = Literal["in-process", "ray", "network"]
 Keep = Literal["best-loss", "best-on-test"]
-UpdateName = Literal["average", "fedavgm", "fedadam", "fedyogi"]
+UpdateName = Literal["average", "accelerate", "fedavgm", "fedadam", "fedyogi"]
 Tau = Count | Literal["adaptive"]
 BatchSize = Count | Literal["full"]
 Eta = Positive | Literal["auto"]
@@ -44,7 +44,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Gamma = Annotated[float, Meta(ge=1)]
 Seed = Annotated[int, Meta(ge=0)]
 
-FEDERATED = ("frugal", "paper")
+FEDERATED = ("frugal", "accelerated", "paper")
 
 _RUN, _COMPARE, _NETWORK = ("run",), ("run", "compare"), ("serve", "local")
 _ONE_RUN = ("run", "serve", "local")
@@ -110,8 +110,8 @@ class Settings:
     )
     method: MethodName = option(
         "frugal",
-        "frugal (drift corrected, no gradients sent), paper (to the letter), or a baseline: centralized or "
-        "asynchronous gradient descent.",
+        "frugal (drift corrected, no gradients sent), accelerated (the same, and goes on where rounds agree on the "
+        "way), paper (to the letter), or a baseline: centralized or asynchronous gradient descent.",
         "most used",
     )
     drift_correction: bool | None = option(
@@ -145,7 +145,10 @@ class Settings:
         None, "The share of the budget, at its end, over which a step size that is a number falls.", "method", shown="0"
     )
     update: UpdateName | None = option(
-        None, "How the nodes' mean moves the model: average, or a published rule.", "method", shown="average"
+        None,
+        "How the nodes' mean moves the model: average, accelerate, or a published rule.",
+        "method",
+        shown="accelerate with method accelerated, else average",
     )
     server_step_size: Positive | None = option(
         None, "How far --update moves.", "method", shown="1 with fedavgm, 0.1 with fedadam and fedyogi"

@@ -27,7 +27,7 @@ A step size is a value and a pure step, as a controller is (control.py).
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from fedbudget.errors import UserError
 
@@ -51,10 +51,21 @@ class StepSizeState:
 
 @dataclass(frozen=True)
 class StepSizeInputs:
-    """What a step size may look at: the last round's max_i β̂_i, if there was any, and the share of the budget spent."""
+    """What a step size may look at.
+
+    Args:
+      beta: the last round's max_i β̂_i, if there was any.
+      spent: the share of the budget spent.
+      mean_beta: the mean of the β̂_i, if there was any.
+      improved: whether the w that the last round began with is the best so far.
+      excess: its loss over that of the best so far, on the same samples.
+    """
 
     beta: float | None
     spent: float
+    mean_beta: float | None = None
+    improved: bool = True
+    excess: float = 1.0
 
 
 class StepSize(Protocol):
@@ -162,7 +173,10 @@ class AutoStep:
         return replace(state, eta=state.steady * min(1.0, max(0.02, (1 - spent) / self.fall)))
 
 
-def _with_beta(state: AutoStepState, beta: float | None) -> AutoStepState:
+_S = TypeVar("_S", bound=AutoStepState)
+
+
+def _with_beta(state: _S, beta: float | None) -> _S:
     """Both means with one more β̂."""
     if beta is None:
         return state
@@ -208,3 +222,73 @@ class FallingStep:
 
     def recover(self, state: StepSizeState, inputs: StepSizeInputs) -> StepSizeState:
         return self.next(state, inputs)
+
+
+@dataclass(frozen=True)
+class SearchedStepState(AutoStepState):
+    """What the next η follows from, and the least that it may be.
+
+    Args:
+      least: the η that the search gave, or what trouble has made of it.
+    """
+
+    least: float = 0.0
+
+
+@dataclass(frozen=True)
+class SearchedStep:
+    """η by a search in the first round, and from the smoothness that nodes measure.
+
+    The first round is made with a tiny η, while nodes look how steep their loss is (protocol/first_step.py). Then
+
+        η ← max(least, min(1/β̄, 2η)),      β̂ = √(mean_i β̂_i · max_i β̂_i),      β̄ as of `AutoStep`
+
+    - It grows, where the loss becomes flatter, and only after a round that began with the best w so far.
+    - It does not fall below what the search gave. The β̂ of a network rises as it is trained, until ηβ is near 2: an η
+      that follows it down gains nothing.
+    - It falls by 0.7, and its least with it, where the loss is a tenth above the best, on the same samples; and as that
+      of `AutoStep` where the loss is much worse, and at the end of the budget.
+
+    That the search's η is a good one is not proven.
+    """
+
+    adapts: ClassVar[bool] = True
+    start: float = 0.001
+    growth: float = 2.0
+    fall: float = 0.35
+    retreat: float = 0.7
+    tolerance: float = 1.1
+
+    def first(self) -> SearchedStepState:
+        return SearchedStepState(self.start, settled=False, steady=self.start)
+
+    def next(self, state: SearchedStepState, inputs: StepSizeInputs) -> SearchedStepState:
+        beta = _between(inputs)
+        if state.least == 0:  # nothing was found yet
+            if beta is None:
+                return state
+            found = 1 / beta
+            state = replace(state, level=math.log(beta), steady=found, least=found, settled=True)
+            return self._falling(state, inputs.spent)
+        if inputs.excess > self.tolerance:
+            state = replace(state, steady=self.retreat * state.steady, least=self.retreat * state.least)
+        state = _with_beta(state, beta)
+        if beta is not None:
+            most = self.growth * state.steady if inputs.improved else state.steady
+            state = replace(state, steady=max(state.least, min(state.kappa / _upper(state, beta), most)))
+        return self._falling(state, inputs.spent)
+
+    def recover(self, state: SearchedStepState, inputs: StepSizeInputs) -> SearchedStepState:
+        state = _with_beta(state, _between(inputs))
+        state = replace(state, steady=state.steady / 4, least=state.least / 2, kappa=state.kappa / 2)
+        return self._falling(state, inputs.spent)
+
+    def _falling(self, state: SearchedStepState, spent: float) -> SearchedStepState:
+        return replace(state, eta=state.steady * min(1.0, max(0.02, (1 - spent) / self.fall)))
+
+
+def _between(inputs: StepSizeInputs) -> float | None:
+    """Between the largest β̂_i and the mean."""
+    if inputs.beta is None or inputs.mean_beta is None:
+        return inputs.beta
+    return math.sqrt(inputs.beta * inputs.mean_beta)

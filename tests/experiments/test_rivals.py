@@ -164,7 +164,11 @@ class TestRuns:
     @pytest.mark.parametrize(
         ("settings", "options", "message"),
         [
-            (Settings(method="centralized"), {}, "centralized descent has no rivals: use method frugal or paper"),
+            (
+                Settings(method="centralized"),
+                {},
+                "centralized descent has no rivals: use method frugal or acc",
+            ),
             (SHORT, {"seeds": []}, "at least one seed"),
             (SHORT, {"rivals": [Rival("x", {}, {"tau": ()})]}, "one value of each knob"),
             (SHORT, {"jobs": 0}, "jobs must be at least 1, not 0"),

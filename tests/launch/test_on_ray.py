@@ -62,6 +62,7 @@ def assert_same_run(one: Result, other: Result) -> None:
         pytest.param({"tau": 3, "rounds": 4, "partition": "draw:30", "nodes": 300}, id="drawn", marks=pytest.mark.slow),
         pytest.param({"method": "paper", "batch_size": "full", "rounds": 8}, id="paper", marks=pytest.mark.slow),
         pytest.param({"rounds": 8}, id="frugal", marks=pytest.mark.slow),
+        pytest.param({"method": "accelerated", "rounds": 8}, id="accelerated"),
         pytest.param({"participation": 0.3, "rounds": 10}, id="absent", marks=pytest.mark.slow),
     ],
 )

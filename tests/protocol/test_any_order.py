@@ -20,14 +20,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fedbudget.arrays import Float32, Float64
 from fedbudget.budget import Budget
-from fedbudget.control import AdaptiveTau, FixedTau
+from fedbudget.control import AdaptiveTau, BalancedTau, FixedTau
 from fedbudget.data.shards import Shards
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, PeerError, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState
-from fedbudget.step_size import AutoStep, FixedStep
+from fedbudget.protocol.update import Accelerate
+from fedbudget.step_size import AutoStep, FixedStep, SearchedStep
 from support.hand_made import go_on
 from support.methods import bits
 from support.problems import costs, problem
@@ -42,6 +43,15 @@ METHODS = {
     "plain": Method(FixedTau(2), FixedStep(0.1)),
     "corrected": Method(FixedTau(3), FixedStep(0.1), correct_drift=True),
     "frugal": Method(AdaptiveTau(tau_max=6), AutoStep(start=0.02), correct_drift=True, delta="parameters"),
+    "accelerated": Method(
+        BalancedTau(tau_max=6),
+        SearchedStep(start=0.02),
+        update=Accelerate(),
+        correct_drift=True,
+        partly=True,
+        one_step=True,
+        delta="parameters",
+    ),
 }
 
 
@@ -152,9 +162,10 @@ class Network(RuleBasedStateMachine):
         corrected = broadcast.drift is not None and broadcast.drift.correct
         if not corrected:
             self.own = {node: np.zeros(CASE.model.parameters) for node in self.own}
+        strength = 1.0 if broadcast.drift is None or broadcast.drift.strength is None else broadcast.drift.strength
         c = self.mean()
         for node, w in zip(report.nodes.tolist(), report.w, strict=True):
-            shift = c - self.own.get(node, c) if corrected else 0.0
+            shift = strength * (c - self.own.get(node, c)) if corrected else 0.0
             along = (broadcast.w.astype(np.float64) - w) / (broadcast.eta * broadcast.tau)
             self.own[node] = along - shift
 

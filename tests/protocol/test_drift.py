@@ -284,10 +284,10 @@ class TestDecidesByItself:
 class TestWhatDiverges:
     def test_a_node_whose_w_is_not_finite_keeps_its_correction(self) -> None:
         known = Correction.first(2, np.zeros(2, np.float32))
-        known = known.learn(np.array([[1, 2], [3, 4]], np.float32), used=True)
+        known = known.learn(np.array([[1, 2], [3, 4]], np.float32), Drift(correct=True, share=1.0))
         known = known.with_mean(np.array([2, 3], np.float32))
         # Less the shifts (1, 1) and (-1, -1).
-        known = known.learn(np.array([[5, np.inf], [5, 6]], np.float32), used=True)
+        known = known.learn(np.array([[5, np.inf], [5, 6]], np.float32), Drift(correct=True, share=1.0))
         assert known.own.tolist() == [[1, 2], [6, 7]]
 
     def test_when_all_diverge_the_next_round_is_not_corrected(self) -> None:

@@ -241,10 +241,32 @@ def test_a_controller_that_fails_changes_nothing() -> None:
     assert (aggregator.pending, aggregator.last) == (broadcast, None)
 
 
-@pytest.mark.parametrize(("rule", "name"), [({"update": Halfway()}, "Halfway"), ({"combine": Median()}, "Median")])
-def test_drift_is_not_corrected_with_other_rules(rule: dict[str, Any], name: str) -> None:
-    with pytest.raises(UserError, match=f"not with {name}: turn drift correction off"):
-        Method(FixedTau(1), FixedStep(0.1), correct_drift=True, **rule)
+def test_drift_is_not_corrected_where_reports_are_not_averaged() -> None:
+    with pytest.raises(UserError, match="not with Median: turn drift correction off"):
+        Method(FixedTau(1), FixedStep(0.1), correct_drift=True, combine=Median())
+
+
+def test_where_w_is_not_the_mean_nodes_are_told_both() -> None:
+    """c stays the mean of all c_i, which nodes work out from the mean alone."""
+    method = Method(FixedTau(3), FixedStep(0.05), update=Halfway(), correct_drift=True)
+    fleets, start = nodes("svm", None), problem("svm", 12).start(1)
+    aggregator = Aggregator(start, method=method, budget=Budget({"time": 60.0}), expected=ONE)
+    broadcast: Any = aggregator.start()
+    for _ in range(5):
+        merged = Report.merge([fleet.answer(broadcast) for fleet in fleets])
+        assert merged.w is not None
+        mean = np.average(merged.w, axis=0, weights=merged.sizes)
+        before, broadcast = broadcast, aggregator.receive(merged, ONE)
+        assert np.allclose(broadcast.mean, mean, atol=1e-6)
+        assert np.allclose(broadcast.w, (before.w + mean) / 2, atol=1e-6)
+    for fleet in fleets:
+        fleet.receive(broadcast)
+    own = [fleet._correction for fleet in fleets]
+    sizes = [int(fleet.shards.size[0]) for fleet in fleets]
+    means = np.average([each.own[0] for each in own if each is not None], axis=0, weights=sizes)
+    for each in own:
+        assert each is not None
+        assert np.allclose(each.mean, means, atol=1e-4 * np.abs(means).max())
 
 
 def test_a_run_with_all_of_them_resumes_from_any_checkpoint(tmp_path: Path) -> None:

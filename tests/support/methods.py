@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 
 from fedbudget.budget import Budget, Costs
-from fedbudget.control import AdaptiveTau, FixedTau
+from fedbudget.control import AdaptiveTau, BalancedTau, FixedTau
 from fedbudget.data.shards import Shards
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState
-from fedbudget.protocol.update import ServerMomentum
+from fedbudget.protocol.update import Accelerate, ServerMomentum
 from fedbudget.resources.time import SGD, SimulatedTime
 from fedbudget.resources.usage import RoundUsage
-from fedbudget.step_size import AutoStep, FixedStep
+from fedbudget.step_size import AutoStep, FixedStep, SearchedStep
 from support.problems import costs, problem
 
 BUDGET = Budget({"time": 2.0})
@@ -27,6 +27,15 @@ METHODS: dict[str, Method] = {
     "fixed": Method(FixedTau(3), FixedStep(0.05)),
     "paper": Method(AdaptiveTau(phi=0.01, tau_max=8), FixedStep(0.05)),
     "frugal": Method(AdaptiveTau(tau_max=8, leap=True), AutoStep(start=0.02), correct_drift=True, delta="parameters"),
+    "accelerated": Method(
+        BalancedTau(tau_max=8),
+        SearchedStep(start=0.02),
+        update=Accelerate(),
+        correct_drift=True,
+        partly=True,
+        one_step=True,
+        delta="parameters",
+    ),
     "astray": Method(  # a step size that is far too large at first, so that the run goes back
         AdaptiveTau(tau_max=8), AutoStep(start=20.0, growth=50.0), correct_drift=True, delta="parameters"
     ),

@@ -59,7 +59,10 @@ WRONG = [
     (["run", "--task", "cnn-mnist", "--config", "a.toml"], "give --task or --config, not both"),
     ([*RUN, "--train-samples", "0"], "--train-samples must be a whole number of at least 1, not 0"),
     ([*RUN, "--train-samples", "5000"], "5000 of digits's training samples were asked for; there are 1437"),
-    ([*RUN, "--method", "magic"], "--method must be frugal, paper, centralized or asynchronous, not 'magic'"),
+    (
+        [*RUN, "--method", "magic"],
+        "--method must be frugal, accelerated, paper, centralized or asynchronous, not ",
+    ),
     ([*RUN, "--method", "asynchronous", "--speeds", "1,2"], "every node needs a speed: 2 are given for"),
     ([*RUN, "--method", "asynchronous", "--speeds", "1,fast"], "--speeds must be a list of numbers, not '1,fast'"),
     ([*RUN, "--aggregation-factor", "0"], "--aggregation-factor must be a positive number, not 0"),

@@ -28,6 +28,8 @@ SIMULATED = ["--costs", "simulated", "--budget", "time=4s"]
     ("method", "tau", "batch"),
     [
         ("frugal", "adaptive", None),
+        ("accelerated", "adaptive", None),
+        pytest.param("accelerated", "adaptive", "full", marks=pytest.mark.slow),
         pytest.param("frugal", "adaptive", "full", marks=pytest.mark.slow),
         pytest.param("paper", "adaptive", None, marks=pytest.mark.slow),
         pytest.param("paper", "adaptive", "full", marks=pytest.mark.slow),

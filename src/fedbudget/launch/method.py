@@ -5,7 +5,7 @@ it, the aggregator.
 from dataclasses import fields
 
 from fedbudget.arrays import Float32
-from fedbudget.control import AdaptiveTau, Controller, FixedTau
+from fedbudget.control import AdaptiveTau, BalancedTau, Controller, FixedTau
 from fedbudget.errors import UserError
 from fedbudget.launch.prepared import NOTHING, Overrides
 from fedbudget.meters.meters import Meters
@@ -20,14 +20,15 @@ from fedbudget.resources.usage import RoundUsage
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.settings import Settings
 from fedbudget.spending import CarefulSpending, PaperSpending
-from fedbudget.step_size import AutoStep, FallingStep, FixedStep, StepSize
+from fedbudget.step_size import AutoStep, FallingStep, FixedStep, SearchedStep, StepSize
 
 
 def build_method(settings: Settings, overrides: Overrides = NOTHING) -> Method:
     """The method that the settings name, with what was given in place of its parts."""
-    frugal = settings.method == "frugal"
+    accelerated = settings.method == "accelerated"
+    frugal = settings.method in ("frugal", "accelerated")
     correct_drift = settings.drift_correction
-    if correct_drift is None:  # which holds where w becomes the plain average
+    if correct_drift is None:
         plain = settings.update in (None, "average") and overrides.update is None and overrides.combine is None
         correct_drift = frugal and plain
     delta: Delta = settings.delta or ("parameters" if frugal else "gradient")
@@ -37,6 +38,8 @@ def build_method(settings: Settings, overrides: Overrides = NOTHING) -> Method:
         overrides.update or _update(settings),
         overrides.combine or WeightedMean(),
         correct_drift=correct_drift,
+        partly=accelerated,
+        one_step=accelerated,
         delta=delta,
         spending=PaperSpending() if settings.method == "paper" else CarefulSpending(settings.tau_max),
     )
@@ -45,6 +48,8 @@ def build_method(settings: Settings, overrides: Overrides = NOTHING) -> Method:
 def _controller(settings: Settings, correct_drift: bool, delta: Delta) -> Controller:
     if settings.tau != "adaptive":
         return FixedTau(settings.tau)
+    if settings.method == "accelerated":
+        return BalancedTau(settings.tau_max)
     phi = settings.phi
     if phi is None:
         phi = 0.0025 if correct_drift else 5e-5 if settings.model == "cnn" else 0.025
@@ -52,16 +57,16 @@ def _controller(settings: Settings, correct_drift: bool, delta: Delta) -> Contro
 
 
 def _step_size(settings: Settings) -> StepSize:
-    eta = settings.step_size or ("auto" if settings.method == "frugal" else 0.01)
+    eta = settings.step_size or ("auto" if settings.method in ("frugal", "accelerated") else 0.01)
     if eta == "auto":
         if settings.step_fall:
             raise UserError("`step_fall` goes with a `step_size` that is a number; the automatic one falls by itself")
-        return AutoStep()
+        return SearchedStep() if settings.method == "accelerated" else AutoStep()
     return FallingStep(eta, settings.step_fall) if settings.step_fall else FixedStep(eta)
 
 
 def _update(settings: Settings) -> UpdateRule:
-    name = settings.update or "average"
+    name = settings.update or ("accelerate" if settings.method == "accelerated" else "average")
     rule, given = UPDATE_RULES[name], {}
     for option in ("step_size", "momentum", "beta2", "epsilon"):
         if (value := getattr(settings, f"server_{option}")) is not None:

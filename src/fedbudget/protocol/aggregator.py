@@ -193,16 +193,20 @@ class Aggregator:
         state = state.updated(t=state.t + broadcast.tau)
         state, recover = steps.with_verdict(state, sums, adapts=method.step_size.adapts)
         mean = None if recover else steps.combined(method.combine, report, sums)
-        state, mean, recover = steps.moved(state, method.update, mean, self._quantize)
+        inputs = StepSizeInputs(
+            sums.largest_beta, progress(ledger, method.spending), sums.mean_beta, best, steps.excess(state)
+        )
+        scale = steps.first_scale(method.step_size, state, broadcast, inputs)
+        state, mean, recover = steps.moved(state, method.update, mean, self._quantize, scale=scale)
         kept: tuple[str, ...] = ()
         if broadcast.request.estimate:
             estimates, kept = next_estimates(state.estimates, reports, broadcast, mean)
             state = state.updated(estimates=estimates)
         if state.drift is not None:
-            state = steps.with_drift(state, state.drift, report, sums, broadcast, recover=recover)
+            partly = method.partly
+            state = steps.with_drift(state, state.drift, report, sums, broadcast, recover=recover, partly=partly)
         round_ = self._round(state, broadcast, sums, kept=kept)
         follow = method.step_size.recover if recover else method.step_size.next
-        inputs = StepSizeInputs(sums.largest_beta, progress(ledger, method.spending))
         state = state.updated(step_size=follow(state.step_size, inputs))
         if broadcast.stop:
             state = self._finish(state, best=best)
@@ -292,7 +296,9 @@ class Aggregator:
         if not state.step_size.settled:
             return Decision(1, Reason.START)
         costs, eta = self.method.spending.costs(state.ledger), state.step_size.eta
-        inputs = ControlInputs(state.estimates, eta, costs.step, costs.aggregation, state.ledger.budget.array)
+        differ = state.drift is None or state.drift.divergence is None or state.drift.divergence.correct
+        budget = state.ledger.budget.array
+        inputs = ControlInputs(state.estimates, eta, costs.step, costs.aggregation, budget, differ)
         return self.method.controller.next(state.decision, inputs)
 
     def _announce(self, state: _State, decision: Decision, *, best: bool) -> _State:

@@ -28,6 +28,14 @@ node tells by how much its mean gradient was apart from everyone's, as it is and
 not: ‖s_i'‖ and ‖s_i' - s_i‖, with s_i' what the interval gave. The aggregator corrects where the second is no larger.
 Both are averaged over nodes, and over intervals, half old and half new: a single interval of small mini-batches is too
 noisy to judge by, and an interval that is left uncorrected by mistake drifts.
+
+Instead of all or nothing, a share α of the shift can be used, s_i = α (c - c_i): what was off by difference of data
+stays from one interval to the next, and what was off by noise does not. With p, p' how far gradients were apart in the
+interval before and in this one, and q how far s_i' was from s_i,
+
+    α = (p'² + p² - q²) / 2p²,      which is <s_i', s_i> / ‖s_i‖², the share that stayed,
+
+averaged half old and half new, and held between 0 and 1. The proof above holds for any α: shifts still cancel.
 """
 
 from collections.abc import Collection
@@ -85,6 +93,8 @@ class DriftState:
       divergence: of the nodes' gradients, without correction and with it; None before the first round.
       uncorrected: the last round without correction.
       nodes, sizes: the numbers and D_i of all nodes that ever took part, but for those forgotten, [n].
+      lasting: α, not held between 0 and 1; None before there is one.
+      apart: p, by how much gradients were apart in the interval before; None before the first.
     """
 
     mean: Float32
@@ -93,6 +103,8 @@ class DriftState:
     uncorrected: int
     nodes: Int64
     sizes: Int64
+    lasting: float | None = None
+    apart: float | None = None
 
     @classmethod
     def first(cls, w: Float32) -> "DriftState":
@@ -117,25 +129,44 @@ class DriftState:
         return float(np.add.reduce(self.sizes))
 
     def after(
-        self, broadcast: Broadcast, w: Float32, share: float, fresh: Divergence, *, recover: bool
+        self,
+        broadcast: Broadcast,
+        mean: Float32,
+        share: float,
+        fresh: Divergence,
+        *,
+        recover: bool,
+        partly: bool = False,
     ) -> "DriftState":
-        """After an interval that ended at w.
+        """After an interval whose w_i were combined to `mean`.
 
         Args:
           share: P.
           fresh: the nodes' divergences, averaged.
           recover: whether the run goes back to w^f: then the next interval is not corrected.
+          partly: whether a share α of shifts is used, and not all or nothing.
         """
         corrected = broadcast.drift is not None and broadcast.drift.correct
-        gradient = mean_gradient(broadcast.w, w, broadcast.eta * broadcast.tau)
+        gradient = mean_gradient(broadcast.w, mean, broadcast.eta * broadcast.tau)
         divergence = fresh if self.divergence is None else self.divergence.then(fresh)
-        return replace(
+        after = replace(
             self,
             mean=next_mean(self.mean if corrected else None, gradient, share),
             coming=Drift(divergence.correct and not recover, share),
             divergence=divergence,
             uncorrected=self.uncorrected if corrected else broadcast.round,
         )
+        return after._with_strength(fresh, recover=recover) if partly else after
+
+    def _with_strength(self, fresh: Divergence, *, recover: bool) -> "DriftState":
+        lasting, before = self.lasting, self.apart
+        if before:
+            ratio = (fresh.plain**2 + before**2 - fresh.corrected**2) / (2 * before**2)
+            if np.isfinite(ratio):
+                lasting = ratio if lasting is None else (lasting + ratio) / 2
+        strength = 1.0 if lasting is None else min(1.0, max(0.0, lasting))
+        coming = Drift(not recover, self.coming.share, strength)
+        return replace(self, lasting=lasting, apart=fresh.plain, coming=coming)
 
     @property
     def coming_delta(self) -> float | None:
@@ -177,14 +208,21 @@ class Correction:
         own = np.repeat(mean[None], nodes, axis=0)
         return cls(mean, own, np.zeros_like(own), np.zeros(nodes), np.zeros(nodes))
 
-    def learn(self, gradients: Float32, *, used: bool) -> "Correction":
+    def used(self, drift: Drift) -> Float32 | None:
+        """What is added to gradients in an interval, [n, parameters]; nothing where it is not corrected."""
+        if not drift.correct:
+            return None
+        return self.shift if drift.strength is None else np.float32(drift.strength) * self.shift
+
+    def learn(self, gradients: Float32, drift: Drift) -> "Correction":
         """With c_i from the nodes' mean gradients over an interval; what is not finite teaches nothing.
 
         Args:
-          gradients: along which the nodes went, with the shift if that was used, [n, parameters]; it is taken over.
+          gradients: along which the nodes went, with what was added to them, [n, parameters]; it is taken over.
         """
-        if used:
-            gradients -= self.shift
+        shift = self.used(drift)
+        if shift is not None:
+            gradients -= shift
         finite = np.asarray(np.isfinite(gradients).all(axis=1))
         return replace(self, own=gradients if finite.all() else np.where(finite[:, None], gradients, self.own))
 

@@ -31,7 +31,8 @@ from fedbudget.data.shards import Shards
 from fedbudget.models.base import Descent, Model
 from fedbudget.protocol.drift import Correction, mean_gradient, next_mean, norms
 from fedbudget.protocol.evidence import Evidence, gather, mini_batches, one_of
-from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
+from fedbudget.protocol.first_step import first_steepness
+from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report, Request
 from fedbudget.protocol.state import FleetState
 
 SAME = 1e-10
@@ -138,8 +139,11 @@ class Fleet:
     def _points(self, own: Float32, broadcast: Broadcast, before: Broadcast) -> tuple[Float32, Float64]:
         """Where loss and gradient are compared with those at w(t₀), [nodes, parameters], and how far from there it is.
 
-        It is w_i(t₀). For the step size, a node whose w_i(t₀) is w(t₀) looks aside instead.
+        It is w_i(t₀), or as far from w(t₀) as one of its updates on average went another way than everyone's. For the
+        step size, a node whose w_i(t₀) is w(t₀) looks aside instead.
         """
+        if broadcast.request.one_step:
+            own = broadcast.w + (own - broadcast.combined) / np.float32(max(1, before.tau))
         distance = _distances(own, broadcast.w)
         same = distance <= SAME
         self._probes = broadcast.request.curvature and bool(same.any())
@@ -191,10 +195,10 @@ class Fleet:
             self._correction = Correction.first(len(self.shards), mean)
             return
         if not no_interval:
-            correction = correction.learn(mean_gradient(last.w, self._w, last.eta * last.tau), used=last.drift.correct)
+            correction = correction.learn(mean_gradient(last.w, self._w, last.eta * last.tau), last.drift)
         if not missed:
             before = correction.mean if last.drift.correct else None
-            mean = next_mean(before, mean_gradient(last.w, broadcast.w, last.eta * last.tau), drift.share)
+            mean = next_mean(before, mean_gradient(last.w, broadcast.combined, last.eta * last.tau), drift.share)
         elif catch_up is None or catch_up.mean is None:
             raise PeerError(f"round {broadcast.round} after round {last.round}, without the mean of all corrections")
         else:
@@ -252,16 +256,27 @@ class Fleet:
                 gradients = self._local.gradients - descent.gradients
             else:
                 none = np.full(len(self.shards), np.nan)
-                return none, none
+                return none, self._first_steepness(descent) if self._request.one_step else none
         assert self._distance is not None
         if self._probes:
             self._steepest = gradients
         return _slope(losses, self._distance), _slope(norms(gradients), self._distance)
 
+    @property
+    def _request(self) -> Request:
+        assert self._broadcast is not None
+        return self._broadcast.request
+
+    def _first_steepness(self, descent: Descent) -> Float64:
+        """β̂_i of nodes that have no w_i(t₀) to compare with: along their own gradient."""
+        assert self._broadcast is not None
+        assert self._indices is not None
+        return first_steepness(self.model, self.shards, one_of(self._indices, 0), self._broadcast.w, descent.gradients)
+
     def _shift(self) -> Float32 | None:
         """What is added to gradients in this round, [nodes, parameters]."""
         drift = None if self._broadcast is None else self._broadcast.drift
-        return self._correction.shift if drift is not None and drift.correct and self._correction is not None else None
+        return None if drift is None or self._correction is None else self._correction.used(drift)
 
     def _best_to_evaluate(self) -> Float32 | None:
         """w^f, unless its loss is known: whole shards give the same as ever, and w(t₀) may be w^f itself."""

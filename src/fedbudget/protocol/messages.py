@@ -37,12 +37,14 @@ class Request:
       gradient: the gradient at w(t₀), with the estimates.
       curvature: β̂_i also of a node whose w_i is w, between w and the w before it.
       drift: the divergences that drift correction is judged by, see drift.py.
+      one_step: β̂_i over one local update from w(t₀), and already in a node's first round, see first_step.py.
     """
 
     estimate: bool = False
     gradient: bool = False
     curvature: bool = False
     drift: bool = False
+    one_step: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,12 @@ class Drift:
     Args:
       correct: whether to correct in this round.
       share: P of the round before: of all data, that of the nodes whose w_i(t) made w(t).
+      strength: α, the share of a shift that is used; all of it where this is not said.
     """
 
     correct: bool
     share: float
+    strength: float | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ class Broadcast:
       stop: no more local updates follow after these.
       drift: how drift is corrected, where the request has it.
       catch_up: for nodes that were not in the round before; others need not be sent it.
+      mean: what the w_i of the round before were combined to, [parameters], where w is not that and nodes must know it.
     """
 
     round: int
@@ -98,6 +103,7 @@ class Broadcast:
     stop: bool
     drift: Drift | None = None
     catch_up: CatchUp | None = None
+    mean: Float32 | None = None
 
     def __post_init__(self) -> None:
         if self.request.drift != (self.drift is not None):
@@ -110,12 +116,17 @@ class Broadcast:
         return cls(1, w, 1, eta, request, best=False, stop=False, drift=drift)
 
     @property
+    def combined(self) -> Float32:
+        """What the w_i of the round before were combined to, [parameters]."""
+        return self.w if self.mean is None else self.mean
+
+    @property
     def report_fields(self) -> frozenset[str]:
         """The optional fields that a report has which answers this: these, and no other."""
         if self.tau == 0:
             return frozenset()
         names = {"w"}
-        if self.request.estimate and self.round > 1:
+        if self.request.estimate and (self.round > 1 or self.request.one_step):
             names |= {"rho", "beta", "gradients"} if self.request.gradient else {"rho", "beta"}
         return frozenset(names | {"plain", "corrected"} if self.request.drift else names)
 

@@ -26,7 +26,10 @@ class Method:
       step_size: which η next.
       update: how the mean update moves w.
       combine: how reports become one update.
-      correct_drift: whether local updates are corrected for drift, see drift.py.
+      correct_drift: whether local updates are corrected for drift, see drift.py. Where w does not become the mean,
+        nodes are told both.
+      partly: whether as much of the correction is used as lasts, and not all or nothing.
+      one_step: whether nodes estimate β over one local update, and from the first round on, see first_step.py.
       delta: what δ is estimated from, the nodes' gradients or their parameters.
       spending: how the budget is spent.
     """
@@ -36,6 +39,8 @@ class Method:
     update: UpdateRule = field(default_factory=Average)
     combine: CombineRule = field(default_factory=WeightedMean)
     correct_drift: bool = False
+    partly: bool = False
+    one_step: bool = False
     delta: Delta = "gradient"
     spending: SpendingRule = field(default_factory=CarefulSpending)
 
@@ -43,13 +48,12 @@ class Method:
         if not self.combine.needs_reports and not isinstance(self.combine, WeightedMean):
             name = type(self.combine).__name__
             raise UserError(f"{name} must say that it needs reports: sums give the weighted mean")
-        for rule, plain in ((self.update, Average), (self.combine, WeightedMean)):
-            if self.correct_drift and not isinstance(rule, plain):
-                # Nodes learn c from w(t₀) and w(t), and are right only where w(t) is the mean of all w_i(t).
-                raise UserError(
-                    f"drift is corrected only where w becomes the weighted mean, not with {type(rule).__name__}: "
-                    "turn drift correction off"
-                )
+        if self.correct_drift and not isinstance(self.combine, WeightedMean):
+            # Nodes learn c from w(t₀) and what the w_i(t) were combined to: right only where that is their mean.
+            raise UserError(
+                f"drift is corrected only where reports are averaged, not with {type(self.combine).__name__}: "
+                "turn drift correction off"
+            )
 
     @property
     def request(self) -> Request:
@@ -60,6 +64,7 @@ class Method:
             gradient=self.delta == "gradient",
             curvature=adapts,
             drift=self.correct_drift,
+            one_step=adapts and self.one_step,
         )
 
     def state_type(self, w: Float32) -> Any:

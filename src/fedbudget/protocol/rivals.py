@@ -22,7 +22,7 @@ import numpy as np
 
 from fedbudget.arrays import Float32
 from fedbudget.errors import UserError
-from fedbudget.protocol.update import Average, ServerMomentum
+from fedbudget.protocol.update import Accelerate, Average, ServerMomentum
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ class FedYogi(_AdaptiveRule):
 
 UPDATE_RULES: Mapping[str, type[Any]] = {
     "average": Average,
+    "accelerate": Accelerate,
     "fedavgm": ServerMomentum,
     "fedadam": FedAdam,
     "fedyogi": FedYogi,

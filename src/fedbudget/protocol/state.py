@@ -56,6 +56,7 @@ class AggregatorState(Generic[S, U]):
       estimates: ρ̂, β̂, δ̂.
       drift: where drift is corrected.
       stopped_by: what will end the run, once that is known.
+      mean: what the last w_i(t) were combined to, where w is not that and nodes must know it.
     """
 
     phase: Phase
@@ -79,6 +80,7 @@ class AggregatorState(Generic[S, U]):
     estimates: Estimates | None = None
     stopped_by: str | None = None
     final_rounds: int = 0
+    mean: Float32 | None = None
 
     @cached_property
     def broadcast(self) -> Broadcast:
@@ -95,6 +97,7 @@ class AggregatorState(Generic[S, U]):
             stop=self.stop,
             drift=None if drift is None else drift.coming,
             catch_up=CatchUp(self.best, mean, since) if self.round > 1 else None,
+            mean=self.mean,
         )
 
     def updated(self, **changes: Any) -> Self:
@@ -116,7 +119,9 @@ class AggregatorState(Generic[S, U]):
             raise ValueError(f"tau is {self.tau} in phase {self.phase}")
         if self.w.ndim != 1 or not self.w.size or self.best.shape != self.w.shape:
             raise ValueError(f"w and best have shapes {self.w.shape} and {self.best.shape}")
-        if not (np.isfinite(self.w).all() and np.isfinite(self.best).all()):
+        if self.mean is not None and self.mean.shape != self.w.shape:
+            raise ValueError(f"w and mean have shapes {self.w.shape} and {self.mean.shape}")
+        if not all(np.isfinite(w).all() for w in (self.w, self.best, self.mean) if w is not None):
             raise ValueError("w is not finite")
         self.ledger.require_possible()
         if self.estimates is not None and not (

@@ -1,5 +1,6 @@
 """Steps of a round at the aggregator, each from one state to the next; aggregator.py says in which order."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -7,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from fedbudget.arrays import Float32
+from fedbudget.control import Reason
 from fedbudget.errors import UserError
 from fedbudget.protocol.combine import CombineRule
 from fedbudget.protocol.drift import Divergence, DriftState
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.sums import Reports, Sums
-from fedbudget.protocol.update import UpdateRule
+from fedbudget.protocol.update import Accelerate, UpdateRule
+from fedbudget.step_size import StepSize, StepSizeInputs
 
 Quantize = Callable[[Float32, Float32], Float32]
 """What nodes will hold of a new w, from it and the w of the broadcast before."""
@@ -54,23 +57,44 @@ def combined(rule: CombineRule, report: Report | Reports, sums: Sums) -> Float32
 
 
 def moved(
-    state: _State, rule: UpdateRule, mean: Float32 | None, quantize: Quantize | None
+    state: _State, rule: UpdateRule, mean: Float32 | None, quantize: Quantize | None, *, scale: float = 1.0
 ) -> tuple[_State, Float32, bool]:
     """With w(t); and what the w_i(t) are compared with, and whether w(t) is w^f, for want of a mean that is finite.
 
     Args:
       mean: what the w_i(t) were combined to; None to go back to w^f.
+      scale: how many times as far w would have come with the η that is right.
     """
     update, w = state.update, mean
     if mean is not None:
-        update, w = rule.next(update, state.w, mean)
+        aim = mean if scale == 1 else state.w + np.float32(scale) * (mean - state.w)
+        if isinstance(rule, Accelerate) and state.decision.reason in (Reason.REST, Reason.BUDGET):
+            w = aim  # it was the last round
+        else:
+            update, w = rule.next(update, state.w, aim)
         w = _vector(rule, w, state.w)
     recover = w is None or not np.isfinite(w).all()
     if w is None or mean is None or recover:
         w = mean = state.best
         update = rule.first(w)
     nodes_hold = w if quantize is None else quantize(w, state.w)
-    return state.updated(w=nodes_hold, update=update), nodes_hold if w is mean else mean, recover
+    if w is mean:
+        return state.updated(w=nodes_hold, mean=None, update=update), nodes_hold, recover
+    told = mean if state.request.drift else None
+    return state.updated(w=nodes_hold, mean=told, update=update), mean, recover
+
+
+def excess(state: _State) -> float:
+    """F(w(t₀)) over F(w^f), on the same samples; 1 where that has no meaning."""
+    usual = 0 < state.best_loss < math.inf and state.loss < math.inf
+    return state.loss / state.best_loss if usual else 1.0
+
+
+def first_scale(rule: StepSize, state: _State, broadcast: Broadcast, inputs: StepSizeInputs) -> float:
+    """How many times larger η should have been in the first round: one update goes as far as its η is large."""
+    if not broadcast.request.one_step or broadcast.round > 1 or broadcast.tau != 1:
+        return 1.0
+    return float(rule.next(state.step_size, inputs).eta / broadcast.eta)
 
 
 def _vector(rule: object, values: Float32, like: Float32) -> Float32:
@@ -82,15 +106,23 @@ def _vector(rule: object, values: Float32, like: Float32) -> Float32:
 
 
 def with_drift(
-    state: _State, drift: DriftState, report: Report | Reports, sums: Sums, broadcast: Broadcast, *, recover: bool
+    state: _State,
+    drift: DriftState,
+    report: Report | Reports,
+    sums: Sums,
+    broadcast: Broadcast,
+    *,
+    recover: bool,
+    partly: bool,
 ) -> _State:
-    """Keeps c, and decides whether the next round is corrected."""
+    """Keeps c, and decides whether the next round is corrected, or how much."""
     if isinstance(report, Report):
         drift = drift.join(report)
     data = drift.data if isinstance(report, Report) else sums.all_data or sums.totals.data
     share = 0.0 if recover else sums.totals.used / data
     fresh = Divergence(sums.totals.plain / sums.totals.data, sums.totals.corrected / sums.totals.data)
-    after = drift.after(broadcast, state.w, share, fresh, recover=recover)
+    combined = state.w if state.mean is None else state.mean
+    after = drift.after(broadcast, combined, share, fresh, recover=recover, partly=partly)
     if after.coming.correct != drift.coming.correct:
         state = with_coming_delta(state, after)
     return state.updated(drift=after)

@@ -125,6 +125,12 @@ class Sums:
     def totals(self) -> Numbers:
         return Numbers(*self.total(self.numbers).tolist())
 
+    @property
+    def mean_beta(self) -> float | None:
+        """The mean of the β̂_i, if it is a sane, positive number."""
+        mean = self.totals.beta / self.totals.beta_of if self.slopes and self.totals.beta_of else 0.0
+        return mean if 0 < mean < ABSURD else None
+
     def mean(self, rows: Float64) -> Float32:
         """Σ D_i v_i / Σ D_i of vectors; there must be a node that is not left out."""
         return np.asarray(self.total(rows) / self.totals.used, np.float32)

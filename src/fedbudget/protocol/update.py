@@ -80,3 +80,54 @@ class ServerMomentum:
     def next(self, state: Velocity, w: Float32, mean: Float32) -> tuple[Velocity, Float32]:
         v = np.float32(self.momentum) * state.v + np.float32(self.step_size) * (mean - w)
         return Velocity(v), w + v
+
+
+@dataclass(frozen=True)
+class Motion:
+    """What `Accelerate` remembers: where w is moving, and the gain of each parameter, [parameters]."""
+
+    velocity: Float32
+    gains: Float32
+
+
+@dataclass(frozen=True)
+class Accelerate:
+    """Goes on where rounds agree on the way, parameter by parameter, without a scale that anyone must set.
+
+        Δ = mean - w(t₀),      g ← 1.4 g where vΔ > 0,  0.7 g where vΔ < 0,  within [1, 100]
+        v ← 0.8 v' + g Δ,      v' = v, halved where vΔ < 0,      w(t) ← w(t₀) + v
+
+    Successive mean updates that point the same way say that they are too short, and those that point back that w went
+    too far; by their signs alone, so that nothing depends on how large parameters are. (Gains as in the delta-bar-delta
+    rule, Jacobs, 1988, and momentum that is given up softly.) The last round moves w to the mean, without more.
+
+    Args:
+      momentum: how much of the last step is made again.
+      rise, fall: what a gain is multiplied with where a parameter goes on, and where it turns back.
+      most: the largest gain.
+      kept: how much of its velocity a parameter keeps that turns back.
+
+    >>> rule, w = Accelerate(), np.zeros(1, np.float32)
+    >>> state, w = rule.next(rule.first(w), w, w + 1)
+    >>> rule.next(state, w, w + 1)[1]  # 1, then 0.8 + 1.4 more
+    array([3.2], dtype=float32)
+    """
+
+    momentum: float = 0.8
+    rise: float = 1.4
+    fall: float = 0.7
+    most: float = 100.0
+    kept: float = 0.5
+
+    def first(self, w: Float32) -> Motion:
+        return Motion(np.zeros_like(w), np.ones_like(w))
+
+    def next(self, state: Motion, w: Float32, mean: Float32) -> tuple[Motion, Float32]:
+        with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverges, and then goes back
+            step, velocity = mean - w, state.velocity
+            agree = np.sign(velocity) * np.sign(step)
+            factor = np.select([agree > 0, agree < 0], [np.float32(self.rise), np.float32(self.fall)], np.float32(1))
+            gains = np.clip(state.gains * factor, np.float32(1), np.float32(self.most))
+            velocity = np.where(agree < 0, np.float32(self.kept) * velocity, velocity)
+            velocity = np.float32(self.momentum) * velocity + gains * step
+            return Motion(velocity, gains), w + velocity

@@ -25,6 +25,7 @@ class TestTheSameBits:
         [
             {"method": "paper"},
             {"method": "frugal"},
+            {"method": "accelerated"},
             {"method": "frugal", "batch_size": "full"},
             {"method": "paper", "tau": "adaptive", "budget": "time=3s", "rounds": 12},
             {"method": "frugal", "tau": "adaptive", "budget": "time=3s", "rounds": 12},

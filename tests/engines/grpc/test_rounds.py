@@ -33,7 +33,7 @@ def numbers(collected: Any) -> list[int]:
     return [int(answer.report.nodes[0]) for answer in collected.answers]
 
 
-@pytest.mark.parametrize("method", ["fixed", "paper", "frugal"])
+@pytest.mark.parametrize("method", ["fixed", "paper", "frugal", "accelerated"])
 @pytest.mark.parametrize("batch", [None, 5])
 def test_a_slow_node_is_left_out_and_comes_back_as_if_it_had_never_heard_of_the_round(
     method: str, batch: int | None
@@ -116,7 +116,7 @@ def leave(net: Network, joined: Any, nodes: int) -> None:
     until(lambda: len(net.server.descriptions()) == nodes)
 
 
-@pytest.mark.parametrize("method", ["fixed", "paper", "frugal"])
+@pytest.mark.parametrize("method", ["fixed", "paper", "frugal", "accelerated"])
 def test_a_node_that_comes_back_with_its_memory_goes_on_where_it_was(method: str) -> None:
     work = Worker(node_data(2))
     with network(method, batch=5) as net:

@@ -172,7 +172,7 @@ def run(ours: Aggregator, server: AggregatorServer, meters: Meters, **how: Any) 
     return outcome, seen
 
 
-@pytest.mark.parametrize("method", ["fixed", "paper", "frugal"])
+@pytest.mark.parametrize("method", ["fixed", "paper", "frugal", "accelerated"])
 def test_a_run_over_a_network_comes_to_the_same_bits(method: str) -> None:
     expected = Costs(np.array([0.01]), np.array([0.1]))
     how = {"budget": Budget({"time": 2.0}), "expected": expected}

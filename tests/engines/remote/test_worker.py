@@ -44,7 +44,7 @@ def answers(work: Worker, broadcast: list[Broadcast]) -> list[Report]:
     return [work.answer(RoundRequest(each, each.round - 1)).report for each in broadcast]
 
 
-@pytest.mark.parametrize("method", ["fixed", "paper", "frugal"])
+@pytest.mark.parametrize("method", ["fixed", "paper", "frugal", "accelerated"])
 def test_a_round_that_is_made_again_is_the_same_to_the_bit(method: str) -> None:
     broadcast = broadcasts(method)
     work = started(method)
@@ -209,7 +209,7 @@ class RecordingWork(HeldWorker):
         return super().answer(request)
 
 
-@pytest.mark.parametrize("method", ["fixed", "paper", "frugal"])
+@pytest.mark.parametrize("method", ["fixed", "paper", "frugal", "accelerated"])
 @pytest.mark.parametrize(("kind", "saved"), [("none", 0), ("16-bit", 24 - (12 + 4)), ("8-bit", 24 - (6 + 4))])
 def test_all_hold_the_same_w_and_what_was_saved_is_counted(method: str, kind: Kind, saved: int) -> None:
     works = [RecordingWork(node) for node in range(3)]

@@ -20,7 +20,7 @@ from fedbudget.engines.remote.task import LONG_NAME, Moments, SamplesDescription
 from fedbudget.errors import UserError
 from fedbudget.protocol.messages import PeerError
 
-VERSION = 2
+VERSION = 3
 LONGEST = 2**20 + 2**18
 """Bytes of a description, at most: it goes in one message or not at all."""
 

@@ -1,0 +1,47 @@
+"""How steep a node's loss is before any step was made, so that the first one has the right size.
+
+A β̂ between two points that are hardly apart is that of a point, and one between points far apart, on a loss that is
+flat there, is too small. So a node tries steps along its own gradient, each ten times the one before, at the cost of a
+gradient each. The largest s after which the gradient has changed by less than half of itself, s β(s) ≤ ½ with
+
+    β(s) = ‖∇F_i(w - s g) - g‖ / s‖g‖,      g = ∇F_i(w),
+
+is one that gradient descent can make and that is long enough to tell. What it gives is the larger of β(s) and β(10 s),
+and no step 1/β̂ shorter than s, nor longer than the next.
+"""
+
+import numpy as np
+
+from fedbudget.arrays import Float32, Float64
+from fedbudget.data.sampling import BatchIndices
+from fedbudget.data.shards import Shards
+from fedbudget.models.base import Model
+from fedbudget.protocol.drift import norms
+
+STEPS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
+_BEYOND = 3.0
+"""How many times longer than the last of these a step may be."""
+
+
+def first_steepness(model: Model, shards: Shards, indices: BatchIndices, w: Float32, gradients: Float32) -> Float64:
+    """β̂_i of each node, [nodes]; NaN where the gradient is 0.
+
+    Args:
+      indices: the mini-batch of each node that its gradient is of.
+      gradients: at w, [nodes, parameters].
+    """
+    lengths, found = norms(gradients), []
+    with np.errstate(all="ignore"):  # a step far too long gives no number, and so is one
+        for step in STEPS:
+            there = model.descend(w - np.float32(step) * gradients, shards, indices, 0.0).gradients
+            beta = norms(there - gradients) / (step * lengths)
+            found.append(np.where(np.isfinite(beta), beta, np.inf))
+    slopes, steps = np.array(found), np.array(STEPS)
+    short = np.logical_and.accumulate(steps[:, None] * slopes <= 0.5, axis=0).sum(axis=0)  # how many are short enough
+    last, node = np.maximum(short - 1, 0), np.arange(len(lengths))
+    beyond = slopes[np.minimum(last + 1, len(STEPS) - 1), node]
+    steep = np.where(np.isfinite(beyond), np.maximum(slopes[last, node], beyond), slopes[last, node])
+    longest = steps[last] * np.where(last + 1 < len(STEPS), 10.0, _BEYOND)
+    within = np.clip(steep, 1 / longest, 1 / steps[last])
+    beta = np.where(short > 0, within, slopes[0])
+    return np.where(lengths > 0, beta, np.nan)

@@ -1,0 +1,122 @@
+"""Parts of the accelerated method: gains and momentum, the first step, and how much of a shift lasts."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedbudget.arrays import Float32
+from fedbudget.data.sampling import BatchIndices
+from fedbudget.data.shards import Shards, Table
+from fedbudget.models import FunctionModel
+from fedbudget.protocol.drift import Correction, Divergence, DriftState, norms
+from fedbudget.protocol.first_step import first_steepness
+from fedbudget.protocol.messages import Broadcast, Drift, Request
+from fedbudget.protocol.update import Accelerate, Motion
+
+
+def vector(*values: float) -> Float32:
+    return np.array(values, np.float32)
+
+
+class TestAccelerate:
+    def test_by_hand(self) -> None:
+        """Parameters that go on, turn back, and rest: v = 0.8 v' + g Δ."""
+        state = Motion(vector(1, 1, 1, 0), vector(2, 2, 1, 5))
+        after, w = Accelerate().next(state, vector(0, 0, 0, 0), vector(1, -1, 0, 1))
+        assert after.gains == pytest.approx([2.8, 1.4, 1, 5])
+        assert after.velocity == pytest.approx([0.8 + 2.8, 0.4 - 1.4, 0.8, 5])
+        assert w == pytest.approx(after.velocity)
+
+    def test_gains_stay_between_1_and_100(self) -> None:
+        rule, state, w = Accelerate(), Motion(vector(1, 1), vector(90, 1.2)), vector(0, 0)
+        after, _ = rule.next(state, w, vector(1, -1))
+        assert after.gains.tolist() == [100, 1]
+
+    @given(steps=st.lists(st.floats(-1, 1, width=16), min_size=1, max_size=12), factor=st.sampled_from([0.125, 8, 64]))
+    def test_nothing_depends_on_how_large_parameters_are(self, steps: list[float], factor: float) -> None:
+        def path(scale: float) -> list[float]:
+            rule, w = Accelerate(), vector(0)
+            state, found = rule.first(w), []
+            for step in steps:
+                state, w = rule.next(state, w, w + np.float32(scale * step))
+                found.append(float(w[0]) / scale)
+            return found
+
+        assert path(factor) == path(1)  # to the bit, for powers of two
+
+    def test_it_is_faster_than_averaging_where_the_loss_is_flat_in_one_direction(self) -> None:
+        """½(x² + y²/1000) by rounds that go along the gradient with η = 1."""
+        curvature = vector(1, 1e-3)
+        plain = w = vector(1, 1)
+        rule = Accelerate()
+        state = rule.first(w)
+        for _ in range(60):
+            plain = plain - curvature * plain
+            state, w = rule.next(state, w, w - curvature * w)
+        assert abs(plain[1]) > 0.9
+        assert np.abs(w).max() < 0.1
+
+
+def quadratic(curvature: Float32) -> tuple[FunctionModel, Shards]:
+    """½ Σ a_j w_j² at every node, whatever its samples are."""
+
+    def loss(w: Float32, x: object, y: object) -> tuple[float, Float32]:
+        return float(0.5 * (curvature * w * w).sum()), curvature * w
+
+    model = FunctionModel(loss, initial=np.zeros(len(curvature)))
+    return model, Shards.whole(Table(np.zeros((2, 1), np.float32), np.zeros(2, np.float32)))
+
+
+class TestFirstSteepness:
+    @pytest.mark.parametrize("beta", [0.02, 0.3, 3.0, 2000.0])
+    def test_of_a_quadratic_it_is_what_it_is(self, beta: float) -> None:
+        model, shards = quadratic(vector(beta, beta))
+        w = vector(1, 2)
+        found = first_steepness(model, shards, BatchIndices.whole(1), w, np.float32(beta) * w[None])
+        assert found == pytest.approx([max(beta, 1 / 30)], rel=1e-3)  # a first step is at most 30
+
+    def test_where_there_is_no_gradient_nothing_is_known(self) -> None:
+        model, shards = quadratic(vector(1, 1))
+        assert np.isnan(
+            first_steepness(model, shards, BatchIndices.whole(1), vector(0, 0), np.zeros((1, 2), np.float32))
+        )
+
+
+class TestStrength:
+    def test_is_the_share_of_a_shift_that_stays(self) -> None:
+        """The formula from norms alone is the projection of the new shift on the old one."""
+        rng = np.random.default_rng(3)
+        old, noise = rng.normal(size=(2, 50))
+        new = 0.6 * old + 0.1 * noise
+        p, p_new, q = norms(np.array([old, new, new - old], np.float32))
+        state = DriftState.first(vector(0))
+        said = Broadcast.first(vector(0), 0.1, Request(drift=True))
+        for plain, corrected in ((p, p), (p_new, q)):
+            state = state.after(said, vector(0), 1.0, Divergence(plain, corrected), recover=False, partly=True)
+        assert state.coming.strength == pytest.approx(float(new @ old / (old @ old)), rel=1e-5)
+
+    def test_noise_leaves_nothing_and_no_more_than_all_is_used(self) -> None:
+        state, said = DriftState.first(vector(0)), Broadcast.first(vector(0), 0.1, Request(drift=True))
+        for plain, corrected in ((1.0, 1.0), (1.0, 2.0)):
+            state = state.after(said, vector(0), 1.0, Divergence(plain, corrected), recover=False, partly=True)
+        assert state.coming.strength == 0
+        for plain, corrected in ((3.0, 0.1), (9.0, 0.1)):
+            state = state.after(said, vector(0), 1.0, Divergence(plain, corrected), recover=False, partly=True)
+        assert state.coming.strength == 1
+
+    @given(strength=st.floats(0, 1), seed=st.integers(0, 1000))
+    def test_shifts_cancel_whatever_it_is(self, strength: float, seed: int) -> None:
+        """Σ D_i c_i = D c is kept, for any α: the mean of what nodes went along is that of their gradients."""
+        rng = np.random.default_rng(seed)
+        sizes, drift = np.array([3.0, 5.0, 2.0]), Drift(correct=True, share=1.0, strength=strength)
+        known = Correction.first(3, np.zeros(4, np.float32))
+        for _ in range(4):
+            gradients = rng.normal(size=(3, 4)).astype(np.float32)
+            shift = known.used(drift)
+            assert shift is not None
+            went = gradients + shift
+            mean = np.average(went, axis=0, weights=sizes).astype(np.float32)
+            known = known.learn(went, drift).with_mean(mean)
+            assert np.allclose(known.own, gradients, atol=1e-5)
+            assert np.allclose(np.average(known.own, axis=0, weights=sizes), known.mean, atol=1e-5)
