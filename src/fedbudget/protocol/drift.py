@@ -35,7 +35,9 @@ interval before and in this one, and q how far s_i' was from s_i,
 
     α = (p'² + p² - q²) / 2p²,      which is <s_i', s_i> / ‖s_i‖², the share that stayed,
 
-averaged half old and half new, and held between 0 and 1. The proof above holds for any α: shifts still cancel.
+averaged half old and half new, and held between 0 and 1. While all nodes take part, the proof above holds for any α:
+shifts still cancel. Where some do not it needs α = 1, because their c_i are not in the sum. So after an interval that
+was partly corrected and that some missed, all begins anew, and while nodes are missing it is all or nothing.
 """
 
 from collections.abc import Collection
@@ -156,7 +158,12 @@ class DriftState:
             divergence=divergence,
             uncorrected=self.uncorrected if corrected else broadcast.round,
         )
-        return after._with_strength(fresh, recover=recover) if partly else after
+        if not partly:
+            return after
+        if share < 1 and not recover:  # some were missing
+            whole = broadcast.drift is None or broadcast.drift.strength is None
+            return after if whole else replace(after, coming=Drift(correct=False, share=share))
+        return after._with_strength(fresh, recover=recover)
 
     def _with_strength(self, fresh: Divergence, *, recover: bool) -> "DriftState":
         lasting, before = self.lasting, self.apart
