@@ -146,6 +146,11 @@ class TestBalancedTau:
         assert self.chosen([1.0], [100.0], [1200.0]) == 20  # and not √1000
         assert self.chosen([1.0], [100.0], [900.0]) == 1
 
+    def test_it_says_when_it_is_shorter_than_would_pay(self) -> None:
+        inputs = ControlInputs(None, 0.1, np.array([1.0]), np.array([10.0]), np.array([1e6]), differ=False)
+        reasons = [BalancedTau().next(previous(tau), inputs).reason for tau in (10, 16)]
+        assert reasons == [Reason.LENGTH, Reason.BALANCE]
+
     def test_it_grows_to_what_an_aggregation_costs_at_once_and_then_twofold(self) -> None:
         assert self.chosen([1.0], [10.0], [1e6], last=1, differ=False) == 10
         assert self.chosen([1.0], [10.0], [1e6], last=10, differ=False) == 20

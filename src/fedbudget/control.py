@@ -22,6 +22,7 @@ class Reason(StrEnum):
     START = "start"  # nothing has been estimated yet
     MINIMUM = "minimum of G"
     BALANCE = "cost of an aggregation"  # longer rounds would waste updates, and shorter ones aggregations
+    LENGTH = "limit of a round"  # longer rounds would pay, but several must fit, and τ grows step by step
     SEARCH_LIMIT = "search limit"  # G still falls at the end of the search range
     BUDGET = "budget"  # no more fits in what is left
     REST = "rest of the budget"  # longer than wanted, because nothing would fit after it
@@ -200,4 +201,4 @@ class BalancedTau:
         even = int(min(inputs.b[binding] / inputs.c[binding], self.tau_max)) if inputs.c[binding] > 0 else self.tau_max
         reach = max(2 * previous.tau, even)
         tau = max(1, min(wanted, fit, reach))
-        return Decision(tau, Reason.BALANCE if tau == wanted else Reason.SEARCH_LIMIT)
+        return Decision(tau, Reason.BALANCE if tau == wanted else Reason.LENGTH)
