@@ -48,7 +48,7 @@ class Explanation:
             Reason.START: "not enough had been estimated yet, so the run went on with τ = 1",
             Reason.MINIMUM: f"G(τ) is smallest at τ = {self.tau}",
             Reason.SEARCH_LIMIT: f"G(τ) still falls at τ = {self.tau}, the end of the range that was searched",
-            Reason.BALANCE: f"with τ = {self.tau} the budget buys most: longer rounds waste local updates, shorter ones "
+            Reason.BALANCE: f"with τ = {self.tau} the budget buys most: longer rounds waste updates, and shorter ones "
             "aggregations",
             Reason.LENGTH: f"longer rounds than τ = {self.tau} would pay, but several must fit, and τ grows by steps",
             Reason.BUDGET: f"no more than τ = {self.tau} fitted in what was left of the budget"
