@@ -62,6 +62,7 @@ METHODS = {
         partly=True,
         one_step=True,
         delta="parameters",
+        spending=CarefulSpending(tau_max=8),
     ),
 }
 
