@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 
 import fedbudget
-from fedbudget.control import AdaptiveTau, FixedTau
+from fedbudget.control import AdaptiveTau, BalancedTau, FixedTau
 from fedbudget.errors import UserError
 from fedbudget.launch.method import build_method
 from fedbudget.launch.prepared import Overrides
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.rivals import FedAdam, FedYogi
-from fedbudget.protocol.update import Average, ServerMomentum
+from fedbudget.protocol.update import Accelerate, Average, ServerMomentum
 from fedbudget.settings import Settings
-from fedbudget.step_size import AutoStep, FallingStep, FixedStep
+from fedbudget.step_size import AutoStep, FallingStep, FixedStep, SearchedStep
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,20 @@ def test_own_parts_take_the_place_of_the_methods() -> None:
 
 
 def test_own_update_rule_turns_drift_correction_off() -> None:
-    """It holds for plain averages only; whoever asks for both is told so."""
+    """It takes a vector more in every broadcast; whoever asks for both gets both."""
     own = Overrides(update=ServerMomentum(0.5))
     assert not build_method(Settings(), own).correct_drift
-    with pytest.raises(ValueError, match="drift is corrected only where w becomes the weighted mean"):
-        build_method(Settings(drift_correction=True), own)
+    assert build_method(Settings(drift_correction=True), own).correct_drift
+
+
+def test_the_accelerated_method() -> None:
+    method = build_method(Settings(method="accelerated", tau_max=50))
+    assert (method.controller, method.step_size) == (BalancedTau(50), SearchedStep())
+    assert (method.update, method.correct_drift, method.partly) == (Accelerate(), True, True)
+    assert method.request.one_step
+    fixed = build_method(Settings(method="accelerated", tau=7, step_size=0.1, update="average"))
+    assert (fixed.controller, fixed.step_size, fixed.update) == (FixedTau(7), FixedStep(0.1), Average())
+    assert not fixed.request.one_step
 
 
 @pytest.mark.parametrize(
