@@ -25,6 +25,7 @@ from fedbudget.errors import UserError
 from fedbudget.experiments.cells import CellStore, attempt, made_ready
 from fedbudget.experiments.compare import PLAIN_UPDATE
 from fedbudget.experiments.pool import check_backend, unordered
+from fedbudget.launch.inputs import from_any_folder
 from fedbudget.runs.title import task_title
 from fedbudget.settings import FEDERATED, Settings
 
@@ -178,6 +179,7 @@ def compare_rivals(
     check_backend(jobs, None)
     with made_ready(replace(settings, seed=seeds[0])) as prepared:  # refuses what cannot work
         title = task_title(prepared.settings, prepared.dataset.name, prepared.dataset.note)
+    settings = from_any_folder(settings)  # processes that make runs may have started in another
     runs = _Runs(CellStore(folder, "run"), jobs, progress)
     bases = {"default" if settings.method == Settings().method else settings.method: settings}
     if settings.method != "paper":

@@ -40,7 +40,7 @@ class TrainingInputs:
         """From what was given, or as the settings say."""
         dataset = overrides.dataset
         if dataset is None:
-            dataset, settings = load_dataset(settings), _from_any_folder(settings)
+            dataset, settings = load_dataset(settings), from_any_folder(settings)
         dataset = dataset.sample(settings.train_samples, settings.test_samples, settings.seed)
         model = overrides.model or build_model(settings, dataset)
         train = dataset.table(dataset.train, model.target)
@@ -61,7 +61,7 @@ def build_model(settings: Settings, dataset: Dataset) -> Model:
     return catalogue.build(settings.model, dataset, options, device=settings.device)
 
 
-def _from_any_folder(settings: Settings) -> Settings:
+def from_any_folder(settings: Settings) -> Settings:
     """The same with paths that do not depend on where we are, so that the run can be repeated from anywhere."""
     if settings.dataset not in data.DATASETS:
         settings = replace(settings, dataset=str(Path(settings.dataset).resolve()))
