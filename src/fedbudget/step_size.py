@@ -170,7 +170,12 @@ class AutoStep:
 
     def _falling(self, state: AutoStepState, spent: float) -> AutoStepState:
         """η as much below its steady value as the end of the budget is near, but never 0."""
-        return replace(state, eta=state.steady * min(1.0, max(0.02, (1 - spent) / self.fall)))
+        return replace(state, eta=state.steady * _at_the_end(spent, self.fall))
+
+
+def _at_the_end(spent: float, fall: float) -> float:
+    """What η is multiplied with as the end of the budget comes near: 1 until the last part, and never 0."""
+    return min(1.0, max(0.02, (1 - spent) / fall))
 
 
 _S = TypeVar("_S", bound=AutoStepState)
@@ -218,7 +223,7 @@ class FallingStep:
         return StepSizeState(self.eta)
 
     def next(self, state: StepSizeState, inputs: StepSizeInputs) -> StepSizeState:
-        return StepSizeState(self.eta * min(1.0, max(0.02, (1 - inputs.spent) / self.fall)))
+        return StepSizeState(self.eta * _at_the_end(inputs.spent, self.fall))
 
     def recover(self, state: StepSizeState, inputs: StepSizeInputs) -> StepSizeState:
         return self.next(state, inputs)
@@ -284,7 +289,7 @@ class SearchedStep:
         return self._falling(state, inputs.spent)
 
     def _falling(self, state: SearchedStepState, spent: float) -> SearchedStepState:
-        return replace(state, eta=state.steady * min(1.0, max(0.02, (1 - spent) / self.fall)))
+        return replace(state, eta=state.steady * _at_the_end(spent, self.fall))
 
 
 def _between(inputs: StepSizeInputs) -> float | None:

@@ -20,17 +20,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fedbudget.arrays import Float32, Float64
 from fedbudget.budget import Budget
-from fedbudget.control import AdaptiveTau, BalancedTau, FixedTau
+from fedbudget.control import AdaptiveTau, FixedTau
 from fedbudget.data.shards import Shards
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, PeerError, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState
-from fedbudget.protocol.update import Accelerate
-from fedbudget.step_size import AutoStep, FixedStep, SearchedStep
+from fedbudget.step_size import AutoStep, FixedStep
 from support.hand_made import go_on
-from support.methods import bits
+from support.methods import accelerated, bits
 from support.problems import costs, problem
 
 CASE = problem("svm", 3)
@@ -43,15 +42,7 @@ METHODS = {
     "plain": Method(FixedTau(2), FixedStep(0.1)),
     "corrected": Method(FixedTau(3), FixedStep(0.1), correct_drift=True),
     "frugal": Method(AdaptiveTau(tau_max=6), AutoStep(start=0.02), correct_drift=True, delta="parameters"),
-    "accelerated": Method(
-        BalancedTau(tau_max=6),
-        SearchedStep(start=0.02),
-        update=Accelerate(),
-        correct_drift=True,
-        partly=True,
-        one_step=True,
-        delta="parameters",
-    ),
+    "accelerated": accelerated(tau_max=6),
 }
 
 

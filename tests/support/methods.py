@@ -17,25 +17,33 @@ from fedbudget.protocol.state import AggregatorState
 from fedbudget.protocol.update import Accelerate, ServerMomentum
 from fedbudget.resources.time import SGD, SimulatedTime
 from fedbudget.resources.usage import RoundUsage
+from fedbudget.spending import CarefulSpending
 from fedbudget.step_size import AutoStep, FixedStep, SearchedStep
 from support.problems import costs, problem
 
 BUDGET = Budget({"time": 2.0})
 EXPECTED = costs([SGD.step.mean], [SGD.aggregation.mean])
 
-METHODS: dict[str, Method] = {
-    "fixed": Method(FixedTau(3), FixedStep(0.05)),
-    "paper": Method(AdaptiveTau(phi=0.01, tau_max=8), FixedStep(0.05)),
-    "frugal": Method(AdaptiveTau(tau_max=8, leap=True), AutoStep(start=0.02), correct_drift=True, delta="parameters"),
-    "accelerated": Method(
-        BalancedTau(tau_max=8),
+
+def accelerated(tau_max: int) -> Method:
+    """The whole method of that name, for short runs."""
+    return Method(
+        BalancedTau(tau_max),
         SearchedStep(start=0.02),
         update=Accelerate(),
         correct_drift=True,
         partly=True,
         one_step=True,
         delta="parameters",
-    ),
+        spending=CarefulSpending(tau_max),
+    )
+
+
+METHODS: dict[str, Method] = {
+    "fixed": Method(FixedTau(3), FixedStep(0.05)),
+    "paper": Method(AdaptiveTau(phi=0.01, tau_max=8), FixedStep(0.05)),
+    "frugal": Method(AdaptiveTau(tau_max=8, leap=True), AutoStep(start=0.02), correct_drift=True, delta="parameters"),
+    "accelerated": accelerated(tau_max=8),
     "astray": Method(  # a step size that is far too large at first, so that the run goes back
         AdaptiveTau(tau_max=8), AutoStep(start=20.0, growth=50.0), correct_drift=True, delta="parameters"
     ),

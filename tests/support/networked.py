@@ -17,7 +17,7 @@ import numpy as np
 
 from fedbudget.arrays import Float32
 from fedbudget.budget import Budget
-from fedbudget.control import AdaptiveTau, BalancedTau, FixedTau
+from fedbudget.control import AdaptiveTau, FixedTau
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.engines.grpc import node as node_module
 from fedbudget.engines.grpc.node import run_node
@@ -32,9 +32,9 @@ from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.update import Accelerate
 from fedbudget.spending import CarefulSpending, PaperSpending
-from fedbudget.step_size import FixedStep, SearchedStep
+from fedbudget.step_size import FixedStep
+from support.methods import accelerated
 from support.problems import CHEAP
 from support.usage import node_costs
 
@@ -54,16 +54,7 @@ METHODS = {
         delta="parameters",
         spending=CarefulSpending(tau_max=8),
     ),
-    "accelerated": Method(
-        BalancedTau(tau_max=8),
-        SearchedStep(start=0.02),
-        update=Accelerate(),
-        correct_drift=True,
-        partly=True,
-        one_step=True,
-        delta="parameters",
-        spending=CarefulSpending(tau_max=8),
-    ),
+    "accelerated": accelerated(tau_max=8),
 }
 
 _SIZES = (14, 20, 11, 17)
