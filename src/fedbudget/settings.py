@@ -153,7 +153,9 @@ class Settings:
     server_step_size: Positive | None = option(
         None, "How far --update moves.", "method", shown="1 with fedavgm, 0.1 with fedadam and fedyogi"
     )
-    server_momentum: Fraction | None = option(None, "β of fedavgm, β₁ of fedadam and fedyogi.", "method", shown="0.9")
+    server_momentum: Fraction | None = option(
+        None, "β of fedavgm, β₁ of fedadam and fedyogi.", "method", shown="0.9, and 0.8 with accelerate"
+    )
     server_beta2: Fraction | None = option(None, "β₂ of fedadam and fedyogi.", "method", shown="0.99")
     server_epsilon: Positive | None = option(
         None, "ε of fedadam and fedyogi; larger is less adaptive.", "method", shown="0.001"

@@ -14,6 +14,7 @@ s is η, which here are local updates and the nodes' step size. SCAFFOLD, which 
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,7 @@ class UpdateMoments:
 
 
 @dataclass(frozen=True)
-class _AdaptiveRule:
+class _AdaptiveRule(ABC):
     """What FedAdam and FedYogi share."""
 
     step_size: float = 0.1
@@ -61,9 +62,9 @@ class _AdaptiveRule:
             scale: Float32 = np.float32(self.step_size) / (np.sqrt(v) + np.float32(self.epsilon))
             return UpdateMoments(m, v), w + scale * m
 
+    @abstractmethod
     def _second_moment(self, v: Float32, square: Float32) -> Float32:
         """The next v, from Δ²."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
