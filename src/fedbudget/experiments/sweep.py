@@ -132,8 +132,12 @@ def run(
         pool = unordered_on_ray(work, missing, jobs=jobs, address=ray_address)
     else:
         pool = unordered(work, missing, jobs=jobs, backend=backend)
-    with closing(pool) as outcomes:
-        failures = kept.collect(outcomes, lambda made, failed: progress(before + made, of, failed))
+    try:
+        with closing(pool) as outcomes:
+            failures = kept.collect(outcomes, lambda made, failed: progress(before + made, of, failed))
+    except KeyboardInterrupt:
+        progress(of - len(kept.missing(sweep.cells)), of, 0)  # one more may have been kept than was told of
+        raise
     outcomes_in_order = (failures.get(settings) or kept.read(settings) for settings in sweep.cells)
     table = gather(sweep.cells, outcomes_in_order, varied=sweep.varied, each=sweep.each)
     write(table, folder / RESULTS)
