@@ -144,7 +144,7 @@ class TestBalancedTau:
 
     def test_ten_rounds_fit(self) -> None:
         assert self.chosen([1.0], [100.0], [1200.0]) == 20  # and not √1000
-        assert self.chosen([1.0], [100.0], [900.0]) == 1
+        assert self.chosen([1.0], [100.0], [900.0]) == 10  # less would save next to nothing
 
     def test_it_says_when_it_is_shorter_than_would_pay(self) -> None:
         inputs = ControlInputs(None, 0.1, np.array([1.0]), np.array([10.0]), np.array([1e6]), differ=False)

@@ -156,7 +156,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         ({"test_share": 1.0}, r"test_share must be a number of at least 0 and below 1, not 1\.0"),
         (
             {"method": "papr"},
-            r"method must be frugal, accelerated, paper, .*; did you mean paper\?",
+            r"method must be accelerated, frugal, paper, .*; did you mean paper\?",
         ),
         ({"rounds": 0}, "rounds must be a whole number of at least 1, not 0"),
         ({"delta": "loss"}, "delta must be gradient or parameters, not 'loss'"),

@@ -121,7 +121,7 @@ class TestRuns:
         assert rounds[-1].eta < max(each.eta for each in rounds) / 2
 
     def test_it_waits_with_local_updates_until_it_has_settled(self) -> None:
-        rounds = fedbudget.train(model="kmeans", case=3, batch_size="full", clusters=4).rounds
+        rounds = fedbudget.train(model="kmeans", method="frugal", case=3, batch_size="full", clusters=4).rounds
         start = [each for each in rounds if each.reason == "start"]
         assert all(each.tau == 1 for each in start)
         assert len(start) > 2
@@ -207,10 +207,10 @@ class TestFallingStep:
 class TestSearchedStep:
     RULE = SearchedStep()
 
-    def after(self, *betas: float, improved: bool = True, excess: float = 1.0, spent: float = 0.0) -> SearchedStepState:
+    def after(self, *betas: float, improved: bool = True, spent: float = 0.0) -> SearchedStepState:
         state = self.RULE.first()
         for beta in betas:
-            state = self.RULE.next(state, StepSizeInputs(beta, spent, beta, improved, excess))
+            state = self.RULE.next(state, StepSizeInputs(beta, spent, beta, improved))
         return state
 
     def test_it_begins_with_what_the_search_gave(self) -> None:
@@ -231,10 +231,8 @@ class TestSearchedStep:
         assert max(b / a for a, b in pairwise(grown)) == pytest.approx(2)
         assert grown[-1] > 10 * grown[0]
 
-    def test_a_steeper_loss_does_not_lower_it_but_a_higher_one_does(self) -> None:
+    def test_a_steeper_loss_does_not_lower_it(self) -> None:
         assert self.after(4.0, 400.0).eta == pytest.approx(0.25)
-        higher = self.RULE.next(self.after(4.0), StepSizeInputs(400.0, 0.0, 400.0, False, 1.2))
-        assert higher.eta == pytest.approx(0.7 * 0.25)
 
     def test_it_falls_at_the_end_and_after_going_back(self) -> None:
         assert self.after(4.0, spent=0.825).eta == pytest.approx(0.125)

@@ -51,6 +51,7 @@ class TestOwnModelOnOwnShards:
             rounds=rounds,
             batch_size="full",
             step_size=ETA,
+            update="average",
             budget="time=1h",
         )
         everything = np.concatenate([x for x, _ in shards]).astype(np.float64)
@@ -143,7 +144,7 @@ class TestBudgets:
 
     @pytest.mark.parametrize(
         ("budget", "binds"),
-        [(["time=3s", "bytes=1MB"], "time"), (["time=60s", "bytes=60kB"], "bytes"), (["cpu=2s", "money=1"], "cpu")],
+        [(["time=6s", "bytes=2MB"], "time"), (["time=60s", "bytes=60kB"], "bytes"), (["cpu=2s", "money=1"], "cpu")],
     )
     def test_the_resource_that_stops_an_adaptive_run_is_the_one_that_is_used_up(
         self, budget: list[str], binds: str

@@ -169,8 +169,9 @@ class BalancedTau:
 
     τ_d is how many updates in a row are worth half of what they would be one by one: 10 where nodes differ, as drift is
     corrected by what was known a round ago, and 100 where they differ by noise alone. It is a guess; one that is wrong
-    by a factor f costs at most (√f + 1/√f) / 2 times the budget, 1.06 for f = 2. At least ten rounds must fit. τ grows
-    to twice the last at a time, or at once to where updates cost what the aggregation does.
+    by a factor f costs at most (√f + 1/√f) / 2 times the budget, 1.06 for f = 2. At least ten rounds must fit, but for
+    updates that cost less than a tenth of the aggregation, which would save nothing. τ grows to twice the last at a
+    time, or at once to where updates cost what the aggregation does.
 
     Args:
       tau_max: the largest τ of all.
@@ -194,10 +195,10 @@ class BalancedTau:
     def next(self, previous: Decision, inputs: ControlInputs) -> Decision:
         search = np.arange(1, self.tau_max + 1)
         shares = (np.outer(search, inputs.c) + inputs.b) / inputs.budget
-        cost = shares.max(axis=1)
+        cost, binding = shares.max(axis=1), int(shares[0].argmax())
         wanted = int(np.argmin(cost * (1 / search + 1 / (self.worth if inputs.differ else self.alike)))) + 1
-        fit = max(1, int((cost * self.rounds <= 1).sum()))
-        binding = int(shares[0].argmax())
+        cheap = int((10 * search * inputs.c[binding] <= inputs.b[binding]).sum())
+        fit = max(1, cheap, int((cost * self.rounds <= 1).sum()))
         even = int(min(inputs.b[binding] / inputs.c[binding], self.tau_max)) if inputs.c[binding] > 0 else self.tau_max
         reach = max(2 * previous.tau, even)
         tau = max(1, min(wanted, fit, reach))

@@ -28,7 +28,7 @@ MODELS = ("svm", "linear", "kmeans", "softmax", "mlp", "cnn")
 DATASETS = ("digits", "mnist", "fashion-mnist", "cifar-10", "energy", "user-knowledge")
 """Names, known without loading what they are the names of."""
 
-MethodName = Literal["frugal", "accelerated", "paper", "centralized", "asynchronous"]
+MethodName = Literal["accelerated", "frugal", "paper", "centralized", "asynchronous"]
 Delta = Literal["gradient", "parameters"]
 CostSource = Literal["simulated", "measured"]
 Compression = Literal["none", "16-bit", "8-bit"]
@@ -44,7 +44,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Gamma = Annotated[float, Meta(ge=1)]
 Seed = Annotated[int, Meta(ge=0)]
 
-FEDERATED = ("frugal", "accelerated", "paper")
+FEDERATED = ("accelerated", "frugal", "paper")
 
 _RUN, _COMPARE, _NETWORK = ("run",), ("run", "compare"), ("serve", "local")
 _ONE_RUN = ("run", "serve", "local")
@@ -109,9 +109,9 @@ class Settings:
         helps={"compare": "With --rivals, in place of --cases: case:N, dirichlet:ALPHA, draw:SAMPLES or files."},
     )
     method: MethodName = option(
-        "frugal",
-        "frugal (drift corrected, no gradients sent), accelerated (the same, and goes on where rounds agree on the "
-        "way), paper (to the letter), or a baseline: centralized or asynchronous gradient descent.",
+        "accelerated",
+        "accelerated (drift corrected, goes on where rounds agree on the way), frugal (drift corrected, τ by the "
+        "paper's bound), paper (to the letter), or a baseline: centralized or asynchronous gradient descent.",
         "most used",
     )
     drift_correction: bool | None = option(
@@ -140,7 +140,7 @@ class Settings:
     )
     participation: Chance = option(1.0, "The chance of a node to take part in a round, simulated.", "method", _COMPARE)
     batch_size: BatchSize | None = option(None, "Samples in a mini-batch, or full.", "method", shown="100")
-    step_size: Eta | None = option(None, "Step size η, or auto.", "method", shown="auto with frugal, else 0.01")
+    step_size: Eta | None = option(None, "Step size η, or auto.", "method", shown="auto, or 0.01 with paper")
     step_fall: Share | None = option(
         None, "The share of the budget, at its end, over which a step size that is a number falls.", "method", shown="0"
     )

@@ -58,14 +58,12 @@ class StepSizeInputs:
       spent: the share of the budget spent.
       mean_beta: the mean of the β̂_i, if there was any.
       improved: whether the w that the last round began with is the best so far.
-      excess: its loss over that of the best so far, on the same samples.
     """
 
     beta: float | None
     spent: float
     mean_beta: float | None = None
     improved: bool = True
-    excess: float = 1.0
 
 
 class StepSize(Protocol):
@@ -251,8 +249,7 @@ class SearchedStep:
     - It grows, where the loss becomes flatter, and only after a round that began with the best w so far.
     - It does not fall below what the search gave. The β̂ of a network rises as it is trained, until ηβ is near 2: an η
       that follows it down gains nothing.
-    - It falls by 0.7, and its least with it, where the loss is a tenth above the best, on the same samples; and as that
-      of `AutoStep` where the loss is much worse, and at the end of the budget.
+    - It falls as that of `AutoStep` where the loss is much worse, and at the end of the budget.
 
     That the search's η is a good one is not proven.
     """
@@ -261,8 +258,6 @@ class SearchedStep:
     start: float = 0.001
     growth: float = 2.0
     fall: float = 0.35
-    retreat: float = 0.7
-    tolerance: float = 1.1
 
     def first(self) -> SearchedStepState:
         return SearchedStepState(self.start, settled=False, steady=self.start)
@@ -275,8 +270,6 @@ class SearchedStep:
             found = 1 / beta
             state = replace(state, level=math.log(beta), steady=found, least=found, settled=True)
             return self._falling(state, inputs.spent)
-        if inputs.excess > self.tolerance:
-            state = replace(state, steady=self.retreat * state.steady, least=self.retreat * state.least)
         state = _with_beta(state, beta)
         if beta is not None:
             most = self.growth * state.steady if inputs.improved else state.steady

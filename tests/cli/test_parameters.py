@@ -64,7 +64,7 @@ class TestCompletion:
             (["run", "--model", "s"], ["svm", "softmax"]),
             (["compare", "--dataset", "m"], ["mnist"]),
             (["serve", "--task", "svm-"], ["svm-dgd-mnist", "svm-digits", "svm-sgd-mnist"]),
-            (["local", "--method", ""], ["frugal", "accelerated", "paper", "centralized", "asynchronous"]),
+            (["local", "--method", ""], ["accelerated", "frugal", "paper", "centralized", "asynchronous"]),
             (["run", "--engine", ""], ["in-process", "ray", "network"]),
             (["run", "--step-size", ""], ["auto"]),
             (["run", "--step-"], ["--step-size", "--step-fall"]),

@@ -40,7 +40,7 @@ class TestPlainLog:
         seen = capsys.readouterr()
         assert seen.out == ""
         title, headings, *lines = seen.err.splitlines()
-        assert title == "svm on digits, 5 nodes, case:2, τ = 1, frugal; budget time=20s"
+        assert title == "svm on digits, 5 nodes, case:2, τ = 1, accelerated; budget time=20s"
         assert headings.split() == [
             "round",
             "τ",

@@ -97,7 +97,7 @@ class TestCharges:
     @pytest.mark.parametrize("tau", ["adaptive", 3])
     @pytest.mark.parametrize("batch", ["full", 4])
     def test_the_trial_round_foretells_the_bytes_of_a_round(self, tau: int | str, batch: int | str) -> None:
-        plan = plan_of(budget=("bytes=40kB",), tau=tau, batch_size=batch)
+        plan = plan_of(budget=("bytes=40kB",), tau=tau, batch_size=batch, method="frugal")
         expected = aggregator_of(plan).ledger.costs.aggregation[0]
         _, history = carry_out(plan)
         assert {round_.ledger.costs.aggregation[0] for round_, _ in history[1:-1]} == {expected}
@@ -160,7 +160,7 @@ class TestAbsence:
         assert first[:20] != other[:20]
 
     def test_those_who_return_are_sent_what_they_missed(self) -> None:
-        plan = plan_of(tau=2, rounds=6, budget=("bytes=1MB",), step_size=0.01)
+        plan = plan_of(tau=2, rounds=6, budget=("bytes=1MB",), step_size=0.01, method="frugal")
         fleets = [
             Fleet(plan.model, plan.shards.only([node]), batch=None, seed=0, numbers=[node]) for node in range(NODES)
         ]

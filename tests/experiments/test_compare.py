@@ -56,7 +56,7 @@ class TestRegret:
 def test_figures_are_the_means_of_separate_runs() -> None:
     budget, seeds = ("time=3s",), [3, 4]
     (found,) = compare(Settings(budget=budget, nodes=4), cases=[2], taus=[1, 10], seeds=seeds)
-    methods: dict[Tau, MethodName] = {"adaptive": "frugal", 1: "paper", 10: "paper"}
+    methods: dict[Tau, MethodName] = {"adaptive": "accelerated", 1: "paper", 10: "paper"}
     by_tau: dict[int | str, list[fedbudget.Result]] = {
         tau: [fedbudget.train(case=2, nodes=4, budget=budget, tau=tau, seed=seed, method=method) for seed in seeds]
         for tau, method in methods.items()

@@ -46,7 +46,7 @@ class TestARun:
             ({"step-sise": 1}, r"unknown key 'step-sise'; did you mean step-size\?"),
             ({"method": "centralized", "step-size": "auto"}, r"app.config\]: centralized descent needs a step-size"),
             ({"budget": "time=60s,love=3"}, "love"),
-            ({"method": "centralized"}, "has no nodes; use frugal or accelerated or paper"),
+            ({"method": "centralized"}, "has no nodes; use accelerated, frugal or paper"),
             ({"compress": "8-bit"}, "compress is not for Flower"),
             ({"participation": 0.5}, "participation is simulated"),
             ({"out": 7}, "out = 7 must be a text"),

@@ -19,7 +19,8 @@ from fedbudget.step_size import AutoStep, FallingStep, FixedStep, SearchedStep
 @pytest.mark.parametrize(
     ("settings", "step_size"),
     [
-        (Settings(), AutoStep()),
+        (Settings(), SearchedStep()),
+        (Settings(method="frugal"), AutoStep()),
         (Settings(method="paper"), FixedStep(0.01)),
         (Settings(method="asynchronous"), FixedStep(0.01)),
         (Settings(method="paper", step_size="auto"), AutoStep()),
@@ -39,7 +40,8 @@ def parts(method: Method) -> tuple[object, ...]:
 
 def test_each_part_of_a_method_alone() -> None:
     assert parts(build_method(Settings(method="paper"))) == (False, "gradient", AdaptiveTau(0.025))
-    assert parts(build_method(Settings())) == (True, "parameters", AdaptiveTau(0.0025, leap=True))
+    assert parts(build_method(Settings())) == (True, "parameters", BalancedTau())
+    assert parts(build_method(Settings(method="frugal"))) == (True, "parameters", AdaptiveTau(0.0025, leap=True))
     mixed = Settings(method="paper", drift_correction=True)
     assert parts(build_method(mixed)) == (True, "gradient", AdaptiveTau(0.0025))
     mixed = Settings(method="frugal", drift_correction=False, delta="gradient")
@@ -78,7 +80,9 @@ def test_the_accelerated_method() -> None:
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
-        (Settings(), Average()),
+        (Settings(), Accelerate()),
+        (Settings(model="kmeans"), Average()),
+        (Settings(method="frugal"), Average()),
         (Settings(update="average"), Average()),
         (Settings(update="fedavgm"), ServerMomentum(0.9, step_size=1.0)),
         (Settings(update="fedavgm", server_momentum=0.5, server_step_size=0.3), ServerMomentum(0.5, step_size=0.3)),
@@ -89,11 +93,11 @@ def test_the_accelerated_method() -> None:
 def test_update_rule_as_named(settings: Settings, rule: object) -> None:
     method = build_method(settings)
     assert method.update == rule
-    assert method.correct_drift == isinstance(rule, Average)
+    assert method.correct_drift == isinstance(rule, (Average, Accelerate))
 
 
 def test_options_that_a_rule_does_not_have_are_refused() -> None:
-    for wrong in (Settings(server_momentum=0.5), Settings(update="average", server_momentum=0.5)):
+    for wrong in (Settings(method="frugal", server_momentum=0.5), Settings(update="average", server_momentum=0.5)):
         with pytest.raises(UserError, match="server_momentum has no meaning with update average"):
             build_method(wrong)
     with pytest.raises(UserError, match="server_beta2 has no meaning with update fedavgm"):

@@ -11,8 +11,11 @@ from fedbudget.data.shards import Shards, Table
 from fedbudget.models import FunctionModel
 from fedbudget.protocol.drift import Correction, Divergence, DriftState, norms
 from fedbudget.protocol.first_step import first_steepness
-from fedbudget.protocol.messages import Broadcast, Drift, Request
-from fedbudget.protocol.update import Accelerate, Motion
+from fedbudget.protocol.messages import Broadcast, Drift, Report, Request
+from fedbudget.protocol.steps import with_losses, with_retreat
+from fedbudget.protocol.sums import ReportsHere
+from fedbudget.protocol.update import Accelerate, Average, Motion
+from support.hand_made import make
 
 
 def vector(*values: float) -> Float32:
@@ -56,6 +59,41 @@ class TestAccelerate:
             state, w = rule.next(state, w, w - curvature * w)
         assert abs(plain[1]) > 0.9
         assert np.abs(w).max() < 0.1
+
+
+class TestRetreat:
+    """Four nodes of one sample each, whose losses at w(t₀) and at w^f are given."""
+
+    def retreats(self, losses: list[float], best: list[float]) -> bool:
+        w, ones = np.zeros((4, 2), np.float32), np.ones(4, int)
+        report = Report(2, np.arange(4), ones, np.array(losses), np.array(best), w, None, None, None)
+        sums = ReportsHere(report).sums
+        moving = Motion(vector(4, -2), vector(1, 9))
+        state, _ = with_losses(make().state.updated(t=1, round=2, update=moving), sums)
+        assert with_retreat(state, Average(), sums) is state
+        after = with_retreat(state, Accelerate(), sums).update
+        if after is moving:
+            return False
+        assert (after.velocity.tolist(), after.gains.tolist()) == ([2, -1], [1, 5])
+        return True
+
+    def test_where_the_loss_is_worse_by_more_than_chance(self) -> None:
+        assert self.retreats([1.3, 1.2, 1.3, 1.2], [1, 1, 1, 1])
+
+    def test_not_where_it_is_better_or_hardly_worse(self) -> None:
+        assert not self.retreats([0.9, 0.9, 0.9, 0.9], [1, 1, 1, 1])
+        assert not self.retreats([1.04, 1.04, 1.04, 1.04], [1, 1, 1, 1])
+
+    def test_not_where_one_node_says_so_alone(self) -> None:
+        """Its mean is 0.25 above, as in no other node, and the standard error as much."""
+        assert not self.retreats([2, 1, 1, 1], [1, 1, 1, 1])
+
+    @given(st.lists(st.floats(0, 10), min_size=2, max_size=9))
+    def test_the_error_is_that_of_a_mean(self, gaps: list[float]) -> None:
+        nodes, w, best = np.arange(len(gaps)), np.zeros((len(gaps), 1), np.float32), np.ones(len(gaps))
+        report = Report(1, nodes, np.ones(len(gaps), int), best + gaps, best, w, None, None, None)
+        expected = np.std(gaps, ddof=1) / np.sqrt(len(gaps))
+        assert ReportsHere(report).sums.loss_gap_error == pytest.approx(expected, abs=1e-6)
 
 
 def quadratic(curvature: Float32) -> tuple[FunctionModel, Shards]:

@@ -44,7 +44,15 @@ def explain(run: Run, number: int) -> Explanation:
 
 
 def run_of(**options: object) -> tuple[Run, Result]:
-    asked = {"partition": "case:2", "step_size": ETA, "phi": PHI, "gamma": GAMMA, "tau_max": TAU_MAX, **options}
+    asked = {
+        "method": "frugal",
+        "partition": "case:2",
+        "step_size": ETA,
+        "phi": PHI,
+        "gamma": GAMMA,
+        "tau_max": TAU_MAX,
+        **options,
+    }
     plan = simulate(Settings(**asked), Overrides(dataset=DIGITS))  # type: ignore[arg-type]
     result = execute(plan)
     records = [RoundRecord.from_json(record.to_json()) for record in result.rounds]  # as they come from the disk

@@ -38,7 +38,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Real runs, of adaptive τ and of two that are fixed, and one with many rounds that is not."""
     folder = tmp_path_factory.mktemp("seen") / "runs"
     for tau in ("adaptive", 1, 10):
-        train(case=2, tau=tau, budget=["time=6s", "energy=200J"], out=folder / f"tau-{tau}", seed=1)
+        train(case=2, tau=tau, method="frugal", budget=["time=6s", "energy=200J"], out=folder / f"tau-{tau}", seed=1)
     many_rounds(folder / "long", 10_000)
     return folder
 

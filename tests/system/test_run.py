@@ -15,7 +15,8 @@ from sklearn.datasets import load_digits
 from fedbudget.cli.main import main
 
 FEDBUDGET = Path(sys.executable).with_name("fedbudget")
-OPTIONS = "--dataset digits --model svm --nodes 4 --case 2 --seed 5 --batch-size 40 --phi 0.03 --step-size 0.02"
+OPTIONS = "--dataset digits --model svm --nodes 4 --case 2 --seed 5 --batch-size 40"
+OPTIONS += " --method frugal --phi 0.03 --step-size 0.02"
 BUDGET = "--budget time=4s --budget energy=5kJ --watts 2.5"
 
 
@@ -246,5 +247,5 @@ def test_without_out_a_run_finds_a_place_of_its_own(
     out, err = fedbudget("run --budget time=1s", capsys)
     (run,) = (tmp_path / "runs").iterdir()
     assert f"run: runs/{run.name}" in out.splitlines()
-    assert err.startswith("svm on digits, 5 nodes, case:1, adaptive τ, frugal; budget time=1s\n")
+    assert err.startswith("svm on digits, 5 nodes, case:1, adaptive τ, accelerated; budget time=1s\n")
     assert json.loads((run / "summary.json").read_text())["run"] == f"runs/{run.name}"

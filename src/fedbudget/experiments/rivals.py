@@ -26,6 +26,7 @@ from fedbudget.experiments.cells import CellStore, attempt, made_ready
 from fedbudget.experiments.compare import PLAIN_UPDATE
 from fedbudget.experiments.pool import check_backend, unordered
 from fedbudget.launch.inputs import from_any_folder
+from fedbudget.option import in_words
 from fedbudget.runs.title import task_title
 from fedbudget.settings import FEDERATED, Settings
 
@@ -173,7 +174,7 @@ def compare_rivals(
     """
     rivals = published_rivals() if rivals is None else rivals
     if settings.method not in FEDERATED:
-        raise UserError(f"{settings.method} descent has no rivals: use `method` {' or '.join(FEDERATED)}")
+        raise UserError(f"{settings.method} descent has no rivals: use `method` {in_words(FEDERATED)}")
     if not (seeds and all(values for rival in rivals for values in rival.grid.values())):
         raise UserError("rivals need at least one seed, and one value of each knob")
     check_backend(jobs, None)

@@ -16,6 +16,7 @@ from fedbudget.engines.flower.node import NodeSetup
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.errors import UserError, key
 from fedbudget.launch.node_data import all_shares, from_file
+from fedbudget.option import in_words
 from fedbudget.settings import FEDERATED, Settings, defaults_of, read_settings
 
 Config = Mapping[str, UserConfigValue]
@@ -51,7 +52,7 @@ def read_run(config: Config) -> FlowerRun:
     except UserError as error:
         raise UserError(f"{_WHERE}: {error.spelled(key)}") from None
     if settings.method not in FEDERATED:
-        raise UserError(f"{_WHERE}: method = {settings.method!r} has no nodes; use {' or '.join(FEDERATED)}")
+        raise UserError(f"{_WHERE}: method = {settings.method!r} has no nodes; use {in_words(FEDERATED)}")
     if settings.compress not in (None, "none"):
         raise UserError(f"{_WHERE}: compress is not for Flower, whose messages carry arrays as they are")
     if settings.participation != 1:

@@ -66,7 +66,9 @@ def _step_size(settings: Settings) -> StepSize:
 
 
 def _update(settings: Settings) -> UpdateRule:
-    name = settings.update or ("accelerate" if settings.method == "accelerated" else "average")
+    name = settings.update or "average"
+    if settings.update is None and settings.method == "accelerated" and settings.model != "kmeans":
+        name = "accelerate"  # not centers: their motion is that of samples which may be another's by now
     rule, given = UPDATE_RULES[name], {}
     for option in ("step_size", "momentum", "beta2", "epsilon"):
         if (value := getattr(settings, f"server_{option}")) is not None:

@@ -22,6 +22,7 @@ from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.launch.resume import require_engine, require_same_data
 from fedbudget.launch.simulate import attendance, build_fleets, recall, remember_nodes
 from fedbudget.models.base import Model
+from fedbudget.option import in_words
 from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.resource import Resource
 from fedbudget.runs.checkpoint import Checkpoint
@@ -45,7 +46,7 @@ def on_ray(
       resumed: where to go on from.
     """
     if settings.method not in FEDERATED:
-        raise UserError(f"{settings.method} descent is not made on Ray; use `method` {' or '.join(FEDERATED)}")
+        raise UserError(f"{settings.method} descent is not made on Ray; use `method` {in_words(FEDERATED)}")
     if actors is not None and actors < 1:
         raise UserError(f"actors must be at least 1, not {actors}")
     try:

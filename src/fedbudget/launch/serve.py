@@ -28,6 +28,7 @@ from fedbudget.launch.options import ListenOptions, SecurityOptions
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.launch.resume import recalling, require_engine
 from fedbudget.launch.task import NODES, agree_on_task, compression_of, model_for, prepare_remote, table_to_test_on
+from fedbudget.option import in_words
 from fedbudget.resources import round_usage
 from fedbudget.resources.energy import energy_reader
 from fedbudget.runs.checkpoint import Checkpoint
@@ -71,7 +72,7 @@ def serving(
     if resumed is not None:
         require_engine(resumed, "network")
     if settings.method not in FEDERATED:
-        raise UserError(f"{settings.method} descent is not made over a network; use --method {' or '.join(FEDERATED)}")
+        raise UserError(f"{settings.method} descent is not made over a network; use --method {in_words(FEDERATED)}")
     if energy_meter is not None and own is None:
         raise UserError("energy-meter is of a machine that holds data; give it to fedbudget join, or here with --data")
     credentials = aggregator_credentials(security.cert, security.key, security.client_ca)

@@ -56,7 +56,8 @@ class FunctionModel(LoopModel):
         return self._initial.copy()
 
     def loss_and_gradient(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
-        loss, gradient = self.function(w, x, y)
+        with np.errstate(over="ignore"):  # on the way to a number that is right, as in 1 / (1 + exp(-score))
+            loss, gradient = self.function(w, x, y)
         gradient = np.asarray(gradient, dtype=np.float32)
         if gradient.shape != w.shape:
             raise UserError(f"{self.name} gave a gradient of shape {gradient.shape}; w has {w.shape}")

@@ -193,10 +193,9 @@ class Aggregator:
         state = state.updated(t=state.t + broadcast.tau)
         state, recover = steps.with_verdict(state, sums, adapts=method.step_size.adapts)
         mean = None if recover else steps.combined(method.combine, report, sums)
-        inputs = StepSizeInputs(
-            sums.largest_beta, progress(ledger, method.spending), sums.mean_beta, best, steps.excess(state)
-        )
+        inputs = StepSizeInputs(sums.largest_beta, progress(ledger, method.spending), sums.mean_beta, best)
         scale = steps.first_scale(method.step_size, state, broadcast, inputs)
+        state = steps.with_retreat(state, method.update, sums)
         state, mean, recover = steps.moved(state, method.update, mean, self._quantize, scale=scale)
         kept: tuple[str, ...] = ()
         if broadcast.request.estimate:

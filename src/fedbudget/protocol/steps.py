@@ -1,6 +1,5 @@
 """Steps of a round at the aggregator, each from one state to the next; aggregator.py says in which order."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -47,6 +46,14 @@ def with_verdict(state: _State, sums: Sums, *, adapts: bool) -> tuple[_State, bo
     return state.updated(worse=worse and not recover), recover
 
 
+def with_retreat(state: _State, rule: UpdateRule, sums: Sums) -> _State:
+    """Less motion where w(t₀) is worse than w^f, by a twentieth and more than chance would have it."""
+    gap = state.loss - state.best_loss
+    if isinstance(rule, Accelerate) and gap > sums.loss_gap_error + state.best_loss / 20:
+        return state.updated(update=rule.retreat(state.update))
+    return state
+
+
 def combined(rule: CombineRule, report: Report | Reports, sums: Sums) -> Float32:
     """What the w_i(t) that are finite are combined to."""
     assert sums.w is not None  # or the report would have been refused
@@ -82,12 +89,6 @@ def moved(
         return state.updated(w=nodes_hold, mean=None, update=update), nodes_hold, recover
     told = mean if state.request.drift else None
     return state.updated(w=nodes_hold, mean=told, update=update), mean, recover
-
-
-def excess(state: _State) -> float:
-    """F(w(t₀)) over F(w^f), on the same samples; 1 where that has no meaning."""
-    usual = 0 < state.best_loss < math.inf and state.loss < math.inf
-    return state.loss / state.best_loss if usual else 1.0
 
 
 def first_scale(rule: StepSize, state: _State, broadcast: Broadcast, inputs: StepSizeInputs) -> float:

@@ -6,6 +6,7 @@ with them. Sums come as rows over branches of the tree of nodes (tree.py), and s
 the rows of several add up.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -40,6 +41,8 @@ class Numbers(NamedTuple):
     """F_i(w(t₀))."""
     best_loss: float
     """F_i(w^f)."""
+    squared_loss_gap: float
+    """(F_i(w(t₀)) - F_i(w^f))²."""
     rho: float
     rho_of: float
     beta: float
@@ -57,6 +60,8 @@ class Numbers(NamedTuple):
         by_name["data"][:] = 1
         by_name["used"][:] = usable
         by_name["loss"][:], by_name["best_loss"][:] = report.losses, report.best_losses
+        with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverges
+            by_name["squared_loss_gap"][:] = np.square(report.losses - report.best_losses)
         for name, values in (("rho", report.rho), ("beta", report.beta)):
             if values is not None:
                 known = usable & ~np.isnan(values)
@@ -130,6 +135,12 @@ class Sums:
         """The mean of the β̂_i, if it is a sane, positive number."""
         mean = self.totals.beta / self.totals.beta_of if self.slopes and self.totals.beta_of else 0.0
         return mean if 0 < mean < ABSURD else None
+
+    @property
+    def loss_gap_error(self) -> float:
+        """The standard error of F(w(t₀)) - F(w^f), were nodes drawn by chance; 0 where there is one node."""
+        data, gap = self.totals.data, (self.totals.loss - self.totals.best_loss) / self.totals.data
+        return math.sqrt(max(0.0, self.totals.squared_loss_gap / data - gap * gap) / max(1, self.nodes - 1))
 
     def mean(self, rows: Float64) -> Float32:
         """Σ D_i v_i / Σ D_i of vectors; there must be a node that is not left out."""

@@ -99,13 +99,14 @@ class Accelerate:
 
     Successive mean updates that point the same way say that they are too short, and those that point back that w went
     too far; by their signs alone, so that nothing depends on how large parameters are. (Gains as in the delta-bar-delta
-    rule, Jacobs, 1988, and momentum that is given up softly.) The last round moves w to the mean, without more.
+    rule, Jacobs, 1988, and momentum that is given up softly.) Where the loss has become worse all the same, by more
+    than chance, half of v and of g - 1 is given up (`retreat`). The last round moves w to the mean, without more.
 
     Args:
       momentum: how much of the last step is made again.
       rise, fall: what a gain is multiplied with where a parameter goes on, and where it turns back.
       most: the largest gain.
-      kept: how much of its velocity a parameter keeps that turns back.
+      kept: how much of its velocity a parameter keeps that turns back, and of all motion what is kept in a retreat.
 
     >>> rule, w = Accelerate(), np.zeros(1, np.float32)
     >>> state, w = rule.next(rule.first(w), w, w + 1)
@@ -131,3 +132,8 @@ class Accelerate:
             velocity = np.where(agree < 0, np.float32(self.kept) * velocity, velocity)
             velocity = np.float32(self.momentum) * velocity + gains * step
             return Motion(velocity, gains), w + velocity
+
+    def retreat(self, state: Motion) -> Motion:
+        """With less of both, for a round whose w had a worse loss than one before."""
+        kept = np.float32(self.kept)
+        return Motion(kept * state.velocity, 1 + kept * (state.gains - 1))

@@ -84,8 +84,8 @@ def chosen_tau(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) ->
         label = f" {reason}".replace("$", r"\$")  # $ would begin a formula; what begins with _ has no place in a legend
         axis.scatter(spent, taus, marker=marker, color=colour, s=18, label=label, zorder=3)
     axis.set_ylabel("τ, local updates in a round")
-    axis.set_ylim(0, 1.35 * max((record.tau for _, record in taken), default=1))  # room for the legend
-    axis.legend(title="chosen by", ncols=4, loc="upper center", fontsize="small", title_fontsize="small")
+    axis.set_ylim(0, 1.5 * max((record.tau for _, record in taken), default=1))  # room for the legend
+    axis.legend(title="chosen by", ncols=3, loc="upper center", fontsize="small", title_fontsize="small")
 
 
 def _markers(reasons: Iterable[str]) -> dict[str, tuple[str, str]]:
