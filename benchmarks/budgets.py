@@ -25,6 +25,7 @@ from sklearn import datasets as sklearn_datasets
 
 import fedbudget
 from fedbudget.data.dataset import Dataset, Part
+from fedbudget.settings import Settings
 
 RESULTS = Path(__file__).parent / "results"
 NODES, WATTS, MONEY_PER_SECOND = 5, 5.0, 5 * 0.1 / 3600  # five nodes, and what settings declare where nothing is said
@@ -60,7 +61,7 @@ def drawn_settings(number: int, seed: int, *, paper: bool = False, measured: boo
         "model": model,
         "dataset": dataset,
         "partition": f"case:{case}" if case else f"dirichlet:{alpha:.3g}",
-        "method": "paper" if paper else "frugal",
+        "method": "paper" if paper else Settings().method,
         "tau": tau,
         "batch_size": "full" if rng.random() < 0.4 else min(100, _smallest_shard(dataset)),
         "budget": [

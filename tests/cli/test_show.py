@@ -28,7 +28,7 @@ def test_figures_agree_with_each_other(tmp_path: Path, capsys: pytest.CaptureFix
     show(run=make_run(tmp_path / "run", summary={"average_tau": 4.913}))
     out = capsys.readouterr().out
     assert "average tau: 4.6\naggregations: 20\nlocal updates: 92\n" in out
-    assert out.startswith("svm on digits, 4 nodes, case:2, adaptive τ, accelerated\n")
+    assert out.startswith("svm on digits, 4 nodes, case:2, adaptive τ, frugal\n")
 
 
 def test_the_loss_of_the_best_parameters_has_its_own_heading(

@@ -14,11 +14,11 @@ def run_title(settings: Settings, dataset: str | None = None, note: str = "") ->
       note: in which way the data were less than the whole dataset, if they were.
 
     >>> run_title(Settings(nodes=5, partition="case:2"))
-    'svm on digits, 5 nodes, case:2, adaptive τ, frugal'
+    'svm on digits, 5 nodes, case:2, adaptive τ, accelerated'
     >>> run_title(Settings(method="centralized"), "homes.csv", "1000 samples")
     'svm on homes.csv (1000 samples), centralized'
     >>> run_title(Settings(tau=10, update="fedadam"))
-    'svm on digits, τ = 10, fedadam, frugal'
+    'svm on digits, τ = 10, fedadam, accelerated'
     """
     if settings.method == "centralized":
         settings = replace(settings, nodes=None, partition=None)
