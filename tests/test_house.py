@@ -10,7 +10,7 @@ import fedbudget
 
 ROOT = Path(fedbudget.__file__).parent
 
-BOTTOM = {"errors", "arrays", "atomic_file", "randomness", "node_status", "option"}
+BOTTOM = {"errors", "python_file", "arrays", "atomic_file", "randomness", "node_status", "option"}
 CORE = {"theory", "resources", "budget", "control", "spending", "step_size", "protocol", "models", "data", "meters"}
 BELOW: dict[str, set[str]] = {
     "theory": set(),

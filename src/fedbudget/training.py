@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Unpack
 
-from fedbudget import __version__
+from fedbudget import __version__, python_file
 from fedbudget.control import Controller
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.files import Shard, from_arrays
@@ -187,7 +187,7 @@ def execute(
 
 def default_folder(settings: Settings) -> Path:
     """A new folder's name under runs/, that tells when and what."""
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{settings.model}-{Path(settings.dataset).stem}"
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{python_file.short(settings.model)}-{Path(settings.dataset).stem}"
     path, number = RUNS / stem, 2
     while path.exists():
         path, number = RUNS / f"{stem}-{number}", number + 1

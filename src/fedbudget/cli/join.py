@@ -11,13 +11,15 @@ def join(*, given: Given, joining: JoinOptions, security: SecurityOptions, node:
     """Be a node: train on this machine's data, for an aggregator.
 
     The aggregator was started by fedbudget serve. No sample leaves this machine. When the connection is lost, the node
-    comes back by itself.
+    comes back by itself. A model of your own is in a file that both sides have: no code is sent.
 
     Examples:
 
       fedbudget join gateway.local:7700 --data measurements.csv --target failure
 
       fedbudget join aggregator.example:7700 --data ward.npz --ca certs/ca.pem --token-file token
+
+      fedbudget join aggregator.example:7700 --model net.py:Net --data ward.py:samples --ca certs/ca.pem
 
       fedbudget join 127.0.0.1:7700 --dataset digits --case 2 --shard 1/5
 
@@ -32,4 +34,4 @@ def join(*, given: Given, joining: JoinOptions, security: SecurityOptions, node:
     data = node_data(given, given["seed"] or 0)
     if data is None:
         raise UserError("which data? Give --data FILE, or --dataset NAME --shard I/N for a trial")
-    take_part(joining, security, node, data, device=given["device"] or "auto")
+    take_part(joining, security, node, data, model=given["model"], device=given["device"] or "auto")

@@ -28,6 +28,8 @@ def serve(
 
       fedbudget serve --nodes 5 --model softmax --budget time=10min --budget bytes=200MB
 
+      fedbudget serve --model net.py:Net --nodes 3 --budget time=1h
+
       fedbudget serve 0.0.0.0:7700 --cert certs/aggregator.pem --key certs/aggregator.key --token-file token
 
       fedbudget serve --data hospital.csv --target outcome --min-nodes 3 --round-timeout 30

@@ -4,7 +4,9 @@ import asyncio
 import signal
 import socket
 import sys
+from typing import TYPE_CHECKING
 
+from fedbudget import python_file
 from fedbudget.engines.grpc.credentials import join_address, node_credentials, require_privacy, split_address
 from fedbudget.engines.grpc.node import RefusedByAggregator, run_node
 from fedbudget.engines.grpc.tokens import check_name, node_token
@@ -12,16 +14,28 @@ from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, WorkError
 from fedbudget.launch.options import JoinOptions, NodeOptions, SecurityOptions
+from fedbudget.models.base import Model
+from fedbudget.models.own import as_model, load_model
 from fedbudget.resources.energy import energy_reader
+
+if TYPE_CHECKING:
+    from fedbudget.models.own import OwnModel
 
 
 def join(
-    options: JoinOptions, security: SecurityOptions, node: NodeOptions, data: NodeData, *, device: str = "auto"
-) -> None:
-    """Takes part until the end, or until it is told to stop.
+    options: JoinOptions,
+    security: SecurityOptions,
+    node: NodeOptions,
+    data: NodeData,
+    *,
+    model: "OwnModel | str | None" = None,
+    device: str = "auto",
+) -> int:
+    """Takes part until the end, or until it is told to stop; gives in how many rounds.
 
     Args:
       data: what the node holds.
+      model: its own, or where that is, such as `net.py:Net`; or the only name that it takes.
       device: where PyTorch computes.
     """
     if not 1 <= options.pace < float("inf"):
@@ -33,7 +47,7 @@ def join(
     token = node_token(security.token_file)
     require_privacy(where, encrypted=credentials is not None, insecure=security.insecure)
     readers = {"energy": energy_reader(node.energy_meter)}
-    worker = Worker(data, device=device, pace=options.pace, readers=readers)
+    worker = Worker(data, device=device, pace=options.pace, model=_own_model(model, device), readers=readers)
 
     def report(text: str) -> None:
         if not options.quiet:
@@ -64,6 +78,13 @@ def join(
         asyncio.run(until_the_end())
     except RefusedByAggregator as refused:
         raise WorkError(str(refused)) from None
+    return worker.made
+
+
+def _own_model(given: "OwnModel | str | None", device: str) -> Model | str | None:
+    if isinstance(given, str) and python_file.is_reference(given):
+        return load_model(given, device=device)
+    return given if given is None or isinstance(given, str) else as_model(given, device=device)
 
 
 def node_name(name: str | None, shard: str | None) -> str:

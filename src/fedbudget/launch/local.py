@@ -41,7 +41,10 @@ def on_this_machine(
       energy_meter: of the nodes; see `resources.energy`.
     """
     if overrides.dataset is not None or overrides.model is not None:
-        raise UserError("node processes are told names: a dataset or a model that was given in Python has none")
+        raise UserError(
+            "node processes are told names: a dataset or a model that was given in Python has none (one in a file has: "
+            "net.py:Net)"
+        )
     nodes = settings.nodes or DEFAULT_NODES
     if paces is not None and len(paces) != nodes:
         raise UserError(f"pace is given for {len(paces)} nodes, and there are {nodes}")

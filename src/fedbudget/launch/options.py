@@ -42,7 +42,11 @@ class NodeOptions:
     """What a machine that holds data has."""
 
     data: Path | None = option(
-        None, "The node's own samples: a .csv, a .npz, or images in IDX (…-images-idx3-ubyte).", "most used", _OWN_DATA
+        None,
+        "The node's own samples: a .csv, a .npz, images in IDX (…-images-idx3-ubyte), or a Python file and a name in "
+        "it, ward.py:samples: (x, y), or a function that gives them.",
+        "most used",
+        _OWN_DATA,
     )
     labels: Path | None = option(None, "The labels that go with --data in IDX.", "data", _OWN_DATA, shown="beside it")
     shard: str | None = option(

@@ -33,6 +33,7 @@ from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError
 from fedbudget.models.base import BaseModel, Descent, Target, batch_rows, first_alike
+from fedbudget.models.description import TensorDescription, digest, in_words
 from fedbudget.models.faster_layers import FasterLayers
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -97,6 +98,20 @@ class TorchModel(BaseModel):
     @property
     def parameters(self) -> int:
         return int(self._w.numel())
+
+    @property
+    def tensors(self) -> tuple[TensorDescription, ...]:
+        known = dict(self._module.named_parameters())
+        return tuple(TensorDescription(label, tuple(known[label].shape)) for label in self._names)
+
+    @property
+    def loss_in_words(self) -> str:
+        return in_words(self._loss)
+
+    @property
+    def frozen(self) -> str:
+        still = [each.detach().cpu() for each in self._module.parameters() if not each.requires_grad]
+        return digest(each.contiguous().view(torch.uint8).numpy().tobytes() for each in still) if still else ""
 
     def initial(self, seed: int) -> Float32:
         if self._make is None:

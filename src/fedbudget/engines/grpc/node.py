@@ -17,7 +17,7 @@ import grpc
 from fedbudget.engines.grpc.from_aggregator import AggregatorReader, EncodedBroadcast
 from fedbudget.engines.grpc.from_node import pack_hello, pack_ready, pack_report
 from fedbudget.engines.grpc.stream import CHANNEL_OPTIONS, METHOD, NAME, TOKEN
-from fedbudget.engines.remote.messages import Farewell, Hello, Welcome
+from fedbudget.engines.remote.messages import Farewell, Welcome
 from fedbudget.engines.remote.task import Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
@@ -69,7 +69,7 @@ async def run_node(
 
     def join(task: Task) -> None:
         joined.set()
-        heard(f"joined {address} as {name}, to train {task.model} ({task.parameters} parameters)")
+        heard(f"joined {address} as {name}, to train {task.title}")
 
     while True:
         joined.clear()
@@ -99,7 +99,7 @@ async def run_node(
 async def _converse(call: Any, worker: Worker, instance: str, join: Callable[[Task], None], delay: float) -> Farewell:
     """One connection, from hello to farewell."""
     reader, quick = AggregatorReader(), False
-    await _send(call, pack_hello(Hello(instance, worker.node_data.samples(), worker.run, worker.rounds)))
+    await _send(call, pack_hello(worker.hello(instance)))
     while True:
         data = await call.read()
         if data is grpc.aio.EOF:

@@ -30,6 +30,7 @@ from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
+from fedbudget.models.description import ModelDescription
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.resources.usage import NodeCosts
@@ -52,6 +53,7 @@ class AggregatorServer:
       credentials: for TLS; None for plain text.
       compressor: how vectors are sent.
       most: the most nodes to let in.
+      model: what will be trained, as of a task; nodes that have another are refused from the first.
       changed: called when nodes come and go, with how many are connected; in the server's thread.
     """
 
@@ -64,6 +66,7 @@ class AggregatorServer:
         credentials: Any = None,
         compressor: BroadcastCompressor | None = None,
         most: int = 1000,
+        model: str | ModelDescription | None = None,
         changed: Callable[[int], None] = lambda connected: None,
     ) -> None:
         self.run = run
@@ -80,7 +83,7 @@ class AggregatorServer:
         self._peers = Peers(self._thread, self._left)
         self.counters = self._peers.counters
         self._rounds = Rounds(self._thread, self._peers, compressor or BroadcastCompressor("none"))
-        self._service = Service(run, AdmissionControl(tokens), self._rounds, most, self._changed)
+        self._service = Service(run, AdmissionControl(tokens), self._rounds, most, self._changed, model)
 
     @property
     def members(self) -> Members[str]:

@@ -20,6 +20,7 @@ from fedbudget.engines.remote.compression import Kind
 from fedbudget.engines.remote.costs import MOST_READINGS
 from fedbudget.errors import UserError
 from fedbudget.models.base import ModelOptions
+from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.messages import PeerError, Request
 
 FEWEST = 10
@@ -106,7 +107,7 @@ class Task:
     """What a node must know to take part.
 
     Args:
-      model: its name.
+      model: its name, or what it is like where nodes have it themselves.
       parameters: the length of w.
       batch: samples in a mini-batch; None for whole shards.
       seed: of mini-batches.
@@ -118,7 +119,7 @@ class Task:
       readings: names of resources that they read the counters of, besides time.
     """
 
-    model: Name
+    model: Name | ModelDescription
     parameters: Annotated[int, Meta(ge=1, le=2**34)]
     batch: Annotated[int, Meta(ge=1, lt=2**32)] | None
     seed: Annotated[int, Meta(ge=0)]
@@ -129,6 +130,11 @@ class Task:
     request: Request
     readings: Annotated[tuple[Name, ...], Meta(max_length=MOST_READINGS)] = ()
 
+    @property
+    def title(self) -> str:
+        """What is trained, for people."""
+        return f"{self.model} ({self.parameters} parameters)" if isinstance(self.model, str) else str(self.model)
+
     def admit(self, theirs: SamplesDescription) -> None:
         """Refuses samples that do not fit."""
         together = _alike([self.samples, theirs])
@@ -137,6 +143,20 @@ class Task:
             raise PeerError(f"its class {new[0]!r} is not one of {', '.join(self.samples.classes)}")
         if self.batch is not None and min(theirs.sizes) < self.batch:
             raise PeerError(f"it has {min(theirs.sizes)} samples, fewer than the mini-batches of {self.batch}")
+
+
+def require_model(theirs: str | ModelDescription | None, model: str | ModelDescription) -> None:
+    """Refuses a node that has another model than the one that is trained.
+
+    Args:
+      theirs: what the node has: what its own is like, or the only name that it takes; None for any name.
+      model: what is trained, as of a `Task`.
+    """
+    if isinstance(model, str) or not isinstance(theirs, ModelDescription):
+        if theirs != model and not (theirs is None and isinstance(model, str)):
+            raise PeerError(f"it trains {theirs or 'what has a name'}, and the aggregator {model}; give both the same")
+    elif difference := theirs.difference(model, "at the node", "at the aggregator"):
+        raise PeerError(f"its model is not the aggregator's: {difference}")
 
 
 def rounds_ahead(parameters: int) -> int:
