@@ -10,12 +10,13 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from fedbudget import __version__, python_file
 from fedbudget.control import Controller
 from fedbudget.data.dataset import Dataset
-from fedbudget.data.files import Shard, from_arrays
+from fedbudget.data.given import Shard, from_samples, from_shards
+from fedbudget.data.samples import SampleSequence
 from fedbudget.engines.interrupt import interruptible
 from fedbudget.engines.remote.task import rounds_ahead
 from fedbudget.errors import UserError
@@ -25,6 +26,7 @@ from fedbudget.launch.launch import launch
 from fedbudget.launch.prepared import Callback, Overrides, PreparedRun
 from fedbudget.launch.resume import load_resumed
 from fedbudget.models.base import Model, loss_over
+from fedbudget.models.catalogue import as_model
 from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.combine import CombineRule
 from fedbudget.protocol.messages import Broadcast
@@ -44,12 +46,15 @@ from fedbudget.trackers import make_trackers
 from fedbudget.trackers.background import tracking
 from fedbudget.trackers.tracker import RunInfo, Tracker
 
+if TYPE_CHECKING:
+    from torch import nn
+
 
 def train(
     *,
     task: str | None = None,
-    model: str | Model | None = None,
-    dataset: str | Dataset | None = None,
+    model: "str | Model | nn.Module | type[nn.Module] | None" = None,
+    dataset: str | Dataset | SampleSequence | None = None,
     shards: Sequence[Shard] | None = None,
     test: Shard | None = None,
     budget: str | Sequence[str] | None = None,
@@ -72,10 +77,12 @@ def train(
 
     Args:
       task: settings by a name, such as `svm-sgd-mnist`, which the other arguments come before.
-      model: a name, or any `Model`, such as a `TorchModel` or a `FunctionModel` of your own.
-      dataset: a name, a path, or a `Dataset`; not used when shards are given.
-      shards: the nodes' data, (x, y) each, y None where there is nothing to predict.
-      test: (x, y) to test on, with shards.
+      model: a name, a PyTorch module or its class, or any `Model`, such as a `TorchModel` or a `FunctionModel` of your
+        own.
+      dataset: a name, a path, a `Dataset`, or samples to be given to nodes: a map-style Dataset of PyTorch, or a list;
+        not used when shards are given.
+      shards: the nodes' data: (x, y) each, y None where there is nothing to predict, or samples as above.
+      test: the same to test on, with shards or samples.
       budget: one limit or several, such as `["time=15s", "bytes=20MB"]`.
       until: one target or several, such as `"accuracy=0.95"`; the run ends when one is reached.
       case: 1 to 4, short for `partition="case:N"`.
@@ -99,13 +106,12 @@ def train(
     ('time', ['time'])
     """
     trackers = make_trackers((track,) if isinstance(track, str) else track)
-    own_data = dataset if isinstance(dataset, Dataset) else None
-    if shards is not None:
-        own_data = from_arrays(shards, test)
+    own_data = _own_data(dataset, shards, test)
+    model_name, own_model = (model, None) if isinstance(model, str | None) else _own_model(model, options.get("device"))
     eta, own_step_size = (step_size, None) if isinstance(step_size, int | float | str | None) else (None, step_size)
     overrides = Overrides(
         dataset=own_data,
-        model=None if isinstance(model, str | None) else model,
+        model=own_model,
         controller=controller,
         step_size=own_step_size,
         update=None if isinstance(update, str) else update,
@@ -116,7 +122,7 @@ def train(
         return Settings.from_python(
             task=task,
             case=case,
-            model=model if isinstance(model, str | None) else model.name,
+            model=model_name,
             dataset=dataset if isinstance(dataset, str) else None if own_data is None else own_data.name,
             until=until,
             step_size=eta,
@@ -136,6 +142,23 @@ def train(
     prepare = launch(settings, overrides, engine=engine, ray_address=ray_address, actors=actors, resumed=resumed)
     with prepare as prepared:
         return execute(prepared, out=None if out is None else Path(out), callbacks=callbacks, trackers=trackers)
+
+
+def _own_model(model: Any, device: str | None) -> tuple[str, Model]:
+    """With its name."""
+    own = as_model(model, device or "auto")
+    return own.name, own
+
+
+def _own_data(
+    dataset: str | Dataset | SampleSequence | None, shards: Sequence[Shard] | None, test: Shard | None
+) -> Dataset | None:
+    """Data that was given from Python, if it was."""
+    if shards is not None:
+        return from_shards(shards, test)
+    if isinstance(dataset, str | None):
+        return None
+    return dataset if isinstance(dataset, Dataset) else from_samples(dataset, test)
 
 
 def execute(

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+import torch
+from torch import nn
 
 import fedbudget
 from fedbudget.arrays import Float32
@@ -25,6 +27,7 @@ from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import MethodName, Settings
 from fedbudget.training import execute
 from support import own_rules
+from support.networks import network, table
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),  # which has one cluster
@@ -183,6 +186,15 @@ def test_a_model_and_shards_of_ones_own() -> None:
 
     model = fedbudget.FunctionModel(squared, initial=np.zeros(3))  # which has no kernels to compile
     asked: dict[str, Any] = {"shards": shards, "model": model, "budget": "time=2s", "tau": 3, "rounds": 4}
+    assert_same_run(fedbudget.train(**asked), fedbudget.train(**asked, engine="ray", actors=2))
+
+
+def test_a_module_and_samples_of_ones_own() -> None:
+    """Each process makes the module anew, and reads the samples that its nodes need."""
+    data = table(samples=40)
+    samples = [(torch.from_numpy(x), int(y)) for x, y in zip(data.x, data.y, strict=True)]
+    module = nn.Sequential(network(), nn.Dropout(0.2))
+    asked: dict[str, Any] = {"model": module, "dataset": samples, "nodes": 4, "budget": "time=1s", "batch_size": 5}
     assert_same_run(fedbudget.train(**asked), fedbudget.train(**asked, engine="ray", actors=2))
 
 

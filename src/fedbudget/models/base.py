@@ -20,8 +20,9 @@ from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
 from fedbudget.models import kernels
 
-Target = Literal["binary", "classes", "real", "raw", "none"]
-"""What a model learns to predict: ±1, a class number, a real number, whatever the data has, or nothing."""
+Target = Literal["auto", "binary", "classes", "real", "raw", "none"]
+"""What a model learns to predict: a class number where the data has classes and a real number otherwise, ±1, a class
+number, a real number, whatever the data has, or nothing."""
 
 ModelOptions = Mapping[str, int | float | str]
 """What may be chosen of a model besides its name, such as the number of clusters; by name."""
@@ -235,5 +236,6 @@ def loss_over(model: Model, w: Float32, table: Table) -> float:
 
 def _arrays(shards: Shards, indices: BatchIndices) -> tuple[Any, ...]:
     table = shards.table
+    table.require_arrays()
     own = shards.rows, shards.start, shards.size
     return table.x, table.y, np.float32(table.scale), *own, indices.positions, indices.group
