@@ -33,6 +33,7 @@ BELOW: dict[str, set[str]] = {
     "launch": {"engines", "runs", "settings", *CORE},
     "judge": {"launch", "runs", "settings", "targets", *CORE},
     "result": {"runs"},
+    "network": {"training", "result", "launch", "trackers", "engines", "settings", *CORE},
     "training": {"result", "judge", "launch", "forecasts", "trackers", "tasks", "engines", "runs", "settings", *CORE},
 }
 """What a room may import besides itself and what is at the bottom; the rooms that are not here may import all."""

@@ -278,6 +278,7 @@ class Settings:
     def from_python(
         cls,
         *,
+        command: str = "run",
         task: str | None = None,
         config: Path | None = None,
         case: int | None = None,
@@ -289,13 +290,14 @@ class Settings:
         update: str | None = None,
         **options: Unpack["SettingsOptions"],
     ) -> "Settings":
-        """Settings from the arguments of `fedbudget.train`."""
+        """Settings from the arguments of `fedbudget.train`, or of the function that does what a command does."""
         for name in options:
             if name not in declarations(Settings):
                 raise unknown("argument", name, [*declarations(Settings), "task", "case"])
         more = {"model": model, "dataset": dataset, "budget": budget, "until": until, "step_size": step_size}
         given = {name: value for name, value in {**more, "update": update}.items() if value is not None}
-        return cls.combined({**options, **given}, task=task, config=config, case=case)
+        defaults = defaults_of(command)
+        return cls.combined({**options, **given}, task=task, config=config, case=case, defaults=defaults)
 
     @classmethod
     def from_toml(cls, path: Path) -> dict[str, Any]:

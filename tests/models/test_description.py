@@ -33,7 +33,7 @@ def test_the_tensors_of_a_module_are_told_in_the_order_of_w() -> None:
         ("2.weight", (2, 4)),
         ("2.bias", (2,)),
     ]
-    assert (found.kind, found.loss, found.target, found.frozen) == ("TorchModel", "cross_entropy", "classes", "")
+    assert (found.kind, found.loss, found.target, found.frozen) == ("TorchModel", "the usual one", "auto", "")
     assert str(found) == "sequential (TorchModel, 26 parameters)"
 
 
@@ -57,7 +57,7 @@ def test_modules_that_start_elsewhere_are_the_same_model() -> None:
         (
             TorchModel(network()),
             TorchModel(network(), loss=nn.CrossEntropyLoss()),
-            "the loss is cross_entropy here, and "
+            "the loss is the usual one here, and "
             "CrossEntropyLoss(ignore_index=-100, label_smoothing=0.0, reduction='mean') there",
         ),
         (

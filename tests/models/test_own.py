@@ -48,9 +48,9 @@ def test_a_model_is_taken_as_it_is() -> None:
     assert isinstance(as_model(function_model), FunctionModel)
 
 
-@pytest.mark.parametrize("given", [5, lambda: 5, [Scores]])
+@pytest.mark.parametrize("given", [5, lambda: 5, int])
 def test_what_is_no_model_is_refused(given: Any) -> None:
-    with pytest.raises(UserError, match=r"model must be a name, a PyTorch module, .*, not (5|\[)"):
+    with pytest.raises(UserError, match="model must be a name, a PyTorch module or a model, not a int"):
         as_model(given)
 
 

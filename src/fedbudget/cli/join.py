@@ -3,7 +3,7 @@
 from fedbudget.cli.command import command
 from fedbudget.cli.options import Given
 from fedbudget.errors import UserError
-from fedbudget.launch.options import JoinOptions, NodeOptions, SecurityOptions
+from fedbudget.launch.options import JoinOptions, NodeOptions, SecurityOptions, require_network
 
 
 @command
@@ -25,7 +25,7 @@ def join(*, given: Given, joining: JoinOptions, security: SecurityOptions, node:
 
       fedbudget join 127.0.0.1:7700 --dataset digits --shard 2/5 --pace 4
     """
-    from fedbudget.cli.network import node_data, require_network
+    from fedbudget.cli.network import node_data
 
     require_network()
 

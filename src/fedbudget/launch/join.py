@@ -4,6 +4,8 @@ import asyncio
 import signal
 import socket
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from fedbudget import python_file
@@ -66,8 +68,9 @@ def join(
         )
         node = asyncio.ensure_future(taking_part)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, node.cancel)
+        if threading.current_thread() is threading.main_thread():  # others hear of no signals
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, node.cancel)
         try:
             farewell = await node
             report(f"{farewell.reason}; took part in {worker.made} rounds")
@@ -75,10 +78,20 @@ def join(
             report(f"leaving; took part in {worker.made} rounds")
 
     try:
-        asyncio.run(until_the_end())
+        with ThreadPoolExecutor(1) as elsewhere:  # in a notebook, which has an event loop of its own here
+            asyncio.run(until_the_end()) if _alone() else elsewhere.submit(asyncio.run, until_the_end()).result()
     except RefusedByAggregator as refused:
         raise WorkError(str(refused)) from None
     return worker.made
+
+
+def _alone() -> bool:
+    """Whether no event loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _own_model(given: "OwnModel | str | None", device: str) -> Model | str | None:

@@ -10,7 +10,7 @@ import numpy as np
 from fedbudget import data, python_file
 from fedbudget.data import files
 from fedbudget.data.dataset import Dataset
-from fedbudget.data.files import Shard, from_arrays
+from fedbudget.data.given import Shard, from_shards
 from fedbudget.data.images import from_idx
 from fedbudget.data.partition import Rows
 from fedbudget.engines.remote.node_data import NodeData
@@ -32,9 +32,7 @@ def from_value(given: OwnData, name: str = "data") -> NodeData:
     if isinstance(value, NodeData):
         return value
     if not isinstance(value, Dataset):
-        if not isinstance(value, tuple | list) or len(value) != 2:
-            raise UserError(f"{name} must be samples (x, y), not {type(value).__name__}")
-        value = replace(from_arrays([(value[0], value[1])], None), name=name)
+        value = replace(from_shards([value], None), name=name)
     return NodeData(value, [np.arange(len(value.train))])
 
 
@@ -75,6 +73,8 @@ def dataset_to_test_on(name: str, settings: Settings) -> Dataset:
     """Samples to test on: those of a dataset, or all of a file that names none."""
     if name in data.DATASETS:
         return load_dataset(replace(settings, dataset=name))
+    if python_file.is_reference(name):
+        return from_file(Path(name)).dataset
     return files.load(Path(name), target=settings.target, test_share=0.0, standardise=False)
 
 

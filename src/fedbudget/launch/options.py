@@ -1,8 +1,11 @@
 """What aggregators and nodes on a network need besides settings, each option declared once."""
 
+import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
+from fedbudget.errors import UserError
 from fedbudget.option import REQUIRED, option
 
 _OWN_DATA = ("serve", "join")
@@ -79,3 +82,10 @@ class JoinOptions:
         None, "Seconds until an aggregator that is not there is given up.", "network", shown="never"
     )
     quiet: bool = option(False, "Say nothing but what is wrong.", "output")
+
+
+def require_network() -> None:
+    """Says which extra to install where gRPC is missing; and gRPC itself speaks only of errors."""
+    if find_spec("grpc") is None or find_spec("google.protobuf") is None:
+        raise UserError("this needs gRPC; install it with: pip install 'fedbudget[network]'")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")

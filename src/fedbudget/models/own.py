@@ -34,9 +34,7 @@ def as_model(given: Any, *, device: str = "auto") -> Model:
         if _is_module(made):
             return _torch_model(given, device)
         given = made
-    raise UserError(
-        f"`model` must be a name, a PyTorch module, a fedbudget model, or what makes one of these, not {given!r}"
-    )
+    raise UserError(f"`model` must be a name, a PyTorch module or a model, not a {type(given).__name__}")
 
 
 def load_model(reference: str, *, device: str = "auto") -> Model:

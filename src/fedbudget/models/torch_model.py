@@ -120,16 +120,19 @@ class TorchModel(BaseModel):
 
     @property
     def tensors(self) -> tuple[TensorDescription, ...]:
-        known = dict(self._module.named_parameters())
-        return tuple(TensorDescription(label, tuple(known[label].shape)) for label in self._names)
+        named = self._flat.named(self._flat.w)
+        return tuple(TensorDescription(label, tuple(part.shape)) for label, part in named.items())
 
     @property
     def loss_in_words(self) -> str:
-        return in_words(self._loss)
+        if self._options["loss"] is not None:
+            return in_words(self._options["loss"])
+        weights = self._options["class_weights"]
+        return "the usual one" if weights is None else f"the usual one with class weights {[*map(float, weights)]}"
 
     @property
     def frozen(self) -> str:
-        still = [each.detach().cpu() for each in self._module.parameters() if not each.requires_grad]
+        still = [each.detach().cpu() for each in self._flat.module.parameters() if not each.requires_grad]
         return digest(each.contiguous().view(torch.uint8).numpy().tobytes() for each in still) if still else ""
 
     def initial(self, seed: int) -> Float32:

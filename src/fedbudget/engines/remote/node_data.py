@@ -8,7 +8,7 @@ import numpy as np
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.partition import Rows
 from fedbudget.data.shards import Shards
-from fedbudget.engines.remote.task import FEWEST, Moments, SamplesDescription, Task, require_model
+from fedbudget.engines.remote.task import ANY_KIND, FEWEST, Moments, SamplesDescription, Task, require_model
 from fedbudget.errors import UserError
 from fedbudget.models import catalogue
 from fedbudget.models.base import Model
@@ -45,9 +45,10 @@ class NodeData:
             held = np.concatenate([np.asarray(each) for each in self.rows])
             features = Moments.of(part.x[held].astype(np.float64))
             target = None if part.values is None else Moments.of(part.values[held][:, None])
-        shape, stored, values = dataset.shape or (dataset.features,), str(part.x.dtype), part.values is not None
+        shape, values = dataset.shape or (dataset.features,), part.values is not None
+        stored = str(part.x.dtype) if dataset.store is None else ANY_KIND
         likeness = shape, stored, dataset.scale, dataset.classes, values, dataset.parity
-        return SamplesDescription(sizes, *likeness, features, target)
+        return SamplesDescription(sizes, *likeness, features, target, dataset.integers)
 
     def fleet(
         self, task: Task, numbers: Sequence[int], *, device: str = "auto", own_model: Model | str | None = None
@@ -70,6 +71,8 @@ class NodeData:
             own = np.array([number[name] for name in dataset.classes], np.int64)
             train = replace(dataset.train, labels=own[dataset.train.labels])
             dataset = replace(dataset, classes=agreed.classes, train=train, test=None)
+        elif dataset.classes and not agreed.classes:  # whole numbers here, and others elsewhere
+            dataset = replace(dataset, classes=(), train=replace(dataset.train, labels=None), test=None)
         if self.standardise and how is not None:
             dataset = replace(dataset, train=how.apply(dataset.train), test=None, standardization=how)
         return dataset

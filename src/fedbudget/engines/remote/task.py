@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from fedbudget.arrays import Float64
 from fedbudget.data.dataset import Dataset, Part, Standardization
+from fedbudget.data.samples import SampleStore
 from fedbudget.engines.remote.compression import Kind
 from fedbudget.engines.remote.costs import MOST_READINGS
 from fedbudget.errors import UserError
@@ -29,6 +30,9 @@ FEWEST = 10
 MOST_NODES = 5_000
 """Of one fleet: their numbers fit in a report's first message, beside a part of its vectors."""
 MOST_UPDATES = 10**9
+ANY_KIND = "samples"
+"""How samples are stored that are no rows of an array: only whoever reads them knows what they are."""
+
 LONG_NAME = 200
 Name = Annotated[str, Meta(max_length=LONG_NAME)]
 
@@ -61,21 +65,23 @@ class SamplesDescription:
     Args:
       sizes: how many each node of a fleet has.
       shape: of one sample's features.
-      stored: the type of a feature, as stored.
+      stored: the type of a feature, as stored; `samples` where they are of any kind, and read one by one.
       scale, classes, parity: as of a `Dataset`.
       values: whether there is a target that is a number.
+      integers: as of a `Dataset`.
       features, target: where features are to be standardised, and the target with them.
     """
 
     sizes: Annotated[tuple[Annotated[int, Meta(ge=1, lt=2**40)], ...], Meta(max_length=MOST_NODES)]
     shape: tuple[int, ...]
-    stored: Annotated[str, Meta(pattern=r"^(uint8|float32|float64)\Z")] = "float32"
+    stored: Annotated[str, Meta(pattern=r"^(uint8|float32|float64|samples)\Z")] = "float32"
     scale: Annotated[float, Meta(ge=1e-30, le=float_info.max)] = 1.0
     classes: Annotated[tuple[Name, ...], Meta(max_length=100_000)] = ()
     values: bool = False
     parity: bool = False
     features: Moments | None = None
     target: Moments | None = None
+    integers: bool = False
 
     @property
     def standardization(self) -> Standardization | None:
@@ -89,7 +95,8 @@ class SamplesDescription:
 
     def empty(self) -> Dataset:
         """A dataset of such samples that has none: what a model is built from."""
-        x = np.empty((0, prod(self.shape)), np.dtype(self.stored))
+        any_kind = self.stored == ANY_KIND
+        x = np.empty((0, prod(self.shape)), np.int64 if any_kind else np.dtype(self.stored))
         part = Part(x, np.empty(0, np.int64) if self.classes else None, np.empty(0) if self.values else None)
         return Dataset(
             "nodes' data",
@@ -99,6 +106,8 @@ class SamplesDescription:
             parity=self.parity,
             shape=self.shape if len(self.shape) > 1 else (),
             standardization=self.standardization,
+            integers=self.integers,
+            store=SampleStore([]) if any_kind else None,
         )
 
 
@@ -194,6 +203,7 @@ def _alike(samples: Sequence[SamplesDescription]) -> SamplesDescription:
             ("stored", "features stored as"),
             ("scale", "features scaled by"),
             ("values", "targets that are numbers:"),
+            ("integers", "features that are whole numbers:"),
             ("parity", "classes told apart as even and odd:"),
         ):
             ours, theirs = getattr(first, name), getattr(other, name)
