@@ -4,10 +4,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedbudget.errors import UserError
-from fedbudget.python_file import load, resolved
+from fedbudget.python_file import load, modules, resolved
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +40,16 @@ def test_files_of_one_name_in_two_folders_are_two(tmp_path: Path) -> None:
 
 
 def test_a_file_with_the_name_of_a_package_does_not_take_its_place(tmp_path: Path) -> None:
+    before = sys.modules["numpy"]
     assert load(write(tmp_path, "value = 5", "numpy.py") + ":value") == 5
-    assert hasattr(sys.modules["numpy"], "ndarray")
+    assert sys.modules["numpy"] is before is np
+
+
+def test_what_other_processes_could_not_find_is_known(tmp_path: Path) -> None:
+    write(tmp_path, "value = 5", "helper.py")
+    load(write(tmp_path, "import helper\nvalue = helper.value") + ":value")
+    assert {"ours", "helper"} <= {module.__name__ for module in modules()}
+    assert np not in modules()
 
 
 @pytest.mark.parametrize(

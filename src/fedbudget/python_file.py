@@ -13,6 +13,8 @@ from typing import Any
 
 from fedbudget.errors import UserError, suggestion
 
+_folders: set[Path] = set()  # of files that were run
+
 
 def is_reference(text: str) -> bool:
     """
@@ -48,6 +50,12 @@ def load(text: str) -> Any:
     return found[name]
 
 
+def modules() -> list[ModuleType]:
+    """Files that were run here, and what these have imported from beside them: what no other process could find."""
+    files = [(module, getattr(module, "__file__", None)) for module in list(sys.modules.values())]
+    return [module for module, file in files if file is not None and Path(file).parent in _folders]
+
+
 def _parts(text: str) -> tuple[Path, str]:
     path, _, name = text.rpartition(":")
     if not path or not name or text.endswith(".py"):
@@ -66,6 +74,7 @@ def _module(path: Path, shown: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
+    _folders.add(path.parent)
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     sys.modules[name] = module

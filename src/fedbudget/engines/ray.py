@@ -28,6 +28,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from fedbudget import python_file
 from fedbudget.arrays import Flags, Float32, Float64
 from fedbudget.engines.in_process import NodeGroupState
 from fedbudget.engines.node_group import NodeGroup
@@ -107,6 +108,8 @@ class RayNodes:
     def __init__(
         self, definition: GroupFactory, *, nodes: int, actors: int, cpus: float, present: Iterator[Flags] | None = None
     ) -> None:
+        for module in python_file.modules():  # which other processes may not have
+            ray.cloudpickle.register_pickle_by_value(module)
         placed = ray.put(definition)
         self._places = [_Place(placed, first, end, cpus / actors) for first, end in pairwise(cuts(nodes, actors))]
         self._present = present
