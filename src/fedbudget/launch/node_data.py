@@ -32,7 +32,10 @@ def from_value(given: OwnData, name: str = "data") -> NodeData:
     if isinstance(value, NodeData):
         return value
     if not isinstance(value, Dataset):
-        value = replace(from_shards([value], None), name=name)
+        try:
+            value = replace(from_shards([value], None), name=name)
+        except UserError as error:
+            raise UserError(str(error).replace("shard 0", name)) from None
     return NodeData(value, [np.arange(len(value.train))])
 
 

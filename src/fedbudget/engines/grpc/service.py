@@ -71,6 +71,8 @@ class Service:
             await context.abort(refusal.code, str(refusal)[:1000])
         finally:
             if peer is not None:
+                if peer.welcomed and peer.trial is None:
+                    LOG.warning("%s has left before it was ready to train; it says why", name)
                 self.rounds.peers.remove(peer)
 
     def welcome(self, peer: Peer) -> None:
