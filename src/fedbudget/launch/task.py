@@ -132,7 +132,9 @@ def prepare_remote(
     if meters.time.source == "measured" and isinstance(method.spending, CarefulSpending):
         closing = min(_CLOSING, 0.01 * meters.budget.limits.get("time", 0.0))
         method = replace(method, spending=replace(method.spending, closing=closing))
-    aggregator = build_aggregator(method, meters, start, rounds=settings.rounds, quantize=quantize)
+    aggregator = build_aggregator(
+        method, meters, start, rounds=settings.rounds, quantize=quantize, statistics=model.statistics
+    )
     engine = RemoteEngine(
         aggregator, nodes, meters, least=settings.min_nodes or 1, timeout=settings.round_timeout, trial=trial
     )

@@ -57,6 +57,12 @@ class Model(Protocol):
         """The length of w."""
 
     @property
+    def statistics(self) -> int:
+        """How many of w's last numbers are no parameters but running statistics: `descend` gives new ones, and 0 for
+        their gradient; they are averaged, and nothing else.
+        """
+
+    @property
     def target(self) -> Target: ...
 
     def initial(self, seed: int) -> Float32:
@@ -94,6 +100,10 @@ class BaseModel(ABC):
     @property
     @abstractmethod
     def parameters(self) -> int: ...
+
+    @property
+    def statistics(self) -> int:
+        return 0
 
     def metrics(self, w: Float32, table: Table) -> Mapping[str, float]:
         return {}

@@ -15,30 +15,28 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd as _Convolution
 
 from fedbudget.arrays import Float32, Float64
+from fedbudget.data.given import Shard, from_shards
 from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, unknown
 from fedbudget.models.base import BaseModel, Descent, Target, batch_rows, first_alike
 from fedbudget.models.description import TensorDescription, digest, in_words
 from fedbudget.models.faster_layers import FasterLayers
 from fedbudget.models.torch_data import Batch, BatchReader, Collate, Rows, call, seed_of
+from fedbudget.models.torch_loss import Loss, Metric, beside, classes_right, default_loss, device_named, signs_right
 from fedbudget.models.torch_parameters import FlatModule, made
 
-Loss = Callable[[Any, Tensor], Tensor]
-"""(output, y) to the mean loss over the batch."""
-
-Metric = Callable[[Tensor, Tensor], Any]
-"""(output, y) of all samples to a number."""
+Statistics = Literal["average", "local"]
+"""What becomes of running statistics."""
 
 _SMALL, _MANY = 50_000, 10  # parameters up to which, and nodes from which on, nodes are batched
 _ROWS = 1000  # samples that a gradient is taken of at once, when a shard is larger
@@ -62,6 +60,10 @@ class TorchModel(BaseModel):
       collate: makes a mini-batch of a list of samples, where these are no rows of arrays: (inputs, y), or a mapping
         with `labels`. Several inputs are a tuple, for the module's arguments, or a mapping, for those by name.
       workers: processes that read such samples; 0 for this one.
+      statistics: what becomes of running statistics, such as those of batch normalization: with `average` they are sent
+        with the parameters, and averaged by samples; with `local` they stay at the nodes, and test samples are
+        normalized by their own batch.
+      buffers: names of further buffers that are running statistics, besides those called `running_...`.
       autocast: whether to compute in bfloat16 where PyTorch holds that safe; parameters stay float32.
       name: what the model is called in a run's record.
       device: `auto` takes a GPU when there is one.
@@ -82,6 +84,8 @@ class TorchModel(BaseModel):
         class_weights: Sequence[float] | None = None,
         collate: Collate | None = None,
         workers: int = 0,
+        statistics: Statistics = "average",
+        buffers: Sequence[str] = (),
         autocast: bool = False,
         name: str | None = None,
         device: str = "auto",
@@ -93,6 +97,8 @@ class TorchModel(BaseModel):
             "class_weights": class_weights,
             "collate": collate,
             "workers": workers,
+            "statistics": statistics,
+            "buffers": buffers,
             "autocast": autocast,
             "name": name,
             "device": device,
@@ -101,22 +107,32 @@ class TorchModel(BaseModel):
         self._make = None if isinstance(module, nn.Module) else module
         own = copy.deepcopy(module) if isinstance(module, nn.Module) else made(module, 0)
         self.name = name or type(own).__name__.lower()
-        self._device = _device(device)
+        self._device = device_named(device)
         if loss is not None and class_weights is not None:
             raise UserError("class_weights are of the cross-entropy; a loss of your own has its own")
-        self._loss = loss or _default_loss(target, class_weights, self._device)
+        self._loss = loss or default_loss(target, class_weights, self._device)
         self._metrics = dict(metrics or {})
-        self._flat = FlatModule(own.to(self._device))
+        if statistics not in get_args(Statistics):
+            raise unknown("statistics", statistics, get_args(Statistics))
+        if statistics == "local" and buffers:
+            raise UserError("buffers are averaged; with statistics local, only normalization layers keep their own")
+        self._flatten = partial(FlatModule, average=statistics == "average", buffers=buffers)
+        self._flat = self._flatten(own.to(self._device))
         self._own = self._flat.read()
         self._reader = BatchReader(target, self._device, collate=collate, workers=workers)
         self._lock = threading.Lock()
         self._autocast = autocast
         self._convolves = any(isinstance(part, _Convolution) for part in own.modules())
-        self._together = self.parameters <= _SMALL and not self._convolves and not autocast
+        alone = self._convolves or self._flat.keeps_statistics or autocast
+        self._together = self.parameters <= _SMALL and not alone
 
     @property
     def parameters(self) -> int:
-        return self._flat.parameters
+        return len(self._own)
+
+    @property
+    def statistics(self) -> int:
+        return self._flat.statistics
 
     @property
     def tensors(self) -> tuple[TensorDescription, ...]:
@@ -136,11 +152,22 @@ class TorchModel(BaseModel):
         return digest(each.contiguous().view(torch.uint8).numpy().tobytes() for each in still) if still else ""
 
     def initial(self, seed: int) -> Float32:
-        return self._own.copy() if self._make is None else FlatModule(made(self._make, seed)).read()
+        return self._own.copy() if self._make is None else self._flatten(made(self._make, seed)).read()
 
-    def trained(self, w: Float32) -> nn.Module:
-        """A copy of the module with its parameters set to w, on the CPU and ready to predict."""
-        return self._flat.copied(w).eval()
+    def trained(self, w: Float32, shard: Shard | None = None) -> nn.Module:
+        """A copy of the module with its parameters set to w, on the CPU and ready to predict.
+
+        Args:
+          shard: a node's samples, of which the module then has the running statistics, where these are `local`.
+        """
+        if shard is None:
+            return self._flat.copied(w).eval()
+        dataset = from_shards([shard], None)
+        table, rows = dataset.table(dataset.train, self.target), np.arange(len(dataset.train), dtype=np.int32)
+        reader = BatchReader(self.target, torch.device("cpu"), collate=self._options["collate"], workers=0)
+        passes = (partial(_pass, inputs) for inputs, _ in reader.batches(table, _parts(rows, _PREDICTED)))
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            return self._flat.measured(w, passes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """To other processes, as it was made."""
@@ -184,12 +211,13 @@ class TorchModel(BaseModel):
                     out[node], losses[node], gradients[node] = (each[first[node]] for each in (out, losses, gradients))
                     continue
                 flat.write(w[node % len(w)])
-                along = None if shift is None else self._reader.tensor(shift[node])
+                along = None if shift is None else self._reader.tensor(shift[node, : len(flat.gradient)])
                 for update in range(indices.updates):
                     loss = self._backward(*next(batches))
                     if update == 0:
-                        losses[node], gradients[node] = float(loss), flat.gradient.cpu().numpy()
-                    flat.w.add_(flat.gradient if along is None else flat.gradient + along, alpha=-eta)
+                        losses[node], gradients[node] = float(loss), 0
+                        gradients[node, : len(flat.gradient)] = flat.gradient.cpu().numpy()
+                    flat.parameters.add_(flat.gradient if along is None else flat.gradient + along, alpha=-eta)
                 out[node] = flat.read()
             flat.refuse_changed_buffers(self.name)
             if best is not None:
@@ -230,7 +258,7 @@ class TorchModel(BaseModel):
             return None
         output, y = self._predict(w, table)
         if measure is None:
-            measure = _signs_right if self.target == "binary" else _classes_right
+            measure = signs_right if self.target == "binary" else classes_right
             if self.target == "auto" and (y.is_floating_point() or output.ndim != 2):
                 return None
         return float(measure(output, y))
@@ -282,14 +310,19 @@ class TorchModel(BaseModel):
         return self._mean_loss(self._output(inputs), y)
 
     def _output(self, inputs: Any) -> Any:
-        if not self._autocast:
-            return call(self._flat.module, inputs)
-        with torch.autocast(self._device.type, dtype=torch.bfloat16):
-            output = call(self._flat.module, inputs)
-        return output.float() if isinstance(output, Tensor) else output
+        try:
+            with torch.autocast(self._device.type, dtype=torch.bfloat16) if self._autocast else nullcontext():
+                output = call(self._flat.module, inputs)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise UserError(
+                f"{self.name} normalizes by mini-batches; one sample is too few: use a larger `batch_size`"
+            ) from None
+        return output.float() if self._autocast and isinstance(output, Tensor) else output
 
     def _mean_loss(self, output: Any, y: Tensor) -> Tensor:
-        loss = self._loss(output, _beside(output, y))
+        loss = self._loss(output, beside(output, y))
         if not isinstance(loss, Tensor) or loss.ndim != 0:
             found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise UserError(f"{self.name}'s loss must be a tensor of one number, the mean over the batch, not {found}")
@@ -302,7 +335,7 @@ class TorchModel(BaseModel):
             self._flat.write(w)
             found = [(self._output(inputs), y) for inputs, y in self._reader.batches(table, _parts(rows, _PREDICTED))]
         output, y = (torch.cat(each) for each in zip(*found, strict=True))
-        return output, _beside(output, y)
+        return output, beside(output, y)
 
     @contextmanager
     def _alone(self, *, train: bool) -> Iterator[None]:
@@ -321,58 +354,12 @@ class TorchModel(BaseModel):
             torch.manual_seed(seed)
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).cpu()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
-    return device
-
-
-def _default_loss(target: Target, class_weights: Sequence[float] | None, device: torch.device) -> Loss:
-    """Cross-entropy for y of whole numbers, squared error for y of real ones; both means over the samples."""
-    if target not in ("auto", "classes", "real", "raw"):
-        raise UserError(f"TorchModel needs a loss for target {target!r}")
-    if class_weights is not None and target not in ("auto", "classes"):
-        raise UserError(f"class_weights go with classes, not with target {target!r}")
-    weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32, device=device)
-
-    def loss(output: Any, y: Tensor) -> Tensor:
-        if not isinstance(output, Tensor):
-            raise UserError(
-                f"the module gives a {type(output).__name__}, of which a loss of your own must make a number"
-            )
-        if y.is_floating_point():
-            return F.mse_loss(output, y)
-        if output.ndim < 2 or output.shape[1] < 2:
-            raise UserError(f"the module gives {tuple(output.shape)}, which are no scores of classes; give a loss too")
-        try:
-            if weights is None:
-                return F.cross_entropy(output, y)
-            # Divided by the number of samples and not by their weights, so that losses of nodes and of parts add up.
-            return F.cross_entropy(output, y, weights, reduction="sum") / y.numel()
-        except IndexError as error:
-            raise UserError(f"the module gives scores of {output.shape[1]} classes: {error}") from None
-
-    return loss
-
-
-def _beside(output: Any, y: Tensor) -> Tensor:
-    """Targets [samples] in the shape of an output [samples, 1]: subtracted, the two would make a square."""
-    column = isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] == 1
-    return y.view_as(output) if column and y.ndim == 1 and y.is_floating_point() else y
-
-
 def _parts(rows: Rows, size: int) -> Iterator[Rows]:
-    return (rows[start : start + size] for start in range(0, len(rows), size))
+    """Of this size; one row that is left is with those before it, because a layer may normalize by the others."""
+    last = len(rows) - 1 if len(rows) > size and len(rows) % size == 1 else len(rows)
+    starts = range(0, last, size)
+    return (rows[start : start + size if start < starts[-1] else None] for start in starts)
 
 
-def _classes_right(output: Tensor, y: Tensor) -> Tensor:
-    return (output.argmax(dim=1) == y).double().mean()
-
-
-def _signs_right(output: Tensor, y: Tensor) -> Tensor:
-    return (torch.where(output > 0, 1.0, -1.0) == y).double().mean()
+def _pass(inputs: Any, module: nn.Module) -> None:
+    call(module, inputs)
