@@ -106,10 +106,11 @@ def run(pool: ThreadPoolExecutor, address: str, model: Any, shards: Sequence[Any
     [
         (Net, made(2)),
         (TorchModel(Net, loss=smooth), made(2)),
+        (lambda: nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Tanh(), nn.Linear(7, 3)), made(2)),
         (fedbudget.FunctionModel(least_squares, initial=np.zeros(6)), made(2)),
         (TorchModel(Words, collate=several_texts), [texts(1, 30), texts(2, 20)]),
     ],
-    ids=["class", "loss", "function", "texts"],
+    ids=["class", "loss", "batch normalization", "function", "texts"],
 )
 def test_w_is_the_same_as_in_process(nodes: ThreadPoolExecutor, address: str, model: Any, shards: Any) -> None:
     over_network = run(nodes, address, model, shards)

@@ -142,3 +142,11 @@ def test_a_function_model_is_known_by_its_function() -> None:
     assert difference(model, FunctionModel(slope, initial=np.ones(3))) is None
     assert "the loss is slope, written as" in str(difference(model, FunctionModel(steep, initial=np.zeros(3))))
     assert "parameter w is 3 of float32" in str(difference(model, FunctionModel(slope, initial=np.zeros(4))))
+
+
+def test_running_statistics_are_told_behind_the_parameters_where_they_are_in_w() -> None:
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    names = [each.name for each in describe(TorchModel(module)).tensors]
+    assert names == ["0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"]
+    apart = difference(TorchModel(module), TorchModel(module, statistics="local"))
+    assert apart == "parameter 1.running_mean is 2 of float32 here, and missing there"

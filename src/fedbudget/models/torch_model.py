@@ -29,7 +29,7 @@ from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError, unknown
 from fedbudget.models.base import BaseModel, Descent, Target, batch_rows, first_alike
-from fedbudget.models.description import TensorDescription, digest, in_words
+from fedbudget.models.description import TensorDescription, in_words
 from fedbudget.models.faster_layers import FasterLayers
 from fedbudget.models.torch_data import Batch, BatchReader, Collate, Rows, call, seed_of
 from fedbudget.models.torch_loss import Loss, Metric, beside, classes_right, default_loss, device_named, signs_right
@@ -136,8 +136,7 @@ class TorchModel(BaseModel):
 
     @property
     def tensors(self) -> tuple[TensorDescription, ...]:
-        named = self._flat.named(self._flat.w)
-        return tuple(TensorDescription(label, tuple(part.shape)) for label, part in named.items())
+        return self._flat.tensors()
 
     @property
     def loss_in_words(self) -> str:
@@ -148,8 +147,7 @@ class TorchModel(BaseModel):
 
     @property
     def frozen(self) -> str:
-        still = [each.detach().cpu() for each in self._flat.module.parameters() if not each.requires_grad]
-        return digest(each.contiguous().view(torch.uint8).numpy().tobytes() for each in still) if still else ""
+        return self._flat.frozen()
 
     def initial(self, seed: int) -> Float32:
         return self._own.copy() if self._make is None else self._flatten(made(self._make, seed)).read()
