@@ -140,10 +140,12 @@ class Network:
 
     # Nodes and peers.
 
-    def join(self, node: int, *, worker: Worker | None = None, name: str = "", **more: Any) -> "Future[Farewell]":
+    def join(
+        self, node: int, *, worker: Worker | None = None, name: str = "", address: str = "", **more: Any
+    ) -> "Future[Farewell]":
         """A real node."""
         own = worker or Worker(node_data(node))
-        return self.spawn(run_node(self.address, own, name=name or f"node-{node}", **more))
+        return self.spawn(run_node(address or self.address, own, name=name or f"node-{node}", **more))
 
     def leave(self, node: "Future[Farewell]") -> None:
         """A node's process ends."""
