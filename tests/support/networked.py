@@ -118,6 +118,10 @@ class HeldWorker(Worker):
         self.go = threading.Event()
         self.go.set()
 
+    def start(self, welcome: Any) -> Any:
+        self.go.wait(LONG / 4)
+        return super().start(welcome)
+
     def answer(self, request: Any) -> Any:
         self.go.wait(LONG / 4)
         return super().answer(request)

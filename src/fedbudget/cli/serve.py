@@ -45,10 +45,11 @@ def serve(
     else:  # the dataset, and how it is spread, are of the node's data here
         settings, checkpoint = settings_from(given, "serve", dataset=None, partition=None, case=None), None
 
-    from fedbudget.cli.view import make_run, print_result
+    from fedbudget.cli.view import make_run, print_result, tell_of_compiling
     from fedbudget.engines.interrupt import interruptible
     from fedbudget.launch.node_data import dataset_to_test_on
     from fedbudget.launch.serve import Interrupted, serving
+    from fedbudget.models.compiling import on_compiling
     from fedbudget.trackers import make_trackers
 
     trackers = make_trackers(output.track)
@@ -56,7 +57,7 @@ def serve(
     tested = None if test is None else dataset_to_test_on(test, settings)
     wanted = settings.nodes or settings.min_nodes or 1
     waits_for = waiting(wanted, quiet=output.json, any_port=listen.address.endswith(":0"))
-    with waits_for as waits, interruptible(waits.wake) as asked:
+    with waits_for as waits, interruptible(waits.wake) as asked, on_compiling(tell_of_compiling):
         serve_run = serving(
             settings,
             listen,

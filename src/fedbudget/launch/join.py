@@ -12,6 +12,7 @@ from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, WorkError
 from fedbudget.launch.options import JoinOptions, NodeOptions, SecurityOptions
+from fedbudget.models.compiling import COMPILING, on_compiling
 from fedbudget.resources.energy import energy_reader
 
 
@@ -61,7 +62,8 @@ def join(
             report(f"leaving; took part in {worker.made} rounds")
 
     try:
-        asyncio.run(until_the_end())
+        with on_compiling(lambda: report(COMPILING)):
+            asyncio.run(until_the_end())
     except RefusedByAggregator as refused:
         raise WorkError(str(refused)) from None
 

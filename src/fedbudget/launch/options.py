@@ -71,7 +71,7 @@ class JoinOptions:
     delay: float = option(
         0.0, "Seconds that a message takes longer than it does, each way: a slower network.", "network"
     )
-    give_up_after: float | None = option(
-        None, "Seconds until an aggregator that is not there is given up.", "network", shown="never"
+    give_up_after: float = option(
+        600.0, "Seconds until an aggregator that is not there is given up; inf for never.", "network"
     )
     quiet: bool = option(False, "Say nothing but what is wrong.", "output")

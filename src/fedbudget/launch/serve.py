@@ -27,7 +27,15 @@ from fedbudget.launch.metrics import serving as serving_metrics
 from fedbudget.launch.options import ListenOptions, SecurityOptions
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.launch.resume import recalling, require_engine
-from fedbudget.launch.task import NODES, agree_on_task, compression_of, model_for, prepare_remote, table_to_test_on
+from fedbudget.launch.task import (
+    NODES,
+    agree_on_task,
+    compression_of,
+    model_for,
+    prepare_remote,
+    table_to_test_on,
+    warm_up,
+)
 from fedbudget.option import in_words
 from fedbudget.resources import round_usage
 from fedbudget.resources.energy import energy_reader
@@ -55,7 +63,7 @@ def serving(
     test: Dataset | None = None,
     resumed: Checkpoint | None = None,
     opened: Callable[[AggregatorServer], None] = lambda server: None,
-    changed: Callable[[int], None] = lambda connected: None,
+    changed: Callable[[int, int], None] = lambda connected, ready: None,
 ) -> Iterator[PreparedRun]:
     """Listens, waits for nodes, and gives a run with them.
 
@@ -67,7 +75,7 @@ def serving(
       test: samples to test on.
       resumed: where to go on from.
       opened: called when nodes can connect.
-      changed: called with how many nodes there are, when that changes.
+      changed: called with how many nodes there are, and how many of them are ready, when that changes.
     """
     if resumed is not None:
         require_engine(resumed, "network")
@@ -83,9 +91,9 @@ def serving(
         if listen.metrics_port is not None:
             stack.enter_context(serving_metrics(metrics, listen.metrics_port))
 
-        def count(connected: int) -> None:
+        def count(connected: int, ready: int) -> None:
             metrics.connected.set(connected)
-            changed(connected)
+            changed(connected, ready)
 
         def observe(record: RoundRecord) -> None:
             metrics.observe(record)
@@ -142,6 +150,8 @@ def _gather(
             members = {str(name): _member(member) for name, member in resumed.engine["members"].items()}
         model = model_for(settings, task.samples)
         server.start(task, members)
+    table = None if test is None else table_to_test_on(test, task.samples, model)
+    warm_up(model, table)  # while nodes make their trial rounds
     meters = build_meters(settings, network=True)
     if resumed is not None:
         with recalling("what the meters were at"):
@@ -162,7 +172,7 @@ def _gather(
         task=task,
         model=model,
         trial=round_usage(server.trials()),
-        test=None if test is None else table_to_test_on(test, task.samples, model),
+        test=table,
         resumed=resumed,
         quantize=compressor.quantize,
     )
