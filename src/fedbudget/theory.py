@@ -1,4 +1,4 @@
-"""The paper's equations, as pure functions.
+"""The paper's equations, and a bound of our own beside them (`h_convex`), as pure functions.
 
 Wang et al., "Adaptive Federated Learning in Resource Constrained Edge Computing Systems", IEEE JSAC 2019.
 
@@ -49,6 +49,24 @@ def h(x: ArrayLike, *, eta: float, beta: float, delta: float) -> Float64:
             excess = np.where(small, _binomial_tail(np.where(small, x, 0.0), u), excess)
         gap = eta * delta * np.maximum(excess, 0.0)
     gap = np.where((x == 0) | (x == 1), 0.0, gap)
+    return np.where(np.isnan(gap), np.inf, gap)
+
+
+def h_convex(x: ArrayLike, *, eta: float, beta: float, delta: float) -> Float64:
+    r"""The same gap where every F_i is convex and η ≤ 2/β: it grows with x², and not exponentially.
+
+    .. math:: h(x) = \eta^2 \beta \delta \frac{x (x - 1)}{2}
+
+    It is the first term of the paper's h as a series in ηβ, and so never above it; docs/theory.md has the proof.
+
+    >>> h_convex([0, 1, 2, 10], eta=0.5, beta=1.0, delta=2.0)
+    array([ 0. ,  0. ,  0.5, 22.5])
+    """
+    if not eta * beta <= 2:
+        raise ValueError(f"where ηβ is {eta * beta:g} and not at most 2, descent may leave every bound behind")
+    x = np.asarray(x, dtype=np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        gap = eta * delta * (eta * beta * (x * (x - 1) / 2))
     return np.where(np.isnan(gap), np.inf, gap)
 
 
