@@ -1,4 +1,4 @@
-"""A small residual network with batch normalization, for images of 8 x 8. The aggregator and every node have this file; none of it is sent."""
+"""A small residual network with batch normalization, for images of 8 x 8. All machines have it; it is not sent."""
 
 from torch import Tensor, nn
 

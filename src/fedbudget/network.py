@@ -140,7 +140,7 @@ def join(
     energy_meter: str | None = None,
     pace: float = 1.0,
     delay: float = 0.0,
-    give_up_after: float | None = None,
+    give_up_after: float = 600.0,
     quiet: bool = False,
 ) -> int:
     """Is a node: trains on this machine's data until the run is over; does what `fedbudget join` does.
@@ -160,7 +160,7 @@ def join(
       insecure: plain text, readable by all, also beyond this machine.
       energy_meter: what tells this machine's energy.
       pace, delay: to stand for a slower machine or network.
-      give_up_after: seconds until an aggregator that is not there is given up.
+      give_up_after: seconds until an aggregator that is not there is given up; `inf` for never.
       quiet: nothing is printed but what is wrong.
 
     Returns:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -146,7 +147,8 @@ def execute(
     plot: bool = True,
     trackers: Sequence[Tracker] = (),
 ) -> Result:
-    """Makes the run; with `out` it is also written to disk, round by round, and with `plot` drawn at its end.
+    """Makes the run; with `out` it is also written to disk, round by round, and with `plot` drawn at its end
+    where matplotlib is installed.
 
     Trackers follow a run that is written to disk, and show what is there.
     """
@@ -176,7 +178,7 @@ def execute(
         result = _result(prepared, outcome, judge, recorder.records, out)
         if writer is not None:
             summary = _save(prepared, writer, result)
-            if plot:
+            if plot and find_spec("matplotlib") is not None:
                 from fedbudget.runs.plot import plot_run  # matplotlib is slow to import, and not needed until here
 
                 writer.replace(PLOT, plot_run(result.rounds, result.budget, title=prepared.title))

@@ -122,12 +122,12 @@ class Command:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def end(self, number: signal.Signals | None = None) -> int:
+    def end(self, number: signal.Signals | None = None, patience: float = PATIENCE) -> int:
         """Its exit code, when it has ended: by itself, or from a signal."""
         if number is not None:
             self.send(number)
         try:
-            return self.process.wait(PATIENCE)
+            return self.process.wait(patience)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it does not end: {self.errors}{self.printed}") from None
 

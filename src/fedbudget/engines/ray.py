@@ -23,7 +23,6 @@ from typing import Any, ClassVar, Protocol
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to Ray's makers, unless someone wants them
 
-import numba
 import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -33,6 +32,7 @@ from fedbudget.arrays import Flags, Float32, Float64
 from fedbudget.engines.in_process import NodeGroupState
 from fedbudget.engines.node_group import NodeGroup
 from fedbudget.errors import UserError, WorkError
+from fedbudget.models.compiling import numba_if_installed
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.sums import Sums, Vectors
 from fedbudget.resources import round_usage
@@ -269,7 +269,9 @@ class _Actor:
     @property
     def _group(self) -> NodeGroup:
         if self._made is None:
-            numba.set_num_threads(min(self._threads, numba.config.NUMBA_NUM_THREADS))
+            numba = numba_if_installed()
+            if numba is not None:
+                numba.set_num_threads(min(self._threads, numba.config.NUMBA_NUM_THREADS))
             self._made = self._make()
             torch: Any = sys.modules.get("torch")  # which is there by now if the model needs it
             if torch is not None:

@@ -9,7 +9,7 @@ from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_method
 from fedbudget.launch.node_data import dataset_to_test_on
 from fedbudget.launch.prepared import PreparedRun
-from fedbudget.launch.task import NODES, agree_on_task, prepare_remote, table_to_test_on
+from fedbudget.launch.task import NODES, agree_on_task, prepare_remote, table_to_test_on, warm_up
 from fedbudget.models.description import describe
 from fedbudget.python_file import resolved
 from fedbudget.resources import round_usage
@@ -25,6 +25,7 @@ def on_flower(nodes: GridNodes, asked: FlowerRun) -> PreparedRun:
     described = nodes.describe(max(settings.min_nodes or 1, settings.nodes or 1), trained)
     settings, task, model = agree_on_task(settings, method, [each.samples for each in described], own)
     table = None if test is None else table_to_test_on(test, task.samples, model)
+    warm_up(model, table)
     shared = all(each.partition is not None for each in described)
     number = sum(len(each.samples.sizes) for each in described)
     dataset = settings.dataset if shared else NODES

@@ -17,6 +17,7 @@ from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, WorkError
 from fedbudget.launch.options import JoinOptions, NodeOptions, SecurityOptions
 from fedbudget.models.base import Model
+from fedbudget.models.compiling import COMPILING, on_compiling
 from fedbudget.models.own import as_model, load_model
 from fedbudget.resources.energy import energy_reader
 
@@ -78,7 +79,8 @@ def join(
             report(f"leaving; took part in {worker.made} rounds")
 
     try:
-        with ThreadPoolExecutor(1) as elsewhere:  # in a notebook, which has an event loop of its own here
+        with on_compiling(lambda: report(COMPILING)), ThreadPoolExecutor(1) as elsewhere:
+            # In a notebook there is an event loop here already.
             asyncio.run(until_the_end()) if _alone() else elsewhere.submit(asyncio.run, until_the_end()).result()
     except RefusedByAggregator as refused:
         raise WorkError(str(refused)) from None

@@ -78,8 +78,8 @@ class JoinOptions:
     delay: float = option(
         0.0, "Seconds that a message takes longer than it does, each way: a slower network.", "network"
     )
-    give_up_after: float | None = option(
-        None, "Seconds until an aggregator that is not there is given up.", "network", shown="never"
+    give_up_after: float = option(
+        600.0, "Seconds until an aggregator that is not there is given up; inf for never.", "network"
     )
     quiet: bool = option(False, "Say nothing but what is wrong.", "output")
 
@@ -87,5 +87,5 @@ class JoinOptions:
 def require_network() -> None:
     """Says which extra to install where gRPC is missing; and gRPC itself speaks only of errors."""
     if find_spec("grpc") is None or find_spec("google.protobuf") is None:
-        raise UserError("this needs gRPC; install it with: pip install 'fedbudget[network]'")
+        raise UserError("this needs gRPC; install it with: pip install 'fedbudget[network]', or [node] for join alone")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

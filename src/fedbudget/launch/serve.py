@@ -28,7 +28,15 @@ from fedbudget.launch.metrics import serving as serving_metrics
 from fedbudget.launch.options import ListenOptions, SecurityOptions
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.launch.resume import recalling, require_engine, require_same_model
-from fedbudget.launch.task import NODES, agree_on_task, compression_of, model_for, prepare_remote, table_to_test_on
+from fedbudget.launch.task import (
+    NODES,
+    agree_on_task,
+    compression_of,
+    model_for,
+    prepare_remote,
+    table_to_test_on,
+    warm_up,
+)
 from fedbudget.models.base import Model
 from fedbudget.models.description import describe
 from fedbudget.option import in_words
@@ -59,7 +67,7 @@ def serving(
     test: Dataset | None = None,
     resumed: Checkpoint | None = None,
     opened: Callable[[AggregatorServer], None] = lambda server: None,
-    changed: Callable[[int], None] = lambda connected: None,
+    changed: Callable[[int, int], None] = lambda connected, ready: None,
 ) -> Iterator[PreparedRun]:
     """Listens, waits for nodes, and gives a run with them.
 
@@ -71,7 +79,7 @@ def serving(
       test: samples to test on.
       resumed: where to go on from.
       opened: called when nodes can connect.
-      changed: called with how many nodes there are, when that changes.
+      changed: called with how many nodes there are, and how many of them are ready, when that changes.
     """
     if resumed is not None:
         require_engine(resumed, "network")
@@ -87,9 +95,9 @@ def serving(
         if listen.metrics_port is not None:
             stack.enter_context(serving_metrics(metrics, listen.metrics_port))
 
-        def count(connected: int) -> None:
+        def count(connected: int, ready: int) -> None:
             metrics.connected.set(connected)
-            changed(connected)
+            changed(connected, ready)
 
         def observe(record: RoundRecord) -> None:
             metrics.observe(record)
@@ -151,6 +159,8 @@ def _gather(
         model = model_for(settings, task.samples, own)
         require_same_model(task, own)
         server.start(task, members)
+    table = None if test is None else table_to_test_on(test, task.samples, model)
+    warm_up(model, table)  # while nodes make their trial rounds
     meters = build_meters(settings, network=True)
     if resumed is not None:
         with recalling("what the meters were at"):
@@ -171,7 +181,7 @@ def _gather(
         task=task,
         model=model,
         trial=round_usage(server.trials()),
-        test=None if test is None else table_to_test_on(test, task.samples, model),
+        test=table,
         resumed=resumed,
         quantize=compressor.quantize,
     )

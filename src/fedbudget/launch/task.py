@@ -22,8 +22,9 @@ from fedbudget.launch.method import build_aggregator
 from fedbudget.launch.prepared import PreparedRun
 from fedbudget.meters.meters import Meters
 from fedbudget.models import catalogue
-from fedbudget.models.base import Model
+from fedbudget.models.base import Model, loss_over
 from fedbudget.models.description import describe
+from fedbudget.protocol import tree
 from fedbudget.protocol.messages import PeerError
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.steps import Quantize
@@ -100,6 +101,15 @@ def table_to_test_on(test: Dataset, agreed: SamplesDescription, model: Model) ->
         raise UserError(f"{test.name}, to test on, has {test.features} features, and nodes' data {prod(agreed.shape)}")
     dataset = NodeData(replace(test, train=samples, test=None), [], standardise=True).as_agreed(agreed)
     return dataset.table(dataset.train, model.target)
+
+
+def warm_up(model: Model, test: Table | None) -> None:
+    """Loads or compiles all that the aggregator computes with, so that no round waits for it."""
+    tree.prepare()
+    if test is not None:
+        w, one = model.initial(0), replace(test, x=test.x[:1], y=test.y[:1])
+        loss_over(model, w, one)
+        model.accuracy(w, one)
 
 
 def prepare_remote(

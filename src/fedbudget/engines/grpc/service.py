@@ -56,15 +56,17 @@ class Service:
         try:
             name = self.admission.admit(context)
             peer = await self._greet(name, context)
-            if self.task is not None:
+            await self.rounds.peers.confirm(peer)
+            if self.task is not None and not peer.welcomed:
                 self.welcome(peer)
             await self._follow(peer)
         except PeerError as error:
             await self._drop(name, peer, context, str(error))
         except asyncio.CancelledError:
-            if peer is None or peer.fault is None:
+            if peer is None or (peer.fault is None and not peer.released):
                 raise
-            await self._drop(name, peer, context, peer.fault)
+            if peer.fault is not None:
+                await self._drop(name, peer, context, peer.fault)
         except Refusal as refusal:
             self.rounds.counters.refused += 1
             LOG.warning("%s at %s is refused: %s", name, context.peer(), refusal)
