@@ -21,6 +21,7 @@ from benchmarks import (
     memory,
     network_step,
     networks,
+    normalization,
     rounds,
     scale,
     startup,
@@ -241,7 +242,7 @@ def _beside_simulation(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    runs = {"budgets": budgets.main, "forecasts": forecasts.main}  # many runs, and options of their own
+    runs = {"budgets": budgets.main, "forecasts": forecasts.main, "normalization": normalization.main}  # many runs each
     if sys.argv[1:2] and sys.argv[1] in runs:
         runs[sys.argv[1]](sys.argv[2:])
     else:
