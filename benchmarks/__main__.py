@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import (
+    ablation,
+    any_settings,
     budgets,
     contenders,
     flower_simulation,
@@ -242,7 +244,13 @@ def _beside_simulation(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    runs = {"budgets": budgets.main, "forecasts": forecasts.main, "normalization": normalization.main}  # many runs each
+    runs = {
+        "budgets": budgets.main,
+        "forecasts": forecasts.main,
+        "settings": any_settings.main,
+        "ablation": ablation.main,
+        "normalization": normalization.main,
+    }  # many runs, and options of their own
     if sys.argv[1:2] and sys.argv[1] in runs:
         runs[sys.argv[1]](sys.argv[2:])
     else:

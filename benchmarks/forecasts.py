@@ -42,16 +42,17 @@ TASKS: dict[str, dict[str, Any]] = {
 DEVELOPED = list(TASKS)[:6]
 BUDGETS = (5, 10, 15, 30)  # seconds
 MORE = 0.5
+METHODS = ("frugal", "paper", "accelerated")
 _CONSOLE = Console(width=120)
 
 Row = dict[str, Any]
 
 
 def plan(seed: int) -> Iterator[Row]:
-    """The runs: every task in every case by both methods, with budgets that take turns."""
+    """The runs: every task in every case by all methods, with budgets that take turns."""
     for number, task in enumerate(TASKS):
         for case in (1, 2, 3, 4):
-            for turn, method in enumerate(("frugal", "paper")):
+            for turn, method in enumerate(METHODS):
                 seconds = BUDGETS[(number + case + 2 * turn + seed) % len(BUDGETS)]
                 yield {"task": task, "case": case, "method": method, "seconds": seconds, "seed": seed + 10 * number}
 
@@ -109,8 +110,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
         "all": lambda row: True,
         "developed on": lambda row: row["task"] in DEVELOPED,
         "checked on": lambda row: row["task"] not in DEVELOPED,
-        "frugal": lambda row: row["method"] == "frugal",
-        "paper": lambda row: row["method"] == "paper",
+        **{method: _by_method(method) for method in METHODS},
     }
     for asked in dict.fromkeys(row["asked"] for row in rows):
         for figure in ("loss", "accuracy"):
@@ -119,6 +119,10 @@ def table(rows: Sequence[Row], title: str) -> Table:
                 part = [row for row in part if row["came"][figure] is not None]
                 shown.add_row(f"{figure}: {asked}", name, *_figures(part, figure))
     return shown
+
+
+def _by_method(method: str) -> Callable[[Row], bool]:
+    return lambda row: bool(row["method"] == method)
 
 
 def _figures(rows: Sequence[Row], figure: str) -> tuple[str, ...]:

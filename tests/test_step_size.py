@@ -237,7 +237,7 @@ class TestSearchedStep:
     def test_it_falls_at_the_end_and_after_going_back(self) -> None:
         assert self.after(4.0, spent=0.825).eta == pytest.approx(0.125)
         back = self.RULE.recover(self.after(4.0), StepSizeInputs(4.0, 0.0, 4.0))
-        assert back.eta == pytest.approx(0.25 / 4)
+        assert back.eta == pytest.approx(0.25 / 2)
 
     def test_without_a_beta_it_waits(self) -> None:
         assert self.RULE.next(self.RULE.first(), StepSizeInputs(None, 0.0)) == self.RULE.first()

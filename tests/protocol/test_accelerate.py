@@ -12,7 +12,7 @@ from fedbudget.models import FunctionModel
 from fedbudget.protocol.drift import Correction, Divergence, DriftState, norms
 from fedbudget.protocol.first_step import first_steepness
 from fedbudget.protocol.messages import Broadcast, Drift, Report, Request
-from fedbudget.protocol.steps import with_losses, with_retreat
+from fedbudget.protocol.steps import at_pace, with_losses, with_retreat
 from fedbudget.protocol.sums import ReportsHere
 from fedbudget.protocol.update import Accelerate, Average, Motion
 from support.hand_made import make
@@ -59,6 +59,30 @@ class TestAccelerate:
             state, w = rule.next(state, w, w - curvature * w)
         assert abs(plain[1]) > 0.9
         assert np.abs(w).max() < 0.1
+
+    @given(etas=st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0]), min_size=1, max_size=8))
+    def test_where_steps_become_shorter_it_is_momentum_of_gradients(self, etas: list[float]) -> None:
+        """u ← 0.8 u + gradient and w ← w - ηu, where rounds agree: what is remembered has no η in it."""
+        etas = sorted(etas, reverse=True)
+        rule, state, w = Accelerate(rise=1.0), Motion(vector(0), vector(1)), vector(0)
+        u, expected = 0.0, 0.0
+        for eta, coming in zip(etas, [*etas[1:], 0.125], strict=True):
+            state, w = rule.next(state, w, w - np.float32(eta))  # a gradient of 1
+            u = 0.8 * u + 1
+            expected -= eta * u
+            assert float(w[0]) == pytest.approx(expected, rel=1e-5)
+            state = rule.paced(state, coming / eta)
+
+    def test_where_they_become_longer_it_stays(self) -> None:
+        assert Accelerate().paced(Motion(vector(4), vector(1)), 3.0).velocity.tolist() == [4]
+
+    def test_its_pace_is_that_of_the_coming_steps(self) -> None:
+        moving = Motion(vector(4, -2), vector(1, 9))
+        state = make().state.updated(update=moving)
+        assert at_pace(state, Average(), 5.0) is state
+        assert at_pace(state, Accelerate(), state.step_size.eta) is state
+        after = at_pace(state, Accelerate(), 4 * state.step_size.eta).update
+        assert (after.velocity.tolist(), after.gains.tolist()) == ([1, -0.5], [1, 9])
 
 
 class TestRetreat:

@@ -212,6 +212,7 @@ class Aggregator:
         round_ = self._round(state, broadcast, sums, kept=kept)
         follow = method.step_size.recover if recover else method.step_size.next
         state = state.updated(step_size=follow(state.step_size, inputs))
+        state = steps.at_pace(state, method.update, broadcast.eta * scale)
         if broadcast.stop:
             state = self._finish(state, best=best)
         else:

@@ -15,7 +15,7 @@ from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.statistics import with_statistics_of
 from fedbudget.protocol.sums import Reports, Sums
-from fedbudget.protocol.update import Accelerate, UpdateRule
+from fedbudget.protocol.update import MovingRule, UpdateRule
 from fedbudget.step_size import StepSize, StepSizeInputs
 
 Quantize = Callable[[Float32, Float32], Float32]
@@ -50,9 +50,21 @@ def with_verdict(state: _State, sums: Sums, *, adapts: bool) -> tuple[_State, bo
 def with_retreat(state: _State, rule: UpdateRule, sums: Sums) -> _State:
     """Less motion where w(t₀) is worse than w^f, by a twentieth and more than chance would have it."""
     gap = state.loss - state.best_loss
-    if isinstance(rule, Accelerate) and gap > sums.loss_gap_error + state.best_loss / 20:
+    if isinstance(rule, MovingRule) and gap > sums.loss_gap_error + state.best_loss / 20:
         return state.updated(update=rule.retreat(state.update))
     return state
+
+
+def at_pace(state: _State, rule: UpdateRule, eta: float) -> _State:
+    """Motion as fast as the coming steps are long.
+
+    Args:
+      eta: that w went by so far.
+    """
+    coming = state.step_size.eta
+    if not isinstance(rule, MovingRule) or coming == eta or not eta > 0:
+        return state
+    return state.updated(update=rule.paced(state.update, coming / eta))
 
 
 def combined(rule: CombineRule, report: Report | Reports, sums: Sums) -> Float32:
@@ -76,7 +88,7 @@ def moved(
     update, w = state.update, mean
     if mean is not None:
         aim = mean if scale == 1 else state.w + np.float32(scale) * (mean - state.w)
-        if isinstance(rule, Accelerate) and state.decision.reason in (Reason.REST, Reason.BUDGET):
+        if isinstance(rule, MovingRule) and state.decision.reason in (Reason.REST, Reason.BUDGET):
             w = aim  # it was the last round
         else:
             update, w = rule.next(update, state.w, with_statistics_of(state.w, aim, state.statistics))

@@ -6,7 +6,7 @@ round to round: None, or a frozen dataclass of numbers and arrays, which is save
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -31,6 +31,17 @@ class UpdateRule(Protocol):
           w: w(t₀), from which the round started, [parameters].
           mean: what the nodes' w_i(t) were combined to, [parameters].
         """
+
+
+@runtime_checkable
+class MovingRule(UpdateRule, Protocol):
+    """A rule whose w goes on by itself. It is told how fast and where less, and its last round ends at the mean."""
+
+    def retreat(self, state: Any) -> Any:
+        """The state to go on with after a round that began with a w worse than one before, by more than chance."""
+
+    def paced(self, state: Any, ratio: float) -> Any:
+        """The state to go on with where η of the coming round is so many times that of the last."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,9 @@ class Accelerate:
     Successive mean updates that point the same way say that they are too short, and those that point back that w went
     too far; by their signs alone, so that nothing depends on how large parameters are. (Gains as in the delta-bar-delta
     rule, Jacobs, 1988, and momentum that is given up softly.) Where the loss has become worse all the same, by more
-    than chance, half of v and of g - 1 is given up (`retreat`). The last round moves w to the mean, without more.
+    than chance, half of v and of g - 1 is given up (`retreat`). v is a sum of steps of length η, and so
+    falls with η (`paced`), or noise of long steps would outlast them; it does not rise with η, as longer steps have not
+    agreed yet. The last round moves w to the mean, without more.
 
     Args:
       momentum: how much of the last step is made again.
@@ -134,6 +147,8 @@ class Accelerate:
             return Motion(velocity, gains), w + velocity
 
     def retreat(self, state: Motion) -> Motion:
-        """With less of both, for a round whose w had a worse loss than one before."""
         kept = np.float32(self.kept)
         return Motion(kept * state.velocity, 1 + kept * (state.gains - 1))
+
+    def paced(self, state: Motion, ratio: float) -> Motion:
+        return Motion(np.float32(min(1.0, ratio)) * state.velocity, state.gains)
