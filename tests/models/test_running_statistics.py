@@ -1,5 +1,6 @@
 """Running statistics of normalization layers: with w and averaged, or left at the nodes; and what they do not touch."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -244,3 +245,14 @@ def test_they_are_averaged_by_samples() -> None:
     hidden = [model.trained(w).get_submodule("0")(torch.from_numpy(x)).detach().numpy() for x, _ in shards]
     expected = (10 * hidden[0].mean(axis=0) + 50 * hidden[1].mean(axis=0)) / 60
     np.testing.assert_allclose(result.w[-8:-4], expected, atol=1e-5)
+
+
+def test_a_run_goes_on_with_them(tmp_path: Path) -> None:
+    """From a checkpoint, with momentum at the aggregator, as a run that had all its rounds from the start."""
+    data = table(samples=80)
+    asked: Any = {"model": normalized(), "shards": [(data.x[:50], data.y[:50]), (data.x[50:], data.y[50:])]}
+    fixed: Any = {"tau": 2, "step_size": 0.05, "update": "fedavgm", "batch_size": 10, "budget": "time=1h"}
+    fedbudget.train(**asked, **fixed, rounds=3, out=tmp_path / "run")
+    longer = fedbudget.train(**asked, resume=tmp_path / "run", rounds=7)
+    whole = fedbudget.train(**asked, **fixed, rounds=7)
+    assert longer.w.tobytes() == whole.w.tobytes()
