@@ -23,6 +23,7 @@ from benchmarks import (
     memory,
     network_step,
     networks,
+    normalization,
     rounds,
     scale,
     startup,
@@ -248,6 +249,7 @@ if __name__ == "__main__":
         "forecasts": forecasts.main,
         "settings": any_settings.main,
         "ablation": ablation.main,
+        "normalization": normalization.main,
     }  # many runs, and options of their own
     if sys.argv[1:2] and sys.argv[1] in runs:
         runs[sys.argv[1]](sys.argv[2:])

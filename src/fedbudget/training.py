@@ -9,22 +9,24 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from fedbudget import __version__
+from fedbudget import __version__, python_file
 from fedbudget.control import Controller
 from fedbudget.data.dataset import Dataset
-from fedbudget.data.files import Shard, from_arrays
+from fedbudget.data.given import Shard, from_samples, from_shards
+from fedbudget.data.samples import SampleSequence
 from fedbudget.engines.interrupt import interruptible
 from fedbudget.engines.remote.task import rounds_ahead
 from fedbudget.errors import UserError
 from fedbudget.forecasts.latest import next_forecast
 from fedbudget.judge import Judge
+from fedbudget.launch.arguments import read_arguments
 from fedbudget.launch.launch import launch
-from fedbudget.launch.prepared import Callback, Overrides, PreparedRun
-from fedbudget.launch.resume import load_resumed
-from fedbudget.models.base import Model, loss_over
+from fedbudget.launch.prepared import Callback, PreparedRun
+from fedbudget.models.base import loss_over
 from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.combine import CombineRule
 from fedbudget.protocol.messages import Broadcast
@@ -44,12 +46,15 @@ from fedbudget.trackers import make_trackers
 from fedbudget.trackers.background import tracking
 from fedbudget.trackers.tracker import RunInfo, Tracker
 
+if TYPE_CHECKING:
+    from fedbudget.models.own import OwnModel
+
 
 def train(
     *,
     task: str | None = None,
-    model: str | Model | None = None,
-    dataset: str | Dataset | None = None,
+    model: "str | OwnModel | None" = None,
+    dataset: str | Dataset | SampleSequence | None = None,
     shards: Sequence[Shard] | None = None,
     test: Shard | None = None,
     budget: str | Sequence[str] | None = None,
@@ -72,10 +77,12 @@ def train(
 
     Args:
       task: settings by a name, such as `svm-sgd-mnist`, which the other arguments come before.
-      model: a name, or any `Model`, such as a `TorchModel` or a `FunctionModel` of your own.
-      dataset: a name, a path, or a `Dataset`; not used when shards are given.
-      shards: the nodes' data, (x, y) each, y None where there is nothing to predict.
-      test: (x, y) to test on, with shards.
+      model: a name, a PyTorch module or its class, or any `Model`, such as a `TorchModel` or a `FunctionModel` of your
+        own.
+      dataset: a name, a path, a `Dataset`, or samples to be given to nodes: a map-style Dataset of PyTorch, or a list;
+        not used when shards are given.
+      shards: the nodes' data: (x, y) each, y None where there is nothing to predict, or samples as above.
+      test: the same to test on, with shards or samples.
       budget: one limit or several, such as `["time=15s", "bytes=20MB"]`.
       until: one target or several, such as `"accuracy=0.95"`; the run ends when one is reached.
       case: 1 to 4, short for `partition="case:N"`.
@@ -99,43 +106,37 @@ def train(
     ('time', ['time'])
     """
     trackers = make_trackers((track,) if isinstance(track, str) else track)
-    own_data = dataset if isinstance(dataset, Dataset) else None
-    if shards is not None:
-        own_data = from_arrays(shards, test)
-    eta, own_step_size = (step_size, None) if isinstance(step_size, int | float | str | None) else (None, step_size)
-    overrides = Overrides(
-        dataset=own_data,
-        model=None if isinstance(model, str | None) else model,
+    own_data = _own_data(dataset, shards, test)
+    asked = read_arguments(
+        command="run",
+        task=task,
+        case=case,
+        model=model,
+        dataset=dataset if own_data is None and isinstance(dataset, str) else own_data,
+        budget=budget,
+        until=until,
         controller=controller,
-        step_size=own_step_size,
-        update=None if isinstance(update, str) else update,
+        step_size=step_size,
+        update=update,
         combine=combine,
+        out=out,
+        resume=resume,
+        options=options,
     )
+    where: dict[str, Any] = {"engine": engine, "ray_address": ray_address, "actors": actors}
+    with launch(asked.settings, asked.overrides, **where, resumed=asked.resumed) as prepared:
+        return execute(prepared, out=asked.out, callbacks=callbacks, trackers=trackers)
 
-    def settings_with(**more: Any) -> Settings:
-        return Settings.from_python(
-            task=task,
-            case=case,
-            model=model if isinstance(model, str | None) else model.name,
-            dataset=dataset if isinstance(dataset, str) else None if own_data is None else own_data.name,
-            until=until,
-            step_size=eta,
-            update=update if isinstance(update, str) else None,
-            **more,
-            **options,
-        )
 
-    if resume is None:
-        settings, resumed = settings_with(budget=budget), None
-    else:
-        if out is not None or task is not None:
-            raise UserError("`resume` goes on in the run's folder, with its settings; give neither `out` nor `task`")
-        more = (budget,) if isinstance(budget, str) else budget or ()
-        settings, resumed = load_resumed(Path(resume), lambda config: settings_with(config=config), more, overrides)
-        out = resume
-    prepare = launch(settings, overrides, engine=engine, ray_address=ray_address, actors=actors, resumed=resumed)
-    with prepare as prepared:
-        return execute(prepared, out=None if out is None else Path(out), callbacks=callbacks, trackers=trackers)
+def _own_data(
+    dataset: str | Dataset | SampleSequence | None, shards: Sequence[Shard] | None, test: Shard | None
+) -> Dataset | None:
+    """Data that was given from Python, if it was."""
+    if shards is not None:
+        return from_shards(shards, test)
+    if isinstance(dataset, str | None):
+        return None
+    return dataset if isinstance(dataset, Dataset) else from_samples(dataset, test)
 
 
 def execute(
@@ -146,7 +147,8 @@ def execute(
     plot: bool = True,
     trackers: Sequence[Tracker] = (),
 ) -> Result:
-    """Makes the run; with `out` it is also written to disk, round by round, and with `plot` drawn at its end.
+    """Makes the run; with `out` it is also written to disk, round by round, and with `plot` drawn at its end
+    where matplotlib is installed.
 
     Trackers follow a run that is written to disk, and show what is there.
     """
@@ -176,7 +178,7 @@ def execute(
         result = _result(prepared, outcome, judge, recorder.records, out)
         if writer is not None:
             summary = _save(prepared, writer, result)
-            if plot:
+            if plot and find_spec("matplotlib") is not None:
                 from fedbudget.runs.plot import plot_run  # matplotlib is slow to import, and not needed until here
 
                 writer.replace(PLOT, plot_run(result.rounds, result.budget, title=prepared.title))
@@ -187,7 +189,7 @@ def execute(
 
 def default_folder(settings: Settings) -> Path:
     """A new folder's name under runs/, that tells when and what."""
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{settings.model}-{Path(settings.dataset).stem}"
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{python_file.short(settings.model)}-{Path(settings.dataset).stem}"
     path, number = RUNS / stem, 2
     while path.exists():
         path, number = RUNS / f"{stem}-{number}", number + 1

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+import torch
+from torch import nn
 
 import fedbudget
 from fedbudget.arrays import Float32
@@ -25,6 +27,7 @@ from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import MethodName, Settings
 from fedbudget.training import execute
 from support import own_rules
+from support.networks import network, table
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),  # which has one cluster
@@ -183,6 +186,32 @@ def test_a_model_and_shards_of_ones_own() -> None:
 
     model = fedbudget.FunctionModel(squared, initial=np.zeros(3))  # which has no kernels to compile
     asked: dict[str, Any] = {"shards": shards, "model": model, "budget": "time=2s", "tau": 3, "rounds": 4}
+    assert_same_run(fedbudget.train(**asked), fedbudget.train(**asked, engine="ray", actors=2))
+
+
+def test_a_module_and_samples_of_ones_own() -> None:
+    """Each process makes the module anew, and reads the samples that its nodes need; running statistics travel.
+
+    Ray's processes have one thread, and with more of them PyTorch's batch normalization adds in another order.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    data = table(samples=40)
+    samples = [(torch.from_numpy(x), int(y)) for x, y in zip(data.x, data.y, strict=True)]
+    module = nn.Sequential(network(), nn.BatchNorm1d(3), nn.Dropout(0.2))
+    asked: dict[str, Any] = {"model": module, "dataset": samples, "nodes": 4, "budget": "time=1s", "batch_size": 5}
+    here = fedbudget.train(**asked)
+    torch.set_num_threads(threads)
+    assert_same_run(here, fedbudget.train(**asked, engine="ray", actors=2))
+
+
+def test_a_model_in_a_file_and_what_it_imports_go_to_the_actors(tmp_path: Path) -> None:
+    (tmp_path / "parts_of_a_net.py").write_text("from torch import nn\ndef first(): return nn.Linear(64, 4)")
+    (tmp_path / "net_on_ray.py").write_text(
+        "from parts_of_a_net import first\nfrom torch import nn\n"
+        "def net(): return nn.Sequential(nn.Flatten(), first(), nn.Tanh(), nn.Linear(4, 10))"
+    )
+    asked: dict[str, Any] = {"model": f"{tmp_path}/net_on_ray.py:net", "nodes": 4, "tau": 3, "rounds": 3}
     assert_same_run(fedbudget.train(**asked), fedbudget.train(**asked, engine="ray", actors=2))
 
 

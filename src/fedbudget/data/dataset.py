@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32, Float64, Int64, Samples
 from fedbudget.data.partition import labels_by_clustering
+from fedbudget.data.samples import SampleStore
 from fedbudget.data.shards import Table
 from fedbudget.errors import UserError
 from fedbudget.randomness import Stream, generator
@@ -86,6 +87,8 @@ class Dataset:
       note: in which way this is less than the whole dataset, in words.
       files: samples per file, where every node has a file of its own.
       standardization: what was done to the features, if anything.
+      integers: features are whole numbers, such as those of words.
+      store: of samples that are no rows of an array; x has their places in it, [samples, 1].
     """
 
     name: str
@@ -98,6 +101,8 @@ class Dataset:
     note: str = ""
     files: tuple[int, ...] = ()
     standardization: Standardization | None = field(default=None, repr=False)
+    integers: bool = False
+    store: SampleStore | None = field(default=None, repr=False)
 
     @property
     def features(self) -> int:
@@ -107,6 +112,8 @@ class Dataset:
         """What the Cases distribute the training samples by: their classes, or clusters where they have none."""
         if self.train.labels is not None:
             return self.train.labels
+        if self.store is not None:
+            return np.zeros(len(self.train), np.int64)  # all of one kind
         return labels_by_clustering(self.train.x.astype(np.float32) * np.float32(self.scale), seed)
 
     def sample(self, train: int | None, test: int | None, seed: int) -> "Dataset":
@@ -123,11 +130,20 @@ class Dataset:
         return replace(self, train=how.apply(self.train), test=test, standardization=how)
 
     def table(self, part: Part, target: str) -> Table:
-        """Samples as a model wants them: with targets `binary`, `classes`, `real`, `raw` (as given) or `none`."""
-        return Table(part.x, self._targets(part, target), self.scale, self.shape)
+        """Samples as a model wants them: with targets `binary`, `classes`, `real`, `raw` (as given) or `none`; with
+        `auto`, classes where there are some.
+        """
+        if target == "auto":
+            target = "real" if part.labels is None and self.store is None else "classes"
+        labels, y = target == "classes", self._targets(part, target)
+        return Table(part.x, y, self.scale, self.shape, self.integers, labels, self.store)
 
     def _targets(self, part: Part, target: str) -> Float32:
-        if target == "none" or (target == "raw" and part.values is None and part.labels is None):
+        if (
+            self.store is not None
+            or target == "none"
+            or (target == "raw" and part.values is None and part.labels is None)
+        ):
             return np.zeros(len(part), np.float32)
         if target == "raw" and part.values is not None:
             return part.values.astype(np.float32)

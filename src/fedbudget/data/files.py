@@ -18,7 +18,7 @@ from fedbudget.errors import UserError
 
 _MOST_CLASSES = 50  # whole numbers with more different values than this are not taken for classes
 
-Shard = tuple[ArrayLike, ArrayLike | None]
+ArrayShard = tuple[ArrayLike, ArrayLike | None]
 """One node's samples: features [samples, ...] and targets [samples], None where there is nothing to predict."""
 
 
@@ -56,10 +56,13 @@ def from_columns(name: str, read: Sequence[tuple[Columns, Columns | None]], *, t
             tested.append(_part(name, test, classes))
     first, sizes = everything[0], tuple(map(len, trained))
     rest = Part.join(tested) if any(map(len, tested)) else None
-    return Dataset(name, Part.join(trained), rest, classes, _scale(first), shape=first.shape, files=sizes)
+    integers = all(columns.integers for columns in everything)
+    return Dataset(
+        name, Part.join(trained), rest, classes, _scale(first), shape=first.shape, files=sizes, integers=integers
+    )
 
 
-def from_arrays(shards: Sequence[Shard], test: Shard | None) -> Dataset:
+def from_arrays(shards: Sequence[ArrayShard], test: ArrayShard | None) -> Dataset:
     """A dataset from arrays in memory, one shard per node; the test samples are those given, or none."""
     if not shards:
         raise UserError("shards must have at least one node's data")
@@ -81,9 +84,13 @@ def load_all(path: Path, *, target: str | None, classes: tuple[str, ...]) -> Dat
     return Dataset(path.name, Part.join(parts), classes=classes, scale=_scale(train), shape=train.shape)
 
 
-def _columns(name: str, shard: Shard) -> Columns:
-    x, y = shard
-    return checked(name, np.asarray(x), None if y is None else np.asarray(y))
+def _columns(name: str, shard: ArrayShard) -> Columns:
+    try:
+        x, y = (None if each is None else np.asarray(each) for each in shard)
+    except ValueError:
+        raise UserError(f"{name}: samples of different shapes are no array; give them as a list, one by one") from None
+    assert x is not None
+    return checked(name, x, y)
 
 
 def _files_of(path: Path) -> list[Path]:

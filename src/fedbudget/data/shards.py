@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32, Int64, Samples
+from fedbudget.data.samples import SampleStore
 from fedbudget.errors import UserError
 
 
@@ -25,19 +26,25 @@ class Table:
       y: targets, [samples]: class numbers, ±1 or real values, as the model wants them; zeros where it wants none.
       scale: what a stored feature is multiplied with (1/255 for pixels); kernels do it, x stays as it is.
       shape: of one sample's features, for models that see more than a flat row in them; nothing for a flat row.
+      integers: features are whole numbers, such as those of words, for models that tell them from others.
+      labels: y are class numbers, for models that predict either these or real numbers.
+      store: of samples that are no rows of an array; x has their places in it, [samples, 1], and y says nothing.
     """
 
     x: Samples
     y: Float32
     scale: float = 1.0
     shape: tuple[int, ...] = ()
+    integers: bool = False
+    labels: bool = True
+    store: SampleStore | None = None
 
     def __post_init__(self) -> None:
         if self.x.ndim != 2 or self.y.shape != (len(self.x),):
             raise UserError(
                 f"samples must be [samples, features] with one target each, not {self.x.shape} and {self.y.shape}"
             )
-        if self.x.dtype not in (np.uint8, np.float32, np.float64):
+        if self.x.dtype not in (np.uint8, np.float32, np.float64) and self.store is None:
             raise UserError(f"features must be uint8, float32 or float64, not {self.x.dtype}")
 
     def __len__(self) -> int:
@@ -45,10 +52,16 @@ class Table:
 
     def scaled(self, rows: NDArray[Any]) -> Float32:
         """The features of some rows, as numbers: a float32 copy [rows, features]."""
+        self.require_arrays()
         return np.asarray(self.x[rows], dtype=np.float32) * np.float32(self.scale)
 
+    def require_arrays(self) -> None:
+        """Refuses samples that are no rows of an array."""
+        if self.store is not None:
+            raise UserError("only a PyTorch model takes samples that are read one by one; give arrays (x, y)")
+
     def fingerprint(self) -> str:
-        """A short text that is another when anything of the samples is."""
+        """A short text that is another when anything of the samples is; of a store, when their number is."""
         checksum = zlib.crc32(f"{self.x.dtype.str} {self.x.shape} {self.scale!r} {self.shape}".encode())
         for values in (self.x, self.y):
             checksum = zlib.crc32(np.ascontiguousarray(values).data, checksum)

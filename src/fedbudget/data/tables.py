@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from fedbudget.arrays import Samples
 from fedbudget.errors import UserError
 
+_EXACT = 2**24  # whole numbers up to this are what they are in float32
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -28,17 +30,19 @@ class Columns:
       numbers: targets that are numbers, [samples].
       words: targets that are words, [samples].
       shape: of one sample's features before they were made flat; nothing where they always were.
+      integers: features were whole numbers, and no pixels.
     """
 
     x: Samples
     numbers: NDArray[np.float64] | None = None
     words: NDArray[np.str_] | None = None
     shape: tuple[int, ...] = ()
+    integers: bool = False
 
     def none(self) -> "Columns":
         """No samples, of the same kind."""
         numbers, words = (None if targets is None else targets[:0] for targets in (self.numbers, self.words))
-        return Columns(self.x[:0], numbers, words, self.shape)  # type: ignore[arg-type]
+        return Columns(self.x[:0], numbers, words, self.shape, self.integers)  # type: ignore[arg-type]
 
     @property
     def class_names(self) -> list[str] | None:
@@ -132,20 +136,21 @@ def checked(name: str, x: NDArray[np.generic], y: NDArray[np.generic] | None) ->
         raise UserError(f"{name}: features must be numbers, not {x.dtype}")
     shape = x.shape[1:] if x.ndim > 2 else ()
     x = x.reshape(len(x), -1)
+    integers = x.dtype.kind in "iu" and x.dtype != np.uint8 and bool(np.abs(x).max() <= _EXACT)
     if x.dtype not in (np.uint8, np.float32, np.float64):
         x = x.astype(np.float32)
     _refuse_nan(name, x, "sample")
     if y is None:
-        return Columns(x, shape=shape)
+        return Columns(x, shape=shape, integers=integers)
     if y.shape != (len(x),):
         raise UserError(f"{name}: y has shape {y.shape}, but x has {len(x)} samples")
     if y.dtype.kind in "US":
-        return Columns(x, words=y.astype(np.str_), shape=shape)
+        return Columns(x, words=y.astype(np.str_), shape=shape, integers=integers)
     if y.dtype.kind not in "iufb":
         raise UserError(f"{name}: y must be numbers or words, not {y.dtype}")
     numbers = y.astype(np.float64)
     _refuse_nan(name, numbers, "the target of sample")
-    return Columns(x, numbers, shape=shape)
+    return Columns(x, numbers, shape=shape, integers=integers)
 
 
 def _refuse_nan(name: str, values: Samples, what: str) -> None:

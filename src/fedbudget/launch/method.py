@@ -86,6 +86,7 @@ def build_aggregator(
     *,
     rounds: int | None,
     quantize: Quantize | None = None,
+    statistics: int = 0,
 ) -> Aggregator:
     """The aggregator of a run, that has announced its first round; a budget which cannot work is refused before.
 
@@ -93,6 +94,7 @@ def build_aggregator(
       start: w(0), [parameters], and a trial round; or where the run's aggregator before this one had come to.
       rounds: the most rounds to make, besides the budget.
       quantize: what nodes will hold of a new w; the w itself when left out.
+      statistics: how many of w's last numbers are running statistics; a checkpoint knows.
     """
     budget = meters.budget
     if isinstance(start, Checkpoint):
@@ -100,7 +102,15 @@ def build_aggregator(
         return Aggregator.resume(start.state, method=method, budget=budget, rounds=rounds, quantize=quantize, more=more)
     w, trial = start
     expected = meters.expect(trial)
-    aggregator = Aggregator(w, method=method, budget=budget, expected=expected, rounds=rounds, quantize=quantize)
+    aggregator = Aggregator(
+        w,
+        method=method,
+        budget=budget,
+        expected=expected,
+        rounds=rounds,
+        quantize=quantize,
+        statistics=statistics,
+    )
     aggregator.start()  # before the first checkpoint, which is of a run that has
     return aggregator
 

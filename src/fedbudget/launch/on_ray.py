@@ -72,7 +72,10 @@ def on_ray(
         began = time.perf_counter()
         trial = nodes.trial(trial_broadcast(method, w))
         trial_seconds = time.perf_counter() - began
-        aggregator = build_aggregator(method, meters, resumed or (w, trial), rounds=settings.rounds)
+        statistics = inputs.model.statistics
+        aggregator = build_aggregator(
+            method, meters, resumed or (w, trial), rounds=settings.rounds, statistics=statistics
+        )
         engine = SimulationEngine(aggregator, nodes, meters, present, remember_nodes(settings, inputs.model))
         if resumed is not None:
             recall(engine, resumed)

@@ -11,6 +11,7 @@ from fedbudget.engines.asynchronous import AsynchronousEngine, AsynchronousState
 from fedbudget.engines.centralized import CentralizedEngine, CentralizedState
 from fedbudget.engines.engine import Engine
 from fedbudget.engines.in_process import Attendance, InProcessEngine, SimulationEngine, SimulationState
+from fedbudget.errors import UserError
 from fedbudget.launch.inputs import TrainingInputs, batch_of, distribute, with_batch_size
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
@@ -87,7 +88,8 @@ def _engine(
         return None, _baseline(settings, inputs, shards, common, resumed)
     twin = Fleet(model, shards, batch=batch_of(settings), seed=settings.seed)
     trial = round_usage([in_process.trial([twin], trial_broadcast(method, w), meters.counters())])
-    aggregator = build_aggregator(method, meters, resumed or (w, trial), rounds=settings.rounds)
+    statistics = model.statistics
+    aggregator = build_aggregator(method, meters, resumed or (w, trial), rounds=settings.rounds, statistics=statistics)
     if meters.time.source == "measured":
         _rehearse(settings, method, (w, trial), Fleet(model, shards, batch=batch_of(settings), seed=settings.seed))
     fleets, remembers = build_fleets(settings, model, shards), remember_nodes(settings, model)
@@ -101,7 +103,8 @@ def _rehearse(settings: Settings, method: Method, start: tuple[Float32, RoundUsa
     """A short run from end to end, thrown away, so that nothing is compiled or loaded on a short budget's time."""
     plenty = replace(settings, budget=tuple(f"{name}=1e18" for name in settings.limits().limits))
     meters = build_meters(plenty)
-    InProcessEngine(build_aggregator(method, meters, start, rounds=3), [fleet], meters).run(observe=lambda *_: None)
+    aggregator = build_aggregator(method, meters, start, rounds=3, statistics=fleet.model.statistics)
+    InProcessEngine(aggregator, [fleet], meters).run(observe=lambda *_: None)
 
 
 def _baseline(
@@ -117,6 +120,11 @@ def _baseline(
             with recalling("where it was"):
                 descent.recall(resumed.state, resumed.engine_state(CentralizedState))
         return descent
+    if inputs.model.statistics:
+        raise UserError(
+            f"asynchronous descent sends gradients alone, and {inputs.model.name} has running statistics: "
+            'use group normalization, or TorchModel(..., statistics="local")'
+        )
     speeds = settings.speeds or asynchronous.default_speeds(len(shards))
     common["ledger"] = asynchronous.open_ledger(meters, shards, speeds)
     engine = AsynchronousEngine(inputs.model, shards, speeds=speeds, rounds=settings.rounds, **common)

@@ -39,7 +39,7 @@ def _network(name: str, dataset: Dataset, _: dict[str, Any], device: str) -> Mod
 
     classes = max(1, len(dataset.classes))
     make = partial(networks.mlp, dataset.features) if name == "mlp" else partial(networks.cnn, dataset.shape)
-    return TorchModel(partial(make, classes), name=name, device=device)
+    return TorchModel(partial(make, classes), name=name, target="classes", device=device)
 
 
 MODELS: Mapping[str, ModelEntry] = {

@@ -1,11 +1,8 @@
 """Any PyTorch module as a model. Needs the extra `fedbudget[torch]`; nothing else in fedbudget imports PyTorch.
 
-All trainable parameters lie in one flat tensor, and their gradients in another, of which the module's own tensors are
-views: a local update is one operation, and w goes in and out by one copy.
-
-A batch is a list of row numbers; samples stay bytes, where they are bytes, until they are used. What is random within a
-module, such as dropout, is drawn from the mini-batch itself, so that on one mini-batch F_i is one function of w: the
-estimates compare F_i at different w, and a run repeats to the bit.
+Parameters become one flat vector in torch_parameters.py, and samples become batches in torch_data.py. A batch is a list
+of row numbers. What is random within a module, such as dropout, is drawn from the mini-batch itself, so that on one
+mini-batch F_i is one function of w: the estimates compare F_i at different w, and a run repeats to the bit.
 
 Nodes take turns, and where some hold the same samples and have the same w (Case 3), one does it for all of them. Many
 nodes with a small module without convolutions make their updates all at once, with torch.func. Each was measured to be
@@ -15,36 +12,35 @@ because torch.func does not know it, takes turns. Modules with convolutions have
 
 import copy
 import threading
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd as _Convolution
 
 from fedbudget.arrays import Float32, Float64
+from fedbudget.data.given import Shard, from_shards
 from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, unknown
 from fedbudget.models.base import BaseModel, Descent, Target, batch_rows, first_alike
+from fedbudget.models.description import TensorDescription, in_words
 from fedbudget.models.faster_layers import FasterLayers
+from fedbudget.models.torch_data import Batch, BatchReader, Collate, Rows, call, seed_of
+from fedbudget.models.torch_loss import Loss, Metric, beside, classes_right, default_loss, device_named, signs_right
+from fedbudget.models.torch_parameters import FlatModule, made
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(output, y) to the mean loss over the batch."""
-
-Metric = Callable[[Tensor, Tensor], Any]
-"""(output, y) of all samples to a number."""
+Statistics = Literal["average", "local"]
+"""What becomes of running statistics."""
 
 _SMALL, _MANY = 50_000, 10  # parameters up to which, and nodes from which on, nodes are batched
 _ROWS = 1000  # samples that a gradient is taken of at once, when a shard is larger
 _PREDICTED = 200  # the same without a gradient: what layers give to each other then stays in the caches
-_TABLES = 4  # tables kept as tensors
 
 
 class TorchModel(BaseModel):
@@ -53,11 +49,22 @@ class TorchModel(BaseModel):
     Args:
       module: what is trained, starting from its own parameters; or a function that makes it, which is then called with
         PyTorch seeded by the run's seed, so that each seed starts from other parameters. The module is copied.
+        Parameters that are frozen (`requires_grad=False`) stay as they are, and are not sent.
       loss: (output, y) to the mean loss over the batch; cross-entropy for classes and squared error for real targets
         when not given.
       metrics: functions (output, y) to a number, by name, for the test samples; one named `accuracy` takes the place of
         the share of right classes.
-      target: what y holds: `classes` (numbers 0, 1, ...), `real`, `raw` (the data's own) or `binary` (±1).
+      target: what y holds: `classes` (numbers 0, 1, ...), `real`, `raw` (the data's own) or `binary` (±1); with `auto`
+        it is classes where the data has whole numbers for targets, and otherwise real.
+      class_weights: what a sample of each class counts in the cross-entropy; all the same when not given.
+      collate: makes a mini-batch of a list of samples, where these are no rows of arrays: (inputs, y), or a mapping
+        with `labels`. Several inputs are a tuple, for the module's arguments, or a mapping, for those by name.
+      workers: processes that read such samples; 0 for this one.
+      statistics: what becomes of running statistics, such as those of batch normalization: with `average` they are sent
+        with the parameters, and averaged by samples; with `local` they stay at the nodes, and test samples are
+        normalized by their own batch.
+      buffers: names of further buffers that are running statistics, besides those called `running_...`.
+      autocast: whether to compute in bfloat16 where PyTorch holds that safe; parameters stay float32.
       name: what the model is called in a run's record.
       device: `auto` takes a GPU when there is one.
 
@@ -73,47 +80,96 @@ class TorchModel(BaseModel):
         *,
         loss: Loss | None = None,
         metrics: Mapping[str, Metric] | None = None,
-        target: Target = "classes",
+        target: Target = "auto",
+        class_weights: Sequence[float] | None = None,
+        collate: Collate | None = None,
+        workers: int = 0,
+        statistics: Statistics = "average",
+        buffers: Sequence[str] = (),
+        autocast: bool = False,
         name: str | None = None,
         device: str = "auto",
     ) -> None:
+        self._options: dict[str, Any] = {
+            "loss": loss,
+            "metrics": metrics,
+            "target": target,
+            "class_weights": class_weights,
+            "collate": collate,
+            "workers": workers,
+            "statistics": statistics,
+            "buffers": buffers,
+            "autocast": autocast,
+            "name": name,
+            "device": device,
+        }
         self.target: Target = target
         self._make = None if isinstance(module, nn.Module) else module
-        made = copy.deepcopy(module) if isinstance(module, nn.Module) else _made(module, 0)
-        self.name = name or type(made).__name__.lower()
-        self._loss = loss or _default_loss(target)
+        own = copy.deepcopy(module) if isinstance(module, nn.Module) else made(module, 0)
+        self.name = name or type(own).__name__.lower()
+        self._device = device_named(device)
+        if loss is not None and class_weights is not None:
+            raise UserError("class_weights are of the cross-entropy; a loss of your own has its own")
+        self._loss = loss or default_loss(target, class_weights, self._device)
         self._metrics = dict(metrics or {})
-        self._device = _device(device)
-        self._module = made.to(self._device)
-        self._names = [label for label, parameter in made.named_parameters() if parameter.requires_grad]
-        self._w, self._gradient = _flatten(self._module)
-        self._own = self._w.cpu().numpy().copy()
-        self._still = _constants(self._module)
-        self._tables: dict[int, tuple[Table, Tensor, Tensor]] = {}
+        if statistics not in get_args(Statistics):
+            raise unknown("statistics", statistics, get_args(Statistics))
+        if statistics == "local" and buffers:
+            raise UserError("buffers are averaged; with statistics local, only normalization layers keep their own")
+        self._flatten = partial(FlatModule, average=statistics == "average", buffers=buffers)
+        self._flat = self._flatten(own.to(self._device))
+        self._own = self._flat.read()
+        self._reader = BatchReader(target, self._device, collate=collate, workers=workers)
         self._lock = threading.Lock()
-        self._convolves = any(isinstance(part, _Convolution) for part in made.modules())
-        self._together = self.parameters <= _SMALL and not self._convolves
+        self._autocast = autocast
+        self._convolves = any(isinstance(part, _Convolution) for part in own.modules())
+        alone = self._convolves or self._flat.keeps_statistics or autocast
+        self._together = self.parameters <= _SMALL and not alone
 
     @property
     def parameters(self) -> int:
-        return int(self._w.numel())
+        return len(self._own)
+
+    @property
+    def statistics(self) -> int:
+        return self._flat.statistics
+
+    @property
+    def tensors(self) -> tuple[TensorDescription, ...]:
+        return self._flat.tensors()
+
+    @property
+    def loss_in_words(self) -> str:
+        if self._options["loss"] is not None:
+            return in_words(self._options["loss"])
+        weights = self._options["class_weights"]
+        return "the usual one" if weights is None else f"the usual one with class weights {[*map(float, weights)]}"
+
+    @property
+    def frozen(self) -> str:
+        return self._flat.frozen()
 
     def initial(self, seed: int) -> Float32:
-        if self._make is None:
-            return self._own.copy()
-        flat, _ = _flatten(_made(self._make, seed))
-        return flat.numpy().copy()
+        return self._own.copy() if self._make is None else self._flatten(made(self._make, seed)).read()
 
-    def trained(self, w: Float32) -> nn.Module:
-        """A copy of the module with its parameters set to w, on the CPU and ready to predict."""
-        module = copy.deepcopy(self._module).cpu().eval()
-        for parameter in module.parameters():
-            parameter.grad = None
-        state = dict(module.named_parameters())
-        with torch.no_grad():
-            for label, values in self._named(torch.from_numpy(w.copy())).items():
-                state[label].copy_(values.view_as(state[label]))
-        return module
+    def trained(self, w: Float32, shard: Shard | None = None) -> nn.Module:
+        """A copy of the module with its parameters set to w, on the CPU and ready to predict.
+
+        Args:
+          shard: a node's samples, of which the module then has the running statistics, where these are `local`.
+        """
+        if shard is None:
+            return self._flat.copied(w).eval()
+        dataset = from_shards([shard], None)
+        table, rows = dataset.table(dataset.train, self.target), np.arange(len(dataset.train), dtype=np.int32)
+        reader = BatchReader(self.target, torch.device("cpu"), collate=self._options["collate"], workers=0)
+        passes = (partial(_pass, inputs) for inputs, _ in reader.batches(table, _parts(rows, _PREDICTED)))
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            return self._flat.measured(w, passes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To other processes, as it was made."""
+        return partial(TorchModel, **self._options), (self._make or self._flat.copied(self._own),)
 
     def losses(self, w: Float32, shards: Shards, indices: BatchIndices) -> Float64:
         # On whole shards this is the figure to report, and on a mini-batch one to compare with that of a local update.
@@ -129,7 +185,8 @@ class TorchModel(BaseModel):
         best: Float32 | None = None,
         shift: Float32 | None = None,
     ) -> Descent:
-        if self._together and len(shards) >= _MANY and indices.positions.shape[2] > 0:
+        in_arrays = shards.table.store is None
+        if self._together and in_arrays and len(shards) >= _MANY and indices.positions.shape[2] > 0:
             try:
                 with self._alone(train=True):
                     return self._all_at_once(w, shards, indices, eta, best, shift)
@@ -140,24 +197,27 @@ class TorchModel(BaseModel):
     def _in_turn(
         self, w: Float32, shards: Shards, indices: BatchIndices, eta: float, best: Float32 | None, shift: Float32 | None
     ) -> Descent:
-        nodes = len(shards)
+        nodes, flat = len(shards), self._flat
         out = np.empty((nodes, self.parameters), np.float32)
         losses, gradients = np.empty(nodes), np.empty_like(out)
         best_losses, first = None, first_alike(shards, indices, w, shift)
+        updates = [(node, update) for node in range(nodes) if first[node] == node for update in range(indices.updates)]
         with self._alone(train=True):
+            batches = self._batches(shards, indices, updates, _ROWS)
             for node in range(nodes):
                 if first[node] < node:
                     out[node], losses[node], gradients[node] = (each[first[node]] for each in (out, losses, gradients))
                     continue
-                self._set(w[node % len(w)])
-                along = None if shift is None else self._tensor(shift[node])
+                flat.write(w[node % len(w)])
+                along = None if shift is None else self._reader.tensor(shift[node, : len(flat.gradient)])
                 for update in range(indices.updates):
-                    loss = self._backward(shards, indices, node, update)
+                    loss = self._backward(*next(batches))
                     if update == 0:
-                        losses[node], gradients[node] = float(loss), self._gradient.cpu().numpy()
-                    self._w.add_(self._gradient if along is None else self._gradient + along, alpha=-eta)
-                out[node] = self._w.cpu().numpy()
-            self._refuse_changed_buffers()
+                        losses[node], gradients[node] = float(loss), 0
+                        gradients[node, : len(flat.gradient)] = flat.gradient.cpu().numpy()
+                    flat.parameters.add_(flat.gradient if along is None else flat.gradient + along, alpha=-eta)
+                out[node] = flat.read()
+            flat.refuse_changed_buffers(self.name)
             if best is not None:
                 with torch.no_grad():
                     best_losses = self._evaluate(best[None], shards, indices)
@@ -166,21 +226,21 @@ class TorchModel(BaseModel):
     def _all_at_once(
         self, w: Float32, shards: Shards, indices: BatchIndices, eta: float, best: Float32 | None, shift: Float32 | None
     ) -> Descent:
-        shape = (len(shards), self.parameters)
+        shape, named = (len(shards), self.parameters), self._flat.named
         own = torch.from_numpy(np.broadcast_to(w, shape).copy()).to(self._device)
-        along = None if shift is None else self._tensor(shift)
+        along = None if shift is None else self._reader.tensor(shift)
         step = vmap(grad_and_value(self._loss_at))
         losses, gradients, best_losses = np.empty(0), np.empty(0, np.float32), None
         for update in range(indices.updates):
             rows = shards.rows[shards.start[:, None] + indices.positions[indices.group, update]]
-            x, y = self._batch(shards.table, rows.reshape(-1))
+            x, y = self._reader.batch(shards.table, rows.reshape(-1))
             x, y = x.view(*rows.shape, *x.shape[1:]), y.view(rows.shape)
-            found, loss = step(self._named(own), x, y)
-            gradient = torch.cat([found[label].reshape(len(shards), -1) for label in self._names], dim=1)
+            found, loss = step(named(own), x, y)
+            gradient = self._flat.from_named(found, len(shards))
             if update == 0:
                 losses, gradients = loss.double().cpu().numpy(), gradient.cpu().numpy().copy()
                 if best is not None:
-                    at = self._named(torch.from_numpy(best.copy()).to(self._device))
+                    at = named(torch.from_numpy(best.copy()).to(self._device))
                     with torch.no_grad():
                         best_losses = vmap(self._loss_at, in_dims=(None, 0, 0))(at, x, y).double().cpu().numpy()
             own.add_(gradient if along is None else gradient + along, alpha=-eta)
@@ -188,22 +248,18 @@ class TorchModel(BaseModel):
 
     def _loss_at(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """Of one node's batch, as a function of the parameters, as torch.func wants it."""
-        return self._mean_loss(functional_call(self._module, parameters, (x,)), y)
-
-    def _named(self, w: Tensor) -> dict[str, Tensor]:
-        """The parameters in w, [parameters] or [nodes, parameters], by their names."""
-        known, named, used = dict(self._module.named_parameters()), {}, 0
-        for label in self._names:
-            size = known[label].numel()
-            named[label] = w[..., used : used + size].reshape((*w.shape[:-1], *known[label].shape))
-            used += size
-        return named
+        return self._mean_loss(functional_call(self._flat.module, parameters, (x,)), y)
 
     def accuracy(self, w: Float32, table: Table) -> float | None:
-        measure = self._metrics.get("accuracy") or _ACCURACIES.get(self.target)
-        if measure is None:
+        measure = self._metrics.get("accuracy")
+        if measure is None and (self.target in ("real", "raw", "none") or (self.target == "auto" and not table.labels)):
             return None
-        return float(measure(*self._predict(w, table)))
+        output, y = self._predict(w, table)
+        if measure is None:
+            measure = signs_right if self.target == "binary" else classes_right
+            if self.target == "auto" and (y.is_floating_point() or output.ndim != 2):
+                return None
+        return float(measure(output, y))
 
     def metrics(self, w: Float32, table: Table) -> dict[str, float]:
         if not self._metrics:
@@ -212,36 +268,59 @@ class TorchModel(BaseModel):
         return {name: float(measure(output, y)) for name, measure in self._metrics.items()}
 
     def _evaluate(self, w: Float32, shards: Shards, indices: BatchIndices) -> Float64:
-        losses, at_once = np.empty(len(shards)), _ROWS if self._module.training else _PREDICTED
-        for node, first in enumerate(first_alike(shards, indices, w)):
-            if first < node:
-                losses[node] = losses[first]
+        losses, at_once = np.empty(len(shards)), _ROWS if self._flat.module.training else _PREDICTED
+        first = first_alike(shards, indices, w)
+        batches = self._batches(
+            shards, indices, [(node, 0) for node, other in enumerate(first) if node == other], at_once
+        )
+        for node, other in enumerate(first):
+            if other < node:
+                losses[node] = losses[other]
                 continue
-            self._set(w[node % len(w)])
-            rows = batch_rows(shards, indices, node, 0)
-            losses[node] = sum(
-                float(self._loss_of(shards.table, part)) * len(part) / len(rows) for part in _parts(rows, at_once)
-            )
+            self._flat.write(w[node % len(w)])
+            rows, parts = next(batches)
+            losses[node] = sum(float(self._loss_of(part, batch)) * len(part) / len(rows) for part, batch in parts)
         return losses
 
-    def _backward(self, shards: Shards, indices: BatchIndices, node: int, update: int) -> Tensor:
-        """Loss at the module's w, with its gradient in `self._gradient`."""
-        rows = batch_rows(shards, indices, node, update)
-        self._gradient.zero_()
+    def _batches(
+        self, shards: Shards, indices: BatchIndices, updates: Sequence[tuple[int, int]], at_once: int
+    ) -> "Iterator[tuple[Rows, Iterator[tuple[Rows, Batch]]]]":
+        """Of each (node, update) the rows, and these in parts with the batch of each; it is read when it is used."""
+        every = (batch_rows(shards, indices, *each) for each in updates)
+        read = self._reader.batches(shards.table, (part for rows in every for part in _parts(rows, at_once)))
+        for each in updates:
+            rows = batch_rows(shards, indices, *each)
+            yield rows, zip(_parts(rows, at_once), read, strict=False)
+
+    def _backward(self, rows: Rows, parts: Iterator[tuple[Rows, Batch]]) -> Tensor:
+        """Loss at the module's w, with its gradient in `self._flat.gradient`."""
+        self._flat.gradient.zero_()
         total = torch.zeros((), device=self._device)
-        for part in _parts(rows, _ROWS):
-            loss = self._loss_of(shards.table, part) * (len(part) / len(rows))
+        for part, batch in parts:
+            loss = self._loss_of(part, batch) * (len(part) / len(rows))
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
 
-    def _loss_of(self, table: Table, rows: NDArray[np.int32]) -> Tensor:
-        self._seed(zlib.crc32(rows.tobytes()))
-        x, y = self._batch(table, rows)
-        return self._mean_loss(self._module(x), y)
+    def _loss_of(self, rows: Rows, batch: Batch) -> Tensor:
+        self._seed(seed_of(rows))
+        inputs, y = batch
+        return self._mean_loss(self._output(inputs), y)
 
-    def _mean_loss(self, output: Tensor, y: Tensor) -> Tensor:
-        loss = self._loss(output, _beside(output, y))
+    def _output(self, inputs: Any) -> Any:
+        try:
+            with torch.autocast(self._device.type, dtype=torch.bfloat16) if self._autocast else nullcontext():
+                output = call(self._flat.module, inputs)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise UserError(
+                f"{self.name} normalizes by mini-batches; one sample is too few: use a larger `batch_size`"
+            ) from None
+        return output.float() if self._autocast and isinstance(output, Tensor) else output
+
+    def _mean_loss(self, output: Any, y: Tensor) -> Tensor:
+        loss = self._loss(output, beside(output, y))
         if not isinstance(loss, Tensor) or loss.ndim != 0:
             found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise UserError(f"{self.name}'s loss must be a tensor of one number, the mean over the batch, not {found}")
@@ -251,39 +330,18 @@ class TorchModel(BaseModel):
         """The module's output for all samples of a table, and their targets."""
         rows = np.arange(len(table), dtype=np.int32)
         with self._alone(train=False), torch.no_grad():
-            self._set(w)
-            output = torch.cat([self._module(self._batch(table, part)[0]) for part in _parts(rows, _PREDICTED)])
-            y = self._batch(table, rows[:0])[1].new_tensor(table.y)
-            return output, _beside(output, y)
-
-    def _batch(self, table: Table, rows: NDArray[np.int32]) -> tuple[Tensor, Tensor]:
-        if id(table) not in self._tables:
-            while len(self._tables) >= _TABLES:
-                del self._tables[next(iter(self._tables))]
-            kind = torch.int64 if self.target == "classes" else torch.float32
-            self._tables[id(table)] = table, self._tensor(table.x), self._tensor(table.y).to(kind)
-        _, every_x, every_y = self._tables[id(table)]
-        index = torch.from_numpy(rows.astype(np.int64)).to(self._device)
-        x = every_x[index].to(torch.float32)
-        if table.scale != 1:
-            x *= table.scale
-        return x.view(len(rows), *table.shape) if table.shape else x, every_y[index]
-
-    def _tensor(self, array: NDArray[Any]) -> Tensor:
-        """On a CPU the very same memory, where it may be written to; a tensor promises that."""
-        return torch.from_numpy(array if array.flags.writeable else array.copy()).to(self._device)
-
-    def _set(self, w: Float32) -> None:
-        with torch.no_grad():
-            self._w.copy_(torch.from_numpy(np.require(w, np.float32, ("C", "W"))))  # a tensor promises to be writable
+            self._flat.write(w)
+            found = [(self._output(inputs), y) for inputs, y in self._reader.batches(table, _parts(rows, _PREDICTED))]
+        output, y = (torch.cat(each) for each in zip(*found, strict=True))
+        return output, beside(output, y)
 
     @contextmanager
     def _alone(self, *, train: bool) -> Iterator[None]:
         """The module for ourselves, and the program's random numbers as they were."""
         devices = [self._device] if self._device.type == "cuda" else []
-        layers = FasterLayers() if self._convolves else nullcontext()
+        layers = FasterLayers() if self._convolves and not self._autocast else nullcontext()
         with self._lock, torch.random.fork_rng(devices=devices), layers:
-            self._module.train(train)
+            self._flat.train(training=train)
             yield
 
     def _seed(self, seed: int) -> None:
@@ -293,82 +351,13 @@ class TorchModel(BaseModel):
         else:
             torch.manual_seed(seed)
 
-    def _refuse_changed_buffers(self) -> None:
-        for label, before in self._still.items():
-            if not torch.equal(self._module.get_buffer(label), before):
-                raise UserError(f"{self.name}: buffer {label} changes while training, but only parameters are averaged")
-        self._still = {}  # once is enough
+
+def _parts(rows: Rows, size: int) -> Iterator[Rows]:
+    """Of this size; one row that is left is with those before it, because a layer may normalize by the others."""
+    last = len(rows) - 1 if len(rows) > size and len(rows) % size == 1 else len(rows)
+    starts = range(0, last, size)
+    return (rows[start : start + size if start < starts[-1] else None] for start in starts)
 
 
-def _made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        module = make() if callable(make) else make
-    if not isinstance(module, nn.Module):
-        raise UserError(f"TorchModel needs an nn.Module or a function that makes one, not a {type(module).__name__}")
-    return module
-
-
-def _flatten(module: nn.Module) -> tuple[Tensor, Tensor]:
-    """One tensor of all trainable parameters, and one of their gradients; the module's own become views of them."""
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if not parameters:
-        raise UserError("the module has no parameters to train")
-    if any(isinstance(parameter, nn.parameter.UninitializedParameter) for parameter in parameters):
-        raise UserError("the module has lazy parameters without a size; pass a batch through it first")
-    odd = next((parameter.dtype for parameter in parameters if parameter.dtype != torch.float32), None)
-    if odd is not None:
-        raise UserError(f"parameters must be float32, not {str(odd).removeprefix('torch.')}; call module.float()")
-    w = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
-    gradient, used = torch.zeros_like(w), 0
-    for parameter in parameters:
-        part = slice(used, used + parameter.numel())
-        parameter.data = w[part].view_as(parameter)
-        parameter.grad = gradient[part].view_as(parameter)
-        used += parameter.numel()
-    return w, gradient
-
-
-def _constants(module: nn.Module) -> dict[str, Tensor]:
-    """The module's buffers, which must stay as they are; those known not to are refused at once."""
-    for label, part in module.named_modules():
-        if getattr(part, "running_mean", None) is not None:
-            raise UserError(
-                f"layer {label or 'itself'} ({type(part).__name__}) keeps running statistics, which are no parameters "
-                "and would differ from node to node; use GroupNorm or LayerNorm, or track_running_stats=False"
-            )
-    return {label: buffer.clone() for label, buffer in module.named_buffers()}
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).cpu()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
-    return device
-
-
-def _default_loss(target: Target) -> Loss:
-    if target == "classes":
-        return F.cross_entropy
-    if target in ("real", "raw"):
-        return F.mse_loss
-    raise UserError(f"TorchModel needs a loss for target {target!r}")
-
-
-def _beside(output: Tensor, y: Tensor) -> Tensor:
-    """Targets [samples] in the shape of an output [samples, 1]: subtracted, the two would make a square."""
-    return y.view_as(output) if output.ndim == 2 and output.shape[1] == 1 and y.is_floating_point() else y
-
-
-def _parts(rows: NDArray[np.int32], size: int) -> Iterator[NDArray[np.int32]]:
-    return (rows[start : start + size] for start in range(0, len(rows), size))
-
-
-_ACCURACIES: Mapping[str, Metric] = {
-    "classes": lambda output, y: (output.argmax(dim=1) == y).double().mean(),
-    "binary": lambda output, y: (torch.where(output > 0, 1.0, -1.0) == y).double().mean(),
-}
+def _pass(inputs: Any, module: nn.Module) -> None:
+    call(module, inputs)

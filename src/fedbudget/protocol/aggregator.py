@@ -43,6 +43,7 @@ from fedbudget.protocol.estimates import next_estimates
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState, Phase
+from fedbudget.protocol.statistics import without_statistics
 from fedbudget.protocol.sums import Reports, ReportsHere, Sums
 from fedbudget.spending import open_ledger, progress
 from fedbudget.step_size import StepSizeInputs
@@ -111,6 +112,7 @@ class Aggregator:
       expected: what a round is thought to cost before the first one has been made.
       rounds: the most rounds to make, besides the budget.
       quantize: what nodes will hold of a new w; the w itself when left out.
+      statistics: how many of w's last numbers are running statistics, see statistics.py.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class Aggregator:
         expected: Costs,
         rounds: int | None = None,
         quantize: steps.Quantize | None = None,
+        statistics: int = 0,
     ) -> None:
         self.method = method
         self.last: Round | None = None
@@ -135,6 +138,7 @@ class Aggregator:
             update=method.update.first(w),
             ledger=open_ledger(budget, expected, method.spending),
             drift=DriftState.first(w) if method.correct_drift else None,
+            statistics=statistics,
         )
         self._rounds = rounds
         self._quantize = quantize
@@ -199,7 +203,8 @@ class Aggregator:
         state, mean, recover = steps.moved(state, method.update, mean, self._quantize, scale=scale)
         kept: tuple[str, ...] = ()
         if broadcast.request.estimate:
-            estimates, kept = next_estimates(state.estimates, reports, broadcast, mean)
+            parameters = without_statistics(mean, state.statistics)
+            estimates, kept = next_estimates(state.estimates, reports, broadcast, parameters)
             state = state.updated(estimates=estimates)
         if state.drift is not None:
             partly = method.partly

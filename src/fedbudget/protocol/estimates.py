@@ -21,7 +21,7 @@ def next_estimates(
 
     Args:
       previous: those before it; None until a round has given all three.
-      mean: what the w_i(t) were combined to, [parameters].
+      mean: what the w_i(t) were combined to, without statistics, [parameters].
     """
     totals, fresh = reports.sums.totals, {}
     delta = _delta(reports, broadcast, mean)

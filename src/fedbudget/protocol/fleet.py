@@ -34,6 +34,7 @@ from fedbudget.protocol.evidence import Evidence, gather, mini_batches, one_of
 from fedbudget.protocol.first_step import first_steepness
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report, Request
 from fedbudget.protocol.state import FleetState
+from fedbudget.protocol.statistics import with_statistics_of
 
 SAME = 1e-10
 """Below this distance w_i(t) and w(t) count as equal, and ρ̂_i and β̂_i as 0."""
@@ -144,6 +145,7 @@ class Fleet:
         """
         if broadcast.request.one_step:
             own = broadcast.w + (own - broadcast.combined) / np.float32(max(1, before.tau))
+        own = with_statistics_of(broadcast.w, own, self.model.statistics)
         distance = _distances(own, broadcast.w)
         same = distance <= SAME
         self._probes = broadcast.request.curvature and bool(same.any())
@@ -158,7 +160,7 @@ class Fleet:
         Each lies where the gradient changed the most the last time: done again and again, as in power iteration, this
         turns to the steepest direction of all. The first time it lies where w came from.
         """
-        way = (w - before.w) / np.float32(max(1, before.tau))
+        way = (w - with_statistics_of(w, before.w, self.model.statistics)) / np.float32(max(1, before.tau))
         if self._steepest is None:
             return np.repeat((w + way)[None], len(self.shards), axis=0)
         length = np.linalg.norm(way.astype(np.float64))
@@ -194,11 +196,14 @@ class Fleet:
             mean = np.zeros_like(broadcast.w) if catch_up is None or catch_up.mean is None else catch_up.mean
             self._correction = Correction.first(len(self.shards), mean)
             return
+        statistics = self.model.statistics
         if not no_interval:
-            correction = correction.learn(mean_gradient(last.w, self._w, last.eta * last.tau), last.drift)
+            own = with_statistics_of(last.w, self._w, statistics)
+            correction = correction.learn(mean_gradient(last.w, own, last.eta * last.tau), last.drift)
         if not missed:
             before = correction.mean if last.drift.correct else None
-            mean = next_mean(before, mean_gradient(last.w, broadcast.combined, last.eta * last.tau), drift.share)
+            combined = with_statistics_of(last.w, broadcast.combined, statistics)
+            mean = next_mean(before, mean_gradient(last.w, combined, last.eta * last.tau), drift.share)
         elif catch_up is None or catch_up.mean is None:
             raise PeerError(f"round {broadcast.round} after round {last.round}, without the mean of all corrections")
         else:

@@ -57,6 +57,7 @@ class AggregatorState(Generic[S, U]):
       drift: where drift is corrected.
       stopped_by: what will end the run, once that is known.
       mean: what the last w_i(t) were combined to, where w is not that and nodes must know it.
+      statistics: how many of w's last numbers are running statistics.
     """
 
     phase: Phase
@@ -81,6 +82,7 @@ class AggregatorState(Generic[S, U]):
     stopped_by: str | None = None
     final_rounds: int = 0
     mean: Float32 | None = None
+    statistics: int = 0
 
     @cached_property
     def broadcast(self) -> Broadcast:
@@ -119,6 +121,8 @@ class AggregatorState(Generic[S, U]):
             raise ValueError(f"tau is {self.tau} in phase {self.phase}")
         if self.w.ndim != 1 or not self.w.size or self.best.shape != self.w.shape:
             raise ValueError(f"w and best have shapes {self.w.shape} and {self.best.shape}")
+        if not 0 <= self.statistics < self.w.size:
+            raise ValueError(f"{self.statistics} statistics in {self.w.size} numbers")
         if self.mean is not None and self.mean.shape != self.w.shape:
             raise ValueError(f"w and mean have shapes {self.w.shape} and {self.mean.shape}")
         if not all(np.isfinite(w).all() for w in (self.w, self.best, self.mean) if w is not None):

@@ -13,6 +13,7 @@ from fedbudget.protocol.combine import CombineRule
 from fedbudget.protocol.drift import Divergence, DriftState
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.state import AggregatorState, Phase
+from fedbudget.protocol.statistics import with_statistics_of
 from fedbudget.protocol.sums import Reports, Sums
 from fedbudget.protocol.update import MovingRule, UpdateRule
 from fedbudget.step_size import StepSize, StepSizeInputs
@@ -90,8 +91,8 @@ def moved(
         if isinstance(rule, MovingRule) and state.decision.reason in (Reason.REST, Reason.BUDGET):
             w = aim  # it was the last round
         else:
-            update, w = rule.next(update, state.w, aim)
-        w = _vector(rule, w, state.w)
+            update, w = rule.next(update, state.w, with_statistics_of(state.w, aim, state.statistics))
+        w = with_statistics_of(mean, _vector(rule, w, state.w), state.statistics)
     recover = w is None or not np.isfinite(w).all()
     if w is None or mean is None or recover:
         w = mean = state.best
@@ -134,7 +135,7 @@ def with_drift(
     data = drift.data if isinstance(report, Report) else sums.all_data or sums.totals.data
     share = 0.0 if recover else sums.totals.used / data
     fresh = Divergence(sums.totals.plain / sums.totals.data, sums.totals.corrected / sums.totals.data)
-    combined = state.w if state.mean is None else state.mean
+    combined = with_statistics_of(broadcast.w, state.w if state.mean is None else state.mean, state.statistics)
     after = drift.after(broadcast, combined, share, fresh, recover=recover, partly=partly)
     if after.coming.correct != drift.coming.correct:
         state = with_coming_delta(state, after)

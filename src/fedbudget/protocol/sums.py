@@ -154,7 +154,11 @@ class Reports(Protocol):
     def sums(self) -> Sums: ...
 
     def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
-        """Σ D_i ‖v_i - mean‖ over each branch's nodes but for those left out, [branches, 1]."""
+        """Σ D_i ‖v_i - mean‖ over each branch's nodes but for those left out, [branches, 1].
+
+        Args:
+          mean: of as many of the vectors' first numbers as count.
+        """
 
 
 class ReportsHere:
@@ -212,7 +216,7 @@ def _distances(vectors: Float32, mean: Float32) -> Float64:
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite gives an estimate that is kept out
         for first in range(0, len(vectors), rows):  # in parts, because a copy of all would be much memory
             some = slice(first, first + rows)
-            squares[some] = np.square(vectors[some] - mean, dtype=np.float64).sum(axis=1)
+            squares[some] = np.square(vectors[some, : mean.size] - mean, dtype=np.float64).sum(axis=1)
     return np.sqrt(squares)
 
 

@@ -1,0 +1,176 @@
+"""A PyTorch module as it is, given to `train`: its loss, the weights of classes, and what of it is sent."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fedbudget
+from fedbudget.data.sampling import BatchIndices
+from fedbudget.data.shards import Shards, Table
+from fedbudget.errors import UserError
+from fedbudget.models import TorchModel, loss_over
+from support.networks import by_autograd, network, random_w, table
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(120, 5)).astype(np.float32)
+
+
+class Digits(nn.Module):
+    """A network of two layers for digits; the first can be frozen."""
+
+    def __init__(self, *, frozen: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 32).requires_grad_(not frozen)
+        self.scores = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.scores(torch.relu(self.first(x.flatten(1))))
+        return scores
+
+
+class WithAdapter(nn.Module):
+    """A frozen layer with a change of low rank beside it, as LoRA has."""
+
+    def __init__(self, layer: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.down = nn.Linear(layer.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, layer.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        changed: Tensor = self.layer(x) + self.up(self.down(x))
+        return changed
+
+
+class TestTrain:
+    def test_a_module_or_its_class_is_trained_as_its_model_would_be(self) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            module = Digits()
+        bare, wrapped = (
+            fedbudget.train(model=model, dataset="digits", budget="time=1s") for model in (module, TorchModel(module))
+        )
+        assert bare.w.tobytes() == wrapped.w.tobytes()
+        assert bare.accuracy == wrapped.accuracy
+        made, by_class = (
+            fedbudget.train(model=model, dataset="digits", budget="time=1s", seed=4)
+            for model in (TorchModel(Digits), Digits)
+        )
+        assert made.w.tobytes() == by_class.w.tobytes() != bare.w.tobytes()
+
+    def test_whole_numbers_are_classes_and_have_cross_entropy(self) -> None:
+        classes = RNG.integers(0, 3, 120)
+        result = fedbudget.train(model=network(), shards=[(X, classes)], test=(X, classes), budget="time=0.5s")
+        module = TorchModel(network()).trained(result.w)
+        with torch.no_grad():
+            expected = F.cross_entropy(module(torch.from_numpy(X)), torch.from_numpy(classes)).item()
+        assert result.loss == pytest.approx(expected, rel=1e-5)
+        assert result.accuracy is not None
+
+    def test_real_targets_have_the_squared_error(self) -> None:
+        y = X[:, 0] - 0.5 * X[:, 1]
+        module = nn.Sequential(nn.Linear(5, 1))
+        result = fedbudget.train(model=module, shards=[(X, y)], test=(X, y), budget="time=2s")
+        with torch.no_grad():
+            output = TorchModel(module).trained(result.w)(torch.from_numpy(X))[:, 0].numpy()
+        assert result.loss == pytest.approx(np.square(output - y).mean(), rel=1e-4)
+        assert result.loss < 0.05
+        assert result.accuracy is None
+
+    @pytest.mark.parametrize(
+        ("model", "message"),
+        [
+            (3, "model must be a name, a PyTorch module or a model, not a int"),
+            (dict, "model must be a name, a PyTorch module or a model, not a dict"),
+            (nn.Linear(64, 1), r"gives \(\d+, 1\), which are no scores of classes; give a loss too"),
+            (nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), "scores of 7 classes: Target [789] is out of bounds"),
+            (nn.GRU(64, 10), "gives a tuple, of which a loss of your own must make a number"),
+        ],
+    )
+    def test_what_cannot_be_trained_is_refused(self, model: Any, message: str) -> None:
+        if not isinstance(model, nn.Sequential) and isinstance(model, nn.Module):
+            model = nn.Sequential(nn.Flatten(), model)
+        with pytest.raises(UserError, match=message):
+            fedbudget.train(model=model, dataset="digits", budget="time=1s")
+
+
+class TestClassWeights:
+    def test_a_sample_counts_as_much_as_its_class(self) -> None:
+        weights, data = (0.5, 1.0, 4.0), table()
+        model = TorchModel(network(), class_weights=weights)
+        w = random_w(model, 0)
+
+        def by_hand(output: Tensor, y: Tensor) -> Tensor:
+            each = F.cross_entropy(output, y.long(), reduction="none")
+            return (torch.tensor(weights)[y.long()] * each).mean()
+
+        loss, gradient = by_autograd(model.trained(w), data, np.arange(60), by_hand)
+        found = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1), 0.1)
+        assert found.losses[0] == pytest.approx(loss, rel=1e-5)
+        np.testing.assert_allclose(found.gradients[0], gradient, atol=1e-6)
+
+    def test_losses_of_parts_add_up_to_that_of_all(self) -> None:
+        data = table()
+        model = TorchModel(network(), class_weights=(0.5, 1.0, 4.0))
+        halves = [Table(data.x[rows], data.y[rows]) for rows in (slice(0, 20), slice(20, 60))]
+        w = random_w(model, 0)
+        first, second = (loss_over(model, w, half) for half in halves)
+        assert (20 * first + 40 * second) / 60 == pytest.approx(loss_over(model, w, data), rel=1e-5)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"target": "real"}, "class_weights go with classes, not with target 'real'"),
+            ({"loss": F.cross_entropy}, "class_weights are of the cross-entropy; a loss of your own has its own"),
+        ],
+    )
+    def test_where_they_have_no_meaning_they_are_refused(self, options: Any, message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            TorchModel(network(), class_weights=(1.0, 2.0, 3.0), **options)
+
+
+class TestFrozen:
+    def test_only_what_is_trained_is_sent(self) -> None:
+        """Of each round, w to every node and back; what frozen parameters take is nothing."""
+        options: Any = {
+            "dataset": "digits",
+            "budget": "bytes=1GB",
+            "nodes": 3,
+            "rounds": 4,
+            "method": "paper",
+            "tau": 2,
+        }
+        sent = {}
+        for frozen in (False, True):
+            result = fedbudget.train(model=Digits(frozen=frozen), step_size=0.1, **options)
+            sent[frozen] = result.spent["bytes"]
+        rounds = 4  # and in the fifth only w, for the final loss
+        assert sent[False] - sent[True] == 3 * 4 * (64 * 32 + 32) * (2 * rounds + 1)
+
+    def test_an_adapter_learns_and_is_all_that_changes(self) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            layer = nn.Linear(64, 10)
+            module = nn.Sequential(nn.Flatten(), WithAdapter(layer, rank=4))
+        result = fedbudget.train(model=module, dataset="digits", case=1, budget="time=5s")
+        assert len(result.w) == 4 * (64 + 10)
+        assert result.accuracy is not None
+        assert result.accuracy > 0.8
+        trained = TorchModel(module).trained(result.w)[1]  # type: ignore[index]
+        assert torch.equal(trained.layer.weight, layer.weight)
+
+    def test_layers_that_are_set_to_evaluation_stay_so(self) -> None:
+        module = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.9), nn.Linear(40, 3), nn.Dropout(0.0))
+        module[1].eval()
+        model, data = TorchModel(module), table()
+        w = random_w(model, 0)
+        found = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1), 0.1)
+        loss, _ = by_autograd(model.trained(w), data, np.arange(60))
+        assert found.losses[0] == pytest.approx(loss, rel=1e-5)
+        whole = TorchModel(module.eval())  # as a module is that was loaded to predict: all of it is trained
+        assert whole.descend(w[None], Shards.whole(data), BatchIndices.whole(1), 0.1).losses[0] != pytest.approx(loss)

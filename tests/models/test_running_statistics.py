@@ -1,0 +1,258 @@
+"""Running statistics of normalization layers: with w and averaged, or left at the nodes; and what they do not touch."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fedbudget
+from fedbudget.data.sampling import BatchIndices, Sampler
+from fedbudget.data.shards import Shards
+from fedbudget.errors import UserError
+from fedbudget.models import TorchModel, loss_over
+from support.networks import by_autograd, flat, random_w, table, three_nodes
+
+
+def normalized(momentum: float | None = 0.1, seed: int = 0) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        norm = nn.BatchNorm1d(4, momentum=momentum)
+        return nn.Sequential(nn.Linear(5, 4), norm, nn.ReLU(), nn.Linear(4, 3))
+
+
+PARAMETERS = 5 * 4 + 4 + 4 + 4 + 4 * 3 + 3
+
+
+class TestWithW:
+    def test_they_are_its_last_numbers_and_start_as_the_modules(self) -> None:
+        model = TorchModel(normalized())
+        assert (model.parameters, model.statistics) == (PARAMETERS + 8, 8)
+        assert model.initial(0)[-8:].tolist() == [0] * 4 + [1] * 4  # means and variances
+
+    def test_local_updates_are_those_of_sgd_and_the_statistics_as_the_layer_counts_them(self) -> None:
+        model, data = TorchModel(normalized()), table()
+        shards = three_nodes(data)
+        indices = Sampler(shards.size, 6, seed=2).round(4)
+        w, shift = model.initial(0), np.zeros((3, model.parameters), np.float32)
+        found = model.descend(w[None], shards, indices, 0.3, best=w, shift=shift)
+        for node in range(3):
+            module = model.trained(w).train()
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.3)
+            for update in range(4):
+                rows = shards.rows_of(node)[indices.of(node, update, int(shards.size[node]))]
+                optimizer.zero_grad()
+                F.cross_entropy(
+                    module(torch.from_numpy(data.x[rows])), torch.from_numpy(data.y[rows]).long()
+                ).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+            layer = module.get_submodule("1")
+            expected = flat([*module.parameters(), layer.running_mean, layer.running_var])  # type: ignore[list-item]
+            np.testing.assert_allclose(found.w[node], expected, atol=1e-5)
+        assert not found.gradients[:, -8:].any()
+        assert found.gradients[:, :-8].any()
+
+    def test_one_nodes_statistics_are_not_the_next_ones_start(self) -> None:
+        model, data = TorchModel(normalized()), table()
+        shards = three_nodes(data)
+        indices = Sampler(shards.size, 6, seed=2).round(2)
+        together = model.descend(model.initial(0)[None], shards, indices, 0.3).w
+        for node in range(3):
+            indices = Sampler(shards.size[[node]], 6, seed=2).round(2)
+            alone = model.descend(model.initial(0)[None], shards.only([node]), indices, 0.3).w
+            assert together[node].tobytes() == alone.tobytes()
+
+    def test_a_prediction_is_by_the_statistics_in_w(self) -> None:
+        model, data = TorchModel(normalized()), table()
+        w = np.abs(random_w(model, 3))
+        loss, _ = by_autograd(model.trained(w), data, np.arange(60))
+        assert loss_over(model, w, data) == pytest.approx(loss, rel=1e-5)
+        other = w.copy()
+        other[-8:] *= 3
+        assert loss_over(model, other, data) != pytest.approx(loss, rel=1e-3)
+        layer = model.trained(other).get_submodule("1")
+        assert flat([layer.running_mean, layer.running_var]).tobytes() == other[-8:].tobytes()  # type: ignore[list-item]
+
+    def test_a_variance_that_few_bits_made_negative_is_none(self) -> None:
+        model, data = TorchModel(normalized()), table()
+        w = model.initial(0)
+        w[-4:] = -0.01
+        assert np.isfinite(loss_over(model, w, data))
+
+    def test_a_layer_that_averages_over_all_batches_has_their_number_in_w(self) -> None:
+        """Two rounds of two updates are four batches, each counted as one fourth."""
+        model, data = TorchModel(normalized(momentum=None)), table()
+        assert model.statistics == 9
+        shards, w = Shards.whole(data), model.initial(0)
+        sampler = Sampler(shards.size, 6, seed=2)
+        inputs = []
+        for _ in range(2):
+            indices = sampler.round(2, anew=True)
+            inputs += [data.x[indices.of(0, update, 60)] for update in range(2)]
+            w = model.descend(w[None], shards, indices, 0.0).w[0]
+        assert w[-1] == 4
+        with torch.no_grad():
+            hidden = [model.trained(w).get_submodule("0")(torch.from_numpy(x)) for x in inputs]
+        np.testing.assert_allclose(w[-9:-5], torch.stack([each.mean(dim=0) for each in hidden]).mean(dim=0), atol=1e-5)
+
+    def test_a_frozen_layer_is_frozen_with_its_statistics(self) -> None:
+        module = normalized()
+        module[:2].requires_grad_(False)
+        module[1].running_mean = torch.ones(4)
+        model, data = TorchModel(module), table()
+        assert (model.parameters, model.statistics) == (4 * 3 + 3, 0)
+        found = model.descend(model.initial(0)[None], Shards.whole(data), BatchIndices.whole(1, 3), 0.1)
+        assert model.trained(found.w[0]).get_submodule("1").running_mean.tolist() == [1] * 4  # type: ignore[operator]
+        loss, _ = by_autograd(model.trained(model.initial(0)), data, np.arange(60))
+        assert found.losses[0] == pytest.approx(loss, rel=1e-5)  # normalized by these, and not by the batch
+
+    def test_one_sample_cannot_be_normalized_and_is_refused_but_for_the_last_of_many(self) -> None:
+        model = TorchModel(normalized())
+        with pytest.raises(UserError, match="normalizes by mini-batches; one sample is too few: use a larger"):
+            fedbudget.train(model=model, shards=[(table().x, table().y)], batch_size=1, budget="time=1s")
+        many = table(samples=1001)
+        assert np.isfinite(
+            model.descend(model.initial(0)[None], Shards.whole(many), BatchIndices.whole(1), 0.1).losses
+        ).all()
+
+
+class Counting(nn.Linear):
+    """A layer that remembers the largest input, and divides by it."""
+
+    largest: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(5, 3)
+        self.register_buffer("largest", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.largest = torch.maximum(self.largest, x.detach().abs().max())
+        return super().forward(x / self.largest)
+
+
+class TestOwnBuffers:
+    def test_one_that_is_named_travels(self) -> None:
+        model, data = TorchModel(Counting(), buffers=["largest"]), table()
+        assert model.statistics == 1
+        found = model.descend(model.initial(0)[None], three_nodes(data), BatchIndices.whole(3), 0.1)
+        expected = [np.abs(data.x[rows]).max() for rows in (slice(0, 10), slice(10, 35), slice(35, 60))]
+        np.testing.assert_allclose(found.w[:, -1], expected)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"buffers": ["larges"]}, "unknown buffer 'larges'; did you mean largest?"),
+            ({"statistics": "mean"}, "unknown statistics 'mean'; use one of average, local"),
+            ({"statistics": "local", "buffers": ["largest"]}, "buffers are averaged; with statistics local, only"),
+        ],
+    )
+    def test_what_has_no_meaning_is_refused(self, options: Any, message: str) -> None:
+        with pytest.raises(UserError, match=message.replace("?", r"\?")):
+            TorchModel(Counting(), **options)
+
+
+class TestLocal:
+    def test_nothing_of_them_is_in_w_and_samples_are_normalized_by_their_batch(self) -> None:
+        model, data = TorchModel(normalized(), statistics="local"), table()
+        assert (model.parameters, model.statistics) == (PARAMETERS, 0)
+        w = random_w(model, 0)
+        loss, gradient = by_autograd(model.trained(w).train(), data, np.arange(60))
+        found = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1), 0.1)
+        np.testing.assert_allclose(found.gradients[0], gradient, atol=1e-6)
+        assert loss_over(model, w, data) == pytest.approx(loss, rel=1e-5)
+
+    def test_the_module_of_a_node_has_the_statistics_of_its_samples(self) -> None:
+        model, data = TorchModel(normalized(), statistics="local"), table()
+        w = random_w(model, 0)
+        module = model.trained(w, shard=(data.x, data.y))
+        layer: Any = module.get_submodule("1")
+        hidden = data.x @ w[:20].reshape(4, 5).T + w[20:24]
+        np.testing.assert_allclose(layer.running_mean, hidden.mean(axis=0), atol=1e-5)
+        np.testing.assert_allclose(layer.running_var, hidden.var(axis=0, ddof=1), rtol=1e-4)
+        assert not module.training
+        assert layer.momentum == 0.1
+        untouched: Any = model.trained(w).get_submodule("1")
+        assert untouched.running_mean.tolist() == [0] * 4
+
+
+def digits() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(216, 10), nn.BatchNorm1d(10)
+    )
+
+
+class TestRuns:
+    @pytest.mark.parametrize(("method", "statistics"), [("accelerated", "average"), ("accelerated", "local")])
+    def test_a_network_with_batch_normalization_learns(self, method: Any, statistics: Any) -> None:
+        model = TorchModel(digits, statistics=statistics)
+        result = fedbudget.train(
+            model=model, dataset="digits", partition="dirichlet:0.5", nodes=4, method=method, budget="time=2s"
+        )
+        assert result.accuracy is not None
+        assert result.accuracy > 0.7
+        assert len(result.w) == model.parameters
+
+    def test_asynchronous_descent_which_sends_gradients_alone_refuses_them(self) -> None:
+        with pytest.raises(UserError, match=r"sends gradients alone, and \w+ has running statistics: use group"):
+            fedbudget.train(model=digits(), dataset="digits", method="asynchronous", budget="time=1s")
+
+    def test_where_nodes_hold_the_same_it_is_descent_in_one_place(self) -> None:
+        """Case 3: all nodes' statistics are equal, and so is their mean; a single node gives the same run."""
+        asked: Any = {"dataset": "digits", "method": "paper", "tau": 3, "step_size": 0.05, "budget": "time=1s"}
+        one, many = (
+            fedbudget.train(model=TorchModel(digits), case=3, nodes=nodes, rounds=5, **asked) for nodes in (1, 4)
+        )
+        np.testing.assert_allclose(one.w, many.w, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"method": "frugal"},
+        {"method": "paper"},
+        {"update": "fedadam"},
+        {"participation": 0.6},
+        {"method": "frugal", "delta": "gradient", "batch_size": 10},
+    ],
+    ids=str,
+)
+def test_statistics_do_not_change_how_a_run_is_decided(options: Any) -> None:
+    """Batch normalization never looks at running statistics while training: with them in w or without, the run has the
+    same parameters, τ, η, ρ, β and δ, but for rounding: norms are added up in another order."""
+    results, data = {}, table(samples=200)
+    shards = [(data.x[node::4] + node, data.y[node::4]) for node in range(4)]
+    for statistics in ("average", "local"):
+        model = TorchModel(normalized(), statistics=statistics)
+        result = fedbudget.train(model=model, shards=shards, budget="time=1h", rounds=10, **options)
+        decided = [(each.tau, each.eta, each.rho, each.beta, each.delta) for each in result.rounds[1:]]
+        results[statistics] = np.array(decided, np.float64), result.w[: model.parameters - model.statistics]
+    np.testing.assert_allclose(results["average"][0], results["local"][0], rtol=1e-4)
+    np.testing.assert_allclose(results["average"][1], results["local"][1], rtol=1e-4, atol=1e-5)
+
+
+def test_they_are_averaged_by_samples() -> None:
+    data = table()
+    shards = [(data.x[:10], data.y[:10]), (data.x[10:], data.y[10:])]
+    model, w = TorchModel(normalized(momentum=1.0)), TorchModel(normalized()).initial(0)
+    result = fedbudget.train(
+        model=model, shards=shards, method="paper", tau=1, step_size=1e-9, rounds=1, batch_size="full", budget="time=1h"
+    )
+    hidden = [model.trained(w).get_submodule("0")(torch.from_numpy(x)).detach().numpy() for x, _ in shards]
+    expected = (10 * hidden[0].mean(axis=0) + 50 * hidden[1].mean(axis=0)) / 60
+    np.testing.assert_allclose(result.w[-8:-4], expected, atol=1e-5)
+
+
+def test_a_run_goes_on_with_them(tmp_path: Path) -> None:
+    """From a checkpoint, with momentum at the aggregator, as a run that had all its rounds from the start."""
+    data = table(samples=80)
+    asked: Any = {"model": normalized(), "shards": [(data.x[:50], data.y[:50]), (data.x[50:], data.y[50:])]}
+    fixed: Any = {"tau": 2, "step_size": 0.05, "update": "fedavgm", "batch_size": 10, "budget": "time=1h"}
+    fedbudget.train(**asked, **fixed, rounds=3, out=tmp_path / "run")
+    longer = fedbudget.train(**asked, resume=tmp_path / "run", rounds=7)
+    whole = fedbudget.train(**asked, **fixed, rounds=7)
+    assert longer.w.tobytes() == whole.w.tobytes()

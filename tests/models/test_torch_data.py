@@ -1,0 +1,305 @@
+"""What a PyTorch model learns from besides rows of real numbers: whole numbers, several inputs, samples of any length,
+Datasets with transforms, with workers or without; and mixed precision.
+"""
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+import fedbudget
+from fedbudget.data.given import from_shards
+from fedbudget.data.sampling import BatchIndices, Sampler
+from fedbudget.data.shards import Shards
+from fedbudget.errors import UserError
+from fedbudget.models import TorchModel, loss_over
+from support.networks import network, random_w, table, three_nodes
+
+WORDS, CLASSES = 20, 3
+
+
+class TextClassifier(nn.Module):
+    """Embedding, attention over the words that are there, and scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, 16, padding_idx=0)
+        self.attend = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.scores = nn.Linear(16, CLASSES)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        words = self.embed(tokens)
+        seen, _ = self.attend(words, words, words, key_padding_mask=~mask, need_weights=False)
+        mean = (seen * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+        scores: Tensor = self.scores(mean)
+        return scores
+
+
+def texts(count: int, seed: int) -> list[tuple[list[int], int]]:
+    """Token ids of different lengths; the class is which of the first words comes the most often."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        label = int(rng.integers(CLASSES))
+        length = int(rng.integers(3, 12))
+        tokens = rng.integers(CLASSES + 1, WORDS, length)
+        tokens[: 1 + length // 3] = label + 1
+        found.append((rng.permutation(tokens).tolist(), label))
+    return found
+
+
+def collate(samples: list[tuple[list[int], int]]) -> tuple[dict[str, Tensor], Tensor]:
+    tokens = pad_sequence([torch.tensor(each) for each, _ in samples], batch_first=True)
+    return {"tokens": tokens, "mask": tokens > 0}, torch.tensor([label for _, label in samples])
+
+
+class TestText:
+    def test_a_classifier_with_attention_learns_from_token_ids_of_different_lengths(self) -> None:
+        model = TorchModel(TextClassifier, collate=collate)
+        shards = [texts(120, seed) for seed in range(3)]
+        result = fedbudget.train(model=model, shards=shards, test=texts(200, 9), budget="time=3s", batch_size=20)
+        assert result.accuracy is not None
+        assert result.accuracy > 0.95
+        module = model.trained(result.w)
+        inputs, y = collate(texts(200, 9))
+        with torch.no_grad():
+            assert (module(**inputs).argmax(dim=1) == y).double().mean().item() == result.accuracy
+
+    def test_the_loss_of_a_mini_batch_is_that_of_its_samples(self) -> None:
+        model = TorchModel(TextClassifier, collate=collate)
+        dataset = from_shards([texts(10, 0), texts(14, 1)], None)
+        shards = Shards.of(dataset.table(dataset.train, model.target), [np.arange(10), np.arange(10, 24)])
+        indices = Sampler(shards.size, 4, seed=0).round(1)
+        found = model.losses(model.initial(0)[None], shards, indices)
+        module, samples = model.trained(model.initial(0)), [*texts(10, 0), *texts(14, 1)]
+        for node in range(2):
+            rows = shards.rows_of(node)[indices.of(node, 0, 0)]
+            inputs, y = collate([samples[row] for row in rows])
+            with torch.no_grad():
+                expected = nn.functional.cross_entropy(module.train()(**inputs), y).item()
+            assert found[node] == pytest.approx(expected, rel=1e-5)
+
+
+class TestWholeNumbers:
+    def test_arrays_of_them_reach_the_module_as_such(self) -> None:
+        module = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2))
+        x = np.random.default_rng(0).integers(0, 9, (40, 3))
+        y = (x[:, 0] > 4).astype(np.int64)
+        result = fedbudget.train(model=module, shards=[(x[:20], y[:20]), (x[20:], y[20:])], budget="time=4s")
+        module = TorchModel(module).trained(result.w)  # type: ignore[assignment]
+        with torch.no_grad():
+            expected = nn.functional.cross_entropy(module(torch.from_numpy(x)), torch.from_numpy(y)).item()
+        assert result.loss == pytest.approx(expected, rel=1e-5)
+
+    def test_pixels_and_real_numbers_are_real(self) -> None:
+        kinds = []
+
+        class Sees(nn.Linear):
+            def forward(self, x: Tensor) -> Tensor:
+                kinds.append(x.dtype)
+                return super().forward(x)
+
+        for x in (np.ones((4, 2), np.uint8), np.ones((4, 2)), np.ones((4, 2), np.int16)):
+            dataset, model = from_shards([(x, [0, 1, 0, 1])], None), TorchModel(Sees(2, 2))
+            try:
+                model.accuracy(model.initial(0), dataset.table(dataset.train, model.target))
+            except RuntimeError:  # a linear layer takes no whole numbers
+                assert x.dtype == np.int16
+        assert kinds == [torch.float32, torch.float32, torch.int64]
+
+    def test_models_of_real_numbers_take_them_as_before(self) -> None:
+        x = np.random.default_rng(0).integers(0, 9, (40, 3))
+        y = (x[:, 0] > 4).astype(np.int64)
+        whole, real = (
+            fedbudget.train(model="softmax", shards=[(each, y)], budget="time=1s") for each in (x, x.astype(np.float32))
+        )
+        assert whole.w.tobytes() == real.w.tobytes()
+
+
+class Two(nn.Module):
+    """Adds the scores of two inputs, with an argument for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(2, 3), nn.Linear(3, 3)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        scores: Tensor = self.left(left) + self.right(right)
+        return scores
+
+
+class TestSeveralInputs:
+    X = np.random.default_rng(1).normal(size=(30, 5)).astype(np.float32)
+    Y = np.random.default_rng(2).integers(0, 3, 30)
+
+    def shard(self, kind: str) -> Any:
+        left, right, y = self.X[:, :2], self.X[:, 2:], self.Y
+        rows = range(len(y))
+        return {
+            "tuple of arrays": ((left, right), y),
+            "mapping of arrays": ({"right": right, "left": left}, y),
+            "tuples": [(left[i], right[i], y[i]) for i in rows],
+            "nested": [((left[i], right[i]), int(y[i])) for i in rows],
+            "mappings": [{"left": left[i], "labels": y[i], "right": right[i]} for i in rows],
+            "dataset": TensorDataset(*(torch.from_numpy(each) for each in (left, right, y))),
+        }[kind]
+
+    @pytest.mark.parametrize(
+        "kind", ["tuple of arrays", "mapping of arrays", "tuples", "nested", "mappings", "dataset"]
+    )
+    def test_each_is_an_argument(self, kind: str) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            module = Two()
+        result = fedbudget.train(
+            model=module, shards=[self.shard(kind)] * 2, test=self.shard(kind), budget="time=1s", batch_size=10
+        )
+        with torch.no_grad():
+            x = torch.from_numpy(self.X)
+            output = TorchModel(module).trained(result.w)(x[:, :2], x[:, 2:])
+        expected = nn.functional.cross_entropy(output, torch.from_numpy(self.Y)).item()
+        assert result.loss == pytest.approx(expected, rel=1e-5)
+        assert result.accuracy == (output.argmax(dim=1).numpy() == self.Y).mean()
+
+    def test_the_same_numbers_give_the_same_run_however_they_are_given(self) -> None:
+        """With one input, too: rows of arrays, and the same samples one by one."""
+        results = [
+            fedbudget.train(model=network(), shards=[shard, shard], budget="time=1s", batch_size=10).w.tobytes()
+            for shard in ((self.X, self.Y), list(zip(self.X, self.Y, strict=True)))
+        ]
+        assert results[0] == results[1]
+
+
+class Noisy(Dataset[Any]):
+    """Samples with noise that a transform adds, from each of the generators that transforms draw from."""
+
+    def __init__(self, reads: list[int] | None = None) -> None:
+        data = table(samples=90)
+        self.x, self.targets = torch.from_numpy(data.x), data.y.astype(int).tolist()
+        self.reads = reads
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, place: int) -> tuple[Tensor, int]:
+        if self.reads is not None:
+            self.reads.append(place)
+        noise = random.gauss(0, 0.1) + np.random.normal(0, 0.1)  # noqa: NPY002
+        return self.x[place] + noise + 0.1 * torch.randn(5), self.targets[place]
+
+
+class TestDatasets:
+    def test_samples_are_read_as_mini_batches_need_them(self) -> None:
+        reads: list[int] = []
+        model, dataset = TorchModel(network()), from_shards([Noisy(reads)], None)
+        shards = Shards.whole(dataset.table(dataset.train, model.target))
+        assert not reads
+        indices = Sampler(shards.size, 7, seed=0).round(3)
+        model.descend(model.initial(0)[None], shards, indices, 0.1)
+        assert reads == indices.positions.reshape(-1).tolist()
+
+    def test_workers_change_nothing_nor_does_what_was_drawn_before(self) -> None:
+        """What transforms draw follows from the mini-batch, and leaves the program's own random numbers."""
+        found = []
+        for workers in (0, 2):
+            random.seed(workers)
+            np.random.seed(workers)  # noqa: NPY002
+            before = _random_states()
+            model = TorchModel(network(), workers=workers)
+            result = fedbudget.train(model=model, dataset=Noisy(), nodes=3, case=2, budget="time=0.5s", batch_size=5)
+            found.append(result.w.tobytes())
+            assert _random_states() == before
+        assert found[0] == found[1]
+
+    def test_they_are_given_to_nodes_by_their_classes(self) -> None:
+        model = TorchModel(network())
+        result = fedbudget.train(model=model, dataset=Noisy(), test=Noisy(), nodes=3, case=2, budget="time=4s")
+        assert result.accuracy is not None
+        assert result.loss < loss_over(model, model.initial(1), table(samples=90))
+
+
+def _random_states() -> list[Any]:
+    """Of all generators that a program draws from without making one."""
+    numpy: Any = np.random.get_state()  # noqa: NPY002
+    return [random.getstate(), numpy[1].tolist(), torch.random.get_rng_state().tolist()]
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield from iter([])
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("shard", "message"),
+        [
+            ([], "shard 0 has no samples"),
+            (Endless(), "shard 0 has no length: mini-batches are drawn by number, from a map-style Dataset"),
+            (np.zeros((3, 2)), "shard 0 must be .* a Dataset or a list, not a ndarray"),
+            ("file.csv", "shard 0 must be .* not a str"),
+            (({"a": [[1], [2]]}, [1, 2, 3]), r"an input of shape \(2, 1\) beside 3 targets"),
+            (([[1, 2], [3]], [0, 1]), "shard 0: samples of different shapes are no array; give them as a list"),
+            ([{"a": 1}], "a mini-batch that is a mapping needs its target as `?labels`?; it has a"),
+            ([(1,)], r"a mini-batch must be \(inputs, target\) .*, not a list of 1"),
+            ([1, 2], "a mini-batch must be .*, not a Tensor"),
+            ([(torch.zeros(5), "yes")], "the target of a mini-batch must be a tensor, not a "),
+        ],
+    )
+    def test_in_words(self, shard: Any, message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            fedbudget.train(model=network(), shards=[shard], budget="time=1s")
+
+    def test_a_model_that_is_no_module_needs_arrays(self) -> None:
+        with pytest.raises(UserError, match="only a PyTorch model takes samples that are read one by one"):
+            fedbudget.train(model="softmax", shards=[Noisy()], budget="time=1s")
+
+
+class TestAutocast:
+    def test_it_computes_in_bfloat16_and_keeps_parameters_in_float32(self) -> None:
+        kinds = set()
+
+        class Tells(nn.Linear):
+            def forward(self, x: Tensor) -> Tensor:
+                output = super().forward(x)
+                kinds.add(output.dtype)
+                return output
+
+        data = table()
+        shards, results = three_nodes(data), {}
+        for autocast in (False, True):
+            model = TorchModel(lambda: nn.Sequential(Tells(5, 7), nn.Tanh(), nn.Linear(7, 3)), autocast=autocast)
+            w = random_w(model, 0)
+            results[autocast] = model.descend(w[None], shards, BatchIndices.whole(3, 3), 0.1, best=w)
+        assert kinds == {torch.float32, torch.bfloat16}
+        assert not np.array_equal(results[True].w, results[False].w)
+        np.testing.assert_allclose(results[True].w, results[False].w, atol=0.02)  # bfloat16 has 8 bits
+        np.testing.assert_allclose(results[True].losses, results[False].losses, rtol=0.02)
+
+    def test_a_convolutional_network_learns_with_it(self) -> None:
+        make = lambda: nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(216, 10))  # noqa: E731
+        result = fedbudget.train(model=TorchModel(make, autocast=True), dataset="digits", budget="time=4s")
+        assert result.accuracy is not None
+        assert result.accuracy > 0.8
+
+
+def test_an_output_with_logits_is_taken_as_these() -> None:
+    """As models of transformers give it."""
+
+    class Output:
+        def __init__(self, logits: Tensor) -> None:
+            self.logits = logits
+
+    class Wrapped(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return Output(super().forward(x))
+
+    plain, wrapped = nn.Linear(5, 3), Wrapped(5, 3)
+    wrapped.load_state_dict(plain.state_dict())
+    data: Mapping[str, Any] = {"shards": [(table().x, table().y)], "budget": "time=0.5s"}
+    assert fedbudget.train(model=wrapped, **data).w.tobytes() == fedbudget.train(model=plain, **data).w.tobytes()
