@@ -167,7 +167,9 @@ def run(blocks: list[Block], folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(folder)
     variables: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks:
-        if block.language == "python":
+        if block.file:
+            (folder / block.file).write_text(block.text)
+        elif block.language == "python":
             exec(compile(block.text, str(block), "exec"), variables)
         for script, shown in block.steps:
             for words in block.commands:

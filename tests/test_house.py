@@ -10,7 +10,7 @@ import fedbudget
 
 ROOT = Path(fedbudget.__file__).parent
 
-BOTTOM = {"errors", "arrays", "atomic_file", "randomness", "node_status", "option"}
+BOTTOM = {"errors", "python_file", "arrays", "atomic_file", "randomness", "node_status", "option"}
 CORE = {"theory", "resources", "budget", "control", "spending", "step_size", "protocol", "models", "data", "meters"}
 BELOW: dict[str, set[str]] = {
     "theory": set(),
@@ -33,6 +33,7 @@ BELOW: dict[str, set[str]] = {
     "launch": {"engines", "runs", "settings", *CORE},
     "judge": {"launch", "runs", "settings", "targets", *CORE},
     "result": {"runs"},
+    "network": {"training", "result", "launch", "trackers", "engines", "settings", *CORE},
     "training": {"result", "judge", "launch", "forecasts", "trackers", "tasks", "engines", "runs", "settings", *CORE},
 }
 """What a room may import besides itself and what is at the bottom; the rooms that are not here may import all."""

@@ -19,6 +19,7 @@ from fedbudget.forecasts.forecast import (
     forecast as forecast,
 )
 from fedbudget.models.function import FunctionModel as FunctionModel
+from fedbudget.network import join as join, serve as serve
 from fedbudget.protocol.combine import CombineRule as CombineRule, WeightedMean as WeightedMean
 from fedbudget.protocol.rivals import FedAdam as FedAdam, FedYogi as FedYogi
 from fedbudget.protocol.update import Average as Average, ServerMomentum as ServerMomentum, UpdateRule as UpdateRule

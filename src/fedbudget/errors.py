@@ -9,7 +9,8 @@ A message has it in backticks, as in Python, and whoever shows the message spell
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -45,6 +46,21 @@ def key(name: str) -> str:
 def flag(name: str) -> str:
     """An option's name as it is written on the command line."""
     return f"--{key(name)}"
+
+
+@contextmanager
+def needing(what: str, extra: str = "full") -> Iterator[None]:
+    """Says which extra to install, where a package that is imported within is missing.
+
+    >>> with needing("a picture"):
+    ...     import no_such_package
+    Traceback (most recent call last):
+    fedbudget.errors.UserError: a picture needs no_such_package; install it with: pip install 'fedbudget[full]'
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UserError(f"{what} needs {error.name}; install it with: pip install 'fedbudget[{extra}]'") from None
 
 
 def unknown(what: str, name: str, known: Iterable[str], otherwise: str | None = None) -> UserError:

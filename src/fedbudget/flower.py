@@ -12,7 +12,8 @@ Nothing is told to Flower's or Ray's makers from here, unless the person has tur
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from inspect import signature
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -22,36 +23,49 @@ import fedbudget.engines.flower  # before Flower itself, which looks at what it 
 
 if TYPE_CHECKING:
     from fedbudget.engines.flower.node import NodeSetup
-    from fedbudget.engines.remote.node_data import NodeData
+    from fedbudget.launch.node_data import OwnData
+    from fedbudget.models.own import OwnModel
     from fedbudget.result import Result
     from fedbudget.runs.record import RoundRecord
 
 __all__ = ["client", "client_app", "server", "server_app"]
 
 
-def server_app() -> ServerApp:
-    """The aggregator, with the settings of the run's configuration."""
+def server_app(model: "OwnModel | None" = None) -> ServerApp:
+    """The aggregator, with the settings of the run's configuration.
+
+    Args:
+      model: your own, the same as the nodes', in place of one that is named there: a PyTorch module or its class, any
+        `Model`, or what makes one of these.
+    """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        aggregate(grid, context)
+        aggregate(grid, context, model=model)
 
     return app
 
 
-def client_app(data: "Callable[[Context], NodeData] | None" = None) -> ClientApp:
+def client_app(
+    data: "OwnData | Callable[[Context], OwnData] | None" = None, *, model: "OwnModel | None" = None
+) -> ClientApp:
     """A node.
 
     Args:
-      data: what the node holds, for data that are in no file; from the node's configuration when not given.
+      data: what the node holds, for data that are in no file: as of `fedbudget.join`, or a function from Flower's
+        Context to that; from the node's configuration when not given.
+      model: your own, the same as the ServerApp's; from the node's configuration when not given, if it is there.
     """
     app = ClientApp()
 
     def setup(context: Context) -> "NodeSetup":
         from fedbudget.launch.flower_configuration import node_setup
 
-        return node_setup(context.node_config, context.run_config, None if data is None else data(context))
+        own: Any = data
+        if callable(own) and signature(own).parameters:
+            own = own(context)
+        return node_setup(context.node_config, context.run_config, own, model)
 
     @app.train()
     @app.query("trial")
@@ -64,8 +78,12 @@ def client_app(data: "Callable[[Context], NodeData] | None" = None) -> ClientApp
     return app
 
 
-def aggregate(grid: Grid, context: Context, *, plot: bool = True) -> "Result":
-    """Makes the run that the configuration asks for; one whose nodes all fail is on disk too, as it was until then."""
+def aggregate(grid: Grid, context: Context, *, model: "OwnModel | None" = None, plot: bool = True) -> "Result":
+    """Makes the run that the configuration asks for; one whose nodes all fail is on disk too, as it was until then.
+
+    Args:
+      model: a person's own, in place of the one that is named there.
+    """
     import secrets
 
     from fedbudget.engines.flower.grid import LOG, GridNodes
@@ -79,7 +97,7 @@ def aggregate(grid: Grid, context: Context, *, plot: bool = True) -> "Result":
         LOG.info("round %d: τ %d, loss %.4f, spent %s", record.round, record.tau, record.loss, spent)
 
     try:
-        asked = read_run(context.run_config)
+        asked = read_run(context.run_config, model)
         nodes = GridNodes(grid, run=secrets.token_hex(8))
         prepared = on_flower(nodes, asked)
         out = (asked.out or default_folder(prepared.settings)).absolute()

@@ -10,7 +10,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache
+from glob import escape, glob
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -146,6 +148,12 @@ def _parts(hint: Any) -> list[Any]:
     if get_origin(hint) in (Union, UnionType):
         return [part for each in get_args(hint) for part in _parts(each)]
     return [hint]
+
+
+def paths_from(start: str, *endings: str) -> list[str]:
+    """Files with such endings, and folders, whose path begins so: what a shell can complete."""
+    paths = sorted(glob(f"{escape(start)}*"))  # noqa: PTH207, what is typed may be absolute
+    return [path for path in paths if path.endswith(endings) or Path(path).is_dir()]
 
 
 def _number(value: object) -> object:

@@ -9,7 +9,6 @@ and then together.
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from glob import escape, glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypedDict, Unpack
 
@@ -18,7 +17,7 @@ from msgspec import Meta
 
 from fedbudget import tasks
 from fedbudget.errors import UserError, flag, key, unknown
-from fedbudget.option import Count, NotNegative, Positive, declarations, in_words, option
+from fedbudget.option import Count, NotNegative, Positive, declarations, option, paths_from
 
 if TYPE_CHECKING:
     from fedbudget.budget import Budget
@@ -51,13 +50,6 @@ _ONE_RUN = ("run", "serve", "local")
 _DATA = (*_ONE_RUN, "compare", "join")
 
 
-def _dataset_names(start: str) -> list[str]:
-    """Names and paths of datasets that begin so."""
-    paths = sorted(glob(f"{escape(start)}*"))  # noqa: PTH207, what is typed may be absolute
-    fit = [path for path in paths if path.endswith((".csv", ".npz")) or Path(path).is_dir()]
-    return [*(name for name in DATASETS if name.startswith(start)), *fit]
-
-
 @dataclass(frozen=True)
 class Settings:
     """What to train, on what, with which budget, and how.
@@ -68,13 +60,20 @@ class Settings:
 
     COMMANDS: ClassVar = ("run", "serve", "local", "compare")
 
-    model: str = option("svm", f"What is trained: {in_words(MODELS)}.", "most used", values=MODELS)
+    model: str = option(
+        "svm",
+        f"What is trained: {', '.join(MODELS)}, or your own: a Python file and a name in it, net.py:Net.",
+        "most used",
+        (*COMMANDS, "join"),
+        values=MODELS,
+        helps={"join": "What may be trained, such as your own model: a Python file and a name in it, net.py:Net."},
+    )
     dataset: str = option(
         "digits",
         f"{', '.join(DATASETS)}, or a path: a .csv, a .npz, or a folder with one per node.",
         "most used",
         _DATA,
-        values=_dataset_names,
+        values=lambda start: [*DATASETS, *paths_from(start, ".csv", ".npz")],
     )
     data_dir: str | None = option(
         None,
@@ -279,6 +278,7 @@ class Settings:
     def from_python(
         cls,
         *,
+        command: str = "run",
         task: str | None = None,
         config: Path | None = None,
         case: int | None = None,
@@ -290,13 +290,14 @@ class Settings:
         update: str | None = None,
         **options: Unpack["SettingsOptions"],
     ) -> "Settings":
-        """Settings from the arguments of `fedbudget.train`."""
+        """Settings from the arguments of `fedbudget.train`, or of the function that does what a command does."""
         for name in options:
             if name not in declarations(Settings):
                 raise unknown("argument", name, [*declarations(Settings), "task", "case"])
         more = {"model": model, "dataset": dataset, "budget": budget, "until": until, "step_size": step_size}
         given = {name: value for name, value in {**more, "update": update}.items() if value is not None}
-        return cls.combined({**options, **given}, task=task, config=config, case=case)
+        defaults = defaults_of(command)
+        return cls.combined({**options, **given}, task=task, config=config, case=case, defaults=defaults)
 
     @classmethod
     def from_toml(cls, path: Path) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fedbudget import __version__
+from fedbudget import __version__, python_file
 from fedbudget.control import Controller
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.given import Shard, from_samples, from_shards
@@ -22,11 +23,10 @@ from fedbudget.engines.remote.task import rounds_ahead
 from fedbudget.errors import UserError
 from fedbudget.forecasts.latest import next_forecast
 from fedbudget.judge import Judge
+from fedbudget.launch.arguments import read_arguments
 from fedbudget.launch.launch import launch
-from fedbudget.launch.prepared import Callback, Overrides, PreparedRun
-from fedbudget.launch.resume import load_resumed
-from fedbudget.models.base import Model, loss_over
-from fedbudget.models.catalogue import as_model
+from fedbudget.launch.prepared import Callback, PreparedRun
+from fedbudget.models.base import loss_over
 from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.combine import CombineRule
 from fedbudget.protocol.messages import Broadcast
@@ -47,13 +47,13 @@ from fedbudget.trackers.background import tracking
 from fedbudget.trackers.tracker import RunInfo, Tracker
 
 if TYPE_CHECKING:
-    from torch import nn
+    from fedbudget.models.own import OwnModel
 
 
 def train(
     *,
     task: str | None = None,
-    model: "str | Model | nn.Module | type[nn.Module] | None" = None,
+    model: "str | OwnModel | None" = None,
     dataset: str | Dataset | SampleSequence | None = None,
     shards: Sequence[Shard] | None = None,
     test: Shard | None = None,
@@ -107,47 +107,25 @@ def train(
     """
     trackers = make_trackers((track,) if isinstance(track, str) else track)
     own_data = _own_data(dataset, shards, test)
-    model_name, own_model = (model, None) if isinstance(model, str | None) else _own_model(model, options.get("device"))
-    eta, own_step_size = (step_size, None) if isinstance(step_size, int | float | str | None) else (None, step_size)
-    overrides = Overrides(
-        dataset=own_data,
-        model=own_model,
+    asked = read_arguments(
+        command="run",
+        task=task,
+        case=case,
+        model=model,
+        dataset=dataset if own_data is None and isinstance(dataset, str) else own_data,
+        budget=budget,
+        until=until,
         controller=controller,
-        step_size=own_step_size,
-        update=None if isinstance(update, str) else update,
+        step_size=step_size,
+        update=update,
         combine=combine,
+        out=out,
+        resume=resume,
+        options=options,
     )
-
-    def settings_with(**more: Any) -> Settings:
-        return Settings.from_python(
-            task=task,
-            case=case,
-            model=model_name,
-            dataset=dataset if isinstance(dataset, str) else None if own_data is None else own_data.name,
-            until=until,
-            step_size=eta,
-            update=update if isinstance(update, str) else None,
-            **more,
-            **options,
-        )
-
-    if resume is None:
-        settings, resumed = settings_with(budget=budget), None
-    else:
-        if out is not None or task is not None:
-            raise UserError("`resume` goes on in the run's folder, with its settings; give neither `out` nor `task`")
-        more = (budget,) if isinstance(budget, str) else budget or ()
-        settings, resumed = load_resumed(Path(resume), lambda config: settings_with(config=config), more, overrides)
-        out = resume
-    prepare = launch(settings, overrides, engine=engine, ray_address=ray_address, actors=actors, resumed=resumed)
-    with prepare as prepared:
-        return execute(prepared, out=None if out is None else Path(out), callbacks=callbacks, trackers=trackers)
-
-
-def _own_model(model: Any, device: str | None) -> tuple[str, Model]:
-    """With its name."""
-    own = as_model(model, device or "auto")
-    return own.name, own
+    where: dict[str, Any] = {"engine": engine, "ray_address": ray_address, "actors": actors}
+    with launch(asked.settings, asked.overrides, **where, resumed=asked.resumed) as prepared:
+        return execute(prepared, out=asked.out, callbacks=callbacks, trackers=trackers)
 
 
 def _own_data(
@@ -169,7 +147,8 @@ def execute(
     plot: bool = True,
     trackers: Sequence[Tracker] = (),
 ) -> Result:
-    """Makes the run; with `out` it is also written to disk, round by round, and with `plot` drawn at its end.
+    """Makes the run; with `out` it is also written to disk, round by round, and with `plot` drawn at its end
+    where matplotlib is installed.
 
     Trackers follow a run that is written to disk, and show what is there.
     """
@@ -199,7 +178,7 @@ def execute(
         result = _result(prepared, outcome, judge, recorder.records, out)
         if writer is not None:
             summary = _save(prepared, writer, result)
-            if plot:
+            if plot and find_spec("matplotlib") is not None:
                 from fedbudget.runs.plot import plot_run  # matplotlib is slow to import, and not needed until here
 
                 writer.replace(PLOT, plot_run(result.rounds, result.budget, title=prepared.title))
@@ -210,7 +189,7 @@ def execute(
 
 def default_folder(settings: Settings) -> Path:
     """A new folder's name under runs/, that tells when and what."""
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{settings.model}-{Path(settings.dataset).stem}"
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{python_file.short(settings.model)}-{Path(settings.dataset).stem}"
     path, number = RUNS / stem, 2
     while path.exists():
         path, number = RUNS / f"{stem}-{number}", number + 1

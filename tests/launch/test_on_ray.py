@@ -205,6 +205,16 @@ def test_a_module_and_samples_of_ones_own() -> None:
     assert_same_run(here, fedbudget.train(**asked, engine="ray", actors=2))
 
 
+def test_a_model_in_a_file_and_what_it_imports_go_to_the_actors(tmp_path: Path) -> None:
+    (tmp_path / "parts_of_a_net.py").write_text("from torch import nn\ndef first(): return nn.Linear(64, 4)")
+    (tmp_path / "net_on_ray.py").write_text(
+        "from parts_of_a_net import first\nfrom torch import nn\n"
+        "def net(): return nn.Sequential(nn.Flatten(), first(), nn.Tanh(), nn.Linear(4, 10))"
+    )
+    asked: dict[str, Any] = {"model": f"{tmp_path}/net_on_ray.py:net", "nodes": 4, "tau": 3, "rounds": 3}
+    assert_same_run(fedbudget.train(**asked), fedbudget.train(**asked, engine="ray", actors=2))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -11,8 +11,8 @@ from fedbudget.arrays import Float32
 from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards
 from fedbudget.models import LinearRegression
-from fedbudget.models import kernels as compiled
 from fedbudget.models.base import Descent
+from fedbudget.models.compiled import kernels as compiled
 from support.problems import MODELS, Problem, problem
 
 kernels: Any = compiled

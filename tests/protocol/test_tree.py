@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbudget.arrays import Float64, Int64
-from fedbudget.protocol.tree import add_up, branches
+from fedbudget.protocol.tree import add_up, add_up_in_numpy, branches
 
 
 def level_by_level(numbers: Int64, values: Float64) -> Float64:
@@ -44,7 +44,16 @@ def test_three_nodes_by_hand() -> None:
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 200))
 def test_the_order_is_that_of_the_tree(seed: int, count: int) -> None:
     numbers, weights, values = some_nodes(seed, count)
-    np.testing.assert_array_equal(add_up(numbers, weights, values), level_by_level(numbers, weights[:, None] * values))
+    expected = level_by_level(numbers, weights[:, None] * values)
+    np.testing.assert_array_equal(add_up(numbers, weights, values), expected)
+    np.testing.assert_array_equal(add_up_in_numpy(numbers, weights, values), expected)
+
+
+def test_many_columns_are_added_in_parts() -> None:
+    rng = np.random.default_rng(2)
+    values = rng.normal(size=(3, 70_000))
+    total = add_up(np.array([0, 1, 2]), np.array([1.0, 2.0, 3.0]), values)
+    np.testing.assert_array_equal(total, (values[0] + 2 * values[1]) + 3 * values[2])
 
 
 @settings(deadline=None, max_examples=60)

@@ -6,17 +6,17 @@ a test does with it is said right before it, in a comment that readers of the pa
     <!-- parsed only: needs other machines -->      is not run; its commands are checked
     <!-- slow: six processes -->                    is run by `make test-slow` alone
 
-A block without such a comment is run.
+A block without such a comment is run. One with a title is a file of that name, for the blocks after it.
 """
 
 import ast
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-_FENCE = re.compile(r"(?P<fence>`{3,})(?P<language>\w*)")
+_FENCE = re.compile(r"(?P<fence>`{3,})(?P<language>\w*)(?: title=\"(?P<file>[\w.]+)\")?")
 _MARKER = re.compile(r"<!-- (?P<kind>parsed only|slow): (?P<why>\S.*) -->")
 _PLACEHOLDER = re.compile(r"<[a-z][a-z ]*>")
 _LIST = re.compile(r"([-*]|\d+\.) ")
@@ -36,6 +36,7 @@ class Block:
       language: `sh`, `console` (commands after `$ `, and what they print), `python`, or what the fence says; `text` for
         indented blocks that are none of these.
       marker, why: `parsed only` or `slow`, and the reason; empty where nothing is said.
+      file: which it is, if it is one.
     """
 
     page: Path
@@ -44,6 +45,7 @@ class Block:
     text: str
     marker: str = ""
     why: str = ""
+    file: str = ""
 
     def __str__(self) -> str:
         return f"{self.page.name}:{self.line}"
@@ -79,7 +81,8 @@ def blocks_of(page: Path) -> list[Block]:
         line, begins = lines[number], number + 1
         if fence := _FENCE.match(line):
             end = next(at for at in range(number + 1, len(lines)) if lines[at].startswith(fence["fence"]))
-            found.append(_block(page, begins, fence["language"], lines[number + 1 : end], marker))
+            block = _block(page, begins, fence["language"], lines[number + 1 : end], marker)
+            found.append(replace(block, file=fence["file"] or ""))
             marker, number = None, end + 1
             continue
         if line.startswith("    ") and not listed and (number == 0 or not lines[number - 1].strip()):

@@ -13,6 +13,7 @@ from fedbudget.engines.grpc.from_node import NodeReader
 from fedbudget.engines.remote.compression import KINDS, Kind, decode, encode
 from fedbudget.engines.remote.messages import Welcome
 from fedbudget.engines.remote.task import Moments, SamplesDescription, Task
+from fedbudget.models.description import ModelDescription, TensorDescription
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, Report, Request
 from fedbudget.resources.usage import NodeCosts, Reading
 
@@ -41,7 +42,7 @@ SAMPLES = st.builds(
     ),
     st.lists(st.integers(1, 2**40 - 1), min_size=1, max_size=5),
     st.lists(st.integers(1, 6), min_size=1, max_size=4),
-    st.sampled_from(["uint8", "float32", "float64"]),
+    st.sampled_from(["uint8", "float32", "float64", "samples"]),
     st.floats(1e-30, 1e30),
     st.lists(NAMES, max_size=4),
     st.booleans(),
@@ -49,9 +50,12 @@ SAMPLES = st.builds(
     st.none() | st.integers(0, 100),
 )
 OPTIONS = st.integers(-(2**63), 2**64 - 1) | st.floats(-1e300, 1e300) | NAMES
+_WORDS = st.text(st.characters(min_codepoint=32, exclude_characters="\x7f", codec="utf-8"), max_size=500)
+_TENSORS = st.builds(TensorDescription, _WORDS, st.lists(st.integers(0, 2**40 - 1), max_size=5).map(tuple), _WORDS)
+MODELS = st.builds(ModelDescription, _WORDS, _WORDS, st.lists(_TENSORS, max_size=4).map(tuple), _WORDS, _WORDS, _WORDS)
 TASKS = st.builds(
     Task,
-    NAMES,
+    NAMES | MODELS,
     st.integers(1, 2**34),
     st.none() | st.integers(1, 2**32 - 1),
     st.integers(0, 2**64 - 1),

@@ -118,6 +118,10 @@ class HeldWorker(Worker):
         self.go = threading.Event()
         self.go.set()
 
+    def start(self, welcome: Any) -> Any:
+        self.go.wait(LONG / 4)
+        return super().start(welcome)
+
     def answer(self, request: Any) -> Any:
         self.go.wait(LONG / 4)
         return super().answer(request)
@@ -140,10 +144,12 @@ class Network:
 
     # Nodes and peers.
 
-    def join(self, node: int, *, worker: Worker | None = None, name: str = "", **more: Any) -> "Future[Farewell]":
+    def join(
+        self, node: int, *, worker: Worker | None = None, name: str = "", address: str = "", **more: Any
+    ) -> "Future[Farewell]":
         """A real node."""
         own = worker or Worker(node_data(node))
-        return self.spawn(run_node(self.address, own, name=name or f"node-{node}", **more))
+        return self.spawn(run_node(address or self.address, own, name=name or f"node-{node}", **more))
 
     def leave(self, node: "Future[Farewell]") -> None:
         """A node's process ends."""

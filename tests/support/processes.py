@@ -24,10 +24,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedbudget.arrays import Float32, Int64
+from fedbudget.engines.in_process import InProcessEngine
+from fedbudget.launch.inputs import batch_of
 from fedbudget.launch.method import build_method
+from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.simulate import simulate
+from fedbudget.protocol.fleet import Fleet
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
+from fedbudget.settings import Settings
 
 FEDBUDGET = str(Path(sys.executable).with_name("fedbudget"))
 PATIENCE = 60.0  # seconds, for a machine that has much else to do
@@ -116,12 +122,12 @@ class Command:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def end(self, number: signal.Signals | None = None) -> int:
+    def end(self, number: signal.Signals | None = None, patience: float = PATIENCE) -> int:
         """Its exit code, when it has ended: by itself, or from a signal."""
         if number is not None:
             self.send(number)
         try:
-            return self.process.wait(PATIENCE)
+            return self.process.wait(patience)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it does not end: {self.errors}{self.printed}") from None
 
@@ -152,25 +158,38 @@ class Commands:
         self.write(number)
         return [self.join(port, "--data", f"n{each}.npz", *options, name=f"n{each}") for each in range(1, number + 1)]
 
-    def held(self, port: int, node: int, when: int) -> Command:
+    def held(self, port: int, node: int, when: int, *options: str) -> Command:
         """One of them that is at work on a round until all are let go."""
-        return self.patched(_HELD, [str(when), _GO], port, node)
+        return self.patched(_HELD, [str(when), _GO], port, node, *options)
 
     def let_go(self) -> None:
         (self.folder / _GO).touch()
 
-    def failing(self, port: int, node: int, when: int, number: signal.Signals) -> Command:
+    def failing(self, port: int, node: int, when: int, number: signal.Signals, *options: str) -> Command:
         """One of them that sends itself a signal in the middle of a round."""
-        return self.patched(_FAILING, [str(when), str(int(number))], port, node)
+        return self.patched(_FAILING, [str(when), str(int(number))], port, node, *options)
 
-    def patched(self, patch: str, arguments: Sequence[str], port: int, node: int) -> Command:
+    def patched(self, patch: str, arguments: Sequence[str], port: int, node: int, *options: str) -> Command:
         program = [sys.executable, "-c", _PATCHED.format(patch=patch), *arguments]
-        return self.run("join", f"127.0.0.1:{port}", "--data", f"n{node}.npz", "--name", f"n{node}", program=program)
+        own = ["--data", f"n{node}.npz", "--name", f"n{node}", *options]
+        return self.run("join", f"127.0.0.1:{port}", *own, program=program)
 
     def write(self, number: int) -> None:
         """The files of these nodes."""
         for each, (x, y) in enumerate(made(number), 1):
             np.savez(self.folder / f"n{each}.npz", x=x, y=y)
+
+
+def with_absences(settings: Settings, overrides: Overrides, present: Sequence[Sequence[int]]) -> bytes:
+    """w of a run in one process, where in each round these nodes are there and the others are not."""
+    plan = simulate(settings, overrides)
+    fleets = [
+        Fleet(plan.model, plan.shards.only([node]), batch=batch_of(plan.settings), seed=settings.seed, numbers=[node])
+        for node in range(len(plan.shards))
+    ]
+    assert plan.aggregator is not None
+    attendance = (np.isin(range(len(fleets)), there) for there in present)
+    return InProcessEngine(plan.aggregator, fleets, plan.meters, attendance).run(observe=lambda *_: None).w.tobytes()
 
 
 def made(number: int) -> list[tuple[Float32, Int64]]:

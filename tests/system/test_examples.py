@@ -1,12 +1,19 @@
 """The examples, as a newcomer runs them."""
 
+import ast
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+
+from fedbudget import train
+from fedbudget.python_file import load
+from fedbudget.runs.folder import Run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -53,3 +60,35 @@ def test_arrays_of_scikit_learn_are_spread_over_eight_nodes() -> None:
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_every_example_is_run_above(path: Path) -> None:
     assert path.name in Path(__file__).read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_a_network_of_ones_own_on_real_nodes_with_image_files_over_tls(tmp_path: Path) -> None:
+    """The same w as in one process, to the bit; and under 25 lines of a person's own."""
+    trained: dict[str, Any] = {"tau": 3, "rounds": 6, "seed": 2, "batch_size": 25, "step_size": 0.05}
+    options = [text for name, value in trained.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    real_nodes = EXAMPLES / "real_nodes"
+    command = [sys.executable, str(real_nodes / "run.py"), str(tmp_path), "--budget", "time=1h", "--out", "run"]
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # more add up in another order
+    subprocess.run([*command, *options], check=True, env=one_thread, capture_output=True)
+
+    images = load(f"{real_nodes}/ward.py:Images")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    shards = [images(tmp_path / name / "images") for name in ("east", "north", "south")]  # nodes' numbers go by names
+    net = load(f"{real_nodes}/net.py:net")
+    test = images(tmp_path / "aggregator/images")
+    whole = train(model=net, shards=shards, test=test, budget="time=1h", costs="measured", **trained)
+    torch.set_num_threads(before)
+    run = Run.open(tmp_path / "aggregator/run")
+    assert run.model().w.tobytes() == whole.w.tobytes()
+    assert run.summary is not None
+    assert run.summary["accuracy"] == whole.accuracy
+    assert sum(map(lines_of_code, (real_nodes / "net.py", real_nodes / "ward.py"))) < 25
+
+
+def lines_of_code(path: Path) -> int:
+    """Without blank lines, and without what the file says of itself."""
+    source = path.read_text(encoding="utf-8")
+    head = ast.parse(source).body[0].end_lineno
+    return len([line for line in source.splitlines()[head:] if line.strip()])

@@ -6,19 +6,13 @@ Nodes fail in the middle of a round, after the broadcast and before the report, 
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from fedbudget import Settings, train
 from fedbudget.data.files import from_arrays
-from fedbudget.engines.in_process import InProcessEngine
-from fedbudget.launch.inputs import batch_of
 from fedbudget.launch.prepared import Overrides
-from fedbudget.launch.simulate import simulate
-from fedbudget.protocol.aggregator import Round
-from fedbudget.protocol.fleet import Fleet
 from fedbudget.runs.folder import Run
-from support.processes import checkpoint, commands, made, records, summary
+from support.processes import checkpoint, commands, made, records, summary, with_absences
 from support.small_disk import fill, small_disk
 
 OPTIONS = ["--model", "softmax", "--tau", "5", "--costs", "simulated", "--budget", "time=1000000s", "--seed", "3"]
@@ -42,27 +36,14 @@ def test_nodes_killed_in_the_middle_of_a_round_until_one_is_left(tmp_path: Path)
     assert {record.round: record.missed for record in run.rounds if record.missed} == {4: (1,), 7: (2,)}
     assert run.summary is not None
     assert (run.summary["status"], run.summary["stopped_by"]) == ("finished", "rounds")
-    assert run.model().w.tobytes() == with_absences([[0, 1, 2]] * 3 + [[0, 2]] * 3 + [[0]] * 5)
+    assert run.model().w.tobytes() == without_network([[0, 1, 2]] * 3 + [[0, 2]] * 3 + [[0]] * 5)
 
 
-def with_absences(present: list[list[int]]) -> bytes:
-    """w of the same in one process, where in each round these nodes are there and the others are not."""
+def without_network(present: list[list[int]]) -> bytes:
     settings = Settings(
         model="softmax", method="paper", tau=5, rounds=10, budget=("time=1000000s",), seed=3, partition="files"
     )
-    plan = simulate(settings, Overrides(dataset=from_arrays(made(3), None)))
-    fleets = [
-        Fleet(plan.model, plan.shards.only([node]), batch=batch_of(plan.settings), seed=3, numbers=[node])
-        for node in range(3)
-    ]
-
-    def observe(round_: Round, broadcast: object) -> None:
-        pass
-
-    assert plan.aggregator is not None
-    attendance = (np.isin(range(3), there) for there in present)
-    engine = InProcessEngine(plan.aggregator, fleets, plan.meters, attendance)
-    return engine.run(observe=observe).w.tobytes()
+    return with_absences(settings, Overrides(dataset=from_arrays(made(3), None)), present)
 
 
 def test_nodes_that_hang_come_late_come_twice_and_come_back(tmp_path: Path) -> None:

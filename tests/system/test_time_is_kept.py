@@ -1,4 +1,4 @@
-"""A time budget over a network holds to the second, whatever a node does."""
+"""A time budget over a network holds to the second, whatever a node does; and the node hears of the end."""
 
 import signal
 from pathlib import Path
@@ -21,7 +21,8 @@ def test_a_node_that_hangs_near_the_end(tmp_path: Path, method: str) -> None:
         hangs.send(signal.SIGSTOP)
         assert aggregator.end() == 0
         assert [node.end() for node in stay] == [0, 0]
-        hangs.end(signal.SIGKILL)
+        assert hangs.end(signal.SIGCONT) == 0  # the farewell has waited for it
+        assert "n3: the run is over; took part in" in hangs.errors.splitlines()[-1]
     found, rounds = summary(run), records(run)
     assert found["stopped_by"] == "time"
     assert found["overshoot"]["time"] == 0

@@ -3,7 +3,7 @@
 from fedbudget.cli.command import command
 from fedbudget.cli.options import Given
 from fedbudget.errors import UserError
-from fedbudget.launch.options import JoinOptions, NodeOptions, SecurityOptions
+from fedbudget.launch.options import JoinOptions, NodeOptions, SecurityOptions, require_network
 
 
 @command
@@ -11,7 +11,7 @@ def join(*, given: Given, joining: JoinOptions, security: SecurityOptions, node:
     """Be a node: train on this machine's data, for an aggregator.
 
     The aggregator was started by fedbudget serve. No sample leaves this machine. When the connection is lost, the node
-    comes back by itself.
+    comes back by itself. A model of your own is in a file that both sides have: no code is sent.
 
     Examples:
 
@@ -19,11 +19,13 @@ def join(*, given: Given, joining: JoinOptions, security: SecurityOptions, node:
 
       fedbudget join aggregator.example:7700 --data ward.npz --ca certs/ca.pem --token-file token
 
+      fedbudget join aggregator.example:7700 --model net.py:Net --data ward.py:samples --ca certs/ca.pem
+
       fedbudget join 127.0.0.1:7700 --dataset digits --case 2 --shard 1/5
 
       fedbudget join 127.0.0.1:7700 --dataset digits --shard 2/5 --pace 4
     """
-    from fedbudget.cli.network import node_data, require_network
+    from fedbudget.cli.network import node_data
 
     require_network()
 
@@ -32,4 +34,4 @@ def join(*, given: Given, joining: JoinOptions, security: SecurityOptions, node:
     data = node_data(given, given["seed"] or 0)
     if data is None:
         raise UserError("which data? Give --data FILE, or --dataset NAME --shard I/N for a trial")
-    take_part(joining, security, node, data, device=given["device"] or "auto")
+    take_part(joining, security, node, data, model=given["model"], device=given["device"] or "auto")

@@ -2,7 +2,7 @@
 
 from fedbudget.cli.command import command
 from fedbudget.cli.options import OutputOptions
-from fedbudget.launch.options import NodeOptions
+from fedbudget.launch.options import NodeOptions, require_network
 from fedbudget.option import option
 from fedbudget.settings import Settings
 
@@ -34,8 +34,6 @@ def local(
 
       fedbudget local --tau 10 --rounds 20 --costs simulated --json
     """
-    from fedbudget.cli.network import require_network
-
     require_network()
 
     from fedbudget.cli.view import make_run, preparing, print_result

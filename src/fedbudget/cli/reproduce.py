@@ -45,7 +45,7 @@ def reproduce(
       fedbudget reproduce instantaneous --engine network
     """
     if engine == "network":
-        from fedbudget.cli.network import require_network
+        from fedbudget.launch.options import require_network
 
         require_network()
     from fedbudget.cli.sweep import showing

@@ -37,14 +37,14 @@ def run(*, given: Given, resume: Path | None = RESUME, engine: EngineOptions, ou
 
         settings, checkpoint = resumed_from(given, "run")
 
-    from fedbudget.cli.view import COMPILING, make_run, preparing, print_result
+    from fedbudget.cli.view import make_run, preparing, print_result
     from fedbudget.launch.launch import launch
     from fedbudget.trackers import make_trackers
 
     trackers = make_trackers(output.track)
     address, actors = engine.ray_address, engine.actors
     launched = launch(settings, engine=engine.engine, ray_address=address, actors=actors, resumed=checkpoint)
-    wait = "starting Ray, and giving its processes their nodes" if engine.engine == "ray" else COMPILING
-    with preparing(launched, wait) as prepared:
+    ray = {"what": "starting Ray, and giving its processes their nodes"} if engine.engine == "ray" else {}
+    with preparing(launched, **ray) as prepared:
         result = make_run(prepared, output, trackers, folder=resume)
     print_result(result, json=output.json)

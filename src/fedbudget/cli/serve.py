@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fedbudget.cli.command import command
 from fedbudget.cli.options import RESUME, Given, OutputOptions, settings_from
-from fedbudget.launch.options import ListenOptions, NodeOptions, SecurityOptions
+from fedbudget.launch.options import ListenOptions, NodeOptions, SecurityOptions, require_network
 from fedbudget.option import option
 
 
@@ -14,7 +14,12 @@ def serve(
     given: Given,
     listen: ListenOptions,
     resume: Path | None = RESUME,
-    test: str | None = option(None, "What to test on: a dataset's name, a .csv or a .npz.", "data", shown="nothing"),
+    test: str | None = option(
+        None,
+        "What to test on: a dataset's name, a .csv, a .npz, or a Python file and a name in it.",
+        "data",
+        shown="nothing",
+    ),
     security: SecurityOptions,
     node: NodeOptions,
     output: OutputOptions,
@@ -28,6 +33,8 @@ def serve(
 
       fedbudget serve --nodes 5 --model softmax --budget time=10min --budget bytes=200MB
 
+      fedbudget serve --model net.py:Net --nodes 3 --budget time=1h
+
       fedbudget serve 0.0.0.0:7700 --cert certs/aggregator.pem --key certs/aggregator.key --token-file token
 
       fedbudget serve --data hospital.csv --target outcome --min-nodes 3 --round-timeout 30
@@ -36,7 +43,7 @@ def serve(
 
       fedbudget serve --resume runs/NAME --budget time=+1h
     """
-    from fedbudget.cli.network import node_data, require_network, waiting
+    from fedbudget.cli.network import node_data
     from fedbudget.cli.resume import resumed_from
 
     require_network()
@@ -49,6 +56,7 @@ def serve(
     from fedbudget.engines.interrupt import interruptible
     from fedbudget.launch.node_data import dataset_to_test_on
     from fedbudget.launch.serve import Interrupted, serving
+    from fedbudget.launch.waiting import waiting
     from fedbudget.trackers import make_trackers
 
     trackers = make_trackers(output.track)

@@ -1,6 +1,7 @@
 """`fedbudget show`."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 from fedbudget.cli.command import command
@@ -30,7 +31,6 @@ def show(*, run: Path = RUN, all: bool = option(False, "Show every round."), out
 
     from fedbudget.cli.console import console
     from fedbudget.cli.view import LOSSES, rounds_table
-    from fedbudget.runs.plot import plot_run
     from fedbudget.runs.record import average_tau
     from fedbudget.runs.title import run_title
 
@@ -50,6 +50,8 @@ def show(*, run: Path = RUN, all: bool = option(False, "Show every round."), out
         summary = opened.summary | {"average_tau": average_tau([own.tau for own in opened.rounds if own.tau])}
         for name in ("loss", "accuracy", "average_tau", "aggregations", "local_updates", "stopped_by", "status"):
             out.print(f"{name.replace('_', ' ')}: {summary[name]}", highlight=False)
-    if opened.rounds:
+    if opened.rounds and find_spec("matplotlib") is not None:
+        from fedbudget.runs.plot import plot_run
+
         atomic_file.replace(run / PLOT, plot_run(opened.rounds, limits, title=title))
         out.print(f"plot: {run / PLOT}", highlight=False)

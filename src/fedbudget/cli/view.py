@@ -24,6 +24,7 @@ from fedbudget.forecasts.curve import LEVEL
 from fedbudget.forecasts.forecast import Forecast
 from fedbudget.forecasts.latest import LatestForecast, next_forecast
 from fedbudget.launch.prepared import Callback, PreparedRun
+from fedbudget.models.compiling import COMPILING, on_compiling
 from fedbudget.node_status import NodeStatus
 from fedbudget.resources import RESOURCES
 from fedbudget.result import Result
@@ -39,15 +40,16 @@ _COLUMNS = ("round", "τ", "η", "chosen by", "loss", "loss wᶠ", "accuracy", "
 LOSSES = "loss: of the latest parameters; loss wᶠ: of the best so far; both on the round's samples, so either can rise"
 
 
-COMPILING = "preparing; on first use kernels are compiled"
-
-
 @contextmanager
-def preparing(launched: AbstractContextManager[PreparedRun], what: str = COMPILING) -> Iterator[PreparedRun]:
-    """The run, when it is ready. A person is told when that takes long; a log should hold nothing but what happened."""
+def preparing(
+    launched: AbstractContextManager[PreparedRun], what: str = "preparing, on first use kernels are compiled"
+) -> Iterator[PreparedRun]:
+    """The run, when it is ready. A person is told when that takes long; a log should hold nothing but what happened, so
+    that kernels are in it where they are compiled."""
     notice = threading.Timer(_PATIENCE, lambda: print(f"{what}, which takes some seconds", file=sys.stderr))
     notice.daemon = True
     with ExitStack() as stack:
+        stack.enter_context(on_compiling(tell_of_compiling))
         if sys.stderr.isatty():
             notice.start()
         try:
@@ -55,6 +57,10 @@ def preparing(launched: AbstractContextManager[PreparedRun], what: str = COMPILI
         finally:
             notice.cancel()
         yield prepared
+
+
+def tell_of_compiling() -> None:
+    print(COMPILING, file=sys.stderr, flush=True)
 
 
 def make_run(

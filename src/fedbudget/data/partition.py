@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.arrays import Int64
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, needing
 
 Rows = list[Int64]
 """Row numbers, one array per node; nodes with the same shard share the same array."""
@@ -98,8 +98,9 @@ def split(partition: Partition, labels: NDArray[np.int64], nodes: int, rng: np.r
 
 def labels_by_clustering(features: NDArray[np.float32], seed: int) -> NDArray[np.int64]:
     """Labels for data that has none, from K-means, so that the Cases have something to distribute by."""
-    from sklearn.cluster import KMeans  # slow to import, and seldom needed
-    from threadpoolctl import threadpool_limits
+    with needing("spreading data that has no labels"):
+        from sklearn.cluster import KMeans  # slow to import, and seldom needed
+        from threadpoolctl import threadpool_limits
 
     clusters = min(_CLUSTERS, len(np.unique(features, axis=0)))
     with threadpool_limits(1):  # threads add up in another order, and a sample between two clusters changes sides

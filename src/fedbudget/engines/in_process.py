@@ -233,10 +233,11 @@ class Attendance(Iterator[Flags]):
 
 
 def trial(fleets: Sequence[Fleet], first: Broadcast, counters: ResourceCounters) -> NodeCosts:
-    """A round on fleets that are thrown away afterwards, to see what a round takes.
+    """Rounds on fleets that are thrown away afterwards, to see what one takes, and to have made all that a run needs.
 
     The first one made does not count, because it compiles kernels and has nothing to estimate from; of two more the
-    quicker one does, so that a slow moment of the machine is not taken for the cost of a round.
+    quicker one does, so that a slow moment of the machine is not taken for the cost of a round. A final round, which
+    only evaluates, has kernels of its own.
 
     Args:
       first: what a run's first broadcast says, but for τ and stop.
@@ -244,4 +245,5 @@ def trial(fleets: Sequence[Fleet], first: Broadcast, counters: ResourceCounters)
     """
     nodes = InProcessNodes(counters, fleets)
     _, *tried = (nodes.answer(replace(first, round=number, tau=1, stop=False))[1][0] for number in (1, 2, 3))
+    nodes.answer(replace(first, round=4, tau=0, stop=True))
     return min(tried, key=lambda costs: costs.seconds)

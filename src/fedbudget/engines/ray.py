@@ -23,15 +23,16 @@ from typing import Any, ClassVar, Protocol
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to Ray's makers, unless someone wants them
 
-import numba
 import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from fedbudget import python_file
 from fedbudget.arrays import Flags, Float32, Float64
 from fedbudget.engines.in_process import NodeGroupState
 from fedbudget.engines.node_group import NodeGroup
 from fedbudget.errors import UserError, WorkError
+from fedbudget.models.compiling import numba_if_installed
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.sums import Sums, Vectors
 from fedbudget.resources import round_usage
@@ -107,6 +108,8 @@ class RayNodes:
     def __init__(
         self, definition: GroupFactory, *, nodes: int, actors: int, cpus: float, present: Iterator[Flags] | None = None
     ) -> None:
+        for module in python_file.modules():  # which other processes may not have
+            ray.cloudpickle.register_pickle_by_value(module)
         placed = ray.put(definition)
         self._places = [_Place(placed, first, end, cpus / actors) for first, end in pairwise(cuts(nodes, actors))]
         self._present = present
@@ -266,7 +269,9 @@ class _Actor:
     @property
     def _group(self) -> NodeGroup:
         if self._made is None:
-            numba.set_num_threads(min(self._threads, numba.config.NUMBA_NUM_THREADS))
+            numba = numba_if_installed()
+            if numba is not None:
+                numba.set_num_threads(min(self._threads, numba.config.NUMBA_NUM_THREADS))
             self._made = self._make()
             torch: Any = sys.modules.get("torch")  # which is there by now if the model needs it
             if torch is not None:

@@ -18,8 +18,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-import numba
-
 from fedbudget import __version__, atomic_file
 from fedbudget.data.dataset import Dataset
 from fedbudget.errors import UserError, key
@@ -27,6 +25,7 @@ from fedbudget.experiments.testbed import Testbed
 from fedbudget.launch.inputs import load_dataset
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import SimulatedRun, simulate
+from fedbudget.models.compiling import numba_if_installed
 from fedbudget.result import Result
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import EngineName, Settings
@@ -146,7 +145,7 @@ class CellStore:
 @contextmanager
 def made_ready(settings: Settings) -> Iterator[SimulatedRun]:
     """A run for one thread: parallel kernels in parallel runs would only be in each other's way."""
-    with _one_thread(numba):
+    with _one_thread(numba_if_installed()):
         dataset = _dataset(settings.dataset, settings.data_dir, settings.target, settings.test_share)
         prepared = simulate(settings, Overrides(dataset=dataset))
         with _one_thread(sys.modules.get("torch")):  # which is there by now if the model needs it

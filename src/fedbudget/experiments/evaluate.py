@@ -7,7 +7,7 @@ from fedbudget import data
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.files import load_all
 from fedbudget.errors import UserError
-from fedbudget.models import catalogue
+from fedbudget.launch.inputs import build_model
 from fedbudget.models.base import loss_over
 from fedbudget.runs.folder import Run, SavedModel
 
@@ -23,7 +23,7 @@ def evaluate(run: Run, name: str, target: str | None = None, data_dir: str | Non
     """Loss and accuracy of a run's model on a dataset's test samples, or on all samples where it names none."""
     saved = run.model()
     dataset = _dataset(name, target or run.settings.target, data_dir or run.settings.data_dir, saved)
-    model = catalogue.build(saved.model, dataset, catalogue.options(saved.model, vars(run.settings)))
+    model = build_model(replace(run.settings, model=saved.model, device="auto"), dataset)
     if model.parameters != len(saved.w):
         raise UserError(f"{name} does not fit the model of {run.path}: it would need {model.parameters} parameters, "
                         f"the model has {len(saved.w)}")  # fmt: skip

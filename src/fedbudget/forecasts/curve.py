@@ -21,9 +21,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import NormalDist
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
 
 from fedbudget.arrays import Float64
 from fedbudget.randomness import Stream, generator
@@ -34,7 +34,7 @@ LEVEL = 0.8
 FEWEST = 4
 """Points that a forecast needs; half of what a run must have, so that there is one to test it by."""
 
-_DEVIATIONS = float(ndtri((1 + LEVEL) / 2))  # that half an interval of a Gaussian has
+_DEVIATIONS = NormalDist().inv_cdf((1 + LEVEL) / 2)  # that half an interval of a Gaussian has
 _POINTS = 48  # that a curve is thinned to
 _DRAWS = 24  # of each shape
 _POWERS = (0.5, 1.0, 2.0)
@@ -164,8 +164,27 @@ def misfit(curve: Curve, ratio: float) -> float | None:
         change.append((last - median) ** 2)
     if not wrong:
         return None
-    few = float(stdtrit(len(wrong), (1 + LEVEL) / 2)) / _DEVIATIONS
+    few = student_deviations(len(wrong)) / _DEVIATIONS
     return few * math.sqrt(sum(wrong) / max(sum(change), 1e-300))
+
+
+def student_deviations(freedom: int) -> float:
+    """What half an interval of Student's t has, with so many degrees of freedom.
+
+    By bisection of the chance to be within, which for whole numbers of them is a finite sum over powers of the cosine.
+    """
+    low, high = 0.0, math.pi / 2  # of arctan(t / √freedom)
+    for _ in range(60):
+        angle = (low + high) / 2
+        cosine, odd = math.cos(angle), freedom % 2
+        term = total = cosine if odd else 1.0
+        for power in range(2 + odd, freedom - 1, 2):
+            term *= cosine * cosine * (power - 1) / power
+            total += term
+        within = math.sin(angle) * (total if freedom > 1 else 0.0)
+        within = 2 / math.pi * (angle + within) if odd else within
+        low, high = (angle, high) if within < LEVEL else (low, angle)
+    return math.sqrt(freedom) * math.tan(low)
 
 
 def furthest_ratio(curve: Curve) -> float:

@@ -6,18 +6,25 @@ an empty text stands for what is not given.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flwr.app import UserConfigValue
 
 from fedbudget.engines.flower.node import NodeSetup
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.errors import UserError, key
-from fedbudget.launch.node_data import all_shares, from_file
+from fedbudget.launch.node_data import OwnData, all_shares, from_file, from_value
+from fedbudget.launch.prepared import NOTHING, Overrides
+from fedbudget.models.base import Model
+from fedbudget.models.own import as_model, load_model
 from fedbudget.option import in_words
 from fedbudget.settings import FEDERATED, Settings, defaults_of, read_settings
+
+if TYPE_CHECKING:
+    from fedbudget.models.own import OwnModel
 
 Config = Mapping[str, UserConfigValue]
 """As Flower reads it: names, and texts, numbers or truths."""
@@ -35,15 +42,21 @@ class FlowerRun:
     Args:
       out: its folder, at the ServerApp; a new one in runs/ when not given.
       test: what to test on, at the ServerApp: a dataset's name, or a file.
+      overrides: what was given to the ServerApp from Python.
     """
 
     settings: Settings
     out: Path | None = None
     test: str | None = None
+    overrides: Overrides = NOTHING
 
 
-def read_run(config: Config) -> FlowerRun:
-    """What a run's configuration asks for."""
+def read_run(config: Config, model: "OwnModel | None" = None) -> FlowerRun:
+    """What a run's configuration asks for.
+
+    Args:
+      model: a person's own, in place of the one that is named there.
+    """
     given = {name: value for name, value in config.items() if value != ""}
     out, test = _text(given, "out"), _text(given, "test")
     found = read_settings(given, _WHERE, also=("out", "test"))
@@ -57,7 +70,11 @@ def read_run(config: Config) -> FlowerRun:
         raise UserError(f"{_WHERE}: compress is not for Flower, whose messages carry arrays as they are")
     if settings.participation != 1:
         raise UserError(f"{_WHERE}: participation is simulated in one process only; here nodes are there or not")
-    return FlowerRun(settings, None if out is None else Path(out).expanduser(), test)
+    folder = None if out is None else Path(out).expanduser()
+    if model is None:
+        return FlowerRun(settings, folder, test)
+    own = as_model(model, device=settings.device)
+    return FlowerRun(replace(settings, model=own.name), folder, test, Overrides(model=own))
 
 
 def node_data(node: Config, run: Config) -> NodeData:
@@ -83,14 +100,21 @@ def partition_of(node: Config) -> int | None:
     return _whole(node, PARTITION) if PARTITION in node and PARTITIONS in node and "data" not in node else None
 
 
-def node_setup(node: Config, run: Config, own: NodeData | None = None) -> NodeSetup:
+def node_setup(node: Config, run: Config, own: OwnData | None = None, model: "OwnModel | None" = None) -> NodeSetup:
     """How a node takes part.
 
     Args:
       own: what it holds, for data that are in no file.
+      model: its own, in place of one that its configuration says where to find.
     """
-    data = node_data(node, run) if own is None else own
-    return NodeSetup(data, None if own is not None else partition_of(node), read_run(run).settings.device)
+    data = node_data(node, run) if own is None else from_value(own)
+    device, where = read_run(run).settings.device, _text(node, "model")
+    trained: Model | None = None
+    if model is not None:
+        trained = as_model(model, device=device)
+    elif where is not None:
+        trained = load_model(where, device=device)
+    return NodeSetup(data, None if own is not None else partition_of(node), device, trained)
 
 
 # In a simulation one process is many nodes, one after the other.

@@ -3,15 +3,16 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedbudget import data
+from fedbudget import data, python_file
 from fedbudget.data import partition
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.partition import Partition
 from fedbudget.data.shards import Table
 from fedbudget.errors import UserError
-from fedbudget.launch.prepared import Overrides
+from fedbudget.launch.prepared import NOTHING, Overrides
 from fedbudget.models import catalogue
 from fedbudget.models.base import Model
+from fedbudget.models.own import load_model
 from fedbudget.randomness import Stream, generator
 from fedbudget.settings import Settings
 
@@ -56,9 +57,18 @@ def load_dataset(settings: Settings) -> Dataset:
 
 
 def build_model(settings: Settings, dataset: Dataset) -> Model:
-    """The settings' model, of the size that the dataset needs."""
+    """The settings' model; one that goes by a name is of the size that the dataset needs."""
+    if (own := own_model(settings)) is not None:
+        return own
     options = catalogue.options(settings.model, vars(settings))
     return catalogue.build(settings.model, dataset, options, device=settings.device)
+
+
+def own_model(settings: Settings, overrides: Overrides = NOTHING) -> Model | None:
+    """The person's own model, given from Python or in a file of theirs; None for one that goes by a name."""
+    if overrides.model is not None or not python_file.is_reference(settings.model):
+        return overrides.model
+    return load_model(settings.model, device=settings.device)
 
 
 def from_any_folder(settings: Settings) -> Settings:
@@ -67,7 +77,7 @@ def from_any_folder(settings: Settings) -> Settings:
         settings = replace(settings, dataset=str(Path(settings.dataset).resolve()))
     if settings.data_dir is not None:
         settings = replace(settings, data_dir=str(Path(settings.data_dir).expanduser().resolve()))
-    return settings
+    return replace(settings, model=python_file.resolved(settings.model))
 
 
 def distribute(settings: Settings, dataset: Dataset) -> tuple[Settings, partition.Rows]:

@@ -4,7 +4,11 @@ import asyncio
 import signal
 import socket
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
+from fedbudget import python_file
 from fedbudget.engines.grpc.credentials import join_address, node_credentials, require_privacy, split_address
 from fedbudget.engines.grpc.node import RefusedByAggregator, run_node
 from fedbudget.engines.grpc.tokens import check_name, node_token
@@ -12,16 +16,29 @@ from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, WorkError
 from fedbudget.launch.options import JoinOptions, NodeOptions, SecurityOptions
+from fedbudget.models.base import Model
+from fedbudget.models.compiling import COMPILING, on_compiling
+from fedbudget.models.own import as_model, load_model
 from fedbudget.resources.energy import energy_reader
+
+if TYPE_CHECKING:
+    from fedbudget.models.own import OwnModel
 
 
 def join(
-    options: JoinOptions, security: SecurityOptions, node: NodeOptions, data: NodeData, *, device: str = "auto"
-) -> None:
-    """Takes part until the end, or until it is told to stop.
+    options: JoinOptions,
+    security: SecurityOptions,
+    node: NodeOptions,
+    data: NodeData,
+    *,
+    model: "OwnModel | str | None" = None,
+    device: str = "auto",
+) -> int:
+    """Takes part until the end, or until it is told to stop; gives in how many rounds.
 
     Args:
       data: what the node holds.
+      model: its own, or where that is, such as `net.py:Net`; or the only name that it takes.
       device: where PyTorch computes.
     """
     if not 1 <= options.pace < float("inf"):
@@ -33,7 +50,7 @@ def join(
     token = node_token(security.token_file)
     require_privacy(where, encrypted=credentials is not None, insecure=security.insecure)
     readers = {"energy": energy_reader(node.energy_meter)}
-    worker = Worker(data, device=device, pace=options.pace, readers=readers)
+    worker = Worker(data, device=device, pace=options.pace, model=_own_model(model, device), readers=readers)
 
     def report(text: str) -> None:
         if not options.quiet:
@@ -52,8 +69,9 @@ def join(
         )
         node = asyncio.ensure_future(taking_part)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, node.cancel)
+        if threading.current_thread() is threading.main_thread():  # others hear of no signals
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, node.cancel)
         try:
             farewell = await node
             report(f"{farewell.reason}; took part in {worker.made} rounds")
@@ -61,9 +79,27 @@ def join(
             report(f"leaving; took part in {worker.made} rounds")
 
     try:
-        asyncio.run(until_the_end())
+        with on_compiling(lambda: report(COMPILING)), ThreadPoolExecutor(1) as elsewhere:
+            # In a notebook there is an event loop here already.
+            asyncio.run(until_the_end()) if _alone() else elsewhere.submit(asyncio.run, until_the_end()).result()
     except RefusedByAggregator as refused:
         raise WorkError(str(refused)) from None
+    return worker.made
+
+
+def _alone() -> bool:
+    """Whether no event loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _own_model(given: "OwnModel | str | None", device: str) -> Model | str | None:
+    if isinstance(given, str) and python_file.is_reference(given):
+        return load_model(given, device=device)
+    return given if given is None or isinstance(given, str) else as_model(given, device=device)
 
 
 def node_name(name: str | None, shard: str | None) -> str:

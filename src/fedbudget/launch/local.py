@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from fedbudget.data.dataset import Dataset
 from fedbudget.engines.grpc.server import AggregatorServer
@@ -41,7 +42,10 @@ def on_this_machine(
       energy_meter: of the nodes; see `resources.energy`.
     """
     if overrides.dataset is not None or overrides.model is not None:
-        raise UserError("node processes are told names: a dataset or a model that was given in Python has none")
+        raise UserError(
+            "node processes are told names: a dataset or a model that was given in Python has none (one in a file has: "
+            "net.py:Net)"
+        )
     nodes = settings.nodes or DEFAULT_NODES
     if paces is not None and len(paces) != nodes:
         raise UserError(f"pace is given for {len(paces)} nodes, and there are {nodes}")
@@ -72,8 +76,9 @@ def on_this_machine(
                 return asked() or any(process.poll() is not None for process in processes)
 
             wanted, listen = replace(settings, nodes=nodes), ListenOptions("127.0.0.1:0", max_nodes=nodes)
+            given: Any = {"overrides": overrides, "test": None if dataset.test is None else dataset}
             try:
-                with serving(wanted, listen, interrupted=interrupted, overrides=overrides, opened=start) as prepared:
+                with serving(wanted, listen, interrupted=interrupted, **given, opened=start) as prepared:
                     yield _with_all_data(prepared, settings, dataset)
             except Interrupted:
                 for process in processes:

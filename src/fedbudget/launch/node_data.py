@@ -1,13 +1,16 @@
 """A node's data, from files: all of one, or its share of a dataset; and what is tested on."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedbudget import data
+from fedbudget import data, python_file
 from fedbudget.data import files
 from fedbudget.data.dataset import Dataset
+from fedbudget.data.given import Shard, from_shards
 from fedbudget.data.images import from_idx
 from fedbudget.data.partition import Rows
 from fedbudget.engines.remote.node_data import NodeData
@@ -15,9 +18,33 @@ from fedbudget.errors import UserError
 from fedbudget.launch.inputs import distribute, load_dataset
 from fedbudget.settings import Settings
 
+OwnData = NodeData | Dataset | Shard | Callable[[], NodeData | Dataset | Shard]
+"""A node's samples as a person may have them: (x, y), y None where there is nothing to predict, or what gives them."""
+
+
+def from_value(given: OwnData, name: str = "data") -> NodeData:
+    """All samples that a person gives from Python, as one node's.
+
+    Args:
+      name: what to call them in errors.
+    """
+    value: Any = given() if callable(given) else given
+    if isinstance(value, NodeData):
+        return value
+    if not isinstance(value, Dataset):
+        try:
+            value = replace(from_shards([value], None), name=name)
+        except UserError as error:
+            raise UserError(str(error).replace("shard 0", name)) from None
+    return NodeData(value, [np.arange(len(value.train))])
+
 
 def from_file(path: Path, *, labels: Path | None = None, target: str | None = None) -> NodeData:
-    """All samples of a `.csv`, a `.npz` or a pair of IDX files, as one node's."""
+    """All samples of a `.csv`, a `.npz`, a pair of IDX files, or what a name in a Python file stands for, as one
+    node's.
+    """
+    if python_file.is_reference(str(path)):
+        return from_value(python_file.load(str(path)), str(path))
     if "idx" in path.name:
         dataset = from_idx(path, labels)
         return NodeData(dataset, [np.arange(len(dataset.train))])
@@ -49,6 +76,8 @@ def dataset_to_test_on(name: str, settings: Settings) -> Dataset:
     """Samples to test on: those of a dataset, or all of a file that names none."""
     if name in data.DATASETS:
         return load_dataset(replace(settings, dataset=name))
+    if python_file.is_reference(name):
+        return from_file(Path(name)).dataset
     return files.load(Path(name), target=settings.target, test_share=0.0, standardise=False)
 
 

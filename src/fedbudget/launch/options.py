@@ -1,8 +1,11 @@
 """What aggregators and nodes on a network need besides settings, each option declared once."""
 
+import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
+from fedbudget.errors import UserError
 from fedbudget.option import REQUIRED, option
 
 _OWN_DATA = ("serve", "join")
@@ -42,7 +45,11 @@ class NodeOptions:
     """What a machine that holds data has."""
 
     data: Path | None = option(
-        None, "The node's own samples: a .csv, a .npz, or images in IDX (…-images-idx3-ubyte).", "most used", _OWN_DATA
+        None,
+        "The node's own samples: a .csv, a .npz, images in IDX (…-images-idx3-ubyte), or a Python file and a name in "
+        "it, ward.py:samples: (x, y), or a function that gives them.",
+        "most used",
+        _OWN_DATA,
     )
     labels: Path | None = option(None, "The labels that go with --data in IDX.", "data", _OWN_DATA, shown="beside it")
     shard: str | None = option(
@@ -71,7 +78,14 @@ class JoinOptions:
     delay: float = option(
         0.0, "Seconds that a message takes longer than it does, each way: a slower network.", "network"
     )
-    give_up_after: float | None = option(
-        None, "Seconds until an aggregator that is not there is given up.", "network", shown="never"
+    give_up_after: float = option(
+        600.0, "Seconds until an aggregator that is not there is given up; inf for never.", "network"
     )
     quiet: bool = option(False, "Say nothing but what is wrong.", "output")
+
+
+def require_network() -> None:
+    """Says which extra to install where gRPC is missing; and gRPC itself speaks only of errors."""
+    if find_spec("grpc") is None or find_spec("google.protobuf") is None:
+        raise UserError("this needs gRPC; install it with: pip install 'fedbudget[network]', or [node] for join alone")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")

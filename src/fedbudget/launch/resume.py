@@ -10,11 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedbudget.budget import Budget
+from fedbudget.engines.remote.task import Task
 from fedbudget.errors import UserError
 from fedbudget.launch.inputs import TrainingInputs
 from fedbudget.launch.method import build_method
 from fedbudget.launch.prepared import NOTHING, Overrides, fingerprint
+from fedbudget.models.base import Model
+from fedbudget.models.description import describe
 from fedbudget.protocol.messages import LocalError
+from fedbudget.python_file import resolved
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.folder import CONFIG, Run
 from fedbudget.settings import EngineName, Settings
@@ -41,6 +45,7 @@ def load_resumed(
     run = Run.open(path)
     budget = run.settings.limits().extended(more)
     settings = asked(path / CONFIG)
+    settings = replace(settings, model=resolved(settings.model))
     if more:
         settings = replace(settings, budget=budget.texts)
     require_same_settings(path, run.settings, settings, changeable)
@@ -79,6 +84,14 @@ def require_same_data(inputs: TrainingInputs, checkpoint: Checkpoint) -> None:
         raise UserError(f"{inputs.dataset.name} has changed since the run began: it cannot go on with other samples")
     if (own := inputs.model.parameters) != (size := checkpoint.state.w.size):
         raise UserError(f"the run that is to go on trains {size} parameters, and {inputs.model.name} has {own}")
+
+
+def require_same_model(task: Task, own: Model | None) -> None:
+    """Refuses to go on with another model of a person's own than the one that nodes were told of."""
+    if own is None or isinstance(task.model, str):
+        return
+    if difference := describe(own).difference(task.model, "now", "in the run that is to go on"):
+        raise UserError(f"{own.name} is another model than it was: {difference}")
 
 
 @contextmanager

@@ -20,15 +20,27 @@ from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.task import Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
+from fedbudget.launch.inputs import own_model
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_method
 from fedbudget.launch.metrics import Metrics
 from fedbudget.launch.metrics import serving as serving_metrics
 from fedbudget.launch.options import ListenOptions, SecurityOptions
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
-from fedbudget.launch.resume import recalling, require_engine
-from fedbudget.launch.task import NODES, agree_on_task, compression_of, model_for, prepare_remote, table_to_test_on
+from fedbudget.launch.resume import recalling, require_engine, require_same_model
+from fedbudget.launch.task import (
+    NODES,
+    agree_on_task,
+    compression_of,
+    model_for,
+    prepare_remote,
+    table_to_test_on,
+    warm_up,
+)
+from fedbudget.models.base import Model
+from fedbudget.models.description import describe
 from fedbudget.option import in_words
+from fedbudget.python_file import resolved
 from fedbudget.resources import round_usage
 from fedbudget.resources.energy import energy_reader
 from fedbudget.runs.checkpoint import Checkpoint
@@ -55,7 +67,7 @@ def serving(
     test: Dataset | None = None,
     resumed: Checkpoint | None = None,
     opened: Callable[[AggregatorServer], None] = lambda server: None,
-    changed: Callable[[int], None] = lambda connected: None,
+    changed: Callable[[int, int], None] = lambda connected, ready: None,
 ) -> Iterator[PreparedRun]:
     """Listens, waits for nodes, and gives a run with them.
 
@@ -67,7 +79,7 @@ def serving(
       test: samples to test on.
       resumed: where to go on from.
       opened: called when nodes can connect.
-      changed: called with how many nodes there are, when that changes.
+      changed: called with how many nodes there are, and how many of them are ready, when that changes.
     """
     if resumed is not None:
         require_engine(resumed, "network")
@@ -83,14 +95,15 @@ def serving(
         if listen.metrics_port is not None:
             stack.enter_context(serving_metrics(metrics, listen.metrics_port))
 
-        def count(connected: int) -> None:
+        def count(connected: int, ready: int) -> None:
             metrics.connected.set(connected)
-            changed(connected)
+            changed(connected, ready)
 
         def observe(record: RoundRecord) -> None:
             metrics.observe(record)
             metrics.count(**vars(server.counters))
 
+        model = own_model(settings, overrides)
         compressor = BroadcastCompressor(compression_of(settings))
         server = AggregatorServer(
             listen.address,
@@ -99,15 +112,17 @@ def serving(
             credentials=credentials,
             compressor=compressor,
             most=listen.max_nodes,
+            model=settings.model if model is None else describe(model),
             changed=count,
         )
         if own is not None:
-            server.add_own_node(Worker(own, device=settings.device, readers={"energy": energy_reader(energy_meter)}))
+            readers = {"energy": energy_reader(energy_meter)}
+            server.add_own_node(Worker(own, device=settings.device, model=model, readers=readers))
         server.open()
         farewell = Farewell("the aggregator has stopped, and may go on later", again=True)
         try:
             opened(server)
-            prepared = _gather(settings, overrides, server, compressor, interrupted, test, resumed)
+            prepared = _gather(settings, overrides, model, server, compressor, interrupted, test, resumed)
             yield replace(prepared, callbacks=(observe,))
         except UserError as error:
             farewell = Farewell(str(error))
@@ -122,6 +137,7 @@ def serving(
 def _gather(
     settings: Settings,
     overrides: Overrides,
+    own: Model | None,
     server: AggregatorServer,
     compressor: BroadcastCompressor,
     interrupted: Callable[[], bool],
@@ -133,22 +149,25 @@ def _gather(
     if resumed is None:
         if not server.wait_for(nodes, interrupted):
             raise Interrupted
-        settings, task, model = agree_on_task(settings, method, list(server.descriptions().values()))
+        settings, task, model = agree_on_task(settings, method, list(server.descriptions().values()), own)
         server.start(task)
     else:
         with recalling("what is trained"):
             task = descriptions.read(Task, descriptions.from_bytes(bytes.fromhex(resumed.engine["task"])))
         with recalling("who takes part"):
             members = {str(name): _member(member) for name, member in resumed.engine["members"].items()}
-        model = model_for(settings, task.samples)
+        model = model_for(settings, task.samples, own)
+        require_same_model(task, own)
         server.start(task, members)
+    table = None if test is None else table_to_test_on(test, task.samples, model)
+    warm_up(model, table)  # while nodes make their trial rounds
     meters = build_meters(settings, network=True)
     if resumed is not None:
         with recalling("what the meters were at"):
             meters.restore(resumed.engine["meters"])
             for name, value in resumed.engine["counters"].items():
                 setattr(server.counters, name, int(value))
-    settings = replace(settings, nodes=nodes, dataset=NODES)
+    settings = replace(settings, nodes=nodes, dataset=NODES, model=resolved(settings.model))
     over = resumed is not None and resumed.state.phase == "done"  # only its summary is missing: nodes have gone home
     if resumed is not None and resumed.conditions.extended_by(meters.budget.limits, settings.rounds):
         over = False
@@ -162,7 +181,7 @@ def _gather(
         task=task,
         model=model,
         trial=round_usage(server.trials()),
-        test=None if test is None else table_to_test_on(test, task.samples, model),
+        test=table,
         resumed=resumed,
         quantize=compressor.quantize,
     )

@@ -22,7 +22,9 @@ from fedbudget.launch.method import build_aggregator
 from fedbudget.launch.prepared import PreparedRun
 from fedbudget.meters.meters import Meters
 from fedbudget.models import catalogue
-from fedbudget.models.base import Model
+from fedbudget.models.base import Model, loss_over
+from fedbudget.models.description import describe
+from fedbudget.protocol import tree
 from fedbudget.protocol.messages import PeerError
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.steps import Quantize
@@ -40,18 +42,22 @@ _CLOSING = 0.05
 
 
 def agree_on_task(
-    settings: Settings, method: Method, descriptions: Sequence[SamplesDescription]
+    settings: Settings, method: Method, descriptions: Sequence[SamplesDescription], own: Model | None = None
 ) -> tuple[Settings, Task, Model]:
-    """What is trained, from what the nodes have."""
+    """What is trained, from what the nodes have.
+
+    Args:
+      own: the model, where it is not one that goes by a name.
+    """
     samples = agree(descriptions)
     settings = with_batch_size(settings, min(size for each in descriptions for size in each.sizes))
-    model = model_for(settings, samples)
+    model = model_for(settings, samples, own)
     task = Task(
-        settings.model,
+        settings.model if own is None else describe(own),
         model.parameters,
         batch_of(settings),
         settings.seed,
-        catalogue.options(settings.model, vars(settings)),
+        catalogue.options(settings.model, vars(settings)) if own is None else {},
         compression_of(settings),
         _most_updates(method.controller),
         samples,
@@ -73,10 +79,10 @@ def _most_updates(controller: Controller) -> int:
     return controller.tau_max if isinstance(controller, AdaptiveTau) else MOST_UPDATES
 
 
-def model_for(settings: Settings, samples: SamplesDescription) -> Model:
-    """The settings' model for samples like these; refuses a target that they have not."""
+def model_for(settings: Settings, samples: SamplesDescription, own: Model | None = None) -> Model:
+    """The settings' model, or a person's own, for samples like these; refuses a target that they have not."""
     dataset = samples.empty()
-    model = build_model(settings, dataset)
+    model = own or build_model(settings, dataset)
     dataset.table(dataset.train, model.target)
     return model
 
@@ -95,6 +101,15 @@ def table_to_test_on(test: Dataset, agreed: SamplesDescription, model: Model) ->
         raise UserError(f"{test.name}, to test on, has {test.features} features, and nodes' data {prod(agreed.shape)}")
     dataset = NodeData(replace(test, train=samples, test=None), [], standardise=True).as_agreed(agreed)
     return dataset.table(dataset.train, model.target)
+
+
+def warm_up(model: Model, test: Table | None) -> None:
+    """Loads or compiles all that the aggregator computes with, so that no round waits for it."""
+    tree.prepare()
+    if test is not None:
+        w, one = model.initial(0), replace(test, x=test.x[:1], y=test.y[:1])
+        loss_over(model, w, one)
+        model.accuracy(w, one)
 
 
 def prepare_remote(

@@ -1,24 +1,24 @@
 """What a model is: a loss with a gradient over one flat vector w, for many nodes at once.
 
 `Model` is what fleets and engines ask for. There are three ways to make one: `KernelModel` for models with compiled row
-functions (fast; see kernels.py), `LoopModel` for anything that can give loss and gradient of a batch, and `TorchModel`
-for PyTorch's modules (torch_model.py).
+functions (fast; see compiled/kernels.py; in numpy where numba is not installed), `LoopModel` for anything that can give
+loss and gradient of a batch, and `TorchModel` for PyTorch's modules (torch_model.py).
 """
 
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Literal, Protocol
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32, Float64
 from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
-from fedbudget.models import kernels
+from fedbudget.models.compiling import has_numba
 
 Target = Literal["auto", "binary", "classes", "real", "raw", "none"]
 """What a model learns to predict: a class number where the data has classes and a real number otherwise, ±1, a class
@@ -28,6 +28,7 @@ ModelOptions = Mapping[str, int | float | str]
 """What may be chosen of a model besides its name, such as the number of clusters; by name."""
 
 _ONE_AT_A_TIME = threading.Lock()  # not every threading layer of numba may be entered by two threads at once
+_BLOCK = 1024  # rows that are computed at once in numpy, so that memory does not grow with the shard
 
 
 @dataclass(frozen=True)
@@ -109,73 +110,6 @@ class BaseModel(ABC):
         return {}
 
 
-class KernelModel(BaseModel):
-    """A model whose row functions are compiled; see kernels.py.
-
-    OPTIONS are what may be chosen of it, with what is chosen otherwise; settings with these names are passed on to it,
-    and to every node. So a new option is declared there, and in settings.py.
-    """
-
-    name: ClassVar[str]
-    target: ClassVar[Target]
-    OPTIONS: ClassVar[ModelOptions] = {}
-    regularization: float = 0.0
-
-    @property
-    @abstractmethod
-    def terms(self) -> tuple[Any, ...]:
-        """The NamedTuple on which the row functions are overloaded."""
-
-    def initial(self, seed: int) -> Float32:
-        return np.zeros(self.parameters, np.float32)
-
-    def losses(self, w: Float32, shards: Shards, indices: BatchIndices) -> Float64:
-        out = np.empty(len(shards))
-        with _ONE_AT_A_TIME:
-            kernels.losses(self.terms, np.float32(self.regularization), w, *_arrays(shards, indices), out)
-        return out
-
-    def descend(
-        self,
-        w: Float32,
-        shards: Shards,
-        indices: BatchIndices,
-        eta: float,
-        best: Float32 | None = None,
-        shift: Float32 | None = None,
-    ) -> Descent:
-        nodes, regularization = len(shards), np.float32(self.regularization)
-        driver = kernels.descend if nodes >= numba.get_num_threads() else kernels.descend_few
-        none = np.empty((0, self.parameters), np.float32)
-        points, shifts = none if best is None else best[None], none if shift is None else shift
-        out = np.empty((nodes, self.parameters), np.float32)
-        kept = np.empty(nodes), np.empty_like(out), np.empty(nodes)
-        with _ONE_AT_A_TIME:
-            arrays = _arrays(shards, indices)
-            driver(self.terms, regularization, w, points, shifts, *arrays, np.float32(eta), out, *kept)
-        losses, gradients, best_losses = kept
-        return Descent(out, losses, gradients, None if best is None else best_losses)
-
-    def accuracy(self, w: Float32, table: Table) -> float | None:
-        if self.target not in ("binary", "classes"):
-            return None
-        with _ONE_AT_A_TIME:
-            right = kernels.correct(self.terms, w, table.x, table.y, np.float32(table.scale))
-        return int(right) / len(table)
-
-
-@dataclass(frozen=True)
-class ScoreModel(KernelModel):
-    """A model of one score wᵀx per sample, with a parameter for each feature; see by_score.py."""
-
-    features: int
-    regularization: float = 0.0
-
-    @property
-    def parameters(self) -> int:
-        return self.features
-
-
 class LoopModel(BaseModel):
     """A model that is asked for one node's batch at a time."""
 
@@ -210,6 +144,111 @@ class LoopModel(BaseModel):
     def _at(self, w: Float32, shards: Shards, indices: BatchIndices, node: int, update: int) -> tuple[float, Float32]:
         rows = batch_rows(shards, indices, node, update)
         return self.loss_and_gradient(w, shards.table.scaled(rows), shards.table.y[rows])
+
+
+class KernelModel(LoopModel):
+    """A model whose row functions are compiled; see compiled/kernels.py. Without numba it is computed in numpy.
+
+    OPTIONS are what may be chosen of it, with what is chosen otherwise; settings with these names are passed on to it,
+    and to every node. So a new option is declared there, and in settings.py.
+    """
+
+    name: ClassVar[str]
+    target: ClassVar[Target]
+    OPTIONS: ClassVar[ModelOptions] = {}
+    regularization: float = 0.0
+
+    @property
+    @abstractmethod
+    def terms(self) -> tuple[Any, ...]:
+        """The NamedTuple on which the row functions are overloaded."""
+
+    @abstractmethod
+    def sums(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
+        """Σ f_j(w) and Σ ∇f_j(w) over some rows, without regularization: what the row functions add up, in numpy."""
+
+    def right(self, w: Float32, x: Float32, y: Float32) -> int:
+        """Of a classifier: how many of some rows it predicts right."""
+        raise NotImplementedError
+
+    def initial(self, seed: int) -> Float32:
+        return np.zeros(self.parameters, np.float32)
+
+    def losses(self, w: Float32, shards: Shards, indices: BatchIndices) -> Float64:
+        kernels = compiled_kernels()
+        if kernels is None:
+            return super().losses(w, shards, indices)
+        out = np.empty(len(shards))
+        with _ONE_AT_A_TIME:
+            kernels.losses(self.terms, np.float32(self.regularization), _plain(w), *_arrays(shards, indices), out)
+        return out
+
+    def descend(
+        self,
+        w: Float32,
+        shards: Shards,
+        indices: BatchIndices,
+        eta: float,
+        best: Float32 | None = None,
+        shift: Float32 | None = None,
+    ) -> Descent:
+        kernels = compiled_kernels()
+        if kernels is None:
+            return super().descend(w, shards, indices, eta, best, shift)
+        nodes, regularization = len(shards), np.float32(self.regularization)
+        driver = kernels.descend if nodes >= kernels.get_num_threads() else kernels.descend_few
+        none = np.empty((0, self.parameters), np.float32)
+        points, shifts = none if best is None else _plain(best[None]), none if shift is None else _plain(shift)
+        out = np.empty((nodes, self.parameters), np.float32)
+        kept = np.empty(nodes), np.empty_like(out), np.empty(nodes)
+        with _ONE_AT_A_TIME:
+            arrays = _arrays(shards, indices)
+            driver(self.terms, regularization, _plain(w), points, shifts, *arrays, np.float32(eta), out, *kept)
+        losses, gradients, best_losses = kept
+        return Descent(out, losses, gradients, None if best is None else best_losses)
+
+    def accuracy(self, w: Float32, table: Table) -> float | None:
+        if self.target not in ("binary", "classes"):
+            return None
+        kernels = compiled_kernels()
+        if kernels is None:
+            blocks = np.split(np.arange(len(table)), range(_BLOCK, len(table), _BLOCK))
+            counts = [self.right(w, table.scaled(rows), table.y[rows]) for rows in blocks]
+            return sum(counts) / len(table)
+        with _ONE_AT_A_TIME:
+            right = kernels.correct(self.terms, _plain(w), table.x, table.y, np.float32(table.scale))
+        return int(right) / len(table)
+
+    def loss_and_gradient(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
+        return self._mean(w, *self.sums(w, x, y), len(y))
+
+    def _at(self, w: Float32, shards: Shards, indices: BatchIndices, node: int, update: int) -> tuple[float, Float32]:
+        rows, table = batch_rows(shards, indices, node, update), shards.table
+        loss, gradient = 0.0, np.zeros(self.parameters)
+        for first in range(0, len(rows), _BLOCK):
+            some = rows[first : first + _BLOCK]
+            block_loss, block_gradient = self.sums(w, table.scaled(some), table.y[some])
+            loss += block_loss
+            gradient += block_gradient
+        return self._mean(w, loss, gradient, len(rows))
+
+    def _mean(self, w: Float32, loss: float, gradient: Float32 | Float64, count: int) -> tuple[float, Float32]:
+        """F_i(w) and ∇F_i(w) from sums over rows."""
+        penalty = 0.5 * self.regularization * float(np.square(w, dtype=np.float64).sum())
+        mean = np.asarray(gradient / count, np.float32)
+        return loss / count + penalty, mean + np.float32(self.regularization) * w
+
+
+@dataclass(frozen=True)
+class ScoreModel(KernelModel):
+    """A model of one score wᵀx per sample, with a parameter for each feature; see by_score.py."""
+
+    features: int
+    regularization: float = 0.0
+
+    @property
+    def parameters(self) -> int:
+        return self.features
 
 
 def batch_rows(shards: Shards, indices: BatchIndices, node: int, update: int) -> NDArray[np.int32]:
@@ -249,3 +288,18 @@ def _arrays(shards: Shards, indices: BatchIndices) -> tuple[Any, ...]:
     table.require_arrays()
     own = shards.rows, shards.start, shards.size
     return table.x, table.y, np.float32(table.scale), *own, indices.positions, indices.group
+
+
+@cache
+def compiled_kernels() -> Any | None:
+    """The module of them, where numba is installed; imported when it is first needed, because that takes time."""
+    if not has_numba():
+        return None
+    from fedbudget.models.compiled import kernels
+
+    return kernels
+
+
+def _plain(vectors: Float32) -> Float32:
+    """Vectors as kernels are compiled for them: whatever else numpy knows would be compiled for anew."""
+    return np.require(vectors, np.float32, ("C", "A", "W"))

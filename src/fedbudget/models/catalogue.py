@@ -1,6 +1,5 @@
 """The models that go by a name."""
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,21 +67,6 @@ def build(name: str, dataset: Dataset, options: ModelOptions | None = None, *, d
         if type(value) is not expected and not (expected is float and type(value) is int):
             raise UserError(f"{option} of model {name} must be of type {expected.__name__}, not {value!r}")
     return entry.build(dataset, {**entry.options, **(options or {})}, device)
-
-
-def as_model(model: Any, device: str) -> Model:
-    """A model as it is; a PyTorch module, or the class of one, as a `TorchModel`."""
-    torch = sys.modules.get("torch")  # whoever has a module has imported it
-    kind = model if isinstance(model, type) else type(model)
-    if torch is not None and issubclass(kind, torch.nn.Module):
-        from fedbudget.models.torch_model import TorchModel
-
-        return TorchModel(model, device=device)
-    if isinstance(model, type) or not hasattr(model, "descend"):
-        what = model.__name__ if isinstance(model, type) else f"a {kind.__name__}"
-        raise UserError(f"`model` must be a name, a PyTorch module or a model, not {what}")
-    found: Model = model
-    return found
 
 
 def options(name: str, settings: Mapping[str, Any]) -> ModelOptions:

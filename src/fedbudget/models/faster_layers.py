@@ -2,8 +2,8 @@
 convolution of grey images.
 
 `FasterLayers` is a context. Within it every module's own layers are computed this way, whoever wrote the module; what
-is not known here is PyTorch's as ever, and so is everything on a GPU. The loops are in layer_kernels.py; what all of it
-gives is in docs/performance.md.
+is not known here is PyTorch's as ever, and so is everything on a GPU, and pooling and normalization where numba is not
+installed. The loops are in layer_kernels.py; what all of it gives is in docs/performance.md.
 
 Pooling gives the same bits as PyTorch's. The other two give the same numbers but for rounding: they add in another
 order, which depends on nothing but the shapes.
@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedbudget.models import layer_kernels
+from fedbudget.models.compiling import has_numba
 
 
 class FasterLayers(TorchFunctionMode):
@@ -72,11 +72,16 @@ def _convolve(
     return _apply(_Convolve, x, weight, bias, _pair(padding))
 
 
-_FASTER: dict[Any, Callable[..., Tensor | None]] = {
-    F.max_pool2d: _pool,
-    F.local_response_norm: _normalize,
-    F.conv2d: _convolve,
-}
+_FASTER: dict[Any, Callable[..., Tensor | None]] = {F.conv2d: _convolve}
+if has_numba():
+    _FASTER |= {F.max_pool2d: _pool, F.local_response_norm: _normalize}
+
+
+def _kernels() -> Any:
+    """Imported when the first layer needs them: most modules have none that does."""
+    from fedbudget.models import layer_kernels
+
+    return layer_kernels
 
 
 def _is_known(x: Tensor) -> bool:
@@ -109,7 +114,7 @@ class _Pool(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         out = torch.zeros(x.shape)
-        layer_kernels.to_largest(*(_array(each).reshape(-1, *each.shape[2:]) for each in (x, gradient, out)))
+        _kernels().to_largest(*(_array(each).reshape(-1, *each.shape[2:]) for each in (x, gradient, out)))
         return out
 
 
@@ -121,7 +126,7 @@ class _Normalize(torch.autograd.Function):
         ctx.save_for_backward(x)
         ctx.window = size // 2, (size - 1) // 2, np.float32(alpha / size), np.float32(k)
         out = torch.empty(x.shape)
-        layer_kernels.normalize(_array(x.flatten(2)), *ctx.window, _array(out.flatten(2)))
+        _kernels().normalize(_array(x.flatten(2)), *ctx.window, _array(out.flatten(2)))
         return out
 
     @staticmethod
@@ -130,7 +135,7 @@ class _Normalize(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         out = torch.empty(x.shape)
         arrays = _array(x.flatten(2)), _array(gradient.flatten(2))
-        layer_kernels.normalize_backward(*arrays, *ctx.window, _array(out.flatten(2)))
+        _kernels().normalize_backward(*arrays, *ctx.window, _array(out.flatten(2)))
         return out, None, None, None
 
 

@@ -9,6 +9,7 @@ from fedbudget.arrays import Float32
 from fedbudget.data.shards import Table
 from fedbudget.errors import UserError
 from fedbudget.models.base import LoopModel, Target
+from fedbudget.models.description import in_words
 
 LossAndGradient = Callable[[Float32, Float32, Float32], tuple[float, ArrayLike]]
 """(w [parameters], x [samples, features], y [samples]) to the mean loss and its gradient [parameters]."""
@@ -51,6 +52,10 @@ class FunctionModel(LoopModel):
     @property
     def parameters(self) -> int:
         return int(self._initial.size)
+
+    @property
+    def loss_in_words(self) -> str:
+        return in_words(self.function)
 
     def initial(self, seed: int) -> Float32:
         return self._initial.copy()

@@ -8,6 +8,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbudget.models import compiling
+
+compiling.watch()
+
 Array = NDArray[np.float32]
 """[images, channels, pixels], or [planes, height, width] where pixels have neighbours."""
 

@@ -1,17 +1,13 @@
 """Linear regression, Table I: f_j(w) = ½ ‖y_j - wᵀx_j‖², w(0) = 0."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
+from fedbudget.arrays import Float32
 from fedbudget.models.base import ScoreModel, Target
-from fedbudget.models.by_score import by_score, score_loss
-from fedbudget.models.kernels import implements
-
-
-class LinearTerms(NamedTuple):
-    """Nothing: the loss has no constants."""
+from fedbudget.models.terms import LinearTerms
 
 
 @dataclass(frozen=True)
@@ -22,11 +18,6 @@ class LinearRegression(ScoreModel):
     target: ClassVar[Target] = "real"
     terms: ClassVar[LinearTerms] = LinearTerms()
 
-
-@implements(score_loss, LinearTerms)
-def loss(terms, score, y):
-    error = score - y
-    return 0.5 * np.float64(error) * np.float64(error), error
-
-
-by_score(LinearTerms)
+    def sums(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
+        errors = np.asarray(x @ w - y, np.float32)
+        return 0.5 * float(np.square(errors, dtype=np.float64).sum()), errors @ x

@@ -1,18 +1,13 @@
 """Softmax regression: f_j(w) = -log softmax(W x_j + bias)[y_j]; each class has its weights, then its bias; w(0) = 0."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
-from numba.extending import register_jitable
 
+from fedbudget.arrays import Float32
 from fedbudget.models.base import KernelModel, Target
-from fedbudget.models.by_row import by_row, row_correct, row_gradient, row_loss
-from fedbudget.models.kernels import FAST, dot, implements
-
-
-class SoftmaxTerms(NamedTuple):
-    classes: int
+from fedbudget.models.terms import SoftmaxTerms
 
 
 @dataclass(frozen=True)
@@ -33,54 +28,19 @@ class Softmax(KernelModel):
     def terms(self) -> SoftmaxTerms:
         return SoftmaxTerms(self.classes)
 
+    def sums(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
+        row, own = np.arange(len(y)), y.astype(np.int64)
+        logits = self._logits(w, x).astype(np.float64)
+        highest = logits.max(axis=1, keepdims=True)
+        log_sums = np.log(np.exp(logits - highest).sum(axis=1, keepdims=True)) + highest
+        errors = np.exp(logits - log_sums).astype(np.float32)
+        errors[row, own] -= 1
+        gradient = np.column_stack([errors.T @ x, errors.sum(axis=0)])
+        return float((log_sums[:, 0] - logits[row, own]).sum()), gradient.ravel()
 
-@register_jitable(fastmath=FAST, forceinline=True)
-def _logits(classes, w, x, scale, logits):
-    """W x + bias into `logits`; returns the first of the largest."""
-    width = x.size + 1
-    best = 0
-    for label in range(classes):
-        logits[label] = dot(w[label * width :], x) * scale + w[label * width + x.size]
-        if logits[label] > logits[best]:
-            best = label
-    return best
+    def right(self, w: Float32, x: Float32, y: Float32) -> int:
+        return int((self._logits(w, x).argmax(axis=1) == y).sum())
 
-
-@register_jitable(fastmath=FAST, forceinline=True)
-def _log_sum(classes, logits, best):
-    """log Σ exp(logit), without overflow."""
-    total = 0.0
-    for label in range(classes):
-        total += np.exp(np.float64(logits[label] - logits[best]))
-    return np.log(total) + np.float64(logits[best])
-
-
-@implements(row_loss, SoftmaxTerms)
-def loss(terms, w, x, y, scale, scratch):
-    best = _logits(terms.classes, w, x, scale, scratch)
-    return _log_sum(terms.classes, scratch, best) - np.float64(scratch[int(y)])
-
-
-@implements(row_gradient, SoftmaxTerms)
-def add(terms, w, x, y, scale, scratch, gradient):
-    width = x.size + 1
-    best = _logits(terms.classes, w, x, scale, scratch)
-    log_sum = _log_sum(terms.classes, scratch, best)
-    loss = log_sum - np.float64(scratch[int(y)])
-    for label in range(terms.classes):
-        error = np.float32(np.exp(np.float64(scratch[label]) - log_sum))
-        if label == int(y):
-            error -= np.float32(1)
-        factor = error * scale
-        for j in range(x.size):
-            gradient[label * width + j] += factor * np.float32(x[j])
-        gradient[label * width + x.size] += error
-    return loss
-
-
-@implements(row_correct, SoftmaxTerms)
-def right(terms, w, x, y, scale, scratch):
-    return 1 if _logits(terms.classes, w, x, scale, scratch) == int(y) else 0
-
-
-by_row(SoftmaxTerms)
+    def _logits(self, w: Float32, x: Float32) -> Float32:
+        weights = w.reshape(self.classes, -1)
+        return x @ weights[:, :-1].T + weights[:, -1]

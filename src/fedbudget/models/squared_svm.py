@@ -1,17 +1,13 @@
 """Squared-SVM, Table I: f_j(w) = λ/2 ‖w‖² + ½ max{0, 1 - y_j wᵀx_j}², labels ±1, no bias, w(0) = 0."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
+from fedbudget.arrays import Float32
 from fedbudget.models.base import ScoreModel, Target
-from fedbudget.models.by_score import by_score, score_correct, score_loss
-from fedbudget.models.kernels import implements
-
-
-class SquaredSvmTerms(NamedTuple):
-    """Nothing: the loss has no constants but λ."""
+from fedbudget.models.terms import SquaredSvmTerms
 
 
 @dataclass(frozen=True)
@@ -23,18 +19,9 @@ class SquaredSvm(ScoreModel):
     terms: ClassVar[SquaredSvmTerms] = SquaredSvmTerms()
     regularization: float = 0.1
 
+    def sums(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
+        slack = np.maximum(np.float32(1) - y * (x @ w), np.float32(0))
+        return 0.5 * float(np.square(slack, dtype=np.float64).sum()), -(y * slack) @ x
 
-@implements(score_loss, SquaredSvmTerms)
-def loss(terms, score, y):
-    slack = np.float32(1) - y * score
-    if slack <= 0:
-        return 0.0, np.float32(0)
-    return 0.5 * np.float64(slack) * np.float64(slack), -y * slack
-
-
-@implements(score_correct, SquaredSvmTerms)
-def right(terms, score, y):
-    return 1 if (score >= 0) == (y > 0) else 0
-
-
-by_score(SquaredSvmTerms)
+    def right(self, w: Float32, x: Float32, y: Float32) -> int:
+        return int(((x @ w >= 0) == (y > 0)).sum())

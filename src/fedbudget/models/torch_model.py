@@ -29,6 +29,7 @@ from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError, unknown
 from fedbudget.models.base import BaseModel, Descent, Target, batch_rows, first_alike
+from fedbudget.models.description import TensorDescription, in_words
 from fedbudget.models.faster_layers import FasterLayers
 from fedbudget.models.torch_data import Batch, BatchReader, Collate, Rows, call, seed_of
 from fedbudget.models.torch_loss import Loss, Metric, beside, classes_right, default_loss, device_named, signs_right
@@ -132,6 +133,21 @@ class TorchModel(BaseModel):
     @property
     def statistics(self) -> int:
         return self._flat.statistics
+
+    @property
+    def tensors(self) -> tuple[TensorDescription, ...]:
+        return self._flat.tensors()
+
+    @property
+    def loss_in_words(self) -> str:
+        if self._options["loss"] is not None:
+            return in_words(self._options["loss"])
+        weights = self._options["class_weights"]
+        return "the usual one" if weights is None else f"the usual one with class weights {[*map(float, weights)]}"
+
+    @property
+    def frozen(self) -> str:
+        return self._flat.frozen()
 
     def initial(self, seed: int) -> Float32:
         return self._own.copy() if self._make is None else self._flatten(made(self._make, seed)).read()

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fedbudget.arrays import Float32
 from fedbudget.errors import UserError, unknown
+from fedbudget.models.description import TensorDescription, digest
 
 MakeModule = Callable[[], nn.Module]
 
@@ -53,6 +54,18 @@ class FlatModule:
         others = {label: buffer.clone() for label, buffer in module.named_buffers() if label not in self._statistics}
         self._left_out = {label: others.pop(label) for label in list(others) if label in labels or _is_count(label)}
         self._constants = others
+
+    def tensors(self) -> tuple[TensorDescription, ...]:
+        """What w is made of."""
+        known = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        return tuple(TensorDescription(name, tuple(known[name].shape)) for name in (*self._names, *self._statistics))
+
+    def frozen(self) -> str:
+        """A digest of the parameters that are not trained; nothing where all are."""
+        still = [each.detach().cpu() for each in self.module.parameters() if not each.requires_grad]
+        return (
+            digest(each.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes() for each in still) if still else ""
+        )
 
     def read(self) -> Float32:
         """A copy of w."""

@@ -140,11 +140,11 @@ class Fleet:
     def _points(self, own: Float32, broadcast: Broadcast, before: Broadcast) -> tuple[Float32, Float64]:
         """Where loss and gradient are compared with those at w(t₀), [nodes, parameters], and how far from there it is.
 
-        It is w_i(t₀), or as far from w(t₀) as one of the node's updates went on average. For the step size, a node
-        whose w_i(t₀) is w(t₀) looks aside instead.
+        It is w_i(t₀), or as far from w(t₀) as one of its updates on average went another way than everyone's. For the
+        step size, a node whose w_i(t₀) is w(t₀) looks aside instead.
         """
         if broadcast.request.one_step:
-            own = broadcast.w + (own - before.w) / np.float32(max(1, before.tau))
+            own = broadcast.w + (own - broadcast.combined) / np.float32(max(1, before.tau))
         own = with_statistics_of(broadcast.w, own, self.model.statistics)
         distance = _distances(own, broadcast.w)
         same = distance <= SAME

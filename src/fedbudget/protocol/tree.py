@@ -14,9 +14,17 @@ first node, which is where it hangs in the tree, and so sums of branches add up 
 Sums along a tree are also more exact than one after the other: errors grow with the logarithm of the number of nodes.
 """
 
+from functools import cache
+from typing import Any
+
 import numpy as np
 
 from fedbudget.arrays import Float32, Float64, Int64
+from fedbudget.models.compiling import has_numba
+
+_MANY = 2**16  # columns: numpy is as quick from there on
+_COLUMNS = 2**15  # at a time, so that what is added stays in the cache
+_DEPTH = 65  # levels of a tree over numbers of 64 bits
 
 
 def add_up(numbers: Int64, weights: Float64, values: Float32 | Float64) -> Float64:
@@ -28,11 +36,50 @@ def add_up(numbers: Int64, weights: Float64, values: Float32 | Float64) -> Float
     >>> add_up(np.array([0, 1, 2]), np.ones(3), np.array([[1e16], [1.0], [-1e16]]))  # not 1: the order is fixed
     array([0.])
     """
-    from fedbudget.protocol import tree_kernel  # numba is slow to import, and not needed to read a run's records
-
+    kernel = None if values.shape[1] >= _MANY else _kernel()
+    if kernel is None:
+        return add_up_in_numpy(numbers, weights, values)
     total = np.zeros(values.shape[1])
-    tree_kernel.add_up(numbers, weights, values, total)
+    kernel.add_up(numbers, weights, np.require(values, requirements=("C", "A")), total)
     return total
+
+
+def add_up_in_numpy(numbers: Int64, weights: Float64, values: Float32 | Float64) -> Float64:
+    """The same bits, without numba. Partial sums wait on a stack until their other half is there."""
+    total, own = np.zeros(values.shape[1]), numbers.tolist()
+    for first in range(0, values.shape[1], _COLUMNS):
+        columns = slice(first, first + _COLUMNS)
+        partial: list[tuple[int, Float64]] = []  # each with where it is joined to the one before it
+        for node, number in enumerate(own):
+            joined = (number ^ own[node - 1]).bit_length() if node else 0
+            _join(partial, joined)
+            partial.append((joined, np.multiply(weights[node], values[node, columns], dtype=np.float64)))
+        _join(partial, _DEPTH)
+        if partial:
+            total[columns] += partial[0][1]  # never -0, which a branch without nodes would change
+    return total
+
+
+def _join(partial: list[tuple[int, Float64]], level: int) -> None:
+    """Adds up what is joined below a level of the tree."""
+    while len(partial) > 1 and partial[-1][0] < level:
+        _, last = partial.pop()
+        np.add(partial[-1][1], last, out=partial[-1][1])
+
+
+def prepare() -> None:
+    """Loads or compiles what `add_up` needs, so that no round waits for it."""
+    _kernel()
+
+
+@cache
+def _kernel() -> Any | None:
+    """The compiled loop, where numba is installed; it is slow to import, and not needed to read a run's records."""
+    if not has_numba():
+        return None
+    from fedbudget.protocol import tree_kernel
+
+    return tree_kernel
 
 
 def branches(first: int, end: int) -> Int64:

@@ -2,12 +2,23 @@
 
 import numpy as np
 from numba import njit
+from numba.types import Array, float32, float64, int64, void
+
+from fedbudget.models import compiling
+
+compiling.watch()
 
 _COLUMNS = 1024  # at a time, so that what is added stays in the cache
 _DEPTH = 65  # levels of a tree over numbers of 64 bits
 
 
-@njit(cache=True, nogil=True)
+def _signature(values):
+    """Of what is only read, whoever else may write to it: anything else would be compiled for anew."""
+    numbers, weights = Array(int64, 1, "C", readonly=True), Array(float64, 1, "C", readonly=True)
+    return void(numbers, weights, Array(values, 2, "C", readonly=True), float64[::1])
+
+
+@njit([_signature(float32), _signature(float64)], cache=True, nogil=True)
 def add_up(numbers, weights, values, total):
     partial = np.empty((_DEPTH, _COLUMNS))
     level = np.empty(_DEPTH, np.int64)  # where a partial sum is joined to the one before it

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fedbudget import python_file
 from fedbudget.errors import UserError
 from fedbudget.resources import RESOURCES
 from fedbudget.runs import lock
@@ -58,7 +59,7 @@ def figures(path: Path) -> dict[str, Any]:
     spent = {name: end.get("spent", known).get(name, known[name]) for name in limits}
     return {
         "title": run_title(settings),
-        "model": settings.model,
+        "model": python_file.short(settings.model),
         "dataset": Path(settings.dataset).name,
         "method": settings.method,
         "tau": tau_text(settings),

@@ -4,7 +4,10 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 
-import matplotlib
+from fedbudget.errors import needing
+
+with needing("a picture of a run"):
+    import matplotlib
 
 matplotlib.use("Agg", force=False)
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from fedbudget import python_file
 from fedbudget.settings import Settings
 
 
@@ -35,7 +36,8 @@ def task_title(settings: Settings, dataset: str | None = None, note: str = "") -
     'svm on digits, 5 nodes, case:2'
     """
     name = dataset or Path(settings.dataset).name or settings.dataset
-    parts = [f"{settings.model} on {name} ({note})" if note else f"{settings.model} on {name}"]
+    model = python_file.short(settings.model)
+    parts = [f"{model} on {name} ({note})" if note else f"{model} on {name}"]
     parts += [f"{settings.nodes} nodes"] if settings.nodes is not None else []
     parts += [settings.partition] if settings.partition is not None else []
     return ", ".join(parts)

@@ -27,7 +27,18 @@ from fedbudget.errors import UserError
 from fedbudget.launch.node_data import from_file
 from fedbudget.protocol.aggregator import Aggregator
 from support.methods import bits
-from support.networked import LONG, METHODS, RUN, aggregator, network, node_data, task, until, without_network
+from support.networked import (
+    LONG,
+    METHODS,
+    RUN,
+    HeldWorker,
+    aggregator,
+    network,
+    node_data,
+    task,
+    until,
+    without_network,
+)
 
 # Nothing of the data.
 
@@ -197,6 +208,37 @@ def test_an_aggregator_that_is_not_there_is_given_up() -> None:
         address = net.address
     with pytest.raises(RefusedByAggregator, match=f"{address} could not be reached for 0 seconds"):
         asyncio.run(run_node(address, Worker(node_data(0)), name="node-0", patience=0.0))
+
+
+def test_a_farewell_is_heard_in_the_middle_of_a_round() -> None:
+    """And in the middle of a trial round, in which kernels may have to be compiled for a minute."""
+    heard: list[str] = []
+    working, preparing = HeldWorker(node_data(0)), HeldWorker(node_data(1))
+    with network() as net:
+        joined = [net.join(0, worker=working, heard=heard.append)]
+        net.start(1)
+        for worker in (working, preparing):
+            worker.go.clear()
+        net.begin()
+        joined.append(net.join(1, worker=preparing, heard=heard.append))
+        until(lambda: net.server._rounds.count() == 2 and all(peer.welcomed for peer in net.server._peers))
+        net.server.close(Farewell("over"))
+        assert [each.result(LONG) for each in joined] == [Farewell("over")] * 2
+        assert (working.made, preparing.made) == (0, 0)
+        for worker in (working, preparing):
+            worker.go.set()
+    assert sum("joined" in text for text in heard) == 1
+
+
+def test_a_node_says_that_it_waits_for_others() -> None:
+    heard: list[str] = []
+    with network() as net:
+        net.join(0, heard=heard.append)
+        until(lambda: bool(heard))
+        assert heard == [f"connected to {net.address}; waiting for a task"]
+        net.start(1)
+        until(lambda: len(heard) == 2)
+        assert heard[1] == f"joined {net.address} as node-0, to train svm (6 parameters)"
 
 
 # An aggregator that misbehaves.

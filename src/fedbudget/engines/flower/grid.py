@@ -21,8 +21,9 @@ from fedbudget.engines.flower.mailbox import LONG_LIFE, POLL, Mailbox, Reply, pa
 from fedbudget.engines.remote.members import Counters, Members
 from fedbudget.engines.remote.messages import Farewell, RoundRequest, Welcome
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
-from fedbudget.engines.remote.task import SamplesDescription, Task
+from fedbudget.engines.remote.task import SamplesDescription, Task, require_model
 from fedbudget.errors import UserError, WorkError
+from fedbudget.models.description import ModelDescription
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.messages import Broadcast, PeerError
 from fedbudget.resources.usage import NodeCosts
@@ -70,6 +71,7 @@ class GridNodes:
         self.members: Members[int] = Members()
         self.mailbox = Mailbox(grid, self.counters)
         self._run = run
+        self._model: str | ModelDescription = ""
         self._task: Task | None = None
         self._pending: PendingRound[int] | None = None
         self._partitions: dict[int, int | None] = {}  # of all that were let in or refused
@@ -84,8 +86,13 @@ class GridNodes:
 
     # Before the first round.
 
-    def describe(self, nodes: int) -> list[Described]:
-        """Waits until so many nodes are connected, and asks what they have; gives them in the order of numbers."""
+    def describe(self, nodes: int, model: str | ModelDescription) -> list[Described]:
+        """Waits until so many nodes are connected, and asks what they have; gives them in the order of numbers.
+
+        Args:
+          model: what will be trained, as of a task; a node that has another is refused, now or later.
+        """
+        self._model = model
         last = -1
         while len(online := self.mailbox.look_for_nodes()) < nodes:
             if len(online) != last:
@@ -97,7 +104,7 @@ class GridNodes:
         refused: list[str] = []
         for node in sorted(online):
             try:
-                described.append(_described(node, replies.get(node)))
+                described.append(self._described(node, replies.get(node)))
             except PeerError as error:
                 refused.append(f"{self._name(node)}: {error}")
                 LOG.warning("%s", refused[-1])
@@ -229,7 +236,7 @@ class GridNodes:
         if reply.node in self.members:
             return
         try:
-            described = _described(reply.node, reply.message)
+            described = self._described(reply.node, reply.message)
             self._task.admit(described.samples)
         except PeerError as error:
             LOG.warning("%s cannot take part: %s", self._name(reply.node), error)
@@ -264,6 +271,11 @@ class GridNodes:
             self.members.replace(place, described.node, described.samples.sizes)
         self._partitions[described.node] = described.partition
 
+    def _described(self, node: int, reply: Message | None) -> Described:
+        hello, partition = records.hello_in(_content(reply))
+        require_model(hello.model, self._model)
+        return Described(node, hello.samples, partition)
+
     def _welcome(self, node: int) -> RecordDict:
         assert self._task is not None
         return records.welcome_out(Welcome(self._run, self._task, tuple(self.members[node].numbers.tolist())))
@@ -272,11 +284,6 @@ class GridNodes:
         """For people: our number, and Flower's."""
         member = self.members.get(node)
         return f"Flower's node {node}" if member is None else f"node {member.numbers[0]} (Flower's {node})"
-
-
-def _described(node: int, reply: Message | None) -> Described:
-    hello, partition = records.hello_in(_content(reply))
-    return Described(node, hello.samples, partition)
 
 
 def _content(reply: Message | None) -> RecordDict:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedbudget.engines.flower import records
-from fedbudget.engines.remote.messages import Hello, RoundRequest, Welcome
+from fedbudget.engines.remote.messages import RoundRequest, Welcome
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
+from fedbudget.models.base import Model
 from fedbudget.protocol.messages import LocalError, PeerError
 from fedbudget.protocol.state import FleetState
 
@@ -27,11 +28,13 @@ class NodeSetup:
     Args:
       partition: which share of the run's dataset it has, if that is what it has.
       device: where PyTorch computes.
+      model: its own, where it is not one that goes by a name.
     """
 
     data: NodeData
     partition: int | None = None
     device: str = "auto"
+    model: Model | None = None
 
 
 Setup = Callable[[Context], NodeSetup]
@@ -49,9 +52,9 @@ def reply(message: Message, context: Context, setup: Setup) -> Message:
         welcome = None if kind == "query.describe" else records.welcome_in(content)
         request = None if kind.startswith("query") else records.request_in(content)
         node = setup(context)
-        worker = Worker(node.data, device=node.device)
+        worker = Worker(node.data, device=node.device, model=node.model)
         if welcome is None:
-            answer = records.hello_out(Hello(str(context.node_id), node.data.samples()), node.partition)
+            answer = records.hello_out(worker.hello(str(context.node_id)), node.partition)
         elif request is None:
             answer = records.costs_out(worker.start(welcome))
         else:

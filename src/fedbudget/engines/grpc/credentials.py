@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import grpc
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from fedbudget.errors import UserError
 
@@ -66,17 +64,23 @@ def _key_and_chain(cert: Path | None, key: Path | None) -> tuple[bytes, bytes]:
         are = "is" if len(missing) == 1 else "are"
         raise UserError(f"--cert and --key go together; {' and '.join(missing)} {are} missing")
     chain, private_key = _read_certificates(cert), _read(key)
-    form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
     try:
-        belongs = load_pem_private_key(private_key, password=None).public_key().public_bytes(*form)
-    except TypeError:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=_refuse_password)
+    except _Protected:
         raise UserError(f"{key} is protected by a password; give a key without one, in a file of mode 600") from None
-    except Exception:  # what cryptography raises for a key that it cannot use depends on its version
+    except ssl.SSLError as error:
+        if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
+            raise UserError(f"{key} is not the key of the certificate {cert}") from None
         raise UserError(f"{key} is not a private key in PEM format") from None
-    # The first certificate of a chain is the one that the key belongs to.
-    if belongs != x509.load_pem_x509_certificate(chain).public_key().public_bytes(*form):
-        raise UserError(f"{key} is not the key of the certificate {cert}")
     return private_key, chain
+
+
+class _Protected(Exception):
+    """A key cannot be read without a password."""
+
+
+def _refuse_password() -> str:
+    raise _Protected
 
 
 def _read_certificates(path: Path) -> bytes:

@@ -1,23 +1,24 @@
 """A node's end of its connection: it joins, works, and comes back when the connection was lost.
 
 A node keeps its memory while it is away, and retries with a back-off that grows and has jitter in it, so that a fleet
-that lost its aggregator does not come back all at once. It ends when the aggregator says farewell, or when it is told
-that it does not belong.
+that lost its aggregator does not come back all at once. It ends when the aggregator says farewell, which it hears in
+the middle of its work too; when it is told that it does not belong; or when there was no aggregator for too long.
 """
 
 import asyncio
 import random
 import secrets
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from contextlib import closing, suppress
+from typing import Any, TypeVar
 
 import grpc
 
 from fedbudget.engines.grpc.from_aggregator import AggregatorReader, EncodedBroadcast
 from fedbudget.engines.grpc.from_node import pack_hello, pack_ready, pack_report
 from fedbudget.engines.grpc.stream import CHANNEL_OPTIONS, METHOD, NAME, TOKEN
-from fedbudget.engines.remote.messages import Farewell, Hello, Welcome
+from fedbudget.engines.remote.messages import Farewell, Welcome
 from fedbudget.engines.remote.task import Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
@@ -26,6 +27,8 @@ from fedbudget.protocol.messages import PeerError
 _FIRST_WAIT, _LONGEST_WAIT, _GROWTH = 0.2, 30.0, 1.7  # seconds between attempts
 
 _QUICK = 5e-3  # seconds: rounds that took less are made where messages are read
+
+_SUSPENDED = 1.0  # seconds without a message, after which a node listens while it works, however quick it is
 
 _FINAL = {
     grpc.StatusCode.UNAUTHENTICATED,
@@ -36,6 +39,11 @@ _FINAL = {
     grpc.StatusCode.UNIMPLEMENTED,
 }
 """Answers that will not change by asking again."""
+
+_ENDED = (asyncio.InvalidStateError, grpc.aio.AioRpcError)
+"""Raised by what is written on a call that has ended."""
+
+_Result = TypeVar("_Result")
 
 
 class RefusedByAggregator(RuntimeError):
@@ -65,18 +73,22 @@ async def run_node(
     loop = asyncio.get_running_loop()
     alone_since = loop.time()
     metadata = [(NAME, name)] + ([] if token is None else [(TOKEN, token)])
-    joined = asyncio.Event()
+    connected = asyncio.Event()
 
-    def join(task: Task) -> None:
-        joined.set()
-        heard(f"joined {address} as {name}, to train {task.model} ({task.parameters} parameters)")
+    def tell(task: Task | None) -> None:
+        connected.set()
+        if task is None:
+            heard(f"connected to {address}; waiting for a task")
+        else:
+            heard(f"joined {address} as {name}, to train {task.title}")
 
     while True:
-        joined.clear()
+        connected.clear()
         try:
             async with _channel(address, credentials) as channel:
                 call = channel.stream_stream(METHOD)(metadata=metadata)
-                farewell = await _converse(call, worker, instance, join, delay)
+                with closing(_Inbox(call)) as inbox:
+                    farewell = await _converse(call, inbox, worker, instance, tell, delay)
             if not farewell.again:
                 return farewell
             why = farewell.reason
@@ -86,7 +98,7 @@ async def run_node(
             why = _in_words(error)
         except PeerError as error:
             why = f"it said what it should not: {error}"
-        if joined.is_set():
+        if connected.is_set():
             attempt, alone_since = 0, loop.time()
         if patience is not None and loop.time() - alone_since > patience:
             raise RefusedByAggregator(f"{address} could not be reached for {patience:g} seconds: {why}")
@@ -96,37 +108,97 @@ async def run_node(
         await asyncio.sleep(wait)
 
 
-async def _converse(call: Any, worker: Worker, instance: str, join: Callable[[Task], None], delay: float) -> Farewell:
-    """One connection, from hello to farewell."""
-    reader, quick = AggregatorReader(), False
-    await _send(call, pack_hello(Hello(instance, worker.node_data.samples(), worker.run, worker.rounds)))
+async def _converse(
+    call: Any, inbox: "_Inbox", worker: Worker, instance: str, tell: Callable[[Task | None], None], delay: float
+) -> Farewell:
+    """One connection, from hello to farewell.
+
+    Args:
+      tell: called when the aggregator has let us in, and with the task when we are ready for it.
+    """
+    quick = False
+    await _send(call, pack_hello(worker.hello(instance)))
+    await call.initial_metadata()
+    if not call.done():
+        tell(None)
     while True:
-        data = await call.read()
-        if data is grpc.aio.EOF:
-            raise grpc.aio.AioRpcError(
-                await call.code(), await call.initial_metadata(), await call.trailing_metadata(), "it has ended"
-            )
-        message = reader.feed(data)
+        waiting = time.monotonic()
+        message = await inbox.next()
+        # A machine that was suspended may have more to hear than this, and the aggregator may be gone.
+        awake = time.monotonic() - waiting < _SUSPENDED
         if isinstance(message, Farewell):
-            await call.done_writing()
+            with suppress(*_ENDED):
+                await call.done_writing()
             return message
-        if message is not None:
-            await _hold(delay)
+        await _hold(delay)
         if isinstance(message, Welcome):
             try:
-                costs = await asyncio.to_thread(worker.start, message)
+                costs = await inbox.beside(asyncio.to_thread(worker.start, message))
             except UserError as error:
                 raise RefusedByAggregator(str(error)) from None
             await _hold(delay)
-            await _send(call, pack_ready(costs))
-            join(message.task)
-        elif isinstance(message, EncodedBroadcast):
+            if costs is not None:
+                await _send(call, pack_ready(costs))
+                tell(message.task)
+        else:
             # A thread is for work that would keep the connection waiting; to hand it less takes longer than that.
-            answer = _answer(worker, message) if quick else await asyncio.to_thread(_answer, worker, message)
-            messages, seconds = answer
-            quick = seconds < _QUICK
-            await _hold(delay)
-            await _send(call, messages)
+            if quick and awake:
+                answer: tuple[list[bytes], float] | None = _answer(worker, message)
+            else:
+                answer = await inbox.beside(asyncio.to_thread(_answer, worker, message))
+            if answer is not None:
+                messages, seconds = answer
+                quick = seconds < _QUICK
+                await _hold(delay)
+                await _send(call, messages)
+
+
+class _Inbox:
+    """What the aggregator says, of which a farewell is heard at once.
+
+    Args:
+      call: one connection.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._reader = AggregatorReader()
+        self._coming: asyncio.Task[Welcome | EncodedBroadcast | Farewell] | None = None
+
+    async def next(self) -> Welcome | EncodedBroadcast | Farewell:
+        """The next whole message."""
+        coming, self._coming = self._coming, None
+        return await (self._read() if coming is None else coming)
+
+    async def beside(self, work: Coroutine[Any, Any, _Result]) -> _Result | None:
+        """Works, and listens meanwhile; None where a farewell came first. What else there is to hear waits for us."""
+        working = asyncio.ensure_future(work)
+        self._coming = asyncio.ensure_future(self._read())
+        await asyncio.wait([working, self._coming], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done() and self._coming.exception() is None:
+            farewell = self._coming.result()
+            if isinstance(farewell, Farewell) and not farewell.again:  # nobody will ask for the result
+                return None
+        return await working
+
+    def close(self) -> None:
+        """Nobody listens any more."""
+        if self._coming is not None and not self._coming.cancel() and not self._coming.cancelled():
+            self._coming.exception()  # which nobody will ask for
+
+    async def _read(self) -> Welcome | EncodedBroadcast | Farewell:
+        while True:
+            data = await self._call.read()
+            if data is grpc.aio.EOF:
+                raise grpc.aio.AioRpcError(
+                    await self._call.code(),
+                    await self._call.initial_metadata(),
+                    await self._call.trailing_metadata(),
+                    "it has ended",
+                )
+            message = self._reader.feed(data)
+            if message is not None:
+                return message
 
 
 def _answer(worker: Worker, encoded: EncodedBroadcast) -> tuple[list[bytes], float]:
@@ -141,7 +213,7 @@ async def _send(call: Any, messages: list[bytes]) -> None:
     for message in messages:
         try:
             await call.write(message)
-        except asyncio.InvalidStateError:
+        except _ENDED:
             return  # the call has ended while we were at work; reading on tells why
 
 

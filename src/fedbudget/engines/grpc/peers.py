@@ -38,6 +38,7 @@ class Peer:
       trial: what a trial round has cost there, once it is ready.
       asked: the round that it owes a report of; 0 for none.
       fault: why it is dropped, once it is.
+      released: its stream is closed from our side, in order.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Peer:
     trial: NodeCosts | None = None
     asked: int = 0
     fault: str | None = None
+    released: bool = False
     write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -104,6 +106,12 @@ class Peers:
     def send(self, peer: Peer, messages: list[bytes]) -> None:
         self._thread.spawn(self._write(peer, messages))
 
+    async def confirm(self, peer: Peer) -> None:
+        """Lets one know that it is connected, however long it then waits for others."""
+        with suppress(*_GONE):
+            async with peer.write_lock:
+                await peer.context.send_initial_metadata(())
+
     def drop(self, peer: Peer, fault: str) -> None:
         """Ends the connection of one that has broken the rules."""
         peer.fault = fault
@@ -122,6 +130,12 @@ class Peers:
 
         self.remove(peer)
         self._thread.spawn(end())
+
+    def release(self, peer: Peer) -> None:
+        """Closes the stream of one that was told all there is to tell."""
+        peer.released = True
+        if peer.handler is not None:
+            peer.handler.cancel()
 
     async def _write(self, peer: Peer, messages: list[bytes]) -> None:
         try:

@@ -30,9 +30,12 @@ from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
+from fedbudget.models.description import ModelDescription
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.resources.usage import NodeCosts
+
+_FAREWELL_PATIENCE = 5.0  # seconds for nodes to hear that it is over
 
 _OPTIONS = [
     *CHANNEL_OPTIONS,
@@ -52,7 +55,9 @@ class AggregatorServer:
       credentials: for TLS; None for plain text.
       compressor: how vectors are sent.
       most: the most nodes to let in.
-      changed: called when nodes come and go, with how many are connected; in the server's thread.
+      model: what will be trained, as of a task; nodes that have another are refused from the first.
+      changed: called when nodes come, are ready, or go, with how many are connected and how many of these are ready;
+        in the server's thread.
     """
 
     def __init__(
@@ -64,7 +69,8 @@ class AggregatorServer:
         credentials: Any = None,
         compressor: BroadcastCompressor | None = None,
         most: int = 1000,
-        changed: Callable[[int], None] = lambda connected: None,
+        model: str | ModelDescription | None = None,
+        changed: Callable[[int, int], None] = lambda connected, ready: None,
     ) -> None:
         self.run = run
         self.port = 0
@@ -80,7 +86,7 @@ class AggregatorServer:
         self._peers = Peers(self._thread, self._left)
         self.counters = self._peers.counters
         self._rounds = Rounds(self._thread, self._peers, compressor or BroadcastCompressor("none"))
-        self._service = Service(run, AdmissionControl(tokens), self._rounds, most, self._changed)
+        self._service = Service(run, AdmissionControl(tokens), self._rounds, most, self._changed, model)
 
     @property
     def members(self) -> Members[str]:
@@ -215,8 +221,12 @@ class AggregatorServer:
     async def _close(self, farewell: Farewell) -> None:
         for peer in self._peers:
             self._peers.send(peer, pack_farewell(farewell))
-        await self._thread.finish_tasks(2.0)
-        await self._thread.until(lambda: not len(self._peers), 2.0)  # nodes close the stream on a farewell
+        # Nodes close the stream on a farewell, in the middle of a round too. To one that does not we close it in order,
+        # so that the farewell is the last that it hears, whenever it listens again.
+        await self._thread.until(lambda: not len(self._peers), _FAREWELL_PATIENCE)
+        for peer in self._peers:
+            self._peers.release(peer)
+        await self._thread.finish_tasks(0.2)
         await self._server.stop(0.2)
         await self._thread.cancel_tasks()
 
@@ -225,8 +235,8 @@ class AggregatorServer:
         self._changed()
 
     def _changed(self) -> None:
-        """Nodes have come or gone."""
-        self._on_change(self._rounds.count())
+        """Nodes have come or gone, or are ready."""
+        self._on_change(self._rounds.count(), self._rounds.count(ready=True))
         self._rounds.check()
         self._thread.notify()
 

@@ -18,7 +18,8 @@ from fedbudget.engines.grpc.from_node import NodeReader
 from fedbudget.engines.grpc.peers import FRAME, LOG, Peer
 from fedbudget.engines.grpc.rounds import Rounds
 from fedbudget.engines.remote.messages import Answer, Hello, Ready, Welcome
-from fedbudget.engines.remote.task import Task
+from fedbudget.engines.remote.task import Task, require_model
+from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.messages import PeerError
 
 _HELLO_PATIENCE = 20.0  # seconds until a peer that has connected must have said hello
@@ -36,6 +37,7 @@ class Service:
       rounds: what answers are for.
       most: the most nodes to let in.
       changed: called when nodes have come, or are ready.
+      model: what is trained, as of a task, before there is one; None for what nobody knows yet.
       task: what whoever comes is welcomed to, once it is known.
     """
 
@@ -44,6 +46,7 @@ class Service:
     rounds: Rounds
     most: int
     changed: Callable[[], None]
+    model: str | ModelDescription | None = None
     task: Task | None = None
 
     async def converse(self, _: Any, context: Any) -> None:
@@ -53,21 +56,25 @@ class Service:
         try:
             name = self.admission.admit(context)
             peer = await self._greet(name, context)
-            if self.task is not None:
+            await self.rounds.peers.confirm(peer)
+            if self.task is not None and not peer.welcomed:
                 self.welcome(peer)
             await self._follow(peer)
         except PeerError as error:
             await self._drop(name, peer, context, str(error))
         except asyncio.CancelledError:
-            if peer is None or peer.fault is None:
+            if peer is None or (peer.fault is None and not peer.released):
                 raise
-            await self._drop(name, peer, context, peer.fault)
+            if peer.fault is not None:
+                await self._drop(name, peer, context, peer.fault)
         except Refusal as refusal:
             self.rounds.counters.refused += 1
             LOG.warning("%s at %s is refused: %s", name, context.peer(), refusal)
             await context.abort(refusal.code, str(refusal)[:1000])
         finally:
             if peer is not None:
+                if peer.welcomed and peer.trial is None:
+                    LOG.warning("%s has left before it was ready to train; it says why", name)
                 self.rounds.peers.remove(peer)
 
     def welcome(self, peer: Peer) -> None:
@@ -99,10 +106,16 @@ class Service:
         return peer
 
     def _require_place(self, name: str, hello: Hello, before: Peer | None) -> None:
-        """Refuses one whose name is taken, whose data do not fit, or that is too many."""
+        """Refuses one whose name is taken, whose model or data do not fit, or that is too many."""
         nodes, member = len(hello.samples.sizes), self.rounds.members.get(name)
         if before is not None and before.hello.instance != hello.instance:
             raise Refusal(grpc.StatusCode.ALREADY_EXISTS, f"there is a node with the name {name} already")
+        trained = self.model if self.task is None else self.task.model
+        if trained is not None:
+            try:
+                require_model(hello.model, trained)
+            except PeerError as error:
+                raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"{name} cannot take part: {error}") from None
         if self.task is not None:
             try:
                 self.task.admit(hello.samples)

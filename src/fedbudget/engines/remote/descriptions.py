@@ -20,7 +20,7 @@ from fedbudget.engines.remote.task import LONG_NAME, Moments, SamplesDescription
 from fedbudget.errors import UserError
 from fedbudget.protocol.messages import PeerError
 
-VERSION = 3
+VERSION = 4
 LONGEST = 2**20 + 2**18
 """Bytes of a description, at most: it goes in one message or not at all."""
 
@@ -34,7 +34,8 @@ def describe(value: Hello | Welcome | Task) -> pb.Description:
     if len(description.value) > LONGEST - 100:
         raise UserError(
             f"what the samples are like takes {len(description.value)} bytes to tell, and {LONGEST} is the most: there "
-            "are too many classes, or too many columns to standardise (a .npz is used as it is)"
+            "are too many classes, too many columns to standardise (a .npz is used as it is), or too many parameters "
+            "with names of their own"
         )
     return description
 

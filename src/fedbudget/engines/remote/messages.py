@@ -6,6 +6,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from fedbudget.engines.remote.task import MOST_NODES, Name, SamplesDescription, Task
+from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, Report
 from fedbudget.resources.usage import NodeCosts
 
@@ -19,12 +20,14 @@ class Hello:
       samples: what its samples are like.
       run: which it remembers something of, if any.
       rounds: after which its memory may stand.
+      model: what its own model is like, or the only name of one that it takes; None for any name.
     """
 
     instance: Name
     samples: SamplesDescription
     run: Name = ""
     rounds: Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**32)], ...], Meta(max_length=16)] = ()
+    model: Name | ModelDescription | None = None
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,13 @@ import numpy as np
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.partition import Rows
 from fedbudget.data.shards import Shards
-from fedbudget.engines.remote.task import FEWEST, Moments, SamplesDescription, Task
+from fedbudget.engines.remote.task import ANY_KIND, FEWEST, Moments, SamplesDescription, Task, require_model
 from fedbudget.errors import UserError
 from fedbudget.models import catalogue
+from fedbudget.models.base import Model
+from fedbudget.models.description import ModelDescription, describe
 from fedbudget.protocol.fleet import Fleet
+from fedbudget.protocol.messages import PeerError
 
 
 @dataclass(frozen=True)
@@ -42,19 +45,21 @@ class NodeData:
             held = np.concatenate([np.asarray(each) for each in self.rows])
             features = Moments.of(part.x[held].astype(np.float64))
             target = None if part.values is None else Moments.of(part.values[held][:, None])
-        shape, stored, values = dataset.shape or (dataset.features,), str(part.x.dtype), part.values is not None
+        shape, values = dataset.shape or (dataset.features,), part.values is not None
+        stored = str(part.x.dtype) if dataset.store is None else ANY_KIND
         likeness = shape, stored, dataset.scale, dataset.classes, values, dataset.parity
-        return SamplesDescription(sizes, *likeness, features, target)
+        return SamplesDescription(sizes, *likeness, features, target, dataset.integers)
 
-    def fleet(self, task: Task, numbers: Sequence[int], *, device: str = "auto") -> Fleet:
-        """The nodes, ready to train; refuses a task that is not the one this data is for."""
+    def fleet(
+        self, task: Task, numbers: Sequence[int], *, device: str = "auto", own_model: Model | str | None = None
+    ) -> Fleet:
+        """The nodes, ready to train; refuses a task that is not the one this data, or the node's own model, is for."""
+        try:
+            require_model(describe_own(own_model), task.model)
+        except PeerError as error:
+            raise UserError(f"this node cannot take part: {error}") from None
         dataset = self.as_agreed(task.samples)
-        model = catalogue.build(task.model, dataset, task.model_options, device=device)
-        if model.parameters != task.parameters:
-            raise UserError(
-                f"--model {task.model} has {model.parameters} parameters with {dataset.name}, and {task.parameters} at "
-                "the aggregator; do both have the same version of fedbudget?"
-            )
+        model = own_model if own_model and not isinstance(own_model, str) else _named_model(task, dataset, device)
         shards = Shards.of(dataset.table(dataset.train, model.target), self.rows)
         return Fleet(model, shards, batch=task.batch, seed=task.seed, numbers=numbers)
 
@@ -66,6 +71,23 @@ class NodeData:
             own = np.array([number[name] for name in dataset.classes], np.int64)
             train = replace(dataset.train, labels=own[dataset.train.labels])
             dataset = replace(dataset, classes=agreed.classes, train=train, test=None)
+        elif dataset.classes and not agreed.classes:  # whole numbers here, and others elsewhere
+            dataset = replace(dataset, classes=(), train=replace(dataset.train, labels=None), test=None)
         if self.standardise and how is not None:
             dataset = replace(dataset, train=how.apply(dataset.train), test=None, standardization=how)
         return dataset
+
+
+def describe_own(model: Model | str | None) -> ModelDescription | str | None:
+    """What is told of a node's own model; a name is told as it is."""
+    return model if model is None or isinstance(model, str) else describe(model)
+
+
+def _named_model(task: Task, dataset: Dataset, device: str) -> Model:
+    model = catalogue.build(str(task.model), dataset, task.model_options, device=device)
+    if model.parameters != task.parameters:
+        raise UserError(
+            f"--model {task.model} has {model.parameters} parameters with {dataset.name}, and {task.parameters} at "
+            "the aggregator; do both have the same version of fedbudget?"
+        )
+    return model

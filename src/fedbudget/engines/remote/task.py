@@ -16,10 +16,12 @@ from msgspec import Meta
 
 from fedbudget.arrays import Float64
 from fedbudget.data.dataset import Dataset, Part, Standardization
+from fedbudget.data.samples import SampleStore
 from fedbudget.engines.remote.compression import Kind
 from fedbudget.engines.remote.costs import MOST_READINGS
 from fedbudget.errors import UserError
 from fedbudget.models.base import ModelOptions
+from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.messages import PeerError, Request
 
 FEWEST = 10
@@ -28,6 +30,9 @@ FEWEST = 10
 MOST_NODES = 5_000
 """Of one fleet: their numbers fit in a report's first message, beside a part of its vectors."""
 MOST_UPDATES = 10**9
+ANY_KIND = "samples"
+"""How samples are stored that are no rows of an array: only whoever reads them knows what they are."""
+
 LONG_NAME = 200
 Name = Annotated[str, Meta(max_length=LONG_NAME)]
 
@@ -38,6 +43,12 @@ class Moments:
 
     mean: Float64
     deviation: Float64
+
+    def __eq__(self, other: object) -> bool:
+        """Of all columns: a node that comes back asks whether the task is still the one it knows."""
+        if not isinstance(other, Moments):
+            return NotImplemented
+        return np.array_equal(self.mean, other.mean) and np.array_equal(self.deviation, other.deviation)
 
     @classmethod
     def of(cls, values: Float64) -> "Moments":
@@ -60,21 +71,23 @@ class SamplesDescription:
     Args:
       sizes: how many each node of a fleet has.
       shape: of one sample's features.
-      stored: the type of a feature, as stored.
+      stored: the type of a feature, as stored; `samples` where they are of any kind, and read one by one.
       scale, classes, parity: as of a `Dataset`.
       values: whether there is a target that is a number.
+      integers: as of a `Dataset`.
       features, target: where features are to be standardised, and the target with them.
     """
 
     sizes: Annotated[tuple[Annotated[int, Meta(ge=1, lt=2**40)], ...], Meta(max_length=MOST_NODES)]
     shape: tuple[int, ...]
-    stored: Annotated[str, Meta(pattern=r"^(uint8|float32|float64)\Z")] = "float32"
+    stored: Annotated[str, Meta(pattern=r"^(uint8|float32|float64|samples)\Z")] = "float32"
     scale: Annotated[float, Meta(ge=1e-30, le=float_info.max)] = 1.0
     classes: Annotated[tuple[Name, ...], Meta(max_length=100_000)] = ()
     values: bool = False
     parity: bool = False
     features: Moments | None = None
     target: Moments | None = None
+    integers: bool = False
 
     @property
     def standardization(self) -> Standardization | None:
@@ -88,7 +101,8 @@ class SamplesDescription:
 
     def empty(self) -> Dataset:
         """A dataset of such samples that has none: what a model is built from."""
-        x = np.empty((0, prod(self.shape)), np.dtype(self.stored))
+        any_kind = self.stored == ANY_KIND
+        x = np.empty((0, prod(self.shape)), np.int64 if any_kind else np.dtype(self.stored))
         part = Part(x, np.empty(0, np.int64) if self.classes else None, np.empty(0) if self.values else None)
         return Dataset(
             "nodes' data",
@@ -98,6 +112,8 @@ class SamplesDescription:
             parity=self.parity,
             shape=self.shape if len(self.shape) > 1 else (),
             standardization=self.standardization,
+            integers=self.integers,
+            store=SampleStore([]) if any_kind else None,
         )
 
 
@@ -106,7 +122,7 @@ class Task:
     """What a node must know to take part.
 
     Args:
-      model: its name.
+      model: its name, or what it is like where nodes have it themselves.
       parameters: the length of w.
       batch: samples in a mini-batch; None for whole shards.
       seed: of mini-batches.
@@ -118,7 +134,7 @@ class Task:
       readings: names of resources that they read the counters of, besides time.
     """
 
-    model: Name
+    model: Name | ModelDescription
     parameters: Annotated[int, Meta(ge=1, le=2**34)]
     batch: Annotated[int, Meta(ge=1, lt=2**32)] | None
     seed: Annotated[int, Meta(ge=0)]
@@ -129,6 +145,11 @@ class Task:
     request: Request
     readings: Annotated[tuple[Name, ...], Meta(max_length=MOST_READINGS)] = ()
 
+    @property
+    def title(self) -> str:
+        """What is trained, for people."""
+        return f"{self.model} ({self.parameters} parameters)" if isinstance(self.model, str) else str(self.model)
+
     def admit(self, theirs: SamplesDescription) -> None:
         """Refuses samples that do not fit."""
         together = _alike([self.samples, theirs])
@@ -137,6 +158,20 @@ class Task:
             raise PeerError(f"its class {new[0]!r} is not one of {', '.join(self.samples.classes)}")
         if self.batch is not None and min(theirs.sizes) < self.batch:
             raise PeerError(f"it has {min(theirs.sizes)} samples, fewer than the mini-batches of {self.batch}")
+
+
+def require_model(theirs: str | ModelDescription | None, model: str | ModelDescription) -> None:
+    """Refuses a node that has another model than the one that is trained.
+
+    Args:
+      theirs: what the node has: what its own is like, or the only name that it takes; None for any name.
+      model: what is trained, as of a `Task`.
+    """
+    if isinstance(model, str) or not isinstance(theirs, ModelDescription):
+        if theirs != model and not (theirs is None and isinstance(model, str)):
+            raise PeerError(f"it trains {theirs or 'what has a name'}, and the aggregator {model}; give both the same")
+    elif difference := theirs.difference(model, "at the node", "at the aggregator"):
+        raise PeerError(f"its model is not the aggregator's: {difference}")
 
 
 def rounds_ahead(parameters: int) -> int:
@@ -174,6 +209,7 @@ def _alike(samples: Sequence[SamplesDescription]) -> SamplesDescription:
             ("stored", "features stored as"),
             ("scale", "features scaled by"),
             ("values", "targets that are numbers:"),
+            ("integers", "features that are whole numbers:"),
             ("parity", "classes told apart as even and odd:"),
         ):
             ours, theirs = getattr(first, name), getattr(other, name)

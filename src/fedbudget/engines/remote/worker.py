@@ -18,9 +18,11 @@ from fedbudget.arrays import Float32
 from fedbudget.engines import in_process
 from fedbudget.engines.remote import compression
 from fedbudget.engines.remote.compression import ErrorFeedback
-from fedbudget.engines.remote.messages import Answer, RoundRequest, Welcome
-from fedbudget.engines.remote.node_data import NodeData
+from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome
+from fedbudget.engines.remote.node_data import NodeData, describe_own
 from fedbudget.engines.remote.task import Task, rounds_ahead
+from fedbudget.errors import UserError
+from fedbudget.models.base import Model
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, PeerError, Report
 from fedbudget.protocol.state import FleetState
@@ -50,6 +52,7 @@ class Worker:
       node_data: its samples.
       device: where PyTorch computes.
       pace: how many times as long as it could a local update takes, to stand for a slower machine.
+      model: the node's own, or the name of the only one that it takes; None for whichever the aggregator names.
       readers: of counters, by resource, in place of those that the resource finds by itself; None for not at all.
     """
 
@@ -59,6 +62,7 @@ class Worker:
         *,
         device: str = "auto",
         pace: float = 1.0,
+        model: Model | str | None = None,
         readers: Mapping[str, Reader | None] | None = None,
     ) -> None:
         self.node_data = node_data
@@ -66,6 +70,7 @@ class Worker:
         self.made = 0  # rounds, counted by the aggregator or not
         self._device = device
         self._pace = pace
+        self._model = model
         self._readers = readers
         self._resources: tuple[Resource, ...] = (TIME,)
         self._counters = ResourceCounters({})
@@ -79,12 +84,26 @@ class Worker:
         """After which our memory may stand."""
         return tuple(standing.round for standing in self._standings)
 
+    def hello(self, instance: str) -> Hello:
+        """What it says first.
+
+        Args:
+          instance: of the process.
+        """
+        return Hello(instance, self.node_data.samples(), self.run, self.rounds, describe_own(self._model))
+
     def start(self, welcome: Welcome) -> NodeCosts:
         """Takes the task, and makes a trial round, which also compiles what there is to compile."""
         fleet, task = self.accept(welcome).fork(), welcome.task
         first = Broadcast.first(np.asarray(fleet.model.initial(task.seed)), 1e-3, task.request)
         counters = ResourceCounters.of(each for each in self._resources if not each.machine_wide)
-        costs = in_process.trial([fleet], first, counters)
+        try:
+            costs = in_process.trial([fleet], first, counters)
+        except Exception as error:
+            if isinstance(error, UserError) or self._model is None or isinstance(self._model, str):
+                raise
+            why = f"{type(error).__name__}: {error}"  # in a person's own code
+            raise UserError(f"{fleet.model.name} cannot train on {self.node_data.dataset.name}: {why}") from error
         seconds = costs.readings[TIME.name]
         slower = self._pace * seconds.step
         slowed = replace(seconds, step=slower, whole=seconds.whole - seconds.step + slower)
@@ -95,7 +114,7 @@ class Worker:
         if len(welcome.numbers) != len(self.node_data.rows):
             raise PeerError(f"numbers for {len(welcome.numbers)} nodes, where there are {len(self.node_data.rows)}")
         if welcome.run != self.run or welcome.task != self._task:
-            self._new = self.node_data.fleet(welcome.task, welcome.numbers, device=self._device)
+            self._new = self.node_data.fleet(welcome.task, welcome.numbers, device=self._device, own_model=self._model)
             self._standings = []
             # Counters are read of these resources, as far as they are known and can be read here.
             names = dict.fromkeys((TIME.name, *welcome.task.readings))

@@ -6,7 +6,7 @@ or cluster.
 
 import numpy as np
 
-from fedbudget.models.kernels import implements, row_at, rows_correct, rows_gradient, rows_loss
+from fedbudget.models.compiled.kernels import implements, row_at, rows_correct, rows_gradient, rows_loss
 
 
 def row_loss(terms, w, x, y, scale, scratch):

@@ -22,8 +22,14 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
-from numba import njit, prange, types
+from numba import get_num_threads, njit, prange, types
 from numba.extending import overload, register_jitable
+
+from fedbudget.models import compiling
+
+__all__ = ["correct", "descend", "descend_few", "get_num_threads", "losses"]
+
+compiling.watch()
 
 BLOCK = 128
 FAST = {"reassoc", "contract", "nsz", "arcp"}  # sums may be reordered when compiled; NaN and inf stay what they are

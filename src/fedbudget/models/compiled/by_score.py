@@ -10,7 +10,7 @@ A model gives `score_loss(terms, score, y)`: its loss and the slope of that loss
 import numpy as np
 from numba.extending import register_jitable
 
-from fedbudget.models.kernels import FAST, dot, implements, row_at, rows_correct, rows_gradient, rows_loss
+from fedbudget.models.compiled.kernels import FAST, dot, implements, row_at, rows_correct, rows_gradient, rows_loss
 
 
 def score_loss(terms, score, y):

@@ -1,0 +1,54 @@
+"""numba, where it is installed; and whoever wants to know is told when it compiles a kernel that is not on disk yet."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+COMPILING = "compiling kernels for this machine, which is done once and can take a minute"
+
+_listeners: list[Callable[[], None]] = []
+
+
+def has_numba() -> bool:
+    """Whether there are compiled kernels; all that they compute is computed in numpy otherwise."""
+    return find_spec("numba") is not None
+
+
+def numba_if_installed() -> Any | None:
+    """numba itself, which is slow to import."""
+    if not has_numba():
+        return None
+    import numba
+
+    return numba
+
+
+@contextmanager
+def on_compiling(listener: Callable[[], None]) -> Iterator[None]:
+    """Within it, the listener is called once, when the first kernel is compiled; in whatever thread that happens."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        if listener in _listeners:
+            _listeners.remove(listener)
+
+
+@cache
+def watch() -> None:
+    """Begins to look; called by what imports numba."""
+    from numba.core import event
+
+    class Listener(event.Listener):  # type: ignore[misc]
+        def on_start(self, _: Any) -> None:
+            listeners = _listeners.copy()
+            _listeners.clear()
+            for listener in listeners:
+                listener()
+
+        def on_end(self, _: Any) -> None:
+            pass
+
+    event.register("numba:compile", Listener())

@@ -1,0 +1,64 @@
+"""A model of a person's own, however it is given: as a `Model`, as a PyTorch module, or as what makes one of these."""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fedbudget import python_file
+from fedbudget.errors import UserError
+from fedbudget.models.base import Model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    OwnModel = Model | nn.Module | Callable[[], Model | nn.Module]
+    """What can be given for a model of one's own."""
+
+
+def as_model(given: Any, *, device: str = "auto") -> Model:
+    """The model that is meant.
+
+    Args:
+      given: a `Model` as it is; a module, or what makes one, as a `TorchModel` with its usual loss; or what makes a
+        `Model` when it is called.
+      device: where PyTorch computes, where that is not said by what is given.
+    """
+    if _is_model(given):
+        return given  # type: ignore[no-any-return]
+    if _is_module(given):
+        return _torch_model(given, device)
+    if callable(given):
+        made = given()
+        if _is_model(made):
+            return made  # type: ignore[no-any-return]
+        if _is_module(made):
+            return _torch_model(given, device)
+        given = made
+    raise UserError(f"`model` must be a name, a PyTorch module or a model, not a {type(given).__name__}")
+
+
+def load_model(reference: str, *, device: str = "auto") -> Model:
+    """The model that a name in a Python file stands for, `net.py:Net`."""
+    given = python_file.load(reference)
+    try:
+        return as_model(given, device=device)
+    except UserError as error:
+        raise UserError(f"{reference}: {error}") from None
+    except Exception as error:  # of what makes it, which is the person's own
+        raise UserError(f"{reference} cannot be made: {type(error).__name__}: {error}") from error
+
+
+def _is_model(given: Any) -> bool:
+    return not isinstance(given, type) and all(hasattr(given, name) for name in ("descend", "losses", "parameters"))
+
+
+def _is_module(given: Any) -> bool:
+    """A module, or a class of modules; where PyTorch is not loaded yet, nothing is."""
+    module: Any = getattr(sys.modules.get("torch.nn"), "Module", None)
+    return module is not None and (isinstance(given, module) or (isinstance(given, type) and issubclass(given, module)))
+
+
+def _torch_model(given: Any, device: str) -> Model:
+    from fedbudget.models.torch_model import TorchModel
+
+    return TorchModel(given, device=device)

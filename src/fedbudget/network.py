@@ -1,0 +1,205 @@
+"""Runs on real nodes, from Python: an aggregator and a node, each as the command of its name."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from fedbudget.control import Controller
+from fedbudget.data.dataset import Dataset
+from fedbudget.engines.interrupt import interruptible
+from fedbudget.launch.arguments import read_arguments
+from fedbudget.launch.options import JoinOptions, ListenOptions, NodeOptions, SecurityOptions, require_network
+from fedbudget.launch.prepared import Callback
+from fedbudget.launch.resume import CHANGEABLE
+from fedbudget.protocol.combine import CombineRule
+from fedbudget.protocol.update import UpdateRule
+from fedbudget.result import Result
+from fedbudget.settings import Settings, SettingsOptions
+from fedbudget.step_size import StepSize
+from fedbudget.trackers import make_trackers
+from fedbudget.training import execute
+
+if TYPE_CHECKING:
+    from fedbudget.engines.remote.node_data import NodeData
+    from fedbudget.launch.node_data import OwnData
+    from fedbudget.models.own import OwnModel
+
+File = str | os.PathLike[str]
+
+
+def serve(
+    address: str = "127.0.0.1:7700",
+    *,
+    model: "str | OwnModel | None" = None,
+    budget: str | Sequence[str] | None = None,
+    until: str | Sequence[str] | None = None,
+    task: str | None = None,
+    data: "OwnData | str | None" = None,
+    test: "OwnData | str | None" = None,
+    controller: Controller | None = None,
+    step_size: float | str | StepSize | None = None,
+    update: str | UpdateRule | None = None,
+    combine: CombineRule | None = None,
+    callbacks: Sequence[Callback] = (),
+    out: File | None = None,
+    resume: File | None = None,
+    track: str | Sequence[str] = (),
+    cert: File | None = None,
+    key: File | None = None,
+    client_ca: File | None = None,
+    token_file: File | None = None,
+    insecure: bool = False,
+    max_nodes: int = 1000,
+    metrics_port: str | None = None,
+    energy_meter: str | None = None,
+    quiet: bool = False,
+    **options: Unpack[SettingsOptions],
+) -> Result:
+    """Is the aggregator: waits for nodes, and trains with them; does what `fedbudget serve` does.
+
+    Args:
+      address: HOST:PORT to listen on; port 0 for any, which is printed.
+      model: a name; or your own, which nodes must have too: a PyTorch module or its class, any `Model`, what makes one
+        of these, or a file and a name in it, such as `net.py:Net`.
+      budget, until, task, controller, step_size, update, combine, callbacks, track: as of `fedbudget.train`.
+      data: samples that the aggregator holds itself, as of `fedbudget.join`.
+      test: what to test on: the same, or a dataset's name.
+      out: a folder for the run, to go on from; nothing is written without it.
+      resume: the folder of a run to go on with; a model that was given from Python is given again.
+      cert, key: of this side, for TLS.
+      client_ca: who signs the certificates that nodes must have, for mutual TLS.
+      token_file: with the token of all nodes, or a line NAME TOKEN for each; the variable FEDBUDGET_TOKEN when not
+        given.
+      insecure: plain text, readable by all, also beyond this machine.
+      max_nodes: the most nodes to let in.
+      metrics_port: where /metrics is, for Prometheus: PORT, or HOST:PORT.
+      energy_meter: of this machine, where it holds data.
+      quiet: nothing is printed but what is wrong, and a port that nobody could know otherwise.
+      options: the other fields of `fedbudget.Settings`; `nodes` is how many to wait for.
+    """
+    require_network()
+    from fedbudget.launch.serve import Interrupted, serving
+    from fedbudget.launch.waiting import waiting
+
+    trackers = make_trackers((track,) if isinstance(track, str) else track)
+    asked = read_arguments(
+        command="serve",
+        task=task,
+        model=model,
+        budget=budget,
+        until=until,
+        controller=controller,
+        step_size=step_size,
+        update=update,
+        combine=combine,
+        out=None if out is None else Path(out),
+        resume=None if resume is None else Path(resume),
+        options=options,
+        changeable=CHANGEABLE | {"nodes"},
+    )
+    settings = asked.settings
+    own, tested = _data(data, options), _tested(test, settings)
+    security = _security(cert, key, token_file, insecure, client_ca=_path(client_ca))
+    wanted, any_port = settings.nodes or settings.min_nodes or 1, address.endswith(":0")
+    with waiting(wanted, quiet=quiet, any_port=any_port) as waits, interruptible(waits.wake) as interrupted:
+        try:
+            with serving(
+                settings,
+                ListenOptions(address, max_nodes, metrics_port),
+                security,
+                interrupted=interrupted,
+                overrides=asked.overrides,
+                own=own,
+                energy_meter=energy_meter,
+                test=tested,
+                resumed=asked.resumed,
+                opened=waits.opened,
+                changed=waits.changed,
+            ) as prepared:
+                waits.over = True
+                return execute(prepared, out=asked.out, callbacks=callbacks, trackers=trackers)
+        except Interrupted:
+            raise KeyboardInterrupt from None
+
+
+def join(
+    address: str,
+    *,
+    data: "OwnData | str",
+    model: "str | OwnModel | None" = None,
+    name: str | None = None,
+    target: str | None = None,
+    labels: File | None = None,
+    device: str = "auto",
+    ca: File | None = None,
+    cert: File | None = None,
+    key: File | None = None,
+    token_file: File | None = None,
+    insecure: bool = False,
+    energy_meter: str | None = None,
+    pace: float = 1.0,
+    delay: float = 0.0,
+    give_up_after: float = 600.0,
+    quiet: bool = False,
+) -> int:
+    """Is a node: trains on this machine's data until the run is over; does what `fedbudget join` does.
+
+    Args:
+      address: HOST:PORT of the aggregator.
+      data: this node's samples, which stay here: (x, y), y None where there is nothing to predict; a map-style Dataset
+        of PyTorch or a list of samples; what gives one of these when it is called; a file, or a file and a name in it.
+      model: your own, the same as the aggregator's, as of `fedbudget.serve`; not given for one that goes by a name.
+      name: the node's; this machine's when not given.
+      target: the column to predict, where data is a `.csv`.
+      labels: the file with labels, where data is one of images in IDX.
+      device: where PyTorch computes.
+      ca: who signed the aggregator's certificate, for TLS.
+      cert, key: of this node, for mutual TLS.
+      token_file: with this node's token; the variable FEDBUDGET_TOKEN when not given.
+      insecure: plain text, readable by all, also beyond this machine.
+      energy_meter: what tells this machine's energy.
+      pace, delay: to stand for a slower machine or network.
+      give_up_after: seconds until an aggregator that is not there is given up; `inf` for never.
+      quiet: nothing is printed but what is wrong.
+
+    Returns:
+      in how many rounds it took part.
+    """
+    require_network()
+    from fedbudget.launch.join import join as take_part
+
+    held = _data(data, {"target": target}, _path(labels))
+    assert held is not None
+    joining = JoinOptions(address, name=name, pace=pace, delay=delay, give_up_after=give_up_after, quiet=quiet)
+    security = _security(cert, key, token_file, insecure, ca=_path(ca))
+    return take_part(joining, security, NodeOptions(energy_meter=energy_meter), held, model=model, device=device)
+
+
+def _security(
+    cert: File | None, key: File | None, token_file: File | None, insecure: bool, **more: Path | None
+) -> SecurityOptions:
+    own: dict[str, Any] = {"cert": _path(cert), "key": _path(key), "token_file": _path(token_file), **more}
+    return SecurityOptions(**own, insecure=insecure)
+
+
+def _path(given: File | None) -> Path | None:
+    return None if given is None else Path(given)
+
+
+def _data(given: Any, options: SettingsOptions, labels: Path | None = None) -> "NodeData | None":
+    from fedbudget.launch.node_data import from_file, from_value
+
+    if given is None:
+        return None
+    if isinstance(given, str | os.PathLike):
+        return from_file(Path(given), labels=labels, target=options.get("target"))
+    return from_value(given)
+
+
+def _tested(given: Any, settings: Settings) -> Dataset | None:
+    from fedbudget.launch.node_data import dataset_to_test_on, from_value
+
+    if isinstance(given, str | None):
+        return None if given is None else dataset_to_test_on(given, settings)
+    return from_value(given, "test").dataset

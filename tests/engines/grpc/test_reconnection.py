@@ -1,0 +1,93 @@
+"""A connection is cut, as networks do it: the node comes back with all that it knew, whatever kind of data it holds."""
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedbudget import Settings
+from fedbudget.arrays import Float32
+from fedbudget.engines.grpc import node as node_module
+from fedbudget.engines.remote.messages import Farewell
+from fedbudget.engines.remote.node_data import NodeData
+from fedbudget.launch.method import build_method
+from fedbudget.launch.node_data import from_dataset, from_file
+from fedbudget.launch.task import agree_on_task
+from fedbudget.protocol.aggregator import Aggregator
+from support.cut_line import cut_line
+from support.methods import bits
+from support.networked import LONG, HeldWorker, aggregator, network, until
+
+NODES = 2
+
+
+def of_csv(folder: Path, node: int) -> NodeData:
+    rng = np.random.default_rng(node)
+    rows = [f"{a:.4f},{b:.4f},{'dry' if a > b else 'wet'}" for a, b in rng.normal(3 + node, 2, size=(40, 2))]
+    path = folder / f"{node}.csv"
+    path.write_text("\n".join(["a,b,soil", *rows]) + "\n")
+    return from_file(path, target="soil")
+
+
+def of_npz(folder: Path, node: int) -> NodeData:
+    rng = np.random.default_rng(node)
+    np.savez(folder / f"{node}.npz", x=rng.normal(size=(40, 5)).astype(np.float32), y=rng.integers(0, 3, 40))
+    return from_file(folder / f"{node}.npz")
+
+
+def of_idx(folder: Path, node: int) -> NodeData:
+    rng = np.random.default_rng(node)
+    labels = np.arange(40, dtype=np.uint8) % 10
+    images = rng.integers(0, 255, (40, 3, 4), dtype=np.uint8)
+    header = struct.pack(">4B3I", 0, 0, 8, 3, *images.shape)
+    (folder / f"{node}-images-idx3-ubyte").write_bytes(header + images.tobytes())
+    (folder / f"{node}-labels-idx1-ubyte").write_bytes(struct.pack(">4BI", 0, 0, 8, 1, 40) + labels.tobytes())
+    return from_file(folder / f"{node}-images-idx3-ubyte")
+
+
+def of_shard(folder: Path, node: int) -> NodeData:
+    return from_dataset(Settings(dataset="digits", partition="case:2"), f"{node + 1}/{NODES}")
+
+
+@pytest.mark.parametrize("data", [of_csv, of_npz, of_idx, of_shard])
+def test_a_node_whose_connection_is_cut_comes_back_and_nothing_is_lost(
+    data: Callable[[Path, int], NodeData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut between two rounds, and while the node is at work on one: every w is the one of a run that was never cut."""
+    monkeypatch.setattr(node_module, "_FIRST_WAIT", 0.01)
+    own = [data(tmp_path, node) for node in range(NODES)]
+    assert bits(run(own, cut=True)) == bits(run(own, cut=False))
+
+
+def run(own: list[NodeData], *, cut: bool) -> list[Float32]:
+    """The w of five rounds; the first node's connection may be cut after the second, and in the fourth."""
+    settings = Settings(model="softmax", method="frugal", batch_size=8, seed=5, budget=("time=1h",))
+    method, known = build_method(settings), aggregator().ledger
+    settings, task, model = agree_on_task(settings, method, [each.samples() for each in own])
+    with network() as net, cut_line(net.server.port) as line:
+        net.task, w = task, model.initial(settings.seed)
+        net.aggregator = Aggregator(w, method=method, budget=known.budget, expected=known.costs)
+        workers = [HeldWorker(each) for each in own]
+        joined = [net.join(0, worker=workers[0], address=line.address), net.join(1, worker=workers[1])]
+        net.start(NODES)
+        net.round(), net.round()
+        if cut:
+            line.cut()
+            until(lambda: line.made == 2)
+            until(lambda: net.server._rounds.count(ready=True) == NODES)
+        net.round()
+        workers[0].go.clear()
+        net.begin(least=NODES)
+        if cut:
+            until(lambda: any(peer.asked for peer in net.server._peers if peer.name == "node-0"))
+            line.cut()
+        workers[0].go.set()
+        net.finish()
+        assert net.round().missed == ()
+        assert line.made == (3 if cut else 1)
+        assert net.server.counters.late == 0
+        net.server.close(Farewell("the run is over"))
+        assert [each.result(LONG).reason for each in joined] == ["the run is over"] * NODES
+        return net.all_w

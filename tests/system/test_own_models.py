@@ -1,0 +1,184 @@
+"""A PyTorch model of one's own in processes of their own: killed, resumed, late, and another one at one node.
+
+Nothing but a file with the model is at each of them. Each of these processes has to load PyTorch, so they take long.
+"""
+
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedbudget import Settings
+from fedbudget.data.files import from_arrays
+from fedbudget.launch.prepared import Overrides
+from fedbudget.models.own import load_model
+from fedbudget.runs.folder import Run
+from support.processes import Commands, checkpoint, commands, made, records, with_absences
+
+pytestmark = pytest.mark.slow
+
+NET = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, WIDTH), nn.GroupNorm(2, WIDTH), nn.ReLU())
+        self.score = nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        return self.score(self.body(x))
+
+def smooth(output, y):
+    return nn.functional.cross_entropy(output, y, label_smoothing=0.2)
+"""
+ROUNDS = 12
+TRAINED = {"tau": 3, "rounds": ROUNDS, "seed": 3, "method": "frugal", "step_size": 0.1}
+OPTIONS = [text for name, value in TRAINED.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+OPTIONS += ["--costs", "simulated", "--budget", "time=1000000s", "--out", "run"]
+MODEL = ["--model", "net.py:Net"]
+PATIENT = ["--round-timeout", "60"]  # one that is held is not left out while another loads PyTorch
+
+
+def write(start: Commands, nodes: int, width: int = 8) -> None:
+    start.write(nodes)
+    (start.folder / "net.py").write_text(NET.replace("WIDTH", str(width)))
+
+
+def in_one_process(folder: Path, present: list[list[int]]) -> bytes:
+    """w of the same run, with these nodes in each round."""
+    known: dict[str, Any] = {**TRAINED, "budget": ("time=1000000s",), "partition": "files"}
+    nodes = 1 + max(node for there in present for node in there)
+    overrides = Overrides(dataset=from_arrays(made(nodes), None), model=load_model(f"{folder}/net.py:Net"))
+    return with_absences(Settings(**known), overrides, present)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As the processes have: more add up in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_an_aggregator_that_is_killed_goes_on_to_the_same_w(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with commands(tmp_path) as start:
+        write(start, 2)
+        aggregator = start.serve("--nodes", "2", *OPTIONS, *MODEL, *PATIENT)
+        port = aggregator.port
+        nodes = [start.held(port, 1, 7, *MODEL), start.join(port, "--data", "n2.npz", *MODEL, name="n2")]
+        aggregator.wait_until(lambda: len(records(run)) == 6)
+        assert aggregator.end(signal.SIGKILL) == -signal.SIGKILL
+
+        write(start, 2, width=10)
+        other = start.serve("--resume", "run")
+        assert other.end() == 2
+        assert (
+            "net is another model than it was: parameter body.0.weight is 10 x 6 of float32 now, and 8 x 6 of float32 "
+            "in the run that is to go on" in other.errors
+        )
+        write(start, 2)
+        aggregator = start.serve("--resume", "run", port=port)
+        start.let_go()
+        assert aggregator.end() == 0
+        assert [node.end() for node in nodes] == [0, 0]
+    assert [record.round for record in records(run)] == list(range(1, ROUNDS + 2))
+    assert Run.open(run).settings.model == f"{tmp_path.resolve()}/net.py:Net"
+    assert Run.open(run).model().w.tobytes() == in_one_process(tmp_path, [[0, 1]] * (ROUNDS + 1))
+
+
+def test_a_node_that_is_killed_and_one_that_comes_late(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with commands(tmp_path) as start:
+        write(start, 3)
+        aggregator = start.serve("--nodes", "2", *OPTIONS, *MODEL, *PATIENT)
+        port = aggregator.port
+        stays = start.held(port, 1, 6, *MODEL)
+        killed = start.failing(port, 2, 4, signal.SIGKILL, *MODEL)
+        assert killed.end() == -signal.SIGKILL
+        aggregator.wait_until(lambda: len(records(run)) == 5)
+        late = start.join(port, "--data", "n3.npz", *MODEL, name="n3")
+        late.wait_for("n3: joined")
+        start.let_go()
+        assert aggregator.end() == 0
+        assert [node.end() for node in (stays, late)] == [0, 0]
+    present = [[0, 1]] * 3 + [[0]] * 3 + [[0, 2]] * (ROUNDS - 5)
+    assert [record.nodes for record in records(run)] == list(map(len, present))
+    assert {record.round: record.missed for record in records(run) if record.missed} == {4: (1,)}
+    assert Run.open(run).model().w.tobytes() == in_one_process(tmp_path, present)
+
+
+def test_one_node_that_is_killed_comes_back_with_its_number(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with commands(tmp_path) as start:
+        write(start, 2)
+        aggregator = start.serve("--nodes", "2", *OPTIONS, *MODEL, *PATIENT)
+        port = aggregator.port
+        stays = start.held(port, 1, 6, *MODEL)
+        assert start.failing(port, 2, 4, signal.SIGKILL, *MODEL).end() == -signal.SIGKILL
+        aggregator.wait_until(lambda: len(records(run)) == 5)
+        again = start.join(port, "--data", "n2.npz", *MODEL, name="n2")
+        again.wait_for("n2: joined")
+        start.let_go()
+        assert aggregator.end() == 0
+        assert [node.end() for node in (stays, again)] == [0, 0]
+    assert [record.nodes for record in records(run)] == [2] * 3 + [1] * 3 + [2] * (ROUNDS - 5)
+    members = checkpoint(run).engine["members"]
+    assert {name: member["numbers"] for name, member in members.items()} == {"n1": [0], "n2": [1]}
+
+
+def test_another_model_at_one_node_is_refused_in_words_on_both_sides(tmp_path: Path) -> None:
+    with commands(tmp_path) as start:
+        write(start, 2)
+        (tmp_path / "wider.py").write_text(NET.replace("WIDTH", "10"))
+        (tmp_path / "smooth.py").write_text(
+            "from fedbudget.models import TorchModel\nfrom net import Net, smooth\nmodel = TorchModel(Net, loss=smooth)"
+        )
+        aggregator = start.serve("--nodes", "2", *OPTIONS, *MODEL, *PATIENT)
+        port = aggregator.port
+        first = start.join(port, "--data", "n1.npz", *MODEL, name="n1")
+        for name, model, words in (
+            (
+                "wider",
+                "wider.py:Net",
+                "parameter body.0.weight is 10 x 6 of float32 at the node, and 8 x 6 of float32 at the aggregator",
+            ),
+            ("smooth", "smooth.py:model", r"the loss is smooth, written as \w+ at the node, and the usual one at the"),
+        ):
+            wrong = start.join(port, "--data", "n2.npz", "--model", model, name=name)
+            assert wrong.end() == 1
+            assert len(wrong.errors.splitlines()) == 1
+            assert re.match(
+                f"fedbudget: 127.0.0.1:{port} refused {name}: {name} cannot take part: its model is not the "
+                f"aggregator's: {words}",
+                wrong.errors,
+            )
+            aggregator.wait_for(f"{name} at .* is refused: .*{words}")
+        second = start.join(port, "--data", "n2.npz", *MODEL, name="n2")
+        assert [each.end() for each in (aggregator, first, second)] == [0, 0, 0]
+    run = Run.open(tmp_path / "run")
+    assert run.model().w.tobytes() == in_one_process(tmp_path, [[0, 1]] * (ROUNDS + 1))
+    assert run.summary is not None
+    assert run.summary["network"]["refused"] == 2
+
+
+def test_node_processes_are_told_where_the_model_is(tmp_path: Path) -> None:
+    with commands(tmp_path) as start:
+        write(start, 0)
+        of_digits = NET.replace("nn.Linear(6,", "nn.Linear(64,").replace("WIDTH, 3", "WIDTH, 10")
+        (tmp_path / "net.py").write_text(
+            of_digits.replace("WIDTH", "8").replace("self.body(x)", "self.body(x.flatten(1))")
+        )
+        options = [*OPTIONS, *MODEL, "--nodes", "3", "--case", "2", "--rounds", "4"]
+        assert start.run("local", *options, "--batch-size", "20").end() == 0
+        (tmp_path / "run").rename(tmp_path / "over-network")
+        assert start.run("run", *options, "--batch-size", "20").end() == 0
+    assert (tmp_path / "run/model.safetensors").read_bytes() == (
+        tmp_path / "over-network/model.safetensors"
+    ).read_bytes()

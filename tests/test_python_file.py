@@ -1,0 +1,81 @@
+"""What a person has written in a file: found by its name, run once, and what is wrong with it said with its line."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedbudget.errors import UserError
+from fedbudget.python_file import load, modules, resolved
+
+
+@pytest.fixture(autouse=True)
+def modules_as_before() -> Iterator[None]:
+    before, path = dict(sys.modules), list(sys.path)
+    yield
+    for name in sys.modules.keys() - before.keys():
+        del sys.modules[name]
+    sys.path[:] = path
+
+
+def write(folder: Path, text: str, name: str = "ours.py") -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def test_a_file_is_run_once_and_others_import_it_by_its_name(tmp_path: Path) -> None:
+    path = write(tmp_path, "class Net: pass\nvalue = object()")
+    other = write(tmp_path, "from ours import Net, value", "others.py")
+    assert load(f"{other}:value") is load(f"{path}:value")
+    assert load(f"{path}:Net").__module__ == "ours"
+
+
+def test_files_of_one_name_in_two_folders_are_two(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / str(number)).mkdir()
+    one, two = (write(tmp_path / str(number), f"value = {number}") for number in (1, 2))
+    assert [load(f"{path}:value") for path in (one, two, one)] == [1, 2, 1]
+
+
+def test_a_file_with_the_name_of_a_package_does_not_take_its_place(tmp_path: Path) -> None:
+    before = sys.modules["numpy"]
+    assert load(write(tmp_path, "value = 5", "numpy.py") + ":value") == 5
+    assert sys.modules["numpy"] is before is np
+
+
+def test_what_other_processes_could_not_find_is_known(tmp_path: Path) -> None:
+    write(tmp_path, "value = 5", "helper.py")
+    load(write(tmp_path, "import helper\nvalue = helper.value") + ":value")
+    assert {"ours", "helper"} <= {module.__name__ for module in modules()}
+    assert np not in modules()
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "complaint"),
+    [
+        ("class Net: pass", "Nett", "has no Nett; did you mean Net?"),
+        ("", "Net", "has no Net; it has nothing"),
+        ("x = 1\ny = x / 0", "y", "cannot be used: line 2: ZeroDivisionError: division by zero"),
+        ("def f(:\n  pass", "f", "cannot be used: line 1: SyntaxError: "),
+        ("import sys\nsys.exit('no')", "f", "cannot be used: line 2: SystemExit: no"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, name: str, complaint: str) -> None:
+    with pytest.raises(UserError) as error:
+        load(f"{write(tmp_path, text)}:{name}")
+    assert complaint in str(error.value)
+
+
+def test_a_reference_without_a_name_or_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"net\.py: say what of the file is meant, as net\.py:NAME"):
+        load("net.py")
+    with pytest.raises(UserError, match=r"nowhere\.py does not exist"):
+        load("nowhere.py:Net")
+
+
+def test_a_reference_is_resolved_and_a_name_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolved("net.py:Net") == f"{tmp_path.resolve()}/net.py:Net"
+    assert resolved("softmax") == "softmax"
