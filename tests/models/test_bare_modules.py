@@ -160,7 +160,7 @@ class TestFrozen:
         result = fedbudget.train(model=module, dataset="digits", case=1, budget="time=5s")
         assert len(result.w) == 4 * (64 + 10)
         assert result.accuracy is not None
-        assert result.accuracy > 0.8
+        assert result.accuracy > 0.7
         trained = TorchModel(module).trained(result.w)[1]  # type: ignore[index]
         assert torch.equal(trained.layer.weight, layer.weight)
 
