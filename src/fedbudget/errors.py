@@ -64,7 +64,7 @@ def needing(what: str, extra: str = "full") -> Iterator[None]:
 
 
 @contextmanager
-def in_words(what: str) -> Iterator[None]:
+def explained(what: str) -> Iterator[None]:
     """What a person's own code raises within, as an error in one line.
 
     Args:

@@ -117,3 +117,13 @@ def test_samples_of_a_python_file_keep_the_class_numbers_of_training(tmp_path: P
     assert found.accuracy > 0.8
     with pytest.raises(UserError, match=r"some_rows\.py:other: class '8' is not one of 3, 7"):
         evaluate(run, f"{tmp_path}/some_rows.py:other")
+
+
+def test_a_model_that_was_given_from_python_is_said_to_be(tmp_path: Path) -> None:
+    model = fedbudget.FunctionModel(lambda w, x, y: (float(w @ w), 2 * w), initial=np.ones(2))
+    x, y = np.ones((9, 2), np.float32), np.ones(9)
+    fedbudget.train(model=model, shards=[(x, y)], budget="time=1s", out=tmp_path / "run")
+    with pytest.raises(UserError, match="has a model that was given from Python"):
+        evaluate(Run.open(tmp_path / "run"), "digits")
+    with pytest.raises(UserError, match="has a model that was given from Python"):
+        fedbudget.train(shards=[(x, y)], resume=tmp_path / "run", budget="time=+1s")

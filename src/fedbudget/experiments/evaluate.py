@@ -7,7 +7,7 @@ from fedbudget import data, python_file
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.files import load_all
 from fedbudget.errors import UserError
-from fedbudget.launch.inputs import build_model
+from fedbudget.launch.inputs import build_model, require_known_model
 from fedbudget.launch.node_data import from_file
 from fedbudget.models.base import loss_over
 from fedbudget.runs.folder import Run, SavedModel
@@ -23,6 +23,7 @@ class Evaluation:
 def evaluate(run: Run, name: str, target: str | None = None, data_dir: str | None = None) -> Evaluation:
     """Loss and accuracy of a run's model on a dataset's test samples, or on all samples where it names none."""
     saved = run.model()
+    require_known_model(run.path, saved.model)
     dataset = _dataset(name, target or run.settings.target, data_dir or run.settings.data_dir, saved)
     model = build_model(replace(run.settings, model=saved.model, device="auto"), dataset)
     if model.parameters != len(saved.w):

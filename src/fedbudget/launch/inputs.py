@@ -71,6 +71,15 @@ def own_model(settings: Settings, overrides: Overrides = NOTHING) -> Model | Non
     return load_model(settings.model, device=settings.device)
 
 
+def require_known_model(run: Path, model: str) -> None:
+    """Refuses the model of a run that nothing but the program that gave it can make again."""
+    if model not in catalogue.MODELS and not python_file.is_reference(model):
+        raise UserError(
+            f"{run} has a model that was given from Python, {model}: give it again there, or train with "
+            "`model` net.py:NAME, which can be found again"
+        )
+
+
 def from_any_folder(settings: Settings) -> Settings:
     """The same with paths that do not depend on where we are, so that the run can be repeated from anywhere."""
     if settings.dataset not in data.DATASETS:

@@ -14,7 +14,7 @@ from fedbudget.data.given import Shard, from_shards
 from fedbudget.data.images import from_idx
 from fedbudget.data.partition import Rows
 from fedbudget.engines.remote.node_data import NodeData
-from fedbudget.errors import UserError, in_words
+from fedbudget.errors import UserError, explained
 from fedbudget.launch.inputs import distribute, load_dataset
 from fedbudget.settings import Settings
 
@@ -45,7 +45,7 @@ def from_file(path: Path, *, labels: Path | None = None, target: str | None = No
     """
     if python_file.is_reference(str(path)):
         given = python_file.load(str(path))
-        with in_words(f"{path} gives no samples"):
+        with explained(f"{path} gives no samples"):
             return from_value(given, str(path))
     if "idx" in path.name:
         dataset = from_idx(path, labels)

@@ -12,7 +12,7 @@ from pathlib import Path
 from fedbudget.budget import Budget
 from fedbudget.engines.remote.task import Task
 from fedbudget.errors import UserError
-from fedbudget.launch.inputs import TrainingInputs
+from fedbudget.launch.inputs import TrainingInputs, require_known_model
 from fedbudget.launch.method import build_method
 from fedbudget.launch.prepared import NOTHING, Overrides, fingerprint
 from fedbudget.models.base import Model
@@ -49,6 +49,8 @@ def load_resumed(
     if more:
         settings = replace(settings, budget=budget.texts)
     require_same_settings(path, run.settings, settings, changeable)
+    if overrides.model is None:
+        require_known_model(path, settings.model)
     checkpoint = Checkpoint.load(path, build_method(settings, overrides))
     _require_not_spent(budget, checkpoint)
     finished = run.summary is not None and run.summary.get("status") == "finished"

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.task import Task
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, explained
 from fedbudget.launch.inputs import own_model
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_method
@@ -160,7 +160,9 @@ def _gather(
         require_same_model(task, own)
         server.start(task, members)
     table = None if test is None else table_to_test_on(test, task.samples, model)
-    warm_up(model, table)  # while nodes make their trial rounds
+    failed = f"{model.name} cannot be tested" + ("" if test is None else f" on {test.name}")
+    with nullcontext() if own is None else explained(failed):
+        warm_up(model, table)  # while nodes make their trial rounds
     meters = build_meters(settings, network=True)
     if resumed is not None:
         with recalling("what the meters were at"):

@@ -13,7 +13,7 @@ from fedbudget.engines.asynchronous import AsynchronousEngine, AsynchronousState
 from fedbudget.engines.centralized import CentralizedEngine, CentralizedState
 from fedbudget.engines.engine import Engine
 from fedbudget.engines.in_process import Attendance, InProcessEngine, SimulationEngine, SimulationState
-from fedbudget.errors import UserError, in_words
+from fedbudget.errors import UserError, explained
 from fedbudget.launch.inputs import TrainingInputs, batch_of, distribute, with_batch_size
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
@@ -59,7 +59,7 @@ def simulate(settings: Settings, overrides: Overrides = NOTHING, *, resumed: Che
         require_same_data(inputs, resumed)
     began = time.perf_counter()
     failed = f"{inputs.model.name} cannot train on {inputs.dataset.name}"
-    with in_words(failed) if python_file.is_reference(settings.model) else nullcontext():
+    with explained(failed) if python_file.is_reference(settings.model) else nullcontext():
         aggregator, engine = _engine(settings, overrides, inputs, shards, meters, resumed)
     trial_seconds = time.perf_counter() - began
     inputs = replace(inputs, settings=settings)

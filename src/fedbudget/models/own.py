@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fedbudget import python_file
-from fedbudget.errors import UserError, in_words
+from fedbudget.errors import UserError, explained
 from fedbudget.models.base import Model
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def as_model(given: Any, *, device: str = "auto") -> Model:
 def load_model(reference: str, *, device: str = "auto") -> Model:
     """The model that a name in a Python file stands for, `net.py:Net`."""
     given = python_file.load(reference)
-    with in_words(f"{reference} cannot be made"):
+    with explained(f"{reference} cannot be made"):
         try:
             return as_model(given, device=device)
         except UserError as error:

@@ -182,7 +182,7 @@ def rounds_ahead(parameters: int) -> int:
 def agree(samples: Sequence[SamplesDescription]) -> SamplesDescription:
     """What all nodes' samples are like together; raises `UserError` where they do not go together."""
     try:
-        first = _alike(samples)
+        first = _alike(samples, here="at one", there="at another")
     except PeerError as error:
         raise UserError(f"the nodes' data do not go together: {error}") from None
     classes: tuple[str, ...] = ()
@@ -200,7 +200,7 @@ def agree(samples: Sequence[SamplesDescription]) -> SamplesDescription:
     )
 
 
-def _alike(samples: Sequence[SamplesDescription]) -> SamplesDescription:
+def _alike(samples: Sequence[SamplesDescription], here: str = "here", there: str = "elsewhere") -> SamplesDescription:
     """The first, when all others are like it in what cannot be put together."""
     first = samples[0]
     for other in samples[1:]:
@@ -214,9 +214,9 @@ def _alike(samples: Sequence[SamplesDescription]) -> SamplesDescription:
         ):
             ours, theirs = getattr(first, name), getattr(other, name)
             if ours != theirs:
-                raise PeerError(f"{words} {theirs} here, {ours} elsewhere")
+                raise PeerError(f"{words} {theirs} {here}, {ours} {there}")
         if (first.features is None) != (other.features is None):
-            raise PeerError("features to be standardised (of a .csv) here, and as they are elsewhere")
+            raise PeerError(f"features to be standardised (of a .csv) {here}, and as they are {there}")
     return first
 
 

@@ -22,7 +22,7 @@ from fedbudget.engines.remote.compression import ErrorFeedback
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome
 from fedbudget.engines.remote.node_data import NodeData, describe_own
 from fedbudget.engines.remote.task import Task, rounds_ahead
-from fedbudget.errors import in_words
+from fedbudget.errors import explained
 from fedbudget.models.base import Model
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, PeerError, Report
@@ -99,7 +99,7 @@ class Worker:
         first = Broadcast.first(np.asarray(fleet.model.initial(task.seed)), 1e-3, task.request)
         counters = ResourceCounters.of(each for each in self._resources if not each.machine_wide)
         failed = f"{fleet.model.name} cannot train on {self.node_data.dataset.name}"
-        with nullcontext() if self._model is None or isinstance(self._model, str) else in_words(failed):
+        with nullcontext() if self._model is None or isinstance(self._model, str) else explained(failed):
             costs = in_process.trial([fleet], first, counters)
         seconds = costs.readings[TIME.name]
         slower = self._pace * seconds.step
