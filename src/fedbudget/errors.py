@@ -63,6 +63,21 @@ def needing(what: str, extra: str = "full") -> Iterator[None]:
         raise UserError(f"{what} needs {error.name}; install it with: pip install 'fedbudget[{extra}]'") from None
 
 
+@contextmanager
+def in_words(what: str) -> Iterator[None]:
+    """What a person's own code raises within, as an error in one line.
+
+    Args:
+      what: cannot be done then, such as "net.py:Net cannot be made".
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what}: {type(error).__name__}: {error}") from error
+
+
 def unknown(what: str, name: str, known: Iterable[str], otherwise: str | None = None) -> UserError:
     """The error of a name that does not exist: with the name that was probably meant or, where none is near, with all.
 

@@ -99,3 +99,21 @@ def test_a_class_that_the_model_never_saw_is_refused_by_name(tmp_path: Path) -> 
     run = train(tmp_path, dataset=str(tmp_path / "train.csv"))
     with pytest.raises(UserError, match="class 'hot' is not one of cold, warm"):
         evaluate(run, str(tmp_path / "new.csv"))
+
+
+def test_samples_of_a_python_file_keep_the_class_numbers_of_training(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(0, 1, (ROWS, 2)).astype(np.float32)
+    y = np.where(x[:, 0] > 0, 7, 3)
+    np.savez(tmp_path / "all.npz", x=x, y=y)
+    np.savez(tmp_path / "some.npz", x=x[y == 7], y=y[y == 7])
+    (tmp_path / "some_rows.py").write_text(
+        f"import numpy as np\nfound = np.load({str(tmp_path / 'some.npz')!r})\n"
+        "def samples():\n    return found['x'], found['y']\nother = found['x'], found['y'] + 1\n"
+    )
+    run = train(tmp_path, model="softmax", dataset=str(tmp_path / "all.npz"), test_share=0.0, step_size=0.5)
+    found = evaluate(run, f"{tmp_path}/some_rows.py:samples")
+    assert found == evaluate(run, str(tmp_path / "some.npz"))
+    assert found.accuracy is not None
+    assert found.accuracy > 0.8
+    with pytest.raises(UserError, match=r"some_rows\.py:other: class '8' is not one of 3, 7"):
+        evaluate(run, f"{tmp_path}/some_rows.py:other")

@@ -44,3 +44,15 @@ class TestHeldOfAFile:
     def test_a_folder_is_of_several_nodes(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="is a folder; a node has a file of its own"):
             from_file(tmp_path)
+
+    def test_what_its_function_raises_is_said(self, tmp_path: Path) -> None:
+        (tmp_path / "broken_ward.py").write_text("def samples():\n    raise OSError('no disk')\n")
+        with pytest.raises(UserError, match=r"broken_ward\.py:samples gives no samples: OSError: no disk"):
+            from_file(tmp_path / "broken_ward.py:samples")
+
+
+def test_a_model_in_a_file_that_data_do_not_fit_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "net_of_five.py").write_text("from torch import nn\ndef net(): return nn.Linear(5, 2)\n")
+    for method in ("frugal", "centralized"):
+        with pytest.raises(UserError, match=r"^linear cannot train on digits: RuntimeError: mat1 and mat2 shapes"):
+            simulate(replace(TRIAL, model=f"{tmp_path}/net_of_five.py:net", method=method))

@@ -174,3 +174,30 @@ class TestFrozen:
         assert found.losses[0] == pytest.approx(loss, rel=1e-5)
         whole = TorchModel(module.eval())  # as a module is that was loaded to predict: all of it is trained
         assert whole.descend(w[None], Shards.whole(data), BatchIndices.whole(1), 0.1).losses[0] != pytest.approx(loss)
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_classes_keep_their_numbers(as_list: bool) -> None:
+    """Nodes that have two of a module's three classes, the first not among them; as arrays, or one by one."""
+    seen: set[int] = set()
+
+    def loss(output: Tensor, y: Tensor) -> Tensor:
+        seen.update(y.tolist())
+        return F.cross_entropy(output, y)
+
+    x, y = np.eye(4, dtype=np.float32), np.array([1, 2, 1, 2])
+    shard: Any = list(zip(x, y.tolist(), strict=True)) if as_list else (x, y)
+    fedbudget.train(model=TorchModel(nn.Linear(4, 3), loss=loss), shards=[shard], rounds=2, budget="time=1s")
+    assert seen == {1, 2}
+
+
+def test_words_are_numbered() -> None:
+    x, y = np.eye(4, dtype=np.float32), np.array(["dry", "wet", "dry", "wet"])
+    result = fedbudget.train(model=nn.Linear(4, 2), shards=[(x, y)], test=(x, y), budget="time=2s")
+    assert result.accuracy == 1
+
+
+def test_a_mapping_is_no_sequence_of_samples() -> None:
+    shard: Any = {"x": np.eye(4), "y": np.arange(4)}
+    with pytest.raises(UserError, match=r"shard 0 must be \(x, y\), or a sequence of samples .* not a dict"):
+        fedbudget.train(model=nn.Linear(4, 4), shards=[shard])

@@ -96,6 +96,19 @@ def test_what_is_frozen_must_have_the_same_values() -> None:
     assert str(difference(frozen(1.0), frozen(2.0))).startswith("what is frozen is ")
 
 
+def test_statistics_that_are_frozen_must_have_the_same_values() -> None:
+    """A normalization layer whose parameters are frozen keeps its statistics, of which nothing is sent."""
+
+    def frozen(mean: float) -> TorchModel:
+        layer = nn.BatchNorm1d(4).requires_grad_(False)
+        assert layer.running_mean is not None
+        layer.running_mean.fill_(mean)
+        return TorchModel(nn.Sequential(nn.Linear(3, 4), layer))
+
+    assert difference(frozen(1.0), frozen(1.0)) is None
+    assert str(difference(frozen(1.0), frozen(2.0))).startswith("what is frozen is ")
+
+
 def test_losses_of_one_name_that_are_written_otherwise_differ() -> None:
     def other() -> Any:
         def squares(output: Tensor, y: Tensor) -> Tensor:

@@ -48,6 +48,20 @@ def test_a_model_is_taken_as_it_is() -> None:
     assert isinstance(as_model(function_model), FunctionModel)
 
 
+def test_a_model_that_lacks_something_is_refused_with_what_it_lacks() -> None:
+    class Half:
+        name, parameters, target = "half", 3, "raw"
+
+        def descend(self) -> None: ...
+        def losses(self) -> None: ...
+        def initial(self) -> None: ...
+        def accuracy(self) -> None: ...
+
+    for given in (Half, Half()):
+        with pytest.raises(UserError, match=r"model Half has no statistics, metrics; see fedbudget\.models\.Model"):
+            as_model(given)
+
+
 @pytest.mark.parametrize("given", [5, lambda: 5, int])
 def test_what_is_no_model_is_refused(given: Any) -> None:
     with pytest.raises(UserError, match="model must be a name, a PyTorch module or a model, not a int"):

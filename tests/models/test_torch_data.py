@@ -217,6 +217,19 @@ class TestDatasets:
             assert _random_states() == before
         assert found[0] == found[1]
 
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_what_transforms_draw_is_the_same_where_a_shard_is_alone(self, workers: int) -> None:
+        model = TorchModel(network(), workers=workers)
+
+        def last_of(count: int) -> Any:
+            """w of the last of so many nodes, each with all samples."""
+            dataset = from_shards([Noisy()] * count, None)
+            rows = np.split(np.arange(90 * count), count)
+            shards = Shards.of(dataset.table(dataset.train, model.target), rows)
+            return model.descend(random_w(model, 7)[None], shards, Sampler(shards.size, 7, seed=0).round(2), 0.1).w[-1]
+
+        np.testing.assert_array_equal(last_of(1), last_of(2))
+
     def test_they_are_given_to_nodes_by_their_classes(self) -> None:
         model = TorchModel(network())
         result = fedbudget.train(model=model, dataset=Noisy(), test=Noisy(), nodes=3, case=2, budget="time=4s")

@@ -1,6 +1,7 @@
 """Which PyTorch modules can be trained, and what they see: shapes, parameters, buffers, and layers that are random."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -221,6 +222,15 @@ class TestRandomLayers:
         shards = Shards.of(self.data, [rows, rows])
         found = self.model.descend(self.w, shards, Sampler(shards.size, 6, seed=0).round(3), 0.1)
         np.testing.assert_array_equal(found.w[0], found.w[1])
+
+    def test_a_shard_that_is_a_table_of_its_own_has_the_same_updates(self) -> None:
+        """As at a node that holds nothing else."""
+        indices = Sampler(self.shards.size, 6, seed=0).round(3)
+        among = self.model.descend(self.w, self.shards, indices, 0.1)
+        for node, rows in enumerate(map(self.shards.rows_of, range(len(self.shards)))):
+            own = Shards.whole(replace(self.data, x=self.data.x[rows], y=self.data.y[rows]))
+            alone = self.model.descend(self.w, own, Sampler(own.size, 6, seed=0).round(3), 0.1)
+            np.testing.assert_array_equal(alone.w[0], among.w[node])
 
     def test_other_mini_batches_drop_other_units(self) -> None:
         """The same sample in 40 mini-batches that differ in their other one: without dropout all scores were equal."""

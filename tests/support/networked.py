@@ -113,8 +113,8 @@ def until(condition: Callable[[], bool]) -> None:
 class HeldWorker(Worker):
     """A node that answers only while it is let."""
 
-    def __init__(self, own: NodeData) -> None:
-        super().__init__(own)
+    def __init__(self, own: NodeData, **more: Any) -> None:
+        super().__init__(own, **more)
         self.go = threading.Event()
         self.go.set()
 

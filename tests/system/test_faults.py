@@ -67,7 +67,7 @@ def test_nodes_that_hang_come_late_come_twice_and_come_back(tmp_path: Path) -> N
         joined = aggregator.wait_until(lambda: has_round_with(2, alone))
         assert twice.end() == 1
         assert twice.errors.splitlines() == [
-            f"fedbudget: 127.0.0.1:{port} refused n1: there is a node with the name n1 already"
+            f"fedbudget: 127.0.0.1:{port} refused n1: there is a node with the name n1 already; each needs its own"
         ]
 
         hangs.send(signal.SIGCONT)

@@ -12,7 +12,7 @@ from fedbudget.option import REQUIRED, option
 def evaluate(
     *,
     run: Path = RUN,
-    dataset: str = option(REQUIRED, "A dataset's name or a path; its test samples where it has some, or else all."),
+    dataset: str = option(REQUIRED, "A dataset's name, a path, or NAME.py:NAME; its test samples if any, else all."),
     given: Given,
     output: OutputOptions,
 ) -> None:
@@ -23,6 +23,8 @@ def evaluate(
       fedbudget evaluate runs/NAME --dataset digits
 
       fedbudget evaluate runs/NAME --dataset new.csv --target price
+
+      fedbudget evaluate runs/NAME --dataset ward.py:samples
     """
     from fedbudget.experiments.evaluate import evaluate as apply
     from fedbudget.runs.folder import Run

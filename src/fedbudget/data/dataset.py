@@ -129,12 +129,25 @@ class Dataset:
         test = None if self.test is None else how.apply(self.test)
         return replace(self, train=how.apply(self.train), test=test, standardization=how)
 
+    def with_classes(self, classes: tuple[str, ...]) -> "Dataset":
+        """The same training samples with the numbers of these classes, which are all of its own and maybe more."""
+        assert self.train.labels is not None
+        number = {name: index for index, name in enumerate(classes)}
+        unknown = [name for name in self.classes if name not in number]
+        if unknown:
+            raise UserError(f"{self.name}: class {unknown[0]!r} is not one of {', '.join(classes)}")
+        own = np.array([number[name] for name in self.classes], np.int64)
+        train = replace(self.train, labels=own[self.train.labels])
+        return replace(self, classes=classes, train=train, test=None)
+
     def table(self, part: Part, target: str) -> Table:
         """Samples as a model wants them: with targets `binary`, `classes`, `real`, `raw` (as given) or `none`; with
-        `auto`, classes where there are some.
+        `auto`, classes where there are some, by their own numbers where these are 0 or more.
         """
         if target == "auto":
             target = "real" if part.labels is None and self.store is None else "classes"
+            if part.labels is not None and self.classes and all(map(str.isdecimal, self.classes)):
+                part = replace(part, labels=np.array([int(name) for name in self.classes])[part.labels])
         labels, y = target == "classes", self._targets(part, target)
         return Table(part.x, y, self.scale, self.shape, self.integers, labels, self.store)
 

@@ -48,7 +48,7 @@ def _is_arrays(shard: Shard) -> bool:
 def _sequence(name: str, shard: Shard) -> SampleSequence:
     if type(shard) is tuple and len(shard) == 2 and isinstance(shard[0], Mapping | tuple):
         return SeveralInputs(*shard)
-    if isinstance(shard, str | tuple | np.ndarray) or not hasattr(shard, "__getitem__"):
+    if isinstance(shard, str | tuple | Mapping | np.ndarray) or not hasattr(shard, "__getitem__"):
         kind = type(shard).__name__
         raise UserError(f"{name} must be (x, y), or a sequence of samples such as a Dataset or a list, not a {kind}")
     try:

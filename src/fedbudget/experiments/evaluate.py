@@ -3,11 +3,12 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedbudget import data
+from fedbudget import data, python_file
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.files import load_all
 from fedbudget.errors import UserError
 from fedbudget.launch.inputs import build_model
+from fedbudget.launch.node_data import from_file
 from fedbudget.models.base import loss_over
 from fedbudget.runs.folder import Run, SavedModel
 
@@ -37,9 +38,14 @@ def _dataset(name: str, target: str | None, data_dir: str | None, saved: SavedMo
         dataset = data.load(name, data_dir=data_dir)
         return dataset if dataset.test is None else replace(dataset, train=dataset.test)
     path = Path(name)
-    if not path.exists():
+    if python_file.is_reference(name):
+        dataset = from_file(path).dataset
+        if saved.classes and dataset.train.labels is not None:
+            dataset = dataset.with_classes(saved.classes)
+    elif not path.exists():
         return data.load(name)  # says what is wrong
-    dataset = load_all(path, target=target, classes=saved.classes)
+    else:
+        dataset = load_all(path, target=target, classes=saved.classes)
     how = saved.standardization
     if how is None:
         return dataset

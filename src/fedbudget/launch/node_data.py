@@ -14,7 +14,7 @@ from fedbudget.data.given import Shard, from_shards
 from fedbudget.data.images import from_idx
 from fedbudget.data.partition import Rows
 from fedbudget.engines.remote.node_data import NodeData
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, in_words
 from fedbudget.launch.inputs import distribute, load_dataset
 from fedbudget.settings import Settings
 
@@ -44,7 +44,9 @@ def from_file(path: Path, *, labels: Path | None = None, target: str | None = No
     node's.
     """
     if python_file.is_reference(str(path)):
-        return from_value(python_file.load(str(path)), str(path))
+        given = python_file.load(str(path))
+        with in_words(f"{path} gives no samples"):
+            return from_value(given, str(path))
     if "idx" in path.name:
         dataset = from_idx(path, labels)
         return NodeData(dataset, [np.arange(len(dataset.train))])

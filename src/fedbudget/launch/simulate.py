@@ -1,9 +1,11 @@
 """A run whose nodes are simulated in this process; of the baselines too."""
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fedbudget import python_file
 from fedbudget.arrays import Float32
 from fedbudget.data.shards import Shards, Table
 from fedbudget.engines import asynchronous, centralized, in_process
@@ -11,7 +13,7 @@ from fedbudget.engines.asynchronous import AsynchronousEngine, AsynchronousState
 from fedbudget.engines.centralized import CentralizedEngine, CentralizedState
 from fedbudget.engines.engine import Engine
 from fedbudget.engines.in_process import Attendance, InProcessEngine, SimulationEngine, SimulationState
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, in_words
 from fedbudget.launch.inputs import TrainingInputs, batch_of, distribute, with_batch_size
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
@@ -56,7 +58,9 @@ def simulate(settings: Settings, overrides: Overrides = NOTHING, *, resumed: Che
         require_engine(resumed, "in-process")
         require_same_data(inputs, resumed)
     began = time.perf_counter()
-    aggregator, engine = _engine(settings, overrides, inputs, shards, meters, resumed)
+    failed = f"{inputs.model.name} cannot train on {inputs.dataset.name}"
+    with in_words(failed) if python_file.is_reference(settings.model) else nullcontext():
+        aggregator, engine = _engine(settings, overrides, inputs, shards, meters, resumed)
     trial_seconds = time.perf_counter() - began
     inputs = replace(inputs, settings=settings)
     return SimulatedRun(

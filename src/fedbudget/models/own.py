@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fedbudget import python_file
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, in_words
 from fedbudget.models.base import Model
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ def as_model(given: Any, *, device: str = "auto") -> Model:
       device: where PyTorch computes, where that is not said by what is given.
     """
     if _is_model(given):
-        return given  # type: ignore[no-any-return]
+        return _complete(given)
     if _is_module(given):
         return _torch_model(given, device)
     if callable(given):
         made = given()
         if _is_model(made):
-            return made  # type: ignore[no-any-return]
+            return _complete(made)
         if _is_module(made):
             return _torch_model(given, device)
         given = made
@@ -40,16 +40,24 @@ def as_model(given: Any, *, device: str = "auto") -> Model:
 def load_model(reference: str, *, device: str = "auto") -> Model:
     """The model that a name in a Python file stands for, `net.py:Net`."""
     given = python_file.load(reference)
-    try:
-        return as_model(given, device=device)
-    except UserError as error:
-        raise UserError(f"{reference}: {error}") from None
-    except Exception as error:  # of what makes it, which is the person's own
-        raise UserError(f"{reference} cannot be made: {type(error).__name__}: {error}") from error
+    with in_words(f"{reference} cannot be made"):
+        try:
+            return as_model(given, device=device)
+        except UserError as error:
+            raise UserError(f"{reference}: {error}") from None
 
 
 def _is_model(given: Any) -> bool:
     return not isinstance(given, type) and all(hasattr(given, name) for name in ("descend", "losses", "parameters"))
+
+
+def _complete(given: Any) -> Model:
+    """The model, if it has all that a `Model` has."""
+    missing = [name for name in vars(Model) if not name.startswith("_") and not hasattr(given, name)]
+    if missing:
+        kind = type(given).__name__
+        raise UserError(f"`model` {kind} has no {', '.join(missing)}; see fedbudget.models.Model for what they are")
+    return given  # type: ignore[no-any-return]
 
 
 def _is_module(given: Any) -> bool:

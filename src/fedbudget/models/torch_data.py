@@ -2,7 +2,8 @@
 
 Of arrays, whatever is bytes stays bytes until it is used. Samples of any other kind (a map-style Dataset, a list) are
 read when their mini-batch comes, here or by worker processes, and put together by `collate`. What a Dataset's
-transforms draw at random follows from the mini-batch alone: the same run, with any number of workers.
+transforms draw at random follows from the mini-batch's places in its shard alone: the same run with any number of
+workers, and wherever the shard lies.
 """
 
 import random
@@ -31,6 +32,11 @@ Batch = tuple[Any, Tensor]
 
 Rows = NDArray[np.int32]
 
+Picked = tuple[Rows, int]
+"""The rows of a batch, and what is random in it is seeded by."""
+
+_Places = tuple[list[int], int]  # of samples in a store, and the seed
+
 _KEPT = 4  # tables kept as tensors, and stores with workers
 
 
@@ -51,12 +57,12 @@ class BatchReader:
         self._tables: dict[int, tuple[Table, Tensor, Tensor]] = {}
         self._loaders: dict[int, tuple[DataLoader[Any], _Plan]] = {}
 
-    def batches(self, table: Table, plan: Iterable[Rows]) -> Iterator[Batch]:
-        """A batch for each of these rows, one after the other."""
+    def batches(self, table: Table, plan: Iterable[Picked]) -> Iterator[Batch]:
+        """A batch for each of these, one after the other."""
         if table.store is None:
-            yield from (self.batch(table, rows) for rows in plan)
+            yield from (self.batch(table, rows) for rows, _ in plan)
             return
-        places = (table.x[rows, 0].astype(np.int64).tolist() for rows in plan)
+        places = ((table.x[rows, 0].astype(np.int64).tolist(), seed) for rows, seed in plan)
         for found in self._read(table.store, places):
             inputs, y = _inputs_and_target(found)
             yield self._on_device(inputs), self._typed(self._on_device(y))
@@ -80,7 +86,7 @@ class BatchReader:
         """On a CPU the very same memory, where it may be written to; a tensor promises that."""
         return torch.from_numpy(array if array.flags.writeable else array.copy()).to(self._device)
 
-    def _read(self, store: SampleStore, places: Iterable[list[int]]) -> Iterator[Any]:
+    def _read(self, store: SampleStore, places: Iterable[_Places]) -> Iterator[Any]:
         if not self._workers:
             samples = _SeededSamples(store)
             for some in places:
@@ -132,9 +138,13 @@ def call(module: nn.Module, inputs: Any) -> Any:
     return output if isinstance(output, Tensor) else getattr(output, "logits", output)  # as models of transformers
 
 
-def seed_of(rows: Rows | list[int]) -> int:
-    """Of a mini-batch, for what is random in it."""
-    return zlib.crc32(np.asarray(rows, np.int32).tobytes())
+def seed_of(positions: Rows) -> int:
+    """Of a mini-batch, for what is random in it.
+
+    Args:
+      positions: within the shard, which are the same where the shard is a table of its own.
+    """
+    return zlib.crc32(np.asarray(positions, np.int32).tobytes())
 
 
 def _inputs_and_target(found: Any) -> tuple[Any, Any]:
@@ -165,8 +175,8 @@ class _SeededSamples(MapDataset[Any]):
     def __getitem__(self, place: int) -> Any:
         return self._store[place]
 
-    def __getitems__(self, places: list[int]) -> list[Any]:
-        seed = seed_of(places)
+    def __getitems__(self, picked: _Places) -> list[Any]:
+        places, seed = picked
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002 - transforms draw from it
@@ -176,9 +186,9 @@ class _SeededSamples(MapDataset[Any]):
 class _Plan:
     """The mini-batches that workers are to read next."""
 
-    places: Iterable[list[int]] = ()
+    places: Iterable[_Places] = ()
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[Any]:  # a DataLoader's type wants lists, and takes whatever its Dataset does
         return iter(self.places)
 
 

@@ -1,8 +1,9 @@
 """Any PyTorch module as a model. Needs the extra `fedbudget[torch]`; nothing else in fedbudget imports PyTorch.
 
 Parameters become one flat vector in torch_parameters.py, and samples become batches in torch_data.py. A batch is a list
-of row numbers. What is random within a module, such as dropout, is drawn from the mini-batch itself, so that on one
-mini-batch F_i is one function of w: the estimates compare F_i at different w, and a run repeats to the bit.
+of row numbers. What is random within a module, such as dropout, is drawn from the mini-batch's places in its shard, so
+that on one mini-batch F_i is one function of w: the estimates compare F_i at different w, and a run repeats to the bit,
+in one process or with a shard at each node.
 
 Nodes take turns, and where some hold the same samples and have the same w (Case 3), one does it for all of them. Many
 nodes with a small module without convolutions make their updates all at once, with torch.func. Each was measured to be
@@ -28,16 +29,17 @@ from fedbudget.data.given import Shard, from_shards
 from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError, unknown
-from fedbudget.models.base import BaseModel, Descent, Target, batch_rows, first_alike
+from fedbudget.models.base import BaseModel, Descent, Target, first_alike
 from fedbudget.models.description import TensorDescription, in_words
 from fedbudget.models.faster_layers import FasterLayers
-from fedbudget.models.torch_data import Batch, BatchReader, Collate, Rows, call, seed_of
+from fedbudget.models.torch_data import Batch, BatchReader, Collate, Picked, Rows, call, seed_of
 from fedbudget.models.torch_loss import Loss, Metric, beside, classes_right, default_loss, device_named, signs_right
 from fedbudget.models.torch_parameters import FlatModule, made
 
 Statistics = Literal["average", "local"]
 """What becomes of running statistics."""
 
+_ONE_AT_A_TIME = threading.Lock()  # of all models: PyTorch's random numbers are one sequence for all threads
 _SMALL, _MANY = 50_000, 10  # parameters up to which, and nodes from which on, nodes are batched
 _ROWS = 1000  # samples that a gradient is taken of at once, when a shard is larger
 _PREDICTED = 200  # the same without a gradient: what layers give to each other then stays in the caches
@@ -55,7 +57,8 @@ class TorchModel(BaseModel):
       metrics: functions (output, y) to a number, by name, for the test samples; one named `accuracy` takes the place of
         the share of right classes.
       target: what y holds: `classes` (numbers 0, 1, ...), `real`, `raw` (the data's own) or `binary` (±1); with `auto`
-        it is classes where the data has whole numbers for targets, and otherwise real.
+        it is classes where the data has whole numbers for targets, and otherwise real. `auto` keeps the numbers that
+        classes have, where `classes` counts those that are there: 0, 1 for samples of the classes 3 and 7.
       class_weights: what a sample of each class counts in the cross-entropy; all the same when not given.
       collate: makes a mini-batch of a list of samples, where these are no rows of arrays: (inputs, y), or a mapping
         with `labels`. Several inputs are a tuple, for the module's arguments, or a mapping, for those by name.
@@ -120,7 +123,6 @@ class TorchModel(BaseModel):
         self._flat = self._flatten(own.to(self._device))
         self._own = self._flat.read()
         self._reader = BatchReader(target, self._device, collate=collate, workers=workers)
-        self._lock = threading.Lock()
         self._autocast = autocast
         self._convolves = any(isinstance(part, _Convolution) for part in own.modules())
         alone = self._convolves or self._flat.keeps_statistics or autocast
@@ -161,9 +163,9 @@ class TorchModel(BaseModel):
         if shard is None:
             return self._flat.copied(w).eval()
         dataset = from_shards([shard], None)
-        table, rows = dataset.table(dataset.train, self.target), np.arange(len(dataset.train), dtype=np.int32)
+        table = dataset.table(dataset.train, self.target)
         reader = BatchReader(self.target, torch.device("cpu"), collate=self._options["collate"], workers=0)
-        passes = (partial(_pass, inputs) for inputs, _ in reader.batches(table, _parts(rows, _PREDICTED)))
+        passes = (partial(_pass, inputs) for inputs, _ in reader.batches(table, _all_in_parts(table)))
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             return self._flat.measured(w, passes)
 
@@ -278,32 +280,38 @@ class TorchModel(BaseModel):
                 losses[node] = losses[other]
                 continue
             self._flat.write(w[node % len(w)])
-            rows, parts = next(batches)
-            losses[node] = sum(float(self._loss_of(part, batch)) * len(part) / len(rows) for part, batch in parts)
+            positions, parts = next(batches)
+            losses[node] = sum(float(self._loss_of(part, batch)) * len(part) / len(positions) for part, batch in parts)
         return losses
 
     def _batches(
         self, shards: Shards, indices: BatchIndices, updates: Sequence[tuple[int, int]], at_once: int
     ) -> "Iterator[tuple[Rows, Iterator[tuple[Rows, Batch]]]]":
-        """Of each (node, update) the rows, and these in parts with the batch of each; it is read when it is used."""
-        every = (batch_rows(shards, indices, *each) for each in updates)
-        read = self._reader.batches(shards.table, (part for rows in every for part in _parts(rows, at_once)))
-        for each in updates:
-            rows = batch_rows(shards, indices, *each)
-            yield rows, zip(_parts(rows, at_once), read, strict=False)
+        """Of each (node, update) the positions in the shard, and these in parts with the batch of each; it is read when
+        it is used.
+        """
 
-    def _backward(self, rows: Rows, parts: Iterator[tuple[Rows, Batch]]) -> Tensor:
+        def positions(node: int, update: int) -> Rows:
+            return indices.of(node, update, int(shards.size[node]))
+
+        every = ((shards.rows_of(node), _parts(positions(node, update), at_once)) for node, update in updates)
+        picked = ((rows[part], seed_of(part)) for rows, parts in every for part in parts)
+        read = self._reader.batches(shards.table, picked)
+        for each in updates:
+            yield positions(*each), zip(_parts(positions(*each), at_once), read, strict=False)
+
+    def _backward(self, positions: Rows, parts: Iterator[tuple[Rows, Batch]]) -> Tensor:
         """Loss at the module's w, with its gradient in `self._flat.gradient`."""
         self._flat.gradient.zero_()
         total = torch.zeros((), device=self._device)
         for part, batch in parts:
-            loss = self._loss_of(part, batch) * (len(part) / len(rows))
+            loss = self._loss_of(part, batch) * (len(part) / len(positions))
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
 
-    def _loss_of(self, rows: Rows, batch: Batch) -> Tensor:
-        self._seed(seed_of(rows))
+    def _loss_of(self, positions: Rows, batch: Batch) -> Tensor:
+        self._seed(seed_of(positions))
         inputs, y = batch
         return self._mean_loss(self._output(inputs), y)
 
@@ -315,7 +323,8 @@ class TorchModel(BaseModel):
             if "more than 1 value per channel" not in str(error):
                 raise
             raise UserError(
-                f"{self.name} normalizes by mini-batches; one sample is too few: use a larger `batch_size`"
+                f"{self.name} normalizes by mini-batches; one sample is too few: use a larger `batch_size`, "
+                "and no node with a single sample"
             ) from None
         return output.float() if self._autocast and isinstance(output, Tensor) else output
 
@@ -328,10 +337,9 @@ class TorchModel(BaseModel):
 
     def _predict(self, w: Float32, table: Table) -> tuple[Tensor, Tensor]:
         """The module's output for all samples of a table, and their targets."""
-        rows = np.arange(len(table), dtype=np.int32)
         with self._alone(train=False), torch.no_grad():
             self._flat.write(w)
-            found = [(self._output(inputs), y) for inputs, y in self._reader.batches(table, _parts(rows, _PREDICTED))]
+            found = [(self._output(inputs), y) for inputs, y in self._reader.batches(table, _all_in_parts(table))]
         output, y = (torch.cat(each) for each in zip(*found, strict=True))
         return output, beside(output, y)
 
@@ -340,7 +348,7 @@ class TorchModel(BaseModel):
         """The module for ourselves, and the program's random numbers as they were."""
         devices = [self._device] if self._device.type == "cuda" else []
         layers = FasterLayers() if self._convolves and not self._autocast else nullcontext()
-        with self._lock, torch.random.fork_rng(devices=devices), layers:
+        with _ONE_AT_A_TIME, torch.random.fork_rng(devices=devices), layers:
             self._flat.train(training=train)
             yield
 
@@ -357,6 +365,12 @@ def _parts(rows: Rows, size: int) -> Iterator[Rows]:
     last = len(rows) - 1 if len(rows) > size and len(rows) % size == 1 else len(rows)
     starts = range(0, last, size)
     return (rows[start : start + size if start < starts[-1] else None] for start in starts)
+
+
+def _all_in_parts(table: Table) -> Iterator[Picked]:
+    """To predict."""
+    rows = np.arange(len(table), dtype=np.int32)
+    return ((part, seed_of(part)) for part in _parts(rows, _PREDICTED))
 
 
 def _pass(inputs: Any, module: nn.Module) -> None:

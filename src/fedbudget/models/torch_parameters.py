@@ -61,11 +61,15 @@ class FlatModule:
         return tuple(TensorDescription(name, tuple(known[name].shape)) for name in (*self._names, *self._statistics))
 
     def frozen(self) -> str:
-        """A digest of the parameters that are not trained; nothing where all are."""
+        """A digest of parameters that are not trained and of statistics that do not run; nothing where all do."""
         still = [each.detach().cpu() for each in self.module.parameters() if not each.requires_grad]
+        still += [each.cpu() for label, each in self.module.named_buffers() if self._stands_still(label)]
         return (
             digest(each.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes() for each in still) if still else ""
         )
+
+    def _stands_still(self, label: str) -> bool:
+        return label.rpartition(".")[2].startswith(_RUNNING) and label not in self._labels
 
     def read(self) -> Float32:
         """A copy of w."""

@@ -3,9 +3,12 @@
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from fedbudget import Settings
 from fedbudget.arrays import Float32
@@ -13,8 +16,9 @@ from fedbudget.engines.grpc import node as node_module
 from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.launch.method import build_method
-from fedbudget.launch.node_data import from_dataset, from_file
+from fedbudget.launch.node_data import from_dataset, from_file, from_value
 from fedbudget.launch.task import agree_on_task
+from fedbudget.models import TorchModel
 from fedbudget.protocol.aggregator import Aggregator
 from support.cut_line import cut_line
 from support.methods import bits
@@ -51,25 +55,49 @@ def of_shard(folder: Path, node: int) -> NodeData:
     return from_dataset(Settings(dataset="digits", partition="case:2"), f"{node + 1}/{NODES}")
 
 
-@pytest.mark.parametrize("data", [of_csv, of_npz, of_idx, of_shard])
+class Noisy(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    """Samples that are read one by one, with what a transform draws."""
+
+    def __init__(self, node: int) -> None:
+        self._x = torch.from_numpy(np.random.default_rng(node).normal(size=(40, 5)).astype(np.float32))
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+        return self._x[place] + 0.1 * torch.randn(5), place % 3
+
+
+def of_torch(folder: Path, node: int) -> NodeData:
+    return from_value(Noisy(node))
+
+
+def network_of_torch() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("data", [of_csv, of_npz, of_idx, of_shard, of_torch])
 def test_a_node_whose_connection_is_cut_comes_back_and_nothing_is_lost(
     data: Callable[[Path, int], NodeData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut between two rounds, and while the node is at work on one: every w is the one of a run that was never cut."""
     monkeypatch.setattr(node_module, "_FIRST_WAIT", 0.01)
     own = [data(tmp_path, node) for node in range(NODES)]
-    assert bits(run(own, cut=True)) == bits(run(own, cut=False))
+    make = network_of_torch if data is of_torch else None
+    assert bits(run(own, make, cut=True)) == bits(run(own, make, cut=False))
 
 
-def run(own: list[NodeData], *, cut: bool) -> list[Float32]:
+def run(own: list[NodeData], make: Callable[[], nn.Module] | None, *, cut: bool) -> list[Float32]:
     """The w of five rounds; the first node's connection may be cut after the second, and in the fourth."""
     settings = Settings(model="softmax", method="frugal", batch_size=8, seed=5, budget=("time=1h",))
     method, known = build_method(settings), aggregator().ledger
-    settings, task, model = agree_on_task(settings, method, [each.samples() for each in own])
+    models = [None if make is None else TorchModel(make) for _ in range(1 + NODES)]
+    settings, task, model = agree_on_task(settings, method, [each.samples() for each in own], models[0])
     with network() as net, cut_line(net.server.port) as line:
         net.task, w = task, model.initial(settings.seed)
-        net.aggregator = Aggregator(w, method=method, budget=known.budget, expected=known.costs)
-        workers = [HeldWorker(each) for each in own]
+        costs: Any = {"budget": known.budget, "expected": known.costs}
+        net.aggregator = Aggregator(w, method=method, statistics=model.statistics, **costs)
+        workers = [HeldWorker(each, model=theirs) for each, theirs in zip(own, models[1:], strict=True)]
         joined = [net.join(0, worker=workers[0], address=line.address), net.join(1, worker=workers[1])]
         net.start(NODES)
         net.round(), net.round()

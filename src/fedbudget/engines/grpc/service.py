@@ -109,7 +109,9 @@ class Service:
         """Refuses one whose name is taken, whose model or data do not fit, or that is too many."""
         nodes, member = len(hello.samples.sizes), self.rounds.members.get(name)
         if before is not None and before.hello.instance != hello.instance:
-            raise Refusal(grpc.StatusCode.ALREADY_EXISTS, f"there is a node with the name {name} already")
+            raise Refusal(
+                grpc.StatusCode.ALREADY_EXISTS, f"there is a node with the name {name} already; each needs its own"
+            )
         trained = self.model if self.task is None else self.task.model
         if trained is not None:
             try:

@@ -67,10 +67,7 @@ class NodeData:
         """The dataset with everyone's class numbers, and features standardised as everyone's; train samples only."""
         dataset, how = self.dataset, agreed.standardization
         if agreed.classes and agreed.classes != dataset.classes and dataset.train.labels is not None:
-            number = {name: index for index, name in enumerate(agreed.classes)}
-            own = np.array([number[name] for name in dataset.classes], np.int64)
-            train = replace(dataset.train, labels=own[dataset.train.labels])
-            dataset = replace(dataset, classes=agreed.classes, train=train, test=None)
+            dataset = dataset.with_classes(agreed.classes)
         elif dataset.classes and not agreed.classes:  # whole numbers here, and others elsewhere
             dataset = replace(dataset, classes=(), train=replace(dataset.train, labels=None), test=None)
         if self.standardise and how is not None:

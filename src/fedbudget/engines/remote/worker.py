@@ -10,6 +10,7 @@ import copy
 import math
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +22,7 @@ from fedbudget.engines.remote.compression import ErrorFeedback
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome
 from fedbudget.engines.remote.node_data import NodeData, describe_own
 from fedbudget.engines.remote.task import Task, rounds_ahead
-from fedbudget.errors import UserError
+from fedbudget.errors import in_words
 from fedbudget.models.base import Model
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, PeerError, Report
@@ -97,13 +98,9 @@ class Worker:
         fleet, task = self.accept(welcome).fork(), welcome.task
         first = Broadcast.first(np.asarray(fleet.model.initial(task.seed)), 1e-3, task.request)
         counters = ResourceCounters.of(each for each in self._resources if not each.machine_wide)
-        try:
+        failed = f"{fleet.model.name} cannot train on {self.node_data.dataset.name}"
+        with nullcontext() if self._model is None or isinstance(self._model, str) else in_words(failed):
             costs = in_process.trial([fleet], first, counters)
-        except Exception as error:
-            if isinstance(error, UserError) or self._model is None or isinstance(self._model, str):
-                raise
-            why = f"{type(error).__name__}: {error}"  # in a person's own code
-            raise UserError(f"{fleet.model.name} cannot train on {self.node_data.dataset.name}: {why}") from error
         seconds = costs.readings[TIME.name]
         slower = self._pace * seconds.step
         slowed = replace(seconds, step=slower, whole=seconds.whole - seconds.step + slower)
