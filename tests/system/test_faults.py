@@ -111,7 +111,7 @@ def test_with_too_few_nodes_the_clock_runs_on_to_the_end_of_the_budget(tmp_path:
     assert len(found) <= made_until_then + 1
     assert all(record.nodes == 2 for record in found)
     assert (end["status"], end["stopped_by"], end["budget"]) == ("finished", "time", {"time": 6.0})
-    assert end["spent"]["time"] >= 6 > found[-1].spent["time"]
+    assert end["spent"]["time"] > 0.9 * 6 > found[-1].spent["time"]  # with what is kept for closing the round
     assert end["loss"] == found[-1].best_loss == min(record.loss for record in found)
     assert Run.open(run).model().w.shape == (3 * 7,)
 

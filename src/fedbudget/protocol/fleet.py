@@ -172,12 +172,14 @@ class Fleet:
         """Keeps our copy of w^f, and of its loss where that is always the same."""
         last = self._broadcast
         if self._missed(broadcast):
-            best = broadcast.w if broadcast.catch_up is None else broadcast.catch_up.best
-            self._best = broadcast.w if np.array_equal(best, broadcast.w) else best  # and so has its loss, to the bit
+            self._best = broadcast.w if broadcast.catch_up is None else broadcast.catch_up.best
             self._best_known = None
         elif broadcast.best and last is not None:
             self._best = last.w
             self._best_known = None if self.sampler.batch else self._losses
+        best = self._best
+        if best is not None and best is not broadcast.w and np.array_equal(best, broadcast.w):  # gone back to, say
+            self._best = broadcast.w  # and so w^f has its loss, to the bit, also where w came over a network
 
     def _missed(self, broadcast: Broadcast) -> bool:
         """Whether we were not in the round before."""
