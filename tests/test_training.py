@@ -144,7 +144,7 @@ class TestBudgets:
 
     @pytest.mark.parametrize(
         ("budget", "binds"),
-        [(["time=6s", "bytes=2MB"], "time"), (["time=60s", "bytes=60kB"], "bytes"), (["cpu=2s", "money=1"], "cpu")],
+        [(["time=6s", "bytes=2MB"], "time"), (["time=60s", "bytes=120kB"], "bytes"), (["cpu=2s", "money=1"], "cpu")],
     )
     def test_the_resource_that_stops_an_adaptive_run_is_the_one_that_is_used_up(
         self, budget: list[str], binds: str

@@ -66,7 +66,7 @@ def h_convex(x: ArrayLike, *, eta: float, beta: float, delta: float) -> Float64:
         raise ValueError(f"where ηβ is {eta * beta:g} and not at most 2, descent may leave every bound behind")
     x = np.asarray(x, dtype=np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
-        gap = eta * delta * (eta * beta * (x * (x - 1) / 2))
+        gap = eta * delta * (eta * beta * (x * np.maximum(x - 1, 0) / 2))
     return np.where(np.isnan(gap), np.inf, gap)
 
 
