@@ -32,7 +32,7 @@ from benchmarks.measure import exponent, take_turns
 from benchmarks.workload import FEATURES, NODES, SAMPLES, TAU, dataset, settings
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
-from fedbudget.settings import Tau
+from fedbudget.setting_types import Tau
 from fedbudget.training import execute
 
 RESULTS = Path(__file__).parent / "results"

@@ -15,7 +15,7 @@ from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.launch.inputs import batch_of
 from fedbudget.launch.prepared import Overrides, PreparedRun
 from fedbudget.launch.simulate import simulate
-from fedbudget.settings import MethodName, Tau
+from fedbudget.setting_types import MethodName, Tau
 from fedbudget.training import execute
 
 Worker = Callable[[], object]

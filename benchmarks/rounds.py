@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import echo, flower
-from fedbudget.settings import MethodName, Tau
+from fedbudget.setting_types import MethodName, Tau
 
 TURNS, WARMING_UP = 3, 5  # of each contender, and the rounds at the beginning of a turn that do not count
 PROCESSES = 2  # that share the nodes: one for each would not fit on a small machine
@@ -298,7 +298,7 @@ def _do_nothing() -> None:
             w: Float32,
             shards: Shards,
             indices: BatchIndices,
-            eta: float,
+            eta: float | Float32,
             best: Float32 | None = None,
             shift: Float32 | None = None,
         ) -> Descent:

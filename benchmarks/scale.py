@@ -49,7 +49,7 @@ def _measure(engine: str, nodes: int) -> dict[str, Any]:
     from benchmarks.workload import dataset, settings
     from fedbudget.launch.launch import launch
     from fedbudget.launch.prepared import Overrides
-    from fedbudget.settings import EngineName
+    from fedbudget.setting_types import EngineName
     from fedbudget.training import execute
 
     name: EngineName = "ray" if engine == "ray" else "in-process"

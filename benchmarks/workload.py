@@ -9,7 +9,8 @@ from functools import cache
 import numpy as np
 
 from fedbudget.data.dataset import Dataset, Part
-from fedbudget.settings import MethodName, Settings, Tau
+from fedbudget.setting_types import MethodName, Tau
+from fedbudget.settings import Settings
 
 SAMPLES, FEATURES, BATCH, TAU, ETA, REGULARIZATION = 60_000, 784, 100, 10, 0.01, 0.1
 NODES = (5, 50, 500)

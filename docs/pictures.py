@@ -91,7 +91,7 @@ def loss_against_budget() -> Figure:
 def _chosen(**options: Any) -> Explanation:
     """A typical choice of the paper's method: of all that the minimum of G decided, the one with the middle τ."""
     with tempfile.TemporaryDirectory() as folder:
-        train(method="paper", budget="time=15s", out=Path(folder) / "run", **options)
+        train(model="svm", method="paper", budget="time=15s", out=Path(folder) / "run", **options)
         run = Run.open(Path(folder) / "run")
         decided = sorted((record.tau, record.round) for record in run.rounds if record.reason == Reason.MINIMUM)
         return explain(run, decided[len(decided) // 2][1], build_method(run.settings).controller)

@@ -12,6 +12,7 @@ ROOT = Path(fedbudget.__file__).parent
 
 BOTTOM = {"errors", "python_file", "arrays", "atomic_file", "randomness", "node_status", "option"}
 CORE = {"theory", "resources", "budget", "control", "spending", "step_size", "protocol", "models", "data", "meters"}
+SETTINGS = {"setting_types", "settings"}
 BELOW: dict[str, set[str]] = {
     "theory": set(),
     "resources": set(),
@@ -24,17 +25,23 @@ BELOW: dict[str, set[str]] = {
     "meters": {"budget", "resources"},
     "protocol": {"control", "spending", "step_size", "budget", "theory", "models", "data"},
     "targets": set(),
-    "settings": {"budget", "data", "tasks", "targets"},
+    "setting_types": set(),
+    "settings": {"setting_types", "budget", "data", "tasks", "targets"},
     "engines": {"protocol", *CORE},
     "runs": {"settings", *CORE},
     "forecasts": {"runs", "settings", "targets", *CORE},
     "tasks": set(),
     "trackers": {"runs", "settings", *CORE},
-    "launch": {"engines", "runs", "settings", *CORE},
+    "launch": {"engines", "runs", *SETTINGS, *CORE},
     "judge": {"launch", "runs", "settings", "targets", *CORE},
-    "result": {"runs"},
-    "network": {"training", "result", "launch", "trackers", "engines", "settings", *CORE},
-    "training": {"result", "judge", "launch", "forecasts", "trackers", "tasks", "engines", "runs", "settings", *CORE},
+    "trained": {"runs", *CORE},
+    "result": {"runs", "trained"},
+    "network": {"training", "result", "launch", "trackers", "engines", *SETTINGS, *CORE},
+    "training": {
+        *("result", "trained", "judge", "launch", "forecasts", "trackers", "tasks", "engines", "runs"),
+        *SETTINGS,
+        *CORE,
+    },
 }
 """What a room may import besides itself and what is at the bottom; the rooms that are not here may import all."""
 

@@ -27,7 +27,7 @@ SMALL = Overrides(dataset=data.load("digits").sample(60, 300, 0))
 
 
 def prepared(overrides: Overrides = DIGITS, **more: Any) -> SimulatedRun:
-    return simulate(Settings(**{"partition": "case:2", "budget": ("time=6s",), **more}), overrides)
+    return simulate(Settings(**{"model": "svm", "partition": "case:2", "budget": ("time=6s",), **more}), overrides)
 
 
 class TestTargets:

@@ -198,7 +198,8 @@ def test_one_that_joins_late_takes_part_with_a_number_of_its_own(nodes: ThreadPo
     asked = {**ASKED, "rounds": None, "callbacks": [next_round]}
     result = fedbudget.serve(address, model=Net, nodes=2, quiet=True, **asked)
     first, second, last = [each.result(LONG) for each in taking_part]
-    assert first == second > last >= 1
+    assert abs(first - second) <= 1  # the run ended in the middle of a round
+    assert min(first, second) > last >= 1
     assert [record.nodes for record in result.rounds[:-1]] == [2] * (len(result.rounds) - 1)
 
 

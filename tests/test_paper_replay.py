@@ -12,7 +12,8 @@ from fedbudget import Result, data
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import SimulatedRun, simulate
-from fedbudget.settings import BatchSize, Settings, Tau
+from fedbudget.setting_types import BatchSize, Tau
+from fedbudget.settings import Settings
 from fedbudget.training import execute
 from support.paper_replay import DGD_SECONDS, SGD_SECONDS, Inputs, Replay, loss_everywhere, replay
 

@@ -15,12 +15,13 @@ from fedbudget import data
 from fedbudget.errors import UserError
 from fedbudget.models import catalogue
 from fedbudget.option import declarations
-from fedbudget.settings import DATASETS, MODELS, Settings, SettingsOptions
+from fedbudget.setting_types import SettingsOptions
+from fedbudget.settings import DATASETS, MODELS, Settings
 
 positive = st.floats(1e-9, 1e9)
 settings_of_any_kind = st.builds(
     Settings,
-    model=st.text(max_size=20),
+    model=st.none() | st.text(max_size=20),
     dataset=st.text(max_size=40),
     target=st.none() | st.text(max_size=20),
     test_share=st.floats(0, 1, exclude_max=True),
@@ -56,6 +57,7 @@ def test_settings_written_and_read_are_the_same(settings: Settings, tmp_path_fac
 
 def test_a_file_has_the_names_of_the_options_and_all_of_them(tmp_path: Path) -> None:
     everything = Settings(
+        model="softmax",
         nodes=5,
         partition="case:1",
         batch_size=100,
@@ -63,6 +65,11 @@ def test_a_file_has_the_names_of_the_options_and_all_of_them(tmp_path: Path) -> 
         until=("loss=0.3",),
         patience=20,
         target="y",
+        drop=("id", "size, m2"),
+        categorical=("ward",),
+        impute="median",
+        classes=("well", "ill"),
+        standardise=False,
         data_dir="/data",
         train_samples=1000,
         test_samples=100,

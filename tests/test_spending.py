@@ -128,6 +128,16 @@ def made(rng: np.random.Generator, limit: float, wanted: Decision, *, b: float =
 
 
 class TestCareful:
+    def test_keeps_room_for_what_nodes_evaluate_at_the_end(self) -> None:
+        """Of w and of w^f, each once, whatever τ is."""
+        asking, ledger = CarefulSpending(evaluation={"time": 7.0}), two(1000, 1000)
+        for room, without in (
+            (asking.room(ledger, 5), CAREFUL.room(ledger, 5)),
+            (asking.room(ledger, 0), CAREFUL.room(ledger, 0)),
+            (asking.final_room(ledger), CAREFUL.final_room(ledger)),
+        ):
+            assert (room - without).tolist() == pytest.approx([14.0, 0.0])
+
     @pytest.mark.parametrize(("limit", "wanted", "b"), [(3, 1, 0.13), (15, 10, 0.13), (15, 100, 0.13), (15, 30, 1.3)])
     def test_budgets_are_kept_and_used(self, limit: float, wanted: int, b: float) -> None:
         """Of 300 runs: at most 2 % over, which 1 % exceeds by chance once in 30; little is left over."""

@@ -19,20 +19,40 @@ def test_what_is_no_target(text: str) -> None:
         MetricTarget.parse(text)
 
 
-@pytest.mark.parametrize("text", ["accuracy=95", "accuracy=0", "accuracy=-1"])
-def test_accuracy_is_a_share(text: str) -> None:
-    with pytest.raises(UserError, match="accuracy is a share"):
+@pytest.mark.parametrize("text", ["accuracy=95", "accuracy=0", "accuracy=-1", "auc=1.5", "f1=90"])
+def test_accuracy_and_its_like_are_shares(text: str) -> None:
+    with pytest.raises(UserError, match="is a share"):
         MetricTarget.parse(text)
 
 
 @given(numbers, numbers, numbers)
 def test_own_metric_comes_from_the_side_of_w0(first: float, value: float, later: float) -> None:
     """w(0) has not reached it unless it is there, and whatever is beyond it, seen from there, has."""
-    target = MetricTarget.parse(f"rmse={value!r}").from_side_of(first)
+    target = MetricTarget.parse(f"own={value!r}").from_side_of(first)
     assert target.reached_by(first) == (first == value)
     assert target.reached_by(value)
     if first != value:
         assert target.reached_by(later) == ((later - value) * (first - value) <= 0)
+
+
+@pytest.mark.parametrize("text", ["f1=0.9", "balanced-accuracy=0.9", "auc=0.9", "r2=0.9"])
+def test_what_is_better_when_there_is_more_of_it_rises(text: str) -> None:
+    target = MetricTarget.parse(text)
+    assert target.metric == text.partition("=")[0].replace("-", "_")
+    assert target.reached_by(0.95)
+    assert not target.reached_by(0.85)
+
+
+@pytest.mark.parametrize("name", ["loss", "rmse", "mae"])
+def test_errors_fall(name: str) -> None:
+    target = MetricTarget.parse(f"{name}=3.5")
+    assert target.reached_by(3.4)
+    assert not target.reached_by(3.6)
+
+
+def test_r2_cannot_be_more_than_one() -> None:
+    with pytest.raises(UserError, match="r2 can be 1 at most"):
+        MetricTarget.parse("r2=1.1")
 
 
 def test_no_number_reaches_nothing() -> None:

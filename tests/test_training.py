@@ -18,7 +18,8 @@ from fedbudget.launch.simulate import simulate
 from fedbudget.models import Softmax, loss_over
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
-from fedbudget.settings import BatchSize, Settings
+from fedbudget.setting_types import BatchSize
+from fedbudget.settings import Settings
 from fedbudget.training import default_folder
 
 DIGITS = data.load("digits")
@@ -127,7 +128,7 @@ class TestResult:
 
 class TestBudgets:
     def rounds_with(self, *budget: str) -> tuple[int, str]:
-        result = fedbudget.train(dataset=DIGITS, case=2, tau=5, budget=budget, seed=1)
+        result = fedbudget.train(model="svm", dataset=DIGITS, case=2, tau=5, budget=budget, seed=1)
         return len(result.rounds), result.stopped_by
 
     @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ class TestBudgets:
     def test_the_resource_that_stops_an_adaptive_run_is_the_one_that_is_used_up(
         self, budget: list[str], binds: str
     ) -> None:
-        result = fedbudget.train(dataset=DIGITS, case=2, budget=budget, seed=1)
+        result = fedbudget.train(model="svm", dataset=DIGITS, case=2, budget=budget, seed=1)
         shares = {name: result.spent[name] / limit for name, limit in result.budget.items()}
         assert result.stopped_by == binds == max(shares, key=lambda name: shares[name])
         assert shares[binds] > 0.9
@@ -184,7 +185,9 @@ def test_the_same_seed_gives_the_same_records_and_another_seed_others() -> None:
 def test_a_simulated_round_is_expected_to_cost_what_the_paper_measured(
     case: int, batch: BatchSize, seconds: float
 ) -> None:
-    aggregator = simulate(Settings(partition=f"case:{case}", batch_size=batch), Overrides(dataset=DIGITS)).aggregator
+    aggregator = simulate(
+        Settings(model="svm", partition=f"case:{case}", batch_size=batch), Overrides(dataset=DIGITS)
+    ).aggregator
     assert aggregator is not None
     costs = aggregator.ledger.costs
     assert (costs.step + costs.aggregation).tolist() == pytest.approx([seconds])
@@ -285,7 +288,7 @@ class TestMistakes:
             ({"model": "resnet"}, "unknown model 'resnet'; use one of svm, linear, kmeans, softmax, mlp, cnn"),
             ({"nodes": 2000}, "2000 nodes are more than the 1437 samples"),
             ({"batch_size": 0}, "batch_size must be full or a whole number of at least 1, not 0"),
-            ({"batch_size": 300}, "batch_size 300 is larger than the smallest shard"),
+            ({"batch_size": 300}, "batch_size 300 is larger than the largest shard, node 0's 288 samples"),
             ({"shards": []}, "at least one node's data"),
             ({"shards": [([[1.0], [2.0]], [0, 1])], "nodes": 2}, "partition files gives each node a file"),
         ],

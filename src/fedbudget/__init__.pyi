@@ -34,6 +34,8 @@ from fedbudget.step_size import (
     StepSizeState as StepSizeState,
 )
 from fedbudget.result import Result as Result
+from fedbudget.trained.export import export as export
+from fedbudget.trained.model import TrainedModel as TrainedModel, load as load
 from fedbudget.training import train as train
 
 __all__: list[str]

@@ -25,6 +25,7 @@ class Reason(StrEnum):
     LENGTH = "limit of a round"  # longer rounds would pay, but several must fit, and τ grows step by step
     SEARCH_LIMIT = "search limit"  # G still falls at the end of the search range
     BUDGET = "budget"  # no more fits in what is left
+    SPREAD = "rounds that are left"  # a little longer than wanted, so that nothing is left over after the last
     REST = "rest of the budget"  # longer than wanted, because nothing would fit after it
     FIXED = "fixed"
     RECOVERY = "recovery"  # the last round gave nothing finite
@@ -59,18 +60,13 @@ class Estimates:
 
 @dataclass(frozen=True)
 class ControlInputs:
-    """What a controller may look at: the newest estimates and costs, the coming step size and the budget R, [M].
-
-    Args:
-      differ: whether the nodes' gradients are apart by more than noise, as far as that is known.
-    """
+    """What a controller may look at: the newest estimates and costs, the coming step size and the budget R, [M]."""
 
     estimates: Estimates | None
     eta: float
     c: Float64
     b: Float64
     budget: Float64
-    differ: bool = True
 
 
 class Controller(Protocol):
@@ -167,15 +163,15 @@ class BalancedTau:
 
         τ* = argmin max_m (c_m τ + b_m) / R_m · (1 + τ/τ_d) / τ,      with one resource τ* = √(τ_d b/c).
 
-    τ_d is how many updates in a row are worth half of what they would be one by one: 10 where nodes differ, as drift is
-    corrected by what was known a round ago, and 100 where they differ by noise alone. It is a guess; one that is wrong
-    by a factor f costs at most (√f + 1/√f) / 2 times the budget, 1.06 for f = 2. At least ten rounds must fit, but for
+    τ_d = 10 is how many updates in a row are worth half of what they would be one by one: drift is corrected by what
+    was known a round ago, and only rounds tell the aggregator that w can go faster. It is a guess; one that is wrong by
+    a factor f costs at most (√f + 1/√f) / 2 times the budget, 1.06 for f = 2. At least ten rounds must fit, but for
     updates that cost less than a tenth of the aggregation, which would save nothing. τ grows to twice the last at a
     time, or at once to where updates cost what the aggregation does.
 
     Args:
       tau_max: the largest τ of all.
-      worth, alike: τ_d where nodes differ, and where not.
+      worth: τ_d.
       rounds: that must fit.
 
     >>> inputs = ControlInputs(None, 0.01, np.array([0.013]), np.array([0.13]), np.array([15.0]))
@@ -186,7 +182,6 @@ class BalancedTau:
     estimates: ClassVar[bool] = False
     tau_max: int = 100
     worth: float = 10.0
-    alike: float = 100.0
     rounds: int = 10
 
     def first(self) -> Decision:
@@ -196,7 +191,7 @@ class BalancedTau:
         search = np.arange(1, self.tau_max + 1)
         shares = (np.outer(search, inputs.c) + inputs.b) / inputs.budget
         cost, binding = shares.max(axis=1), int(shares[0].argmax())
-        wanted = int(np.argmin(cost * (1 / search + 1 / (self.worth if inputs.differ else self.alike)))) + 1
+        wanted = int(np.argmin(cost * (1 / search + 1 / self.worth))) + 1
         cheap = int((10 * search * inputs.c[binding] <= inputs.b[binding]).sum())
         fit = max(1, cheap, int((cost * self.rounds <= 1).sum()))
         even = int(min(inputs.b[binding] / inputs.c[binding], self.tau_max)) if inputs.c[binding] > 0 else self.tau_max

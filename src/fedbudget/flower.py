@@ -114,11 +114,16 @@ def aggregate(grid: Grid, context: Context, *, model: "OwnModel | None" = None, 
 
 def summary(result: "Result") -> list[str]:
     """What a run has come to, for people."""
-    accuracy = "" if result.accuracy is None else f", accuracy {result.accuracy:.4f}"
+    from fedbudget.runs.figures import metrics_text, spread_text
+
+    metrics = metrics_text(result.accuracy, result.metrics, result.to_beat)
+    figures = ", ".join(filter(None, (f"loss {result.loss:.4f}", metrics)))
+    nodes = [spread_text(result.spread, "rmse" if result.accuracy is None else "accuracy")] if result.spread else []
     spent = ", ".join(f"{name} {result.spent[name]:.4g} of {limit:.4g}" for name, limit in result.budget.items())
     rounds = f"{result.aggregations} rounds, average τ {result.average_tau:.1f}"
     return [
-        f"fedbudget: loss {result.loss:.4f}{accuracy}, {rounds}",
+        f"fedbudget: {figures}, {rounds}",
+        *(f"fedbudget: {line}" for line in nodes),
         f"fedbudget: spent {spent}; stopped by {result.stopped_by}",
         f"fedbudget: the run is in {result.run}",
     ]

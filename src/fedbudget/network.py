@@ -1,6 +1,7 @@
 """Runs on real nodes, from Python: an aggregator and a node, each as the command of its name."""
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -8,14 +9,17 @@ from typing import TYPE_CHECKING, Any, Unpack
 from fedbudget.control import Controller
 from fedbudget.data.dataset import Dataset
 from fedbudget.engines.interrupt import interruptible
+from fedbudget.errors import UserError
 from fedbudget.launch.arguments import read_arguments
 from fedbudget.launch.options import JoinOptions, ListenOptions, NodeOptions, SecurityOptions, require_network
 from fedbudget.launch.prepared import Callback
 from fedbudget.launch.resume import CHANGEABLE
+from fedbudget.option import Impute
 from fedbudget.protocol.combine import CombineRule
 from fedbudget.protocol.update import UpdateRule
 from fedbudget.result import Result
-from fedbudget.settings import Settings, SettingsOptions
+from fedbudget.setting_types import SettingsOptions
+from fedbudget.settings import Settings
 from fedbudget.step_size import StepSize
 from fedbudget.trackers import make_trackers
 from fedbudget.training import execute
@@ -99,7 +103,7 @@ def serve(
         changeable=CHANGEABLE | {"nodes"},
     )
     settings = asked.settings
-    own, tested = _data(data, options), _tested(test, settings)
+    own, tested = _data(data, settings), _tested(test, settings)
     security = _security(cert, key, token_file, insecure, client_ca=_path(client_ca))
     wanted, any_port = settings.nodes or settings.min_nodes or 1, address.endswith(":0")
     with waiting(wanted, quiet=quiet, any_port=any_port) as waits, interruptible(waits.wake) as interrupted:
@@ -118,6 +122,9 @@ def serve(
                 changed=waits.changed,
             ) as prepared:
                 waits.over = True
+                if not quiet:
+                    for remark in prepared.dataset.remarks:
+                        print(f"data: {UserError(remark)}", file=sys.stderr, flush=True)
                 return execute(prepared, out=asked.out, callbacks=callbacks, trackers=trackers)
         except Interrupted:
             raise KeyboardInterrupt from None
@@ -130,7 +137,14 @@ def join(
     model: "str | OwnModel | None" = None,
     name: str | None = None,
     target: str | None = None,
+    drop: str | Sequence[str] | None = None,
+    categorical: str | Sequence[str] | None = None,
+    impute: Impute | None = None,
+    classes: str | Sequence[str] | None = None,
+    standardise: bool | None = None,
     labels: File | None = None,
+    test_share: float = 0.0,
+    test: "OwnData | str | None" = None,
     device: str = "auto",
     ca: File | None = None,
     cert: File | None = None,
@@ -148,11 +162,15 @@ def join(
     Args:
       address: HOST:PORT of the aggregator.
       data: this node's samples, which stay here: (x, y), y None where there is nothing to predict; a map-style Dataset
-        of PyTorch or a list of samples; what gives one of these when it is called; a file, or a file and a name in it.
+        of PyTorch or a list of samples; a DataFrame; what gives one of these when it is called; a file, or a file and a
+        name in it.
       model: your own, the same as the aggregator's, as of `fedbudget.serve`; not given for one that goes by a name.
       name: the node's; this machine's when not given.
-      target: the column to predict, where data is a `.csv`.
+      target: the column to predict, where data is a `.csv` or a DataFrame.
+      drop, categorical, impute, classes, standardise: of such data, as in `fedbudget.Settings`; the same at all nodes.
       labels: the file with labels, where data is one of images in IDX.
+      test_share: of the samples, how many are held back: the model is evaluated on them when the aggregator asks.
+      test: samples to evaluate on, as of `data`, in place of a share.
       device: where PyTorch computes.
       ca: who signed the aggregator's certificate, for TLS.
       cert, key: of this node, for mutual TLS.
@@ -169,7 +187,9 @@ def join(
     require_network()
     from fedbudget.launch.join import join as take_part
 
-    held = _data(data, {"target": target}, _path(labels))
+    said: dict[str, Any] = {"target": target, "drop": drop, "categorical": categorical, "classes": classes}
+    settings = Settings(**said, impute=impute, standardise=standardise)
+    held = _data(data, settings, _path(labels), test_share=test_share, test=test)
     assert held is not None
     joining = JoinOptions(address, name=name, pace=pace, delay=delay, give_up_after=give_up_after, quiet=quiet)
     security = _security(cert, key, token_file, insecure, ca=_path(ca))
@@ -187,14 +207,15 @@ def _path(given: File | None) -> Path | None:
     return None if given is None else Path(given)
 
 
-def _data(given: Any, options: SettingsOptions, labels: Path | None = None) -> "NodeData | None":
+def _data(given: Any, settings: Settings, labels: Path | None = None, **held_back: Any) -> "NodeData | None":
     from fedbudget.launch.node_data import from_file, from_value
 
     if given is None:
         return None
+    options, standardise = settings.table_options(), settings.standardise
     if isinstance(given, str | os.PathLike):
-        return from_file(Path(given), labels=labels, target=options.get("target"))
-    return from_value(given)
+        return from_file(Path(given), options, labels=labels, standardise=standardise, **held_back)
+    return from_value(given, "data", options, standardise, **held_back)
 
 
 def _tested(given: Any, settings: Settings) -> Dataset | None:
@@ -202,4 +223,4 @@ def _tested(given: Any, settings: Settings) -> Dataset | None:
 
     if isinstance(given, str | None):
         return None if given is None else dataset_to_test_on(given, settings)
-    return from_value(given, "test").dataset
+    return from_value(given, "test", settings.table_options()).dataset

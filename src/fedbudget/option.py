@@ -6,6 +6,7 @@ The field has the name and the type with its range; `option` gives the default, 
 Values are checked by msgspec against the type, wherever they come from; its errors are put into a person's words here.
 """
 
+import csv
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -19,13 +20,15 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from fedbudget.errors import UserError, suggestion
+from fedbudget.errors import UserError, flag, key, suggestion
 
 T = TypeVar("T")
 _FINITE = sys.float_info.max
 Count = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[float, Meta(ge=0, le=_FINITE)]
 Positive = Annotated[float, Meta(gt=0, le=_FINITE)]
+Impute = Literal["mean", "median", "most-frequent"]
+"""What the missing cells of a column of numbers get; of a category it is always the most frequent."""
 
 Group = Literal["most used", "data", "model", "budget", "method", "network", "output", "engine"]
 """What options belong to, in the order of help."""
@@ -47,6 +50,7 @@ class Option:
       helps: what it means in commands where it means something else.
       values: what can be completed by a shell, besides what the type says; or what finds it from how it begins.
       argument: whether it is a place on the command line, without a name.
+      commas: whether a text on the command line holds several, with commas between them; quotes keep one together.
     """
 
     help: str
@@ -57,6 +61,7 @@ class Option:
     helps: Mapping[str, str] = field(default_factory=dict)
     values: Sequence[str] | Callable[[str], Sequence[str]] = ()
     argument: bool = False
+    commas: bool = False
 
 
 def option(default: T, help: str, group: Group | None = None, commands: Sequence[str] | None = None, **more: Any) -> T:
@@ -97,12 +102,23 @@ class Declaration:
         Args:
           text: whether a text may stand for a number.
         """
+        if text and self.option.commas and isinstance(value, list | tuple):
+            value = [part for each in value for part in next(csv.reader([each], skipinitialspace=True), [])]
         try:
             return msgspec.convert(self._plain(value), self.type, strict=not (text and isinstance(value, str)))
         except msgspec.ValidationError:
             hint = suggestion(value, self.words) if isinstance(value, str) else None
             wrong = f"`{self.name}` must be {self.expected}, not {value!r}"
             raise UserError(f"{wrong}; {hint}" if hint else wrong) from None
+
+    def arguments(self, value: Any) -> list[str]:
+        """What a command line has for this value."""
+        if isinstance(value, bool):
+            return [flag(self.name) if value else f"--no-{key(self.name)}"]
+        values = list(value) if isinstance(value, tuple) else [value]
+        if self.option.commas:
+            values = ['"' + str(each).replace('"', '""') + '"' for each in values]
+        return [text for each in values for text in (flag(self.name), str(each))]
 
     @property
     def listed(self) -> bool:

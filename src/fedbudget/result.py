@@ -9,6 +9,7 @@ from typing import Any
 from fedbudget.arrays import Float32
 from fedbudget.runs.overfitting import Overfitting
 from fedbudget.runs.record import RoundRecord, update_weighted_tau
+from fedbudget.trained.model import TrainedModel
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,10 @@ class Result:
     Args:
       loss: F(w^f) on all training samples; where these are on other machines, as nodes last told it.
       accuracy: on the test samples; None where it has no meaning.
-      metrics: further figures on the test samples, where the model has some.
+      metrics: further figures on the test samples, by name: those of classes or of real targets, and the model's own.
+      to_beat: what is reached there without learning: the accuracy of the most frequent class, or the RMSE of the mean.
+      spread: how far nodes are apart in accuracy or RMSE, where test samples are with them: the `worst`, the one that a
+        tenth are worse than (`tenth`), the `median`, and how many `nodes` they are.
       average_tau: local updates divided by aggregations.
       aggregations, local_updates: K and T; in one place nothing is aggregated.
       spent, budget, overshoot: per resource.
@@ -29,6 +33,7 @@ class Result:
       note: in which way the data were less than the whole dataset, if they were.
       run: the folder, where there is one.
       w: w^f, or the w that was kept in its place, [parameters].
+      model: with this w, to be used: `result.model.predict(x)`.
       rounds: a record of each.
       until: the targets, and whether w has reached each.
       kept_round: the round that began with the w that was kept; None where w is w^f.
@@ -50,10 +55,13 @@ class Result:
     note: str
     run: Path | None
     w: Float32
+    model: TrainedModel = field(compare=False, repr=False)
     rounds: Sequence[RoundRecord]
     until: Mapping[str, bool] = field(default_factory=dict)
     kept_round: int | None = None
     overfitting: Overfitting | None = None
+    to_beat: Mapping[str, float] = field(default_factory=dict)
+    spread: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def left(self) -> dict[str, float]:
@@ -67,8 +75,8 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """The figures, without the model and the rounds."""
-        optional = ("metrics", "note", "until", "kept_round", "overfitting")
-        left_out = {"w", "rounds", *(name for name in optional if not getattr(self, name))}
+        optional = ("metrics", "note", "until", "kept_round", "overfitting", "to_beat", "spread")
+        left_out = {"w", "model", "rounds", *(name for name in optional if not getattr(self, name))}
         figures = {name: value for name, value in vars(self).items() if name not in left_out}
         figures = {name: dict(value) if isinstance(value, Mapping) else value for name, value in figures.items()}
         if self.overfitting is not None:

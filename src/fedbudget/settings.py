@@ -2,46 +2,48 @@
 
 The command line, TOML files, `fedbudget.train` and Flower's run-config are made from the fields of `Settings`: an
 option `--step-size` is the key `step-size` in a file and the argument `step_size` in Python. A new field, with its line
-in `SettingsOptions`, is there in all of them. Values are checked when settings are made, each for itself by its type,
-and then together.
+in `SettingsOptions` (setting_types.py), is there in all of them. Values are checked when settings are made, each for
+itself by its type, and then together.
 """
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import tomli_w
-from msgspec import Meta
 
 from fedbudget import tasks
-from fedbudget.errors import UserError, flag, key, unknown
-from fedbudget.option import Count, NotNegative, Positive, declarations, option, paths_from
+from fedbudget.errors import UserError, key, unknown
+from fedbudget.option import Count, Impute, NotNegative, Positive, declarations, option, paths_from
+from fedbudget.setting_types import (
+    BatchSize,
+    Chance,
+    Compression,
+    CostSource,
+    Delta,
+    Eta,
+    Fraction,
+    Gamma,
+    Keep,
+    MethodName,
+    Names,
+    Seed,
+    SettingsOptions,
+    Share,
+    Tau,
+    UpdateName,
+)
 
 if TYPE_CHECKING:
     from fedbudget.budget import Budget
+    from fedbudget.data.tables import TableOptions
     from fedbudget.targets import MetricTarget
 
 MODELS = ("svm", "linear", "kmeans", "softmax", "mlp", "cnn")
 DATASETS = ("digits", "mnist", "fashion-mnist", "cifar-10", "energy", "user-knowledge")
 """Names, known without loading what they are the names of."""
-
-MethodName = Literal["accelerated", "frugal", "paper", "centralized", "asynchronous"]
-Delta = Literal["gradient", "parameters"]
-CostSource = Literal["simulated", "measured"]
-Compression = Literal["none", "16-bit", "8-bit"]
-EngineName = Literal["in-process", "ray", "network"]
-Keep = Literal["best-loss", "best-on-test"]
-UpdateName = Literal["average", "accelerate", "fedavgm", "fedadam", "fedyogi"]
-Tau = Count | Literal["adaptive"]
-BatchSize = Count | Literal["full"]
-Eta = Positive | Literal["auto"]
-Chance = Annotated[float, Meta(gt=0, le=1)]
-Fraction = Annotated[float, Meta(ge=0, lt=1)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-Gamma = Annotated[float, Meta(ge=1)]
-Seed = Annotated[int, Meta(ge=0)]
 
 FEDERATED = ("accelerated", "frugal", "paper")
 
@@ -60,11 +62,12 @@ class Settings:
 
     COMMANDS: ClassVar = ("run", "serve", "local", "compare")
 
-    model: str = option(
-        "svm",
+    model: str | None = option(
+        None,
         f"What is trained: {', '.join(MODELS)}, or your own: a Python file and a name in it, net.py:Net.",
         "most used",
         (*COMMANDS, "join"),
+        shown="softmax for classes, linear for numbers",
         values=MODELS,
         helps={"join": "What may be trained, such as your own model: a Python file and a name in it, net.py:Net."},
     )
@@ -83,7 +86,24 @@ class Settings:
         shown="FEDBUDGET_DATA, then the cache folder",
     )
     target: str | None = option(None, "The CSV column to predict.", "data", (*_DATA, "evaluate"), shown="the last")
-    test_share: Fraction = option(0.2, "Held out for testing, where data has no test samples.", "data", _DATA)
+    drop: Names | None = option(None, "CSV columns to leave out: id,date.", "data", (*_DATA, "evaluate"), commas=True)
+    categorical: Names | None = option(
+        None, "CSV columns that are categories.", "data", _DATA, shown="text with few different values", commas=True
+    )
+    impute: Impute | None = option(
+        None,
+        "What missing cells of a CSV get: mean, median or most-frequent; in categories always the most frequent.",
+        "data",
+        _DATA,
+        shown="they are refused",
+    )
+    classes: Names | None = option(
+        None, "All classes that there are, in order: well,ill.", "data", _DATA, shown="those found", commas=True
+    )
+    standardise: bool | None = option(
+        None, "Bring features to mean 0 and deviation 1.", "data", _DATA, shown="those of a CSV"
+    )
+    test_share: Fraction = option(0.2, "Held out for testing; of a node's --data, only if given.", "data", _DATA)
     train_samples: Count | None = option(None, "Train on only so many samples, others for each seed.", "data", _DATA)
     test_samples: Count | None = option(
         None, "Test on only so many samples, others for each seed.", "data", (*_COMPARE, "local")
@@ -224,6 +244,8 @@ class Settings:
                 object.__setattr__(self, name, declared.converted(value))
         self.limits()
         self.targets()
+        if len(set(self.classes or ())) < len(self.classes or ()):
+            raise UserError(f"`classes` has one twice: {', '.join(self.classes or ())}")
         if self.partition is not None:
             from fedbudget.data.partition import Partition
 
@@ -240,6 +262,12 @@ class Settings:
         from fedbudget.budget import Budget
 
         return Budget.parse(self.budget)
+
+    def table_options(self) -> "TableOptions":
+        """What is said of tables."""
+        from fedbudget.data.tables import TableOptions
+
+        return TableOptions(self.target, self.drop or (), self.categorical or (), self.impute, self.classes)
 
     def targets(self) -> "tuple[MetricTarget, ...]":
         from fedbudget.targets import MetricTarget
@@ -288,7 +316,7 @@ class Settings:
         until: str | Sequence[str] | None = None,
         step_size: float | str | None = None,
         update: str | None = None,
-        **options: Unpack["SettingsOptions"],
+        **options: Unpack[SettingsOptions],
     ) -> "Settings":
         """Settings from the arguments of `fedbudget.train`, or of the function that does what a command does."""
         for name in options:
@@ -306,49 +334,6 @@ class Settings:
 
     def to_toml(self) -> str:
         return tomli_w.dumps({key(name): value for name, value in vars(self).items() if value is not None})
-
-
-class SettingsOptions(TypedDict, total=False):
-    """The fields of `Settings` as arguments; model, dataset, budget, until, step size and update take more."""
-
-    data_dir: str | None
-    target: str | None
-    test_share: Fraction
-    train_samples: Count | None
-    test_samples: Count | None
-    nodes: Count | None
-    partition: str | None
-    method: MethodName
-    drift_correction: bool | None
-    delta: Delta | None
-    tau: Tau
-    costs: CostSource
-    aggregation_factor: Positive
-    speeds: tuple[float, ...] | None
-    participation: Chance
-    batch_size: BatchSize | None
-    step_fall: Share | None
-    server_step_size: Positive | None
-    server_momentum: Fraction | None
-    server_beta2: Fraction | None
-    server_epsilon: Positive | None
-    phi: Positive | None
-    gamma: Gamma
-    tau_max: Count
-    seed: Seed
-    rounds: Count | None
-    patience: Count | None
-    keep: Keep
-    evaluations: Count
-    clusters: Count
-    device: str
-    min_nodes: Count | None
-    round_timeout: Positive | None
-    compress: Compression | None
-    watts: NotNegative
-    joules_per_byte: NotNegative
-    price_per_hour: NotNegative
-    price_per_gigabyte: NotNegative
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -388,7 +373,7 @@ def node_arguments(settings: Settings) -> list[str]:
     """The options of `fedbudget join` with which a node has its share of these settings' dataset."""
     known = declarations(Settings)
     shared = {name: value for name, value in vars(settings).items() if known[name].within("join") and value is not None}
-    return [text for name, value in shared.items() for text in (flag(name), str(value))]
+    return [text for name, value in shared.items() for text in known[name].arguments(value)]
 
 
 def defaults_of(command: str) -> dict[str, Any]:

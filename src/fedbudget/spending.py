@@ -9,7 +9,9 @@ second time. So room is kept for what may happen:
   with their mean cost and 2.16 times their deviation, more while few rounds have shown what that is (Student's t), and
   no less than the most that a single round went over of late: slow moments of machines and networks are not Gaussian.
 - τ is shortened to what fits. When nothing would fit after a round, it is the last, and what is left over would be
-  lost: then τ is as long as fits, up to τ_max, unless the user has fixed it.
+  lost: then τ is as long as fits, up to τ_max, unless the user has fixed it. Before that, when ten rounds are left or
+  fewer, each is longer by its share of what would be left over, up to half as long again: several rounds that are a
+  little longer are worth more than one that is much longer, or one of a few updates.
 - The final loss has had its room from the start. If the last round took so much of it that the final loss would more
   likely than one time in six end over the budget, it is left out, and the run ends with w^f, whose loss is known. In a
   run of one round no w but w(0) was ever judged: then it is made if it will more likely fit than not, and otherwise the
@@ -19,7 +21,8 @@ second time. So room is kept for what may happen:
 of the round before, and the final loss is evaluated whatever that takes. It goes over the budget as often as not.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -32,6 +35,9 @@ from fedbudget.errors import UserError
 _CERTAIN = 2.16
 """Deviations of two exchanges x₁ + x₂ to leave room for. It is over in 1 % of cases: ∫ φ(x)Q(√2·2.16 - x)dx, over those
 x₁ = x after which the second is still made."""
+
+_LAST_ROUNDS = 10
+"""How many are planned together, so that nothing is left over after them."""
 
 _LIKELY = 1.0
 """Deviations of one exchange, which is over in 16 % of cases where only so much is left."""
@@ -72,6 +78,10 @@ class SpendingRule(Protocol):
     def closing(self) -> float:
         """Seconds that this takes."""
 
+    @property
+    def evaluation(self) -> Mapping[str, float]:
+        """What nodes' test samples cost when they are asked, besides what a round costs, by resource."""
+
     def final_room(self, ledger: Ledger, *, judged: bool = True) -> Float64 | None:
         """What must be left for the final loss to be evaluated, [M]; None where it is, whatever was spent.
 
@@ -87,11 +97,13 @@ class CarefulSpending:
     Args:
       tau_max: the most updates of a last round that takes the rest.
       closing: seconds to keep for closing a round, where rounds are closed in time.
+      evaluation: what nodes' test samples cost, by resource; for those of the final round there is room.
     """
 
     overtime: ClassVar[float] = 0.0
     tau_max: int = 100
     closing: float = 0.0
+    evaluation: Mapping[str, float] = field(default_factory=dict)
 
     def costs(self, ledger: Ledger) -> Costs:
         return ledger.statistics.mean
@@ -99,7 +111,8 @@ class CarefulSpending:
     def room(self, ledger: Ledger, tau: int) -> Float64:
         statistics, taus = ledger.statistics, (tau, 1) if tau else (1,)
         over = _certain(statistics.rounds) * statistics.deviation(taus)
-        return _mean(statistics.mean, taus) + np.maximum(over, statistics.peak) + len(taus) * self._closing(ledger)
+        kept = len(taus) * self._closing(ledger) + self._evaluation(ledger)
+        return _mean(statistics.mean, taus) + np.maximum(over, statistics.peak) + kept
 
     def plan(self, ledger: Ledger, decision: Decision) -> Plan:
         if not self._fits(ledger, 1):
@@ -112,16 +125,32 @@ class CarefulSpending:
         if decision.reason != Reason.FIXED and not self._fits(after, 1):
             longer = self._most(ledger, max(tau, self.tau_max) + 1)
             if longer > tau:
-                decision = Decision(longer, Reason.REST)
-        return Plan(decision)
+                return Plan(Decision(longer, Reason.REST))
+        return Plan(decision if decision.reason == Reason.FIXED else self._spread(ledger, decision))
+
+    def _spread(self, ledger: Ledger, decision: Decision) -> Decision:
+        """With its share of what would be left over after the last rounds."""
+        tau, mean = decision.tau, ledger.statistics.mean
+        left = ledger.budget.array - ledger.spent - self.room(ledger, 0)
+        rounds = int((left / _mean(mean, (tau,))).min())
+        if not 1 <= rounds <= _LAST_ROUNDS:
+            return decision
+        with np.errstate(divide="ignore"):
+            fits = (left / rounds - mean.aggregation) / mean.step
+        longer = int(min(fits.min(), 1.5 * tau, max(tau, self.tau_max)))
+        return Decision(longer, Reason.SPREAD) if longer > tau else decision
 
     def final_room(self, ledger: Ledger, *, judged: bool = True) -> Float64:
         statistics = ledger.statistics
         over = _LIKELY * statistics.deviation((1,)) if judged else 0.0
-        return _mean(statistics.mean, (1,)) + over + self._closing(ledger)
+        return _mean(statistics.mean, (1,)) + over + self._closing(ledger) + self._evaluation(ledger)
 
     def _closing(self, ledger: Ledger) -> Float64:
         return ledger.budget.amounts(time=self.closing)
+
+    def _evaluation(self, ledger: Ledger) -> Float64:
+        """Of the final round: of w, and of w^f."""
+        return 2 * ledger.budget.amounts(**self.evaluation)
 
     def _fits(self, ledger: Ledger, tau: int) -> bool:
         return ledger.fits(self.room(ledger, tau))
@@ -141,6 +170,7 @@ class PaperSpending:
 
     overtime: ClassVar[float] = 0.03
     closing: ClassVar[float] = 0.0
+    evaluation: ClassVar[Mapping[str, float]] = {}
 
     def costs(self, ledger: Ledger) -> Costs:
         return ledger.previous

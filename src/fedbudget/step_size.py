@@ -242,7 +242,9 @@ class SearchedStepState(AutoStepState):
 class SearchedStep:
     """η by a search in the first round, and from the smoothness that nodes measure.
 
-    The first round is made with a tiny η, while nodes look how steep their loss is (protocol/first_step.py). Then
+    In the first round every node searches for how steep its own loss is, and makes its updates with an η_i of its own
+    (protocol/first_step.py, fleet.py), as if with a common one; then η = 1 / mean_i β̂_i is known, by the smoothness of
+    the mean of losses that is no more than the mean of theirs. From there on
 
         η ← max(least, min(1/β̄, 2η)),      β̂ = √(mean_i β̂_i · max_i β̂_i),      β̄ as of `AutoStep`
 
@@ -262,16 +264,16 @@ class SearchedStep:
     fall: float = 0.35
 
     def first(self) -> SearchedStepState:
-        return SearchedStepState(self.start, settled=False, steady=self.start)
+        return SearchedStepState(self.start, steady=self.start)
 
     def next(self, state: SearchedStepState, inputs: StepSizeInputs) -> SearchedStepState:
-        beta = _between(inputs)
         if state.least == 0:  # nothing was found yet
+            beta = inputs.mean_beta or inputs.beta
             if beta is None:
                 return state
-            found = 1 / beta
-            state = replace(state, level=math.log(beta), steady=found, least=found, settled=True)
+            state = replace(state, level=math.log(beta), steady=1 / beta, least=1 / beta)
             return self._falling(state, inputs.spent)
+        beta = _between(inputs)
         state = _with_beta(state, beta)
         if beta is not None:
             most = self.growth * state.steady if inputs.improved else state.steady

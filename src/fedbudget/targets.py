@@ -2,8 +2,8 @@
 
 Rules here:
 - Figures in, a verdict out. Who evaluates w, and on which samples, is in judge.py.
-- Accuracy has to rise to its target, and loss to fall. A model's own metric has to come to it from the side that w(0)
-  is on, so that nobody has to say whether more of it is better.
+- Accuracy and what is like it have to rise to their target, loss and errors to fall. A model's own metric has to come
+  to it from the side that w(0) is on, so that nobody has to say whether more of it is better.
 - A loss on mini-batches is noisy. Where it is all that is known, because samples are with the nodes, it counts when the
   mean of the last `EVIDENCE` rounds is below the target by `CERTAINTY` standard errors of that mean, and the last one
   is below it too. The noise is taken from the differences between neighbours among the last `NOISE` rounds, which a
@@ -22,7 +22,8 @@ CERTAINTY = 2.5
 WORTH_MENTIONING = 0.01
 """The share by which a figure must be better to have improved."""
 
-_RISES = {"accuracy": True, "loss": False}
+_SHARES = ("accuracy", "balanced_accuracy", "f1", "f1_binary", "auc")
+_RISES = {**dict.fromkeys((*_SHARES, "r2"), True), **dict.fromkeys(("loss", "rmse", "mae"), False)}
 
 
 @dataclass(frozen=True)
@@ -39,20 +40,23 @@ class MetricTarget:
 
     @classmethod
     def parse(cls, text: str) -> "MetricTarget":
-        """Reads `accuracy=0.95`, `loss=0.3`, or the same of a model's own metric.
+        """Reads `accuracy=0.95`, `loss=0.3`, or the same of another metric.
 
         >>> MetricTarget.parse("accuracy = 0.95")
         MetricTarget(metric='accuracy', value=0.95, rises=True)
         """
         metric, _, number = (part.strip() for part in text.partition("="))
+        metric = spelled if (spelled := metric.replace("-", "_")) in _RISES else metric
         try:
             value = float(number)
         except ValueError:
             value = math.nan
         if not metric or not math.isfinite(value):
             raise UserError(f"`until` must be a metric and a number, such as accuracy=0.95, not {text!r}")
-        if metric == "accuracy" and not 0 < value <= 1:
-            raise UserError(f"`until` {text}: accuracy is a share, such as 0.95, and can be 1 at most")
+        if metric in _SHARES and not 0 < value <= 1:
+            raise UserError(f"`until` {text}: {metric} is a share, such as 0.95, and can be 1 at most")
+        if metric == "r2" and value > 1:
+            raise UserError(f"`until` {text}: r2 can be 1 at most")
         return cls(metric, value, _RISES.get(metric))
 
     def from_side_of(self, first: float) -> "MetricTarget":

@@ -5,6 +5,7 @@ The command line and the Python API both come through here.
 
 import math
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -13,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fedbudget import __version__, python_file
+from fedbudget import __version__
 from fedbudget.control import Controller
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.given import Shard, from_samples, from_shards
@@ -34,17 +35,20 @@ from fedbudget.protocol.update import UpdateRule
 from fedbudget.result import Result
 from fedbudget.runs import nodes
 from fedbudget.runs.checkpoint_writer import CheckpointWriter
-from fedbudget.runs.folder import PLOT, Run, RunWriter, SavedModel
+from fedbudget.runs.folder import PLOT, Run, RunWriter
 from fedbudget.runs.kept import KEPT
 from fedbudget.runs.nodes import NodeStatusWriter
 from fedbudget.runs.overfitting import overfitting
 from fedbudget.runs.overview import RUNS
 from fedbudget.runs.record import RoundRecord, average_tau
-from fedbudget.settings import EngineName, Settings, SettingsOptions
+from fedbudget.runs.title import model_title
+from fedbudget.setting_types import EngineName, SettingsOptions
+from fedbudget.settings import Settings
 from fedbudget.step_size import StepSize
 from fedbudget.trackers import make_trackers
 from fedbudget.trackers.background import tracking
 from fedbudget.trackers.tracker import RunInfo, Tracker
+from fedbudget.trained.model import TrainedModel
 
 if TYPE_CHECKING:
     from fedbudget.models.own import OwnModel
@@ -79,8 +83,8 @@ def train(
       task: settings by a name, such as `svm-sgd-mnist`, which the other arguments come before.
       model: a name, a PyTorch module or its class, or any `Model`, such as a `TorchModel` or a `FunctionModel` of your
         own.
-      dataset: a name, a path, a `Dataset`, or samples to be given to nodes: a map-style Dataset of PyTorch, or a list;
-        not used when shards are given.
+      dataset: a name, a path, a `Dataset`, or samples to be given to nodes: a DataFrame with the column `target`, a
+        map-style Dataset of PyTorch, or a list; not used when shards are given.
       shards: the nodes' data: (x, y) each, y None where there is nothing to predict, or samples as above.
       test: the same to test on, with shards or samples.
       budget: one limit or several, such as `["time=15s", "bytes=20MB"]`.
@@ -106,7 +110,7 @@ def train(
     ('time', ['time'])
     """
     trackers = make_trackers((track,) if isinstance(track, str) else track)
-    own_data = _own_data(dataset, shards, test)
+    own_data = _own_data(dataset, shards, test, options)
     asked = read_arguments(
         command="run",
         task=task,
@@ -125,18 +129,27 @@ def train(
     )
     where: dict[str, Any] = {"engine": engine, "ray_address": ray_address, "actors": actors}
     with launch(asked.settings, asked.overrides, **where, resumed=asked.resumed) as prepared:
+        for warning in prepared.dataset.warnings:
+            warnings.warn(str(UserError(warning)), stacklevel=2)
         return execute(prepared, out=asked.out, callbacks=callbacks, trackers=trackers)
 
 
 def _own_data(
-    dataset: str | Dataset | SampleSequence | None, shards: Sequence[Shard] | None, test: Shard | None
+    dataset: str | Dataset | SampleSequence | None,
+    shards: Sequence[Shard] | None,
+    test: Shard | None,
+    options: SettingsOptions,
 ) -> Dataset | None:
     """Data that was given from Python, if it was."""
+    names = ("target", "drop", "categorical", "impute", "classes", "standardise", "test_share")
+    said: dict[str, Any] = {name: value for name, value in options.items() if name in names}
+    settings = Settings(**said)
+    tables, standardise = settings.table_options(), settings.standardise
     if shards is not None:
-        return from_shards(shards, test)
-    if isinstance(dataset, str | None):
-        return None
-    return dataset if isinstance(dataset, Dataset) else from_samples(dataset, test)
+        return from_shards(shards, test, tables, standardise=standardise)
+    if isinstance(dataset, str | Dataset | None):
+        return dataset if isinstance(dataset, Dataset) else None
+    return from_samples(dataset, test, tables, test_share=settings.test_share, standardise=standardise)
 
 
 def execute(
@@ -189,7 +202,7 @@ def execute(
 
 def default_folder(settings: Settings) -> Path:
     """A new folder's name under runs/, that tells when and what."""
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{python_file.short(settings.model)}-{Path(settings.dataset).stem}"
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{model_title(settings)}-{Path(settings.dataset).stem}"
     path, number = RUNS / stem, 2
     while path.exists():
         path, number = RUNS / f"{stem}-{number}", number + 1
@@ -252,7 +265,8 @@ class _Recorder:
 
     def observe(self, round_: Round, broadcast: Broadcast) -> None:
         figures, wall = self._judge.look(round_, broadcast), time.perf_counter() - self._began
-        record = RoundRecord.of(round_, accuracy=figures.accuracy, test_loss=figures.loss, wall=wall)
+        more: Any = {"metrics": dict(figures.metrics) or None, "spread": dict(figures.spread) or None}
+        record = RoundRecord.of(round_, accuracy=figures.accuracy, test_loss=figures.loss, wall=wall, **more)
         self.records.append(record)
         judge, best = self._judge, self._judge.best
         stopped_by = judge.verdict(self.records, figures, round_, broadcast.w)
@@ -297,18 +311,18 @@ def _result(
     prepared: PreparedRun, outcome: Outcome, judge: Judge, records: Sequence[RoundRecord], out: Path | None
 ) -> Result:
     taus = [record.tau for record in records if record.tau > 0]
-    budget, ledger, model, test = prepared.budget, outcome.ledger, prepared.model, prepared.test
+    budget, ledger, model = prepared.budget, outcome.ledger, prepared.model
     w, loss = outcome.w, records[-1].best_loss if records else math.nan
     if judge.kept is not None:
         w, loss = judge.kept.w, judge.kept.loss
     if prepared.train is not None:
         loss = loss_over(model, w, prepared.train)
-    accuracy, metrics = (None, {}) if test is None else (model.accuracy(w, test), model.metrics(w, test))
+    figures = judge.final(w)
     sources = prepared.meters.sources
     return Result(
         loss=loss,
-        accuracy=accuracy,
-        metrics=metrics,
+        accuracy=figures.accuracy,
+        metrics=figures.metrics,
         average_tau=average_tau(taus),
         aggregations=0 if prepared.settings.method == "centralized" else len(taus),
         local_updates=sum(taus),
@@ -321,10 +335,13 @@ def _result(
         note=prepared.dataset.note,
         run=out,
         w=w,
+        model=TrainedModel(str(prepared.settings.model), model, w, prepared.dataset.empty()),
         rounds=records,
-        until=judge.reached_by(loss, accuracy, metrics),
+        until=judge.reached_by(loss, figures),
         kept_round=None if judge.kept is None else judge.kept.round,
         overfitting=overfitting(records),
+        to_beat=figures.to_beat,
+        spread=figures.spread,
     )
 
 
@@ -347,6 +364,5 @@ def _save(prepared: PreparedRun, writer: RunWriter, result: Result) -> dict[str,
         "forecast": next_forecast(result.rounds, result.budget, vars(result)).to_json(),
         "version": __version__,
     }
-    saved = SavedModel(result.w, prepared.settings.model, prepared.dataset.classes, prepared.dataset.standardization)
-    writer.finish(summary, saved.to_bytes())
+    writer.finish(summary, result.model.saved().to_bytes())
     return summary

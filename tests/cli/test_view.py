@@ -17,14 +17,15 @@ from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import SimulatedRun, simulate
 from fedbudget.node_status import NodeStatus
 from fedbudget.result import Result
-from fedbudget.settings import Settings, Tau
+from fedbudget.setting_types import Tau
+from fedbudget.settings import Settings
 from fedbudget.training import execute
 
 DIGITS = data.load("digits")
 
 
 def plan_of(*budget: str, tau: Tau = "adaptive") -> SimulatedRun:
-    return simulate(Settings(budget=budget, tau=tau, partition="case:2"), Overrides(dataset=DIGITS))
+    return simulate(Settings(model="svm", budget=budget, tau=tau, partition="case:2"), Overrides(dataset=DIGITS))
 
 
 def watched(plan: SimulatedRun, *, quiet: bool = False) -> Result:
@@ -111,10 +112,14 @@ class TestResultInLines:
             stopped_by="time",
             rounds=(),
             run=Path("runs/x"),
+            metrics={"own": 31.4159, "auc": 0.9, "f1": 0.75, "balanced_accuracy": 0.8},
+            to_beat={"accuracy": 0.5},
+            spread={"nodes": 3, "worst": 0.5, "tenth": 0.55, "median": 0.9},
         )
         print_result(result)
         assert capsys.readouterr().out.splitlines() == [
-            "loss 0.2500, accuracy 0.8750",
+            "loss 0.2500, accuracy 0.8750 (majority class 0.5000), balanced 0.8000, F1 0.7500, AUC 0.9000, own 31.42",
+            "accuracy over 3 nodes: worst 0.5000, tenth percentile 0.5500, median 0.9000",
             "7 aggregations, 80 local updates per node, average τ 12.3; stopped by time",
             "time: 2.5s of 2s spent, 0.5s over (measured)",
             "bytes: 1.5MB of 20MB spent (declared)",
@@ -131,7 +136,7 @@ class TestResultInLines:
         assert re.search(r"^half as much again would bring the loss to 0\.24\d\d \(", capsys.readouterr().out, re.M)
 
     def test_leaves_out_what_there_is_not(self, capsys: pytest.CaptureFixture[str]) -> None:
-        print_result(replace(execute(plan_of("time=2s")), accuracy=None, run=None))
+        print_result(replace(execute(plan_of("time=2s")), accuracy=None, metrics={}, run=None))
         out = capsys.readouterr().out
         assert "accuracy" not in out
         assert "run:" not in out

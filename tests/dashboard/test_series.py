@@ -91,6 +91,26 @@ def test_what_is_not_a_number_is_null(tmp_path: Path) -> None:
     json.dumps(view, allow_nan=False)
 
 
+REAL = {"accuracy": None, "metrics": {"rmse": 12.5, "mae": 8.0, "r2": 0.75}}
+SPREAD = {"nodes": 4, "worst": 20.0, "tenth": 18.0, "median": 11.0}
+
+
+def test_metrics_of_the_last_round_that_was_evaluated_and_then_of_the_end(tmp_path: Path) -> None:
+    rounds = [record(1, **REAL, spread=SPREAD), record(2, accuracy=None)]
+    view = series.view(snapshot_of(make_run(tmp_path / "run", rounds, finished=False)))
+    assert view["columns"]["rmse"] == [12.5, None]
+    tiles = {each["name"]: (each["label"], each["text"], each["note"]) for each in view["metrics"]}
+    assert tiles == {
+        "rmse": ("RMSE", "12.5", ""),
+        "mae": ("MAE", "8", ""),
+        "r2": ("R²", "0.7500", ""),
+        "worst": ("Worst of 4 nodes", "20", "tenth percentile 18, median 11"),
+    }
+    end = {"loss": 0.1, "metrics": {"rmse": 11.0}, "to_beat": {"rmse": 25.0}}
+    ended = series.view(snapshot_of(make_run(tmp_path / "ended", rounds, summary=end)))["metrics"]
+    assert ended == [{"name": "rmse", "label": "RMSE", "text": "11", "note": "of the mean 25"}]
+
+
 def test_gauges_say_what_is_left_and_until_when_at_the_pace_of_the_last_rounds(tmp_path: Path) -> None:
     # In a second on the wall 0.2 s and 10 kB are spent; after 40 rounds 16 s and 1.8 MB are left.
     with being_made(make_run(tmp_path / "run", 40, finished=False)) as path:

@@ -92,7 +92,7 @@ class TestHoldOut:
     def test_every_sample_is_on_one_side_and_training_is_never_empty(
         self, samples: int, share: float, seed: int
     ) -> None:
-        trained, tested = hold_out(Part(np.zeros((samples, 1))), share, seed)
+        trained, tested = hold_out(samples, share, seed)
         assert sorted([*trained.tolist(), *tested.tolist()]) == list(range(samples))
         assert len(trained) >= 1
         assert len(tested) <= samples * share < len(tested) + 1
@@ -100,7 +100,7 @@ class TestHoldOut:
     @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
     def test_refuses_a_share_that_leaves_nothing_or_is_none(self, share: float) -> None:
         with pytest.raises(UserError, match="test_share must be at least 0 and below 1"):
-            hold_out(FIVE, share)
+            hold_out(5, share)
 
 
 def test_parts_join_in_order_with_what_is_known_of_them() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedbudget import data
+from fedbudget.data.columns import read_npz
 from fedbudget.data.files import from_arrays, load, load_all
-from fedbudget.data.tables import read_csv, read_npz
 from fedbudget.errors import UserError
 
 
@@ -20,68 +20,6 @@ def csv_of(path: Path, rows: np.ndarray[tuple[int, int], np.dtype[np.float64]]) 
     header = ",".join(f"c{column}" for column in range(rows.shape[1]))
     lines = [",".join(repr(float(value)) for value in row) for row in rows]
     return write(path, "\n".join([header, *lines, ""]))
-
-
-class TestReadCsv:
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "a,b,y\n1,2,3\n4,5,6\n",
-            "a,b,y\r\n1,2,3\r\n4,5,6\r\n",  # CRLF
-            "a,b,y\n1,2,3\n4,5,6",  # no newline at the end
-            '"a","b","y"\n"1","2","3"\n"4","5","6"\n',  # quoted
-            "a, b ,y\n 1,  2,3  \n4 ,5,\t6\n",  # padded
-            "\ufeffa,b,y\n1,2,3\n4,5,6\n",  # byte order mark
-            "a,b,y\n1,2,3\n\n4,5,6\n\n",  # empty lines
-            "a,b,y\n1e0,2.0,+3\n4.,5,6e0\n",  # numbers written otherwise
-        ],
-    )
-    def test_all_ways_to_write_the_same_numbers_read_the_same(self, tmp_path: Path, text: str) -> None:
-        columns = read_csv(write(tmp_path / "a.csv", text), target="y")
-        assert columns.x.tolist() == [[1, 2], [4, 5]]
-        assert columns.numbers is not None
-        assert columns.numbers.tolist() == [3, 6]
-
-    def test_the_target_is_the_last_column_or_the_one_named(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "a.csv", "a,b,c\n1,2,3\n4,5,6\n")
-        last, named = read_csv(path), read_csv(path, "b")
-        assert last.numbers is not None
-        assert named.numbers is not None
-        assert (last.x.tolist(), last.numbers.tolist()) == ([[1, 2], [4, 5]], [3, 6])
-        assert (named.x.tolist(), named.numbers.tolist()) == ([[1, 3], [4, 6]], [2, 5])
-
-    def test_words_with_commas_and_quotes_are_classes(self, tmp_path: Path) -> None:
-        columns = read_csv(write(tmp_path / "a.csv", 'a,y\n1,"big, red"\n2,"the ""one"""\n3,café\n'))
-        assert columns.words is not None
-        assert columns.words.tolist() == ["big, red", 'the "one"', "café"]
-
-    @pytest.mark.parametrize(
-        ("text", "message"),
-        [
-            ("a,y\n1,2\n,4\n", "row 3: the value of a is missing"),
-            ("a,y\n1,2\n3,\n", "row 3: the value of y is missing"),
-            ("a,y\n1,2\n\n\n3,  \n", "row 5: the value of y is missing"),
-            ("a,y\n1,2\n3\n", "row 3: 1 fields, but the header has 2"),
-            ("a,y\n1,2,3\n", "row 2: 3 fields, but the header has 2"),
-            ("a,y\n1,2\nNaN,4\n", "row 3: NaN in column a is not finite"),
-            ("a,y\n1,2\n-inf,4\n", "row 3: -inf in column a is not finite"),
-            ("a,y\n1,2\n\n3,nan\n", "row 4: the target is not finite"),
-            ('a,b,y\n1,"2\n",3\n4,5,inf\n', "row 4: the target is not finite"),  # a field over two lines
-            ("a,b,y\n1,2,3\n4,five,6\n", "row 3: 'five' in column b is not a number"),
-            ("a,y\n", "has a header but no rows"),
-            ("", "needs a header line"),
-            ("y\n1\n", "needs a header line with at least one feature and the target"),
-        ],
-    )
-    def test_what_cannot_be_used_is_refused_with_its_row_as_an_editor_counts(
-        self, tmp_path: Path, text: str, message: str
-    ) -> None:
-        with pytest.raises(UserError, match=message):
-            read_csv(write(tmp_path / "a.csv", text))
-
-    def test_an_unknown_target_is_refused_with_the_columns_there_are(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="has no column 'price'; it has a, b, y"):
-            read_csv(write(tmp_path / "a.csv", "a,b,y\n1,2,3\n"), "price")
 
 
 class TestCsvDataset:
@@ -291,12 +229,12 @@ class TestArrays:
 
 def test_new_samples_get_the_class_numbers_that_the_model_was_trained_with(tmp_path: Path) -> None:
     path = write(tmp_path / "new.csv", "a,y\n1,dog\n2,cat\n")
-    found = load_all(path, target=None, classes=("bird", "cat", "dog"))
+    found = load_all(path, classes=("bird", "cat", "dog"))
     assert found.train.labels is not None
     assert found.train.labels.tolist() == [2, 1]
     assert found.scale == 1
     with pytest.raises(UserError, match="class 'dog' is not one of bird, cat"):
-        load_all(path, target=None, classes=("bird", "cat"))
+        load_all(path, classes=("bird", "cat"))
 
 
 @pytest.mark.parametrize("name", ["imagenet", "no/such/folder"])

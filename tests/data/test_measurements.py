@@ -67,12 +67,12 @@ class TestEnergy:
         ("before", "after", "message"),
         [
             ('"Appliances"', '"Washing"', "has no column 'Appliances'; it has date, Washing, lights, T1"),
-            ('"19.89"', '"warm"', "row 2: 'warm' in column T1 is not a number"),
-            ('"19.89"', '"nan"', "row 2: nan in column T1 is not finite"),
-            ('" 40"', '"   "', "row 3: the value of Appliances is missing"),
+            ('"19.89"', '"warm"', "T1 has numbers, but not in 1 of 3 rows, such as 'warm' in row 2"),
+            ('"19.89"', '"nan"', "T1 has no value in 1 of 3 rows, such as row 2"),
+            ('" 40"', '"   "', "Appliances, the target, has no value in 1 of 3 rows, such as row 3"),
             ('" 40"', '"little"', "energy: Appliances must be numbers"),
-            ('" 40"', '"inf"', "row 3: the target is not finite"),
-            (',"18.89"', "", "row 4: 3 fields, but the header has 4"),
+            ('" 40"', '"inf"', "Appliances, the target, is not finite in 1 row \\(row 3\\)"),
+            (',"18.89"', "", "1 row has another number of fields than the header, which has 4, such as row 4: 3"),
         ],
     )
     def test_what_is_wrong_is_said_with_its_row_and_column(

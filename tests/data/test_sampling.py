@@ -1,5 +1,6 @@
 """Mini-batches: without repetition, the same for shards of the same size, and shared by neighbouring rounds."""
 
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
@@ -124,9 +125,15 @@ def test_whole_shards_take_every_position_in_every_update() -> None:
     assert batches(indices, 1, size=5) == [(0, 1, 2, 3, 4)] * 2
 
 
-def test_a_batch_larger_than_the_smallest_shard_is_refused_and_the_shard_is_named() -> None:
-    with pytest.raises(UserError, match="batch_size 8 is larger than the smallest shard, node 2's 7 samples"):
-        sampler(20, 9, 7, 30, batch=8)
+def test_a_shard_smaller_than_a_batch_gives_all_of_it_and_some_twice() -> None:
+    own = sampler(20, 3, batch=8)
+    for batch in batches(own.round(50), 1):
+        assert sorted(Counter(batch)) == [0, 1, 2]
+        assert sorted(Counter(batch).values()) == [2, 3, 3]
+    assert len({batch.count(0) for batch in batches(own.round(50), 1)}) == 2  # not always the same one
+    alone = sampler(20, batch=8)
+    alone.round(50), alone.round(50)
+    assert batches(own.round(5), 0) == batches(alone.round(5))  # which others do not notice
 
 
 @pytest.mark.parametrize("batch", [0, -1])

@@ -97,7 +97,7 @@ class Watched:
         return getattr(self._model, name)
 
     def descend(
-        self, w: Float32, shards: Shards, indices: BatchIndices, eta: float, *more: Any, **options: Any
+        self, w: Float32, shards: Shards, indices: BatchIndices, eta: float | Float32, *more: Any, **options: Any
     ) -> Descent:
         self.asked.append((int(shards.start[0]), indices.of(0, 0, int(shards.size[0])).tolist()))
         found: Descent = self._model.descend(w, shards, indices, eta, *more, **options)
@@ -355,11 +355,6 @@ class TestRefusals:
     def test_a_budget_that_is_over_before_the_first_push(self) -> None:
         with pytest.raises(UserError, match=r"budget time=0\.2s is too small: .* arrives after about 0\.25s"):
             asynchronous.open_ledger(fixed_meters(0.2), self.SHARDS, [4.0, 1.0])
-
-    def test_a_mini_batch_that_a_shard_cannot_fill(self) -> None:
-        model, shards = pulled_towards([1.0, 2.0], [3.0])
-        with pytest.raises(UserError, match="larger than the smallest shard, node 1's 1 samples"):
-            carry_out(model, shards, fixed_meters(9.0), [1.0, 1.0], batch=2)
 
 
 def test_by_default_two_of_five_nodes_are_fast() -> None:

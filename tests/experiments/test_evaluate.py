@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 from sklearn.datasets import load_digits
 
 import fedbudget
+from fedbudget.data.tables import TableOptions
 from fedbudget.errors import UserError
 from fedbudget.experiments.evaluate import evaluate
 from fedbudget.runs.folder import Run
@@ -34,8 +35,8 @@ def write_homes(path: Path, seed: int, shift: float = 0.0) -> NDArray[np.float64
 
 
 def test_a_classifier_on_digits_has_the_loss_and_accuracy_of_its_test_samples(tmp_path: Path) -> None:
-    run = train(tmp_path)
-    w = load_file(run.path / "model.safetensors")["w"].astype(np.float64)
+    run = train(tmp_path, model="svm")
+    w = load_file(run.path / "model.safetensors")["weight"].astype(np.float64)
     known = load_digits()
     x, y = known.data[1437:] / 16, np.where(known.target[1437:] % 2 == 0, 1, -1)
     slack = np.maximum(0, 1 - y * (x @ w))
@@ -51,7 +52,7 @@ def test_new_rows_of_a_csv_are_standardised_as_the_training_rows_were(tmp_path: 
     run = train(
         tmp_path, model="linear", dataset=str(tmp_path / "homes.csv"), target="price", test_share=0.0, step_size=0.1
     )
-    w = load_file(run.path / "model.safetensors")["w"].astype(np.float64)
+    w = load_file(run.path / "model.safetensors")["weight"].astype(np.float64)
     mean, deviation = rows.mean(axis=0), rows.std(axis=0)
     standard = (new - mean) / deviation
     errors = standard[:, [0, 2]] @ w - standard[:, 1]
@@ -59,7 +60,11 @@ def test_new_rows_of_a_csv_are_standardised_as_the_training_rows_were(tmp_path: 
     assert found.samples == ROWS
     assert found.loss == pytest.approx(0.5 * np.mean(errors**2), rel=1e-4)
     assert found.accuracy is None
-    assert evaluate(run, str(tmp_path / "new.csv"), target="price") == found
+    assert evaluate(run, str(tmp_path / "new.csv"), TableOptions("price")) == found
+    lines = [line.split(",") for line in (tmp_path / "new.csv").read_text().splitlines()]
+    other = [[*reversed(line), "x"] for line in lines]
+    (tmp_path / "other.csv").write_text("\n".join(map(",".join, other)) + "\n")
+    assert evaluate(run, str(tmp_path / "other.csv"), TableOptions("price", drop=("x",))) == found
 
 
 def test_rows_in_another_order_with_fewer_classes_keep_the_class_numbers_of_training(tmp_path: Path) -> None:
@@ -69,8 +74,8 @@ def test_rows_in_another_order_with_fewer_classes_keep_the_class_numbers_of_trai
     text = [f"{a},{b},{kind}\n" for (a, b), kind in zip(samples.tolist(), kinds, strict=True)]
     (tmp_path / "train.csv").write_text("a,b,kind\n" + "".join(text))
     (tmp_path / "warm.csv").write_text("a,b,kind\n" + "".join(line for line in text[::-1] if "warm" in line))
-    run = train(tmp_path, dataset=str(tmp_path / "train.csv"), test_share=0.0, step_size=0.1)
-    w = load_file(run.path / "model.safetensors")["w"].astype(np.float64)
+    run = train(tmp_path, model="svm", dataset=str(tmp_path / "train.csv"), test_share=0.0, step_size=0.1)
+    w = load_file(run.path / "model.safetensors")["weight"].astype(np.float64)
     standard = (samples - samples.mean(axis=0)) / samples.std(axis=0)
     warm = kinds == "warm"
     found = evaluate(run, str(tmp_path / "warm.csv"))
@@ -83,8 +88,11 @@ def test_data_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
     write_homes(tmp_path / "homes.csv", seed=1)
     run = train(tmp_path, model="linear", dataset=str(tmp_path / "homes.csv"), target="price")
     (tmp_path / "wide.csv").write_text("a,b,c,price\n1,2,3,4.5\n")
-    with pytest.raises(UserError, match="has 3 features, the model was trained on 2"):
+    with pytest.raises(UserError, match=r"wide\.csv has no column size, age and has a, b, c, which are not known"):
         evaluate(run, str(tmp_path / "wide.csv"))
+    np.savez(tmp_path / "wide.npz", x=np.zeros((3, 3)), y=np.arange(3) / 2)
+    with pytest.raises(UserError, match="has 3 features, the model was trained on 2"):
+        evaluate(run, str(tmp_path / "wide.npz"))
     with pytest.raises(UserError, match="unknown dataset 'imagenet'"):
         evaluate(run, "imagenet")
     with pytest.raises(UserError, match=r"none\.csv does not exist"):

@@ -24,7 +24,7 @@ from fedbudget.protocol.update import Average, ServerMomentum
 from fedbudget.settings import Settings
 from fedbudget.step_size import FixedStep
 
-SHORT = Settings(budget=("time=1s",), nodes=3, partition="case:2")
+SHORT = Settings(model="svm", budget=("time=1s",), nodes=3, partition="case:2")
 AVERAGING = Rival("FedAvg", {}, {"tau": (2, 9), "step_size": (0.01, 0.2)})
 
 
@@ -68,7 +68,7 @@ class TestAgainstSeparateRuns:
 
     def results(self, seed: int, **settings: Any) -> fedbudget.Result:
         common: dict[str, Any] = {"budget": "time=1s", "nodes": 3, "case": 2, "seed": seed}
-        return fedbudget.train(**common, **settings)
+        return fedbudget.train(model="svm", **common, **settings)
 
     def mean(self, name: str, **settings: Any) -> float:
         return float(np.mean([getattr(self.results(seed, **settings), name) for seed in (0, 1)]))

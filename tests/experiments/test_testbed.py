@@ -14,7 +14,7 @@ from fedbudget.launch.prepared import PreparedRun
 from fedbudget.launch.simulate import simulate
 from fedbudget.settings import Settings
 
-SHORT = Settings(nodes=2, budget=("time=1s",))
+SHORT = Settings(model="svm", nodes=2, budget=("time=1s",))
 TESTBED = testbed.Testbed(paces=(1.0, 4.0), delay=0.1)
 
 

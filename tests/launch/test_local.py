@@ -31,7 +31,7 @@ def test_nodes_train_on_no_sample_that_is_held_out(tmp_path: Path) -> None:
 
 
 def test_a_delay_is_in_the_time_of_aggregations_both_ways_and_not_in_that_of_updates() -> None:
-    settings = Settings(nodes=2, tau=2, rounds=3, costs="measured")
+    settings = Settings(model="svm", nodes=2, tau=2, rounds=3, costs="measured")
     with on_this_machine(settings, paces=(1, 1), delay=0.15) as prepared:
         rounds = execute(prepared).rounds
     assert len(rounds) >= 3

@@ -120,6 +120,17 @@ def test_accuracy_is_absent_until_it_is_evaluated_and_then_stays_until_the_next_
     assert seen == [None, 0.5, 0.5, 0.5, 0.75, None]
 
 
+def test_further_metrics_and_how_far_nodes_are_apart_stay_until_the_next_time_too() -> None:
+    metrics, nothing = Metrics({}), replace(RECORD, accuracy=None)
+    metrics.observe(replace(nothing, metrics={"rmse": 3.5, "r2": 0.5}, spread={"worst": 9.0, "median": 3.0}))
+    metrics.observe(nothing)
+    found = scrape(metrics)
+    expected = labelled("metric", {"rmse": 3.5, "r2": 0.5}, "name")
+    expected |= labelled("metric_over_nodes", {"worst": 9.0, "median": 3.0}, "of")
+    assert expected.items() <= found.items()
+    assert ("accuracy", ()) not in found
+
+
 def test_the_engine_counts() -> None:
     metrics = Metrics({})
     metrics.connected.set(5)

@@ -4,14 +4,17 @@ import csv
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fedbudget.engines.remote.task import agree
 from fedbudget.errors import UserError
 from fedbudget.launch.node_data import from_dataset, from_file
 from fedbudget.launch.simulate import simulate
+from fedbudget.models.softmax import Softmax
 from fedbudget.settings import Settings
 
-TRIAL = Settings(nodes=5, partition="case:4", seed=3)
+TRIAL = Settings(model="svm", nodes=5, partition="case:4", seed=3)
 
 
 def write(path: Path, rows: list[tuple[float, float, str]]) -> Path:
@@ -40,6 +43,35 @@ class TestHeldOfAFile:
         held = from_file(write(tmp_path / "one.csv", ONE))
         assert held.dataset.train.x.tolist() == [[a, b] for a, b, _ in ONE]
         assert (held.dataset.classes, held.dataset.test, len(held.rows[0])) == (("blue", "red"), None, 12)
+
+    def test_a_share_is_held_back_and_not_trained_on(self, tmp_path: Path) -> None:
+        rows = [(float(i), 10.0 * i, "red" if i % 2 else "blue") for i in range(50)]
+        held = from_file(write(tmp_path / "one.csv", rows), test_share=0.25)
+        assert held.test is not None
+        trained, tested = ([int(x[0]) for x in each.train.x.tolist()] for each in (held.dataset, held.test))
+        assert sorted(trained + tested) == list(range(50))
+        assert (len(tested), len(held.rows[0]), held.samples().test_samples) == (12, 38, 12)
+        assert held.test.classes == held.dataset.classes == ("blue", "red")
+
+    def test_samples_of_another_file_are_tested_on_as_everyones_are_standardised(self, tmp_path: Path) -> None:
+        """With class numbers of all nodes, whatever classes the file has itself."""
+        blue = [(float(i), 0.5, "blue") for i in range(10, 30)]
+        other = write(tmp_path / "other.csv", [(a, b, "red") for a, b, _ in ONE])
+        held = from_file(write(tmp_path / "one.csv", blue), test=str(other))
+        agreed = agree([held.samples(), from_file(other).samples()])
+        table = held.test_table(agreed, Softmax(2, 2))
+        assert table is not None
+        assert table.y.tolist() == [1.0] * 12
+        everyones = np.array([row[:2] for row in (*blue, *ONE)])
+        expected = (np.array([row[:2] for row in ONE]) - everyones.mean(axis=0)) / everyones.std(axis=0)
+        np.testing.assert_allclose(table.x, expected, rtol=1e-6)
+
+    def test_too_few_to_test_on(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "one.csv", ONE)
+        with pytest.raises(UserError, match=r"3 samples of one\.csv are too few to test on"):
+            from_file(path, test_share=0.3)
+        with pytest.raises(UserError, match="give test or test_share, not both"):
+            from_file(path, test_share=0.3, test=path)
 
     def test_a_folder_is_of_several_nodes(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="is a folder; a node has a file of its own"):

@@ -22,7 +22,7 @@ from fedbudget.settings import Settings
 from support.processes import but_wall, made
 
 DATA: dict[str, Any] = {"model": "softmax", "shards": made(4), "test": made(5)[4]}
-TRIAL = Settings(nodes=5, partition="case:4", seed=3)
+TRIAL = Settings(model="svm", nodes=5, partition="case:4", seed=3)
 METHODS: dict[str, dict[str, Any]] = {
     "frugal": {"tau_max": 8},
     "paper": {"method": "paper", "tau_max": 8},

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedbudget.engines.remote.node_data import table_to_test_on
 from fedbudget.engines.remote.task import agree
 from fedbudget.errors import UserError
 from fedbudget.launch.node_data import dataset_to_test_on, from_dataset, from_file
 from fedbudget.launch.simulate import simulate
-from fedbudget.launch.task import table_to_test_on
 from fedbudget.models import Softmax
 from fedbudget.settings import Settings
 
-TRIAL = Settings(nodes=5, partition="case:4", seed=3)
+TRIAL = Settings(model="svm", nodes=5, partition="case:4", seed=3)
 
 
 def write(path: Path, rows: list[tuple[float, float, str]]) -> Path:

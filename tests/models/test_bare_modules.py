@@ -201,3 +201,21 @@ def test_a_mapping_is_no_sequence_of_samples() -> None:
     shard: Any = {"x": np.eye(4), "y": np.arange(4)}
     with pytest.raises(UserError, match=r"shard 0 must be \(x, y\), or a sequence of samples .* not a dict"):
         fedbudget.train(model=nn.Linear(4, 4), shards=[shard])
+
+
+class TestWhatCannotBeTrained:
+    def test_a_class_that_needs_arguments_says_which(self) -> None:
+        words = r"WithAdapter cannot be made: missing a required argument: 'layer'; give"
+        with pytest.raises(UserError, match=words):
+            TorchModel(WithAdapter)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=words):
+            fedbudget.train(model=WithAdapter, dataset="digits", budget="time=1s")  # type: ignore[arg-type]
+
+    def test_a_loss_by_its_name(self) -> None:
+        with pytest.raises(UserError, match=r"a loss is a function of .*, not 'mse'"):
+            TorchModel(nn.Linear(5, 1), loss="mse")  # type: ignore[arg-type]
+
+    def test_a_loss_without_a_gradient(self) -> None:
+        model = TorchModel(nn.Linear(5, 1), loss=lambda output, y: F.mse_loss(output, y).detach(), target="real")
+        with pytest.raises(UserError, match="linear's loss has no gradient"):
+            fedbudget.train(model=model, shards=[(X, X[:, 0])], budget="time=1s")

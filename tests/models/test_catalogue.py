@@ -3,8 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
+from fedbudget.data.dataset import Dataset, Part
+from fedbudget.data.samples import SampleStore
 from fedbudget.engines.remote.descriptions import describe, read
 from fedbudget.engines.remote.task import Task
 from fedbudget.errors import UserError
@@ -36,6 +39,21 @@ def test_options_reach_the_model() -> None:
 def test_options_that_cannot_be(name: str, options: ModelOptions, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         catalogue.build(name, small_dataset(), options)
+
+
+@pytest.mark.parametrize(
+    ("labels", "values", "name"), [(True, False, "softmax"), (True, True, "softmax"), (False, True, "linear")]
+)
+def test_where_no_model_is_named_the_target_decides(labels: bool, values: bool, name: str) -> None:
+    part = Part(np.zeros((2, 3)), np.arange(2) if labels else None, np.arange(2.0) if values else None)
+    assert catalogue.default(Dataset("a", part)) == name
+
+
+def test_nothing_to_predict_is_said() -> None:
+    with pytest.raises(UserError, match="homes has nothing to predict; for clusters, use model kmeans"):
+        catalogue.default(Dataset("homes", Part(np.zeros((2, 3)))))
+    with pytest.raises(UserError, match="need a PyTorch model of your own"):
+        catalogue.default(Dataset("any", Part(np.zeros((2, 1), np.int64)), store=SampleStore([])))
 
 
 # What must be touched for a new option: the model itself, below, and a field of that name in settings.py.

@@ -70,7 +70,7 @@ def test_modules_that_start_elsewhere_are_the_same_model() -> None:
             Softmax(3, 2),
             "the kind of model is TorchModel here, and Softmax there",
         ),
-        (Softmax(3, 2), Softmax(4, 2), "parameter w is 8 of float32 here, and 10 of float32 there"),
+        (Softmax(3, 2), Softmax(4, 2), "parameter weight is 2 x 3 of float32 here, and 2 x 4 of float32 there"),
     ],
 )
 def test_the_first_difference_is_said(one: Any, two: Any, words: str) -> None:

@@ -1,14 +1,16 @@
 """Losses and gradients against Table I in float64, against finite differences, and by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbudget.arrays import Float32
-from fedbudget.data.sampling import BatchIndices
+from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards, Table
-from fedbudget.models import KMeans, LinearRegression, Softmax, SquaredSvm, loss_over
+from fedbudget.models import KMeans, LinearRegression, Softmax, SquaredSvm, base, loss_over
 from fedbudget.models.base import Descent, Model
 from support.problems import MODELS, Problem, finite_differences, kmeans_distances, problem
 
@@ -77,6 +79,29 @@ def test_a_round_of_updates_is_that_many_steps_of_plain_descent(name: str) -> No
     for _ in range(10):
         plain = plain - 0.1 * case.gradient(plain, case.x, case.y)
     np.testing.assert_allclose(found.w[0], plain, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("compiled", [True, False], ids=["kernels", "numpy"])
+def test_nodes_with_steps_of_their_own_go_as_each_would_alone(
+    name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """τ_i and η_i of each node in one call: the same bits as of a call for each."""
+    if not compiled:
+        monkeypatch.setattr(base, "compiled_kernels", lambda: None)
+    case, counts, etas = problem(name, seed=6), np.array([4, 1, 7]), np.array([0.1, 0.3, 0.05], np.float32)
+    shards, w = Shards.of(case.table, [np.arange(20), np.arange(20, 40), np.arange(40, 60)]), case.start(6)
+    drawn = Sampler(shards.size, 6, seed=2).round(7)
+    shift = 0.1 * np.stack([case.start(node + 20) for node in range(3)])
+    together = case.model.descend(w[None], shards, replace(drawn, counts=counts), etas, w, shift)
+    for node in range(3):
+        own = BatchIndices(drawn.positions[:, : counts[node]].copy(), drawn.group[node : node + 1])
+        alone = case.model.descend(
+            w[None], shards.only([node]), own, float(etas[node]), w, np.ascontiguousarray(shift[node : node + 1])
+        )
+        assert alone.w[0].tobytes() == together.w[node].tobytes()
+        assert alone.losses[0] == together.losses[node]
+        assert alone.gradients[0].tobytes() == together.gradients[node].tobytes()
 
 
 def one_row(x: list[float], y: float) -> Shards:
@@ -155,3 +180,22 @@ class TestAccuracy:
     def test_others_have_none(self, name: str) -> None:
         case = problem(name, seed=1)
         assert case.model.accuracy(case.start(1), case.table) is None
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_are_what_the_loss_is_of(name: str) -> None:
+    made = problem(name, seed=3, regularization=0.0)
+    table, w = made.table, made.start(1)
+    outputs = made.model.outputs(w, table)
+    assert outputs is not None
+    own = outputs[np.arange(len(table)), table.y.astype(int) if name == "softmax" else 0]
+    losses: dict[str, Float32] = {
+        "svm": 0.5 * np.square(np.maximum(0, 1 - table.y * own)),
+        "linear": 0.5 * np.square(own - table.y),
+        "kmeans": -outputs.max(axis=1),
+        "softmax": np.log(np.exp(outputs).sum(axis=1)) - own,
+    }
+    assert loss_over(made.model, w, table) == pytest.approx(losses[name].mean(), rel=1e-4)
+    if name in ("svm", "softmax"):
+        right = (own >= 0) == (table.y > 0) if name == "svm" else outputs.argmax(axis=1) == table.y
+        assert made.model.accuracy(w, table) == right.mean()

@@ -10,7 +10,7 @@ from fedbudget.data.sampling import Sampler
 from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError
 from fedbudget.models import TorchModel, catalogue
-from fedbudget.models.base import Descent
+from fedbudget.models.base import Descent, loss_over
 from fedbudget.models.networks import cnn
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
@@ -46,6 +46,18 @@ class TestLayers:
         dataset = Dataset("images", Part(x, labels=np.arange(10)), classes=tuple("abcdefghij"), shape=shape)
         model = catalogue.build("cnn", dataset)
         assert (model.parameters, model.name, model.target) == (total, "cnn", "classes")
+
+    def test_mlp_gives_one_number_where_there_are_no_classes(self) -> None:
+        """Squared error of a real target: 3 features by 64 and their biases, 64 by 1 and its bias."""
+        x = np.random.default_rng(0).normal(0, 1, (20, 3)).astype(np.float32)
+        dataset = Dataset("homes", Part(x, values=x[:, 0].astype(np.float64)))
+        model = catalogue.build("mlp", dataset)
+        assert (model.parameters, model.target) == (3 * 64 + 64 + 64 + 1, "real")
+        w, table = model.initial(0), dataset.table(dataset.train, model.target)
+        outputs = model.outputs(w, table)
+        assert outputs is not None
+        assert outputs.shape == (20, 1)
+        assert loss_over(model, w, table) == pytest.approx(np.mean((outputs[:, 0] - x[:, 0]) ** 2), rel=1e-5)
 
     def test_flat_rows_are_refused(self) -> None:
         dataset = Dataset("rows", Part(np.zeros((2, 7), np.uint8), labels=np.arange(2)), classes=("a", "b"))

@@ -1,6 +1,7 @@
 """Local updates of a PyTorch module: what plain PyTorch and the compiled models compute, for few nodes and for many."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -167,8 +168,10 @@ class TestManyNodes:
     NODES, BATCH, UPDATES = 12, 5, 4
 
     def both_ways(
-        self, make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch, **options: Any
+        self, make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch, *, own_steps: bool = False, **options: Any
     ) -> tuple[Descent, Descent]:
+        eta = np.linspace(0.02, 0.2, self.NODES).astype(np.float32) if own_steps else 0.1
+        counts = 1 + np.arange(self.NODES) % self.UPDATES if own_steps else None
         data = table(samples=120)
         shards = Shards.of(data, np.array_split(np.random.default_rng(1).permutation(120), self.NODES))
         found = []
@@ -177,7 +180,8 @@ class TestManyNodes:
             model = TorchModel(make, **options)
             w = np.stack([random_w(model, seed) for seed in range(self.NODES)])
             indices = Sampler(shards.size, self.BATCH, seed=3).round(self.UPDATES)
-            found.append(model.descend(w, shards, indices, 0.1, random_w(model, 99), w[::-1].copy()))
+            indices = replace(indices, counts=counts)
+            found.append(model.descend(w, shards, indices, eta, random_w(model, 99), w[::-1].copy()))
         return found[0], found[1]
 
     @staticmethod
@@ -191,6 +195,12 @@ class TestManyNodes:
 
     def test_at_once_they_do_what_they_do_in_turn(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.assert_same(*self.both_ways(network, monkeypatch))
+
+    def test_with_steps_of_their_own_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        at_once, in_turn = self.both_ways(network, monkeypatch, own_steps=True)
+        self.assert_same(at_once, in_turn)
+        same_steps = self.both_ways(network, monkeypatch)[1]
+        assert not np.isclose(in_turn.w, same_steps.w).all(axis=1).any()
 
     def test_with_a_real_target_and_a_column_of_outputs_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.assert_same(*self.both_ways(lambda: nn.Linear(5, 1), monkeypatch, target="raw"))

@@ -135,7 +135,7 @@ class TestFigures:
         model = TorchModel(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), metrics={"errors": errors})
         result = fedbudget.train(model=model, dataset="digits", budget="time=1s")
         assert result.accuracy is not None
-        assert result.metrics == {"errors": round(360 * (1 - result.accuracy))}  # of 360 test samples
+        assert result.metrics["errors"] == round(360 * (1 - result.accuracy))  # of 360 test samples
         assert json.loads(json.dumps(result.to_json()))["metrics"] == dict(result.metrics)
 
     def test_accuracy_can_be_replaced(self) -> None:
@@ -243,7 +243,7 @@ class TestWithoutPyTorch:
                     return end.code
 
             print(code_of("--model", "cnn", "--out", "cnn"))
-            print(code_of("--out", "svm"))
+            print(code_of("--model", "svm", "--out", "svm"))
             try:
                 from fedbudget.models import TorchModel
             except UserError as error:

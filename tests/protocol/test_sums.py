@@ -12,7 +12,7 @@ from fedbudget.data.shards import Shards
 from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, PeerError, Report
-from fedbudget.protocol.sums import ReportsHere, Sums, Vectors
+from fedbudget.protocol.sums import ReportsHere, SummedReports, Sums, Vectors
 from fedbudget.protocol.tree import branches
 from support.hand_made import ONE, make
 from support.methods import METHODS, bits, new_aggregator, read, simulated_time
@@ -64,6 +64,24 @@ def test_sums_of_any_parties_give_the_same_run_to_the_last_bit(method: str, batc
     assert len(whole) > 5
     for cuts in ((0, 11), (0, 4, 11), (0, 1, 5, 6, 11)):
         assert rounds("svm", method, batch, cuts) == whole
+
+
+@pytest.mark.parametrize("cuts", [range(12), (0, 1, 5, 6, 11)])
+def test_reports_added_up_in_any_order_give_the_same_run_to_the_last_bit(cuts: Sequence[int]) -> None:
+    """Nodes of their own, and fleets of several."""
+    whole = rounds("svm", "accelerated", 3, None)
+    aggregator, time, random = new_aggregator("svm", "accelerated"), simulated_time(), np.random.default_rng(1)
+    assert not aggregator.method.needs_reports
+    fleets = [fleet("svm", 3, first, end) for first, end in pairwise(cuts)]
+    broadcast: Broadcast | Outcome = aggregator.start()
+    found: list[object] = []
+    while isinstance(broadcast, Broadcast):
+        summed = SummedReports(broadcast)
+        for number in random.permutation(len(fleets)):
+            summed.add(fleets[number].answer(broadcast))
+        broadcast = aggregator.receive(summed, read(time, broadcast))
+        found.append(bits([aggregator.last, broadcast]))
+    assert found == whole
 
 
 def report(broadcast: Broadcast, w: Float32, nodes: Int64) -> Report:

@@ -1,6 +1,7 @@
 """Sums along the tree of nodes: as written out by hand, and the same bits whoever sums which nodes."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbudget.arrays import Float64, Int64
-from fedbudget.protocol.tree import add_up, add_up_in_numpy, branches
+from fedbudget.protocol.tree import GrowingSum, add_up, add_up_in_numpy, branches
 
 
 def level_by_level(numbers: Int64, values: Float64) -> Float64:
@@ -89,3 +90,23 @@ def test_any_number_of_columns(columns: int) -> None:
     values = np.random.default_rng(columns).normal(size=(5, columns)).astype(np.float32)
     weights = np.arange(1.0, 6.0)
     np.testing.assert_allclose(add_up(np.arange(5), weights, values), weights @ values.astype(np.float64), rtol=1e-12)
+
+
+@given(st.sets(st.integers(0, 40), min_size=1), st.randoms(use_true_random=False))
+def test_a_growing_sum_is_the_same_bits_in_any_order(numbers: set[int], random: Any) -> None:
+    nodes = np.array(sorted(numbers))
+    values = np.random.default_rng(len(nodes)).normal(size=(len(nodes), 3)).astype(np.float32)
+    weights = 1.0 + nodes
+    growing, order = GrowingSum(), list(range(len(nodes)))
+    random.shuffle(order)
+    for row in order:
+        growing.add_node(int(nodes[row]), weights[row], values[row])
+    assert growing.total().tobytes() == add_up(nodes, weights, values).tobytes()
+
+
+def test_a_growing_sum_in_order_holds_few_vectors() -> None:
+    growing = GrowingSum()
+    for node in range(1000):
+        growing.add_node(node, 1.0, np.ones(1, np.float32))
+        assert len(growing) == (node + 1).bit_count()
+    assert growing.total() == 1000

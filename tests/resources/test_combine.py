@@ -2,8 +2,6 @@
 
 import math
 
-import pytest
-
 from fedbudget.resources.combine import once_per_host, slowest, total
 from fedbudget.resources.host import estimated
 from fedbudget.resources.usage import CombinedReading, NodeCosts, Reading
@@ -39,10 +37,16 @@ def test_total_counts_the_aggregators_process_once() -> None:
     assert total("x", nodes(*PAIR, here=0), 10.0) == CombinedReading(4.0, 15.0, nodes=4)
 
 
-@pytest.mark.parametrize("combine", [slowest, total])
-def test_one_node_unknown_leaves_all_unknown(combine: object) -> None:
-    reading = combine("x", nodes(PAIR[0], None), 1.0)  # type: ignore[operator]
-    assert math.isnan(reading.step)
+def test_a_time_that_is_not_told_leaves_the_slowest_unknown() -> None:
+    assert math.isnan(slowest("x", nodes(PAIR[0], None), 1.0).step)
+
+
+def test_what_one_does_not_tell_is_thought_to_be_as_much_as_others_use() -> None:
+    told = total("x", nodes(PAIR[0]), None)
+    found = total("x", nodes(PAIR[0], None), None)
+    assert told is not None
+    assert found is not None
+    assert (found.step, found.whole) == (2 * told.step, 2 * told.whole)
 
 
 def test_read_by_nobody_is_none() -> None:

@@ -70,7 +70,7 @@ def ratio(result: Result) -> float:
 
 def settings(limit: str, rounds: int | None = 6) -> Settings:
     budget = ("time=1000s", f"nodetime={limit}")
-    return Settings(tau=5, nodes=2, rounds=rounds, costs="measured", budget=budget, partition="case:1")
+    return Settings(model="svm", tau=5, nodes=2, rounds=rounds, costs="measured", budget=budget, partition="case:1")
 
 
 @pytest.mark.usefixtures("own")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedbudget.resources.usage import CombinedReading
+from fedbudget.resources.usage import CombinedReading, NodeCosts, Reading
 from support.usage import usage
 
 
@@ -22,3 +22,11 @@ def test_delay_adds_to_the_whole_alone() -> None:
     found = usage().delayed(2.0)
     assert (found.step_seconds, found.seconds) == (0.5, 9.0)
     assert found.readings["cpu"] == usage().readings["cpu"]
+
+
+def test_no_more_time_than_there_was() -> None:
+    """A node that says a billion seconds is charged what the clock of the aggregator says."""
+    costs = NodeCosts({"time": Reading(1e9, 2e9), "cpu": Reading(3.0, 4.0)})
+    held = costs.within(6.0, 3)
+    assert (held.step_seconds, held.seconds, held.readings["cpu"]) == (2.0, 6.0, Reading(3.0, 4.0))
+    assert held.within(7.0, 3) is held

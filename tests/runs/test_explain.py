@@ -53,7 +53,7 @@ def run_of(**options: object) -> tuple[Run, Result]:
         "tau_max": TAU_MAX,
         **options,
     }
-    plan = simulate(Settings(**asked), Overrides(dataset=DIGITS))  # type: ignore[arg-type]
+    plan = simulate(Settings(model="svm", **asked), Overrides(dataset=DIGITS))  # type: ignore[arg-type]
     result = execute(plan)
     records = [RoundRecord.from_json(record.to_json()) for record in result.rounds]  # as they come from the disk
     return Run(Path("a-run"), plan.settings, records, summary=None), result

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
-from fedbudget.data.dataset import Standardization
+from fedbudget.data.dataset import Dataset, Part
 from fedbudget.errors import UserError
-from fedbudget.runs.folder import Run, RunWriter, SavedModel
+from fedbudget.models.named_tensors import NamedTensors
+from fedbudget.runs.folder import Run, RunWriter
 from fedbudget.runs.record import RoundRecord
+from fedbudget.runs.saved_model import SavedModel
 from fedbudget.settings import Settings
 from support.small_disk import fill, small_disk
 
@@ -51,7 +52,8 @@ class TestRun:
         writer = RunWriter(tmp_path / "a" / "run", CONFIG)
         for number in (1, 2, 3):
             writer.append(record(number))
-        saved = SavedModel(np.array([1.5, -2.0], np.float32), "svm", ("no", "yes"), None)
+        w, samples = np.array([1.5, -2.0], np.float32), Dataset("a", Part(np.empty((0, 2))))
+        saved = SavedModel(w, "svm", samples, NamedTensors({"weight": (2,)}))
         writer.finish({"loss": 0.25, "status": "finished"}, saved.to_bytes())
         run = Run.open(tmp_path / "a" / "run")
         assert run.settings == SETTINGS
@@ -238,35 +240,3 @@ class TestGoingOn:
     def test_no_run_no_going_on(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="is not the folder of a run"):
             RunWriter.resume(tmp_path, CONFIG, [])
-
-
-class TestSavedModel:
-    HOW = Standardization(np.array([1.0, 2.0]), np.array([3.0, 4.0]), 5.0, 6.0)
-
-    @pytest.mark.parametrize("how", [None, HOW])
-    def test_comes_back_as_it_was(self, tmp_path: Path, how: Standardization | None) -> None:
-        saved = SavedModel(np.array([0.1, -2.5e-30], np.float32), "softmax", ("café", 'a "b"', ""), how)
-        (tmp_path / "m").write_bytes(saved.to_bytes())
-        loaded = SavedModel.load(tmp_path / "m")
-        assert loaded.w.tobytes() == saved.w.tobytes()
-        assert (loaded.model, loaded.classes) == (saved.model, saved.classes)
-        assert (loaded.standardization is None) == (how is None)
-        if how is not None and loaded.standardization is not None:
-            assert loaded.standardization.mean.tolist() == [1, 2]
-            assert loaded.standardization.deviation.tolist() == [3, 4]
-            assert loaded.standardization.targets(np.array([17.0])).tolist() == [2]
-
-    def test_anything_that_reads_safetensors_reads_it(self, tmp_path: Path) -> None:
-        (tmp_path / "m").write_bytes(SavedModel(np.array([1, 2], np.float32), "svm", (), self.HOW).to_bytes())
-        tensors = load_file(tmp_path / "m")
-        assert tensors["w"].tolist() == [1, 2]
-        assert tensors["feature_mean"].tolist() == [1, 2]
-
-    @pytest.mark.parametrize("content", [None, b"", b"nonsense", json.dumps({"w": 1}).encode()])
-    def test_a_model_that_is_missing_or_spoilt_is_refused_in_a_line(
-        self, tmp_path: Path, content: bytes | None
-    ) -> None:
-        if content is not None:
-            (tmp_path / "m").write_bytes(content)
-        with pytest.raises(UserError, match="the trained model cannot be read"):
-            SavedModel.load(tmp_path / "m")

@@ -17,7 +17,7 @@ from fedbudget import data
 from fedbudget.arrays import Float32
 from fedbudget.runs.plot import chosen_tau, losses, plot_run
 from fedbudget.runs.record import RoundRecord
-from fedbudget.settings import Tau
+from fedbudget.setting_types import Tau
 from support.made_runs import record
 
 DIGITS = data.load("digits")
@@ -70,6 +70,14 @@ def test_a_model_without_accuracy_and_losses_that_are_no_numbers_are_drawn_too()
     broken = [replace(record, loss=float("nan"), best_loss=float("nan")) for record in result.rounds]
     for rounds in (result.rounds, broken):
         assert list(chunks(plot_run(rounds, result.budget, title="no accuracy")))[-1][0] == b"IEND"
+
+
+def test_real_targets_have_their_error_drawn() -> None:
+    rounds = [record(number, accuracy=None) for number in range(1, 9)]
+    evaluated = [replace(each, metrics={"rmse": 9.0 / each.round}) for each in rounds]
+    budget = {"time": 20.0, "bytes": 1e6}
+    without, drawn = (plot_run(each, budget, title="error") for each in (rounds, evaluated))
+    assert without != drawn
 
 
 def test_the_picture_follows_the_records() -> None:

@@ -44,6 +44,8 @@ records = st.builds(
     test_loss=st.none() | finite,
     expected_c=st.none() | amounts,
     expected_b=st.none() | amounts,
+    metrics=st.none() | st.dictionaries(st.text(), finite, min_size=1),
+    spread=st.none() | st.dictionaries(st.text(), finite, min_size=1),
 )
 
 COSTS = Costs(np.array([0.01, 0.0]), np.array([0.1, 5000.0]))
@@ -117,6 +119,14 @@ def test_a_record_names_resources_and_spells_reasons_out() -> None:
         "expected_c": {"time": 0.02, "bytes": 0.0},
         "expected_b": {"time": 0.2, "bytes": 5000.0},
     }
+
+
+def test_what_was_evaluated_is_written_where_it_was() -> None:
+    """Few rounds are, and a line has nothing of it in the others."""
+    record = RoundRecord.of(ROUND, accuracy=0.9, wall=0.0, metrics={"f1": 0.8}, spread=None)
+    found = json.loads(record.to_json())
+    assert found["metrics"] == {"f1": 0.8}
+    assert "spread" not in found
 
 
 def test_without_estimates_there_are_none_in_the_record() -> None:

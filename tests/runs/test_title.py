@@ -23,8 +23,8 @@ from support.made_runs import SETTINGS, make_run
         (replace(SETTINGS, dataset="/data/homes.csv"), "svm on homes.csv, 4 nodes, case:2, adaptive τ, frugal"),
         (replace(SETTINGS, method="paper", tau=7), "svm on digits, 4 nodes, case:2, τ = 7, paper"),
         (replace(SETTINGS, method="asynchronous", tau=1), "svm on digits, 4 nodes, case:2, asynchronous"),
-        (Settings(), "svm on digits, adaptive τ, accelerated"),
-        (Settings(method="centralized"), "svm on digits, centralized"),
+        (Settings(model="svm"), "svm on digits, adaptive τ, accelerated"),
+        (Settings(model="svm", method="centralized"), "svm on digits, centralized"),
     ],
 )
 def test_a_title_says_what_and_how(settings: Settings, title: str) -> None:

@@ -13,7 +13,7 @@ from fedbudget.runs.folder import ROUNDS, RunWriter
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
 
-SETTINGS = Settings(nodes=4, partition="case:2", method="frugal", budget=("time=20s", "bytes=2MB"), seed=3)
+SETTINGS = Settings(model="svm", nodes=4, partition="case:2", method="frugal", budget=("time=20s", "bytes=2MB"), seed=3)
 
 
 def record(number: int, **changes: Any) -> RoundRecord:

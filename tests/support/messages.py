@@ -8,11 +8,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fedbudget.arrays import Float32
+from fedbudget.data.moments import Moments
 from fedbudget.engines.grpc.from_aggregator import AggregatorReader, pack_welcome
 from fedbudget.engines.grpc.from_node import NodeReader
 from fedbudget.engines.remote.compression import KINDS, Kind, decode, encode
 from fedbudget.engines.remote.messages import Welcome
-from fedbudget.engines.remote.task import Moments, SamplesDescription, Task
+from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.models.description import ModelDescription, TensorDescription
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, Report, Request
 from fedbudget.resources.usage import NodeCosts, Reading

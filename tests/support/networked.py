@@ -185,13 +185,14 @@ class Network:
         if lost:
             broadcast = self.aggregator.forget(lost)
         self.sent.append(broadcast.w)
-        self.server.begin(broadcast, least=least, timeout=timeout, left=left)
+        needs_reports = self.aggregator.method.needs_reports
+        self.server.begin(broadcast, least=least, timeout=timeout, left=left, needs_reports=needs_reports)
         return broadcast
 
     def finish(self) -> CollectedRound:
         collected = self.server.finish()
         if collected.enough:
-            self.aggregator.receive(Report.merge([answer.report for answer in collected.answers]), CHEAP)
+            self.aggregator.receive(collected.reports, CHEAP)
         return collected
 
     def round(self, **how: Any) -> CollectedRound:

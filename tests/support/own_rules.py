@@ -39,4 +39,4 @@ OWN: dict[str, Any] = {"controller": Doubling(), "update": fedbudget.ServerMomen
 def train(**more: Any) -> fedbudget.Result:
     """A run with all of them, unless others are given."""
     asked: dict[str, Any] = {"nodes": 3, "case": 2, "budget": "time=1000s", "rounds": 9, "step_size": 0.01}
-    return fedbudget.train(**{**asked, **OWN, **more})
+    return fedbudget.train(**{"model": "svm", **asked, **OWN, **more})

@@ -22,9 +22,9 @@ PATIENCE = 120.0  # seconds, for a machine that has to compile first
 @contextmanager
 def long_run(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """A run that would take long, when some of its rounds are on disk."""
-    command = [FEDBUDGET, "run", "--costs", "measured", "--budget", "time=600s", "--batch-size", "full", *options]
+    asked = ["--model", "svm", "--costs", "measured", "--budget", "time=600s", "--batch-size", "full", "--out", "run"]
     process = subprocess.Popen(
-        [*map(str, command), "--out", "run"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [str(FEDBUDGET), "run", *asked, *options], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     began = time.monotonic()
     rounds = folder / "run" / "rounds.jsonl"

@@ -57,7 +57,20 @@ def killed_replace(path, content):
 Aggregator.receive, RunWriter.append, atomic_file.replace = killed_receive, killed_append, killed_replace
 main(sys.argv[3:])
 """
-OPTIONS = ["--case", "2", "--budget", "time=4s", "--tau-max", "8", "--participation", "0.7", "--test-samples", "50"]
+OPTIONS = [
+    "--model",
+    "svm",
+    "--case",
+    "2",
+    "--budget",
+    "time=4s",
+    "--tau-max",
+    "8",
+    "--participation",
+    "0.7",
+    "--test-samples",
+    "50",
+]
 PHASES = [
     ("checkpoint saved", 0),
     ("report there", 1),

@@ -45,7 +45,7 @@ def test_with_simulated_costs_all_is_the_same_as_in_one_process(
     options: dict[str, Any] = {"method": method, "tau": tau, "rounds": 12}
     options |= {} if batch is None else {"batch_size": batch}
     run = local(tmp_path, *SIMULATED, *as_options(options))
-    whole = train(model="svm", dataset="digits", case=2, costs="simulated", budget="time=4s", **options)
+    whole = train(dataset="digits", case=2, costs="simulated", budget="time=4s", **options)
     assert but_wall(run.rounds) == but_wall(whole.rounds)
     assert_same_end(run, whole)
 
@@ -56,7 +56,7 @@ def test_with_simulated_costs_all_is_the_same_as_in_one_process(
 def test_with_a_fixed_tau_measured_costs_change_nothing_in_w(tmp_path: Path, method: str, batch: int | str) -> None:
     options: dict[str, Any] = {"method": method, "tau": 7, "rounds": 15, "batch_size": batch, "seed": 4}
     run = local(tmp_path, "--costs", "measured", "--budget", "time=1h", *as_options(options))
-    whole = train(model="svm", dataset="digits", case=2, costs="measured", budget="time=1h", **options)
+    whole = train(dataset="digits", case=2, costs="measured", budget="time=1h", **options)
     assert_same_end(run, whole)
     apart = {"wall", "c", "b", "spent"}
     for ours, theirs in zip(run.rounds, whole.rounds, strict=True):

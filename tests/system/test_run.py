@@ -85,7 +85,7 @@ class TestJson:
         assert printed["spent"].keys() == printed["overshoot"].keys() == printed["budget"].keys()
 
     def test_loss_and_accuracy_are_those_of_the_saved_model(self, run: Path, printed: dict[str, Any]) -> None:
-        w = load_file(run / "model.safetensors")["w"].astype(np.float64)
+        w = load_file(run / "model.safetensors")["weight"].astype(np.float64)
         known = load_digits()
         x, y = known.data / 16, np.where(known.target % 2 == 0, 1, -1)
         slack = np.maximum(0, 1 - y[:1437] * (x[:1437] @ w))
@@ -126,7 +126,7 @@ class TestRepeating:
         fedbudget(f"run --config {run}/config.toml --out {tmp_path}/second --json", capsys)
         assert rounds_of(tmp_path / "second") == rounds_of(run)
         assert (tmp_path / "second" / "config.toml").read_bytes() == (run / "config.toml").read_bytes()
-        first, second = (load_file(path / "model.safetensors")["w"] for path in (run, tmp_path / "second"))
+        first, second = (load_file(path / "model.safetensors")["weight"] for path in (run, tmp_path / "second"))
         assert first.tobytes() == second.tobytes()
 
     def test_an_option_beside_it_changes_only_what_it_says(
@@ -247,5 +247,5 @@ def test_without_out_a_run_finds_a_place_of_its_own(
     out, err = fedbudget("run --budget time=1s", capsys)
     (run,) = (tmp_path / "runs").iterdir()
     assert f"run: runs/{run.name}" in out.splitlines()
-    assert err.startswith("svm on digits, 5 nodes, case:1, adaptive τ, accelerated; budget time=1s\n")
+    assert err.startswith("softmax on digits, 5 nodes, case:1, adaptive τ, accelerated; budget time=1s\n")
     assert json.loads((run / "summary.json").read_text())["run"] == f"runs/{run.name}"

@@ -29,3 +29,17 @@ def test_a_node_that_hangs_near_the_end(tmp_path: Path, method: str) -> None:
     assert found["spent"]["time"] > 4  # it was waited for, as long as there was time for that
     assert (rounds[-1].tau, rounds[-1].nodes) == (0, 2)  # the final loss, of those that are there
     assert rounds[-2].missed == (2,)
+
+
+@pytest.mark.parametrize("when", [2, 20], ids=["at work in a thread", "at work where it listens"])
+def test_a_node_suspended_at_work_hears_the_farewell(tmp_path: Path, when: int) -> None:
+    """It listens before it sends its report, by which it would learn only that the aggregator is gone."""
+    with commands(tmp_path) as start:
+        aggregator = start.serve("--nodes", "3", "--model", "softmax", "--budget", "time=3s", "--out", "run")
+        start.write(3)
+        stay = [start.join(aggregator.port, "--data", f"n{node}.npz", name=f"n{node}") for node in (1, 2)]
+        hangs = start.failing(aggregator.port, 3, when, signal.SIGSTOP)
+        assert aggregator.end() == 0
+        assert [node.end() for node in stay] == [0, 0]
+        assert hangs.end(signal.SIGCONT) == 0
+        assert "n3: the run is over; took part in" in hangs.errors.splitlines()[-1]

@@ -17,7 +17,7 @@ from fedbudget.trackers import background
 from fedbudget.trackers.tracker import RunInfo, TimedRecord
 from fedbudget.training import execute
 
-SETTINGS = Settings(budget=("time=1000s",), tau=1, rounds=20, evaluations=1)
+SETTINGS = Settings(model="svm", budget=("time=1000s",), tau=1, rounds=20, evaluations=1)
 
 
 class Notes:
@@ -100,7 +100,7 @@ def made(tmp_path: Path, *trackers: Notes, settings: Settings = SETTINGS) -> Res
 
 
 def test_is_told_of_every_round_once_and_in_order_and_of_the_end(tmp_path: Path) -> None:
-    settings = Settings(budget=("time=10000s",), tau=1, rounds=500, evaluations=1)
+    settings = Settings(model="svm", budget=("time=10000s",), tau=1, rounds=500, evaluations=1)
     notes, other = Notes(), Notes()
     result = made(tmp_path, notes, other, settings=settings)
     assert notes.records == other.records == list(result.rounds)

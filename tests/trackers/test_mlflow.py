@@ -28,6 +28,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for name in VARIABLES:
             monkeypatch.delenv(name, raising=False)
         fedbudget.train(
+            model="svm",
             dataset="digits",
             case=2,
             budget=["time=1000s", "bytes=1GB"],

@@ -22,6 +22,7 @@ ROUNDS = 500
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "one"
     fedbudget.train(
+        model="svm",
         dataset="digits",
         case=2,
         budget=["time=1000s", "bytes=1GB"],
@@ -62,6 +63,9 @@ def test_every_round_is_a_step_with_the_numbers_of_its_record(folder: Path, show
     for kind in ("spent", "c", "b"):
         for resource in ("time", "bytes"):
             expected[f"{kind}/{resource}"] = [(line["round"], line[kind][resource]) for line in lines]
+    looked = [line for line in lines if "metrics" in line]
+    for name in looked[0]["metrics"]:
+        expected[f"test/{name}"] = [(line["round"], line["metrics"][name]) for line in looked]
     rounds = {tag for tag in shown.Tags()["scalars"] if not tag.startswith("final/")}
     assert rounds == expected.keys()
     for tag, points in expected.items():

@@ -54,6 +54,15 @@ def test_a_round_has_all_its_numbers_and_those_of_each_resource() -> None:
     }
 
 
+def test_metrics_of_a_round_and_over_nodes_where_it_was_evaluated() -> None:
+    looked = replace(RECORD, metrics={"f1": 0.8, "own": math.nan}, spread={"nodes": 4, "worst": 0.5})
+    found = round_metrics(looked)
+    assert {name: found[name] for name in found.keys() - round_metrics(RECORD).keys()} == {
+        "test/f1": 0.8,
+        "nodes/worst": 0.5,
+    }
+
+
 def test_what_is_not_known_of_a_round_is_left_out_and_zero_is_not_that() -> None:
     unknown = replace(RECORD, accuracy=None, rho=None, beta=0.0, delta=None, loss=math.nan, best_loss=math.inf)
     left_out = round_metrics(RECORD).keys() - round_metrics(unknown).keys()
@@ -70,6 +79,7 @@ def test_a_run_has_its_last_numbers_and_further_metrics() -> None:
         "loss": None,
         "accuracy": 0.5,
         "metrics": {"error": 2.0},
+        "spread": {"nodes": 4, "worst": 0.25},
         "average_tau": 3.5,
         "aggregations": 4,
         "local_updates": 14,
@@ -80,6 +90,7 @@ def test_a_run_has_its_last_numbers_and_further_metrics() -> None:
     assert final_metrics(summary) == {
         "final/accuracy": 0.5,
         "final/error": 2,
+        "final/nodes/worst": 0.25,
         "final/average_tau": 3.5,
         "final/aggregations": 4,
         "final/local_updates": 14,

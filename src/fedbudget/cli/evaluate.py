@@ -16,7 +16,7 @@ def evaluate(
     given: Given,
     output: OutputOptions,
 ) -> None:
-    """Apply a trained model to data, and print its loss and accuracy.
+    """Apply a trained model to data, and print its loss and metrics.
 
     Examples:
 
@@ -26,12 +26,15 @@ def evaluate(
 
       fedbudget evaluate runs/NAME --dataset ward.py:samples
     """
+    from fedbudget.cli.options import settings_from
     from fedbudget.experiments.evaluate import evaluate as apply
+    from fedbudget.runs.figures import metrics_text
     from fedbudget.runs.folder import Run
 
-    result = apply(Run.open(run), dataset, given["target"], given["data_dir"])
+    options = settings_from({name: given[name] for name in ("target", "drop")}).table_options()
+    result = apply(Run.open(run), dataset, options, given["data_dir"])
     if output.json:
         print(json.dumps(vars(result)))
         return
-    accuracy = "" if result.accuracy is None else f", accuracy {result.accuracy:.4f}"
-    print(f"{result.samples} samples: loss {result.loss:.4f}{accuracy}")
+    metrics = metrics_text(result.accuracy, result.metrics, result.to_beat)
+    print(", ".join(filter(None, (f"{result.samples} samples: loss {result.loss:.4f}", metrics))))

@@ -14,9 +14,11 @@ from fedbudget.cli import (
     data,
     evaluate,
     explain,
+    export,
     forecast,
     join,
     local,
+    predict,
     report,
     reproduce,
     run,
@@ -37,8 +39,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _MAKE_RUNS = (run.run, local.local, serve.serve, join.join, certs.certs, compare.compare, sweep.sweep)
-_LOOK_AT_RUNS = (show.show, explain.explain, forecast.forecast, evaluate.evaluate, dashboard.dashboard, report.report)
-for command in (*_MAKE_RUNS, reproduce.reproduce, *_LOOK_AT_RUNS, tasks.tasks):
+_LOOK_AT_RUNS = (show.show, explain.explain, forecast.forecast, dashboard.dashboard, report.report)
+_USE_MODELS = (predict.predict, evaluate.evaluate, export.export)
+for command in (*_MAKE_RUNS, reproduce.reproduce, *_USE_MODELS, *_LOOK_AT_RUNS, tasks.tasks):
     app.command(cls=GroupedCommand)(command)
 app.add_typer(runs.app, name="runs")
 app.add_typer(data.app, name="data")

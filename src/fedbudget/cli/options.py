@@ -9,7 +9,8 @@ from typing import Any
 from fedbudget import tasks
 from fedbudget.errors import UserError
 from fedbudget.option import REQUIRED, declarations, option
-from fedbudget.settings import EngineName, Settings, defaults_of
+from fedbudget.setting_types import EngineName
+from fedbudget.settings import Settings, defaults_of
 
 _ONE_RUN = ("run", "serve", "local")
 
@@ -25,6 +26,11 @@ def run_folders(start: str) -> list[str]:
 
 
 RUN: Path = option(REQUIRED, "The folder of a run.", argument=True, values=run_folders)
+OWN_MODEL: str | None = option(
+    None,
+    "Your own model, where it was given from Python or is elsewhere now: a Python file and a name in it, net.py:Net.",
+    shown="as the run has it",
+)
 RESUME: Path | None = option(
     None,
     "Go on with this run, that was broken off or has finished; --budget time=+10min gives it more to spend.",

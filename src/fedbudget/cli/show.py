@@ -31,6 +31,7 @@ def show(*, run: Path = RUN, all: bool = option(False, "Show every round."), out
 
     from fedbudget.cli.console import console
     from fedbudget.cli.view import LOSSES, rounds_table
+    from fedbudget.runs.figures import metrics_text, spread_text
     from fedbudget.runs.record import average_tau
     from fedbudget.runs.title import run_title
 
@@ -50,6 +51,12 @@ def show(*, run: Path = RUN, all: bool = option(False, "Show every round."), out
         summary = opened.summary | {"average_tau": average_tau([own.tau for own in opened.rounds if own.tau])}
         for name in ("loss", "accuracy", "average_tau", "aggregations", "local_updates", "stopped_by", "status"):
             out.print(f"{name.replace('_', ' ')}: {summary[name]}", highlight=False)
+        metrics = metrics_text(summary["accuracy"], summary.get("metrics", {}), summary.get("to_beat"))
+        spread = summary.get("spread") and spread_text(
+            summary["spread"], "rmse" if summary["accuracy"] is None else "accuracy"
+        )
+        for line in filter(None, (metrics, spread)):
+            out.print(f"on test samples: {line}", highlight=False)
     if opened.rounds and find_spec("matplotlib") is not None:
         from fedbudget.runs.plot import plot_run
 

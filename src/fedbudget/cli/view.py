@@ -20,6 +20,8 @@ from fedbudget.cli.console import plain_table
 from fedbudget.cli.dashboard import beside
 from fedbudget.cli.forecast import interval_text
 from fedbudget.cli.options import OutputOptions
+from fedbudget.data.dataset import Dataset
+from fedbudget.errors import UserError, flag
 from fedbudget.forecasts.curve import LEVEL
 from fedbudget.forecasts.forecast import Forecast
 from fedbudget.forecasts.latest import LatestForecast, next_forecast
@@ -28,6 +30,7 @@ from fedbudget.models.compiling import COMPILING, on_compiling
 from fedbudget.node_status import NodeStatus
 from fedbudget.resources import RESOURCES
 from fedbudget.result import Result
+from fedbudget.runs.figures import metrics_text, spread_text
 from fedbudget.runs.record import RoundRecord
 from fedbudget.trackers.tracker import Tracker
 from fedbudget.training import default_folder, execute
@@ -72,8 +75,16 @@ def make_run(
       folder: of a run that goes on; otherwise it is the one asked for, or a new one.
     """
     folder = folder or output.out or default_folder(prepared.settings)
+    if not output.json:
+        tell_of_data(prepared.dataset)
     with beside(folder, wanted=output.dashboard), watching(prepared, quiet=output.json) as callbacks:
         return execute(prepared, out=folder, callbacks=callbacks, trackers=trackers)
+
+
+def tell_of_data(dataset: Dataset) -> None:
+    """What a person should know of the data before the start."""
+    for remark in (*dataset.remarks, *dataset.warnings):
+        print(f"data: {UserError(remark).spelled(flag)}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -105,8 +116,10 @@ def print_result(result: Result, *, json: bool = False) -> None:
     if json:
         print(jsonlib.dumps(result.to_json()))
         return
-    accuracy = "" if result.accuracy is None else f", accuracy {result.accuracy:.4f}"
-    print(f"loss {result.loss:.4f}{accuracy}")
+    metrics = metrics_text(result.accuracy, result.metrics, result.to_beat)
+    print(", ".join(filter(None, (f"loss {result.loss:.4f}", metrics))))
+    if result.spread:
+        print(spread_text(result.spread, "rmse" if result.accuracy is None else "accuracy"))
     made = f"{result.local_updates} local updates in one place"
     if result.aggregations:
         updates = f"{result.local_updates} local updates per node, average τ {result.average_tau:.1f}"
@@ -181,12 +194,14 @@ class _LiveView:
         self._budget = prepared.budget.limits
         self._records: list[RoundRecord] = []
         self._forecasts = LatestForecast()
-        self._accuracy = ""
+        self._metrics = self._spread = ""
 
     def add(self, record: RoundRecord) -> Group:
         self._records.append(record)
-        if record.accuracy is not None:
-            self._accuracy = f"accuracy {record.accuracy:.4f}"
+        if record.accuracy is not None or record.metrics:
+            self._metrics = metrics_text(record.accuracy, record.metrics or {})
+        if record.spread:
+            self._spread = spread_text(record.spread, "rmse" if record.accuracy is None else "accuracy")
         gauges = Table.grid(padding=(0, 1))
         for name, limit in self._budget.items():
             resource, spent = RESOURCES[name], record.spent[name]
@@ -195,7 +210,7 @@ class _LiveView:
         parts: list[RenderableType] = [
             Text(self._title, style="bold"),
             gauges,
-            Text(self._accuracy),
+            *(Text(line) for line in (self._metrics, self._spread) if line),
             Text(_forecast_text(self._forecasts.of(self._records, self._budget))),
             rounds_table(self._records[-_ROUNDS:], self._budget),
             Text(LOSSES, style="dim"),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedbudget.resources import RESOURCES
+from fedbudget.runs.figures import figure
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import average_tau
 
@@ -49,6 +50,10 @@ def _gain(run: Run) -> str:
     accuracy = (run.summary or {}).get("accuracy", known[-1] if known else None)
     if known and accuracy is not None:
         text += f", and accuracy on the test samples from {known[0]:.1%} to {accuracy:.1%}"
+    errors = [record.metrics["rmse"] for record in run.rounds if record.metrics and "rmse" in record.metrics]
+    if errors and not known:
+        last_error = (run.summary or {}).get("metrics", {}).get("rmse", errors[-1])
+        text += f", and RMSE on the test samples from {figure('rmse', errors[0])} to {figure('rmse', last_error)}"
     return f"{text}."
 
 

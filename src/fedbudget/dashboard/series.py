@@ -22,6 +22,8 @@ from fedbudget.forecasts.curve import LEVEL
 from fedbudget.launch.method import build_method
 from fedbudget.resources import RESOURCES
 from fedbudget.runs.explain import explain
+from fedbudget.runs.figures import NAMES, figure
+from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord, average_tau, json_value
 from fedbudget.runs.title import run_title
 from fedbudget.settings import Settings
@@ -58,6 +60,7 @@ def now(snapshot: RunSnapshot) -> dict[str, Any]:
         "rounds": last.round if last else 0,
         "loss": json_value((run.summary or {}).get("loss", last.best_loss if last else None)),
         "accuracy": (run.summary or {}).get("accuracy", evaluated),
+        "metrics": metric_tiles(run),
         "average_tau": average_tau([record.tau for record in run.rounds if record.tau > 0]) or None,
         "summary": run.summary,
         "forecast": forecast(snapshot),
@@ -65,6 +68,27 @@ def now(snapshot: RunSnapshot) -> dict[str, Any]:
         "nodes": snapshot.nodes,
         "written": snapshot.written,
     }
+
+
+def metric_tiles(run: Run) -> list[dict[str, str]]:
+    """What is shown of test samples besides accuracy: of the run's end, or as last evaluated."""
+    looked = next((record for record in reversed(run.rounds) if record.metrics), None)
+    end = run.summary or {}
+    metrics = end.get("metrics") or (looked.metrics if looked is not None and not end else None) or {}
+    spread = end.get("spread") or (looked.spread if looked is not None and not end else None)
+    to_beat = end.get("to_beat", {})
+    notes = {"rmse": f"of the mean {figure('rmse', to_beat['rmse'])}"} if "rmse" in to_beat else {}
+    tiles = [
+        {"name": name, "label": NAMES[name], "text": figure(name, metrics[name]), "note": notes.get(name, "")}
+        for name in NAMES
+        if name in metrics and name not in ("accuracy", "f1_binary")
+    ]
+    if spread:
+        of = "rmse" if "rmse" in metrics else "accuracy"
+        others = f"tenth percentile {figure(of, spread['tenth'])}, median {figure(of, spread['median'])}"
+        label = f"Worst of {spread['nodes']:.0f} nodes"
+        tiles.append({"name": "worst", "label": label, "text": figure(of, spread["worst"]), "note": others})
+    return tiles
 
 
 def rows(snapshot: RunSnapshot, first: int, last: int) -> dict[str, Any]:
@@ -79,6 +103,7 @@ def rows(snapshot: RunSnapshot, first: int, last: int) -> dict[str, Any]:
 def columns(records: Sequence[RoundRecord]) -> dict[str, Any]:
     """Records by column; those per resource by name again."""
     by_name: dict[str, Any] = {name: [_value(getattr(record, name)) for record in records] for name in _FIELDS}
+    by_name["rmse"] = [_value((record.metrics or {}).get("rmse")) for record in records]
     resources = list(records[0].spent) if records else []
     for name in ("c", "b", "spent"):
         by_name[name] = {each: [_value(getattr(record, name)[each]) for record in records] for each in resources}
@@ -95,7 +120,7 @@ def thinned(records: Sequence[RoundRecord], most: int = MAX_ROUNDS) -> list[Roun
     kept = {0, len(records) - 1}
     for curve in curves:
         kept |= _extremes(curve, most // (2 * len(curves)))
-    accuracy = _array([record.accuracy for record in records])
+    accuracy = _array([(record.metrics or {}).get("rmse", record.accuracy) for record in records])
     evaluated = np.flatnonzero(~np.isnan(accuracy))
     kept |= set(evaluated.tolist()) if len(evaluated) <= most // 4 else _extremes(accuracy, most // 8)
     reasons = np.array([record.reason for record in records])

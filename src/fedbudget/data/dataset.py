@@ -11,9 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32, Float64, Int64, Samples
+from fedbudget.data.layout import Layout
 from fedbudget.data.partition import labels_by_clustering
 from fedbudget.data.samples import SampleStore
+from fedbudget.data.scale import scale_warning
 from fedbudget.data.shards import Table
+from fedbudget.data.tables import RawTable
 from fedbudget.errors import UserError
 from fedbudget.randomness import Stream, generator
 
@@ -89,6 +92,10 @@ class Dataset:
       standardization: what was done to the features, if anything.
       integers: features are whole numbers, such as those of words.
       store: of samples that are no rows of an array; x has their places in it, [samples, 1].
+      layout: how features were made of the columns of tables, where they were.
+      raw: the columns that training samples were made of, where they may have to be made anew with another layout.
+      remarks: what a person may want to know of the data before the start, in words; options are in backticks.
+      warnings: the same, of what they should do something about.
     """
 
     name: str
@@ -103,10 +110,20 @@ class Dataset:
     standardization: Standardization | None = field(default=None, repr=False)
     integers: bool = False
     store: SampleStore | None = field(default=None, repr=False)
+    layout: Layout | None = field(default=None, repr=False)
+    raw: RawTable | None = field(default=None, repr=False)
+    remarks: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def features(self) -> int:
         return int(self.train.x.shape[1])
+
+    def empty(self) -> "Dataset":
+        """What is known of the samples, without any of them."""
+        none = self.train.rows(np.empty(0, np.int64))
+        store = None if self.store is None else SampleStore([])
+        return replace(self, train=none, test=None, note="", files=(), store=store, raw=None, remarks=())
 
     def partition_labels(self, seed: int) -> Int64:
         """What the Cases distribute the training samples by: their classes, or clusters where they have none."""
@@ -127,7 +144,22 @@ class Dataset:
         """The same samples, standardised by those to train on."""
         how = Standardization.of(self.train)
         test = None if self.test is None else how.apply(self.test)
-        return replace(self, train=how.apply(self.train), test=test, standardization=how)
+        return replace(self, train=how.apply(self.train), test=test, standardization=how, scale=1.0, integers=False)
+
+    def checked_scales(self) -> "Dataset":
+        """The same, with a warning where features that are used as they are are on scales that little is learned from.
+
+        Images, and samples that are not arrays, are what they are.
+        """
+        usual = self.standardization is None and self.store is None and not self.shape and self.scale == 1
+        warning = scale_warning(self.train.x) if usual and not self.integers else None
+        return self if warning is None else replace(self, warnings=(*self.warnings, warning))
+
+    def with_layout(self, layout: Layout) -> "Dataset":
+        """The same training samples with features that another layout makes of their columns."""
+        assert self.raw is not None
+        train = replace(self.train, x=layout.encode(self.raw))
+        return replace(self, train=train, test=None, layout=layout, standardization=None)
 
     def with_classes(self, classes: tuple[str, ...]) -> "Dataset":
         """The same training samples with the numbers of these classes, which are all of its own and maybe more."""
@@ -148,7 +180,8 @@ class Dataset:
             target = "real" if part.labels is None and self.store is None else "classes"
             if part.labels is not None and self.classes and all(map(str.isdecimal, self.classes)):
                 part = replace(part, labels=np.array([int(name) for name in self.classes])[part.labels])
-        labels, y = target == "classes", self._targets(part, target)
+        labels = target == "classes" or (target == "raw" and part.labels is not None)
+        y = self._targets(part, target)
         return Table(part.x, y, self.scale, self.shape, self.integers, labels, self.store)
 
     def _targets(self, part: Part, target: str) -> Float32:
@@ -184,12 +217,12 @@ def _some(part: Part, count: int | None, rng: np.random.Generator, what: str) ->
     return part.rows(np.sort(rng.choice(len(part), count, replace=False)))
 
 
-def hold_out(part: Part, share: float, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows to train on and rows to test on, chosen at random but always the same."""
+def hold_out(size: int, share: float, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of so many rows those to train on and those to test on, chosen at random but always the same."""
     if not 0 <= share < 1:
         raise UserError(f"`test_share` must be at least 0 and below 1, not {share:g}")
-    order = np.random.default_rng(seed).permutation(len(part))
-    tested = int(len(part) * share)
+    order = np.random.default_rng(seed).permutation(size)
+    tested = int(size * share)
     return np.sort(order[tested:]), np.sort(order[:tested])
 
 

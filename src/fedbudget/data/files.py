@@ -1,19 +1,25 @@
 """The user's own data: a `.npz`, a `.csv`, or a folder with one such file per node.
 
 Whole numbers and words as targets are classes, other numbers real targets. uint8 features are taken for pixels and
-scaled to [0, 1]. Of a `.csv` the features, and a real target, are standardised; a `.npz` is used as it is.
+scaled to [0, 1]. Of tables (a `.csv`, a DataFrame) the features, and a real target, are standardised; arrays are used
+as they are. How the columns of tables become features is the same in all files, and found from training rows alone.
 """
 
-import csv
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedbudget.data.agreement import TableDescription, agree_on_layout, classes_of_some, in_order
+from fedbudget.data.cells import category_name
+from fedbudget.data.columns import Columns, checked, class_name, read_npz
 from fedbudget.data.dataset import Dataset, Part, hold_out
-from fedbudget.data.tables import Columns, checked, class_name, read_csv, read_npz
+from fedbudget.data.layout import Layout
+from fedbudget.data.read_tables import PLAIN, read_alike, read_csv
+from fedbudget.data.tables import RawTable, TableOptions, require_usable
 from fedbudget.errors import UserError
 
 _MOST_CLASSES = 50  # whole numbers with more different values than this are not taken for classes
@@ -22,66 +28,171 @@ ArrayShard = tuple[ArrayLike, ArrayLike | None]
 """One node's samples: features [samples, ...] and targets [samples], None where there is nothing to predict."""
 
 
-def load(path: Path, *, target: str | None = None, test_share: float = 0.2, standardise: bool | None = None) -> Dataset:
+def load(
+    path: Path, options: TableOptions = PLAIN, *, test_share: float = 0.2, standardise: bool | None = None
+) -> Dataset:
     """Reads a file, or a folder whose files are the nodes' shards.
 
     Args:
-      target: the CSV column to predict; the last one when not given.
+      options: of tables, and which classes there are.
       test_share: how much to hold out for testing, where the data has no test samples of its own.
       standardise: whether features are standardised; those of a `.csv` when not given.
     """
     paths = _files_of(path)
-    dataset = from_columns(path.name, [_read(each, target) for each in paths], test_share=test_share)
+    tables = paths[0].suffix == ".csv"
+    if tables:
+        dataset = from_tables(path.name, read_tables(paths, options, path), options, test_share=test_share)
+    else:
+        options.require_none(str(path))
+        read, names = list(map(_read_npz, paths)), [each.name for each in paths]
+        dataset = from_columns(path.name, read, test_share=test_share, names=names, options=options)
     if not path.is_dir():
         dataset = replace(dataset, files=())
-    standardise = paths[0].suffix == ".csv" if standardise is None else standardise
-    return dataset.standardised() if standardise else dataset
+    wanted = tables if standardise is None else standardise
+    return dataset.standardised() if wanted else dataset if standardise is False else dataset.checked_scales()
 
 
-def from_columns(name: str, read: Sequence[tuple[Columns, Columns | None]], *, test_share: float) -> Dataset:
-    """A dataset from the samples of several files, each with its own test samples or some held out."""
+def read_tables(paths: Sequence[Path], options: TableOptions, whole: Path, *, labelled: bool = True) -> list[RawTable]:
+    """The tables in some files; one error has all that is wrong with them.
+
+    Args:
+      whole: what to call them together.
+      labelled: whether they must have the target.
+    """
+    tables = read_alike([partial(read_csv, each, labelled=labelled) for each in paths], options)
+    require_usable(tables, str(whole))
+    return tables
+
+
+def require_columns(tables: Sequence[RawTable], options: TableOptions, whole: str) -> None:
+    """Refuses to drop, or to take for a category, what is in none of the tables."""
+    known = {name for table in tables for name in (*table.columns, *table.dropped, table.target)}
+    for option in ("drop", "categorical"):
+        for name in getattr(options, option):
+            if name not in known:
+                raise UserError(f"{whole} has no column {name!r} to `{option}`; it has {', '.join(tables[0].columns)}")
+
+
+def from_tables(
+    name: str,
+    tables: Sequence[RawTable],
+    options: TableOptions,
+    *,
+    test: RawTable | None = None,
+    test_share: float = 0.0,
+) -> Dataset:
+    """A dataset from tables, one for each node.
+
+    Args:
+      test: the test samples; a share of every table when not given.
+    """
+    require_columns(tables, options, name)
+    rows = [hold_out(len(table), test_share if test is None else 0.0) for table in tables]
+    trained = [table.rows(kept) for table, (kept, _) in zip(tables, rows, strict=True)]
+    tested = [table.rows(held) for table, (_, held) in zip(tables, rows, strict=True)]
+    if test is not None:
+        tested[0] = test
+    names = [Path(table.name).name for table in tables]
+    layout, _ = agree_on_layout([TableDescription.of(table, options.impute) for table in trained], names)
+    pairs = zip(trained, tested, strict=True)
+    read = [(one.samples(layout.encode(one)), other.samples(layout.encode(other))) for one, other in pairs]
+    dataset = from_columns(name, read, test_share=0.0, names=names, options=options)
+    remarks = dict.fromkeys(remark for table in tables for remark in table.remarks)
+    return replace(dataset, layout=layout, remarks=(*remarks, *dataset.remarks))
+
+
+def from_columns(
+    name: str,
+    read: Sequence[tuple[Columns, Columns | None]],
+    *,
+    test_share: float,
+    names: Sequence[str] = (),
+    options: TableOptions = PLAIN,
+) -> Dataset:
+    """A dataset from the samples of several files, each with its own test samples or some held out.
+
+    Args:
+      names: of the files.
+    """
     everything = [columns for pair in read for columns in pair if columns is not None]
     _require_alike(name, everything)
-    classes = _classes(everything)
+    classes = _classes(everything) if options.classes is None else tuple(map(category_name, options.classes))
     trained: list[Part] = []
     tested: list[Part] = []
-    for train, test in read:
-        part = _part(name, train, classes)
+    for number, (train, test) in enumerate(read):
+        file = names[number] if names else name
+        part = _part(file, train, classes)
         if test is None:
-            kept, held = hold_out(part, test_share)
+            kept, held = hold_out(len(part), test_share)
             trained.append(part.rows(kept))
             tested.append(part.rows(held))
         else:
             trained.append(part)
-            tested.append(_part(name, test, classes))
+            tested.append(_part(file, test, classes))
     first, sizes = everything[0], tuple(map(len, trained))
     rest = Part.join(tested) if any(map(len, tested)) else None
     integers = all(columns.integers for columns in everything)
+    own = {file: set(pair[0].class_names or ()) for file, pair in zip(names, read, strict=False)} if classes else {}
+    remark = classes_of_some(own)
     return Dataset(
-        name, Part.join(trained), rest, classes, _scale(first), shape=first.shape, files=sizes, integers=integers
+        name,
+        Part.join(trained),
+        rest,
+        classes,
+        _scale(first),
+        shape=first.shape,
+        files=sizes,
+        integers=integers,
+        remarks=() if remark is None else (remark,),
     )
 
 
-def from_arrays(shards: Sequence[ArrayShard], test: ArrayShard | None) -> Dataset:
-    """A dataset from arrays in memory, one shard per node; the test samples are those given, or none."""
+def from_arrays(
+    shards: Sequence[ArrayShard], test: ArrayShard | None, options: TableOptions = PLAIN, names: Sequence[str] = ()
+) -> Dataset:
+    """A dataset from arrays in memory, one shard per node; the test samples are those given, or none.
+
+    Args:
+      options: which classes there are.
+      names: what to call the shards in errors.
+    """
     if not shards:
         raise UserError("shards must have at least one node's data")
-    nodes = [_columns(f"shard {number}", shard) for number, shard in enumerate(shards)]
+    names = names or [f"shard {number}" for number in range(len(shards))]
+    nodes = [_columns(name, shard) for name, shard in zip(names, shards, strict=True)]
     no_test = nodes[0].none()
     read: list[tuple[Columns, Columns | None]] = [(columns, no_test) for columns in nodes]
     if test is not None:
         read[0] = (nodes[0], _columns("test", test))
-    return from_columns("shards", read, test_share=0.0)
+    return from_columns("shards", read, test_share=0.0, options=options)
 
 
-def load_all(path: Path, *, target: str | None, classes: tuple[str, ...]) -> Dataset:
-    """All samples of a file, or its test samples where it names some, with the class numbers of a trained model."""
+def load_all(
+    path: Path, options: TableOptions = PLAIN, *, classes: tuple[str, ...], layout: Layout | None = None
+) -> Dataset:
+    """All samples of a file, or its test samples where it names some, with the class numbers of a trained model.
+
+    Args:
+      layout: the model's, for tables; its columns are found by their names.
+    """
     paths = _files_of(path)
-    parts = []
-    for each in paths:
-        train, test = _read(each, target)
-        parts.append(_part(str(each), test or train, classes))
-    return Dataset(path.name, Part.join(parts), classes=classes, scale=_scale(train), shape=train.shape)
+    if paths[0].suffix == ".csv":
+        read = _all_of_tables(paths, options, path, layout)
+    else:
+        read = [test or train for train, test in map(_read_npz, paths)]
+    parts = [_part(str(each), columns, classes) for each, columns in zip(paths, read, strict=True)]
+    first = read[0]
+    return Dataset(path.name, Part.join(parts), classes=classes, scale=_scale(first), shape=first.shape, layout=layout)
+
+
+def _all_of_tables(paths: Sequence[Path], options: TableOptions, whole: Path, layout: Layout | None) -> list[Columns]:
+    if layout is None:
+        tables = read_tables(paths, options, whole)
+        described = [TableDescription.of(table, options.impute) for table in tables]
+        layout, _ = agree_on_layout(described, list(map(str, paths)))
+    else:
+        tables = read_tables(paths, layout.options_for(options), whole)
+    return [table.samples(layout.encode(table)) for table in tables]
 
 
 def _columns(name: str, shard: ArrayShard) -> Columns:
@@ -98,6 +209,8 @@ def _files_of(path: Path) -> list[Path]:
         files = sorted(each for each in path.iterdir() if each.suffix in (".csv", ".npz"))
         if not files:
             raise UserError(f"{path} has no .csv or .npz file; a folder must hold one file per node")
+        if len({each.suffix for each in files}) > 1:
+            raise UserError(f"{path} has .csv and .npz files; a folder must hold one kind, one file per node")
         return files
     if not path.exists():
         raise UserError(f"{path} does not exist")
@@ -106,10 +219,10 @@ def _files_of(path: Path) -> list[Path]:
     return [path]
 
 
-def _read(path: Path, target: str | None) -> tuple[Columns, Columns | None]:
+def _read_npz(path: Path) -> tuple[Columns, Columns | None]:
     try:
-        return (read_csv(path, target), None) if path.suffix == ".csv" else read_npz(path)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        return read_npz(path)
+    except OSError as error:
         raise UserError(f"{path} cannot be read: {error}") from None
 
 
@@ -126,7 +239,7 @@ def _require_alike(name: str, files: Sequence[Columns]) -> None:
 def _classes(files: Sequence[Columns]) -> tuple[str, ...]:
     """The names of the classes in order, or nothing where the target is a real number or missing."""
     if files[0].words is not None:
-        return tuple(sorted({name for columns in files for name in columns.class_names or ()}))
+        return tuple(sorted({name for columns in files for name in columns.class_names or ()}, key=in_order))
     if files[0].numbers is None:
         return ()
     values = np.unique(np.concatenate([columns.numbers for columns in files if columns.numbers is not None]))

@@ -3,7 +3,8 @@
 The rules are the paper's. All nodes start from the same seed, so shards of the same size are sampled at the same
 positions: with identical shards (Case 3) mini-batches are identical too. Because of that, positions are drawn once per
 shard size and not once per node. Within an epoch no sample comes twice; what is left at its end and does not fill
-a mini-batch is skipped.
+a mini-batch is skipped. A shard that is smaller than a mini-batch gives all of its samples to each, and to fill it some
+of them once more than others.
 
 A new mini-batch is drawn for every local update, except that the first one after an aggregation reuses the last one
 before it; with τ=1 that would be the same one for ever, so there it is used at most twice. Whoever estimates nothing
@@ -30,14 +31,22 @@ class BatchIndices:
     Args:
       positions: [groups, updates, batch], int32; a batch of 0 stands for the whole shard.
       group: which of the groups a node belongs to, [nodes].
+      counts: how many of the updates a node makes, the first ones, [nodes]; all of them where nothing is said.
     """
 
     positions: NDArray[np.int32]
     group: Int64
+    counts: Int64 | None = None
 
     @property
     def updates(self) -> int:
+        """Of the node that makes most."""
         return int(self.positions.shape[1])
+
+    @property
+    def updates_of(self) -> Int64:
+        """Of each node, [nodes]."""
+        return np.full(len(self.group), self.updates) if self.counts is None else self.counts
 
     @classmethod
     def whole(cls, nodes: int, updates: int = 1) -> "BatchIndices":
@@ -79,11 +88,6 @@ class Sampler:
     def __init__(self, sizes: Int64, batch: int | None, seed: int) -> None:
         if batch is not None and batch < 1:
             raise UserError(f"`batch_size` must be at least 1, not {batch}")
-        if batch is not None and batch > sizes.min():
-            raise UserError(
-                f"`batch_size` {batch} is larger than the smallest shard, node {int(sizes.argmin())}'s "
-                f"{int(sizes.min())} samples; use a smaller batch, fewer nodes, or `batch_size` full"
-            )
         self.batch = batch
         self._nodes = len(sizes)
         distinct, self._group = np.unique(sizes, return_inverse=True)
@@ -136,7 +140,7 @@ class _Stream:
         self._rng = generator(seed, Stream.MINI_BATCHES)
         self._shared = False  # with a fork, that must not notice when we draw
         self._size = size
-        self._per_epoch = size // batch
+        self._per_epoch, self._epochs = max(1, size // batch), -(-batch // size)  # of which one is 1
         self.left = np.empty((0, batch), np.int32)  # what is left of this epoch, [mini-batches, batch]
 
     def fill(self, out: NDArray[np.int32]) -> None:
@@ -146,7 +150,8 @@ class _Stream:
             if not len(self.left):
                 if self._shared:
                     self._rng, self._shared = copy.deepcopy(self._rng), False
-                order = self._rng.permutation(self._size).astype(np.int32)
+                orders = [self._rng.permutation(self._size) for _ in range(self._epochs)]
+                order = np.concatenate(orders).astype(np.int32)
                 self.left = order[: self._per_epoch * out.shape[1]].reshape(self._per_epoch, -1)
             taken = self.left[: len(out) - done]
             out[done : done + len(taken)] = taken

@@ -50,7 +50,7 @@ class Table:
     def __len__(self) -> int:
         return len(self.x)
 
-    def scaled(self, rows: NDArray[Any]) -> Float32:
+    def scaled(self, rows: NDArray[Any] | slice) -> Float32:
         """The features of some rows, as numbers: a float32 copy [rows, features]."""
         self.require_arrays()
         return np.asarray(self.x[rows], dtype=np.float32) * np.float32(self.scale)

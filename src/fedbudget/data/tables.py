@@ -1,162 +1,171 @@
-"""Reads samples from a `.csv` or a `.npz`: features, and targets where there are any; checked, but not yet interpreted.
+"""Tables of named columns, raw: numbers, words and missing cells, before a `Layout` makes features of them.
 
-A `.csv` has a header line, then numbers; the target is the last column, or the one named, and may hold words. A `.npz`
-has arrays `x` [samples, ...], `y` [samples] where there is something to predict, `x_test` and `y_test`.
+Whatever is wrong with tables is found in one go (read_tables.py), and told in one error.
 """
 
-import csv
-import math
-import zipfile
-import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.arrays import Samples
+from fedbudget.arrays import Flags, Float64, Int64
+from fedbudget.data.columns import Columns
 from fedbudget.errors import UserError
-
-_EXACT = 2**24  # whole numbers up to this are what they are in float32
+from fedbudget.option import Impute
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Samples of one file.
+class TableOptions:
+    """What a person says of tables.
 
     Args:
-      x: features, [samples, features].
-      numbers: targets that are numbers, [samples].
-      words: targets that are words, [samples].
-      shape: of one sample's features before they were made flat; nothing where they always were.
-      integers: features were whole numbers, and no pixels.
+      target: the column to predict; the last when not given.
+      drop: columns that are left out.
+      categorical: columns that are categories, whatever is in them.
+      impute: what missing cells get; they are refused when not given.
+      classes: all classes that there are, in order; those that are found when not given.
     """
 
-    x: Samples
-    numbers: NDArray[np.float64] | None = None
-    words: NDArray[np.str_] | None = None
-    shape: tuple[int, ...] = ()
-    integers: bool = False
+    target: str | None = None
+    drop: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+    impute: Impute | None = None
+    classes: tuple[str, ...] | None = None
 
-    def none(self) -> "Columns":
-        """No samples, of the same kind."""
-        numbers, words = (None if targets is None else targets[:0] for targets in (self.numbers, self.words))
-        return Columns(self.x[:0], numbers, words, self.shape, self.integers)  # type: ignore[arg-type]
+    def require_none(self, name: str) -> None:
+        """Refuses what can be said of tables alone, where there is none.
 
-    @property
-    def class_names(self) -> list[str] | None:
-        """The target of each sample as the name of a class."""
-        if self.words is not None:
-            return [str(word) for word in self.words]
-        return None if self.numbers is None else [class_name(number) for number in self.numbers]
+        Args:
+          name: of what there is.
+        """
+        for option in ("drop", "categorical", "impute"):
+            if getattr(self, option):
+                raise UserError(f"`{option}` is for tables, and {name} is none: it has no columns with names")
 
 
-def class_name(number: float) -> str:
-    """A whole number as the name of a class; large ones keep all their digits."""
-    return f"{number:.15g}"
-
-
-def read_csv(path: Path, target: str | None = None) -> Columns:
-    """The samples of a file; an error names the row, as an editor counts them, and the column."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        return parse_csv(file, path, target)
-
-
-def parse_csv(text: Iterable[str], path: Path, target: str | None = None, *, without: tuple[str, ...] = ()) -> Columns:
-    """The samples in the lines of a file.
+@dataclass(frozen=True)
+class Words:
+    """A column of words.
 
     Args:
-      path: what to call it in errors.
-      without: columns that are left out.
+      codes: the place of each row's word among all, -1 where it is missing, [rows].
+      names: the different words, in order.
     """
-    lines = csv.reader(text)
-    header = [name.strip() for name in next(lines, [])]
-    if len(header) < 2:
-        raise UserError(f"{path}: needs a header line with at least one feature and the target")
-    if target is not None and target not in header:
-        raise UserError(f"{path} has no column {target!r}; it has {', '.join(header)}")
-    where = header.index(target) if target is not None else len(header) - 1
-    chosen = [(index, name) for index, name in enumerate(header) if index != where and name not in without]
-    features: list[list[float]] = []
-    targets: dict[int, str] = {}  # by row
-    for fields in lines:
-        if not fields:
-            continue
-        row = f"{path}, row {lines.line_num}"
-        if len(fields) != len(header):
-            raise UserError(f"{row}: {len(fields)} fields, but the header has {len(header)}")
-        texts = [text.strip() for text in fields]
-        if "" in texts:
-            raise UserError(f"{row}: the value of {header[texts.index('')]} is missing")
-        targets[lines.line_num] = texts[where]
-        features.append([_number(texts[index], row, name) for index, name in chosen])
-    if not features:
-        raise UserError(f"{path} has a header but no rows")
-    try:
-        numbers = np.array([float(text) for text in targets.values()])
-    except ValueError:
-        return Columns(np.array(features), words=np.array(list(targets.values())))
-    for line, number in zip(targets, numbers, strict=True):
-        if not math.isfinite(number):
-            raise UserError(f"{path}, row {line}: the target is not finite")
-    return Columns(np.array(features), numbers)
+
+    codes: NDArray[np.int32]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def counts(self) -> dict[str, int]:
+        """How many rows have each word, of those that some have."""
+        counts = np.bincount(self.codes[self.codes >= 0], minlength=len(self.names))
+        return {name: int(count) for name, count in zip(self.names, counts, strict=True) if count}
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> "Words":
+        """From each row's word, an empty one where it is missing."""
+        names = sorted({text for text in texts if text})
+        place = {"": -1} | {name: number for number, name in enumerate(names)}
+        return cls(np.array([place[text] for text in texts], np.int32), tuple(names))
 
 
-def _number(text: str, row: str, column: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise UserError(f"{row}: {text!r} in column {column} is not a number") from None
-    if not math.isfinite(value):
-        raise UserError(f"{row}: {text} in column {column} is not finite")
-    return value
+ColumnValues = Float64 | Words
+"""A column: numbers, NaN where one is missing, or words, [rows]."""
 
 
-def read_npz(path: Path) -> tuple[Columns, Columns | None]:
-    """The samples to train on, and those to test on where the file has some. Nothing pickled is ever loaded."""
-    if not zipfile.is_zipfile(path):
-        raise UserError(f"{path} is not an .npz file; numpy.savez(path, x=..., y=...) writes one")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: np.asarray(archive[name]) for name in ("x", "y", "x_test", "y_test") if name in archive}
-    except (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path} is not a readable .npz file: {error}") from None
-    if "x" not in arrays:
-        raise UserError(f"{path} has no array named x")
-    test = checked(str(path), arrays["x_test"], arrays.get("y_test")) if "x_test" in arrays else None
-    return checked(str(path), arrays["x"], arrays.get("y")), test
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong with a table.
+
+    Args:
+      kind: what, in a word or two: problems of several tables that are of one kind are told once.
+      column: of which column, if it is of one.
+      text: in words; with the options that do away with it in backticks.
+      option, value: the option that does, in most cases, and what to give it.
+    """
+
+    kind: str
+    column: str
+    text: str
+    option: str | None = None
+    value: str = ""
 
 
-def checked(name: str, x: NDArray[np.generic], y: NDArray[np.generic] | None) -> Columns:
-    """Features [samples, ...] and targets [samples], if they are fit for use."""
-    if x.ndim < 2 or not x.size:
-        raise UserError(f"{name}: features must be [samples, ...], not of shape {x.shape}")
-    if x.dtype.kind not in "iufb":
-        raise UserError(f"{name}: features must be numbers, not {x.dtype}")
-    shape = x.shape[1:] if x.ndim > 2 else ()
-    x = x.reshape(len(x), -1)
-    integers = x.dtype.kind in "iu" and x.dtype != np.uint8 and bool(np.abs(x).max() <= _EXACT)
-    if x.dtype not in (np.uint8, np.float32, np.float64):
-        x = x.astype(np.float32)
-    _refuse_nan(name, x, "sample")
-    if y is None:
-        return Columns(x, shape=shape, integers=integers)
-    if y.shape != (len(x),):
-        raise UserError(f"{name}: y has shape {y.shape}, but x has {len(x)} samples")
-    if y.dtype.kind in "US":
-        return Columns(x, words=y.astype(np.str_), shape=shape, integers=integers)
-    if y.dtype.kind not in "iufb":
-        raise UserError(f"{name}: y must be numbers or words, not {y.dtype}")
-    numbers = y.astype(np.float64)
-    _refuse_nan(name, numbers, "the target of sample")
-    return Columns(x, numbers, shape=shape, integers=integers)
+@dataclass(frozen=True)
+class RawTable:
+    """Rows of named columns.
+
+    Args:
+      name: what to call it in errors.
+      columns: the features by name, in order.
+      target: the name of the column to predict; None where there is none.
+      targets: its values, of which none is missing.
+      lines: where each row is, as an editor counts, [rows].
+      dropped: names of columns that were left out.
+      problems: all that is wrong with it.
+      remarks: what was taken for what, in words.
+    """
+
+    name: str
+    columns: Mapping[str, ColumnValues]
+    target: str | None
+    targets: ColumnValues | None
+    lines: Int64
+    dropped: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = field(default=(), repr=False)
+    remarks: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def rows(self, chosen: NDArray[np.int64]) -> "RawTable":
+        """Some of the rows."""
+        columns = {name: _rows(values, chosen) for name, values in self.columns.items()}
+        targets = None if self.targets is None else _rows(self.targets, chosen)
+        return replace(self, columns=columns, targets=targets, lines=self.lines[chosen])
+
+    def samples(self, x: Float64) -> Columns:
+        """The targets, with features that were made of the columns, [rows, features]."""
+        if isinstance(self.targets, Words):
+            return Columns(x, words=np.array(self.targets.names, np.str_)[self.targets.codes])
+        return Columns(x, self.targets)
 
 
-def _refuse_nan(name: str, values: Samples, what: str) -> None:
-    """Values [rows, ...] must be finite; the error names the first row that is not."""
-    if values.dtype.kind != "f":
+def missing_cells(values: ColumnValues) -> Flags:
+    """Which rows have no value, [rows]."""
+    return values.codes < 0 if isinstance(values, Words) else np.isnan(values)
+
+
+def require_usable(tables: Sequence[RawTable], name: str | None = None) -> None:
+    """One error with all that is wrong with some tables, and with what would do away with it.
+
+    Args:
+      name: of all of them together.
+    """
+    alike: dict[tuple[str, str], list[tuple[str, Problem]]] = {}
+    for table in tables:
+        for problem in table.problems:
+            alike.setdefault((problem.kind, problem.column), []).append((table.name, problem))
+    if not alike:
         return
-    bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
-    if len(bad):
-        raise UserError(f"{name}: {what} {bad[0]} is not finite (NaN or infinite); {len(bad)} in all are not")
+    texts = [f"{found[0][0]}: {found[0][1].text}{_in_others(len(found) - 1)}" for found in alike.values()]
+    if len(texts) == 1:
+        raise UserError(texts[0])
+    values: dict[str, dict[str, None]] = {}
+    for (_, problem), *_others in alike.values():
+        if problem.option is not None:
+            values.setdefault(problem.option, {})[problem.value] = None
+    cure = " ".join(f"`{option}` {','.join(names)}" for option, names in values.items())
+    ends = f"\nwhat may do: {cure}" if cure else ""
+    raise UserError(f"{name or tables[0].name} cannot be used as it is:\n  " + "\n  ".join(texts) + ends)
+
+
+def _in_others(files: int) -> str:
+    return "" if not files else f" (the same in {files} more file{'s' if files > 1 else ''})"
+
+
+def _rows(values: ColumnValues, chosen: NDArray[np.int64]) -> ColumnValues:
+    return replace(values, codes=values.codes[chosen]) if isinstance(values, Words) else values[chosen]

@@ -160,7 +160,6 @@ class AsynchronousEngine(Engine):
 
     def _nodes(self) -> "list[_Node]":
         shards, w = self.shards, self.w
-        Sampler(shards.size, self.batch, self.seed)  # over all nodes at once, to name one whose shard is too small
         steps = [np.float32(self.eta * share) for share in (shards.size / shards.size.sum()).tolist()]
         alone = [shards.only([node]) for node in range(len(shards))]
         samplers = [Sampler(shard.size, self.batch, self.seed) for shard in alone]

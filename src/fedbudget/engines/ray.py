@@ -42,6 +42,8 @@ KEPT = 20
 """After so many rounds a copy of an actor's memory is taken."""
 
 _PATIENCE = 10.0  # seconds, for a cluster to be reached
+_STARTS = 3  # of a cluster of this machine
+_TOO_LATE = "timed out during startup"  # what Ray says then, after half a minute
 _ATTEMPTS = 4  # to get one answer out of a group whose actor is lost again and again
 _SPARE = 8  # units that a group's nodes are counted in, at least, so that groups are made up of few branches
 
@@ -71,7 +73,7 @@ def cluster(address: str | None) -> Iterator[float]:
                 host, _, port = address.removeprefix("ray://").rpartition(":")
                 socket.create_connection((host, int(port)), timeout=_PATIENCE).close()  # Ray would try for minutes
             with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of what Ray will do with GPUs
-                ray.init(address=address or "local", **quiet, **local)
+                _reach(address or "local", **quiet, **local)
         except (RayError, OSError, ValueError, RuntimeError) as error:
             where = "on this machine" if address is None else f"at {address}"
             raise WorkError(f"Ray cannot be reached {where}: {str(error).splitlines()[0]}") from None
@@ -80,6 +82,20 @@ def cluster(address: str | None) -> Iterator[float]:
     finally:
         if ours:
             ray.shutdown()
+
+
+def _reach(address: str, **options: Any) -> None:
+    """Connects, and once more where a cluster of this machine was not there in time, as on a busy one."""
+    for attempt in range(_STARTS):
+        try:
+            ray.init(address=address, **options)
+            return
+        except Exception as error:  # which Ray raises as such
+            if _TOO_LATE not in str(error):
+                raise
+            ray.shutdown()
+            if attempt == _STARTS - 1:
+                raise RuntimeError(f"a cluster did not start in time, {_STARTS} times") from None
 
 
 def cuts(nodes: int, actors: int) -> list[int]:

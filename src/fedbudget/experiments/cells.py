@@ -28,7 +28,8 @@ from fedbudget.launch.simulate import SimulatedRun, simulate
 from fedbudget.models.compiling import numba_if_installed
 from fedbudget.result import Result
 from fedbudget.runs.record import RoundRecord
-from fedbudget.settings import EngineName, Settings
+from fedbudget.setting_types import EngineName
+from fedbudget.settings import Settings
 from fedbudget.training import execute
 
 RowKind = Literal["run", "round"]
@@ -50,11 +51,13 @@ COLUMNS: Mapping[RowKind, tuple[str, ...]] = {
         "overshoot",
     ),
     "round": tuple(
-        field.name for field in fields(RoundRecord) if field.name not in ("wall", "expected_c", "expected_b")
+        field.name
+        for field in fields(RoundRecord)
+        if field.name not in ("wall", "expected_c", "expected_b", "metrics", "spread")
     ),
 }
 """What is kept of a `Result` or of its `RoundRecord`s; not the wall clock, which is never the same twice, and not what
-was expected, which not every round has."""
+was expected, or was evaluated besides accuracy, which not every round has."""
 
 
 @dataclass(frozen=True)

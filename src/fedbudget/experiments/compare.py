@@ -11,7 +11,8 @@ from fedbudget.launch.inputs import load_dataset
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
 from fedbudget.result import Result
-from fedbudget.settings import Settings, Tau
+from fedbudget.setting_types import Tau
+from fedbudget.settings import Settings
 from fedbudget.training import execute
 
 PLAIN_UPDATE: Mapping[str, Any] = dict.fromkeys(

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 from fedbudget.control import Controller
 from fedbudget.data.dataset import Dataset
 from fedbudget.errors import UserError
+from fedbudget.launch.inputs import own_name
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.resume import CHANGEABLE, load_resumed
 from fedbudget.models.own import as_model
 from fedbudget.protocol.combine import CombineRule
 from fedbudget.protocol.update import UpdateRule
 from fedbudget.runs.checkpoint import Checkpoint
-from fedbudget.settings import Settings, SettingsOptions
+from fedbudget.setting_types import SettingsOptions
+from fedbudget.settings import Settings
 from fedbudget.step_size import StepSize
 
 if TYPE_CHECKING:
@@ -78,7 +80,7 @@ def read_arguments(
             command=command,
             task=task,
             case=case,
-            model=own.name if own is not None else model if isinstance(model, str) else None,
+            model=own_name(own) if own is not None else model if isinstance(model, str) else None,
             dataset=dataset.name if isinstance(dataset, Dataset) else dataset,
             until=until,
             step_size=eta,

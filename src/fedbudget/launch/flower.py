@@ -1,18 +1,18 @@
 """A run with the nodes of a Flower fleet, that are behind its grid."""
 
 from dataclasses import replace
+from typing import Any
 
 from fedbudget.engines.flower.grid import GridNodes
+from fedbudget.engines.remote.node_data import table_to_test_on
 from fedbudget.launch.flower_configuration import FlowerRun
-from fedbudget.launch.inputs import own_model
+from fedbudget.launch.inputs import own_model, with_resolved_model
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_method
 from fedbudget.launch.node_data import dataset_to_test_on
 from fedbudget.launch.prepared import PreparedRun
-from fedbudget.launch.task import NODES, agree_on_task, prepare_remote, table_to_test_on, warm_up
+from fedbudget.launch.task import NODES, agree_on_task, prepare_remote, warm_up
 from fedbudget.models.description import describe
-from fedbudget.python_file import resolved
-from fedbudget.resources import round_usage
 
 
 def on_flower(nodes: GridNodes, asked: FlowerRun) -> PreparedRun:
@@ -23,13 +23,15 @@ def on_flower(nodes: GridNodes, asked: FlowerRun) -> PreparedRun:
     own = own_model(settings, asked.overrides)
     trained = settings.model if own is None else describe(own)
     described = nodes.describe(max(settings.min_nodes or 1, settings.nodes or 1), trained)
-    settings, task, model = agree_on_task(settings, method, [each.samples for each in described], own)
+    samples = [each.samples for each in described]
+    settings, task, model = agree_on_task(settings, method, samples, own)
     table = None if test is None else table_to_test_on(test, task.samples, model)
     warm_up(model, table)
     shared = all(each.partition is not None for each in described)
     number = sum(len(each.samples.sizes) for each in described)
     dataset = settings.dataset if shared else NODES
-    settings = replace(settings, nodes=number, dataset=dataset, model=resolved(settings.model))
+    settings = with_resolved_model(replace(settings, nodes=number, dataset=dataset))
     meters = build_meters(settings, network=True)
-    trial = round_usage(nodes.start(task, described)).delayed(nodes.mailbox.round_trip)
-    return prepare_remote(settings, method, meters, nodes, task=task, model=model, trial=trial, test=table)
+    trials, delay = nodes.start(task, described), nodes.mailbox.round_trip
+    known: Any = {"task": task, "model": model, "test": table}
+    return prepare_remote(settings, method, meters, nodes, **known, trials=trials, delay=delay)

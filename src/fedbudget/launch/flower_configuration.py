@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import UserConfigValue
 
 from fedbudget.engines.flower.node import NodeSetup
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.errors import UserError, key
+from fedbudget.launch.inputs import own_name
 from fedbudget.launch.node_data import OwnData, all_shares, from_file, from_value
 from fedbudget.launch.prepared import NOTHING, Overrides
 from fedbudget.models.base import Model
@@ -74,15 +75,18 @@ def read_run(config: Config, model: "OwnModel | None" = None) -> FlowerRun:
     if model is None:
         return FlowerRun(settings, folder, test)
     own = as_model(model, device=settings.device)
-    return FlowerRun(replace(settings, model=own.name), folder, test, Overrides(model=own))
+    return FlowerRun(replace(settings, model=own_name(own)), folder, test, Overrides(model=own))
 
 
 def node_data(node: Config, run: Config) -> NodeData:
     """What a node holds, by its configuration and the run's."""
     if "data" in node:
         path, labels = _text(node, "data"), _text(node, "labels")
-        target = _text(node, "target") or read_run(run).settings.target
-        return from_file(Path(path or ""), labels=None if labels is None else Path(labels), target=target)
+        settings = read_run(run).settings
+        options = settings.table_options()
+        options = replace(options, target=_text(node, "target") or options.target)
+        how: Any = {"labels": None if labels is None else Path(labels), "standardise": settings.standardise}
+        return from_file(Path(path or ""), options, **how, **_held_back(node))
     if PARTITION in node and PARTITIONS in node:
         number, of = _whole(node, PARTITION), _whole(node, PARTITIONS)
         if not 0 <= number < of:
@@ -107,8 +111,12 @@ def node_setup(node: Config, run: Config, own: OwnData | None = None, model: "Ow
       own: what it holds, for data that are in no file.
       model: its own, in place of one that its configuration says where to find.
     """
-    data = node_data(node, run) if own is None else from_value(own)
-    device, where = read_run(run).settings.device, _text(node, "model")
+    asked = read_run(run).settings
+    if own is None:
+        data = node_data(node, run)
+    else:
+        data = from_value(own, "data", asked.table_options(), asked.standardise, **_held_back(node))
+    device, where = asked.device, _text(node, "model")
     trained: Model | None = None
     if model is not None:
         trained = as_model(model, device=device)
@@ -126,6 +134,14 @@ def _text(config: Config, name: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise UserError(f"{name} = {value!r} must be a text, in quotes")
     return value
+
+
+def _held_back(config: Config) -> dict[str, Any]:
+    """What a node evaluates on, if anything."""
+    share = config.get("test-share", 0.0)
+    if isinstance(share, str | bool) or not 0 <= share < 1:
+        raise UserError(f"test-share = {share!r} must be a number of at least 0 and below 1")
+    return {"test_share": float(share), "test": _text(config, "test")}
 
 
 def _whole(config: Config, name: str) -> int:

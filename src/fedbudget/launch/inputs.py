@@ -1,7 +1,10 @@
 """What is trained on what: the dataset, the model, and which samples each node has."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from fedbudget import data, python_file
 from fedbudget.data import partition
@@ -11,7 +14,7 @@ from fedbudget.data.shards import Table
 from fedbudget.errors import UserError
 from fedbudget.launch.prepared import NOTHING, Overrides
 from fedbudget.models import catalogue
-from fedbudget.models.base import Model
+from fedbudget.models.base import KernelModel, Model
 from fedbudget.models.own import load_model
 from fedbudget.randomness import Stream, generator
 from fedbudget.settings import Settings
@@ -43,6 +46,7 @@ class TrainingInputs:
         if dataset is None:
             dataset, settings = load_dataset(settings), from_any_folder(settings)
         dataset = dataset.sample(settings.train_samples, settings.test_samples, settings.seed)
+        settings = with_model(settings, dataset, overrides.model)
         model = overrides.model or build_model(settings, dataset)
         train = dataset.table(dataset.train, model.target)
         test = None if dataset.test is None else dataset.table(dataset.test, model.target)
@@ -52,21 +56,43 @@ class TrainingInputs:
 def load_dataset(settings: Settings) -> Dataset:
     """All samples of the settings' dataset."""
     return data.load(
-        settings.dataset, target=settings.target, test_share=settings.test_share, data_dir=settings.data_dir
+        settings.dataset,
+        settings.table_options(),
+        test_share=settings.test_share,
+        data_dir=settings.data_dir,
+        standardise=settings.standardise,
     )
+
+
+def with_model(settings: Settings, dataset: Dataset, own: Model | None = None) -> Settings:
+    """The settings with what is trained: where nothing was said, what fits the data's target.
+
+    Args:
+      own: the model, where it was given from Python.
+    """
+    if settings.model is not None:
+        return settings
+    return replace(settings, model=catalogue.default(dataset) if own is None else own_name(own))
+
+
+def own_name(model: Model) -> str:
+    """What a model that was given from Python is called in settings: never as another that goes by its name there."""
+    another = model.name in catalogue.MODELS and not isinstance(model, KernelModel)
+    return f"own-{model.name}" if another else model.name
 
 
 def build_model(settings: Settings, dataset: Dataset) -> Model:
     """The settings' model; one that goes by a name is of the size that the dataset needs."""
     if (own := own_model(settings)) is not None:
         return own
+    assert settings.model is not None
     options = catalogue.options(settings.model, vars(settings))
     return catalogue.build(settings.model, dataset, options, device=settings.device)
 
 
 def own_model(settings: Settings, overrides: Overrides = NOTHING) -> Model | None:
     """The person's own model, given from Python or in a file of theirs; None for one that goes by a name."""
-    if overrides.model is not None or not python_file.is_reference(settings.model):
+    if overrides.model is not None or settings.model is None or not python_file.is_reference(settings.model):
         return overrides.model
     return load_model(settings.model, device=settings.device)
 
@@ -86,7 +112,12 @@ def from_any_folder(settings: Settings) -> Settings:
         settings = replace(settings, dataset=str(Path(settings.dataset).resolve()))
     if settings.data_dir is not None:
         settings = replace(settings, data_dir=str(Path(settings.data_dir).expanduser().resolve()))
-    return replace(settings, model=python_file.resolved(settings.model))
+    return with_resolved_model(settings)
+
+
+def with_resolved_model(settings: Settings) -> Settings:
+    """The same with a model of a person's own, if it is one, by a path that is right from any folder."""
+    return settings if settings.model is None else replace(settings, model=python_file.resolved(settings.model))
 
 
 def distribute(settings: Settings, dataset: Dataset) -> tuple[Settings, partition.Rows]:
@@ -110,11 +141,17 @@ def with_nodes(settings: Settings, dataset: Dataset) -> Settings:
     return replace(settings, nodes=nodes, partition=str(chosen))
 
 
-def with_batch_size(settings: Settings, smallest: int) -> Settings:
-    """The settings with the size of mini-batches, from that of the smallest shard."""
-    if settings.batch_size is not None:
-        return settings
-    return replace(settings, batch_size=min(DEFAULT_BATCH, smallest))
+def with_batch_size(settings: Settings, sizes: Sequence[int]) -> Settings:
+    """The settings with the size of mini-batches, from those of shards: no more than half of them have."""
+    if settings.batch_size is None:
+        return replace(settings, batch_size=min(DEFAULT_BATCH, int(np.median(sizes))))
+    batch = batch_of(settings)
+    if batch is not None and batch > max(sizes):
+        raise UserError(
+            f"`batch_size` {batch} is larger than the largest shard, node {int(np.argmax(sizes))}'s {max(sizes)} "
+            "samples; use a smaller batch, fewer nodes, or `batch_size` full"
+        )
+    return settings
 
 
 def batch_of(settings: Settings) -> int | None:

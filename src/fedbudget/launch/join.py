@@ -14,7 +14,7 @@ from fedbudget.engines.grpc.node import RefusedByAggregator, run_node
 from fedbudget.engines.grpc.tokens import check_name, node_token
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.errors import UserError, WorkError
+from fedbudget.errors import UserError, WorkError, flag
 from fedbudget.launch.options import JoinOptions, NodeOptions, SecurityOptions
 from fedbudget.models.base import Model
 from fedbudget.models.compiling import COMPILING, on_compiling
@@ -55,6 +55,9 @@ def join(
     def report(text: str) -> None:
         if not options.quiet:
             print(f"{name}: {text}", file=sys.stderr, flush=True)
+
+    for remark in (*data.dataset.remarks, *data.dataset.warnings):
+        report(UserError(remark).spelled(flag))
 
     async def until_the_end() -> None:
         taking_part = run_node(

@@ -8,7 +8,8 @@ from fedbudget.errors import UserError
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.launch.simulate import simulate
 from fedbudget.runs.checkpoint import Checkpoint
-from fedbudget.settings import EngineName, Settings
+from fedbudget.setting_types import EngineName
+from fedbudget.settings import Settings
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import TOKEN_VARIABLE
 from fedbudget.engines.interrupt import interruptible
 from fedbudget.errors import UserError
-from fedbudget.launch.inputs import DEFAULT_NODES, load_dataset
+from fedbudget.launch.inputs import DEFAULT_NODES, load_dataset, with_nodes
 from fedbudget.launch.options import ListenOptions
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.launch.serve import Interrupted, serving
@@ -50,6 +50,7 @@ def on_this_machine(
     if paces is not None and len(paces) != nodes:
         raise UserError(f"pace is given for {len(paces)} nodes, and there are {nodes}")
     dataset = load_dataset(settings).sample(settings.train_samples, settings.test_samples, settings.seed)
+    settings = with_nodes(replace(settings, nodes=nodes), dataset)
     processes: list[subprocess.Popen[bytes]] = []
     before = os.environ.get(TOKEN_VARIABLE)
     # Tokens are not for command lines, which all on this machine can read.
@@ -75,10 +76,10 @@ def on_this_machine(
             def interrupted() -> bool:
                 return asked() or any(process.poll() is not None for process in processes)
 
-            wanted, listen = replace(settings, nodes=nodes), ListenOptions("127.0.0.1:0", max_nodes=nodes)
+            listen = ListenOptions("127.0.0.1:0", max_nodes=nodes)
             given: Any = {"overrides": overrides, "test": None if dataset.test is None else dataset}
             try:
-                with serving(wanted, listen, interrupted=interrupted, **given, opened=start) as prepared:
+                with serving(settings, listen, interrupted=interrupted, **given, opened=start) as prepared:
                     yield _with_all_data(prepared, settings, dataset)
             except Interrupted:
                 for process in processes:
@@ -117,7 +118,7 @@ def _with_all_data(prepared: PreparedRun, settings: Settings, dataset: Dataset) 
     target = prepared.model.target
     return replace(
         prepared,
-        settings=replace(prepared.settings, dataset=settings.dataset, partition=settings.partition or "case:1"),
+        settings=replace(prepared.settings, dataset=settings.dataset, partition=settings.partition),
         dataset=dataset,
         train=dataset.table(dataset.train, target),
         test=None if dataset.test is None else dataset.table(dataset.test, target),

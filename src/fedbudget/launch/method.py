@@ -9,6 +9,7 @@ from fedbudget.control import AdaptiveTau, BalancedTau, Controller, FixedTau
 from fedbudget.errors import UserError
 from fedbudget.launch.prepared import NOTHING, Overrides
 from fedbudget.meters.meters import Meters
+from fedbudget.models import catalogue
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import WeightedMean
 from fedbudget.protocol.messages import Broadcast
@@ -67,8 +68,9 @@ def _step_size(settings: Settings) -> StepSize:
 
 def _update(settings: Settings) -> UpdateRule:
     name = settings.update or "average"
-    if settings.update is None and settings.method == "accelerated" and settings.model != "kmeans":
-        name = "accelerate"  # not centers: their motion is that of samples which may be another's by now
+    known = catalogue.MODELS.get(settings.model or "")
+    if settings.update is None and settings.method == "accelerated" and (known is None or known.accelerates):
+        name = "accelerate"
     rule, given = UPDATE_RULES[name], {}
     for option in ("step_size", "momentum", "beta2", "epsilon"):
         if (value := getattr(settings, f"server_{option}")) is not None:

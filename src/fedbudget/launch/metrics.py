@@ -44,9 +44,10 @@ class Metrics(Collector):
         self.saved = self._counter("saved_bytes", "Bytes that compression has saved")
 
     def observe(self, record: RoundRecord) -> None:
-        """The record of the last round. Accuracy, which few rounds evaluate, stays until it is evaluated again."""
-        if record.accuracy is None and self._last is not None:
-            record = replace(record, accuracy=self._last.accuracy)
+        """The record of the last round. What few rounds evaluate stays until it is evaluated again."""
+        last = self._last
+        if record.accuracy is None and not record.metrics and last is not None:
+            record = replace(record, accuracy=last.accuracy, metrics=last.metrics, spread=last.spread)
         self._last = record
 
     def count(self, **totals: int) -> None:
@@ -68,6 +69,10 @@ class Metrics(Collector):
         yield _gauge("loss", "Loss of the parameters that the last round started from", last.loss)
         yield _gauge("best_loss", "The loss of the best parameters so far, on the last round's samples", last.best_loss)
         yield _gauge("accuracy", "Accuracy on the test samples, when it was last evaluated", last.accuracy)
+        metric = _rows(last.metrics or {})
+        yield _family("metric", "Further metrics on the test samples, when they were last evaluated", ["name"], metric)
+        apart = "Accuracy or RMSE over nodes, when it was last evaluated: the worst, the tenth percentile, the median"
+        yield _family("metric_over_nodes", apart, ["of"], _rows(last.spread or {}))
         yield _gauge("nodes", "Nodes in the average of the last round", last.nodes)
         yield _by_resource("spent", "What was spent so far", last.spent)
         estimates = {"rho": last.rho, "beta": last.beta, "delta": last.delta}

@@ -55,7 +55,7 @@ def on_ray(
         raise UserError("Ray is not installed; install it with: pip install 'fedbudget[ray]'") from None
     inputs = TrainingInputs.of(settings, overrides)
     settings = with_nodes(inputs.settings, inputs.dataset)
-    settings = with_batch_size(settings, _smallest(settings, inputs.dataset))
+    settings = with_batch_size(settings, _sizes(settings, inputs.dataset))
     assert settings.nodes is not None
     if resumed is not None:
         require_engine(resumed, "ray")
@@ -99,10 +99,10 @@ def _actors(resumed: Checkpoint, wanted: int | None) -> int | None:
     raise UserError(f"the run that is to go on has {len(groups)} actors, and cannot have {wanted} now")
 
 
-def _smallest(settings: Settings, dataset: Dataset) -> int:
-    """How many samples the node with the fewest has."""
+def _sizes(settings: Settings, dataset: Dataset) -> list[int]:
+    """How many samples nodes have; one number where all have as many."""
     drawn = Partition.parse(str(settings.partition)).draws
-    return drawn or min(len(rows) for rows in distribute(settings, dataset)[1])
+    return [drawn] if drawn else [len(rows) for rows in distribute(settings, dataset)[1]]
 
 
 @dataclass(frozen=True)

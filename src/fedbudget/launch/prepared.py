@@ -13,6 +13,7 @@ from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import CombineRule
+from fedbudget.protocol.evaluation import EvaluationPoints
 from fedbudget.protocol.update import UpdateRule
 from fedbudget.runs.checkpoint import Checkpoint, Conditions
 from fedbudget.runs.record import RoundRecord
@@ -41,6 +42,8 @@ class Overrides:
 
 NOTHING = Overrides()
 
+_MORE_OFTEN = 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
@@ -55,6 +58,7 @@ class PreparedRun:
       resumed: where the run goes on from, if it does.
       callbacks: called with every round's record.
       trial_seconds: what trial rounds and warming up took, before the clock of the budget starts.
+      nodes_test: whether test samples are with nodes, who are asked for what they say of w.
     """
 
     settings: Settings
@@ -70,6 +74,7 @@ class PreparedRun:
     resumed: Checkpoint | None = None
     callbacks: tuple[Callback, ...] = ()
     trial_seconds: float = 0.0
+    nodes_test: bool = False
 
     @cached_property
     def conditions(self) -> Conditions:
@@ -84,6 +89,12 @@ class PreparedRun:
     @property
     def title(self) -> str:
         return run_title(self.settings, self.dataset.name, self.dataset.note)
+
+
+def evaluation_points(settings: Settings) -> EvaluationPoints:
+    """When test samples are looked at in a run."""
+    often = settings.keep == "best-on-test" or bool(settings.until)
+    return EvaluationPoints(settings.evaluations * (_MORE_OFTEN if often else 1), often)
 
 
 def fingerprint(train: Table, test: Table | None) -> str:

@@ -12,16 +12,16 @@ from pathlib import Path
 from fedbudget.budget import Budget
 from fedbudget.engines.remote.task import Task
 from fedbudget.errors import UserError
-from fedbudget.launch.inputs import TrainingInputs, require_known_model
+from fedbudget.launch.inputs import TrainingInputs, require_known_model, with_resolved_model
 from fedbudget.launch.method import build_method
 from fedbudget.launch.prepared import NOTHING, Overrides, fingerprint
 from fedbudget.models.base import Model
 from fedbudget.models.description import describe
 from fedbudget.protocol.messages import LocalError
-from fedbudget.python_file import resolved
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.folder import CONFIG, Run
-from fedbudget.settings import EngineName, Settings
+from fedbudget.setting_types import EngineName
+from fedbudget.settings import Settings
 
 CHANGEABLE = frozenset({"budget", "rounds", "until", "patience", "evaluations"})
 """Settings that may be others when a run goes on."""
@@ -44,12 +44,11 @@ def load_resumed(
     """
     run = Run.open(path)
     budget = run.settings.limits().extended(more)
-    settings = asked(path / CONFIG)
-    settings = replace(settings, model=resolved(settings.model))
+    settings = with_resolved_model(asked(path / CONFIG))
     if more:
         settings = replace(settings, budget=budget.texts)
     require_same_settings(path, run.settings, settings, changeable)
-    if overrides.model is None:
+    if overrides.model is None and settings.model is not None:
         require_known_model(path, settings.model)
     checkpoint = Checkpoint.load(path, build_method(settings, overrides))
     _require_not_spent(budget, checkpoint)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbudget.data.cells import category_name
 from fedbudget.data.dataset import Dataset
 from fedbudget.engines.grpc.credentials import aggregator_credentials, require_privacy
 from fedbudget.engines.grpc.server import AggregatorServer
@@ -16,11 +17,11 @@ from fedbudget.engines.remote import descriptions
 from fedbudget.engines.remote.compression import BroadcastCompressor
 from fedbudget.engines.remote.members import Member
 from fedbudget.engines.remote.messages import Farewell
-from fedbudget.engines.remote.node_data import NodeData
+from fedbudget.engines.remote.node_data import NodeData, table_to_test_on
 from fedbudget.engines.remote.task import Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, explained
-from fedbudget.launch.inputs import own_model
+from fedbudget.launch.inputs import own_model, with_resolved_model
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_method
 from fedbudget.launch.metrics import Metrics
@@ -34,14 +35,12 @@ from fedbudget.launch.task import (
     compression_of,
     model_for,
     prepare_remote,
-    table_to_test_on,
+    remarks_on,
     warm_up,
 )
 from fedbudget.models.base import Model
 from fedbudget.models.description import describe
 from fedbudget.option import in_words
-from fedbudget.python_file import resolved
-from fedbudget.resources import round_usage
 from fedbudget.resources.energy import energy_reader
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.record import RoundRecord
@@ -113,6 +112,7 @@ def serving(
             compressor=compressor,
             most=listen.max_nodes,
             model=settings.model if model is None else describe(model),
+            classes=None if settings.classes is None else tuple(map(category_name, settings.classes)),
             changed=count,
         )
         if own is not None:
@@ -146,10 +146,13 @@ def _gather(
 ) -> PreparedRun:
     """Waits for nodes, and gives the run."""
     method, nodes = build_method(settings, overrides), max(settings.min_nodes or 1, settings.nodes or 1)
+    remarks: tuple[str, ...] = ()
     if resumed is None:
         if not server.wait_for(nodes, interrupted):
             raise Interrupted
-        settings, task, model = agree_on_task(settings, method, list(server.descriptions().values()), own)
+        described = server.descriptions()
+        settings, task, model = agree_on_task(settings, method, list(described.values()), own, names=list(described))
+        remarks = remarks_on(described)
         server.start(task)
     else:
         with recalling("what is trained"):
@@ -169,7 +172,7 @@ def _gather(
             meters.restore(resumed.engine["meters"])
             for name, value in resumed.engine["counters"].items():
                 setattr(server.counters, name, int(value))
-    settings = replace(settings, nodes=nodes, dataset=NODES, model=resolved(settings.model))
+    settings = with_resolved_model(replace(settings, nodes=nodes, dataset=NODES))
     over = resumed is not None and resumed.state.phase == "done"  # only its summary is missing: nodes have gone home
     if resumed is not None and resumed.conditions.extended_by(meters.budget.limits, settings.rounds):
         over = False
@@ -182,10 +185,11 @@ def _gather(
         server,
         task=task,
         model=model,
-        trial=round_usage(server.trials()),
+        trials=server.trials(),
         test=table,
         resumed=resumed,
         quantize=compressor.quantize,
+        remarks=remarks,
     )
 
 

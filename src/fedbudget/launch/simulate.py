@@ -52,14 +52,14 @@ def simulate(settings: Settings, overrides: Overrides = NOTHING, *, resumed: Che
     inputs = TrainingInputs.of(settings, overrides)
     settings, rows = distribute(inputs.settings, inputs.dataset)
     shards = Shards.of(inputs.train, rows)
-    settings = with_batch_size(settings, int(shards.size.min()))
+    settings = with_batch_size(settings, shards.size.tolist())
     meters = build_meters(settings)
     if resumed is not None:
         require_engine(resumed, "in-process")
         require_same_data(inputs, resumed)
     began = time.perf_counter()
     failed = f"{inputs.model.name} cannot train on {inputs.dataset.name}"
-    with explained(failed) if python_file.is_reference(settings.model) else nullcontext():
+    with explained(failed) if python_file.is_reference(str(settings.model)) else nullcontext():
         aggregator, engine = _engine(settings, overrides, inputs, shards, meters, resumed)
     trial_seconds = time.perf_counter() - began
     inputs = replace(inputs, settings=settings)
@@ -87,7 +87,6 @@ def _engine(
     w = model.initial(settings.seed)
     if settings.method in ("centralized", "asynchronous"):
         eta, batch = method.step_size.first().eta, batch_of(settings)
-        Fleet(model, shards, batch=batch, seed=settings.seed)  # refuses mini-batches larger than a shard
         common: dict[str, Any] = {"w": w, "eta": eta, "batch": batch, "seed": settings.seed, "meters": meters}
         return None, _baseline(settings, inputs, shards, common, resumed)
     twin = Fleet(model, shards, batch=batch_of(settings), seed=settings.seed)

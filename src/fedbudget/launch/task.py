@@ -4,22 +4,22 @@ nodes that know their task a run is made.
 Every engine whose nodes are elsewhere comes through here, whatever carries its messages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 from fedbudget.control import AdaptiveTau, Controller, FixedTau
-from fedbudget.data.dataset import Dataset
+from fedbudget.data.agreement import classes_of_some
 from fedbudget.data.shards import Table
 from fedbudget.engines.remote.compression import KINDS, Kind
 from fedbudget.engines.remote.engine import RemoteEngine, RemoteNodes
-from fedbudget.engines.remote.node_data import NodeData
+from fedbudget.engines.remote.round_costs import evaluation_usage
+from fedbudget.engines.remote.tallies import expected_bytes
 from fedbudget.engines.remote.task import MOST_UPDATES, SamplesDescription, Task, agree
 from fedbudget.errors import UserError
-from fedbudget.launch.inputs import batch_of, build_model, with_batch_size
+from fedbudget.launch.inputs import batch_of, build_model, with_batch_size, with_model
 from fedbudget.launch.method import build_aggregator
-from fedbudget.launch.prepared import PreparedRun
+from fedbudget.launch.prepared import PreparedRun, evaluation_points
 from fedbudget.meters.meters import Meters
 from fedbudget.models import catalogue
 from fedbudget.models.base import Model, loss_over
@@ -28,7 +28,8 @@ from fedbudget.protocol import tree
 from fedbudget.protocol.messages import PeerError
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.steps import Quantize
-from fedbudget.resources.usage import RoundUsage
+from fedbudget.resources import round_usage
+from fedbudget.resources.usage import NodeCosts
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.settings import Settings
 from fedbudget.spending import CarefulSpending
@@ -42,16 +43,24 @@ _CLOSING = 0.05
 
 
 def agree_on_task(
-    settings: Settings, method: Method, descriptions: Sequence[SamplesDescription], own: Model | None = None
+    settings: Settings,
+    method: Method,
+    descriptions: Sequence[SamplesDescription],
+    own: Model | None = None,
+    *,
+    names: Sequence[str] = (),
 ) -> tuple[Settings, Task, Model]:
     """What is trained, from what the nodes have.
 
     Args:
       own: the model, where it is not one that goes by a name.
+      names: of the nodes, for errors.
     """
-    samples = agree(descriptions)
-    settings = with_batch_size(settings, min(size for each in descriptions for size in each.sizes))
+    samples = agree(descriptions, names, settings.classes)
+    settings = with_model(settings, samples.empty(), own)
+    settings = with_batch_size(settings, [size for each in descriptions for size in each.sizes])
     model = model_for(settings, samples, own)
+    assert settings.model is not None
     task = Task(
         settings.model if own is None else describe(own),
         model.parameters,
@@ -70,6 +79,12 @@ def agree_on_task(
         except PeerError as error:
             raise UserError(f"a node's data do not fit: {error}") from None
     return settings, task, model
+
+
+def remarks_on(descriptions: Mapping[str, SamplesDescription]) -> tuple[str, ...]:
+    """What a person may want to know of the nodes' data before the start, in words."""
+    remark = classes_of_some({name: each.classes for name, each in descriptions.items()})
+    return () if remark is None else (remark,)
 
 
 def _most_updates(controller: Controller) -> int:
@@ -91,18 +106,6 @@ def compression_of(settings: Settings) -> Kind:
     return next(kind for kind in KINDS if kind == (settings.compress or "none"))
 
 
-def table_to_test_on(test: Dataset, agreed: SamplesDescription, model: Model) -> Table:
-    """Test samples as the model wants them, with everyone's class numbers and standardised as everyone's."""
-    samples = test.train if test.test is None else test.test
-    unknown = [name for name in test.classes if agreed.classes and name not in agreed.classes]
-    if unknown:
-        raise UserError(f"{test.name}, to test on, has class {unknown[0]!r}, which no node has")
-    if test.features != prod(agreed.shape):
-        raise UserError(f"{test.name}, to test on, has {test.features} features, and nodes' data {prod(agreed.shape)}")
-    dataset = NodeData(replace(test, train=samples, test=None), [], standardise=True).as_agreed(agreed)
-    return dataset.table(dataset.train, model.target)
-
-
 def warm_up(model: Model, test: Table | None) -> None:
     """Loads or compiles all that the aggregator computes with, so that no round waits for it."""
     tree.prepare()
@@ -120,37 +123,51 @@ def prepare_remote(
     *,
     task: Task,
     model: Model,
-    trial: RoundUsage,
+    trials: Sequence[NodeCosts],
+    delay: float = 0.0,
     test: Table | None = None,
     resumed: Checkpoint | None = None,
     quantize: Quantize | None = None,
+    remarks: tuple[str, ...] = (),
 ) -> PreparedRun:
     """A run with nodes that know their task, and have said what a trial round takes.
 
     Args:
       settings: `nodes` is how many there are.
-      trial: what nodes have said of it.
+      trials: what nodes have said of it.
+      delay: seconds that a round takes besides, as far as nodes cannot know.
+      test: samples to test on; where there are none, nodes are asked that have some.
       resumed: where to go on from.
       quantize: what nodes will hold of a new w; the w itself when left out.
+      remarks: on the nodes' data.
     """
     assert settings.nodes is not None
     start: Any = resumed
+    trial, nodes_test = round_usage(trials).delayed(delay), test is None and task.samples.test_samples > 0
     if resumed is None:
         vectors = 2 if method.delta == "parameters" else 3
         wire_bytes = vectors * 4 * task.parameters * settings.nodes
         start = model.initial(settings.seed), trial.as_round_of(settings.nodes, wire_bytes)
     if meters.time.source == "measured" and isinstance(method.spending, CarefulSpending):
         closing = min(_CLOSING, 0.01 * meters.budget.limits.get("time", 0.0))
-        method = replace(method, spending=replace(method.spending, closing=closing))
+        evaluation = _evaluation_costs(meters, task, trials) if nodes_test else {}
+        method = replace(method, spending=replace(method.spending, closing=closing, evaluation=evaluation))
     aggregator = build_aggregator(
         method, meters, start, rounds=settings.rounds, quantize=quantize, statistics=model.statistics
     )
     engine = RemoteEngine(
-        aggregator, nodes, meters, least=settings.min_nodes or 1, timeout=settings.round_timeout, trial=trial
+        aggregator,
+        nodes,
+        meters,
+        least=settings.min_nodes or 1,
+        timeout=settings.round_timeout,
+        trial=trial,
+        points=evaluation_points(settings) if nodes_test else None,
+        evaluation_seconds=evaluation_usage(trials, 0).seconds if nodes_test else 0.0,
     )
     return PreparedRun(
         settings=settings,
-        dataset=replace(task.samples.empty(), name=settings.dataset),
+        dataset=replace(task.samples.empty(), name=settings.dataset, remarks=remarks),
         model=model,
         test=test,
         meters=meters,
@@ -159,4 +176,13 @@ def prepare_remote(
         repeatable=False,
         resumed=resumed,
         trial_seconds=trial.seconds,
+        nodes_test=nodes_test,
     )
+
+
+def _evaluation_costs(meters: Meters, task: Task, trials: Sequence[NodeCosts]) -> dict[str, float]:
+    """What it is thought to cost when all nodes say what w is worth on their test samples, by resource."""
+    testing = sum(bool(each.evaluation) for each in trials)
+    tally = expected_bytes(task.samples.test_samples // max(1, testing), len(task.samples.classes))
+    costs = meters.expect(evaluation_usage(trials, testing * tally))
+    return meters.budget.label(costs.step + costs.aggregation)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.arrays import Float32, Float64
+from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
 from fedbudget.models.compiling import has_numba
@@ -23,6 +23,9 @@ from fedbudget.models.compiling import has_numba
 Target = Literal["auto", "binary", "classes", "real", "raw", "none"]
 """What a model learns to predict: a class number where the data has classes and a real number otherwise, ±1, a class
 number, a real number, whatever the data has, or nothing."""
+
+Targets = Float32 | Int64
+"""Of samples, [samples]: whole numbers are classes."""
 
 ModelOptions = Mapping[str, int | float | str]
 """What may be chosen of a model besides its name, such as the number of clusters; by name."""
@@ -77,22 +80,29 @@ class Model(Protocol):
         w: Float32,
         shards: Shards,
         indices: BatchIndices,
-        eta: float,
+        eta: float | Float32,
         best: Float32 | None = None,
         shift: Float32 | None = None,
     ) -> Descent:
         """One local update, eq. (4), for each mini-batch.
 
         Args:
+          eta: step size, of all nodes or of each, [nodes].
           best: w^f, [parameters], where its loss is wanted too.
           shift: added to each node's gradients before the step, [nodes, parameters].
+        """
+
+    def outputs(self, w: Float32, table: Table) -> Float32 | None:
+        """What it gives for each sample, [samples, outputs]; None where it cannot tell. A score for each class, or one
+        that is not negative for the class +1; a real number, in the unit it was trained on; for clusters, the higher
+        the nearer.
         """
 
     def accuracy(self, w: Float32, table: Table) -> float | None:
         """The share of samples predicted right; None where that has no meaning."""
 
     def metrics(self, w: Float32, table: Table) -> Mapping[str, float]:
-        """Further figures of merit on a table, by name."""
+        """Figures of merit of its own on a table, by name; others follow from its outputs, see tally.py."""
 
 
 class BaseModel(ABC):
@@ -105,6 +115,18 @@ class BaseModel(ABC):
     @property
     def statistics(self) -> int:
         return 0
+
+    def outputs(self, w: Float32, table: Table) -> Float32 | None:
+        return None
+
+    def outputs_and_targets(self, w: Float32, table: Table) -> tuple[Float32 | None, Targets]:
+        """Its outputs, and what they are compared with, [samples]."""
+        return self.outputs(w, table), table.y
+
+    @property
+    def own_metrics(self) -> tuple[str, ...]:
+        """The names of what `metrics` gives."""
+        return ()
 
     def metrics(self, w: Float32, table: Table) -> Mapping[str, float]:
         return {}
@@ -125,20 +147,21 @@ class LoopModel(BaseModel):
         w: Float32,
         shards: Shards,
         indices: BatchIndices,
-        eta: float,
+        eta: float | Float32,
         best: Float32 | None = None,
         shift: Float32 | None = None,
     ) -> Descent:
         nodes = len(shards)
         out = np.empty((nodes, self.parameters), np.float32)
         losses, gradients = np.empty(nodes), np.empty_like(out)
+        etas, updates = step_sizes(eta, nodes), indices.updates_of
         for i in range(nodes):
             out[i] = w[i % len(w)]
-            for update in range(indices.updates):
+            for update in range(updates[i]):
                 loss, gradient = self._at(out[i], shards, indices, i, update)
                 if update == 0:
                     losses[i], gradients[i] = loss, gradient
-                out[i] -= np.float32(eta) * (gradient if shift is None else gradient + shift[i])
+                out[i] -= etas[i] * (gradient if shift is None else gradient + shift[i])
         return Descent(out, losses, gradients, None if best is None else self.losses(best[None], shards, indices))
 
     def _at(self, w: Float32, shards: Shards, indices: BatchIndices, node: int, update: int) -> tuple[float, Float32]:
@@ -167,9 +190,9 @@ class KernelModel(LoopModel):
     def sums(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
         """Σ f_j(w) and Σ ∇f_j(w) over some rows, without regularization: what the row functions add up, in numpy."""
 
-    def right(self, w: Float32, x: Float32, y: Float32) -> int:
-        """Of a classifier: how many of some rows it predicts right."""
-        raise NotImplementedError
+    @abstractmethod
+    def scores(self, w: Float32, x: Float32) -> Float32:
+        """What it gives for some rows, [rows, outputs]; see `Model.outputs`."""
 
     def initial(self, seed: int) -> Float32:
         return np.zeros(self.parameters, np.float32)
@@ -188,7 +211,7 @@ class KernelModel(LoopModel):
         w: Float32,
         shards: Shards,
         indices: BatchIndices,
-        eta: float,
+        eta: float | Float32,
         best: Float32 | None = None,
         shift: Float32 | None = None,
     ) -> Descent:
@@ -202,19 +225,25 @@ class KernelModel(LoopModel):
         out = np.empty((nodes, self.parameters), np.float32)
         kept = np.empty(nodes), np.empty_like(out), np.empty(nodes)
         with _ONE_AT_A_TIME:
-            arrays = _arrays(shards, indices)
-            driver(self.terms, regularization, _plain(w), points, shifts, *arrays, np.float32(eta), out, *kept)
+            arrays, steps = _arrays(shards, indices), (indices.updates_of, step_sizes(eta, nodes))
+            driver(self.terms, regularization, _plain(w), points, shifts, *arrays, *steps, out, *kept)
         losses, gradients, best_losses = kept
         return Descent(out, losses, gradients, None if best is None else best_losses)
+
+    def outputs(self, w: Float32, table: Table) -> Float32:
+        blocks = [slice(first, first + _BLOCK) for first in range(0, len(table), _BLOCK)]
+        return np.concatenate([self.scores(w, table.scaled(rows)) for rows in blocks])
 
     def accuracy(self, w: Float32, table: Table) -> float | None:
         if self.target not in ("binary", "classes"):
             return None
         kernels = compiled_kernels()
         if kernels is None:
-            blocks = np.split(np.arange(len(table)), range(_BLOCK, len(table), _BLOCK))
-            counts = [self.right(w, table.scaled(rows), table.y[rows]) for rows in blocks]
-            return sum(counts) / len(table)
+            scores = self.outputs(w, table)
+            right = (
+                scores.argmax(axis=1) == table.y if self.target == "classes" else (scores[:, 0] >= 0) == (table.y > 0)
+            )
+            return int(right.sum()) / len(table)
         with _ONE_AT_A_TIME:
             right = kernels.correct(self.terms, _plain(w), table.x, table.y, np.float32(table.scale))
         return int(right) / len(table)
@@ -239,16 +268,9 @@ class KernelModel(LoopModel):
         return loss / count + penalty, mean + np.float32(self.regularization) * w
 
 
-@dataclass(frozen=True)
-class ScoreModel(KernelModel):
-    """A model of one score wᵀx per sample, with a parameter for each feature; see by_score.py."""
-
-    features: int
-    regularization: float = 0.0
-
-    @property
-    def parameters(self) -> int:
-        return self.features
+def step_sizes(eta: float | Float32, nodes: int) -> Float32:
+    """Of each node, [nodes]."""
+    return np.full(nodes, eta, np.float32) if np.ndim(eta) == 0 else np.asarray(eta, np.float32)
 
 
 def batch_rows(shards: Shards, indices: BatchIndices, node: int, update: int) -> NDArray[np.int32]:
@@ -256,15 +278,17 @@ def batch_rows(shards: Shards, indices: BatchIndices, node: int, update: int) ->
     return shards.rows_of(node)[indices.of(node, update, int(shards.size[node]))]
 
 
-def first_alike(shards: Shards, indices: BatchIndices, *vectors: Float32 | None) -> list[int]:
-    """For each node the first that has the same samples, mini-batches and vectors, and so the same result.
+def first_alike(
+    shards: Shards, indices: BatchIndices, *vectors: Float32 | None, eta: float | Float32 = 0.0
+) -> list[int]:
+    """For each node the first that has the same samples, mini-batches, vectors and steps, and so the same result.
 
     Args:
       vectors: of all nodes, [nodes, parameters], or one for all, [1, parameters].
     """
-    alike: dict[tuple[int, int, int], list[int]] = {}
-    first = []
-    for node, key in enumerate(zip(shards.start, shards.size, indices.group, strict=True)):
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    first, steps = [], (indices.updates_of, step_sizes(eta, len(shards)))
+    for node, key in enumerate(zip(shards.start, shards.size, indices.group, *steps, strict=True)):
         known = alike.setdefault(key, [])
         same = (other for other in known if all(_equal_rows(each, other, node) for each in vectors))
         first.append(next(same, node))

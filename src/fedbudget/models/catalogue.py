@@ -22,10 +22,13 @@ class ModelEntry:
     Args:
       build: (dataset, options, device) to a model that fits the dataset's features and classes.
       options: what may be chosen of it, with what is chosen otherwise.
+      accelerates: whether w may go on where rounds agree on the way; not centres, whose way was that of samples which
+        may be another's by now.
     """
 
     build: Callable[[Dataset, dict[str, Any], str], Model]
     options: ModelOptions = field(default_factory=dict)
+    accelerates: bool = True
 
 
 def _network(name: str, dataset: Dataset, _: dict[str, Any], device: str) -> Model:
@@ -37,15 +40,18 @@ def _network(name: str, dataset: Dataset, _: dict[str, Any], device: str) -> Mod
     from fedbudget.models import networks
     from fedbudget.models.torch_model import TorchModel
 
-    classes = max(1, len(dataset.classes))
+    number = name == "mlp" and dataset.train.labels is None and dataset.train.values is not None
     make = partial(networks.mlp, dataset.features) if name == "mlp" else partial(networks.cnn, dataset.shape)
-    return TorchModel(partial(make, classes), name=name, target="classes", device=device)
+    outputs = 1 if number else max(1, len(dataset.classes))
+    return TorchModel(partial(make, outputs), name=name, target="real" if number else "classes", device=device)
 
 
 MODELS: Mapping[str, ModelEntry] = {
     "svm": ModelEntry(lambda dataset, *_: SquaredSvm(dataset.features)),
     "linear": ModelEntry(lambda dataset, *_: LinearRegression(dataset.features)),
-    "kmeans": ModelEntry(lambda dataset, options, _: KMeans(dataset.features, **options), KMeans.OPTIONS),
+    "kmeans": ModelEntry(
+        lambda dataset, options, _: KMeans(dataset.features, **options), KMeans.OPTIONS, accelerates=False
+    ),
     "softmax": ModelEntry(lambda dataset, *_: Softmax(dataset.features, max(1, len(dataset.classes)))),
     "mlp": ModelEntry(partial(_network, "mlp")),
     "cnn": ModelEntry(partial(_network, "cnn")),
@@ -67,6 +73,17 @@ def build(name: str, dataset: Dataset, options: ModelOptions | None = None, *, d
         if type(value) is not expected and not (expected is float and type(value) is int):
             raise UserError(f"{option} of model {name} must be of type {expected.__name__}, not {value!r}")
     return entry.build(dataset, {**entry.options, **(options or {})}, device)
+
+
+def default(dataset: Dataset) -> str:
+    """What is trained where nobody has said it: softmax regression for classes, linear regression for numbers."""
+    if dataset.store is not None:
+        raise UserError("samples that are read one by one need a PyTorch model of your own; give it as `model`")
+    if dataset.train.labels is not None:
+        return "softmax"
+    if dataset.train.values is not None:
+        return "linear"
+    raise UserError(f"{dataset.name} has nothing to predict; for clusters, use `model` kmeans")
 
 
 def options(name: str, settings: Mapping[str, Any]) -> ModelOptions:

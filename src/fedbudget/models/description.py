@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 
+from fedbudget.errors import UserError
 from fedbudget.models.base import Model
 
 Text = Annotated[str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*\Z")]  # it is shown where it was not written
@@ -164,3 +165,14 @@ def _written(what: Any) -> str:
     except SyntaxError:  # a part of a line
         source = "".join(source.split())
     return f", written as {digest([source.encode()])}"
+
+
+def require_no_arguments(make: Callable[..., Any]) -> None:
+    """Refuses what makes a model only when it is told more."""
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        name = getattr(make, "__name__", "it")
+        raise UserError(f"{name} cannot be made: {error}; give {name}(...), or a function that makes it") from None
+    except ValueError:  # nothing is known of what it takes
+        return

@@ -1,6 +1,6 @@
 """A model of the user's own: any Python function that gives loss and gradient of a batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,6 +17,9 @@ LossAndGradient = Callable[[Float32, Float32, Float32], tuple[float, ArrayLike]]
 Predict = Callable[[Float32, Float32], ArrayLike]
 """(w, x) to a prediction for each sample, to be compared with y."""
 
+PredictionMetric = Callable[[Float32, Float32], float]
+"""(predictions, y) of all samples to a number."""
+
 
 class FunctionModel(LoopModel):
     """Trains what a plain function describes.
@@ -26,6 +29,7 @@ class FunctionModel(LoopModel):
       initial: w(0), [parameters].
       predict: how to predict y, for accuracy; without it a run has no accuracy.
       target: what y should hold; `raw` is the data's own numbers.
+      metrics: functions (predictions, y) to a number, by name, for the test samples; they need `predict`.
 
     >>> import numpy as np
     >>> def mean_of_data(w, x, y):
@@ -36,9 +40,18 @@ class FunctionModel(LoopModel):
     """
 
     def __init__(
-        self, function: LossAndGradient, *, initial: ArrayLike, predict: Predict | None = None, target: Target = "raw"
+        self,
+        function: LossAndGradient,
+        *,
+        initial: ArrayLike,
+        predict: Predict | None = None,
+        target: Target = "raw",
+        metrics: Mapping[str, PredictionMetric] | None = None,
     ) -> None:
+        if metrics and predict is None:
+            raise UserError("metrics are of predictions; give `predict` too")
         self.function = function
+        self._metrics = dict(metrics or {})
         self.predict = predict
         self.target: Target = target
         self._initial = np.array(initial, dtype=np.float32)
@@ -68,8 +81,23 @@ class FunctionModel(LoopModel):
             raise UserError(f"{self.name} gave a gradient of shape {gradient.shape}; w has {w.shape}")
         return float(loss), gradient
 
-    def accuracy(self, w: Float32, table: Table) -> float | None:
+    def outputs(self, w: Float32, table: Table) -> Float32 | None:
+        """Its predictions of y, [samples, 1]: a class is given by its number."""
         if self.predict is None:
             return None
-        predicted = np.asarray(self.predict(w, table.scaled(np.arange(len(table)))))
-        return float(np.mean(predicted == table.y))
+        predicted = np.asarray(self.predict(w, table.scaled(np.arange(len(table)))), np.float32)
+        return predicted.reshape(len(table), -1)
+
+    def accuracy(self, w: Float32, table: Table) -> float | None:
+        predicted = self.outputs(w, table)
+        return None if predicted is None else float(np.mean(predicted[:, 0] == table.y))
+
+    @property
+    def own_metrics(self) -> tuple[str, ...]:
+        return tuple(self._metrics)
+
+    def metrics(self, w: Float32, table: Table) -> dict[str, float]:
+        predicted = self.outputs(w, table) if self._metrics else None
+        if predicted is None:
+            return {}
+        return {name: float(measure(predicted[:, 0], table.y)) for name, measure in self._metrics.items()}

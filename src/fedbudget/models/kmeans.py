@@ -8,6 +8,7 @@ import numpy as np
 from fedbudget.arrays import Float32
 from fedbudget.errors import UserError
 from fedbudget.models.base import KernelModel, ModelOptions, Target
+from fedbudget.models.description import TensorDescription
 from fedbudget.models.terms import KMeansTerms
 
 
@@ -31,6 +32,10 @@ class KMeans(KernelModel):
         return self.features * self.clusters
 
     @property
+    def tensors(self) -> tuple[TensorDescription, ...]:
+        return (TensorDescription("centres", (self.clusters, self.features)),)
+
+    @property
     def terms(self) -> KMeansTerms:
         return KMeansTerms(self.clusters)
 
@@ -38,9 +43,12 @@ class KMeans(KernelModel):
         return np.random.default_rng(seed).random(self.parameters, dtype=np.float32)
 
     def sums(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
-        centres = w.reshape(self.clusters, -1)
-        distances = np.stack([np.square(x - centre).sum(axis=1) for centre in centres])
-        nearest = distances.argmin(axis=0)
+        scores = self.scores(w, x)
+        centres, nearest = w.reshape(self.clusters, -1), scores.argmax(axis=1)
         members = [x[nearest == cluster] for cluster in range(self.clusters)]
         gradient = [(centre - own).sum(axis=0) for centre, own in zip(centres, members, strict=True)]
-        return 0.5 * float(distances.min(axis=0).sum(dtype=np.float64)), np.concatenate(gradient)
+        return -float(scores.max(axis=1).sum(dtype=np.float64)), np.concatenate(gradient)
+
+    def scores(self, w: Float32, x: Float32) -> Float32:
+        centres = w.reshape(self.clusters, -1)
+        return np.stack([-0.5 * np.square(x - centre).sum(axis=1) for centre in centres], axis=1)

@@ -6,7 +6,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedbudget.arrays import Float32
-from fedbudget.models.base import ScoreModel, Target
+from fedbudget.models.base import Target
+from fedbudget.models.score_model import ScoreModel
 from fedbudget.models.terms import LinearTerms
 
 

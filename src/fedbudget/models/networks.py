@@ -1,4 +1,4 @@
-"""Networks for classes: the smallest of all, and the paper's convolutional one.
+"""Networks: the smallest of all, for classes or a number, and the paper's convolutional one, for classes.
 
 `mlp` has one hidden layer of 64, quick enough for any sweep. Weights are drawn as He et al. (2015) have it for ReLU,
 from a normal distribution of variance 2/inputs; biases are 0.
@@ -18,9 +18,9 @@ from torch import nn
 _CHANNELS, _HIDDEN = 32, 256
 
 
-def mlp(features: int, classes: int) -> nn.Module:
-    """The network for samples of so many features."""
-    network = nn.Sequential(nn.Flatten(), nn.Linear(features, 64), nn.ReLU(), nn.Linear(64, classes))
+def mlp(features: int, outputs: int) -> nn.Module:
+    """The network for samples of so many features; it gives a score for each class, or one number."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(features, 64), nn.ReLU(), nn.Linear(64, outputs))
     for name, parameter in network.named_parameters():
         if name.endswith("weight"):
             nn.init.kaiming_normal_(parameter, nonlinearity="relu")

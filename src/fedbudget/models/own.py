@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fedbudget import python_file
 from fedbudget.errors import UserError, explained
 from fedbudget.models.base import Model
+from fedbudget.models.description import require_no_arguments
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,6 +29,7 @@ def as_model(given: Any, *, device: str = "auto") -> Model:
     if _is_module(given):
         return _torch_model(given, device)
     if callable(given):
+        require_no_arguments(given)
         made = given()
         if _is_model(made):
             return _complete(made)

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedbudget.arrays import Float32
 from fedbudget.models.base import KernelModel, Target
+from fedbudget.models.description import TensorDescription
 from fedbudget.models.terms import SoftmaxTerms
 
 
@@ -25,12 +26,20 @@ class Softmax(KernelModel):
         return (self.features + 1) * self.classes
 
     @property
+    def tensors(self) -> tuple[TensorDescription, ...]:
+        return TensorDescription("weight", (self.classes, self.features)), TensorDescription("bias", (self.classes,))
+
+    @property
+    def rows(self) -> int:
+        return self.classes
+
+    @property
     def terms(self) -> SoftmaxTerms:
         return SoftmaxTerms(self.classes)
 
     def sums(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
         row, own = np.arange(len(y)), y.astype(np.int64)
-        logits = self._logits(w, x).astype(np.float64)
+        logits = self.scores(w, x).astype(np.float64)
         highest = logits.max(axis=1, keepdims=True)
         log_sums = np.log(np.exp(logits - highest).sum(axis=1, keepdims=True)) + highest
         errors = np.exp(logits - log_sums).astype(np.float32)
@@ -38,9 +47,6 @@ class Softmax(KernelModel):
         gradient = np.column_stack([errors.T @ x, errors.sum(axis=0)])
         return float((log_sums[:, 0] - logits[row, own]).sum()), gradient.ravel()
 
-    def right(self, w: Float32, x: Float32, y: Float32) -> int:
-        return int((self._logits(w, x).argmax(axis=1) == y).sum())
-
-    def _logits(self, w: Float32, x: Float32) -> Float32:
+    def scores(self, w: Float32, x: Float32) -> Float32:
         weights = w.reshape(self.classes, -1)
         return x @ weights[:, :-1].T + weights[:, -1]

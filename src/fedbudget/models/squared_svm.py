@@ -6,7 +6,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedbudget.arrays import Float32
-from fedbudget.models.base import ScoreModel, Target
+from fedbudget.models.base import Target
+from fedbudget.models.score_model import ScoreModel
 from fedbudget.models.terms import SquaredSvmTerms
 
 
@@ -22,6 +23,3 @@ class SquaredSvm(ScoreModel):
     def sums(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
         slack = np.maximum(np.float32(1) - y * (x @ w), np.float32(0))
         return 0.5 * float(np.square(slack, dtype=np.float64).sum()), -(y * slack) @ x
-
-    def right(self, w: Float32, x: Float32, y: Float32) -> int:
-        return int(((x @ w >= 0) == (y > 0)).sum())

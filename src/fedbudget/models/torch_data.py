@@ -147,6 +147,13 @@ def seed_of(positions: Rows) -> int:
     return zlib.crc32(np.asarray(positions, np.int32).tobytes())
 
 
+def in_parts(rows: Rows, size: int) -> Iterator[Rows]:
+    """Of this size; one row that is left is with those before it, because a layer may normalize by the others."""
+    last = len(rows) - 1 if len(rows) > size and len(rows) % size == 1 else len(rows)
+    starts = range(0, last, size)
+    return (rows[start : start + size if start < starts[-1] else None] for start in starts)
+
+
 def _inputs_and_target(found: Any) -> tuple[Any, Any]:
     if isinstance(found, Mapping):
         label = next((name for name in LABELS if name in found), None)
@@ -201,3 +208,9 @@ def _random_numbers_kept() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
+
+
+def all_in_parts(table: Table, size: int) -> Iterator[Picked]:
+    """All rows of a table, to predict."""
+    rows = np.arange(len(table), dtype=np.int32)
+    return ((part, seed_of(part)) for part in in_parts(rows, size))

@@ -67,4 +67,4 @@ def classes_right(output: Tensor, y: Tensor) -> Tensor:
 
 
 def signs_right(output: Tensor, y: Tensor) -> Tensor:
-    return (torch.where(output > 0, 1.0, -1.0) == y).double().mean()
+    return (torch.where(output >= 0, 1.0, -1.0) == y).double().mean()

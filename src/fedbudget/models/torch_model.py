@@ -29,10 +29,10 @@ from fedbudget.data.given import Shard, from_shards
 from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError, unknown
-from fedbudget.models.base import BaseModel, Descent, Target, first_alike
+from fedbudget.models.base import BaseModel, Descent, Target, Targets, first_alike, step_sizes
 from fedbudget.models.description import TensorDescription, in_words
 from fedbudget.models.faster_layers import FasterLayers
-from fedbudget.models.torch_data import Batch, BatchReader, Collate, Picked, Rows, call, seed_of
+from fedbudget.models.torch_data import Batch, BatchReader, Collate, Rows, all_in_parts, call, in_parts, seed_of
 from fedbudget.models.torch_loss import Loss, Metric, beside, classes_right, default_loss, device_named, signs_right
 from fedbudget.models.torch_parameters import FlatModule, made
 
@@ -43,6 +43,7 @@ _ONE_AT_A_TIME = threading.Lock()  # of all models: PyTorch's random numbers are
 _SMALL, _MANY = 50_000, 10  # parameters up to which, and nodes from which on, nodes are batched
 _ROWS = 1000  # samples that a gradient is taken of at once, when a shard is larger
 _PREDICTED = 200  # the same without a gradient: what layers give to each other then stays in the caches
+_Optional = Float32 | None
 
 
 class TorchModel(BaseModel):
@@ -111,6 +112,8 @@ class TorchModel(BaseModel):
         own = copy.deepcopy(module) if isinstance(module, nn.Module) else made(module, 0)
         self.name = name or type(own).__name__.lower()
         self._device = device_named(device)
+        if loss is not None and not callable(loss):
+            raise UserError(f"a loss is a function of (output, y), such as torch.nn.functional.mse_loss, not {loss!r}")
         if loss is not None and class_weights is not None:
             raise UserError("class_weights are of the cross-entropy; a loss of your own has its own")
         self._loss = loss or default_loss(target, class_weights, self._device)
@@ -127,6 +130,7 @@ class TorchModel(BaseModel):
         self._convolves = any(isinstance(part, _Convolution) for part in own.modules())
         alone = self._convolves or self._flat.keeps_statistics or autocast
         self._together = self.parameters <= _SMALL and not alone
+        self._predicted: tuple[Table, Float32, tuple[Tensor, Tensor]] | None = None
 
     @property
     def parameters(self) -> int:
@@ -135,6 +139,11 @@ class TorchModel(BaseModel):
     @property
     def statistics(self) -> int:
         return self._flat.statistics
+
+    @property
+    def local_statistics(self) -> bool:
+        """Whether it has running statistics that are not in w."""
+        return self._flat.keeps_statistics and not self._flat.statistics
 
     @property
     def tensors(self) -> tuple[TensorDescription, ...]:
@@ -165,7 +174,7 @@ class TorchModel(BaseModel):
         dataset = from_shards([shard], None)
         table = dataset.table(dataset.train, self.target)
         reader = BatchReader(self.target, torch.device("cpu"), collate=self._options["collate"], workers=0)
-        passes = (partial(_pass, inputs) for inputs, _ in reader.batches(table, _all_in_parts(table)))
+        passes = (partial(_pass, inputs) for inputs, _ in reader.batches(table, all_in_parts(table, _PREDICTED)))
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             return self._flat.measured(w, passes)
 
@@ -183,27 +192,27 @@ class TorchModel(BaseModel):
         w: Float32,
         shards: Shards,
         indices: BatchIndices,
-        eta: float,
+        eta: float | Float32,
         best: Float32 | None = None,
         shift: Float32 | None = None,
     ) -> Descent:
-        in_arrays = shards.table.store is None
+        in_arrays, etas = shards.table.store is None, step_sizes(eta, len(shards))
         if self._together and in_arrays and len(shards) >= _MANY and indices.positions.shape[2] > 0:
             try:
                 with self._alone(train=True):
-                    return self._all_at_once(w, shards, indices, eta, best, shift)
+                    return self._all_at_once(w, shards, indices, etas, best, shift)
             except RuntimeError:  # of torch.func; if something else is wrong, it will be when nodes take turns too
                 self._together = False
-        return self._in_turn(w, shards, indices, eta, best, shift)
+        return self._in_turn(w, shards, indices, etas, best, shift)
 
     def _in_turn(
-        self, w: Float32, shards: Shards, indices: BatchIndices, eta: float, best: Float32 | None, shift: Float32 | None
+        self, w: Float32, shards: Shards, indices: BatchIndices, eta: Float32, best: _Optional, shift: _Optional
     ) -> Descent:
-        nodes, flat = len(shards), self._flat
+        nodes, flat, count = len(shards), self._flat, indices.updates_of
         out = np.empty((nodes, self.parameters), np.float32)
         losses, gradients = np.empty(nodes), np.empty_like(out)
-        best_losses, first = None, first_alike(shards, indices, w, shift)
-        updates = [(node, update) for node in range(nodes) if first[node] == node for update in range(indices.updates)]
+        best_losses, first = None, first_alike(shards, indices, w, shift, eta=eta)
+        updates = [(node, update) for node in range(nodes) if first[node] == node for update in range(count[node])]
         with self._alone(train=True):
             batches = self._batches(shards, indices, updates, _ROWS)
             for node in range(nodes):
@@ -211,13 +220,14 @@ class TorchModel(BaseModel):
                     out[node], losses[node], gradients[node] = (each[first[node]] for each in (out, losses, gradients))
                     continue
                 flat.write(w[node % len(w)])
+                step = float(eta[node])
                 along = None if shift is None else self._reader.tensor(shift[node, : len(flat.gradient)])
-                for update in range(indices.updates):
+                for update in range(count[node]):
                     loss = self._backward(*next(batches))
                     if update == 0:
                         losses[node], gradients[node] = float(loss), 0
                         gradients[node, : len(flat.gradient)] = flat.gradient.cpu().numpy()
-                    flat.parameters.add_(flat.gradient if along is None else flat.gradient + along, alpha=-eta)
+                    flat.parameters.add_(flat.gradient if along is None else flat.gradient + along, alpha=-step)
                 out[node] = flat.read()
             flat.refuse_changed_buffers(self.name)
             if best is not None:
@@ -226,7 +236,7 @@ class TorchModel(BaseModel):
         return Descent(out, losses, gradients, best_losses)
 
     def _all_at_once(
-        self, w: Float32, shards: Shards, indices: BatchIndices, eta: float, best: Float32 | None, shift: Float32 | None
+        self, w: Float32, shards: Shards, indices: BatchIndices, eta: Float32, best: _Optional, shift: _Optional
     ) -> Descent:
         shape, named = (len(shards), self.parameters), self._flat.named
         own = torch.from_numpy(np.broadcast_to(w, shape).copy()).to(self._device)
@@ -245,12 +255,26 @@ class TorchModel(BaseModel):
                     at = named(torch.from_numpy(best.copy()).to(self._device))
                     with torch.no_grad():
                         best_losses = vmap(self._loss_at, in_dims=(None, 0, 0))(at, x, y).double().cpu().numpy()
-            own.add_(gradient if along is None else gradient + along, alpha=-eta)
+            steps = torch.from_numpy(np.where(update < indices.updates_of, eta, 0)).to(self._device)
+            own.addcmul_(steps[:, None], gradient if along is None else gradient + along, value=-1)
         return Descent(own.cpu().numpy(), losses, gradients, best_losses)
 
     def _loss_at(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """Of one node's batch, as a function of the parameters, as torch.func wants it."""
         return self._mean_loss(functional_call(self._flat.module, parameters, (x,)), y)
+
+    def outputs(self, w: Float32, table: Table) -> Float32 | None:
+        """The module's, where that is one number or one row of numbers for each sample."""
+        return self.outputs_and_targets(w, table)[0]
+
+    def outputs_and_targets(self, w: Float32, table: Table) -> tuple[Float32 | None, Targets]:
+        try:
+            output, y = self._predict(w, table)
+        except (TypeError, RuntimeError):  # outputs that are no tensors, or of different shapes
+            return None, table.y
+        if output.ndim not in (1, 2) or len(output) != len(table) or y.numel() != len(table):
+            return None, table.y
+        return output.reshape(len(table), -1).float().cpu().numpy(), y.reshape(-1).cpu().numpy()
 
     def accuracy(self, w: Float32, table: Table) -> float | None:
         measure = self._metrics.get("accuracy")
@@ -262,6 +286,10 @@ class TorchModel(BaseModel):
             if self.target == "auto" and (y.is_floating_point() or output.ndim != 2):
                 return None
         return float(measure(output, y))
+
+    @property
+    def own_metrics(self) -> tuple[str, ...]:
+        return tuple(self._metrics)
 
     def metrics(self, w: Float32, table: Table) -> dict[str, float]:
         if not self._metrics:
@@ -294,11 +322,11 @@ class TorchModel(BaseModel):
         def positions(node: int, update: int) -> Rows:
             return indices.of(node, update, int(shards.size[node]))
 
-        every = ((shards.rows_of(node), _parts(positions(node, update), at_once)) for node, update in updates)
+        every = ((shards.rows_of(node), in_parts(positions(node, update), at_once)) for node, update in updates)
         picked = ((rows[part], seed_of(part)) for rows, parts in every for part in parts)
         read = self._reader.batches(shards.table, picked)
         for each in updates:
-            yield positions(*each), zip(_parts(positions(*each), at_once), read, strict=False)
+            yield positions(*each), zip(in_parts(positions(*each), at_once), read, strict=False)
 
     def _backward(self, positions: Rows, parts: Iterator[tuple[Rows, Batch]]) -> Tensor:
         """Loss at the module's w, with its gradient in `self._flat.gradient`."""
@@ -306,6 +334,8 @@ class TorchModel(BaseModel):
         total = torch.zeros((), device=self._device)
         for part, batch in parts:
             loss = self._loss_of(part, batch) * (len(part) / len(positions))
+            if not loss.requires_grad:
+                raise UserError(f"{self.name}'s loss has no gradient: it is detached from the module's output")
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
@@ -336,12 +366,18 @@ class TorchModel(BaseModel):
         return loss
 
     def _predict(self, w: Float32, table: Table) -> tuple[Tensor, Tensor]:
-        """The module's output for all samples of a table, and their targets."""
+        """The module's output for all samples of a table, and their targets; the last is remembered."""
+        known = self._predicted
+        if known is not None and known[0] is table and np.array_equal(known[1], w):
+            return known[2]
         with self._alone(train=False), torch.no_grad():
             self._flat.write(w)
-            found = [(self._output(inputs), y) for inputs, y in self._reader.batches(table, _all_in_parts(table))]
+            found = [
+                (self._output(inputs), y) for inputs, y in self._reader.batches(table, all_in_parts(table, _PREDICTED))
+            ]
         output, y = (torch.cat(each) for each in zip(*found, strict=True))
-        return output, beside(output, y)
+        self._predicted = table, w.copy(), (output, beside(output, y))
+        return self._predicted[2]
 
     @contextmanager
     def _alone(self, *, train: bool) -> Iterator[None]:
@@ -358,19 +394,6 @@ class TorchModel(BaseModel):
             torch.default_generator.manual_seed(seed)
         else:
             torch.manual_seed(seed)
-
-
-def _parts(rows: Rows, size: int) -> Iterator[Rows]:
-    """Of this size; one row that is left is with those before it, because a layer may normalize by the others."""
-    last = len(rows) - 1 if len(rows) > size and len(rows) % size == 1 else len(rows)
-    starts = range(0, last, size)
-    return (rows[start : start + size if start < starts[-1] else None] for start in starts)
-
-
-def _all_in_parts(table: Table) -> Iterator[Picked]:
-    """To predict."""
-    rows = np.arange(len(table), dtype=np.int32)
-    return ((part, seed_of(part)) for part in _parts(rows, _PREDICTED))
 
 
 def _pass(inputs: Any, module: nn.Module) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedbudget.arrays import Float32
 from fedbudget.errors import UserError, unknown
-from fedbudget.models.description import TensorDescription, digest
+from fedbudget.models.description import TensorDescription, digest, require_no_arguments
 
 MakeModule = Callable[[], nn.Module]
 
@@ -162,6 +162,8 @@ def made(make: MakeModule, seed: int) -> nn.Module:
     """The module that a function makes, with PyTorch seeded."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        if callable(make):
+            require_no_arguments(make)
         module = make() if callable(make) else make
     if not isinstance(module, nn.Module):
         raise UserError(f"TorchModel needs an nn.Module or a function that makes one, not a {type(module).__name__}")

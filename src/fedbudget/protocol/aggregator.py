@@ -40,6 +40,7 @@ from fedbudget.errors import UserError
 from fedbudget.protocol import steps
 from fedbudget.protocol.drift import Divergence, DriftState
 from fedbudget.protocol.estimates import next_estimates
+from fedbudget.protocol.evaluation import NodeEvaluation
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState, Phase
@@ -73,6 +74,7 @@ class Round:
       corrected: whether drift was corrected in it.
       divergence: of the nodes' gradients without drift correction and with it, until the round before; None where
         drift is never corrected.
+      evaluation: what nodes' test samples say, where they were asked; the engine knows.
     """
 
     round: int
@@ -91,6 +93,7 @@ class Round:
     corrected: bool = False
     divergence: Divergence | None = None
     missed: tuple[int, ...] = ()
+    evaluation: NodeEvaluation | None = None
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,8 @@ class Aggregator:
         if self.state.phase is not Phase.READY:
             raise LocalError("the run has started already")
         state = self.state.updated(phase=Phase.ROUND)
-        answer = self._answer(self._announce(state, state.decision, best=False))
+        decision = self._decision(state, recover=False) if self.method.request.one_step else state.decision
+        answer = self._answer(self._announce(state, decision, best=False))
         assert isinstance(answer, Broadcast)  # a ledger opens only when one round fits
         return answer
 
@@ -199,20 +203,22 @@ class Aggregator:
         mean = None if recover else steps.combined(method.combine, report, sums)
         inputs = StepSizeInputs(sums.largest_beta, progress(ledger, method.spending), sums.mean_beta, best)
         scale = steps.first_scale(method.step_size, state, broadcast, inputs)
-        state = steps.with_retreat(state, method.update, sums)
+        start, state = state.start, steps.with_retreat(state, method.update, sums)
         state, mean, recover = steps.moved(state, method.update, mean, self._quantize, scale=scale)
         kept: tuple[str, ...] = ()
         if broadcast.request.estimate:
             parameters = without_statistics(mean, state.statistics)
-            estimates, kept = next_estimates(state.estimates, reports, broadcast, parameters)
+            estimates, kept = next_estimates(
+                state.estimates, reports, broadcast, parameters, from_nodes=method.delta_from_nodes
+            )
             state = state.updated(estimates=estimates)
         if state.drift is not None:
-            partly = method.partly
-            state = steps.with_drift(state, state.drift, report, sums, broadcast, recover=recover, partly=partly)
+            known = report if isinstance(report, Report) else sums.report
+            state = steps.with_drift(state, state.drift, known, sums, broadcast, recover=recover, start=start)
         round_ = self._round(state, broadcast, sums, kept=kept)
         follow = method.step_size.recover if recover else method.step_size.next
         state = state.updated(step_size=follow(state.step_size, inputs))
-        state = steps.at_pace(state, method.update, broadcast.eta * scale)
+        state = steps.at_pace(state, method.update, broadcast, broadcast.eta * scale, recover=recover)
         if broadcast.stop:
             state = self._finish(state, best=best)
         else:
@@ -300,10 +306,8 @@ class Aggregator:
             return Decision(1, Reason.RECOVERY)
         if not state.step_size.settled:
             return Decision(1, Reason.START)
-        costs, eta = self.method.spending.costs(state.ledger), state.step_size.eta
-        differ = state.drift is None or state.drift.divergence is None or state.drift.divergence.correct
-        budget = state.ledger.budget.array
-        inputs = ControlInputs(state.estimates, eta, costs.step, costs.aggregation, budget, differ)
+        costs, budget = self.method.spending.costs(state.ledger), state.ledger.budget.array
+        inputs = ControlInputs(state.estimates, state.step_size.eta, costs.step, costs.aggregation, budget)
         return self.method.controller.next(state.decision, inputs)
 
     def _announce(self, state: _State, decision: Decision, *, best: bool) -> _State:

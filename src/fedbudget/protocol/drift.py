@@ -30,14 +30,18 @@ Both are averaged over nodes, and over intervals, half old and half new: a singl
 noisy to judge by, and an interval that is left uncorrected by mistake drifts.
 
 Instead of all or nothing, a share α of the shift can be used, s_i = α (c - c_i): what was off by difference of data
-stays from one interval to the next, and what was off by noise does not. With p, p' how far gradients were apart in the
-interval before and in this one, and q how far s_i' was from s_i,
+stays from one interval to the next, and what was off by noise does not. With s_i' what an interval gave,
 
-    α = (p'² + p² - q²) / 2p²,      which is <s_i', s_i> / ‖s_i‖², the share that stayed,
+    α = Σ D_i <s_i', s_i> / Σ D_i ‖s_i‖²      = -Σ D_i <c_i', s_i> / Σ D_i ‖s_i‖²,
 
-averaged half old and half new, and held between 0 and 1. While all nodes take part, the proof above holds for any α:
-shifts still cancel. Where some do not it needs α = 1, because their c_i are not in the sum. So after an interval that
-was partly corrected and that some missed, all begins anew, and while nodes are missing it is all or nothing.
+the share that stayed, averaged half old and half new, and held between 0 and 1. The second form needs nothing that a
+node does not know when it reports, because shifts cancel: Σ D_i <c', s_i> = 0. While all nodes take part, the proof
+above holds for any α: shifts still cancel. Where some do not it needs α = 1, because their c_i are not in the sum. So
+after an interval that was partly corrected and that some missed, all begins anew, and while nodes are missing it is all
+or nothing.
+
+Where nodes go on with a part of the last move of w besides (messages.py, `momentum`), an interval starts from w(t₀) and
+that part: what nodes' gradients have done is the way from there, and w(t₀) stands for it in all of the above.
 """
 
 from collections.abc import Collection
@@ -47,6 +51,7 @@ import numpy as np
 
 from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.protocol.messages import Broadcast, Drift, Report
+from fedbudget.protocol.sums import LARGEST
 
 
 def mean_gradient(start: Float32, end: Float32, span: float) -> Float32:
@@ -80,6 +85,11 @@ class Divergence:
         return Divergence((self.plain + fresh.plain) / 2, (self.corrected + fresh.corrected) / 2)
 
     @property
+    def possible(self) -> bool:
+        """Whether these are numbers that can be; of nodes that diverge, or lie, they are not."""
+        return 0 <= self.plain <= LARGEST and 0 <= self.corrected <= LARGEST
+
+    @property
     def correct(self) -> bool:
         """Whether correction makes it smaller."""
         return self.corrected <= self.plain
@@ -96,7 +106,6 @@ class DriftState:
       uncorrected: the last round without correction.
       nodes, sizes: the numbers and D_i of all nodes that ever took part, but for those forgotten, [n].
       lasting: α, not held between 0 and 1; None before there is one.
-      apart: p, by how much gradients were apart in the interval before; None before the first.
     """
 
     mean: Float32
@@ -106,7 +115,6 @@ class DriftState:
     nodes: Int64
     sizes: Int64
     lasting: float | None = None
-    apart: float | None = None
 
     @classmethod
     def first(cls, w: Float32) -> "DriftState":
@@ -138,7 +146,8 @@ class DriftState:
         fresh: Divergence,
         *,
         recover: bool,
-        partly: bool = False,
+        start: Float32 | None = None,
+        lasted: float | None = None,
     ) -> "DriftState":
         """After an interval whose w_i were combined to `mean`.
 
@@ -146,10 +155,11 @@ class DriftState:
           share: P.
           fresh: the nodes' divergences, averaged.
           recover: whether the run goes back to w^f: then the next interval is not corrected.
-          partly: whether a share α of shifts is used, and not all or nothing.
+          start: where the interval started from, [parameters]; w(t₀) when not given.
+          lasted: α of this interval; NaN where it is not known.
         """
         corrected = broadcast.drift is not None and broadcast.drift.correct
-        gradient = mean_gradient(broadcast.w, mean, broadcast.eta * broadcast.tau)
+        gradient = mean_gradient(broadcast.w if start is None else start, mean, broadcast.eta * broadcast.tau)
         divergence = fresh if self.divergence is None else self.divergence.then(fresh)
         after = replace(
             self,
@@ -158,22 +168,19 @@ class DriftState:
             divergence=divergence,
             uncorrected=self.uncorrected if corrected else broadcast.round,
         )
-        if not partly:
+        if not broadcast.request.partly:
             return after
         if share < 1 and not recover:  # some were missing
             whole = broadcast.drift is None or broadcast.drift.strength is None
             return after if whole else replace(after, coming=Drift(correct=False, share=share))
-        return after._with_strength(fresh, recover=recover)
+        return after._with_strength(lasted, recover=recover)
 
-    def _with_strength(self, fresh: Divergence, *, recover: bool) -> "DriftState":
-        lasting, before = self.lasting, self.apart
-        if before:
-            ratio = (fresh.plain**2 + before**2 - fresh.corrected**2) / (2 * before**2)
-            if np.isfinite(ratio):
-                lasting = ratio if lasting is None else (lasting + ratio) / 2
+    def _with_strength(self, lasted: float | None, *, recover: bool) -> "DriftState":
+        lasting = self.lasting
+        if lasted is not None and np.isfinite(lasted):
+            lasting = lasted if lasting is None else (lasting + lasted) / 2
         strength = 1.0 if lasting is None else min(1.0, max(0.0, lasting))
-        coming = Drift(not recover, self.coming.share, strength)
-        return replace(self, lasting=lasting, apart=fresh.plain, coming=coming)
+        return replace(self, lasting=lasting, coming=Drift(not recover, self.coming.share, strength))
 
     @property
     def coming_delta(self) -> float | None:
@@ -232,6 +239,13 @@ class Correction:
             gradients -= shift
         finite = np.asarray(np.isfinite(gradients).all(axis=1))
         return replace(self, own=gradients if finite.all() else np.where(finite[:, None], gradients, self.own))
+
+    @property
+    def lasting(self) -> tuple[Float64, Float64]:
+        """-<c_i, s_i> with c_i as it was learned last, and ‖s_i‖², [n] each: see α above."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            product = -np.einsum("ij,ij->i", self.own, self.shift, dtype=np.float64)
+            return product, np.square(self.shift, dtype=np.float64).sum(axis=1)
 
     def forget(self) -> "Correction":
         """With c_i = 0: there was an interval without correction that these nodes missed."""

@@ -17,6 +17,13 @@ pass over its mini-batch; only those at w_i(t₀) are evaluated for themselves. 
 
 Where the step size adapts, three things differ: that mini-batch is a new one and not the last of the round before,
 small mini-batches are judged by several (evidence.py), and a node whose w_i(t₀) is w(t₀) looks aside for its β̂_i.
+
+Where β̂_i is searched for in the first round (first_step.py), a node makes the updates of that round with its own
+η_i = 1/β̂_i, for nobody knows η yet, and says where η would have taken it: w_i ← w + η/η_i (w_i - w). So the round is as
+good as one with the right η, once the aggregator knows that: it goes as many times further.
+
+Where w is in motion, nodes go on with a part of the last move of w (messages.py, `momentum`): each update makes a τ-th
+of it, besides its step along the gradient. So gradients are those of where w will be, and stop what goes too far.
 """
 
 import copy
@@ -32,8 +39,8 @@ from fedbudget.models.base import Descent, Model
 from fedbudget.protocol.drift import Correction, mean_gradient, next_mean, norms
 from fedbudget.protocol.evidence import Evidence, gather, mini_batches, one_of
 from fedbudget.protocol.first_step import first_steepness
-from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report, Request
-from fedbudget.protocol.state import FleetState
+from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
+from fedbudget.protocol.state import FleetState, gone_on
 from fedbudget.protocol.statistics import with_statistics_of
 
 SAME = 1e-10
@@ -63,11 +70,13 @@ class Fleet:
         self._broadcast: Broadcast | None = None
         self._indices: BatchIndices | None = None
         self._w: Float32 | None = None  # w_i(t), [nodes, parameters], from the last updates
+        self._start: Float32 | None = None  # w(t₀) and what was gone once more of the last way, [parameters]
         self._correction: Correction | None = None
         self._best: Float32 | None = None  # our copy of w^f
         self._best_known: Float64 | None = None  # F_i(w^f) on whole shards
         self._local: Descent | None = None  # F_i and ∇F_i at w_i(t₀)
         self._evidence: Evidence | None = None  # the same and more, of several mini-batches
+        self._searched: Float64 | None = None  # β̂_i of nodes that have just joined
         self._distance: Float64 | None = None  # ‖w_i(t₀) - w(t₀)‖
         self._descent: Descent | None = None
         self._probes = False  # some nodes do
@@ -95,6 +104,7 @@ class Fleet:
             steepest=self._steepest,
             correction=self._correction,
             position=self.sampler.position,
+            start=None if self._start is broadcast.w else self._start,
         )
 
     def recall(self, memory: FleetState) -> None:
@@ -105,6 +115,7 @@ class Fleet:
             raise LocalError(f"a memory of {known} is not of {shape}")
         self._broadcast, self._w, self._best, self._losses = memory.broadcast, memory.w, memory.best, memory.losses
         self._best_known, self._steepest, self._correction = memory.best_known, memory.steepest, memory.correction
+        self._start = memory.broadcast.w if memory.start is None else memory.start
         self.sampler.go_to(memory.position)
 
     def answer(self, broadcast: Broadcast) -> Report:
@@ -123,13 +134,17 @@ class Fleet:
         before = self._broadcast
         if broadcast.drift is not None:
             self._follow_drift(broadcast, broadcast.drift)
+        self._start = self._start_of(broadcast)
         self._broadcast = broadcast
         more = mini_batches(self.sampler.batch) if broadcast.request.curvature else 1
         several = self.sampler.round(more, anew=True) if more > 1 else None
         anew = broadcast.request.curvature or not broadcast.request.estimate
         self._indices = self.sampler.round(broadcast.tau, anew=anew)
         self._descent = self._losses = self._best_losses = self._local = self._distance = self._evidence = None
+        self._searched = None
         if not broadcast.request.estimate or self._w is None or before is None:
+            if broadcast.request.one_step and broadcast.tau > 0:
+                self._searched = self._search(broadcast.w, one_of(self._indices, 0))
             return
         points, self._distance = self._points(self._w, broadcast, before)
         if several is not None and self._best is not None:
@@ -188,8 +203,25 @@ class Fleet:
             raise PeerError(f"round {broadcast.round} after round {last.round}, without what happened in between")
         return last is None or broadcast.round != last.round + 1
 
+    def _start_of(self, broadcast: Broadcast) -> Float32:
+        """Where gradients start from in a round: w(t₀), and as much of the last way as is gone once more."""
+        if not broadcast.momentum:
+            return broadcast.w
+        last, catch_up = self._broadcast, broadcast.catch_up
+        before = None if catch_up is None else catch_up.before
+        if last is not None and not self._missed(broadcast):
+            before = last.w
+        if before is None:
+            raise PeerError(f"round {broadcast.round} goes on from a w that this node does not know")
+        return gone_on(broadcast.w, before, broadcast.momentum, self.model.statistics)
+
+    def _search(self, w: Float32, indices: BatchIndices) -> Float64:
+        """β̂_i of nodes that have no w_i(t₀) to compare with: along their own gradient."""
+        gradients = self.model.descend(w[None], self.shards, indices, 0.0).gradients
+        return first_steepness(self.model, self.shards, indices, w, gradients)
+
     def _follow_drift(self, broadcast: Broadcast, drift: Drift) -> None:
-        """Learns c_i and c from the interval before, or c as we are told it where we missed it."""
+        """Learns c from the interval before, or as we are told it where we missed it."""
         last, correction, catch_up = self._broadcast, self._correction, broadcast.catch_up
         missed, no_interval = self._missed(broadcast), last is not None and last.tau == 0
         if correction is not None and no_interval and not missed:
@@ -198,14 +230,11 @@ class Fleet:
             mean = np.zeros_like(broadcast.w) if catch_up is None or catch_up.mean is None else catch_up.mean
             self._correction = Correction.first(len(self.shards), mean)
             return
-        statistics = self.model.statistics
-        if not no_interval:
-            own = with_statistics_of(last.w, self._w, statistics)
-            correction = correction.learn(mean_gradient(last.w, own, last.eta * last.tau), last.drift)
         if not missed:
+            assert self._start is not None
             before = correction.mean if last.drift.correct else None
-            combined = with_statistics_of(last.w, broadcast.combined, statistics)
-            mean = next_mean(before, mean_gradient(last.w, combined, last.eta * last.tau), drift.share)
+            combined = with_statistics_of(self._start, broadcast.combined, self.model.statistics)
+            mean = next_mean(before, mean_gradient(self._start, combined, last.eta * last.tau), drift.share)
         elif catch_up is None or catch_up.mean is None:
             raise PeerError(f"round {broadcast.round} after round {last.round}, without the mean of all corrections")
         else:
@@ -223,17 +252,35 @@ class Fleet:
             if best is not None:
                 self._best_losses = self.model.losses(best[None], self.shards, self._indices)
         else:
-            self._descent = self.model.descend(
-                broadcast.w[None], self.shards, self._indices, broadcast.eta, best, self._shift()
-            )
+            self._descent = self._descend(broadcast, self._indices, best)
             self._losses, self._best_losses = self._descent.losses, self._descent.best_losses
             self._w = self._descent.w
+            self._learn_drift(broadcast, self._w)
         if self._evidence is not None:
             self._losses, self._best_losses = self._evidence.losses, self._evidence.best_losses
         if self._best_losses is None:
             self._best_losses = self._losses if self._best is broadcast.w else self._best_known
         if self.sampler.batch is None:
             self._best_known = self._best_losses
+
+    def _descend(self, broadcast: Broadcast, indices: BatchIndices, best: Float32 | None) -> Descent:
+        w, eta = broadcast.w, broadcast.eta
+        if self._searched is None or broadcast.round > 1:
+            return self.model.descend(w[None], self.shards, indices, eta, best, self._shift())
+        known = np.isfinite(self._searched) & (self._searched > 0)
+        own = np.divide(1.0, self._searched, where=known, out=np.full(len(known), eta)).astype(np.float32)
+        descent = self.model.descend(w[None], self.shards, indices, own, best, self._shift())
+        with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged
+            scaled: Float32 = w + (np.float32(eta) / own)[:, None] * (descent.w - w)
+        return replace(descent, w=with_statistics_of(descent.w, scaled, self.model.statistics))
+
+    def _learn_drift(self, broadcast: Broadcast, own: Float32) -> None:
+        """c_i of this interval."""
+        if broadcast.drift is None or self._correction is None or self._start is None:
+            return
+        own = with_statistics_of(self._start, own, self.model.statistics)
+        gradients = mean_gradient(self._start, own, broadcast.eta * broadcast.tau)
+        self._correction = self._correction.learn(gradients, broadcast.drift)
 
     def report(self) -> Report:
         if self._broadcast is None or self._losses is None or self._best_losses is None:
@@ -247,10 +294,13 @@ class Fleet:
             rho, beta = self._slopes(descent)
             report = replace(report, rho=rho, beta=beta)
         if "gradients" in wanted:
-            shift = self._shift()
+            shift = self._correcting()
             report = replace(report, gradients=descent.gradients if shift is None else descent.gradients + shift)
         if "plain" in wanted and self._correction is not None:
             report = replace(report, plain=self._correction.plain, corrected=self._correction.corrected)
+        if "lasting" in wanted and self._correction is not None:
+            lasting, shifted = self._correction.lasting
+            report = replace(report, lasting=lasting, shifted=shifted)
         return report
 
     def _slopes(self, descent: Descent) -> tuple[Float64, Float64]:
@@ -263,25 +313,22 @@ class Fleet:
                 gradients = self._local.gradients - descent.gradients
             else:
                 none = np.full(len(self.shards), np.nan)
-                return none, self._first_steepness(descent) if self._request.one_step else none
+                return none, none if self._searched is None else self._searched
         assert self._distance is not None
         if self._probes:
             self._steepest = gradients
         return _slope(losses, self._distance), _slope(norms(gradients), self._distance)
 
-    @property
-    def _request(self) -> Request:
-        assert self._broadcast is not None
-        return self._broadcast.request
-
-    def _first_steepness(self, descent: Descent) -> Float64:
-        """β̂_i of nodes that have no w_i(t₀) to compare with: along their own gradient."""
-        assert self._broadcast is not None
-        assert self._indices is not None
-        return first_steepness(self.model, self.shards, one_of(self._indices, 0), self._broadcast.w, descent.gradients)
-
     def _shift(self) -> Float32 | None:
-        """What is added to gradients in this round, [nodes, parameters]."""
+        """What is added to gradients in this round, [nodes, parameters]: against drift, and to go on."""
+        broadcast, start, shift = self._broadcast, self._start, self._correcting()
+        if broadcast is None or start is None or start is broadcast.w:
+            return shift
+        going_on: Float32 = (broadcast.w - start) / np.float32(broadcast.eta * broadcast.tau)
+        return np.repeat(going_on[None], len(self.shards), axis=0) if shift is None else shift + going_on
+
+    def _correcting(self) -> Float32 | None:
+        """What is added to gradients against drift, [nodes, parameters]."""
         drift = None if self._broadcast is None else self._broadcast.drift
         return None if drift is None or self._correction is None else self._correction.used(drift)
 

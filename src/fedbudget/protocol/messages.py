@@ -17,7 +17,7 @@ from fedbudget.errors import FedbudgetError
 
 _SCALAR = 8  # bytes of a number
 _HEADER = 32  # bytes of all flags, and of the fields below
-_IN_HEADER = frozenset({"round", "tau", "eta", "nodes", "sizes"})
+_IN_HEADER = frozenset({"round", "tau", "eta", "momentum", "nodes", "sizes"})
 
 
 class LocalError(FedbudgetError, RuntimeError):
@@ -37,13 +37,16 @@ class Request:
       gradient: the gradient at w(t₀), with the estimates.
       curvature: β̂_i also of a node whose w_i is w, between w and the w before it.
       drift: the divergences that drift correction is judged by, see drift.py.
-      one_step: β̂_i over one local update from w(t₀), and already in a node's first round, see first_step.py.
+      partly: how much of a shift lasts, where drift is corrected as far as it does.
+      one_step: β̂_i over one local update from w(t₀). A node's first is searched for (first_step.py), and in the first
+        round a node makes its updates with an η_i of its own, 1/β̂_i, and says where η would have taken it.
     """
 
     estimate: bool = False
     gradient: bool = False
     curvature: bool = False
     drift: bool = False
+    partly: bool = False
     one_step: bool = False
 
 
@@ -70,11 +73,13 @@ class CatchUp:
       best: w^f, [parameters].
       mean: c, [parameters], where drift is corrected.
       since: the last round before this that was not corrected; what a node learned before it is void.
+      before: the w before this one, [parameters], where nodes go on from it.
     """
 
     best: Float32
     mean: Float32 | None = None
     since: int = 0
+    before: Float32 | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,8 @@ class Broadcast:
       drift: how drift is corrected, where the request has it.
       catch_up: for nodes that were not in the round before; others need not be sent it.
       mean: what the w_i of the round before were combined to, [parameters], where w is not that and nodes must know it.
+      momentum: as much of the way from the w before to this one nodes go once more, spread over their updates.
+      evaluate: whether nodes that have test samples are to say what w is worth on them, and in the final round w^f too.
     """
 
     round: int
@@ -104,6 +111,8 @@ class Broadcast:
     drift: Drift | None = None
     catch_up: CatchUp | None = None
     mean: Float32 | None = None
+    momentum: float = 0.0
+    evaluate: bool = False
 
     def __post_init__(self) -> None:
         if self.request.drift != (self.drift is not None):
@@ -128,7 +137,14 @@ class Broadcast:
         names = {"w"}
         if self.request.estimate and (self.round > 1 or self.request.one_step):
             names |= {"rho", "beta", "gradients"} if self.request.gradient else {"rho", "beta"}
-        return frozenset(names | {"plain", "corrected"} if self.request.drift else names)
+        if self.request.drift:
+            names |= {"plain", "corrected", "lasting", "shifted"} if self.request.partly else {"plain", "corrected"}
+        return frozenset(names)
+
+    @property
+    def tallies(self) -> int:
+        """How many a node with test samples has to send with its report: of w, and in the final round of w^f."""
+        return (2 if self.tau == 0 else 1) if self.evaluate else 0
 
     @property
     def wire_bytes(self) -> int:
@@ -156,6 +172,7 @@ class Report:
       gradients: ∇F_i(w(t₀)) with the shift of drift correction, [n, parameters], where asked for with them.
       plain, corrected: by how much nodes' mean gradients were apart in the round before, [n], without correction and
         with it, where drift is corrected; see drift.py.
+      lasting, shifted: -<c_i, s_i> of this round, and ‖s_i‖², [n], where asked for.
     """
 
     round: int
@@ -169,6 +186,8 @@ class Report:
     gradients: Float32 | None = None
     plain: Float64 | None = None
     corrected: Float64 | None = None
+    lasting: Float64 | None = None
+    shifted: Float64 | None = None
 
     @property
     def wire_bytes(self) -> int:

@@ -64,8 +64,22 @@ class Method:
             gradient=self.delta == "gradient",
             curvature=adapts,
             drift=self.correct_drift,
+            partly=self.correct_drift and self.partly,
             one_step=adapts and self.one_step,
         )
+
+    @property
+    def delta_from_nodes(self) -> bool:
+        """Whether δ̂ is what nodes say of the interval before, and not taken from their reports of this one.
+
+        So it is where nobody decides by it, and nodes say how far they were apart because drift is corrected.
+        """
+        return self.correct_drift and self.delta == "parameters" and not self.controller.estimates
+
+    @property
+    def needs_reports(self) -> bool:
+        """Whether every report must be at hand once all have come; sums are enough otherwise, made as they come."""
+        return self.combine.needs_reports or (self.request.estimate and not self.delta_from_nodes)
 
     def state_type(self, w: Float32) -> Any:
         """The type of an aggregator's state, by which it is read from a file."""

@@ -20,6 +20,7 @@ from fedbudget.control import Decision, Estimates
 from fedbudget.data.sampling import Position
 from fedbudget.protocol.drift import Correction, DriftState
 from fedbudget.protocol.messages import Broadcast, CatchUp, Request
+from fedbudget.protocol.statistics import with_statistics_of
 
 S = TypeVar("S", bound=Any)
 U = TypeVar("U")
@@ -32,6 +33,11 @@ class Phase(StrEnum):
     ROUND = "round"
     FINAL = "final"
     DONE = "done"
+
+
+def gone_on(w: Float32, before: Float32, momentum: float, statistics: int) -> Float32:
+    """Where w comes to that goes so much of its last way once more, [parameters]; running statistics do not."""
+    return with_statistics_of(w, w + np.float32(momentum) * (w - before), statistics)
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ class AggregatorState(Generic[S, U]):
       drift: where drift is corrected.
       stopped_by: what will end the run, once that is known.
       mean: what the last w_i(t) were combined to, where w is not that and nodes must know it.
+      before: the w that was broadcast before w; None where there was none, or nobody goes on from it.
+      momentum: how much of the way from there nodes go once more.
       statistics: how many of w's last numbers are running statistics.
     """
 
@@ -82,6 +90,8 @@ class AggregatorState(Generic[S, U]):
     stopped_by: str | None = None
     final_rounds: int = 0
     mean: Float32 | None = None
+    before: Float32 | None = None
+    momentum: float = 0.0
     statistics: int = 0
 
     @cached_property
@@ -98,9 +108,17 @@ class AggregatorState(Generic[S, U]):
             best=self.became_best,
             stop=self.stop,
             drift=None if drift is None else drift.coming,
-            catch_up=CatchUp(self.best, mean, since) if self.round > 1 else None,
+            catch_up=CatchUp(self.best, mean, since, self.before) if self.round > 1 else None,
             mean=self.mean,
+            momentum=self.momentum,
         )
+
+    @property
+    def start(self) -> Float32:
+        """Where nodes' gradients start from: w, and what is gone once more of the last way, [parameters]."""
+        if self.before is None:
+            return self.w
+        return gone_on(self.w, self.before, self.momentum, self.statistics)
 
     def updated(self, **changes: Any) -> Self:
         """As `dataclasses.replace`, which would take a tenth of a round's time: every step of a round makes a state."""
@@ -125,7 +143,11 @@ class AggregatorState(Generic[S, U]):
             raise ValueError(f"{self.statistics} statistics in {self.w.size} numbers")
         if self.mean is not None and self.mean.shape != self.w.shape:
             raise ValueError(f"w and mean have shapes {self.w.shape} and {self.mean.shape}")
-        if not all(np.isfinite(w).all() for w in (self.w, self.best, self.mean) if w is not None):
+        if self.before is not None and self.before.shape != self.w.shape:
+            raise ValueError(f"w and the one before have shapes {self.w.shape} and {self.before.shape}")
+        if not 0 <= self.momentum <= 1 or (self.momentum > 0) != (self.before is not None):
+            raise ValueError(f"momentum is {self.momentum}")
+        if not all(np.isfinite(w).all() for w in (self.w, self.best, self.mean, self.before) if w is not None):
             raise ValueError("w is not finite")
         self.ledger.require_possible()
         if self.estimates is not None and not (
@@ -151,6 +173,7 @@ class FleetState:
       steepest: where the gradient changes the most, [n, parameters], if that was looked for.
       correction: where drift is corrected.
       position: of the mini-batches.
+      start: where the last updates started from, where that was not the broadcast's w, [parameters].
     """
 
     broadcast: Broadcast
@@ -161,3 +184,4 @@ class FleetState:
     steepest: Float32 | None
     correction: Correction | None
     position: Position
+    start: Float32 | None = None

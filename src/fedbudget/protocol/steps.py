@@ -55,16 +55,18 @@ def with_retreat(state: _State, rule: UpdateRule, sums: Sums) -> _State:
     return state
 
 
-def at_pace(state: _State, rule: UpdateRule, eta: float) -> _State:
-    """Motion as fast as the coming steps are long.
+def at_pace(state: _State, rule: UpdateRule, broadcast: Broadcast, eta: float, *, recover: bool) -> _State:
+    """Motion as fast as the coming steps are long, and what of it nodes make.
 
     Args:
       eta: that w went by so far.
     """
-    coming = state.step_size.eta
-    if not isinstance(rule, MovingRule) or coming == eta or not eta > 0:
-        return state
-    return state.updated(update=rule.paced(state.update, coming / eta))
+    if not isinstance(rule, MovingRule) or recover or _was_last(state):
+        return state.updated(before=None, momentum=0.0)
+    ratio = min(1.0, state.step_size.eta / eta) if eta > 0 else 1.0
+    update = state.update if ratio == 1 else rule.paced(state.update, ratio)
+    momentum = ratio * rule.carried
+    return state.updated(update=update, before=broadcast.w if momentum else None, momentum=momentum)
 
 
 def combined(rule: CombineRule, report: Report | Reports, sums: Sums) -> Float32:
@@ -88,10 +90,11 @@ def moved(
     update, w = state.update, mean
     if mean is not None:
         aim = mean if scale == 1 else state.w + np.float32(scale) * (mean - state.w)
-        if isinstance(rule, MovingRule) and state.decision.reason in (Reason.REST, Reason.BUDGET):
-            w = aim  # it was the last round
+        if isinstance(rule, MovingRule) and _was_last(state):
+            w = aim
         else:
-            update, w = rule.next(update, state.w, with_statistics_of(state.w, aim, state.statistics))
+            reached = aim if state.before is None else aim - state.start + state.w  # by gradients alone
+            update, w = rule.next(update, state.w, with_statistics_of(state.w, reached, state.statistics))
         w = with_statistics_of(mean, _vector(rule, w, state.w), state.statistics)
     recover = w is None or not np.isfinite(w).all()
     if w is None or mean is None or recover:
@@ -104,9 +107,14 @@ def moved(
     return state.updated(w=nodes_hold, mean=told, update=update), mean, recover
 
 
+def _was_last(state: _State) -> bool:
+    """Whether the round that was announced last was as long as the rest of the budget."""
+    return state.decision.reason in (Reason.REST, Reason.BUDGET)
+
+
 def first_scale(rule: StepSize, state: _State, broadcast: Broadcast, inputs: StepSizeInputs) -> float:
-    """How many times larger η should have been in the first round: one update goes as far as its η is large."""
-    if not broadcast.request.one_step or broadcast.round > 1 or broadcast.tau != 1:
+    """How many times larger η should have been in the first round, that nodes made with their own, as if with this."""
+    if not broadcast.request.one_step or broadcast.round > 1:
         return 1.0
     return float(rule.next(state.step_size, inputs).eta / broadcast.eta)
 
@@ -122,21 +130,28 @@ def _vector(rule: object, values: Float32, like: Float32) -> Float32:
 def with_drift(
     state: _State,
     drift: DriftState,
-    report: Report | Reports,
+    report: Report | None,
     sums: Sums,
     broadcast: Broadcast,
     *,
     recover: bool,
-    partly: bool,
+    start: Float32,
 ) -> _State:
-    """Keeps c, and decides whether the next round is corrected, or how much."""
-    if isinstance(report, Report):
+    """Keeps c, and decides whether the next round is corrected, or how much.
+
+    Args:
+      report: of all nodes, with vectors or without; None where only sums arrive.
+      start: where the round started from, [parameters].
+    """
+    if report is not None:
         drift = drift.join(report)
-    data = drift.data if isinstance(report, Report) else sums.all_data or sums.totals.data
+    data = drift.data if report is not None else sums.all_data or sums.totals.data
     share = 0.0 if recover else sums.totals.used / data
     fresh = Divergence(sums.totals.plain / sums.totals.data, sums.totals.corrected / sums.totals.data)
-    combined = with_statistics_of(broadcast.w, state.w if state.mean is None else state.mean, state.statistics)
-    after = drift.after(broadcast, combined, share, fresh, recover=recover, partly=partly)
+    if not fresh.possible:
+        fresh = drift.divergence or Divergence(0.0, 0.0)
+    combined = with_statistics_of(start, state.w if state.mean is None else state.mean, state.statistics)
+    after = drift.after(broadcast, combined, share, fresh, recover=recover, start=start, lasted=sums.lasting)
     if after.coming.correct != drift.coming.correct:
         state = with_coming_delta(state, after)
     return state.updated(drift=after)

@@ -3,11 +3,12 @@
 Algorithm 2 needs nothing of single nodes, only sums: Σ D_i w_i, Σ D_i F_i and so on and, once the mean is known,
 Σ D_i ‖v_i - v‖ for δ̂. So whoever has many nodes can sum by itself, and the aggregator's work and memory do not grow
 with them. Sums come as rows over branches of the tree of nodes (tree.py), and so are the same bits whoever made them;
-the rows of several add up.
+the rows of several add up. Reports that come one by one are added up as they come (`SummedReports`), and their vectors
+let go; then there are no distances from the mean.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -16,11 +17,13 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 from fedbudget.arrays import Flags, Float32, Float64, Int64
-from fedbudget.protocol.messages import Report
-from fedbudget.protocol.tree import add_up
+from fedbudget.protocol.messages import Broadcast, LocalError, Report
+from fedbudget.protocol.tree import GrowingSum, add_up, branches
 
 ABSURD = 1e12
 """An estimate beyond this is taken for an accident of rounding or divergence."""
+LARGEST = 1e15
+"""A parameter, a loss or a divergence beyond this is of a node that diverges, or lies."""
 
 Vectors = Literal["w", "gradients"]
 
@@ -51,6 +54,10 @@ class Numbers(NamedTuple):
     """By how much gradients were apart without drift correction, see drift.py."""
     corrected: float
     """And with it."""
+    lasting: float
+    """-<c_i, s_i>."""
+    shifted: float
+    """‖s_i‖²."""
 
     @classmethod
     def of(cls, report: Report, usable: Flags) -> Float64:
@@ -64,11 +71,12 @@ class Numbers(NamedTuple):
             by_name["squared_loss_gap"][:] = np.square(report.losses - report.best_losses)
         for name, values in (("rho", report.rho), ("beta", report.beta)):
             if values is not None:
-                known = usable & ~np.isnan(values)
+                known = usable & (values >= 0) & (values < ABSURD)
                 by_name[name][known] = values[known]
                 by_name[f"{name}_of"][:] = known
-        if report.plain is not None and report.corrected is not None:
-            by_name["plain"][:], by_name["corrected"][:] = report.plain, report.corrected
+        for name in ("plain", "corrected", "lasting", "shifted"):
+            if (values := getattr(report, name)) is not None:
+                by_name[name][:] = values
         return numbers
 
 
@@ -79,13 +87,14 @@ class Sums:
     Args:
       round: the broadcast's.
       nodes: how many reported.
-      left_out: the numbers of those whose w_i is not finite; they have no part in sums of vectors.
+      left_out: the numbers of those whose w_i is not finite, or beyond LARGEST; they have no part in sums of vectors.
       begins: the first node of each branch, rising, [branches].
       numbers: [branches, numbers], see `Numbers`.
       w, gradients: Σ D_i w_i(t) and Σ D_i ∇F_i(w(t₀)), [branches, parameters], where they were reported.
       slopes: whether ρ̂_i and β̂_i were reported.
       largest_beta: the largest β̂_i that is a sane, positive number, if any is.
       all_data: D of all nodes that ever took part, where whoever summed knows it.
+      report: of all nodes, without vectors, where the numbers of each are here.
     """
 
     round: int
@@ -98,6 +107,7 @@ class Sums:
     slopes: bool
     largest_beta: float | None
     all_data: float | None = None
+    report: Report | None = None
 
     @classmethod
     def merge(cls, parts: "Sequence[Sums]") -> "Sums":
@@ -137,6 +147,12 @@ class Sums:
         return mean if 0 < mean < ABSURD else None
 
     @property
+    def lasting(self) -> float:
+        """α, the share of shifts that stayed (drift.py); NaN where there were none."""
+        shifted = self.totals.shifted
+        return self.totals.lasting / shifted if 0 < shifted < math.inf else math.nan
+
+    @property
     def loss_gap_error(self) -> float:
         """The standard error of F(w(t₀)) - F(w^f), were nodes drawn by chance; 0 where there is one node."""
         data, gap = self.totals.data, (self.totals.loss - self.totals.best_loss) / self.totals.data
@@ -166,16 +182,19 @@ class ReportsHere:
 
     Args:
       begins: of the branches to sum by; one for all when not given.
+      left_out: the numbers of nodes that are known to have no part in sums of vectors.
     """
 
-    def __init__(self, report: Report, begins: Int64 | None = None) -> None:
+    def __init__(self, report: Report, begins: Int64 | None = None, left_out: Collection[int] = ()) -> None:
         self._report = report
         self._weights = report.sizes.astype(np.float64)
         self._begins = report.nodes[:1] if begins is None else begins
         self._usable = np.ones(len(report.nodes), dtype=bool)
-        w = self._vectors(report.w)  # where it is not finite, some w_i is not: sums of finite ones always are
-        if report.w is not None and w is not None and not np.isfinite(w).all():
-            self._usable = np.asarray(np.isfinite(report.w).all(axis=1))
+        if left_out:
+            self._usable &= ~np.isin(report.nodes, list(left_out))
+        w = self._vectors(report.w)  # where it is beyond what can be, some w_i is
+        if report.w is not None and w is not None and not within(w, LARGEST * max(1.0, self._weights.sum())):
+            self._usable = np.array([within(each) for each in report.w])
             w = self._vectors(report.w)
         self.sums = Sums(
             round=report.round,
@@ -208,6 +227,59 @@ class ReportsHere:
         cuts = [0, *np.searchsorted(nodes, self._begins[1:]).tolist(), len(nodes)]
         parts = [slice(first, end) for first, end in pairwise(cuts)]
         return np.array([add_up(nodes[part], weights[part], values[part]) for part in parts])
+
+
+class SummedReports:
+    """Reports that are added up as they come, in any order.
+
+    Args:
+      broadcast: that they answer.
+    """
+
+    def __init__(self, broadcast: Broadcast) -> None:
+        self._broadcast = broadcast
+        self._w = GrowingSum()
+        self._reports: list[Report] = []
+        self._left_out: list[int] = []
+
+    @property
+    def vectors(self) -> int:
+        """How many are held."""
+        return len(self._w)
+
+    def add(self, report: Report) -> Report:
+        """Gives what is kept of it: all but its vectors."""
+        report.require_answers(self._broadcast)
+        if report.w is not None:
+            self._add_vectors(report.nodes, report.sizes.astype(np.float64), report.w)
+        self._reports.append(replace(report, w=None, gradients=None))
+        return self._reports[-1]
+
+    @cached_property
+    def sums(self) -> Sums:
+        """Of all that came; nothing can be added any more."""
+        report = Report.merge(self._reports)
+        numbers = ReportsHere(report, left_out=self._left_out).sums
+        return replace(numbers, w=self._w.total()[None] if len(self._w) else None, report=report)
+
+    def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
+        raise LocalError("distances from the mean need every report, and these were added up as they came")
+
+    def _add_vectors(self, nodes: Int64, weights: Float64, w: Float32) -> None:
+        if len(nodes) == 1 and within(w):
+            self._w.add_node(int(nodes[0]), float(weights[0]), w[0])
+            return
+        usable = np.array([within(each) for each in w])
+        self._left_out += nodes[~usable].tolist()
+        for first, end in pairwise(branches(int(nodes[0]), int(nodes[-1]) + 1).tolist()):
+            part = usable & (first <= nodes) & (nodes < end)
+            if part.any():
+                self._w.add_branch(first, end - first, add_up(nodes[part], weights[part], w[part]))
+
+
+def within(values: Float32 | Float64, largest: float = LARGEST) -> bool:
+    """Whether all are finite, and not beyond what can be."""
+    return not values.size or bool(-largest <= values.min() and values.max() <= largest)
 
 
 def _distances(vectors: Float32, mean: Float32) -> Float64:

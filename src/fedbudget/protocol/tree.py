@@ -12,8 +12,11 @@ would have been. A range of nodes is made up of few branches: `branches(3, 8)` a
 first node, which is where it hangs in the tree, and so sums of branches add up by the same function as nodes do.
 
 Sums along a tree are also more exact than one after the other: errors grow with the logarithm of the number of nodes.
+
+Vectors that come one by one, in any order, are added as soon as both halves of a branch are there (`GrowingSum`).
 """
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -65,6 +68,68 @@ def _join(partial: list[tuple[int, Float64]], level: int) -> None:
     while len(partial) > 1 and partial[-1][0] < level:
         _, last = partial.pop()
         np.add(partial[-1][1], last, out=partial[-1][1])
+
+
+@dataclass
+class _Branch:
+    """A node's vector with its weight, or the sum over a branch."""
+
+    values: Float32 | Float64
+    weight: float
+
+    def summed(self) -> Float64:
+        if self.values.dtype == np.float64:
+            return np.asarray(self.values, np.float64)
+        return np.multiply(self.weight, self.values, dtype=np.float64)
+
+    def add(self, other: "_Branch") -> "_Branch":
+        """With the branch after it; both are used up."""
+        total = self.summed()
+        for first in range(0, total.size, _COLUMNS):
+            columns = slice(first, first + _COLUMNS)
+            total[columns] += np.multiply(other.weight, other.values[columns], dtype=np.float64)
+        return _Branch(total, 1.0)
+
+
+class GrowingSum:
+    """What `add_up` gives, of vectors that come one by one, in any order.
+
+    Of a branch whose nodes have all come one vector is held. So there are few: two for each level of the tree where
+    nodes come in order, and 0.4 for each node, at most, where they come at random.
+    """
+
+    def __init__(self) -> None:
+        self._branches: dict[tuple[int, int], _Branch] = {}  # by first node and size
+
+    def __len__(self) -> int:
+        """How many vectors are held."""
+        return len(self._branches)
+
+    def add_node(self, number: int, weight: float, values: Float32) -> None:
+        self._add(number, 1, _Branch(values, weight))
+
+    def add_branch(self, first: int, size: int, values: Float64) -> None:
+        """The sum over all nodes of a branch, which is taken over."""
+        self._add(first, size, _Branch(values, 1.0))
+
+    def _add(self, first: int, size: int, branch: _Branch) -> None:
+        while (other := self._branches.pop((first ^ size, size), None)) is not None:
+            branch = other.add(branch) if first & size else branch.add(other)
+            first, size = first & ~size, 2 * size
+        self._branches[first, size] = branch
+
+    def total(self) -> Float64:
+        """Of all that came, at least one; nothing is held any more."""
+        partial: list[tuple[int, Float64]] = []
+        before = 0
+        for first, size in sorted(self._branches):
+            joined = (first ^ before).bit_length() if partial else 0
+            _join(partial, joined)
+            partial.append((joined, self._branches.pop((first, size)).summed()))
+            before = first
+        _join(partial, _DEPTH)
+        total = partial[0][1]
+        return np.add(total, 0.0, out=total)  # never -0, as above
 
 
 def prepare() -> None:

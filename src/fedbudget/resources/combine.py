@@ -6,7 +6,8 @@ Every function here has the same arguments, and `Resource.combine` chooses one o
   nodes: that took part.
   own: what the aggregator's process used in the whole round; None where that is not known, as of a trial round.
 
-The result is None where nobody has read the resource, and nan where only some have but all must.
+The result is None where nobody has read the resource. Where only some nodes have, the others are taken to have used as
+much as these on average: what one does not tell is unknown, and no reason to end a run.
 """
 
 import math
@@ -29,9 +30,8 @@ def total(name: str, nodes: Sequence[NodeCosts], own: float | None) -> CombinedR
     """All nodes and the aggregator add up; what is in the aggregator's process counts once."""
     if own is None and not any(name in costs.readings for costs in nodes):
         return None
-    step = sum(costs.readings.get(name, _UNKNOWN).step for costs in nodes)
-    elsewhere = [costs for costs in nodes if own is None or not costs.here]
-    whole = sum(costs.readings.get(name, _UNKNOWN).whole for costs in elsewhere)
+    step = _sum_of_all(name, "step", nodes)
+    whole = _sum_of_all(name, "whole", [costs for costs in nodes if own is None or not costs.here])
     return CombinedReading(step, whole if own is None else own + whole, _count(nodes))
 
 
@@ -48,6 +48,15 @@ def once_per_host(name: str, nodes: Sequence[NodeCosts], own: float | None) -> C
         wholes[host] = max(wholes.get(host, 0.0), reading.whole)
     count, estimated = _count([costs for costs, _ in read]), any(is_estimate(reading.host) for _, reading in read)
     return CombinedReading(sum(steps.values()), sum(wholes.values()), count, estimated)
+
+
+def _sum_of_all(name: str, part: str, nodes: Sequence[NodeCosts]) -> float:
+    """Over nodes that tell, and as much on average for the others; nan where none tells."""
+    told = [costs for costs in nodes if name in costs.readings]
+    total = sum(getattr(costs.readings[name], part) for costs in told)
+    if len(told) == len(nodes):
+        return float(total)
+    return float(total) * _count(nodes) / _count(told) if told else math.nan
 
 
 def _count(nodes: Sequence[NodeCosts]) -> int:

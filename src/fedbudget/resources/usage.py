@@ -4,7 +4,7 @@ Readings go by the name of their resource. What was not read is not in them, whi
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,14 @@ class NodeCosts:
       nodes: how many they are.
       wire_bytes: of their messages, both ways, as if each had sent its own; 0 where an engine counts them itself.
       here: in the aggregator's own process, whose counters have the whole round already.
+      evaluation: what evaluating on test samples took besides, by resource; in a trial, what it will take.
     """
 
     readings: Mapping[str, Reading]
     nodes: int = 1
     wire_bytes: int = 0
     here: bool = False
+    evaluation: Mapping[str, Reading] = field(default_factory=dict)
 
     @property
     def step_seconds(self) -> float:
@@ -45,6 +47,16 @@ class NodeCosts:
     @property
     def seconds(self) -> float:
         return self.readings["time"].whole
+
+    def within(self, seconds: float, updates: int) -> "NodeCosts":
+        """The same with no more time than there was, by the clock of whoever waited for it."""
+        time, evaluation = self.readings["time"], self.evaluation
+        held = replace(time, step=min(time.step, seconds / updates), whole=min(time.whole, seconds))
+        if "time" in evaluation and evaluation["time"].whole > seconds:
+            evaluation = {**evaluation, "time": replace(evaluation["time"], whole=seconds)}
+        if held == time and evaluation is self.evaluation:
+            return self
+        return replace(self, readings={**self.readings, "time": held}, evaluation=evaluation)
 
 
 @dataclass(frozen=True)

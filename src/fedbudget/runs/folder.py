@@ -3,7 +3,7 @@
     config.toml         the settings, enough to repeat the run
     rounds.jsonl        one record per round, written as it goes
     summary.json        how it ended
-    model.safetensors   w^f, and how features were standardised
+    model.safetensors   w^f by names, and what is needed to apply it (saved_model.py)
     plot.png            the picture of the run
     nodes.json          who takes part, for pages to show (nodes.py)
     kept.safetensors    the w that is best on test samples so far, where that is to be kept (kept.py)
@@ -25,19 +25,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from typing import TYPE_CHECKING, Any
 
 from fedbudget import atomic_file
-from fedbudget.arrays import Float32
-from fedbudget.data.dataset import Standardization
 from fedbudget.errors import UserError
 from fedbudget.runs import lock
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
+
+if TYPE_CHECKING:
+    from fedbudget.runs.saved_model import SavedModel
 
 CONFIG, ROUNDS, SUMMARY, MODEL, PLOT = "config.toml", "rounds.jsonl", "summary.json", "model.safetensors", "plot.png"
 RUNNING = "running"
@@ -146,6 +143,8 @@ class Run:
         return cls(path, Settings(**Settings.from_toml(path / CONFIG)), rounds, summary)
 
     def model(self) -> "SavedModel":
+        from fedbudget.runs.saved_model import SavedModel  # with models, which a list of runs need not wait for
+
         return SavedModel.load(self.path / MODEL)
 
 
@@ -185,38 +184,3 @@ def _from_json(path: Path, line: str) -> RoundRecord:
         return RoundRecord.from_json(line)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: the checkpoint's last record cannot be read: {error}") from None
-
-
-@dataclass(frozen=True)
-class SavedModel:
-    """w^f, with what is needed to apply it: the classes it knows, and how features were standardised."""
-
-    w: Float32
-    model: str
-    classes: tuple[str, ...]
-    standardization: Standardization | None
-
-    def to_bytes(self) -> bytes:
-        tensors: dict[str, np.ndarray[Any, Any]] = {"w": self.w}
-        how = self.standardization
-        if how is not None:
-            tensors |= {"feature_mean": how.mean, "feature_deviation": how.deviation}
-            tensors["target"] = np.array([how.target_mean, how.target_deviation])
-        known = json.dumps({"model": self.model, "classes": self.classes})
-        return save(tensors, {"fedbudget": known})  # one key, because several are written in any order
-
-    @classmethod
-    def load(cls, path: Path) -> "SavedModel":
-        try:
-            with safe_open(path, framework="numpy") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-                known = json.loads(file.metadata()["fedbudget"])
-            how = None
-            if "feature_mean" in tensors:
-                mean, deviation = tensors["target"]
-                how = Standardization(
-                    tensors["feature_mean"], tensors["feature_deviation"], float(mean), float(deviation)
-                )
-            return cls(tensors["w"], known["model"], tuple(known["classes"]), how)
-        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-            raise UserError(f"{path}: the trained model cannot be read: {error}") from None

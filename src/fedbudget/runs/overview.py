@@ -8,13 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedbudget import python_file
 from fedbudget.errors import UserError
 from fedbudget.resources import RESOURCES
 from fedbudget.runs import lock
 from fedbudget.runs.folder import CONFIG, ROUNDS, is_run, read_summary
 from fedbudget.runs.record import RoundRecord, json_value
-from fedbudget.runs.title import run_title, tau_text
+from fedbudget.runs.title import model_title, run_title, tau_text
 from fedbudget.settings import Settings
 
 RUNS = Path("runs")
@@ -59,7 +58,7 @@ def figures(path: Path) -> dict[str, Any]:
     spent = {name: end.get("spent", known).get(name, known[name]) for name in limits}
     return {
         "title": run_title(settings),
-        "model": python_file.short(settings.model),
+        "model": model_title(settings),
         "dataset": Path(settings.dataset).name,
         "method": settings.method,
         "tau": tau_text(settings),

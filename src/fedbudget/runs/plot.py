@@ -70,8 +70,12 @@ def losses(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> Non
 
 
 def _accuracy(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> None:
-    points = [(spent, record.accuracy) for spent, record in zip(x, rounds, strict=True) if record.accuracy is not None]
-    axis.set_ylabel("accuracy on test samples")
+    """Or RMSE, where targets are real."""
+    values = [record.accuracy for record in rounds]
+    errors = [(record.metrics or {}).get("rmse") for record in rounds]
+    real = not any(value is not None for value in values) and any(error is not None for error in errors)
+    points = [(spent, value) for spent, value in zip(x, errors if real else values, strict=True) if value is not None]
+    axis.set_ylabel(f"{'RMSE' if real else 'accuracy'} on test samples")
     if points:
         axis.plot(*zip(*points, strict=True), color=GREEN, marker=".")
     else:

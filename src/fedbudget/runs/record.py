@@ -20,6 +20,9 @@ class RoundRecord:
       expected_c, expected_b: what the next τ is chosen with; None where that is what the round cost, or none is chosen.
       plain_delta, corrected_delta: the round's `divergence`.
       test_loss: as accuracy.
+      metrics: further ones, as accuracy, by name.
+      spread: how far nodes are apart in accuracy or RMSE, where they have test samples: `worst`, `tenth`, `median`, and
+        how many `nodes` they are.
       wall: seconds since the run began, on this machine's clock.
     """
 
@@ -48,15 +51,15 @@ class RoundRecord:
     expected_c: dict[str, float] | None = None
     expected_b: dict[str, float] | None = None
     test_loss: float | None = None
+    metrics: dict[str, float] | None = None
+    spread: dict[str, float] | None = None
 
     @classmethod
-    def of(
-        cls, round_: "Round", *, accuracy: float | None, wall: float, test_loss: float | None = None
-    ) -> "RoundRecord":
+    def of(cls, round_: "Round", *, accuracy: float | None, wall: float, **figures: Any) -> "RoundRecord":
         """What has the same name in both is the same in both."""
         ledger, costs, label = round_.ledger, round_.ledger.costs, round_.ledger.budget.label
         values: dict[str, Any] = {each.name: getattr(round_, each.name, None) for each in fields(cls)}
-        values |= {"reason": str(round_.reason), "accuracy": accuracy, "wall": wall, "test_loss": test_loss}
+        values |= {"reason": str(round_.reason), "accuracy": accuracy, "wall": wall, **figures}
         values |= {"c": label(costs.step), "b": label(costs.aggregation), "spent": label(ledger.spent)}
         if (expected := round_.expected) is not None:
             values |= {"expected_c": label(expected.step), "expected_b": label(expected.aggregation)}
@@ -68,7 +71,8 @@ class RoundRecord:
 
     def to_json(self) -> str:
         may_be_nan = ("loss", "best_loss", "plain_delta", "corrected_delta")
-        return _ENCODER.encode({**vars(self), **{name: json_value(getattr(self, name)) for name in may_be_nan}})
+        values = {**vars(self), **{name: json_value(getattr(self, name)) for name in may_be_nan}}
+        return _ENCODER.encode({name: value for name, value in values.items() if value or name not in _SELDOM})
 
     @classmethod
     def from_json(cls, line: str) -> "RoundRecord":
@@ -81,6 +85,7 @@ class RoundRecord:
         return cls(**fields)
 
 
+_SELDOM = ("metrics", "spread")  # in few rounds, and so not written where they are not there
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 

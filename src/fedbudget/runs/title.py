@@ -14,11 +14,11 @@ def run_title(settings: Settings, dataset: str | None = None, note: str = "") ->
       dataset: its name, where the settings do not have it.
       note: in which way the data were less than the whole dataset, if they were.
 
-    >>> run_title(Settings(nodes=5, partition="case:2"))
+    >>> run_title(Settings(model="svm", nodes=5, partition="case:2"))
     'svm on digits, 5 nodes, case:2, adaptive τ, accelerated'
-    >>> run_title(Settings(method="centralized"), "homes.csv", "1000 samples")
-    'svm on homes.csv (1000 samples), centralized'
-    >>> run_title(Settings(tau=10, update="fedadam"))
+    >>> run_title(Settings(model="linear", method="centralized"), "homes.csv", "1000 samples")
+    'linear on homes.csv (1000 samples), centralized'
+    >>> run_title(Settings(model="svm", tau=10, update="fedadam"))
     'svm on digits, τ = 10, fedadam, accelerated'
     """
     if settings.method == "centralized":
@@ -32,15 +32,19 @@ def run_title(settings: Settings, dataset: str | None = None, note: str = "") ->
 def task_title(settings: Settings, dataset: str | None = None, note: str = "") -> str:
     """What is trained on what, however that is done.
 
-    >>> task_title(Settings(nodes=5, partition="case:2"))
+    >>> task_title(Settings(model="svm", nodes=5, partition="case:2"))
     'svm on digits, 5 nodes, case:2'
     """
-    name = dataset or Path(settings.dataset).name or settings.dataset
-    model = python_file.short(settings.model)
+    name, model = dataset or Path(settings.dataset).name or settings.dataset, model_title(settings)
     parts = [f"{model} on {name} ({note})" if note else f"{model} on {name}"]
     parts += [f"{settings.nodes} nodes"] if settings.nodes is not None else []
     parts += [settings.partition] if settings.partition is not None else []
     return ", ".join(parts)
+
+
+def model_title(settings: Settings) -> str:
+    """What the model is called; of settings whose data nobody has looked at yet, that it is the default."""
+    return "default model" if settings.model is None else python_file.short(settings.model)
 
 
 def tau_text(settings: Settings) -> str:

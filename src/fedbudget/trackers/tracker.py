@@ -71,8 +71,10 @@ def round_metrics(record: RoundRecord) -> dict[str, float]:
     decided = ("tau", "eta") if record.tau else ()
     names = ("loss", "best_loss", "accuracy", *decided, "rho", "beta", "delta", "nodes")
     metrics: dict[str, float | None] = {name: getattr(record, name) for name in names}
-    for kind, costs in (("spent", record.spent), ("c", record.c), ("b", record.b)):
-        metrics |= {f"{kind}/{resource}": cost for resource, cost in costs.items()}
+    for kind, values in (("spent", record.spent), ("c", record.c), ("b", record.b)):
+        metrics |= {f"{kind}/{resource}": cost for resource, cost in values.items()}
+    for kind, figures in (("test", record.metrics), ("nodes", record.spread)):
+        metrics |= {f"{kind}/{name}": value for name, value in (figures or {}).items() if name != "nodes"}
     return _finite(metrics)
 
 
@@ -81,6 +83,7 @@ def final_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     names = ("loss", "accuracy", "average_tau", "aggregations", "local_updates")
     metrics = {f"final/{name}": summary[name] for name in names}
     metrics |= {f"final/{name}": value for name, value in summary.get("metrics", {}).items()}
+    metrics |= {f"final/nodes/{name}": value for name, value in summary.get("spread", {}).items() if name != "nodes"}
     for kind in ("spent", "overshoot"):
         metrics |= {f"final/{kind}/{resource}": value for resource, value in summary[kind].items()}
     return _finite(metrics)

@@ -102,7 +102,7 @@ def test_the_server_app_makes_the_same_run(tmp_path: Path) -> None:
 
 
 def test_a_budget_in_bytes_is_of_what_messages_carry(tmp_path: Path) -> None:
-    result = run(tmp_path, costs="measured", budget="bytes=60kB", rounds=1000)
+    result = run(tmp_path, costs="measured", budget="bytes=60kB", rounds=1000, model="svm")
     network = json.loads((tmp_path / "run" / "summary.json").read_text())["network"]
     assert result.stopped_by == "bytes"
     assert 0.8 * 60e3 < result.spent["bytes"] <= 60e3

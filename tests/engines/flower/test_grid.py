@@ -92,7 +92,7 @@ def test_a_run_that_flower_ends_keeps_its_model(what: str, tmp_path: Path, monke
     assert found.summary is not None
     assert found.summary["status"] == "interrupted"
     assert len(found.rounds) in (1, 2)
-    assert found.model().w.shape == (64,)
+    assert found.model().w.shape == (650,)
 
 
 @pytest.mark.parametrize("method", ["paper", "frugal"])

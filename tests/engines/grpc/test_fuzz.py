@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedbudget.data.moments import Moments
 from fedbudget.engines.grpc import stream
 from fedbudget.engines.grpc.from_aggregator import (
     AggregatorReader,
@@ -20,7 +21,7 @@ from fedbudget.engines.grpc.from_aggregator import (
 from fedbudget.engines.grpc.from_node import NodeReader, pack_hello, pack_ready, pack_report
 from fedbudget.engines.remote.compression import KINDS, Kind, encode
 from fedbudget.engines.remote.messages import Answer, Farewell, Hello, Ready, RoundRequest, Welcome
-from fedbudget.engines.remote.task import Moments, SamplesDescription, Task
+from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report, Request
 from support.usage import node_costs
 

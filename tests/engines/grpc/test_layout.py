@@ -11,7 +11,7 @@ from fedbudget.arrays import Float32, Float64
 from fedbudget.engines.grpc import from_aggregator, from_node
 from fedbudget.engines.grpc.from_aggregator import EncodedBroadcast, pack_broadcast
 from fedbudget.engines.grpc.from_node import pack_report
-from fedbudget.engines.grpc.layout import Layout
+from fedbudget.engines.grpc.layout import MessageLayout
 from fedbudget.engines.remote import messages
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.protocol.messages import NUMBERS, Broadcast, Report
@@ -34,7 +34,7 @@ class Outer:
     known: str = ""
 
 
-LAYOUT = Layout(Outer, without={"known"})
+LAYOUT = MessageLayout(Outer, without={"known"})
 ONES, TWOS = np.ones(2, np.float32), np.full(2, 2, np.float32)
 
 
@@ -90,7 +90,7 @@ class NewReport(Report):
 
 
 def test_a_new_field_of_a_broadcast_is_carried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(from_aggregator, "_LAYOUT", Layout(NewBroadcast, without={"request"}))
+    monkeypatch.setattr(from_aggregator, "_LAYOUT", MessageLayout(NewBroadcast, without={"request"}))
     w, velocity = np.zeros(3, np.float32), np.arange(3, dtype=np.float32)
     broadcast = NewBroadcast(1, w, 2, 0.1, NOTHING, False, False, momentum=0.9, velocity=velocity)
     (message,) = pack_broadcast(broadcast, 0, catch_up=False, difference=None)

@@ -12,6 +12,7 @@ from torch import nn
 
 from fedbudget import Settings
 from fedbudget.arrays import Float32
+from fedbudget.data.tables import TableOptions
 from fedbudget.engines.grpc import node as node_module
 from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.node_data import NodeData
@@ -32,7 +33,7 @@ def of_csv(folder: Path, node: int) -> NodeData:
     rows = [f"{a:.4f},{b:.4f},{'dry' if a > b else 'wet'}" for a, b in rng.normal(3 + node, 2, size=(40, 2))]
     path = folder / f"{node}.csv"
     path.write_text("\n".join(["a,b,soil", *rows]) + "\n")
-    return from_file(path, target="soil")
+    return from_file(path, TableOptions("soil"))
 
 
 def of_npz(folder: Path, node: int) -> NodeData:

@@ -10,8 +10,9 @@ import pytest
 from fedbudget.engines.grpc.from_node import pack_ready
 from fedbudget.engines.remote.members import GONE_FOR_GOOD
 from fedbudget.engines.remote.worker import Worker
+from fedbudget.resources.usage import NodeCosts, Reading
 from support.methods import bits
-from support.networked import COSTS, HeldWorker, Network, network, node_data, until, without_network
+from support.networked import COSTS, LONG, HeldWorker, Network, network, node_data, until, without_network
 from support.raw_peers import (
     RawPeer,
     assert_undisturbed,
@@ -229,7 +230,7 @@ def test_a_report_said_twice_counts_once(net: Network, caplog: pytest.LogCapture
     assert [int(answer.report.nodes[0]) for answer in net.finish().answers] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("what", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("what", [float("nan"), float("inf"), -float("inf"), 3.4e38])
 def test_parameters_that_are_not_finite_are_set_aside_and_their_node_is_dropped_the_third_time(
     net: Network, caplog: pytest.LogCaptureFixture, what: float
 ) -> None:
@@ -242,7 +243,7 @@ def test_parameters_that_are_not_finite_are_set_aside_and_their_node_is_dropped_
         peer.say(*report_of(broadcast, w=what))
         collected = net.finish()
         assert (collected.not_finite, collected.missed) == ((2,), ())
-        assert caplog.text.count("intruder's report is not finite, and is set aside") == time
+        assert caplog.text.count("intruder's report has numbers that are not finite or cannot be") == time
     assert peer.ended()[0] != grpc.StatusCode.OK
     until(lambda: "is dropped: 3 of its reports in a row were not finite" in caplog.text)
     assert net.server.counters.dropped == 1
@@ -260,6 +261,24 @@ def test_losses_that_are_not_finite_are_set_aside_too(net: Network) -> None:
     peer.leave()
     until(lambda: len(net.server.descriptions()) == 2)
     assert_undisturbed(net)
+
+
+FOREVER = NodeCosts({"time": Reading(1e9, 1e9)})
+
+
+def test_a_node_is_charged_no_more_time_than_there_was(net: Network) -> None:
+    peer = RawPeer(net)
+    peer.say(peer.hello())
+    peer.hear()
+    peer.say(*pack_ready(FOREVER))
+    net.ready(3)
+    assert max(costs.seconds for costs in net.server.trials()) < LONG
+    broadcast = net.begin()
+    peer.hear()
+    peer.say(*report_of(broadcast, costs=FOREVER))
+    said = [answer.costs for answer in net.finish().answers]
+    assert max(costs.seconds for costs in said) < LONG
+    assert max(costs.step_seconds for costs in said) < LONG
 
 
 def test_when_no_report_is_finite_the_aggregator_gets_them_all() -> None:

@@ -15,6 +15,7 @@ from fedbudget.engines.grpc import stream
 from fedbudget.engines.grpc.from_node import pack_ready
 from fedbudget.engines.grpc.peers import FRAME
 from fedbudget.engines.remote import wire_pb2 as pb
+from fedbudget.engines.remote.descriptions import VERSION
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.resources.usage import NodeCosts
 from support.methods import bits
@@ -45,7 +46,7 @@ def net() -> Iterator[Network]:
 @pytest.mark.parametrize(
     ("say", "reason"),
     [
-        (lambda peer: hello_of_version(peer, 1), "it speaks version 1 of the protocol, and this is version 4"),
+        (lambda peer: hello_of_version(peer, 1), f"it speaks version 1 of the protocol, and this is version {VERSION}"),
         (lambda peer: hello_of_version(peer, 0), "it speaks version 0 of the protocol"),
         (lambda peer: peer.hello(instance="i" * 201), "`str` of length <= 200 - at `$.instance`"),
         (lambda peer: peer.hello(samples=samples(sizes=())), "a node without samples"),
@@ -86,14 +87,6 @@ def test_data_for_another_model_are_refused(
     assert_turned_away(peer, "FAILED_PRECONDITION", reason, caplog)
     assert (net.server.counters.dropped, net.server.counters.refused) == (0, 1)
     assert_undisturbed(net)
-
-
-def test_a_node_with_fewer_samples_than_a_mini_batch_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    with network(batch=14) as net:
-        two_rounds(net)
-        peer = RawPeer(net)
-        peer.say(peer.hello())
-        assert_turned_away(peer, "FAILED_PRECONDITION", "it has 11 samples, fewer than the mini-batches of 14", caplog)
 
 
 def test_a_node_that_comes_back_with_another_number_of_nodes_is_refused(

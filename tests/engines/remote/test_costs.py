@@ -21,6 +21,13 @@ def test_costs_arrive(costs: NodeCosts) -> None:
     assert unpack_costs(pack_costs(costs)) == costs
 
 
+def test_what_an_evaluation_took_arrives_beside_it() -> None:
+    costs = replace(WHOLE, evaluation={"time": Reading(0.0, 0.5), "cpu": Reading(0.0, 0.25)})
+    assert unpack_costs(pack_costs(costs)) == costs
+    with pytest.raises(PeerError, match=r"cpu \(whole\) is -1"):
+        unpack_costs(pack_costs(replace(costs, evaluation={"cpu": Reading(0.0, -1.0)})))
+
+
 def test_where_it_was_is_not_sent() -> None:
     assert unpack_costs(pack_costs(replace(WHOLE, here=True))) == WHOLE
 
@@ -65,7 +72,7 @@ TIME = ("time", 0.1, 0.5, "")
 )
 def test_rows_that_cannot_be(rows: list[Any], reason: str) -> None:
     with pytest.raises(PeerError, match=reason):
-        unpack_costs(msgspec.msgpack.encode(rows))
+        unpack_costs(msgspec.msgpack.encode([rows, []]))
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", msgspec.msgpack.encode([1.0]), b"\x91" * 1000])

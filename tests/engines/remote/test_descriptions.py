@@ -10,6 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedbudget.data.agreement import TableDescription
+from fedbudget.data.layout import Layout, LayoutColumn
+from fedbudget.data.moments import Moments
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.descriptions import (
     LONGEST,
@@ -19,7 +22,7 @@ from fedbudget.engines.remote.descriptions import (
     read,
 )
 from fedbudget.engines.remote.messages import Hello, Welcome
-from fedbudget.engines.remote.task import Moments, SamplesDescription, Task
+from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.errors import UserError
 from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.messages import PeerError
@@ -105,6 +108,72 @@ def test_a_hello_that_cannot_be(other: dict[str, Any]) -> None:
     assert read(Hello, describe(HELLO)) is not None
     with pytest.raises(PeerError):
         read(Hello, describe(replace(HELLO, **other)))
+
+
+TABLE = TableDescription(
+    ("a", "b"), ("number", "category"), 5, np.array([5.0, 0.0]), moments([1.0, 0.0], [2.0, 0.0]),
+    ({"x": 3, "y": 2},), "median", np.array([1.5, math.nan]), np.array([5.0, 0.0]), ("id",), "t",
+)  # fmt: skip
+NAMED = Hello("me", SamplesDescription((5,), (2,), "float64", table=TABLE))
+
+
+def test_what_a_table_tells_arrives() -> None:
+    assert bits(read(Hello, describe(NAMED))) == bits(NAMED)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"names": ("a", "a")},
+        {"names": ("a",)},
+        {"names": ("a", "b\x1b[2J")},
+        {"names": ("a", "x" * 201)},
+        {"kinds": ("number",)},
+        {"kinds": ("number", "date")},
+        {"kinds": ("number", "number")},
+        {"rows": 6},
+        {"present": np.array([6.0, 0.0])},
+        {"present": np.array([-1.0, 0.0])},
+        {"present": np.array([1.5, 0.0])},
+        {"present": np.array([math.nan, 0.0])},
+        {"present": np.array([5.0])},
+        {"numbers": moments([1], [2])},
+        {"numbers": moments([math.inf, 0], [2, 0])},
+        {"categories": ()},
+        {"categories": ({"x": 6},)},
+        {"categories": ({"x": 0},)},
+        {"categories": ({str(number): 1 for number in range(1001)},)},
+        {"categories": ({"x" * 201: 1},)},
+        {"impute": "guess"},
+        {"fills": None},
+        {"fills": np.array([math.inf, 0.0])},
+        {"weights": np.array([9.0, 0.0])},
+    ],
+)
+def test_a_table_that_cannot_be(other: dict[str, Any]) -> None:
+    wrong = replace(NAMED.samples, table=replace(TABLE, **other))
+    with pytest.raises(PeerError):
+        read(Hello, describe(replace(NAMED, samples=wrong)))
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        (LayoutColumn("a"),),
+        (LayoutColumn("a"), LayoutColumn("a"), LayoutColumn("b")),
+        (LayoutColumn("a", fill="x"), LayoutColumn("b", ("x", "y"))),
+        (LayoutColumn("a", fill=math.inf), LayoutColumn("b", ("x", "y"))),
+        (LayoutColumn("a"), LayoutColumn("b", ("x", "x"))),
+        (LayoutColumn("a"), LayoutColumn("b", ("x", "y"), "z")),
+        (LayoutColumn("a\n"), LayoutColumn("b", ("x", "y"))),
+    ],
+)
+def test_a_layout_that_cannot_be(columns: tuple[LayoutColumn, ...]) -> None:
+    fine = Layout((LayoutColumn("a", fill=0.5), LayoutColumn("b", ("x", "y"), "y")), "t")
+    agreed = replace(TASK, samples=SamplesDescription((), (3,), layout=fine))
+    assert read(Task, describe(agreed)) == agreed
+    with pytest.raises(PeerError):
+        read(Task, describe(replace(TASK, samples=replace(agreed.samples, layout=Layout(columns, "t")))))
 
 
 def task(**other: Any) -> dict[str, Any]:

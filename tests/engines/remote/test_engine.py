@@ -16,6 +16,7 @@ from fedbudget.engines.remote import engine
 from fedbudget.engines.remote.engine import RemoteEngine
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.round import CollectedRound
+from fedbudget.engines.remote.round_costs import RoundCosts
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.launch.node_data import from_dataset
 from fedbudget.launch.options import ListenOptions
@@ -29,7 +30,8 @@ from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.resource import Metering
 from fedbudget.resources.time import SGD, SimulatedTime
 from fedbudget.resources.usage import CombinedReading, RoundUsage
-from fedbudget.settings import Compression, Settings
+from fedbudget.setting_types import Compression
+from fedbudget.settings import Settings
 from fedbudget.spending import CarefulSpending
 from fedbudget.training import execute
 from support.hand_made import make, report
@@ -136,15 +138,11 @@ TOOK = Snapshot({"time": 9.0, "cpu": 0.7})
 
 
 def test_time_is_of_the_slowest_and_cpu_of_all() -> None:
-    found = engine._usage(broadcast(4), [answer(0), answer(1, step_seconds=0.3)], TOOK, 123)
+    found = RoundCosts.of([answer(0), answer(1, step_seconds=0.3)], TOOK, 123).usage(4)
     assert (found.updates, found.nodes, found.wire_bytes) == (4, 4, 123)
     assert found.readings["time"] == CombinedReading(0.3, 9.0, nodes=4)
     assert found.readings["cpu"].whole == pytest.approx(2.0 + 2.0 + 0.7)
     assert found.readings.keys() == {"time", "cpu"}
-
-
-def test_the_final_loss_counts_as_one_update() -> None:
-    assert engine._usage(broadcast(0), [answer(0)], TOOK, 0).updates == 1
 
 
 def test_a_round_that_did_not_come_together_costs_time_and_bytes_but_nothing_simulated() -> None:
@@ -157,7 +155,7 @@ def test_a_round_that_did_not_come_together_costs_time_and_bytes_but_nothing_sim
 def test_the_record_says_who_is_not_in_the_average() -> None:
     ours = make()
     ours.receive(report(ours.start(), 1.0, 1.0), costs([1], [1]))
-    found = engine._with_absent(ours, CollectedRound([], not_finite=(5, 3), missed=(7,), enough=True))
+    found = engine._completed(ours, CollectedRound([], (5, 3), missed=(7,), enough=True), broadcast())
     assert (found.left_out, found.missed) == ((3, 5), (7,))
 
 
@@ -235,7 +233,9 @@ def test_an_interruption_in_the_middle_of_a_round_is_saved_and_charged(two_nodes
 
 def trained(compress: Compression) -> tuple[float, int]:
     """The loss over all samples that three nodes with digits come to, and what compression saved."""
-    settings = Settings(tau=5, rounds=10, nodes=3, partition="case:2", budget=("time=1000s",), compress=compress)
+    settings = Settings(
+        model="svm", tau=5, rounds=10, nodes=3, partition="case:2", budget=("time=1000s",), compress=compress
+    )
     counters = []
     threads = []
 

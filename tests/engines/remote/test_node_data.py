@@ -1,14 +1,18 @@
 """What a node holds: told of without any sample, and trained on with the class numbers and the scale of all."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedbudget.data.dataset import Dataset, Part
+from fedbudget.data.files import load
+from fedbudget.data.tables import TableOptions
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.task import FEWEST, Task, agree
 from fedbudget.errors import UserError
+from fedbudget.launch.node_data import from_file
 from fedbudget.protocol.messages import Request
 
 RNG = np.random.default_rng(0)
@@ -95,3 +99,35 @@ def test_a_gateway_has_several_nodes() -> None:
     gateway = replace(one, rows=[np.arange(2), np.arange(2, 6)])
     fleet = gateway.fleet(task([gateway], parameters=8), [4, 7])
     assert (fleet.numbers.tolist(), fleet.shards.size.tolist()) == ([4, 7], [2, 4])
+
+
+def test_tables_become_the_features_that_they_would_in_one_place(tmp_path: Path) -> None:
+    """Columns in another order, other categories, missing cells: encoded, filled and standardised over all rows."""
+    rows = [(RNG.normal(50, 9), RNG.choice(["f", "m"]), RNG.integers(0, 2)) for _ in range(40)]
+    cells = [
+        ("" if n % 7 == 3 else repr(float(age)), "?" if n % 9 == 4 else sex, y) for n, (age, sex, y) in enumerate(rows)
+    ]
+    one, other = tmp_path / "one.csv", tmp_path / "other.csv"
+    one.write_text("age,sex,y\n" + "".join(f"{a},{s},{y}\n" for a, s, y in cells[:15]))
+    other.write_text("y,sex,age\n" + "".join(f"{y},{s},{a}\n" for a, s, y in cells[15:]))
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "1.csv").write_text(one.read_text())
+    (tmp_path / "all" / "2.csv").write_text(other.read_text())
+    options = TableOptions("y", impute="mean")
+    nodes = [from_file(path, options) for path in (one, other)]
+    agreed = task(nodes, "softmax", 8)
+    tables = [each.fleet(agreed, [number]).shards.table for number, each in enumerate(nodes)]
+    whole = load(tmp_path / "all", options, test_share=0.0)
+    np.testing.assert_allclose(np.concatenate([table.x for table in tables]), whole.train.x, atol=1e-6)
+    assert whole.layout == agreed.samples.layout
+    assert np.concatenate([table.y for table in tables]).tolist() == [y for _, _, y in cells]
+
+
+def test_categories_that_were_agreed_on_without_are_said(tmp_path: Path) -> None:
+    one, late = tmp_path / "one.csv", tmp_path / "late.csv"
+    one.write_text("sex,y\n" + "f,1\nm,0\n" * 6)
+    late.write_text("sex,y\n" + "f,1\nx,0\n" * 6)
+    nodes = [from_file(path, TableOptions("y")) for path in (one, late)]
+    agreed = task(nodes[:1], "softmax", 6).samples
+    assert [each.unseen(agreed) for each in nodes] == ["", "sex x (6 rows)"]
+    assert nodes[1].as_agreed(agreed).layout == agreed.layout

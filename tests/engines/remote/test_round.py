@@ -1,5 +1,6 @@
 """The bookkeeping of a round: when it is over, who is counted, and what each is remembered to have done."""
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,10 @@ from hypothesis import strategies as st
 from fedbudget.engines.remote.members import Members
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.round import FAILURES, NextStep, PendingRound
-from support.hand_made import make, report
+from fedbudget.protocol.messages import Report
+from fedbudget.protocol.sums import SummedReports
+from support.hand_made import ONE, make, report
+from support.methods import bits
 from support.usage import node_costs
 
 BROADCAST = replace(make().start(), round=5)
@@ -152,6 +156,51 @@ class TestClose:
             ours.receive(name, answer(name, float("inf")))
         collected = ours.close(fleet, {})
         assert (len(collected.answers), collected.not_finite, collected.enough) == (2, (), True)
+
+
+def of_one_node(number: int, w: float) -> Answer:
+    losses, vector = np.full(1, 0.5), np.full((1, BROADCAST.w.size), w, np.float32)
+    return Answer(Report(5, np.array([number]), np.array([10 + number]), losses, losses, vector), node_costs(0.1, 1.0))
+
+
+class TestSummed:
+    """Reports that are added up as they come."""
+
+    def test_vectors_are_let_go_as_soon_as_they_are_added(self) -> None:
+        ours: PendingRound[str] = PendingRound(BROADCAST, 1, needs_reports=False)
+        alive = []
+        for number, held in enumerate([1, 1, 2, 1, 2, 2, 3, 1]):
+            ours.ask(str(number))
+            one = of_one_node(number, 0.5)
+            assert one.report.w is not None
+            alive.append(weakref.ref(one.report.w))
+            ours.receive(str(number), one)
+            del one
+            assert ours.vectors == held
+        assert [ref() for ref in alive] == [None] * 8
+
+    @pytest.mark.parametrize("broken", ["", "b", "abc"])
+    def test_give_the_same_round_to_the_last_bit(self, broken: str) -> None:
+        """Also where some are not finite, or all."""
+        found = []
+        for needs_reports in (True, False):
+            fleet, ours = members(), pending()
+            ours.needs_reports = needs_reports
+            for name in ("c", "a", "b"):
+                ours.ask(name)
+                number = NAMES.index(name)
+                ours.receive(name, of_one_node(number, float("nan") if name in broken else 0.1 * (1 + number)))
+            aggregator = make()
+            aggregator.start()
+            collected = ours.close(fleet, {})
+            report = collected.reports
+            if not needs_reports:
+                assert all(each.report.w is None for each in collected.answers)
+                assert isinstance(report, SummedReports)
+            aggregator.state = aggregator.state.updated(round=5)
+            after = aggregator.receive(report, ONE)
+            found.append(bits([after, aggregator.last, collected.not_finite, collected.missed]))
+        assert found[0] == found[1]
 
 
 ACTIONS = st.tuples(st.sampled_from(["ask", "receive", "fail", "withdraw", "forget"]), st.sampled_from(NAMES))

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.engines.remote.task import Moments, SamplesDescription, Task, agree
+from fedbudget.data.agreement import TableDescription
+from fedbudget.data.moments import Moments
+from fedbudget.data.tables import RawTable, Words
+from fedbudget.engines.remote.task import SamplesDescription, Task, agree
 from fedbudget.errors import UserError
 from fedbudget.protocol.messages import PeerError, Request
 from support.methods import bits
@@ -111,7 +114,7 @@ TASK = Task("svm", 4, 5, 0, {}, "none", 10, replace(PLAIN, sizes=()), Request())
 
 def test_a_node_that_fits_is_admitted() -> None:
     TASK.admit(PLAIN)
-    TASK.admit(replace(PLAIN, classes=("b",), sizes=(5, 7)))
+    TASK.admit(replace(PLAIN, classes=("b",), sizes=(5, 4)))  # the last of which are no whole mini-batch
     replace(TASK, batch=None).admit(replace(PLAIN, sizes=(1,)))
 
 
@@ -119,7 +122,6 @@ def test_a_node_that_fits_is_admitted() -> None:
     ("other", "reason"),
     [
         ({"classes": ("b", "c")}, "its class 'c' is not one of a, b"),
-        ({"sizes": (10, 4)}, "it has 4 samples, fewer than the mini-batches of 5"),
     ],
 )
 def test_a_node_that_does_not_fit_is_not(other: dict[str, Any], reason: str) -> None:
@@ -136,3 +138,66 @@ def test_a_model_can_be_built_from_what_is_agreed_on() -> None:
     assert (empty.features, empty.shape, empty.classes, len(empty.train)) == (4, (1, 2, 2), ("a", "b", "c"), 0)
     assert (str(empty.train.x.dtype), empty.scale, empty.parity) == ("uint8", 1 / 255, True)
     assert bits(SamplesDescription((), (4,)).empty().shape) == bits(())
+
+
+# Tables.
+
+
+def named(columns: dict[str, list[Any]], impute: Any = None, **other: Any) -> SamplesDescription:
+    """What a node with this table tells."""
+    size = len(next(iter(columns.values())))
+    values = {
+        name: Words.of(cells) if isinstance(cells[0], str) else np.array(cells, np.float64)
+        for name, cells in columns.items()
+    }
+    table = RawTable("t", values, "y", np.zeros(size), np.arange(size))
+    told = TableDescription.of(table, impute)
+    return SamplesDescription((size,), (len(columns),), "float64", classes=("a", "b"), table=told, **other)
+
+
+NORTH = named({"age": [20.0, 40.0], "sex": ["f", "m"]})
+
+
+def told_otherwise(**other: Any) -> SamplesDescription:
+    assert NORTH.table is not None
+    return replace(NORTH, table=replace(NORTH.table, **other))
+
+
+def test_all_make_the_same_features_of_their_columns() -> None:
+    found = agree([NORTH, named({"sex": ["f", "x"], "age": [60.0, 80.0]})])
+    assert found.layout is not None
+    assert found.layout.feature_names == ("age", "sex=f", "sex=m", "sex=x")
+    assert (found.shape, found.table) == ((4,), None)
+    assert found.features is not None
+    np.testing.assert_allclose(found.features.mean, [50, 0.5, 0.25, 0.25])
+    assert found.empty().layout == found.layout
+    assert found.empty().features == 4
+
+
+def test_errors_have_the_names_of_nodes() -> None:
+    with pytest.raises(UserError, match=r"do not go together: .* ward-2 has no column sex"):
+        agree([NORTH, named({"age": [1.0, 2.0]})], ["ward-1", "ward-2"])
+
+
+def test_classes_that_are_given_are_all_in_their_order() -> None:
+    assert agree([PLAIN, PLAIN], classes=("c", "b", "a")).classes == ("c", "b", "a")
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (PLAIN, r"arrays here, and columns with names \(of a .csv or a DataFrame\) elsewhere"),
+        (named({"age": [1.0]}), "it has no column sex; the columns are age, sex"),
+        (named({"age": [1.0], "sex": ["f"], "bmi": [2.0]}), "it has bmi, which is not known: --drop"),
+        (named({"age": ["old"], "sex": ["f"]}), "its column age is a category, and of numbers elsewhere"),
+        (named({"age": [1.0], "sex": [2.0]}), "its column sex is a number, and of categories elsewhere"),
+        (named({"age": [1.0, np.nan], "sex": ["f", "m"]}, "mean"), "its column age has missing values, and none"),
+        (told_otherwise(target="z"), "its target is z, and that of the others y"),
+        (told_otherwise(standardise=False), "columns are standardised elsewhere"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused_later_on(other: SamplesDescription, reason: str) -> None:
+    late = replace(TASK, samples=agree([NORTH, NORTH]), batch=None)
+    late.admit(named({"sex": ["m", "x"], "age": [5.0, 6.0]}))  # a new category is 0 in all features
+    with pytest.raises(PeerError, match=reason):
+        late.admit(other)

@@ -54,17 +54,25 @@ export function loss(columns, key) {
   };
 }
 
+// Whether targets are real numbers, which have errors and no accuracy.
+export function isReal(columns) {
+  return columns.accuracy.every((value) => value === null) && columns.rmse.some((value) => value !== null);
+}
+
+// Of test samples; RMSE where targets are real.
 export function accuracy(columns, key) {
   const c = colours();
-  const kept = columns.accuracy.map((value, at) => at).filter((at) => columns.accuracy[at] !== null);
+  const real = isReal(columns);
+  const values = real ? columns.rmse : columns.accuracy;
+  const kept = values.map((value, at) => at).filter((at) => values[at] !== null);
   const x = xOf(columns, key);
   return {
     traces: kept.length === 0 ? [] : [{
-      type: "scatter", mode: "lines+markers", x: kept.map((at) => x[at]), y: kept.map((at) => columns.accuracy[at]),
-      customdata: kept.map((at) => columns.round[at]), name: "accuracy", hovertemplate: "%{y:.2%}",
+      type: "scatter", mode: "lines+markers", x: kept.map((at) => x[at]), y: kept.map((at) => values[at]),
+      customdata: kept.map((at) => columns.round[at]), name: real ? "RMSE" : "accuracy", hovertemplate: real ? "%{y:.4g}" : "%{y:.2%}",
       line: { color: c.c3, width: 2 }, marker: { size: 5 },
     }],
-    layout: { yaxis: { tickformat: ".0%" } },
+    layout: { yaxis: real ? {} : { tickformat: ".0%" } },
     empty: "no accuracy for this model or data",
   };
 }

@@ -144,7 +144,7 @@ export function runView(source, view, { headed = true, alone = true, open = fals
   const cost = view.resources.length < 2 ? null : choose("Costs of", view.resources.map(({ name }) => [name, name]), at.cost, (name) => { at.cost = name; queue(); });
   const grid = el("div", { class: "charts" },
     plot("Loss on the round's samples", (columns) => charts.loss(columns, at.key), { name: "loss" }),
-    plot("Accuracy on test samples", (columns) => charts.accuracy(columns, at.key), { name: "accuracy" }),
+    plot(`${charts.isReal(view.columns) ? "RMSE" : "Accuracy"} on test samples`, (columns) => charts.accuracy(columns, at.key), { name: "accuracy" }),
     plot("τ of each round, and what chose it", (columns) => charts.chosen(columns, at.key), { kind: "half wide", name: "tau" }),
     plot("G(τ) of the round in focus", () => choice && charts.curve(choice), {
       kind: "half side", shared: false, name: "G",
@@ -178,7 +178,8 @@ export function runView(source, view, { headed = true, alone = true, open = fals
     tiles.replaceChildren(
       tile("Loss", number(view.loss), view.columns.loss.length ? `from ${number(view.columns.loss[0])}` : "", "loss"),
       ...(view.forecast ? [forecastTile(view.forecast, tile)] : []),
-      ...(view.accuracy === null ? [] : [tile("Accuracy", percent(view.accuracy), "on test samples", "accuracy")]),
+      ...(view.accuracy === null ? [] : [tile("Accuracy", percent(view.accuracy), toBeat(view), "accuracy")]),
+      ...view.metrics.map((each) => tile(each.label, each.text, each.note, each.name)),
       tile("Rounds", number(view.rounds), view.summary ? `${view.summary.stopped_by === "interrupted" ? "interrupted" : `ended by ${view.summary.stopped_by}`}` : `last ${ago(view.written)}`, "rounds"),
       tile("Average τ", view.average_tau === null ? "–" : view.average_tau.toFixed(1), "local updates per aggregation", "tau"));
     gauges.replaceChildren(...view.gauges.map(gauge));
@@ -303,4 +304,10 @@ function between(columns, key, round, row) {
   const x = charts.xOf(columns, key), rounds = columns.round;
   if (rounds[row] >= round || row + 1 >= rounds.length) return x[row];
   return x[row] + ((round - rounds[row]) / (rounds[row + 1] - rounds[row])) * (x[row + 1] - x[row]);
+}
+
+// What the accuracy is measured on, and what whoever says one class only would have.
+function toBeat(view) {
+  const majority = view.summary?.to_beat?.accuracy;
+  return majority === undefined ? "on test samples" : `on test samples; majority class ${percent(majority)}`;
 }

@@ -71,7 +71,7 @@ class GridNodes:
         self.members: Members[int] = Members()
         self.mailbox = Mailbox(grid, self.counters)
         self._run = run
-        self._model: str | ModelDescription = ""
+        self._model: str | ModelDescription | None = None
         self._task: Task | None = None
         self._pending: PendingRound[int] | None = None
         self._partitions: dict[int, int | None] = {}  # of all that were let in or refused
@@ -86,11 +86,12 @@ class GridNodes:
 
     # Before the first round.
 
-    def describe(self, nodes: int, model: str | ModelDescription) -> list[Described]:
+    def describe(self, nodes: int, model: str | ModelDescription | None) -> list[Described]:
         """Waits until so many nodes are connected, and asks what they have; gives them in the order of numbers.
 
         Args:
-          model: what will be trained, as of a task; a node that has another is refused, now or later.
+          model: what will be trained, as of a task; a node that has another is refused, now or later. None where that
+            depends on what nodes have.
         """
         self._model = model
         last = -1
@@ -118,7 +119,7 @@ class GridNodes:
 
     def start(self, task: Task, described: Sequence[Described]) -> list[NodeCosts]:
         """Tells all what is trained; gives what a trial round has cost at each."""
-        self._task = task
+        self._task, self._model = task, task.model
         self._partitions = dict.fromkeys(self.mailbox.online)  # whoever could not say what it has is not asked again
         for each in described:
             self._let_in(each)
@@ -137,10 +138,13 @@ class GridNodes:
         self._let_in_newcomers(None)
         return self.members.take_lost(coming, self.mailbox.online)
 
-    def begin(self, broadcast: Broadcast, *, least: int, timeout: float, left: float) -> None:
+    def begin(
+        self, broadcast: Broadcast, *, least: int, timeout: float, left: float, needs_reports: bool = True
+    ) -> None:
         now = time.monotonic()
         self.mailbox.keeps_errors = True  # from now on what Flower raises ends the run in order
-        self._pending = PendingRound(broadcast, least, now + timeout, now + left - POLL)
+        ends = now + timeout, now + left - POLL
+        self._pending = PendingRound(broadcast, least, *ends, needs_reports=needs_reports)
         self._ask(self._pending)
 
     def finish(self) -> CollectedRound:
@@ -273,7 +277,8 @@ class GridNodes:
 
     def _described(self, node: int, reply: Message | None) -> Described:
         hello, partition = records.hello_in(_content(reply))
-        require_model(hello.model, self._model)
+        if self._model is not None:
+            require_model(hello.model, self._model)
         return Described(node, hello.samples, partition)
 
     def _welcome(self, node: int) -> RecordDict:

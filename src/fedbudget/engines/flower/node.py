@@ -79,7 +79,7 @@ def _train(worker: Worker, welcome: Welcome, request: RoundRequest, state: Recor
         _warm.add(welcome.run)
     answer = worker.answer(request)
     remember(state, welcome, worker.memories(_ROUNDS))
-    return records.answer_out(answer.report, answer.costs)
+    return records.answer_out(answer.report, answer.costs, answer.tallies)
 
 
 def remember(state: RecordDict, welcome: Welcome, memories: dict[int, FleetState]) -> None:

@@ -7,7 +7,7 @@ are the bytes that every other network carries (engines/remote), which checks th
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,6 +19,8 @@ from fedbudget.arrays import Float64, Int64
 from fedbudget.engines.remote import descriptions
 from fedbudget.engines.remote.costs import pack_costs, unpack_costs
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome, report_numbers, report_vectors
+from fedbudget.engines.remote.tallies import pack_tallies, unpack_tallies
+from fedbudget.models.tally import Tally
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, PeerError, Report
 from fedbudget.protocol.state import FleetState
 from fedbudget.protocol.structure import flatten, restore
@@ -104,9 +106,11 @@ def request_in(content: RecordDict) -> RoundRequest:
         raise PeerError(f"a broadcast that cannot be read: {error}") from None
 
 
-def answer_out(report: Report, costs: NodeCosts) -> RecordDict:
+def answer_out(report: Report, costs: NodeCosts, tallies: Sequence[Tally] = ()) -> RecordDict:
     fields = {name: getattr(report, name) for name in (*NUMBERS, *VECTORS) if getattr(report, name) is not None}
     content = costs_out(costs)
+    if tallies:
+        content["tallies"] = ConfigRecord({"tallies": pack_tallies(tallies)})
     content["vectors"] = _arrays_out({name: vector for name, vector in fields.items() if name in VECTORS})
     numbers = {name: values.tolist() for name, values in fields.items() if name in NUMBERS}
     content["report"] = MetricRecord({"round": report.round, **numbers})
@@ -125,7 +129,9 @@ def answer_in(content: RecordDict, broadcast: Broadcast, nodes: Int64, sizes: In
         if vector.dtype != np.float32 or vector.shape != (len(nodes), broadcast.w.size):
             raise PeerError(f"{name} of type {vector.dtype} and shape {vector.shape}")
     numbers = {name: _numbers(name, values, len(nodes)) for name, values in metrics.items()}
-    return Answer(Report(broadcast.round, nodes, sizes, **numbers, **vectors), costs_in(content))  # type: ignore[arg-type]
+    tallies = _bytes(content, "tallies") if "tallies" in content.config_records else b""
+    report = Report(broadcast.round, nodes, sizes, **numbers, **vectors)  # type: ignore[arg-type]
+    return Answer(report, costs_in(content), unpack_tallies(tallies, broadcast.tallies), len(tallies))
 
 
 # What a node remembers.

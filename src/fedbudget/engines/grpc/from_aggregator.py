@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedbudget.arrays import Float32
-from fedbudget.engines.grpc.layout import Layout
+from fedbudget.engines.grpc.layout import MessageLayout
 from fedbudget.engines.grpc.stream import VectorBytes, decode_vector, first_part, more_parts, parse, quoted
 from fedbudget.engines.remote import compression
 from fedbudget.engines.remote import wire_pb2 as pb
@@ -24,7 +24,7 @@ from fedbudget.protocol.messages import Broadcast, PeerError
 
 _MORE = pb.FromAggregator.MORE_FIELD_NUMBER
 _MOST_NUMBERS = 1000  # bytes of all but vectors
-_LAYOUT = Layout(Broadcast, without={"request"})
+_LAYOUT = MessageLayout(Broadcast, without={"request"})
 
 
 def pack_welcome(welcome: Welcome) -> list[bytes]:

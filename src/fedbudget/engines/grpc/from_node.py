@@ -4,6 +4,8 @@ A report's fields are sent in the order of the dataclass: the numbers of each no
 How many there are of both follows from the broadcast that it answers.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fedbudget.arrays import Int64
@@ -14,6 +16,8 @@ from fedbudget.engines.remote.compression import Kind
 from fedbudget.engines.remote.costs import pack_costs, unpack_costs
 from fedbudget.engines.remote.descriptions import describe, read
 from fedbudget.engines.remote.messages import Answer, Hello, Ready, report_numbers, report_vectors
+from fedbudget.engines.remote.tallies import pack_tallies, unpack_tallies
+from fedbudget.models.tally import Tally
 from fedbudget.protocol.messages import NUMBERS, Broadcast, PeerError, Report
 from fedbudget.resources.usage import NodeCosts
 
@@ -28,13 +32,14 @@ def pack_ready(costs: NodeCosts) -> list[bytes]:
     return [pb.FromNode(ready=pb.Ready(costs=pack_costs(costs))).SerializeToString()]
 
 
-def pack_report(report: Report, costs: NodeCosts, vectors: bytes) -> list[bytes]:
+def pack_report(report: Report, costs: NodeCosts, vectors: bytes, tallies: Sequence[Tally] = ()) -> list[bytes]:
     """A report whose vectors are encoded already."""
     numbers = [getattr(report, name) for name in NUMBERS]
     message = pb.Report(
         round=report.round,
         numbers=b"".join(values.astype("<f8", copy=False).tobytes() for values in numbers if values is not None),
         costs=pack_costs(costs),
+        tallies=pack_tallies(tallies),
         **first_part(vectors),
     )
     return [pb.FromNode(report=message).SerializeToString(), *more_parts(_MORE, vectors)]
@@ -50,9 +55,9 @@ class NodeReader:
         self._vectors: VectorBytes | None = None
 
     @property
-    def receiving(self) -> bool:
-        """Whether a report has begun and not ended."""
-        return self._report is not None
+    def receiving(self) -> int:
+        """Bytes of the vectors of a report that has begun and not ended; 0 where there is none."""
+        return 0 if self._vectors is None else self._vectors.expected
 
     def expect_ready(self) -> None:
         self._expects = "ready"
@@ -92,6 +97,7 @@ class NodeReader:
             raise PeerError(f"{len(report.numbers)} bytes of numbers where there should be {due}")
         size = len(report_vectors(broadcast)) * compression.encoded_size(kind, len(nodes) * broadcast.w.size)
         self._vectors = VectorBytes(size, report.size, report.vectors, _MORE)
+        report.ClearField("vectors")  # they were copied
         self._report = report
         self._expects = "more of a report"
 
@@ -119,4 +125,6 @@ def _read_report(
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found in the result
             vectors["w"] += broadcast.w  # differences are what is compressed
     fields = {**dict(zip(report_numbers(broadcast), numbers, strict=True)), **vectors}
-    return Answer(Report(broadcast.round, nodes, sizes, **fields), unpack_costs(report.costs))  # type: ignore[arg-type]
+    read = Report(broadcast.round, nodes, sizes, **fields)  # type: ignore[arg-type]
+    tallies = unpack_tallies(report.tallies, broadcast.tallies)
+    return Answer(read, unpack_costs(report.costs), tallies, len(report.tallies))

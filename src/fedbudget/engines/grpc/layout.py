@@ -20,7 +20,7 @@ Arrays = dict[str, NDArray[Any]]
 T = TypeVar("T")
 
 
-class Layout(Generic[T]):
+class MessageLayout(Generic[T]):
     """How a dataclass is sent.
 
     Args:
@@ -30,7 +30,9 @@ class Layout(Generic[T]):
 
     def __init__(self, kind: type[T], without: Collection[str] = (), path: str = "") -> None:
         self._kind = kind
-        self._fields: list[tuple[str, str, Layout[Any] | None]] = []  # name, path of an array, layout of a dataclass
+        self._fields: list[
+            tuple[str, str, MessageLayout[Any] | None]
+        ] = []  # name, path of an array, layout of a dataclass
         types = []
         for name, hint in get_type_hints(kind).items():
             if name in without or name not in {field.name for field in fields(kind)}:  # type: ignore[arg-type]
@@ -38,7 +40,7 @@ class Layout(Generic[T]):
             inside = f"{path}.{name}" if path else name
             optional = type(None) in get_args(hint)
             (one,) = [part for part in get_args(hint) if part is not type(None)] if optional else [hint]
-            layout = Layout(one, path=inside) if isinstance(one, type) and is_dataclass(one) else None
+            layout = MessageLayout(one, path=inside) if isinstance(one, type) and is_dataclass(one) else None
             is_array = get_origin(one) is np.ndarray
             self._fields.append((name, inside if is_array else "", layout))
             sent = str if is_array else one if layout is None else layout.type

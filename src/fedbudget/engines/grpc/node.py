@@ -17,7 +17,8 @@ import grpc
 
 from fedbudget.engines.grpc.from_aggregator import AggregatorReader, EncodedBroadcast
 from fedbudget.engines.grpc.from_node import pack_hello, pack_ready, pack_report
-from fedbudget.engines.grpc.stream import CHANNEL_OPTIONS, METHOD, NAME, TOKEN
+from fedbudget.engines.grpc.stream import CHANNEL_OPTIONS, LET_IN, METHOD, NAME, TOKEN
+from fedbudget.engines.grpc.suspension import SuspensionWatch
 from fedbudget.engines.remote.messages import Farewell, Welcome
 from fedbudget.engines.remote.task import Task
 from fedbudget.engines.remote.worker import Worker
@@ -28,7 +29,7 @@ _FIRST_WAIT, _LONGEST_WAIT, _GROWTH = 0.2, 30.0, 1.7  # seconds between attempts
 
 _QUICK = 5e-3  # seconds: rounds that took less are made where messages are read
 
-_SUSPENDED = 1.0  # seconds without a message, after which a node listens while it works, however quick it is
+_LISTEN = 0.5  # seconds that a node listens before it answers, when it was suspended
 
 _FINAL = {
     grpc.StatusCode.UNAUTHENTICATED,
@@ -81,14 +82,16 @@ async def run_node(
             heard(f"connected to {address}; waiting for a task")
         else:
             heard(f"joined {address} as {name}, to train {task.title}")
+            if unseen := worker.node_data.unseen(task.samples):
+                heard(f"categories that nobody had when the run began, taken for none: {unseen}")
 
     while True:
         connected.clear()
         try:
             async with _channel(address, credentials) as channel:
                 call = channel.stream_stream(METHOD)(metadata=metadata)
-                with closing(_Inbox(call)) as inbox:
-                    farewell = await _converse(call, inbox, worker, instance, tell, delay)
+                with closing(_Inbox(call)) as inbox, closing(SuspensionWatch()) as watch:
+                    farewell = await _converse(call, inbox, watch, worker, instance, tell, delay)
             if not farewell.again:
                 return farewell
             why = farewell.reason
@@ -109,7 +112,13 @@ async def run_node(
 
 
 async def _converse(
-    call: Any, inbox: "_Inbox", worker: Worker, instance: str, tell: Callable[[Task | None], None], delay: float
+    call: Any,
+    inbox: "_Inbox",
+    watch: SuspensionWatch,
+    worker: Worker,
+    instance: str,
+    tell: Callable[[Task | None], None],
+    delay: float,
 ) -> Farewell:
     """One connection, from hello to farewell.
 
@@ -118,14 +127,10 @@ async def _converse(
     """
     quick = False
     await _send(call, pack_hello(worker.hello(instance)))
-    await call.initial_metadata()
-    if not call.done():
+    if LET_IN in {key for key, _ in await call.initial_metadata()}:
         tell(None)
     while True:
-        waiting = time.monotonic()
         message = await inbox.next()
-        # A machine that was suspended may have more to hear than this, and the aggregator may be gone.
-        awake = time.monotonic() - waiting < _SUSPENDED
         if isinstance(message, Farewell):
             with suppress(*_ENDED):
                 await call.done_writing()
@@ -142,10 +147,14 @@ async def _converse(
                 tell(message.task)
         else:
             # A thread is for work that would keep the connection waiting; to hand it less takes longer than that.
-            if quick and awake:
+            if quick and not watch.just_resumed:
                 answer: tuple[list[bytes], float] | None = _answer(worker, message)
             else:
                 answer = await inbox.beside(asyncio.to_thread(_answer, worker, message))
+            # While this machine was suspended the aggregator may have said farewell and gone. Then the first word to it
+            # breaks the connection, and what was not heard by then is lost.
+            if watch.just_resumed and await inbox.beside(asyncio.sleep(_LISTEN, True)) is None:
+                answer = None
             if answer is not None:
                 messages, seconds = answer
                 quick = seconds < _QUICK
@@ -173,7 +182,7 @@ class _Inbox:
     async def beside(self, work: Coroutine[Any, Any, _Result]) -> _Result | None:
         """Works, and listens meanwhile; None where a farewell came first. What else there is to hear waits for us."""
         working = asyncio.ensure_future(work)
-        self._coming = asyncio.ensure_future(self._read())
+        self._coming = self._coming or asyncio.ensure_future(self._read())
         await asyncio.wait([working, self._coming], return_when=asyncio.FIRST_COMPLETED)
         if not working.done() and self._coming.exception() is None:
             farewell = self._coming.result()
@@ -205,7 +214,7 @@ def _answer(worker: Worker, encoded: EncodedBroadcast) -> tuple[list[bytes], flo
     """The report, and how long it took to make."""
     began = time.perf_counter()
     answer = worker.answer(encoded.request(worker.w_after(encoded.base_round)))
-    messages = pack_report(answer.report, answer.costs, worker.encode(answer.report))
+    messages = pack_report(answer.report, answer.costs, worker.encode(answer.report), answer.tallies)
     return messages, time.perf_counter() - began
 
 

@@ -14,6 +14,7 @@ import grpc
 
 from fedbudget.engines.grpc.event_loop import LoopThread
 from fedbudget.engines.grpc.from_node import NodeReader
+from fedbudget.engines.grpc.stream import LET_IN
 from fedbudget.engines.remote.members import OWN, Counters
 from fedbudget.engines.remote.messages import Hello
 from fedbudget.resources.usage import NodeCosts
@@ -37,6 +38,7 @@ class Peer:
       welcomed: it was told what is trained.
       trial: what a trial round has cost there, once it is ready.
       asked: the round that it owes a report of; 0 for none.
+      asked_at: when, or when it was welcomed, by the event loop's clock.
       fault: why it is dropped, once it is.
       released: its stream is closed from our side, in order.
     """
@@ -49,6 +51,7 @@ class Peer:
     welcomed: bool = False
     trial: NodeCosts | None = None
     asked: int = 0
+    asked_at: float = 0.0
     fault: str | None = None
     released: bool = False
     write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -110,7 +113,7 @@ class Peers:
         """Lets one know that it is connected, however long it then waits for others."""
         with suppress(*_GONE):
             async with peer.write_lock:
-                await peer.context.send_initial_metadata(())
+                await peer.context.send_initial_metadata(((LET_IN, "yes"),))
 
     def drop(self, peer: Peer, fault: str) -> None:
         """Ends the connection of one that has broken the rules."""

@@ -5,6 +5,7 @@ The bookkeeping of a round is in engines/remote/round.py; here messages are sent
 
 import asyncio
 import concurrent.futures
+from dataclasses import replace
 from functools import partial
 
 from fedbudget.engines.grpc.event_loop import LoopThread
@@ -16,7 +17,7 @@ from fedbudget.engines.remote.compression import BroadcastCompressor
 from fedbudget.engines.remote.members import OWN, Members
 from fedbudget.engines.remote.messages import Answer, RoundRequest
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
-from fedbudget.protocol.messages import VECTORS, Broadcast
+from fedbudget.protocol.messages import VECTORS, Broadcast, PeerError
 
 _NOT_FINITE = 3  # reports in a row that are not finite, until their node is dropped
 _NEVER = 1e6  # seconds that no timer waits for
@@ -48,10 +49,10 @@ class Rounds:
         own = 0 if self.own is None else self.own.nodes
         return own + sum(len(peer.hello.samples.sizes) for peer in self.peers if peer.trial is not None or not ready)
 
-    def begin(self, broadcast: Broadcast, *, least: int, timeout: float, left: float) -> None:
+    def begin(self, broadcast: Broadcast, *, least: int, timeout: float, left: float, needs_reports: bool) -> None:
         """Asks all that are idle."""
         now = self._thread.loop.time()
-        self.pending = PendingRound(broadcast, least, now + timeout, now + left)
+        self.pending = PendingRound(broadcast, least, now + timeout, now + left, needs_reports=needs_reports)
         self.pending.stopped = self._stopped  # an interruption between two rounds is not lost
         self._packed = None
         try:
@@ -67,6 +68,17 @@ class Rounds:
         """Gives what came of the round as soon as it is over."""
         self._finished = finished
         self.check()
+
+    def receive_from(self, peer: Peer, answer: Answer) -> None:
+        """What a peer was asked for; it has taken no longer than since then, whatever it says, and has as many test
+        samples as it said at first.
+        """
+        if any(tally.samples != peer.hello.samples.test_samples for tally in answer.tallies):
+            raise PeerError(f"a tally of other than its {peer.hello.samples.test_samples} test samples")
+        asked, peer.asked = peer.asked, 0
+        tau = 1 if self.pending is None else max(1, self.pending.broadcast.tau)
+        costs = answer.costs.within(self._thread.loop.time() - peer.asked_at, tau)
+        self.receive(peer.name, asked, replace(answer, costs=costs))
 
     def receive(self, name: str, asked: int, answer: Answer) -> None:
         """A report, which counts in the round that it was asked for."""
@@ -120,7 +132,7 @@ class Rounds:
 
     def _ask(self, pending: PendingRound[str], peer: Peer) -> None:
         broadcast, member = pending.broadcast, self.members[peer.name]
-        peer.asked = broadcast.round
+        peer.asked, peer.asked_at = broadcast.round, self._thread.loop.time()
         pending.ask(peer.name, peer.hello.instance)
         peer.reader.expect_report(broadcast, member.numbers, member.sizes, self._compressor.kind)
         base_round = member.base_round
@@ -164,8 +176,8 @@ class Rounds:
         for name in pending.answers:
             member, peer = self.members[name], self.peers.get(name)
             if member.not_finite:
-                LOG.warning("%s's report is not finite, and is set aside", name)
+                LOG.warning("%s's report has numbers that are not finite or cannot be, and is set aside", name)
             if member.not_finite >= _NOT_FINITE and peer is not None:
                 member.not_finite = 0
-                self.peers.drop(peer, f"{_NOT_FINITE} of its reports in a row were not finite")
+                self.peers.drop(peer, f"{_NOT_FINITE} of its reports in a row were not finite, or cannot be")
         return collected

@@ -8,7 +8,7 @@ What passes with one peer is in service.py, what makes a round in rounds.py.
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -42,6 +42,7 @@ _OPTIONS = [
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.max_metadata_size", 8192),
+    ("grpc.http2.bdp_probe", 0),  # or a stream that is not read would be sent on into a buffer, as large as the line
 ]
 
 
@@ -56,6 +57,7 @@ class AggregatorServer:
       compressor: how vectors are sent.
       most: the most nodes to let in.
       model: what will be trained, as of a task; nodes that have another are refused from the first.
+      classes: all that there may be; nodes that have others are refused from the first.
       changed: called when nodes come, are ready, or go, with how many are connected and how many of these are ready;
         in the server's thread.
     """
@@ -70,6 +72,7 @@ class AggregatorServer:
         compressor: BroadcastCompressor | None = None,
         most: int = 1000,
         model: str | ModelDescription | None = None,
+        classes: Sequence[str] | None = None,
         changed: Callable[[int, int], None] = lambda connected, ready: None,
     ) -> None:
         self.run = run
@@ -86,7 +89,8 @@ class AggregatorServer:
         self._peers = Peers(self._thread, self._left)
         self.counters = self._peers.counters
         self._rounds = Rounds(self._thread, self._peers, compressor or BroadcastCompressor("none"))
-        self._service = Service(run, AdmissionControl(tokens), self._rounds, most, self._changed, model)
+        admission = AdmissionControl(tokens)
+        self._service = Service(run, admission, self._rounds, most, self._changed, model, classes=classes)
 
     @property
     def members(self) -> Members[str]:
@@ -149,11 +153,13 @@ class AggregatorServer:
         members = {name: member.saved() for name, member in self.members.snapshot().items()}
         return {"run": self.run, "task": self._encoded_task, "members": members}
 
-    def begin(self, broadcast: Broadcast, *, least: int, timeout: float, left: float) -> None:
+    def begin(
+        self, broadcast: Broadcast, *, least: int, timeout: float, left: float, needs_reports: bool = True
+    ) -> None:
         """Sends a broadcast to all that are idle, as `RemoteNodes` says."""
 
         def begin() -> None:
-            self._rounds.begin(broadcast, least=least, timeout=timeout, left=left)
+            self._rounds.begin(broadcast, least=least, timeout=timeout, left=left, needs_reports=needs_reports)
             self._thread.loop.call_soon(self._began.set)  # after the first part of what is asked was written
 
         self._began.clear()

@@ -6,8 +6,8 @@ and none can send what it was not asked for. Who breaks the rules is dropped, wi
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -16,9 +16,10 @@ from fedbudget.engines.grpc.admission import AdmissionControl, Refusal
 from fedbudget.engines.grpc.from_aggregator import pack_welcome
 from fedbudget.engines.grpc.from_node import NodeReader
 from fedbudget.engines.grpc.peers import FRAME, LOG, Peer
+from fedbudget.engines.grpc.room import Room
 from fedbudget.engines.grpc.rounds import Rounds
 from fedbudget.engines.remote.messages import Answer, Hello, Ready, Welcome
-from fedbudget.engines.remote.task import Task, require_model
+from fedbudget.engines.remote.task import Task, require_classes, require_model
 from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.messages import PeerError
 
@@ -39,6 +40,8 @@ class Service:
       changed: called when nodes have come, or are ready.
       model: what is trained, as of a task, before there is one; None for what nobody knows yet.
       task: what whoever comes is welcomed to, once it is known.
+      classes: all that there may be, before there is a task; None for any.
+      room: for reports that are being received.
     """
 
     run: str
@@ -48,6 +51,8 @@ class Service:
     changed: Callable[[], None]
     model: str | ModelDescription | None = None
     task: Task | None = None
+    classes: Sequence[str] | None = None
+    room: Room = field(default_factory=Room)
 
     async def converse(self, _: Any, context: Any) -> None:
         """One stream, as gRPC calls it."""
@@ -83,7 +88,7 @@ class Service:
         member = self.rounds.members.join(peer.name, peer.hello.samples.sizes)
         if peer.hello.run != self.run or member.base_round not in peer.hello.rounds:
             member.forget()
-        peer.welcomed = True
+        peer.welcomed, peer.asked_at = True, asyncio.get_running_loop().time()
         peer.reader.expect_ready()
         self.rounds.peers.send(peer, pack_welcome(Welcome(self.run, self.task, tuple(member.numbers.tolist()))))
 
@@ -118,9 +123,12 @@ class Service:
                 require_model(hello.model, trained)
             except PeerError as error:
                 raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"{name} cannot take part: {error}") from None
-        if self.task is not None:
+        if self.task is not None or self.classes is not None:
             try:
-                self.task.admit(hello.samples)
+                if self.classes is not None:
+                    require_classes(hello.samples, self.classes)
+                if self.task is not None:
+                    self.task.admit(hello.samples)
             except PeerError as error:
                 raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"{name}'s data do not fit: {error}") from None
         if member is not None and len(member) != nodes:
@@ -130,20 +138,30 @@ class Service:
 
     async def _follow(self, peer: Peer) -> None:
         """Reads what a node says until it goes."""
-        while True:
-            patience = _READY_PATIENCE if peer.trial is None and self.task is not None else None
-            if peer.reader.receiving:
-                patience = _PART_PATIENCE
-            data = await self._read(peer.context, patience)
-            if data is None:
-                return
-            message = peer.reader.feed(data)
+        while (message := await self._next_message(peer)) is not None:
             if isinstance(message, Ready):
-                peer.trial = message.costs
+                peer.trial = message.costs.within(asyncio.get_running_loop().time() - peer.asked_at, 1)
                 self.changed()
             elif isinstance(message, Answer):
-                asked, peer.asked = peer.asked, 0
-                self.rounds.receive(peer.name, asked, message)
+                self.rounds.receive_from(peer, message)
+            message = None  # its vectors are not ours to hold, until the next one
+
+    async def _next_message(self, peer: Peer) -> Hello | Ready | Answer | None:
+        """A whole one, for which a report that comes in parts waits for room; None when no more come."""
+        patience = _READY_PATIENCE if peer.trial is None and self.task is not None else None
+        data = await self._read(peer.context, patience)
+        message = None if data is None else peer.reader.feed(data)
+        data = None
+        if not peer.reader.receiving:
+            return message
+        first = int(self.rounds.members[peer.name].numbers[0])
+        async with self.room.take(peer.reader.receiving, first):
+            while message is None:
+                data = await self._read(peer.context, _PART_PATIENCE)
+                if data is None:
+                    return None
+                message = peer.reader.feed(data)
+        return message
 
     async def _read(self, context: Any, patience: float | None) -> bytes | None:
         """The next message; None when no more come."""

@@ -20,11 +20,13 @@ from fedbudget.protocol.messages import PeerError
 METHOD = "/fedbudget.Aggregator/Converse"
 NAME, TOKEN = "fedbudget-node", "fedbudget-token"
 """Keys of what a node says before the first message."""
+LET_IN = "fedbudget-let-in"
+"""What the aggregator says before its first message to one that has a place."""
 
-PART = 2**20
-"""Bytes of vectors in one message of a stream, at most."""
-LONGEST = PART + 2**18
-"""Bytes of one message of a stream, at most."""
+PART = 2**18
+"""Bytes of vectors in one message of a stream, at most: of every node one may wait in gRPC's buffers."""
+LONGEST = 2**20 + 2**18
+"""Bytes of one message of a stream, at most; a description may be as long."""
 
 CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", LONGEST),
@@ -49,7 +51,7 @@ class VectorBytes:
     def __init__(self, expected: int, announced: int, first: bytes, field: int) -> None:
         if announced != expected:
             raise PeerError(f"{announced} bytes of vectors announced where there should be {expected}")
-        self._expected = expected
+        self.expected = expected
         self._field = field
         self.data = bytearray()
         self.add(first)
@@ -70,11 +72,11 @@ class VectorBytes:
 
     @property
     def _due(self) -> int:
-        return min(PART, self._expected - len(self.data))
+        return min(PART, self.expected - len(self.data))
 
     @property
     def complete(self) -> bool:
-        return len(self.data) == self._expected
+        return len(self.data) == self.expected
 
 
 def first_part(vectors: bytes) -> dict[str, Any]:

@@ -15,13 +15,16 @@ MOST_READINGS = 64
 
 _LONG_NAME = 200
 _MOST_BYTES = 20_000
-_DECODER = msgspec.msgpack.Decoder(list[tuple[str, float, float, str]])
+_Rows = list[tuple[str, float, float, str]]
+_DECODER = msgspec.msgpack.Decoder(tuple[_Rows, _Rows])
 
 
 def pack_costs(costs: NodeCosts) -> bytes:
-    """Of every reading its name, what a local update and the whole round took, and whose counter it is if shared."""
-    readings = costs.readings.items()
-    return msgspec.msgpack.encode([(name, each.step, each.whole, each.host) for name, each in readings])
+    """Of every reading its name, what a local update and the whole round took, and whose counter it is if shared; and
+    the same of what evaluating took.
+    """
+    parts = costs.readings.items(), costs.evaluation.items()
+    return msgspec.msgpack.encode([[(name, each.step, each.whole, each.host) for name, each in part] for part in parts])
 
 
 def unpack_costs(data: bytes) -> NodeCosts:
@@ -29,9 +32,16 @@ def unpack_costs(data: bytes) -> NodeCosts:
     if len(data) > _MOST_BYTES:
         raise PeerError(f"costs of {len(data)} bytes")
     try:
-        rows = _DECODER.decode(data)
+        whole, evaluation = _DECODER.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise PeerError(f"costs that cannot be read: {error}") from None
+    readings = _readings(whole)
+    if TIME.name not in readings:
+        raise PeerError("costs without the time of a round")
+    return NodeCosts(readings, evaluation=_readings(evaluation))
+
+
+def _readings(rows: _Rows) -> dict[str, Reading]:
     if len(rows) > MOST_READINGS:
         raise PeerError(f"costs of {len(rows)} readings")
     readings: dict[str, Reading] = {}
@@ -44,9 +54,7 @@ def unpack_costs(data: bytes) -> NodeCosts:
             if not 0 <= value < math.inf:
                 raise PeerError(f"{name} ({part}) is {value}")
         readings[name] = Reading(step, whole, host)
-    if TIME.name not in readings:
-        raise PeerError("costs without the time of a round")
-    return NodeCosts(readings)
+    return readings
 
 
 def check_resource(name: str) -> str:

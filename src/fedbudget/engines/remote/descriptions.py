@@ -13,14 +13,17 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from fedbudget.arrays import Float64
+from fedbudget.data.agreement import TableDescription
+from fedbudget.data.layout import Layout
+from fedbudget.data.moments import Moments
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.costs import check_resource
 from fedbudget.engines.remote.messages import Hello, Welcome
-from fedbudget.engines.remote.task import LONG_NAME, Moments, SamplesDescription, Task
+from fedbudget.engines.remote.task import LONG_NAME, SamplesDescription, Task
 from fedbudget.errors import UserError
 from fedbudget.protocol.messages import PeerError
 
-VERSION = 4
+VERSION = 5
 LONGEST = 2**20 + 2**18
 """Bytes of a description, at most: it goes in one message or not at all."""
 
@@ -101,6 +104,41 @@ def _check_samples(samples: SamplesDescription) -> None:
         raise PeerError(f"samples of shape {tuple(samples.shape[:8])}")
     _check_moments(samples.features, features)
     _check_moments(samples.target, 1)
+    if samples.table is not None:
+        _check_table(samples.table, samples)
+    if samples.layout is not None:
+        _check_layout(samples.layout, features)
+
+
+def _check_table(table: TableDescription, samples: SamplesDescription) -> None:
+    columns, named = len(table.names), len(set(table.names))
+    lists = [each for each in (table.kinds, table.present, table.fills, table.weights) if each is not None]
+    if samples.features is not None or samples.shape != (columns,) or table.rows != sum(samples.sizes):
+        raise PeerError("a table that is not what its samples are")
+    if named != columns or any(len(each) != columns for each in lists):
+        raise PeerError("columns whose names, kinds and figures are not as many")
+    if table.kinds.count("category") != len(table.categories) or (table.fills is None) != (table.weights is None):
+        raise PeerError("categories, or what missing cells get, that are not those of the columns")
+    _check_moments(table.numbers, columns)
+    for counts in (table.present, table.weights):
+        if counts is not None and not ((counts >= 0) & (counts <= table.rows) & (counts == np.round(counts))).all():
+            raise PeerError("a column with numbers of rows that cannot be")
+    if any(sum(counts.values()) > table.rows for counts in table.categories):
+        raise PeerError("a category with more rows than there are")
+    if table.fills is not None and table.weights is not None and not np.isfinite(table.fills[table.weights > 0]).all():
+        raise PeerError("what missing cells get is not finite")
+
+
+def _check_layout(layout: Layout, features: int) -> None:
+    if len(set(layout.names)) != len(layout.names) or layout.features != features:
+        raise PeerError(f"columns that do not make {features} features")
+    for column in layout.columns:
+        if column.categories is None:
+            fits = column.fill is None or (not isinstance(column.fill, str) and math.isfinite(column.fill))
+        else:
+            fits = len(set(column.categories)) == len(column.categories) and column.fill in (None, *column.categories)
+        if not fits:
+            raise PeerError(f"a column {column.name} that cannot be")
 
 
 def _check_moments(moments: Moments | None, columns: int) -> None:

@@ -4,14 +4,14 @@ What is between them is a gRPC server, or anything else that can ask nodes and g
 Flower's grid.
 
 The clock never stops: a time budget is wall time, from the first broadcast to the end. What there is to do between two
-rounds (records, checkpoint, test accuracy) is done while the nodes are at work on the next. A run may be some rounds
-ahead of its disk (runs/checkpoint_writer.py): nodes remember as many, and an aggregator that has crashed makes them
-again.
+rounds (records, checkpoint, test samples that are here) is done while the nodes are at work on the next. A run may be
+some rounds ahead of its disk (runs/checkpoint_writer.py): nodes remember as many, and an aggregator that has crashed
+makes them again.
 """
 
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -20,12 +20,14 @@ import numpy as np
 from fedbudget.budget import Costs
 from fedbudget.engines.engine import Condition, Engine, Observer, Save
 from fedbudget.engines.remote.members import Counters
-from fedbudget.engines.remote.messages import Answer, Farewell
+from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.round import CollectedRound
+from fedbudget.engines.remote.round_costs import RoundCosts
 from fedbudget.meters.meters import Meters
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
-from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.evaluation import EvaluationPoints, NodeEvaluation, share_of
+from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.state import AggregatorState
 from fedbudget.resources import TIME, round_usage
 from fedbudget.resources.counters import Snapshot
@@ -35,6 +37,7 @@ from fedbudget.resources.usage import RoundUsage
 _PATIENCE, _FIRST_PATIENCE, _TIMES = 3.0, 30.0, 4.0
 _WARMING_UP = 3  # rounds until it is known what one takes
 _SLOW_LINE = 250e3  # bytes a second that a node is thought to have until then
+_LARGE = 2**16  # parameters; below, reports are added up all at once, which is quicker, and the same bits
 
 
 class RemoteNodes(Protocol):
@@ -49,13 +52,16 @@ class RemoteNodes(Protocol):
     def lost(self, coming: int) -> list[int]:
         """Numbers of nodes whose knowledge of drift is lost, as of the round to come; each is given once."""
 
-    def begin(self, broadcast: Broadcast, *, least: int, timeout: float, left: float) -> None:
+    def begin(
+        self, broadcast: Broadcast, *, least: int, timeout: float, left: float, needs_reports: bool = True
+    ) -> None:
         """Sends a broadcast to all that are idle.
 
         Args:
           least: how many nodes must report.
           timeout: seconds until those that have not are left out.
           left: seconds until the round ends whatever it has.
+          needs_reports: whether every report is needed; where not, they may be added up as they come.
         """
 
     def finish(self) -> CollectedRound:
@@ -82,6 +88,8 @@ class RemoteEngine(Engine):
       least: the fewest nodes to make a round with.
       timeout: seconds until nodes that have not reported are left out; from what rounds took when not given.
       trial: what a round of one update took at the slowest node, before the first.
+      points: when nodes that have test samples are asked to evaluate w; None for never.
+      evaluation_seconds: what that took at the slowest node, before the first round.
     """
 
     checkpoint_interval: ClassVar[float] = 0.0
@@ -91,6 +99,8 @@ class RemoteEngine(Engine):
     least: int
     timeout: float | None
     trial: RoundUsage
+    points: EvaluationPoints | None = None
+    evaluation_seconds: float = 0.0
 
     def run(self, *, observe: Observer, interrupted: Condition = lambda: False, save: Save = lambda: None) -> Outcome:
         outcome = self._run_rounds(observe, lambda: interrupted() or bool(self.nodes.error), save)
@@ -115,16 +125,18 @@ class RemoteEngine(Engine):
 
     def _run_rounds(self, observe: Observer, interrupted: Condition, save: Save) -> Outcome:
         aggregator, nodes, meters, counters = self.aggregator, self.nodes, self.meters, self.nodes.counters
-        clock = _Clock(meters, self.timeout, self.trial)
+        clock = _Clock(meters, self.timeout, self.trial, self.evaluation_seconds)
         message = aggregator.pending or aggregator.outcome or aggregator.start()
         last: tuple[Round, Broadcast] | None = None
         read = meters.counters().read
         began, bytes_before = read(), counters.wire_bytes
         while isinstance(message, Broadcast):
             lost = nodes.lost(message.round)
-            broadcast = aggregator.forget(lost) if lost else message
+            broadcast = self._asking(aggregator.forget(lost) if lost else message)
             left = clock.left(aggregator, broadcast, read()[TIME.name] - began[TIME.name])
-            nodes.begin(broadcast, least=self.least, timeout=clock.deadline(broadcast), left=left)
+            needs_reports = aggregator.method.needs_reports or broadcast.w.size < _LARGE
+            timeout = clock.deadline(broadcast)
+            nodes.begin(broadcast, least=self.least, timeout=timeout, left=left, needs_reports=needs_reports)
             if last is not None:
                 observe(*last)
             collected = nodes.finish()
@@ -136,24 +148,48 @@ class RemoteEngine(Engine):
                 aggregator.charge(costs)
                 save()
                 return aggregator.interrupt()
-            usage = _usage(broadcast, collected.answers, now - began, bytes_now - bytes_before)
+            took = RoundCosts.of(collected.answers, now - began, bytes_now - bytes_before)
             began, bytes_before = now, bytes_now
+            usage = took.usage(max(1, broadcast.tau))
             clock.add(usage)
+            if took.evaluated and meters.time.source == "measured":
+                self._charge_evaluation(meters.expect(took.evaluation_usage()))
             costs = meters.read(usage)
-            report = Report.merge([answer.report for answer in collected.answers])
             usual = not collected.missed  # who did not answer was waited for, and is not asked again so soon
-            message = aggregator.receive(report, costs, usual=usual)
-            last = _with_absent(aggregator, collected), broadcast
+            message = aggregator.receive(collected.reports, costs, usual=usual)
+            last = _completed(aggregator, collected, broadcast), broadcast
         if last is not None:
             observe(*last)
         return message
+
+    def _asking(self, broadcast: Broadcast) -> Broadcast:
+        """The broadcast, with which nodes are asked to evaluate w where it is time for it, and the budget bears it."""
+        points, aggregator = self.points, self.aggregator
+        if points is None:
+            return broadcast
+        ledger, spending = aggregator.ledger, aggregator.method.spending
+        expected = ledger.budget.amounts(**spending.evaluation)
+        if broadcast.tau > 0:
+            if not points.due(ledger.share) or not ledger.fits(spending.room(ledger, broadcast.tau) + expected):
+                return broadcast
+            self.points = points.after(ledger.share, share_of(expected, ledger))
+        return replace(broadcast, evaluate=True)
+
+    def _charge_evaluation(self, costs: Costs) -> None:
+        """What it took, besides the round; the next is as far away as its costs ask for."""
+        aggregator = self.aggregator
+        aggregator.charge(costs)
+        if self.points is not None:
+            ledger = aggregator.ledger
+            self.points = self.points.after(ledger.share, share_of(costs.aggregation, ledger))
 
 
 class _Clock:
     """How long a round may take."""
 
-    def __init__(self, meters: Meters, timeout: float | None, trial: RoundUsage) -> None:
+    def __init__(self, meters: Meters, timeout: float | None, trial: RoundUsage, evaluation: float = 0.0) -> None:
         self._timeout = timeout
+        self._evaluation = evaluation
         self._trial = trial
         self._limit = meters.budget.limits.get("time") if meters.time.source == "measured" else None
         self._steps: deque[float] = deque(maxlen=9)
@@ -168,11 +204,12 @@ class _Clock:
         """Seconds until nodes that have not reported are left out."""
         if self._timeout is not None:
             return self._timeout
-        updates = max(1, broadcast.tau)
+        updates, evaluation = max(1, broadcast.tau), broadcast.tallies * self._evaluation
         if len(self._steps) < _WARMING_UP:
             usual = self._trial.seconds + (updates - 1) * self._trial.step_seconds + 12 * broadcast.w.size / _SLOW_LINE
-            return max(_FIRST_PATIENCE, _TIMES * usual)
-        return max(_PATIENCE, _TIMES * (updates * statistics.median(self._steps) + statistics.median(self._rests)))
+            return max(_FIRST_PATIENCE, _TIMES * (usual + evaluation))
+        usual = updates * statistics.median(self._steps) + statistics.median(self._rests)
+        return max(_PATIENCE, _TIMES * (usual + evaluation))
 
     def left(self, aggregator: Aggregator, broadcast: Broadcast, already: float) -> float:
         """Seconds until a round must be closed with what it has, if the final loss is to fit into a time budget."""
@@ -186,11 +223,6 @@ class _Clock:
         return max(0.0, (1 + spending.overtime) * self._limit - kept - spent - already)
 
 
-def _usage(broadcast: Broadcast, answers: Sequence[Answer], took: Snapshot, wire_bytes: int) -> RoundUsage:
-    costs = [replace(answer.costs, nodes=len(answer.report.nodes)) for answer in answers]
-    return round_usage(costs, updates=max(1, broadcast.tau), own=took, wire_bytes=wire_bytes)
-
-
 def _unfinished(meters: Meters, took: Snapshot, wire_bytes: int) -> Costs:
     """What a round has cost that did not come together; nothing where costs are simulated."""
     nothing = np.zeros(len(meters.budget.limits))
@@ -199,9 +231,14 @@ def _unfinished(meters: Meters, took: Snapshot, wire_bytes: int) -> Costs:
     return Costs(nothing, meters.read(round_usage([], own=took, wire_bytes=wire_bytes)).aggregation)
 
 
-def _with_absent(aggregator: Aggregator, collected: CollectedRound) -> Round:
-    """The round's record, with who was asked and is not in the average."""
+def _completed(aggregator: Aggregator, collected: CollectedRound, broadcast: Broadcast) -> Round:
+    """The round's record, with who was asked and is not in the average, and what test samples say."""
     last = aggregator.last
     assert last is not None
     left_out = tuple(sorted({*last.left_out, *collected.not_finite}))
-    return replace(last, missed=collected.missed, left_out=left_out)
+    tallies = [answer.tallies for answer in collected.answers if answer.tallies]
+    evaluation = None
+    if tallies:
+        best = [each[1] for each in tallies] if broadcast.tallies > 1 else ()
+        evaluation = NodeEvaluation([each[0] for each in tallies], best)
+    return replace(last, missed=collected.missed, left_out=left_out, evaluation=evaluation)

@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from fedbudget.engines.remote.task import MOST_NODES, Name, SamplesDescription, Task
 from fedbudget.models.description import ModelDescription
+from fedbudget.models.tally import Tally
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, Report
 from fedbudget.resources.usage import NodeCosts
 
@@ -37,10 +38,17 @@ class Ready:
 
 @dataclass(frozen=True)
 class Answer:
-    """A report and what it cost."""
+    """A report and what it cost.
+
+    Args:
+      tallies: what the node's test samples say, where that was asked for and it has some.
+      tally_bytes: what these took on the way.
+    """
 
     report: Report
     costs: NodeCosts
+    tallies: tuple[Tally, ...] = ()
+    tally_bytes: int = 0
 
 
 @dataclass(frozen=True)

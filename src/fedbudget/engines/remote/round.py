@@ -9,15 +9,14 @@ Rules here:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Generic
-
-import numpy as np
 
 from fedbudget.engines.remote.members import Key, Members
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.sums import Reports, SummedReports, within
 
 FAILURES = 3
 """Of a member in one round, until it is not asked again in it."""
@@ -41,12 +40,19 @@ class CollectedRound:
       not_finite: numbers of nodes whose report was not finite, and was set aside.
       missed: numbers of nodes that were asked and did not answer in time.
       enough: whether as many as were needed have answered.
+      summed: the reports, where they were added up as they came; those in `answers` have no vectors then.
     """
 
     answers: list[Answer]
     not_finite: tuple[int, ...]
     missed: tuple[int, ...]
     enough: bool
+    summed: SummedReports | None = None
+
+    @property
+    def reports(self) -> Report | Reports:
+        """For the aggregator; there must be one."""
+        return self.summed or Report.merge([answer.report for answer in self.answers])
 
 
 @dataclass
@@ -61,7 +67,9 @@ class PendingRound(Generic[Key]):
       instances: which process of each has been asked.
       failures: how often each could not answer.
       failure: what the last of these said.
+      not_finite: whose answers are not.
       stopped: it is over with what it has.
+      needs_reports: whether reports are kept, and not added up as they come.
     """
 
     broadcast: Broadcast
@@ -74,7 +82,12 @@ class PendingRound(Generic[Key]):
     instances: dict[Key, str] = field(default_factory=dict)
     failures: dict[Key, int] = field(default_factory=dict)
     failure: str = ""
+    not_finite: set[Key] = field(default_factory=set)
     stopped: bool = False
+    needs_reports: bool = True
+
+    def __post_init__(self) -> None:
+        self._finite, self._others = SummedReports(self.broadcast), SummedReports(self.broadcast)
 
     def can_ask(self, key: Key) -> bool:
         """Whether one that is idle has something to do in this round."""
@@ -93,7 +106,17 @@ class PendingRound(Generic[Key]):
     def receive(self, key: Key, answer: Answer) -> None:
         """A report that was owed."""
         self.owing.discard(key)
+        finite = _is_possible(answer.report)
+        if not finite:
+            self.not_finite.add(key)
+        if not self.needs_reports:
+            answer = replace(answer, report=(self._finite if finite else self._others).add(answer.report))
         self.answers[key] = answer
+
+    @property
+    def vectors(self) -> int:
+        """How many are held of the reports that were added up."""
+        return self._finite.vectors + self._others.vectors
 
     def fail(self, key: Key, reason: str) -> None:
         """One that was asked cannot answer, this time."""
@@ -129,7 +152,7 @@ class PendingRound(Generic[Key]):
           instances: of those that are connected now; where another has come in the place of the one that has answered,
             it remembers nothing of this round.
         """
-        finite = {key: answer for key, answer in self.answers.items() if _is_finite(answer.report)}
+        finite = {key: answer for key, answer in self.answers.items() if key not in self.not_finite}
         counted = finite or self.answers  # when none is, the aggregator knows what to do
         not_finite, missed = self.answers.keys() - counted.keys(), self.asked - self.answers.keys()
         for key, answer in counted.items():
@@ -145,9 +168,13 @@ class PendingRound(Generic[Key]):
             members[key].missed += 1
         answers = sorted(counted.values(), key=lambda answer: int(answer.report.nodes[0]))
         enough = members.nodes(counted) >= self.least
-        return CollectedRound(answers, members.numbers(not_finite), members.numbers(missed), enough)
+        summed = None if self.needs_reports else self._finite if finite else self._others
+        return CollectedRound(answers, members.numbers(not_finite), members.numbers(missed), enough, summed)
 
 
-def _is_finite(report: Report) -> bool:
-    parts = (report.losses, report.best_losses, report.w)
-    return all(part is None or bool(np.isfinite(part).all()) for part in parts)
+def _is_possible(report: Report) -> bool:
+    """Whether all that w and c are made of is finite, and not beyond what can be."""
+    spread = (report.plain, report.corrected)
+    parts = (report.losses, report.best_losses, report.w, report.gradients, *spread)
+    sizes = all(part is None or bool((part >= 0).all()) for part in spread)
+    return sizes and all(part is None or within(part) for part in parts)

@@ -2,7 +2,8 @@
 
 Every node describes its samples when it joins. Before the first round the aggregator puts the descriptions together:
 the features must be alike, classes are those of all nodes, and where features are to be standardised it is with the
-mean and the deviation over all nodes' samples. A node that joins later must fit what was agreed on.
+mean and the deviation over all nodes' samples. Tables have columns with names, and a layout for all is agreed on. A
+node that joins later must fit what was agreed on.
 """
 
 from collections.abc import Sequence
@@ -14,12 +15,15 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from fedbudget.arrays import Float64
+from fedbudget.data.agreement import TableDescription, agree_on_layout, in_order
+from fedbudget.data.cells import category_name
 from fedbudget.data.dataset import Dataset, Part, Standardization
+from fedbudget.data.layout import Layout
+from fedbudget.data.moments import Moments
 from fedbudget.data.samples import SampleStore
 from fedbudget.engines.remote.compression import Kind
 from fedbudget.engines.remote.costs import MOST_READINGS
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, flag
 from fedbudget.models.base import ModelOptions
 from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.messages import PeerError, Request
@@ -38,33 +42,6 @@ Name = Annotated[str, Meta(max_length=LONG_NAME)]
 
 
 @dataclass(frozen=True)
-class Moments:
-    """Mean and deviation of each column, [columns]; a deviation is 0 where a column never changes."""
-
-    mean: Float64
-    deviation: Float64
-
-    def __eq__(self, other: object) -> bool:
-        """Of all columns: a node that comes back asks whether the task is still the one it knows."""
-        if not isinstance(other, Moments):
-            return NotImplemented
-        return np.array_equal(self.mean, other.mean) and np.array_equal(self.deviation, other.deviation)
-
-    @classmethod
-    def of(cls, values: Float64) -> "Moments":
-        """Of samples, [samples, columns]."""
-        return cls(values.mean(axis=0), values.std(axis=0))
-
-    @classmethod
-    def together(cls, parts: "Sequence[Moments]", sizes: Sequence[int]) -> "Moments":
-        """Of all samples of several parts."""
-        share = np.array(sizes, np.float64)[:, None] / sum(sizes)
-        means, deviations = np.array([part.mean for part in parts]), np.array([part.deviation for part in parts])
-        mean = (share * means).sum(axis=0)
-        return cls(mean, np.sqrt((share * (deviations**2 + (means - mean) ** 2)).sum(axis=0)))
-
-
-@dataclass(frozen=True)
 class SamplesDescription:
     """What samples are like.
 
@@ -76,6 +53,9 @@ class SamplesDescription:
       values: whether there is a target that is a number.
       integers: as of a `Dataset`.
       features, target: where features are to be standardised, and the target with them.
+      table: what a node tells of a table's columns; then `shape` is how many there are, and `features` is not told.
+      layout: how features are made of columns, as all have agreed.
+      test_samples: how many are held back to evaluate on.
     """
 
     sizes: Annotated[tuple[Annotated[int, Meta(ge=1, lt=2**40)], ...], Meta(max_length=MOST_NODES)]
@@ -88,6 +68,9 @@ class SamplesDescription:
     features: Moments | None = None
     target: Moments | None = None
     integers: bool = False
+    table: TableDescription | None = None
+    layout: Layout | None = None
+    test_samples: Annotated[int, Meta(ge=0, lt=2**40)] = 0
 
     @property
     def standardization(self) -> Standardization | None:
@@ -114,6 +97,7 @@ class SamplesDescription:
             standardization=self.standardization,
             integers=self.integers,
             store=SampleStore([]) if any_kind else None,
+            layout=self.layout,
         )
 
 
@@ -152,12 +136,21 @@ class Task:
 
     def admit(self, theirs: SamplesDescription) -> None:
         """Refuses samples that do not fit."""
-        together = _alike([self.samples, theirs])
-        new = [name for name in theirs.classes if name not in together.classes]
-        if self.samples.classes and new:
-            raise PeerError(f"its class {new[0]!r} is not one of {', '.join(self.samples.classes)}")
-        if self.batch is not None and min(theirs.sizes) < self.batch:
-            raise PeerError(f"it has {min(theirs.sizes)} samples, fewer than the mini-batches of {self.batch}")
+        _alike([self.samples, theirs])
+        if self.samples.classes:
+            require_classes(theirs, self.samples.classes)
+        if self.samples.layout is not None and theirs.table is not None:
+            try:
+                theirs.table.require_fit(self.samples.layout)
+            except UserError as error:
+                raise PeerError(error.spelled(flag)) from None
+
+
+def require_classes(theirs: SamplesDescription, classes: Sequence[str]) -> None:
+    """Refuses samples of other classes than these."""
+    new = [name for name in theirs.classes if name not in classes]
+    if new:
+        raise PeerError(f"its class {new[0]!r} is not one of {', '.join(classes)}")
 
 
 def require_model(theirs: str | ModelDescription | None, model: str | ModelDescription) -> None:
@@ -179,31 +172,66 @@ def rounds_ahead(parameters: int) -> int:
     return 4 if parameters <= 250_000 else 1
 
 
-def agree(samples: Sequence[SamplesDescription]) -> SamplesDescription:
-    """What all nodes' samples are like together; raises `UserError` where they do not go together."""
+def agree(
+    samples: Sequence[SamplesDescription], names: Sequence[str] = (), classes: Sequence[str] | None = None
+) -> SamplesDescription:
+    """What all nodes' samples are like together; raises `UserError` where they do not go together.
+
+    Args:
+      names: of the nodes, for errors.
+      classes: all that there are; those of all nodes when not given.
+    """
     try:
         first = _alike(samples, here="at one", there="at another")
-    except PeerError as error:
-        raise UserError(f"the nodes' data do not go together: {error}") from None
-    classes: tuple[str, ...] = ()
+        tables = [each.table for each in samples if each.table is not None]
+        layout, features = _agree_on_features(samples, tables, names or [f"node {n}" for n in range(len(samples))])
+    except (PeerError, UserError) as error:
+        text = error.args[0] if error.args else str(error)
+        raise UserError(f"the nodes' data do not go together: {text}") from None
+    agreed: tuple[str, ...] = ()
     if all(each.classes for each in samples):
-        classes = tuple(sorted({name for each in samples for name in each.classes}, key=_class_order))
-    totals = [sum(each.sizes) for each in samples]
-    features = [each.features for each in samples if each.features is not None]
+        agreed = tuple(sorted({name for each in samples for name in each.classes}, key=in_order))
+    if classes is not None:
+        agreed = tuple(map(category_name, classes))
     target = [each.target for each in samples if each.target is not None]
     return replace(
         first,
         sizes=(),
-        classes=classes,
-        features=Moments.together(features, totals) if features else None,
-        target=Moments.together(target, totals) if target else None,
+        shape=first.shape if layout is None else (layout.features,),
+        classes=agreed,
+        features=features,
+        target=Moments.together(target, [sum(each.sizes) for each in samples]) if target else None,
+        table=None,
+        layout=layout,
+        test_samples=sum(each.test_samples for each in samples),
     )
+
+
+def _agree_on_features(
+    samples: Sequence[SamplesDescription], tables: Sequence[TableDescription], names: Sequence[str]
+) -> tuple[Layout | None, Moments | None]:
+    """How features are made of tables' columns, and mean and deviation of each where they are to be standardised."""
+    if tables:
+        layout, moments = agree_on_layout(tables, names)
+        return layout, moments if tables[0].standardise else None
+    features = [each.features for each in samples if each.features is not None]
+    return None, Moments.together(features, [sum(each.sizes) for each in samples]) if features else None
 
 
 def _alike(samples: Sequence[SamplesDescription], here: str = "here", there: str = "elsewhere") -> SamplesDescription:
     """The first, when all others are like it in what cannot be put together."""
     first = samples[0]
     for other in samples[1:]:
+        tables = [each.table is not None or each.layout is not None for each in (first, other)]
+        if tables[0] != tables[1]:
+            raise PeerError(f"{_kind_of(tables[1])} {here}, and {_kind_of(tables[0])} {there}")
+        if all(tables):
+            if _standardised(first) != _standardised(other):
+                where = here if _standardised(other) else there
+                raise PeerError(f"columns are standardised {where}, and not by the others")
+            if first.values != other.values:
+                raise PeerError(f"targets that are numbers: {other.values} {here}, {first.values} {there}")
+            continue
         for name, words in (
             ("shape", "features of shape"),
             ("stored", "features stored as"),
@@ -220,9 +248,9 @@ def _alike(samples: Sequence[SamplesDescription], here: str = "here", there: str
     return first
 
 
-def _class_order(name: str) -> tuple[int, float, str]:
-    """Numbers by their size, before words."""
-    try:
-        return (0, float(name), name)
-    except ValueError:
-        return (1, 0.0, name)
+def _standardised(samples: SamplesDescription) -> bool:
+    return samples.features is not None if samples.table is None else samples.table.standardise
+
+
+def _kind_of(table: bool) -> str:
+    return "columns with names (of a .csv or a DataFrame)" if table else "arrays"

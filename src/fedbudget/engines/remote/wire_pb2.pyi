@@ -57,18 +57,20 @@ class Broadcast(_message.Message):
     def __init__(self, base_round: _Optional[int] = ..., numbers: _Optional[bytes] = ..., difference: bool = ..., size: _Optional[int] = ..., vectors: _Optional[bytes] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("round", "numbers", "costs", "size", "vectors")
+    __slots__ = ("round", "numbers", "costs", "size", "vectors", "tallies")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     NUMBERS_FIELD_NUMBER: _ClassVar[int]
     COSTS_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     VECTORS_FIELD_NUMBER: _ClassVar[int]
+    TALLIES_FIELD_NUMBER: _ClassVar[int]
     round: int
     numbers: bytes
     costs: bytes
     size: int
     vectors: bytes
-    def __init__(self, round: _Optional[int] = ..., numbers: _Optional[bytes] = ..., costs: _Optional[bytes] = ..., size: _Optional[int] = ..., vectors: _Optional[bytes] = ...) -> None: ...
+    tallies: bytes
+    def __init__(self, round: _Optional[int] = ..., numbers: _Optional[bytes] = ..., costs: _Optional[bytes] = ..., size: _Optional[int] = ..., vectors: _Optional[bytes] = ..., tallies: _Optional[bytes] = ...) -> None: ...
 
 class Farewell(_message.Message):
     __slots__ = ("reason", "again")

@@ -9,13 +9,14 @@ that is made again is the same to the bit.
 import copy
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedbudget.arrays import Float32
+from fedbudget.data.shards import Table
 from fedbudget.engines import in_process
 from fedbudget.engines.remote import compression
 from fedbudget.engines.remote.compression import ErrorFeedback
@@ -24,13 +25,14 @@ from fedbudget.engines.remote.node_data import NodeData, describe_own
 from fedbudget.engines.remote.task import Task, rounds_ahead
 from fedbudget.errors import explained
 from fedbudget.models.base import Model
+from fedbudget.models.tally import Tally
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, PeerError, Report
 from fedbudget.protocol.state import FleetState
 from fedbudget.resources import RESOURCES, TIME
 from fedbudget.resources.counters import ResourceCounters, Snapshot
 from fedbudget.resources.resource import Reader, Resource
-from fedbudget.resources.usage import NodeCosts
+from fedbudget.resources.usage import NodeCosts, Reading
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Worker:
         self._last_report: Snapshot | None = None  # the counters when it was made
         self._task: Task | None = None
         self._new: Fleet | None = None  # as it stands before its first round
+        self._test: Table | None = None  # what it evaluates on, if anything
         self._standings: list[_Standing] = []
 
     @property
@@ -94,17 +97,20 @@ class Worker:
         return Hello(instance, self.node_data.samples(), self.run, self.rounds, describe_own(self._model))
 
     def start(self, welcome: Welcome) -> NodeCosts:
-        """Takes the task, and makes a trial round, which also compiles what there is to compile."""
+        """Takes the task, and makes a trial round and, where it has test samples, an evaluation: that also compiles
+        what there is to compile.
+        """
         fleet, task = self.accept(welcome).fork(), welcome.task
         first = Broadcast.first(np.asarray(fleet.model.initial(task.seed)), 1e-3, task.request)
         counters = ResourceCounters.of(each for each in self._resources if not each.machine_wide)
         failed = f"{fleet.model.name} cannot train on {self.node_data.dataset.name}"
         with nullcontext() if self._model is None or isinstance(self._model, str) else explained(failed):
             costs = in_process.trial([fleet], first, counters)
+            evaluation = [self._evaluate(fleet.model, [first.w], counters)[1] for _ in range(2)][-1]
         seconds = costs.readings[TIME.name]
         slower = self._pace * seconds.step
         slowed = replace(seconds, step=slower, whole=seconds.whole - seconds.step + slower)
-        return replace(costs, readings={**costs.readings, TIME.name: slowed})
+        return replace(costs, readings={**costs.readings, TIME.name: slowed}, evaluation=evaluation)
 
     def accept(self, welcome: Welcome) -> Fleet:
         """Takes the task; gives the fleet as it stands before its first round."""
@@ -112,6 +118,7 @@ class Worker:
             raise PeerError(f"numbers for {len(welcome.numbers)} nodes, where there are {len(self.node_data.rows)}")
         if welcome.run != self.run or welcome.task != self._task:
             self._new = self.node_data.fleet(welcome.task, welcome.numbers, device=self._device, own_model=self._model)
+            self._test = self.node_data.test_table(welcome.task.samples, self._new.model)
             self._standings = []
             # Counters are read of these resources, as far as they are known and can be read here.
             names = dict.fromkeys((TIME.name, *welcome.task.readings))
@@ -154,11 +161,17 @@ class Worker:
         past = self._standing(request.base_round)
         now = past.fork()
         report, costs = self._round(now.fleet, request.broadcast)
+        tallies: tuple[Tally, ...] = ()
+        if asked := request.broadcast.tallies:
+            points = [request.broadcast.w, now.fleet.memory().best][:asked]
+            tallies, evaluation = self._evaluate(now.fleet.model, points, self._counters)
+            costs = replace(costs, evaluation=evaluation)
+            self._last_report = self._counters.read()
         self.made += 1
         back = rounds_ahead(self._task.parameters) + 2  # the most to go back: what is not on disk, one before, this one
         kept = [standing for standing in self._standings if standing.round <= past.round][-back:]
         self._standings = [*kept, replace(now, round=request.broadcast.round, w=request.broadcast.w)]
-        return Answer(report, costs)
+        return Answer(report, costs, tallies)
 
     def encode(self, report: Report) -> bytes:
         """The vectors of the last report as they are sent; what compression loses is remembered with that round."""
@@ -198,6 +211,20 @@ class Worker:
         self._last_report = now()
         readings = self._counters.readings(took, self._last_report - began, updates)
         return report, NodeCosts(readings, len(report.nodes))
+
+    def _evaluate(
+        self, model: Model, points: Sequence[Float32], counters: ResourceCounters
+    ) -> tuple[tuple[Tally, ...], dict[str, Reading]]:
+        """What the test samples say of each w, and what it took to find out; nothing where there are none."""
+        if self._test is None or self._task is None:
+            return (), {}
+        began, units = counters.read(), self._task.samples.standardization
+        tallies: list[Tally] = []
+        for at, w in enumerate(points):
+            same = [tallies[other] for other in range(at) if np.array_equal(points[other], w)]
+            tallies.append(same[0] if same else Tally.of(model, w, self._test, units))
+        took = counters.read() - began
+        return tuple(tallies), counters.readings(took - took, took, 1)
 
     def _began(self, now: Snapshot) -> Snapshot:
         """When the round began, for every counter: those of the machine ran on while the node waited for others."""

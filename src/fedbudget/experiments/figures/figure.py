@@ -14,7 +14,8 @@ from matplotlib.figure import Figure as Picture
 from fedbudget import tasks
 from fedbudget.experiments.figures.rows import Rows
 from fedbudget.experiments.sweep import Sweep
-from fedbudget.settings import EngineName, Settings
+from fedbudget.setting_types import EngineName
+from fedbudget.settings import Settings
 
 CASES = (1, 2, 3, 4)
 TAUS = (1, 2, 3, 5, 7, 10, 20, 30, 50, 70, 100)

@@ -16,7 +16,8 @@ from fedbudget.experiments.figures.figure import CASES, FEW_TAUS, TAUS, Claim, F
 from fedbudget.experiments.figures.rows import CaseLosses, Row, Rows
 from fedbudget.experiments.figures.style import BASELINE, COLOURS, finish, panels
 from fedbudget.experiments.sweep import Sweep
-from fedbudget.settings import Eta, Settings
+from fedbudget.setting_types import Eta
+from fedbudget.settings import Settings
 
 REGRET = 0.03
 """Of the way from the best to the worst fixed τ: ours is never further from the best."""

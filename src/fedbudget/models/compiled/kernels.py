@@ -140,10 +140,11 @@ def losses(terms, regularization, w, x, y, scale, rows, start, size, positions, 
 
 @njit(cache=True, parallel=True)
 def descend(
-    terms, regularization, w, best, shift, x, y, scale, rows, start, size, positions, group, eta,
+    terms, regularization, w, best, shift, x, y, scale, rows, start, size, positions, group, updates, eta,
     out, losses, gradients, best_losses,
 ):  # fmt: skip
-    """All updates of a round: out[i] ends as w_i(t); the loss and gradient before the first update are kept.
+    """All updates of a round, updates[i] of them with step size eta[i]: out[i] ends as w_i(t); the loss and gradient
+    before the first update are kept.
 
     So is the loss at `best`, where that has a row, on the rows of the first update while they are at hand. Where there
     are rows of `shift`, a node's own is added to each of its gradients before the step. A node is a thread's own for
@@ -156,7 +157,7 @@ def descend(
         total = np.empty(parameters, np.float64)
         gradient = np.empty(parameters, np.float32)
         out[i] = w[i % len(w)]
-        for update in range(positions.shape[1]):
+        for update in range(updates[i]):
             picked = positions[group[i], update]
             loss, best_loss = 0.0, 0.0
             total[:] = 0
@@ -172,13 +173,14 @@ def descend(
                 if len(best):
                     best_losses[i] = best_loss / count + _penalty(regularization, best[0])
             _step(
-                regularization, eta, out[i], total, count, gradients[i] if update == 0 else gradient, shift[i : i + 1]
-            )
+                regularization, eta[i], out[i], total, count, gradients[i] if update == 0 else gradient,
+                shift[i : i + 1],
+            )  # fmt: skip
 
 
 @njit(cache=True, parallel=True)
 def descend_few(
-    terms, regularization, w, best, shift, x, y, scale, rows, start, size, positions, group, eta,
+    terms, regularization, w, best, shift, x, y, scale, rows, start, size, positions, group, updates, eta,
     out, losses, gradients, best_losses,
 ):  # fmt: skip
     """The same to the bit, for fewer nodes than threads: threads share out the blocks of a node's batch."""
@@ -193,7 +195,7 @@ def descend_few(
         total = np.empty(parameters, np.float64)
         gradient = np.empty(parameters, np.float32)
         out[i] = w[i % len(w)]
-        for update in range(positions.shape[1]):
+        for update in range(updates[i]):
             picked = positions[group[i], update]
             loss, best_loss = 0.0, 0.0
             total[:] = 0
@@ -220,8 +222,9 @@ def descend_few(
                 if len(best):
                     best_losses[i] = best_loss / count + _penalty(regularization, best[0])
             _step(
-                regularization, eta, out[i], total, count, gradients[i] if update == 0 else gradient, shift[i : i + 1]
-            )
+                regularization, eta[i], out[i], total, count, gradients[i] if update == 0 else gradient,
+                shift[i : i + 1],
+            )  # fmt: skip
 
 
 @njit(cache=True, parallel=True)

@@ -1,0 +1,168 @@
+"""What a model predicts, here and in every exported file, is what `evaluate` has judged: to 1e-5, for every model."""
+
+import csv
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+
+import fedbudget
+from fedbudget import python_file
+from fedbudget.arrays import Float64
+from fedbudget.experiments.evaluate import evaluate
+from fedbudget.experiments.predict import predict
+from fedbudget.models.squared_svm import SquaredSvm
+from fedbudget.runs.folder import Run
+
+NET = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+
+    def forward(self, x):
+        return self.layers(x)
+"""
+DIGITS = load_digits()
+X, Y = DIGITS.data[1437:], DIGITS.target[1437:]
+CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def homes(path: Path, seed: int) -> None:
+    """Large numbers that hardly change, and a category."""
+    rng = np.random.default_rng(seed)
+    size, kind = rng.normal(1e6, 3, 150), rng.choice(["flat", "house", "hut"], 150)
+    price = 3000 * (size - 1e6) + 9000 * (kind == "house") + rng.normal(0, 900, 150)
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("size", "kind", "price"), *zip(size.tolist(), kind, price.tolist(), strict=True)])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, what it is trained with, and the loss that outputs have, worked out here."""
+
+    name: str
+    options: dict[str, Any]
+    loss: Callable[[Float64, fedbudget.TrainedModel], float]
+
+
+def cross_entropy(scores: Float64, _: fedbudget.TrainedModel) -> float:
+    return float(
+        np.mean(np.log(np.exp(scores - scores.max(1)[:, None]).sum(1)) + scores.max(1) - scores[range(360), Y])
+    )
+
+
+def squared_hinge(scores: Float64, model: fedbudget.TrainedModel) -> float:
+    slack = np.maximum(0, 1 - np.where(Y % 2 == 0, 1, -1) * scores[:, 0])
+    weights = model.w.astype(np.float64)
+    return float(np.mean(slack**2) / 2 + SquaredSvm.regularization / 2 * weights @ weights)
+
+
+def distance(nearness: Float64, _: fedbudget.TrainedModel) -> float:
+    return float(-nearness.max(axis=1).mean())
+
+
+def squared_error(values: Float64, model: fedbudget.TrainedModel) -> float:
+    how = model.samples.standardization
+    assert how is not None
+    prices = np.array([float(row["price"]) for row in new_rows()])
+    share = 0.5 if model.name == "linear" else 1.0
+    return float(share * np.mean(((values[:, 0] - prices) / how.target_deviation) ** 2))
+
+
+ON_DIGITS: dict[str, Any] = {"dataset": "digits", "rounds": 12, "budget": "time=1h"}
+ON_HOMES: dict[str, Any] = {"dataset": "homes.csv", "rounds": 12, "budget": "time=1h"}
+CASES = [
+    Case("default", ON_DIGITS, cross_entropy),
+    Case("svm", ON_DIGITS, squared_hinge),
+    Case("kmeans", {**ON_DIGITS, "clusters": 7}, distance),
+    pytest.param(Case("mlp", ON_DIGITS, cross_entropy), marks=pytest.mark.slow),
+    pytest.param(Case("cnn", {**ON_DIGITS, "rounds": 2}, cross_entropy), marks=pytest.mark.slow),
+    Case("net.py:Net", {**ON_DIGITS, "rounds": 2, "train_samples": 300}, cross_entropy),
+    Case("default", ON_HOMES, squared_error),
+    Case("mlp", ON_HOMES, squared_error),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name} {case.loss.__name__}")
+def test_predictions_and_exported_files_agree_with_evaluate(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NET)
+    for seed, name in enumerate(("homes.csv", "new.csv")):
+        homes(Path(name), seed)
+    result = fedbudget.train(model=None if case.name == "default" else case.name, out="run", **case.options)
+    tables = case.options["dataset"] == "homes.csv"
+    judged = evaluate(Run.open(Path("run")), "new.csv" if tables else "digits")
+    loaded = fedbudget.load("run")
+    x: Any = new_columns() if tables else X
+    outputs = loaded.outputs(x).astype(np.float64)
+    values = loaded.predict(x)[:, None] if tables else outputs
+    assert case.loss(values, loaded) == pytest.approx(judged.loss, rel=1e-5)
+    assert np.array_equal(loaded.predict(x), result.model.predict(x))
+    if judged.accuracy is not None:
+        right = Y if case.name != "svm" else np.where(Y % 2 == 0, "even", "odd")
+        assert np.mean(loaded.predict(x) == right) == judged.accuracy
+    if tables:
+        in_file = [float(text) for text in predict(loaded, Path("new.csv")).columns["prediction"]]
+        np.testing.assert_allclose(in_file, values[:, 0], rtol=1e-6)
+
+    fedbudget.export(loaded, "onnx", "model.onnx")
+    answers = run_onnx(Path("model.onnx"), x)
+    how = loaded.samples.standardization
+    unit = 1.0 if how is None else how.target_deviation
+    if tables:
+        np.testing.assert_allclose(answers["prediction"] / unit, values[:, 0] / unit, **CLOSE)
+    else:
+        assert np.array_equal(answers["prediction"], loaded.predict(x))
+    if "scores" in answers:
+        np.testing.assert_allclose(answers["scores"], outputs, **CLOSE)
+        np.testing.assert_allclose(answers["probabilities"], loaded.predict_proba(x), **CLOSE)
+    if "score" in answers:
+        np.testing.assert_allclose(answers["score"], outputs[:, 0], **CLOSE)
+
+    fedbudget.export(loaded, "torch", "model.pt2")
+    if case.name == "net.py:Net":
+        module = python_file.load("net.py:Net")()
+        module.load_state_dict(torch.load("model.pt2", weights_only=True))
+        found = module.eval()(torch.from_numpy(X / 16).float().reshape(-1, 1, 8, 8))
+    else:
+        program = torch.export.load("model.pt2").module()
+        found = program(torch.from_numpy(encoded(loaded) if tables else X.astype(np.float32)))
+    np.testing.assert_allclose(found.detach().numpy() / unit, values / unit, **CLOSE)
+
+
+def new_rows() -> list[dict[str, str]]:
+    return list(csv.DictReader(Path("new.csv").read_text().splitlines()))
+
+
+def new_columns() -> dict[str, Any]:
+    return {"kind": [row["kind"] for row in new_rows()], "size": [float(row["size"]) for row in new_rows()]}
+
+
+def encoded(model: fedbudget.TrainedModel) -> Float64:
+    """Features in the order that the model names them."""
+    columns = new_columns()
+    kinds = np.array(columns["kind"])
+    one_hot = {f"kind={name}": (kinds == name).astype(np.float64) for name in ("flat", "house", "hut")}
+    known = {"size": np.array(columns["size"]), **one_hot}
+    return np.column_stack([known[name] for name in model.feature_names])
+
+
+def run_onnx(path: Path, x: Any) -> dict[str, NDArray[Any]]:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    kinds = {"tensor(double)": np.float64, "tensor(float)": np.float32, "tensor(string)": object}
+    given = {each.name: x if each.name == "features" else x[each.name] for each in session.get_inputs()}
+    fed = {each.name: np.array(given[each.name], kinds[each.type]) for each in session.get_inputs()}
+    fed = {name: values if values.ndim == 2 else values[:, None] for name, values in fed.items()}
+    return dict(zip([each.name for each in session.get_outputs()], session.run(None, fed), strict=True))

@@ -1,0 +1,70 @@
+"""Files for other programs: what is in them, and models that cannot be written so; see also test_agreement.py."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+import fedbudget
+from fedbudget.errors import UserError
+from fedbudget.models import TorchModel
+from fedbudget.trained.formats import ExportFormat
+
+SHORT: dict[str, Any] = {"rounds": 2, "budget": "time=1h", "batch_size": "full"}
+X = np.random.default_rng(0).normal(0, 1, (40, 3)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(int)
+
+
+def trained(model: Any, shard: Any = (X, Y)) -> fedbudget.TrainedModel:
+    return fedbudget.train(model=model, shards=[shard], **SHORT).model
+
+
+def test_numpy_has_all_that_predictions_are_made_of(tmp_path: Path) -> None:
+    """Worked out again from the file alone."""
+    price = 5 * X[:, 0] - X[:, 1] + 100
+    (tmp_path / "t.csv").write_text(
+        "a,b,c,price\n" + "".join(f"{a},{b},{c},{p}\n" for (a, b, c), p in zip(X.tolist(), price, strict=True))
+    )
+    model = fedbudget.train(dataset=str(tmp_path / "t.csv"), nodes=1, **SHORT).model
+    fedbudget.export(model, "numpy", tmp_path / "m.npz")
+    with np.load(tmp_path / "m.npz") as found:
+        score = ((X - found["feature_mean"]) / found["feature_deviation"]) @ found["weight"]
+        values = score * found["target_deviation"] + found["target_mean"]
+        assert found["feature_names"].tolist() == ["a", "b", "c"]
+    np.testing.assert_allclose(values, model.predict(X), rtol=1e-6)
+
+
+def test_a_column_with_the_name_of_an_output_is_told(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("prediction,b,y\n" + "1.5,2,a\n0.5,1,b\n" * 20)
+    model = fedbudget.train(dataset=str(tmp_path / "t.csv"), nodes=1, **SHORT).model
+    with pytest.raises(UserError, match="a column is called prediction, as an output of the graph is"):
+        fedbudget.export(model, "onnx", tmp_path / "m.onnx")
+    assert not (tmp_path / "m.onnx").exists()
+
+
+@pytest.mark.parametrize("to", ["onnx", "torch"])
+def test_python_code_cannot_be_exported(tmp_path: Path, to: ExportFormat) -> None:
+    own = fedbudget.FunctionModel(lambda w, x, y: (float(w @ w), 2 * w), initial=np.ones(2))
+    with pytest.raises(UserError, match="is Python code, which cannot be exported; its tensors can, to numpy"):
+        fedbudget.export(trained(own), to, tmp_path / "m")
+    fedbudget.export(trained(own), "numpy", tmp_path / "m.npz")
+
+
+def test_statistics_that_are_the_nodes_own_are_not_made_up(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model = trained(TorchModel(module, statistics="local"))
+    with pytest.raises(UserError, match="normalizes by the statistics of a node's own samples"):
+        fedbudget.export(model, "onnx", tmp_path / "m.onnx")
+
+
+def test_samples_that_are_no_arrays_have_no_shape_to_export_for(tmp_path: Path) -> None:
+    model = trained(nn.Linear(3, 2), list(zip(X, Y.tolist(), strict=True)))
+    with pytest.raises(UserError, match="was trained on samples that are no arrays"):
+        fedbudget.export(model, "onnx", tmp_path / "m.onnx")
+
+
+def test_another_format_is_unknown(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="unknown format 'onx'; did you mean onnx"):
+        fedbudget.export(trained("softmax"), "onx", tmp_path / "m")  # type: ignore[arg-type]
