@@ -44,7 +44,7 @@ def serve(
     controller: Controller | None = None,
     step_size: float | str | StepSize | None = None,
     update: str | UpdateRule | None = None,
-    combine: CombineRule | None = None,
+    combine: str | CombineRule | None = None,
     callbacks: Sequence[Callback] = (),
     out: File | None = None,
     resume: File | None = None,

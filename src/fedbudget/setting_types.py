@@ -13,6 +13,8 @@ Compression = Literal["none", "16-bit", "8-bit"]
 EngineName = Literal["in-process", "ray", "network"]
 Keep = Literal["best-loss", "best-on-test"]
 UpdateName = Literal["average", "accelerate", "fedavgm", "fedadam", "fedyogi"]
+CombineName = Literal["mean", "clipped", "trimmed", "median"]
+AttackName = Literal["sign-flip", "scale", "noise", "label-flip"]
 Tau = Count | Literal["adaptive"]
 BatchSize = Count | Literal["full"]
 Eta = Positive | Literal["auto"]
@@ -47,6 +49,8 @@ class SettingsOptions(TypedDict, total=False):
     aggregation_factor: Positive
     speeds: tuple[float, ...] | None
     participation: Chance
+    attack: AttackName | None
+    attackers: Count | None
     batch_size: BatchSize | None
     step_fall: Share | None
     server_step_size: Positive | None
@@ -66,6 +70,7 @@ class SettingsOptions(TypedDict, total=False):
     min_nodes: Count | None
     round_timeout: Positive | None
     compress: Compression | None
+    max_share: Chance | None
     watts: NotNegative
     joules_per_byte: NotNegative
     price_per_hour: NotNegative

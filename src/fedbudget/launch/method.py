@@ -11,7 +11,7 @@ from fedbudget.launch.prepared import NOTHING, Overrides
 from fedbudget.meters.meters import Meters
 from fedbudget.models import catalogue
 from fedbudget.protocol.aggregator import Aggregator
-from fedbudget.protocol.combine import WeightedMean
+from fedbudget.protocol.combine import COMBINE_RULES
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.method import Delta, Method
 from fedbudget.protocol.rivals import UPDATE_RULES
@@ -30,14 +30,14 @@ def build_method(settings: Settings, overrides: Overrides = NOTHING) -> Method:
     frugal = settings.method in ("frugal", "accelerated")
     correct_drift = settings.drift_correction
     if correct_drift is None:
-        plain = settings.update in (None, "average") and overrides.update is None and overrides.combine is None
-        correct_drift = frugal and plain
+        averaged = settings.combine in (None, "mean", "clipped") and overrides.combine is None
+        correct_drift = frugal and averaged and settings.update in (None, "average") and overrides.update is None
     delta: Delta = settings.delta or ("parameters" if frugal else "gradient")
     return Method(
         overrides.controller or _controller(settings, correct_drift, delta),
         overrides.step_size or _step_size(settings),
         overrides.update or _update(settings),
-        overrides.combine or WeightedMean(),
+        overrides.combine or COMBINE_RULES[settings.combine or "mean"](),
         correct_drift=correct_drift,
         partly=accelerated,
         one_step=accelerated,

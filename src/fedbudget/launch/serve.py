@@ -15,6 +15,7 @@ from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import Tokens
 from fedbudget.engines.remote import descriptions
 from fedbudget.engines.remote.compression import BroadcastCompressor
+from fedbudget.engines.remote.engine import LARGE
 from fedbudget.engines.remote.members import Member
 from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.node_data import NodeData, table_to_test_on
@@ -113,6 +114,7 @@ def serving(
             most=listen.max_nodes,
             model=settings.model if model is None else describe(model),
             classes=None if settings.classes is None else tuple(map(category_name, settings.classes)),
+            max_share=settings.max_share or 0.5,
             changed=count,
         )
         if own is not None:
@@ -172,6 +174,10 @@ def _gather(
             meters.restore(resumed.engine["meters"])
             for name, value in resumed.engine["counters"].items():
                 setattr(server.counters, name, int(value))
+    if settings.combine is None and overrides.combine is None and task.parameters < LARGE:
+        # Where reports are all at hand anyway, none may take w further than others do: nodes elsewhere are not trusted.
+        settings = replace(settings, combine="clipped")
+        method = replace(method, combine=build_method(settings).combine)
     settings = with_resolved_model(replace(settings, nodes=nodes, dataset=NODES))
     over = resumed is not None and resumed.state.phase == "done"  # only its summary is missing: nodes have gone home
     if resumed is not None and resumed.conditions.extended_by(meters.budget.limits, settings.rounds):

@@ -13,7 +13,7 @@ from fedbudget.data.agreement import classes_of_some
 from fedbudget.data.shards import Table
 from fedbudget.engines.remote.compression import KINDS, Kind
 from fedbudget.engines.remote.engine import RemoteEngine, RemoteNodes
-from fedbudget.engines.remote.round_costs import evaluation_usage
+from fedbudget.engines.remote.round_costs import believable_costs, evaluation_usage
 from fedbudget.engines.remote.tallies import expected_bytes
 from fedbudget.engines.remote.task import MOST_UPDATES, SamplesDescription, Task, agree
 from fedbudget.errors import UserError
@@ -143,6 +143,7 @@ def prepare_remote(
     """
     assert settings.nodes is not None
     start: Any = resumed
+    trials, _ = believable_costs(trials, time=True)
     trial, nodes_test = round_usage(trials).delayed(delay), test is None and task.samples.test_samples > 0
     if resumed is None:
         vectors = 2 if method.delta == "parameters" else 3

@@ -191,7 +191,8 @@ class Aggregator:
           costs: what is charged.
           usual: whether that says anything of what other rounds will cost.
         """
-        broadcast, method = self._require_pending(report), self.method
+        broadcast, method, given = self._require_pending(report), self.method, report
+        report = steps.believed(method.combine, given, self.state)
         reports = ReportsHere(report) if isinstance(report, Report) else report
         sums, ledger = reports.sums, self.ledger.charge(max(1, broadcast.tau), costs, usual=usual)
         state, best = steps.with_losses(self.state.updated(ledger=ledger), sums)
@@ -214,7 +215,8 @@ class Aggregator:
             state = state.updated(estimates=estimates)
         if state.drift is not None:
             known = report if isinstance(report, Report) else sums.report
-            state = steps.with_drift(state, state.drift, known, sums, broadcast, recover=recover, start=start)
+            anew = recover or report is not given  # or c would not be the mean of what nodes know of themselves
+            state = steps.with_drift(state, state.drift, known, sums, broadcast, recover=anew, start=start)
         round_ = self._round(state, broadcast, sums, kept=kept)
         follow = method.step_size.recover if recover else method.step_size.next
         state = state.updated(step_size=follow(state.step_size, inputs))

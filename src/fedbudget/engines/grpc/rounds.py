@@ -77,8 +77,8 @@ class Rounds:
             raise PeerError(f"a tally of other than its {peer.hello.samples.test_samples} test samples")
         asked, peer.asked = peer.asked, 0
         tau = 1 if self.pending is None else max(1, self.pending.broadcast.tau)
-        costs = answer.costs.within(self._thread.loop.time() - peer.asked_at, tau)
-        self.receive(peer.name, asked, replace(answer, costs=costs))
+        waited = self._thread.loop.time() - peer.asked_at
+        self.receive(peer.name, asked, replace(answer, costs=answer.costs.within(waited, tau), waited=waited))
 
     def receive(self, name: str, asked: int, answer: Answer) -> None:
         """A report, which counts in the round that it was asked for."""
@@ -134,7 +134,7 @@ class Rounds:
         broadcast, member = pending.broadcast, self.members[peer.name]
         peer.asked, peer.asked_at = broadcast.round, self._thread.loop.time()
         pending.ask(peer.name, peer.hello.instance)
-        peer.reader.expect_report(broadcast, member.numbers, member.sizes, self._compressor.kind)
+        peer.reader.expect_report(broadcast, member.numbers, member.counted, self._compressor.kind)
         base_round = member.base_round
         if base_round != broadcast.round - 1:
             catch_up = broadcast.catch_up is not None
@@ -173,6 +173,12 @@ class Rounds:
             timer.cancel()
         self._timers, self.pending = [], None
         collected = pending.close(self.members, {peer.name: peer.hello.instance for peer in self.peers})
+        for name, doubts in collected.doubts.items():
+            if not self.members[name].doubted:
+                LOG.warning(
+                    "%s says of %s what is out of all proportion; the others' is taken", name, ", ".join(doubts)
+                )
+                self.members[name].doubted = True
         for name in pending.answers:
             member, peer = self.members[name], self.peers.get(name)
             if member.not_finite:

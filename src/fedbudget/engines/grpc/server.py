@@ -58,6 +58,7 @@ class AggregatorServer:
       most: the most nodes to let in.
       model: what will be trained, as of a task; nodes that have another are refused from the first.
       classes: all that there may be; nodes that have others are refused from the first.
+      max_share: the largest share of the average that one node may have, where they are three or more.
       changed: called when nodes come, are ready, or go, with how many are connected and how many of these are ready;
         in the server's thread.
     """
@@ -73,6 +74,7 @@ class AggregatorServer:
         most: int = 1000,
         model: str | ModelDescription | None = None,
         classes: Sequence[str] | None = None,
+        max_share: float = 0.5,
         changed: Callable[[int, int], None] = lambda connected, ready: None,
     ) -> None:
         self.run = run
@@ -82,6 +84,7 @@ class AggregatorServer:
         self._address = address
         self._credentials = credentials
         self._most = most
+        self._max_share = max_share
         self._on_change = changed
         self._server: Any = None
         self._began = threading.Event()  # the broadcast is on its way
@@ -128,7 +131,7 @@ class AggregatorServer:
           members: of a run that goes on.
         """
         self._encoded_task = descriptions.describe(task).SerializeToString().hex()
-        self._thread.run(self._start(task, Members(members or {})))
+        self._thread.run(self._start(task, Members(members, share=self._max_share)))
 
     def trials(self) -> list[NodeCosts]:
         """What a trial round has cost at each that is ready."""

@@ -11,7 +11,7 @@ makes them again.
 
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -26,6 +26,7 @@ from fedbudget.engines.remote.round_costs import RoundCosts
 from fedbudget.meters.meters import Meters
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
+from fedbudget.protocol.belief import FEWEST
 from fedbudget.protocol.evaluation import EvaluationPoints, NodeEvaluation, share_of
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.state import AggregatorState
@@ -35,9 +36,11 @@ from fedbudget.resources.usage import RoundUsage
 
 # A deadline: so many seconds, at least, and so many times what a round should take.
 _PATIENCE, _FIRST_PATIENCE, _TIMES = 3.0, 30.0, 4.0
+_SLOWEST = 10.0  # times the median of members is what one is waited for
 _WARMING_UP = 3  # rounds until it is known what one takes
 _SLOW_LINE = 250e3  # bytes a second that a node is thought to have until then
-_LARGE = 2**16  # parameters; below, reports are added up all at once, which is quicker, and the same bits
+LARGE = 2**16
+"""Parameters; below, reports are added up all at once, which is quicker, and the same bits."""
 
 
 class RemoteNodes(Protocol):
@@ -134,7 +137,7 @@ class RemoteEngine(Engine):
             lost = nodes.lost(message.round)
             broadcast = self._asking(aggregator.forget(lost) if lost else message)
             left = clock.left(aggregator, broadcast, read()[TIME.name] - began[TIME.name])
-            needs_reports = aggregator.method.needs_reports or broadcast.w.size < _LARGE
+            needs_reports = aggregator.method.needs_reports or broadcast.w.size < LARGE
             timeout = clock.deadline(broadcast)
             nodes.begin(broadcast, least=self.least, timeout=timeout, left=left, needs_reports=needs_reports)
             if last is not None:
@@ -151,7 +154,7 @@ class RemoteEngine(Engine):
             took = RoundCosts.of(collected.answers, now - began, bytes_now - bytes_before)
             began, bytes_before = now, bytes_now
             usage = took.usage(max(1, broadcast.tau))
-            clock.add(usage)
+            clock.add(usage, [answer.waited for answer in collected.answers])
             if took.evaluated and meters.time.source == "measured":
                 self._charge_evaluation(meters.expect(took.evaluation_usage()))
             costs = meters.read(usage)
@@ -195,10 +198,18 @@ class _Clock:
         self._steps: deque[float] = deque(maxlen=9)
         self._rests: deque[float] = deque(maxlen=9)
 
-    def add(self, usage: RoundUsage) -> None:
-        """What a round took."""
-        self._steps.append(usage.step_seconds)
-        self._rests.append(usage.seconds - usage.updates * usage.step_seconds)
+    def add(self, usage: RoundUsage, waited: Sequence[float] = ()) -> None:
+        """What a round took.
+
+        Args:
+          waited: for each member's answer. One that always comes at the last moment would put off every deadline more,
+            so that a round counts for no more than a multiple of what most took.
+        """
+        step, rest = usage.step_seconds, usage.seconds - usage.updates * usage.step_seconds
+        if len(waited) >= FEWEST and (usual := _SLOWEST * statistics.median(waited)) > 0:
+            step, rest = min(step, usual / usage.updates), min(rest, usual)
+        self._steps.append(step)
+        self._rests.append(rest)
 
     def deadline(self, broadcast: Broadcast) -> float:
         """Seconds until nodes that have not reported are left out."""
