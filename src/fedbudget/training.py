@@ -253,6 +253,7 @@ class _Recorder:
             writer.path,
             writer.append if self._held else lambda record: None,
             ahead=ahead,
+            sync=writer.sync,
             records=held,
             interval=prepared.engine.checkpoint_interval,
             conditions=prepared.conditions,
