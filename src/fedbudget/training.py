@@ -170,6 +170,8 @@ def execute(
     engine, judge = prepared.engine, Judge(prepared)
     with interruptible(engine.wake) as interrupted, ExitStack() as stack:
         writer = None if out is None else stack.enter_context(closing(_writer(prepared, out)))
+        if writer is not None:
+            prepared.folder_made(writer.path)
         earlier = [] if prepared.resumed is None or writer is None else Run.open(writer.path).rounds
         if prepared.resumed is not None and writer is not None:
             judge.resume(earlier, writer.path)

@@ -100,13 +100,13 @@ def train_beside(
     *,
     out: Path | None = None,
     honest: int = 2,
-    opened: Callable[[AggregatorServer], None] = lambda server: None,
+    wait_for: int | None = None,
     **settings: Any,
 ) -> Result:
     """A run with the honest nodes, and the liar if there is one.
 
     Args:
-      opened: called when nodes can connect.
+      wait_for: so many nodes, before the first round; all when not given.
     """
     known: dict[str, Any] = {"costs": "simulated", "budget": ("time=1000s",), "rounds": 30, "tau_max": 10, "seed": 1}
     nodes: list[Future[Any]] = []
@@ -116,13 +116,12 @@ def train_beside(
     with event_loop() as loop, patch.object(node_module, "_QUICK", 0.0):  # one loop serves all: none may work in it
 
         def connect(server: AggregatorServer) -> None:
-            opened(server)
             for name, worker in workers.items():
                 node = run_node(f"127.0.0.1:{server.port}", worker, name=name)
                 nodes.append(asyncio.run_coroutine_threadsafe(node, loop))
 
         run = serving(
-            Settings(model="softmax", nodes=len(workers), **{**known, **settings}),
+            Settings(model="softmax", nodes=wait_for or len(workers), **{**known, **settings}),
             ListenOptions("127.0.0.1:0"),
             interrupted=lambda: False,
             test=test_samples(),

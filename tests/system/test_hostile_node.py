@@ -1,19 +1,20 @@
 """A node with a right to take part that lies, beside two honest ones: they train as well as without it."""
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fedbudget.engines.grpc.audit import AUDIT
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest
 from fedbudget.resources.usage import NodeCosts, Reading
 from fedbudget.result import Result
 from support.hostile import Lies, train_beside
-
-MEASURED: Mapping[str, Any] = {"costs": "measured", "budget": ("time=60s",)}
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +113,29 @@ def test_what_it_says_that_a_round_costs(lies: Lies, budget: str, alone: Result)
     found = train_beside(lies, costs="measured", budget=(budget,))
     assert_as_good(found, alone)
     assert max(found.spent.values()) < 30
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        ({"shape": (65,)}, "liar's data do not fit"),
+        ({"sizes": (5,) * 997}, "liar speaks for 997 nodes"),
+        ({"classes": tuple(map(str, range(90_000)))}, "liar has 90000 classes"),
+    ],
+)
+def test_what_it_says_before_the_start(lie: Any, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It is refused by name; the three others are waited for, and train."""
+    lies = Lies(hello=lambda hello: replace(hello, samples=replace(hello.samples, **lie)))
+    with caplog.at_level(logging.WARNING):
+        found = train_beside(lies, honest=3, wait_for=3)
+    assert reason in caplog.text
+    assert {record.nodes for record in found.rounds} == {3}
+
+
+def test_who_and_why_is_on_disk(tmp_path: Path, alone: Result) -> None:
+    found = train_beside(saying(w=3.4e38), out=tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / AUDIT).read_text().splitlines()]
+    assert {(each["event"], each["node"]) for each in lines} >= {("joined", "n1"), ("joined", "n2"), ("joined", "liar")}
+    (dropped,) = [each for each in lines if each["event"] == "dropped"]
+    assert (dropped["node"], dropped["reason"]) == ("liar", "3 of its reports in a row were not finite, or cannot be")
+    assert found.w.tobytes() == alone.w.tobytes()

@@ -14,6 +14,7 @@ from fedbudget.data.dataset import Dataset
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import TOKEN_VARIABLE
 from fedbudget.engines.interrupt import interruptible
+from fedbudget.engines.remote.task import MOST_UPDATES
 from fedbudget.errors import UserError
 from fedbudget.launch.inputs import DEFAULT_NODES, load_dataset, with_nodes
 from fedbudget.launch.options import ListenOptions
@@ -79,7 +80,9 @@ def on_this_machine(
             listen = ListenOptions("127.0.0.1:0", max_nodes=nodes)
             given: Any = {"overrides": overrides, "test": None if dataset.test is None else dataset}
             try:
-                with serving(settings, listen, interrupted=interrupted, **given, opened=start) as prepared:
+                # These nodes are ours: nothing that they say is in doubt.
+                trusted = replace(settings, combine=settings.combine or "mean")
+                with serving(trusted, listen, interrupted=interrupted, **given, opened=start) as prepared:
                     yield _with_all_data(prepared, settings, dataset)
             except Interrupted:
                 for process in processes:
@@ -99,6 +102,7 @@ def _start(
 ) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "fedbudget", "join", f"127.0.0.1:{port}", "--shard", shard]
     command += [*node_arguments(settings), "--give-up-after", "30", "--quiet"]
+    command += ["--min-batch", "1", "--max-tau", str(MOST_UPDATES)]
     for option, value in own.items():
         if value is not None:
             command += [option, str(value)]

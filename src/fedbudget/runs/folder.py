@@ -15,7 +15,8 @@
 beside their place and then moved there, so that nobody ever reads half of one. A record is one line, added to the end;
 half a line there is one that is being written, or was when the program died, and is not read. Whoever writes holds the
 locks (lock.py). A folder that a run makes is for its owner alone, because w tells of the data; who wants to share it
-makes it before, or changes its mode.
+makes it before, or changes its mode. A folder may come from elsewhere: what is read of it to be shown has no control
+characters.
 
 Over a network a round's record is added only when a checkpoint that holds it is on disk (checkpoint_writer.py), so that
 nobody ever reads of a round, and of what was spent in it, that is taken back. When a run goes on, its model stays until
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbudget import atomic_file
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, printable_texts
 from fedbudget.persistence import persistently
 from fedbudget.runs import lock
 from fedbudget.runs.record import RoundRecord
@@ -165,12 +166,17 @@ class Run:
             summary = read_summary(path)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: the run's records cannot be read: {error}") from None
-        return cls(path, Settings(**Settings.from_toml(path / CONFIG)), rounds, summary)
+        return cls(path, read_settings(path), rounds, summary)
 
     def model(self) -> "SavedModel":
         from fedbudget.runs.saved_model import SavedModel  # with models, which a list of runs need not wait for
 
         return SavedModel.load(self.path / MODEL)
+
+
+def read_settings(path: Path) -> Settings:
+    """A run's settings, from its folder; what may be shown of them has no control characters."""
+    return Settings(**printable_texts(Settings.from_toml(path / CONFIG)))
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
@@ -181,7 +187,7 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 
 def _read_summary(path: Path) -> dict[str, Any] | None:
     try:
-        summary: dict[str, Any] = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+        summary: dict[str, Any] = printable_texts(json.loads((path / SUMMARY).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     return summary

@@ -69,6 +69,16 @@ class EncodedBroadcast:
     data: bytearray
     task: Task
 
+    @property
+    def number(self) -> int:
+        """The round's."""
+        return int(_LAYOUT.value(self.values, "round"))
+
+    @property
+    def updates(self) -> int:
+        """τ."""
+        return int(_LAYOUT.value(self.values, "tau"))
+
     def request(self, before: Float32 | None) -> RoundRequest:
         """The whole, given the w of the broadcast after which the node's memory stands."""
         broadcast = _LAYOUT.build(self.values, self._arrays(before), request=self.task.request)

@@ -94,6 +94,14 @@ class Rounds:
         """A peer has gone, and is not waited for."""
         if self.pending is not None and peer.asked == self.pending.broadcast.round:
             self.pending.withdraw(peer.name)
+        if self.pending is None or peer.name not in self.pending.asked:
+            self._forget_stranger(peer.name)
+
+    def _forget_stranger(self, name: str) -> None:
+        """One that has gone and never took part leaves nothing behind: names can be made up without end."""
+        member = self.members.get(name)
+        if member is not None and name not in self.peers and not member.rounds and not member.base_round:
+            del self.members[name]
 
     def stop(self) -> None:
         """Ends this round, and all that come, with what they have."""
@@ -186,4 +194,6 @@ class Rounds:
             if member.not_finite >= _NOT_FINITE and peer is not None:
                 member.not_finite = 0
                 self.peers.drop(peer, f"{_NOT_FINITE} of its reports in a row were not finite, or cannot be")
+        for name in pending.asked:
+            self._forget_stranger(name)
         return collected
