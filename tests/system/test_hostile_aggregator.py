@@ -1,4 +1,4 @@
-"""Nodes as processes that protect themselves, and run folders from which nothing else is touched."""
+"""Nodes as processes that protect themselves, and one aggregator at a run at a time."""
 
 import signal
 import time
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedbudget.runs.folder import Run
-from support.processes import FEDBUDGET, commands, records
+from support.processes import commands, records
 
 OPTIONS = ["--model", "softmax", "--step-size", "0.05", "--budget", "time=1h"]
 
@@ -26,6 +26,7 @@ def test_a_node_stops_at_once_whatever_it_computes(tmp_path: Path) -> None:
         aggregator.end(signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_a_node_refuses_mini_batches_that_would_tell_too_much(tmp_path: Path) -> None:
     with commands(tmp_path) as start:
         aggregator = start.serve("--nodes", "1", "--batch-size", "1", "--rounds", "3", "--out", "run", *OPTIONS)
@@ -53,26 +54,3 @@ def test_two_aggregators_on_one_folder(tmp_path: Path) -> None:
         assert third.end() == 0
     found = [record.round for record in Run.open(tmp_path / "run").rounds]
     assert found == list(range(1, 2002))
-
-
-def test_a_run_folder_from_elsewhere(tmp_path: Path) -> None:
-    """Its picture is a link, its texts have escapes, and a reason is not known."""
-    with commands(tmp_path) as start:
-        assert start.run("run", "--budget", "time=1s", "--out", "run", program=(FEDBUDGET,)).end() == 0
-        (tmp_path / "mine").write_text("mine")
-        (tmp_path / "run" / "plot.png").unlink(missing_ok=True)
-        (tmp_path / "run" / "plot.png").symlink_to(tmp_path / "mine")
-        rounds = tmp_path / "run" / "rounds.jsonl"
-        text = rounds.read_text()
-        rounds.write_text(text.replace('"reason":"start"', '"reason":"\\u001b[2Jgone\\u0007"', 1))
-        config = tmp_path / "run" / "config.toml"
-        config.write_text(config.read_text().replace('dataset = "digits"', 'dataset = "dig\\u001b[31mits"'))
-        summary = tmp_path / "run" / "summary.json"
-        summary.write_text(summary.read_text().replace('"stopped_by": "time"', '"stopped_by": "\\u001b[2Jtime"'))
-        for command in (["show", "run"], ["report", "run"], ["explain", "run"], ["runs", "."]):
-            shown = start.run(*command)
-            assert shown.end() == 0, shown.errors
-            assert "\x1b[2J" not in shown.printed + shown.errors
-            assert "\x1b[31m" not in shown.printed + shown.errors
-            assert "Traceback" not in shown.errors
-        assert (tmp_path / "mine").read_text() == "mine"
