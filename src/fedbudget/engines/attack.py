@@ -62,6 +62,6 @@ def with_flipped_labels(shards: Shards, first: int) -> Shards:
     wider = replace(table, x=np.concatenate([table.x, table.x[copied]]), y=np.concatenate([table.y, flipped]))
     at = len(table)
     for node in range(first, len(rows)):
-        rows[node] = np.arange(at, at + len(rows[node]))
+        rows[node] = np.arange(at, at + len(rows[node]), dtype=np.int32)
         at += len(rows[node])
     return Shards.of(wider, rows)

@@ -70,6 +70,7 @@ class Round:
       expected: ĉ and b̂ that the next τ is chosen with; None where no τ is chosen.
       nodes: how many nodes took part.
       left_out: the numbers of those among them whose w_i was not finite.
+      shortened: and of those whose update was longer than the combination rule believes.
       missed: the numbers of nodes that were asked to take part and did not answer in time; the engine knows.
       corrected: whether drift was corrected in it.
       divergence: of the nodes' gradients without drift correction and with it, until the round before; None where
@@ -94,6 +95,7 @@ class Round:
     divergence: Divergence | None = None
     missed: tuple[int, ...] = ()
     evaluation: NodeEvaluation | None = None
+    shortened: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ class Aggregator:
             known = report if isinstance(report, Report) else sums.report
             anew = recover or report is not given  # or c would not be the mean of what nodes know of themselves
             state = steps.with_drift(state, state.drift, known, sums, broadcast, recover=anew, start=start)
-        round_ = self._round(state, broadcast, sums, kept=kept)
+        round_ = replace(self._round(state, broadcast, sums, kept=kept), shortened=steps.changed(given, report))
         follow = method.step_size.recover if recover else method.step_size.next
         state = state.updated(step_size=follow(state.step_size, inputs))
         state = steps.at_pace(state, method.update, broadcast, broadcast.eta * scale, recover=recover)

@@ -78,6 +78,16 @@ def believed(rule: CombineRule, report: Report | Reports, state: _State) -> Repo
     return report
 
 
+def changed(given: Report | Reports, believed: Report | Reports) -> tuple[int, ...]:
+    """The numbers of nodes whose w_i is not believed as it was given."""
+    if given is believed or not isinstance(given, Report) or not isinstance(believed, Report):
+        return ()
+    if given.w is believed.w or given.w is None or believed.w is None:
+        return ()
+    same = (given.w == believed.w).all(axis=1) | ~np.isfinite(given.w).all(axis=1)
+    return tuple(given.nodes[~same].tolist())
+
+
 def combined(rule: CombineRule, report: Report | Reports, sums: Sums) -> Float32:
     """What the w_i(t) that are finite are combined to."""
     assert sums.w is not None  # or the report would have been refused

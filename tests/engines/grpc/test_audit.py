@@ -2,12 +2,12 @@
 
 import json
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedbudget.engines.grpc import audit as audit_module
 from fedbudget.engines.grpc.audit import AUDIT, AuditLog
 from fedbudget.launch.log_format import log_handler, teller
 from fedbudget.launch.options import LogOptions
@@ -33,7 +33,7 @@ def test_what_was_before_the_folder_is_in_it_too(tmp_path: Path) -> None:
 
 def test_refusals_by_the_hundred_are_a_line_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(audit_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     audit = AuditLog(LOG)
     audit.open(tmp_path)
     for each in range(1000):

@@ -75,7 +75,7 @@ async def run_node(
       heard: told in words what happens.
       sent: told of every report, by the round's number and its size in bytes.
     """
-    instance, attempt = secrets.token_hex(16), 0
+    instance, attempt, told = secrets.token_hex(16), 0, ""
     loop = asyncio.get_running_loop()
     alone_since = loop.time()
     metadata = [(NAME, name)] + ([] if token is None else [(TOKEN, token)])
@@ -107,12 +107,14 @@ async def run_node(
         except PeerError as error:
             why = f"it said what it should not: {error}"
         if connected.is_set():
-            attempt, alone_since = 0, loop.time()
+            attempt, alone_since, told = 0, loop.time(), ""
         if patience is not None and loop.time() - alone_since > patience:
             raise RefusedByAggregator(f"{address} could not be reached for {patience:g} seconds: {why}")
         wait = min(_LONGEST_WAIT, _FIRST_WAIT * _GROWTH**attempt) * random.uniform(0.5, 1.0)
         attempt += 1
-        heard(f"not connected to {address} ({why}); next attempt in {wait:.1f} s")
+        if why != told:  # once, however often it is tried
+            heard(f"not connected to {address} ({why}); trying again until it is there")
+            told = why
         await asyncio.sleep(wait)
 
 

@@ -9,8 +9,9 @@ some rounds ahead of its disk (runs/checkpoint_writer.py): nodes remember as man
 makes them again.
 """
 
+import logging
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
@@ -34,9 +35,12 @@ from fedbudget.resources import TIME, round_usage
 from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.usage import RoundUsage
 
+_LOG = logging.getLogger("fedbudget.network")
+
 # A deadline: so many seconds, at least, and so many times what a round should take.
 _PATIENCE, _FIRST_PATIENCE, _TIMES = 3.0, 30.0, 4.0
 _SLOWEST = 10.0  # times the median of members is what one is waited for
+_OFTEN = 10  # rounds in which a node's update was cut, until it is told
 _WARMING_UP = 3  # rounds until it is known what one takes
 _SLOW_LINE = 250e3  # bytes a second that a node is thought to have until then
 LARGE = 2**16
@@ -105,6 +109,9 @@ class RemoteEngine(Engine):
     points: EvaluationPoints | None = None
     evaluation_seconds: float = 0.0
 
+    def __post_init__(self) -> None:
+        self._shortened: Counter[int] = Counter()  # how often, by nodes' numbers
+
     def run(self, *, observe: Observer, interrupted: Condition = lambda: False, save: Save = lambda: None) -> Outcome:
         outcome = self._run_rounds(observe, lambda: interrupted() or bool(self.nodes.error), save)
         self.nodes.close(Farewell("the aggregator was interrupted" if interrupted() else "the run is over"))
@@ -161,9 +168,18 @@ class RemoteEngine(Engine):
             usual = not collected.missed  # who did not answer was waited for, and is not asked again so soon
             message = aggregator.receive(collected.reports, costs, usual=usual)
             last = _completed(aggregator, collected, broadcast), broadcast
+            self._tell_shortened(last[0].shortened)
         if last is not None:
             observe(*last)
         return message
+
+    def _tell_shortened(self, numbers: Sequence[int]) -> None:
+        """Says whose updates are cut again and again, once of each; any node's may be, when little is left to learn."""
+        self._shortened.update(numbers)
+        new = {number for number in numbers if self._shortened[number] == _OFTEN}
+        for node in self.nodes.node_statuses() if new else ():
+            if new & set(node.numbers):
+                _LOG.warning("%s's updates are far longer than those of most, and are cut to length", node.name)
 
     def _asking(self, broadcast: Broadcast) -> Broadcast:
         """The broadcast, with which nodes are asked to evaluate w where it is time for it, and the budget bears it."""
