@@ -37,9 +37,11 @@ def log_handler(options: LogOptions) -> logging.Handler:
 
 
 def teller(options: LogOptions) -> Callable[[str, str], None]:
-    """Says what happens at a node, by its name."""
+    """Says what happens at a node, by its name; what ends it is told in any case."""
 
     def tell(name: str, text: str) -> None:
+        if options.log_level == "error":
+            return
         line = f"{name}: {printable(text)}"
         if options.log_format == "json":
             line = json.dumps({"time": round(time.time(), 3), "node": name, "message": printable(text)})

@@ -99,7 +99,12 @@ class LogOptions:
     """How an aggregator, or a node, says what happens."""
 
     log_format: LogFormat = option("text", "How standard error is written: text, or json, a line for each.", "output")
-    log_level: LogLevel = option("warning", "What of the network is told: debug, info, warning or error.", "output")
+    log_level: LogLevel = option(
+        "warning",
+        "What of the network is told: debug, info, warning or error.",
+        "output",
+        helps={"join": "error says nothing but what ends the node; with the others it says what happens."},
+    )
 
 
 def require_network() -> None:
