@@ -156,7 +156,7 @@ def join(
     energy_meter: str | None = None,
     pace: float = 1.0,
     delay: float = 0.0,
-    min_batch: int = 16,
+    min_batch: int = 8,
     max_tau: int = 10_000,
     min_interval: float = 0.0,
     sent_log: File | None = None,

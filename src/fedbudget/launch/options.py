@@ -83,7 +83,7 @@ class JoinOptions:
         0.0, "Seconds that a message takes longer than it does, each way: a slower network.", "network"
     )
     min_batch: int = option(
-        16, "The fewest samples in a mini-batch: the update of fewer would tell too much of each.", "network"
+        8, "The fewest samples in a mini-batch: the update of fewer would tell too much of each.", "network"
     )
     max_tau: int = option(10_000, "The most local updates in a round that it makes.", "network")
     min_interval: float = option(0.0, "Seconds from one answer to the next, at least.", "network")
