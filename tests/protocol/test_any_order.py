@@ -73,6 +73,7 @@ class Network(RuleBasedStateMachine):
         self.answered: dict[int, Any] = {}  # the bits of all answers in this round
         self.late: list[Report] = []
         self.own: dict[int, Float64] = {}  # c_i of all that count, worked out here
+        self.last_w = self.broadcast.w  # of the round before
         self.spent, self.t, self.rounds = 0.0, 0, 0
 
     # Nodes.
@@ -116,8 +117,8 @@ class Network(RuleBasedStateMachine):
             best = self.aggregator.state.best
             assert report.best_losses[0] == pytest.approx(loss(best, [node]), rel=1e-5)
         drift, known = self.broadcast.drift, fleet._correction
-        if drift is not None and drift.correct and known is not None and node in self.own:
-            np.testing.assert_allclose(known.own[0], self.own[node], atol=1e-3)
+        if drift is not None and known is not None and report.w is not None:
+            np.testing.assert_allclose(known.own[0], self.learned(self.broadcast, node, report.w[0]), atol=1e-3)
 
     # The aggregator.
 
@@ -135,6 +136,7 @@ class Network(RuleBasedStateMachine):
         assert self.aggregator.last is not None
         assert self.aggregator.last.nodes == len(reports)
         self.learn(broadcast, report)
+        self.last_w = broadcast.w
         self.check_best(before)
         for node, fork in self.before.items():
             if node not in self.arrived:  # what it said came to nothing
@@ -151,14 +153,21 @@ class Network(RuleBasedStateMachine):
         """Each c_i after an interval, by its definition."""
         assert report.w is not None
         corrected = broadcast.drift is not None and broadcast.drift.correct
-        if not corrected:
-            self.own = {node: np.zeros(CASE.model.parameters) for node in self.own}
-        strength = 1.0 if broadcast.drift is None or broadcast.drift.strength is None else broadcast.drift.strength
-        c = self.mean()
-        for node, w in zip(report.nodes.tolist(), report.w, strict=True):
-            shift = strength * (c - self.own.get(node, c)) if corrected else 0.0
-            along = (broadcast.w.astype(np.float64) - w) / (broadcast.eta * broadcast.tau)
-            self.own[node] = along - shift
+        of_these = {
+            node: self.learned(broadcast, node, w) for node, w in zip(report.nodes.tolist(), report.w, strict=True)
+        }
+        of_others = self.own if corrected else {node: np.zeros(CASE.model.parameters) for node in self.own}
+        self.own = of_others | of_these
+
+    def learned(self, broadcast: Broadcast, node: int, w: Float32) -> Float64:
+        """c_i: along what a node's own gradients led it, from w(t₀) and what was gone once more of w's last way."""
+        start = broadcast.w.astype(np.float64)
+        start = start + broadcast.momentum * (start - self.last_w)
+        drift, c = broadcast.drift, self.mean()
+        shift: Float64 | float = 0.0
+        if drift is not None and drift.correct:
+            shift = (1.0 if drift.strength is None else drift.strength) * (c - self.own.get(node, c))
+        return np.asarray((start - w) / (broadcast.eta * broadcast.tau) - shift)
 
     def mean(self) -> Float64:
         if not self.own:

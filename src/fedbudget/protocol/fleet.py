@@ -210,6 +210,8 @@ class Fleet:
         last, catch_up = self._broadcast, broadcast.catch_up
         before = None if catch_up is None else catch_up.before
         if last is not None and not self._missed(broadcast):
+            if last.tau == 0 and self._start is not None:
+                return self._start  # known since the end that was not the last
             before = last.w
         if before is None:
             raise PeerError(f"round {broadcast.round} goes on from a w that this node does not know")
