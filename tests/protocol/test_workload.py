@@ -1,6 +1,7 @@
 """Nodes that make different numbers of local updates: who makes how many, and that w is none the worse for it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,8 @@ class TestWhoMakesHowMany:
         two_fast = workload([0.25, 0.25, 1, 1, 1])
         assert two_fast.updates(2).tolist() == [8, 8, 2, 2, 2]
         # The mean is 4.4, and 1.5 times the harmonic mean 1.5 · 5 / (2/8 + 3/2) = 30/7.
-        assert two_fast.work(2) == Work(pytest.approx(30 / 7), 8, (8, 8, 2, 2, 2))
+        said = two_fast.work(2)
+        assert (said.effective, said.most, said.updates) == (pytest.approx(30 / 7), 8, (8, 8, 2, 2, 2))
         assert two_fast.length(9) == 4  # of 2.14, 4.29, 6.43, 8.57, 10.7
 
     @given(times=several_times, length=st.integers(1, 30))
@@ -180,7 +182,7 @@ class TestAgainstASecondImplementation:
 
         def visited(*, each_alone: bool) -> list[object]:
             fleets = alone(case, parts, batch) if each_alone else [together(case, parts, batch)]
-            how = {"correct_drift": True, "delta": "parameters", "by_speed": 100}
+            how: dict[str, Any] = {"correct_drift": True, "delta": "parameters", "by_speed": 100}
             run = converse(fleets, FixedTau(4), eta=0.1, rounds=6, w=case.start(1), times=self.TIMES, **how)
             return [bits(broadcast) for broadcast, _, _ in run]
 
@@ -195,7 +197,7 @@ class TestWhereItComesToRest:
     def test_with_drift_corrected_at_the_minimum_whatever_each_makes(self) -> None:
         case = problem("svm", 2)
         parts, w = sorted_parts(case, 4), case.start(1)
-        how = {"eta": 0.1, "rounds": 300, "w": w, "correct_drift": True, "delta": "parameters"}
+        how: dict[str, Any] = {"eta": 0.1, "rounds": 300, "w": w, "correct_drift": True, "delta": "parameters"}
         *_, (equal, _, _) = converse([together(case, parts)], FixedTau(6), **how)
         *_, (unequal, _, _) = converse([together(case, parts)], FixedTau(6), times=self.TIMES, by_speed=100, **how)
         least = self.minimum(case)

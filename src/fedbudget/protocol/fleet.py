@@ -220,6 +220,8 @@ class Fleet:
         last, catch_up = self._broadcast, broadcast.catch_up
         before = None if catch_up is None else catch_up.before
         if last is not None and not self._missed(broadcast):
+            if last.tau == 0 and self._start is not None:
+                return self._start  # known since the end that was not the last
             before = last.w
         if before is None:
             raise PeerError(f"round {broadcast.round} goes on from a w that this node does not know")
@@ -293,7 +295,8 @@ class Fleet:
         if self._searched is None or broadcast.round > 1:
             return None
         known = np.isfinite(self._searched) & (self._searched > 0)
-        return np.divide(1.0, self._searched, where=known, out=np.full(len(known), broadcast.eta)).astype(np.float32)
+        steps = np.divide(1.0, self._searched, where=known, out=np.full(len(known), broadcast.eta))
+        return np.asarray(steps, np.float32)
 
     def _learn_drift(self, broadcast: Broadcast, own: Float32) -> None:
         """c_i of this interval."""

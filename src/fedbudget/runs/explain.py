@@ -13,7 +13,8 @@ from fedbudget.control import AdaptiveTau, ControlInputs, Controller, Decision, 
 from fedbudget.errors import UserError
 from fedbudget.runs.folder import Run
 
-_FROM_G = (Reason.MINIMUM, Reason.SEARCH_LIMIT, Reason.BUDGET, Reason.REST)  # reasons of a controller that looked at G
+_FROM_G = (Reason.MINIMUM, Reason.SEARCH_LIMIT, Reason.BUDGET, Reason.SPREAD, Reason.REST)
+"""Reasons of a controller that looked at G."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class Explanation:
             Reason.LENGTH: f"longer rounds than τ = {self.tau} would pay, but several must fit, and τ grows by steps",
             Reason.BUDGET: f"no more than τ = {self.tau} fitted in what was left of the budget"
             + (f"; G(τ) is smallest at τ = {self.minimum}" if self.minimum else ""),
-            Reason.SPREAD: "few rounds were left, and each took its share of what would have been left over: "
-            f"τ = {self.tau}",
+            Reason.SPREAD: "few rounds were left, and each took its share of what would have been left over, "
+            f"τ = {self.tau}" + (f"; G(τ) is smallest at τ = {self.minimum}" if self.minimum else ""),
             Reason.REST: f"nothing would fit after this round, so it took the rest of the budget, τ = {self.tau}"
             + (f"; G(τ) is smallest at τ = {self.minimum}" if self.minimum else ""),
             Reason.FIXED: f"τ = {self.tau} was fixed by the settings",
