@@ -3,6 +3,9 @@
 Runs of the default method with simulated costs, each once with `--workload by-speed` and once with `equal`, on Cases 2
 and 4 and a Dirichlet partition. A cell is the mean, over partitions and seeds, of the ratio of both final losses
 (a geometric mean); with the largest ratio of any partition. MNIST is used where it is at hand (`fedbudget data`).
+
+With `--network` they are runs of 30 s on the clock, of five processes over gRPC of which two are four times as fast
+(`--pace`): how soon the loss is reached that the same τ for all reaches at the end.
 """
 
 import json
@@ -18,6 +21,10 @@ from rich.table import Table
 
 import fedbudget
 from benchmarks.budgets import RESULTS
+from fedbudget.experiments.testbed import PROTOTYPE
+from fedbudget.launch.local import on_this_machine
+from fedbudget.settings import Settings
+from fedbudget.training import execute
 
 TASKS: dict[str, dict[str, Any]] = {
     "softmax, digits": {"model": "softmax"},
@@ -30,7 +37,7 @@ SPEEDS: dict[str, dict[str, Any]] = {
     "1 of 20 slow": {"nodes": 20, "speeds": (*(1.0,) * 19, 0.05)},
 }
 PARTITIONS = ("case:2", "case:4", "dirichlet:0.1")
-SECONDS, WATTS = 15.0, 5.0
+SECONDS, WATTS, WALL = 15.0, 5.0, 30.0
 _CONSOLE = Console(width=120)
 
 Ratios = dict[str, list[float]]
@@ -56,6 +63,27 @@ def ratios(task: str, speeds: str, seeds: Sequence[int], resource: str) -> Ratio
     }
 
 
+def time_to_loss(seed: int) -> float:
+    """Seconds until nodes that share rounds by speed have the last loss of those that do not, over the seconds of that.
+
+    On whole shards, so that a loss is that of all samples.
+    """
+    own: Any = {"model": "softmax", "dataset": "digits", "partition": "case:2", "batch_size": "full", "nodes": 5}
+    rounds = {}
+    for workload in ("equal", "by-speed"):
+        settings = Settings(**own, seed=seed, workload=workload, costs="measured", budget=(f"time={WALL:g}s",))
+        with on_this_machine(settings, paces=PROTOTYPE.paces, delay=PROTOTYPE.delay) as prepared:
+            rounds[workload] = execute(prepared).rounds
+    at_end = rounds["equal"][-1]
+    reached = [record.spent["time"] for record in rounds["by-speed"] if record.best_loss <= at_end.best_loss]
+    _CONSOLE.print(
+        f"seed {seed}: {len(rounds['equal'])} and {len(rounds['by-speed'])} rounds, loss {at_end.best_loss:.3g} and "
+        f"{rounds['by-speed'][-1].best_loss:.3g}, there after {min(reached, default=math.inf):.1f} s",
+        soft_wrap=True,
+    )
+    return min(reached, default=math.inf) / at_end.spent["time"]
+
+
 def mean_ratio(values: Sequence[float]) -> float:
     return math.exp(float(np.mean(np.log(values))))
 
@@ -67,7 +95,13 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--speeds", nargs="*", choices=list(SPEEDS), default=list(SPEEDS))
     parser.add_argument("--out", type=Path, default=None, help="Where to write the ratios, as JSON.")
+    parser.add_argument("--network", action="store_true", help="Processes over gRPC, by the clock.")
     options = parser.parse_args(arguments)
+    if options.network:
+        shares = [time_to_loss(seed) for seed in range(options.seeds)]
+        _CONSOLE.print(f"time to the loss of the same τ, over its time: {np.round(shares, 2).tolist()}", soft_wrap=True)
+        _CONSOLE.print(f"median {np.median(shares):.2f}")
+        return
     found: dict[str, dict[str, Ratios]] = {}
     table = Table("", *options.speeds, title=f"loss by speed / loss with the same τ, {options.resource}")
     for task in options.tasks:

@@ -10,12 +10,15 @@ import pytest
 import fedbudget
 from fedbudget.errors import UserError
 from fedbudget.launch.method import build_method
+from fedbudget.launch.simulate import simulate
 from fedbudget.resources.speeds import Speeds
 from fedbudget.result import Result
 from fedbudget.runs import nodes
 from fedbudget.runs.explain import explain
 from fedbudget.runs.folder import Run
+from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
+from fedbudget.training import execute
 
 
 def run(**options: Any) -> Result:
@@ -79,6 +82,27 @@ class TestWhatIsTold:
         assert work["updates"] == work["idle"] == []
         assert 0 <= work["mean_idle"] < 0.5 < work["mean_idle_equal"] < 1
         assert json.loads(json.dumps(work)) == work
+
+
+def test_a_node_that_becomes_slow_holds_the_others_up_for_a_few_rounds_only() -> None:
+    """A tenth as fast from the eleventh round on: what the others get done in a second is soon near what it was."""
+    prepared = simulate(Settings(model="softmax", partition="case:2", budget=("time=40s",), speeds=(1,) * 5))
+    updates, times = [], []
+
+    def observe(record: RoundRecord) -> None:
+        updates.append(record.work["updates"][0] if record.work else record.tau)
+        times.append(record.tau * record.c["time"] + record.b["time"])
+        if record.round == 10:
+            object.__setattr__(prepared.meters, "speeds", Speeds(np.array([1, 1, 1, 1, 0.1])))
+
+    execute(prepared, callbacks=[observe])
+
+    def rate(first: int, last: int) -> float:
+        return float(sum(updates[first:last]) / sum(times[first:last]))
+
+    assert rate(10, 13) < rate(3, 10) / 3
+    assert rate(15, 45) > rate(3, 10)
+    assert np.median(times[15:45]) < 2 * np.median(times[3:10])
 
 
 def test_with_a_budget_of_energy_alone_all_make_the_same_number() -> None:
