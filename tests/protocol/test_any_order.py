@@ -10,6 +10,7 @@ aggregator is killed and recalled. Whatever happens:
 - c is the mean of all c_i, where the proof in protocol/drift.py says so, and every node knows its own c_i.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, PeerError, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState
+from fedbudget.protocol.workload import NodeTimes
 from fedbudget.step_size import AutoStep, FixedStep
 from support.hand_made import go_on
 from support.methods import accelerated, bits
@@ -44,6 +46,9 @@ METHODS = {
     "frugal": Method(AdaptiveTau(tau_max=6), AutoStep(start=0.02), correct_drift=True, delta="parameters"),
     "accelerated": accelerated(tau_max=6),
 }
+METHODS |= {f"{name} by speed": replace(METHODS[name], by_speed=20) for name in ("frugal", "accelerated")}
+TIMES = np.array([1.0, 0.2, 3.0, 0.6])
+"""Of a local update at each node."""
 
 
 def new_fleet(node: int, batch: int | None) -> Fleet:
@@ -98,7 +103,7 @@ class Network(RuleBasedStateMachine):
             return  # who comes back without memory takes part from the next round on
         fleet = self.fleets[node]
         self.before[node] = fleet.fork()
-        report = fleet.answer(self.broadcast)
+        report = fleet.answer(self.broadcast.to(fleet.numbers))
         self.check_answer(node, fleet, report)
         if fate == "arrives":
             self.arrived[node] = report
@@ -129,9 +134,10 @@ class Network(RuleBasedStateMachine):
         reports = list(self.arrived.values())
         random.shuffle(reports)
         report = Report.merge(reports)
-        answer = go_on(self.aggregator.receive(report, costs([seconds], [1])))
+        times = NodeTimes(report.nodes, TIMES[report.nodes])
+        answer = go_on(self.aggregator.receive(report, costs([seconds], [1]), times=times))
         self.spent += seconds * broadcast.tau + 1
-        self.t += broadcast.tau
+        self.t += broadcast.tau if broadcast.work is None else round(broadcast.work.effective)
         self.rounds += 1
         assert self.aggregator.last is not None
         assert self.aggregator.last.nodes == len(reports)
@@ -167,7 +173,8 @@ class Network(RuleBasedStateMachine):
         shift: Float64 | float = 0.0
         if drift is not None and drift.correct:
             shift = (1.0 if drift.strength is None else drift.strength) * (c - self.own.get(node, c))
-        return np.asarray((start - w) / (broadcast.eta * broadcast.tau) - shift)
+        tau = broadcast.tau if broadcast.work is None else broadcast.work.effective
+        return np.asarray((start - w) / (broadcast.eta * tau) - shift)
 
     def mean(self) -> Float64:
         if not self.own:

@@ -32,6 +32,8 @@ class Method:
       one_step: whether nodes estimate β over one local update, and from the first round on, see first_step.py.
       delta: what δ is estimated from, the nodes' gradients or their parameters.
       spending: how the budget is spent.
+      by_speed: the most updates that a node makes, where faster ones make more than others; None where all make the
+        same number. See workload.py.
     """
 
     controller: Controller
@@ -43,6 +45,7 @@ class Method:
     one_step: bool = False
     delta: Delta = "gradient"
     spending: SpendingRule = field(default_factory=CarefulSpending)
+    by_speed: int | None = None
 
     def __post_init__(self) -> None:
         if not self.combine.needs_reports and not isinstance(self.combine, WeightedMean):
@@ -54,6 +57,8 @@ class Method:
                 f"drift is corrected only where reports are averaged, not with {type(self.combine).__name__}: "
                 "turn drift correction off"
             )
+        if self.by_speed is not None and not self.correct_drift:
+            raise UserError("nodes make different numbers of local updates only where drift is corrected")
 
     @property
     def request(self) -> Request:
