@@ -101,7 +101,7 @@ def test_compose_example_trains(tmp_path: Path) -> None:
     """The commands of its containers, as processes of this machine."""
     with commands(tmp_path) as start:
         assert start.run("certs", "secrets", "--host", "localhost").end() == 0
-        (tmp_path / "secrets" / "token").write_text("a secret that is long enough\n")
+        (tmp_path / "secrets" / "token").write_text("a-secret-that-is-long-enough\n")
         (tmp_path / "secrets" / "token").chmod(0o600)
         started = [_container(start, name) for name in COMPOSE["services"]]
         assert [each.end() for each in started] == [0] * 4
