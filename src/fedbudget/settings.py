@@ -179,6 +179,9 @@ class Settings:
     server_epsilon: Positive | None = option(
         None, "ε of fedadam and fedyogi; larger is less adaptive.", "method", shown="0.001"
     )
+    proximal: Positive | None = option(
+        None, "μ of FedProx, which holds local updates near where they started.", "method", shown="none"
+    )
     phi: Positive | None = option(
         None,
         "Control parameter φ; larger gives smaller τ.",
@@ -253,8 +256,8 @@ class Settings:
         if self.method not in FEDERATED:
             if self.drift_correction or self.delta or self.participation != 1:
                 raise UserError(f"{self.method} descent has no `drift_correction`, `delta` or `participation`")
-            if self.update or self.step_fall:
-                raise UserError(f"{self.method} descent has no `update` or `step_fall`")
+            if self.update or self.step_fall or self.proximal:
+                raise UserError(f"{self.method} descent has no `update`, `step_fall` or `proximal`")
             if self.step_size == "auto":
                 raise UserError(f"{self.method} descent needs a `step_size` that is a number")
 

@@ -14,7 +14,13 @@ from fedbudget.settings import Settings
 if TYPE_CHECKING:
     from fedbudget.experiments.rivals import RivalComparison, TunedResult
 
-_LETTERS = {"tau": "τ", "step_size": "η", "server_momentum": "momentum", "server_step_size": "server step"}
+_LETTERS = {
+    "tau": "τ",
+    "step_size": "η",
+    "server_momentum": "momentum",
+    "server_step_size": "server step",
+    "proximal": "μ",
+}
 
 
 def tune_rivals(

@@ -72,7 +72,7 @@ class Rival:
         [(10, 0.3, 0.35), (3, 0.3, None), (10, 0.1, None), (10, 1.0, None)]
         """
         found = [replace(cell, step_fall=None if cell.step_fall else FALL)]
-        for name in ("tau", "step_size", "server_step_size"):
+        for name in ("tau", "step_size", "server_step_size", "proximal"):
             if len(values := self.grid.get(name, ())) > 1:
                 near: list[Any] = _neighbours(getattr(cell, name))
                 if name == "tau":
@@ -86,7 +86,7 @@ _PLAIN = {**PLAIN_UPDATE, "method": "frugal", "drift_correction": False, "delta"
 
 
 def published_rivals(*, taus: Sequence[int] | None = None, quick: bool = False) -> tuple[Rival, ...]:
-    """FedAvg, FedAvgM, FedAdam, FedYogi and SCAFFOLD.
+    """FedAvg, FedAvgM, FedAdam, FedYogi, SCAFFOLD and FedProx.
 
     Args:
       taus: the local updates per round to try; 1 to 100 when not given.
@@ -97,6 +97,7 @@ def published_rivals(*, taus: Sequence[int] | None = None, quick: bool = False) 
         "step_size": (0.01, 0.1, 1.0) if quick else (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
     }
     momentum = {"server_momentum": (0.9,) if quick else (0.5, 0.9)}
+    pull = {"proximal": (0.01, 1.0) if quick else (0.001, 0.01, 0.1, 1.0)}  # as its authors have it
     server = {"server_step_size": (0.01, 0.1, 1.0) if quick else (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)}
     return (
         Rival("FedAvg", {"update": "average"}, local),
@@ -104,6 +105,7 @@ def published_rivals(*, taus: Sequence[int] | None = None, quick: bool = False) 
         Rival("FedAdam", {"update": "fedadam"}, {**local, **server}),
         Rival("FedYogi", {"update": "fedyogi"}, {**local, **server}),
         Rival("SCAFFOLD", {"update": "average", "drift_correction": True}, local),
+        Rival("FedProx", {"update": "average"}, {**local, **pull}),
     )
 
 

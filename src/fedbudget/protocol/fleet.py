@@ -40,6 +40,7 @@ from fedbudget.protocol.drift import Correction, mean_gradient, next_mean, norms
 from fedbudget.protocol.evidence import Evidence, gather, mini_batches, one_of
 from fedbudget.protocol.first_step import first_steepness
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
+from fedbudget.protocol.proximal import descend_near
 from fedbudget.protocol.state import FleetState, gone_on
 from fedbudget.protocol.statistics import with_statistics_of
 
@@ -266,13 +267,26 @@ class Fleet:
     def _descend(self, broadcast: Broadcast, indices: BatchIndices, best: Float32 | None) -> Descent:
         w, eta = broadcast.w, broadcast.eta
         if self._searched is None or broadcast.round > 1:
-            return self.model.descend(w[None], self.shards, indices, eta, best, self._shift())
+            return self._local_updates(broadcast, indices, eta, best)
         known = np.isfinite(self._searched) & (self._searched > 0)
         own = np.divide(1.0, self._searched, where=known, out=np.full(len(known), eta)).astype(np.float32)
-        descent = self.model.descend(w[None], self.shards, indices, own, best, self._shift())
+        descent = self._local_updates(broadcast, indices, own, best)
         with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged
             scaled: Float32 = w + (np.float32(eta) / own)[:, None] * (descent.w - w)
         return replace(descent, w=with_statistics_of(descent.w, scaled, self.model.statistics))
+
+    def _local_updates(
+        self, broadcast: Broadcast, indices: BatchIndices, eta: float | Float32, best: Float32 | None
+    ) -> Descent:
+        """The updates of a round, with all that is added to gradients."""
+        model, shards, w, proximal = self.model, self.shards, broadcast.w, broadcast.request.proximal
+        if proximal is None:
+            return model.descend(w[None], shards, indices, eta, best, self._shift())
+
+        def update(own: Float32, one: BatchIndices, shift: Float32 | None, first: bool) -> Descent:
+            return model.descend(own, shards, one, eta, best if first else None, shift)
+
+        return descend_near(update, w, indices, proximal, self._shift(), model.statistics)
 
     def _learn_drift(self, broadcast: Broadcast, own: Float32) -> None:
         """c_i of this interval."""
