@@ -41,9 +41,11 @@ if TYPE_CHECKING:
     from fedbudget.data.tables import TableOptions
     from fedbudget.targets import MetricTarget
 
-MODELS = ("svm", "linear", "kmeans", "softmax", "mlp", "cnn")
-DATASETS = ("digits", "mnist", "fashion-mnist", "cifar-10", "energy", "user-knowledge")
-"""Names, known without loading what they are the names of."""
+MODELS = ("svm", "linear", "kmeans", "softmax", "mlp", "cnn", "lenet")
+SMALL_DATASETS = ("breast-cancer", "diabetes", "wine", "mnist-small", "fashion-mnist-small")
+DATASETS = ("digits", "mnist", "fashion-mnist", "cifar-10", "energy", "user-knowledge", *SMALL_DATASETS)
+"""Names, known without loading what they are the names of. The small ones come with scikit-learn, or are made of
+others."""
 
 FEDERATED = ("accelerated", "frugal", "paper")
 
@@ -121,11 +123,13 @@ class Settings:
     )
     partition: str | None = option(
         None,
-        "How data is spread: case:N, dirichlet:ALPHA, draw:SAMPLES or files.",
+        "How data is spread: case:N, dirichlet:ALPHA, labels:K of each node, draw:SAMPLES or files.",
         "data",
         _DATA,
         shown="case:1, or files for a folder",
-        helps={"compare": "With --rivals, in place of --cases: case:N, dirichlet:ALPHA, draw:SAMPLES or files."},
+        helps={
+            "compare": "With --rivals, in place of --cases: case:N, dirichlet:ALPHA, labels:K, draw:SAMPLES or files."
+        },
     )
     method: MethodName = option(
         "accelerated",
