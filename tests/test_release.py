@@ -64,7 +64,7 @@ def test_no_release_where_files_differ(tmp_path: Path, file: str, old: str, new:
 def test_every_extra_is_tried() -> None:
     """An extra that `tools/try_wheel.py` does nothing with would only be installed."""
     trial = tool("try_wheel")
-    idle = [extra for extra in EXTRAS if not {extra} & {*trial._COMMANDS, *trial._IMPORTS, "node", "dev"}]
+    idle = [extra for extra in EXTRAS if not {extra} & {*trial._COMMANDS, *trial._PROGRAMS, "node", "dev"}]
     assert idle == []
 
 

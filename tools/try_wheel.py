@@ -40,10 +40,13 @@ _COMMANDS: dict[str, tuple[list[str], ...]] = {
     "dashboard": (["report", "first", "--out", "first.html"],),
     "mlflow": (["run", "--track", "mlflow", "--rounds", "3", "--out", "followed"],),
     "tensorboard": (["run", "--track", "tensorboard", "--rounds", "3", "--out", "followed-too"],),
-    "codecarbon": (["run", "--costs", "measured", "--energy-meter", "codecarbon", "--budget", "energy=200J",
-                    "--rounds", "3", "--out", "metered"],),
-}  # fmt: skip
-_IMPORTS = {"flower": "fedbudget.flower", "docs": "mkdocs, mkdocstrings", "xls": "xlrd"}
+}
+_PROGRAMS = {
+    "flower": "import fedbudget.flower",
+    "docs": "import mkdocs, mkdocstrings",
+    "xls": "import xlrd",
+    "codecarbon": "from fedbudget.resources.carbon import CodeCarbon; CodeCarbon.start()",
+}
 """What extras are for that are no command of ours."""
 
 
@@ -119,8 +122,8 @@ def _commands(extras: str) -> Iterator[list[str]]:
     yield from (["-m", "fedbudget", *command] for command in _CORE)
     for extra in filter(None, extras.split(",")):
         yield from (["-m", "fedbudget", *command] for command in _COMMANDS.get(extra, ()))
-        if extra in _IMPORTS:
-            yield ["-c", f"import {_IMPORTS[extra]}"]
+        if extra in _PROGRAMS:
+            yield ["-c", _PROGRAMS[extra]]
 
 
 def _run(folder: Path, *command: str | Path) -> None:

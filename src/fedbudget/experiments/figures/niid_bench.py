@@ -15,7 +15,7 @@ from fedbudget.experiments.figures.rivals import Rivals, own_and_best
 from fedbudget.experiments.figures.rows import Rows, distinct, where
 from fedbudget.experiments.rivals import Rival, published_rivals
 
-_NODES: dict[str, Any] = {"model": "lenet", "nodes": 10, "batch_size": 64, "budget": ("time=60s",)}
+_NODES: dict[str, Any] = {"model": "lenet", "nodes": 10, "batch_size": 64, "budget": ("time=30s",)}
 _SPREAD = {"Dirichlet 0.5": "dirichlet:0.5", "1 label": "labels:1", "2 labels": "labels:2", "3 labels": "labels:3"}
 TASKS: Mapping[str, Mapping[str, Any]] = {
     f"{title}, {spread}": {**_NODES, "dataset": dataset, "partition": partition}
