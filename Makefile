@@ -6,8 +6,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .PHONY: run test test-slow check docs bench dist proto clean
 
 run: .venv/installed
-	@echo '$$ fedbudget run --dataset digits --model svm --nodes 5 --case 2 --budget time=15s'
-	@$(BIN)/fedbudget run --dataset digits --model svm --nodes 5 --case 2 --budget time=15s
+	@echo '$$ fedbudget run --dataset breast-cancer --nodes 5 --partition dirichlet:0.5 --budget time=5s'
+	@$(BIN)/fedbudget run --dataset breast-cancer --nodes 5 --partition dirichlet:0.5 --budget time=5s
 	@echo
 	@echo '$$ fedbudget compare --dataset digits --model svm --nodes 5 --cases 1,2,3,4 --taus 1,10,100 --seeds 2 --budget time=15s'
 	@$(BIN)/fedbudget compare --dataset digits --model svm --nodes 5 --cases 1,2,3,4 --taus 1,10,100 --seeds 2 --budget time=15s
