@@ -88,6 +88,7 @@ def test_a_file_has_the_names_of_the_options_and_all_of_them(tmp_path: Path) -> 
         min_nodes=3,
         round_timeout=2.5,
         compress="8-bit",
+        workload="by-speed",
     )
     written = read(tmp_path, everything.to_toml())
     assert written.keys() == {field.name for field in fields(Settings)}
@@ -159,7 +160,11 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         ({"nodes": "5"}, "nodes must be a whole number of at least 1, not '5'"),
         ({"rounds": 2.5}, r"rounds must be a whole number of at least 1, not 2\.5"),
         ({"seed": True}, "seed must be a whole number of at least 0, not True"),
-        ({"speeds": ["fast"]}, r"speeds must be a list of numbers, not \['fast'\]"),
+        ({"speeds": ["fast"]}, r"speeds must be a list of numbers or a text, not \['fast'\]"),
+        ({"speeds": "fast"}, r"speeds must be a number for each node, as 4,4,1,1,1, or lognormal:SPREAD .* 'fast'"),
+        ({"speeds": "lognormal:9"}, "a spread of at most 5, not 'lognormal:9'"),
+        ({"speeds": (1, 4), "method": "centralized"}, "centralized descent has no nodes, and no speeds"),
+        ({"speeds": (1, 4), "costs": "measured"}, "speeds are of simulated costs"),
         ({"watts": -1}, "watts must be a number of at least 0, not -1"),
         ({"test_share": 1.0}, r"test_share must be a number of at least 0 and below 1, not 1\.0"),
         (

@@ -20,6 +20,7 @@ class Stream(IntEnum):
     SAMPLES = 3
     ABSENCE = 4
     FORECASTS = 5
+    SPEEDS = 6
 
 
 def generator(seed: int, stream: Stream) -> np.random.Generator:

@@ -13,6 +13,7 @@ Compression = Literal["none", "16-bit", "8-bit"]
 EngineName = Literal["in-process", "ray", "network"]
 Keep = Literal["best-loss", "best-on-test"]
 UpdateName = Literal["average", "accelerate", "fedavgm", "fedadam", "fedyogi"]
+WorkloadName = Literal["by-speed", "equal"]
 Tau = Count | Literal["adaptive"]
 BatchSize = Count | Literal["full"]
 Eta = Positive | Literal["auto"]
@@ -45,7 +46,8 @@ class SettingsOptions(TypedDict, total=False):
     tau: Tau
     costs: CostSource
     aggregation_factor: Positive
-    speeds: tuple[float, ...] | None
+    speeds: tuple[float, ...] | str | None
+    workload: WorkloadName | None
     participation: Chance
     batch_size: BatchSize | None
     step_fall: Share | None

@@ -34,6 +34,7 @@ from fedbudget.setting_types import (
     Share,
     Tau,
     UpdateName,
+    WorkloadName,
 )
 
 if TYPE_CHECKING:
@@ -158,8 +159,18 @@ class Settings:
     aggregation_factor: Positive = option(
         1.0, "How many times as long as the prototype's a simulated aggregation takes.", "budget", _COMPARE
     )
-    speeds: tuple[float, ...] | None = option(
-        None, "Of each node, with asynchronous: 4,4,1,1,1.", "method", _RUN, shown="two of five are fast"
+    speeds: tuple[float, ...] | str | None = option(
+        None,
+        "How fast each simulated node makes local updates: 4,4,1,1,1, or drawn, lognormal:1.0.",
+        "budget",
+        (*_COMPARE, *_NETWORK),
+        shown="all alike; with asynchronous two of five are fast",
+    )
+    workload: WorkloadName | None = option(
+        None,
+        "by-speed: where time is scarce, faster nodes make more local updates; equal: all make τ.",
+        "method",
+        shown="by-speed where τ is adaptive and drift corrected",
     )
     participation: Chance = option(1.0, "The chance of a node to take part in a round, simulated.", "method", _COMPARE)
     batch_size: BatchSize | None = option(None, "Samples in a mini-batch, or full.", "method", shown="100")
@@ -264,6 +275,10 @@ class Settings:
                 raise UserError(f"{self.method} descent has no `update`, `step_fall` or `proximal`")
             if self.step_size == "auto":
                 raise UserError(f"{self.method} descent needs a `step_size` that is a number")
+        if self.speeds is not None:
+            from fedbudget.resources.speeds import require_possible
+
+            require_possible(self.speeds, self.method, self.costs)
 
     def limits(self) -> "Budget":
         from fedbudget.budget import Budget

@@ -45,7 +45,19 @@ def build_method(settings: Settings, overrides: Overrides = NOTHING) -> Method:
         delta=delta,
         proximal=settings.proximal,
         spending=PaperSpending() if settings.method == "paper" else CarefulSpending(settings.tau_max),
+        by_speed=settings.tau_max if _shares_work(settings, frugal and correct_drift) else None,
     )
+
+
+def _shares_work(settings: Settings, possible: bool) -> bool:
+    """Whether faster nodes make more local updates."""
+    possible = possible and settings.tau == "adaptive"
+    if settings.workload == "by-speed" and not possible:
+        raise UserError(
+            "`workload` by-speed needs a `tau` that is adaptive and drift that is corrected, as methods frugal and "
+            "accelerated do"
+        )
+    return possible and settings.workload != "equal"
 
 
 def _controller(settings: Settings, correct_drift: bool, delta: Delta) -> Controller:

@@ -33,6 +33,8 @@ class Method:
       delta: what δ is estimated from, the nodes' gradients or their parameters.
       proximal: μ of FedProx, where local updates are held near w(t₀), see proximal.py.
       spending: how the budget is spent.
+      by_speed: the most updates that a node makes, where faster ones make more than others; None where all make the
+        same number. See workload.py.
     """
 
     controller: Controller
@@ -45,6 +47,7 @@ class Method:
     delta: Delta = "gradient"
     proximal: float | None = None
     spending: SpendingRule = field(default_factory=CarefulSpending)
+    by_speed: int | None = None
 
     def __post_init__(self) -> None:
         if not self.combine.needs_reports and not isinstance(self.combine, WeightedMean):
@@ -56,6 +59,8 @@ class Method:
                 f"drift is corrected only where reports are averaged, not with {type(self.combine).__name__}: "
                 "turn drift correction off"
             )
+        if self.by_speed is not None and not self.correct_drift:
+            raise UserError("nodes make different numbers of local updates only where drift is corrected")
 
     @property
     def request(self) -> Request:

@@ -39,5 +39,7 @@ def descend_near(
     for number in range(1, indices.updates):
         with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged
             pull = np.float32(proximal) * (with_statistics_of(w, last.w, statistics) - w)
-        last = update(last.w, one_of(indices, number), pull if shift is None else pull + shift, False)
+        fresh = update(last.w, one_of(indices, number), pull if shift is None else pull + shift, False)
+        makes = indices.updates_of > number
+        last = fresh if makes.all() else replace(fresh, w=np.where(makes[:, None], fresh.w, last.w))
     return replace(first, w=last.w)
