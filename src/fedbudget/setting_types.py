@@ -55,6 +55,7 @@ class SettingsOptions(TypedDict, total=False):
     server_momentum: Fraction | None
     server_beta2: Fraction | None
     server_epsilon: Positive | None
+    proximal: Positive | None
     phi: Positive | None
     gamma: Gamma
     tau_max: Count

@@ -42,9 +42,11 @@ if TYPE_CHECKING:
     from fedbudget.data.tables import TableOptions
     from fedbudget.targets import MetricTarget
 
-MODELS = ("svm", "linear", "kmeans", "softmax", "mlp", "cnn")
-DATASETS = ("digits", "mnist", "fashion-mnist", "cifar-10", "energy", "user-knowledge")
-"""Names, known without loading what they are the names of."""
+MODELS = ("svm", "linear", "kmeans", "softmax", "mlp", "cnn", "lenet")
+SMALL_DATASETS = ("breast-cancer", "diabetes", "wine", "mnist-small", "fashion-mnist-small")
+DATASETS = ("digits", "mnist", "fashion-mnist", "cifar-10", "energy", "user-knowledge", *SMALL_DATASETS)
+"""Names, known without loading what they are the names of. The small ones come with scikit-learn, or are made of
+others."""
 
 FEDERATED = ("accelerated", "frugal", "paper")
 
@@ -122,11 +124,13 @@ class Settings:
     )
     partition: str | None = option(
         None,
-        "How data is spread: case:N, dirichlet:ALPHA, draw:SAMPLES or files.",
+        "How data is spread: case:N, dirichlet:ALPHA, labels:K of each node, draw:SAMPLES or files.",
         "data",
         _DATA,
         shown="case:1, or files for a folder",
-        helps={"compare": "With --rivals, in place of --cases: case:N, dirichlet:ALPHA, draw:SAMPLES or files."},
+        helps={
+            "compare": "With --rivals, in place of --cases: case:N, dirichlet:ALPHA, labels:K, draw:SAMPLES or files."
+        },
     )
     method: MethodName = option(
         "accelerated",
@@ -189,6 +193,9 @@ class Settings:
     server_beta2: Fraction | None = option(None, "β₂ of fedadam and fedyogi.", "method", shown="0.99")
     server_epsilon: Positive | None = option(
         None, "ε of fedadam and fedyogi; larger is less adaptive.", "method", shown="0.001"
+    )
+    proximal: Positive | None = option(
+        None, "μ of FedProx, which holds local updates near where they started.", "method", shown="none"
     )
     phi: Positive | None = option(
         None,
@@ -264,8 +271,8 @@ class Settings:
         if self.method not in FEDERATED:
             if self.drift_correction or self.delta or self.participation != 1:
                 raise UserError(f"{self.method} descent has no `drift_correction`, `delta` or `participation`")
-            if self.update or self.step_fall:
-                raise UserError(f"{self.method} descent has no `update` or `step_fall`")
+            if self.update or self.step_fall or self.proximal:
+                raise UserError(f"{self.method} descent has no `update`, `step_fall` or `proximal`")
             if self.step_size == "auto":
                 raise UserError(f"{self.method} descent needs a `step_size` that is a number")
         if self.speeds is not None:

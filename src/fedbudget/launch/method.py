@@ -31,6 +31,7 @@ def build_method(settings: Settings, overrides: Overrides = NOTHING) -> Method:
     correct_drift = settings.drift_correction
     if correct_drift is None:
         plain = settings.update in (None, "average") and overrides.update is None and overrides.combine is None
+        plain = plain and settings.proximal is None  # two cures of the same thing, of which one was asked for
         correct_drift = frugal and plain
     delta: Delta = settings.delta or ("parameters" if frugal else "gradient")
     return Method(
@@ -42,6 +43,7 @@ def build_method(settings: Settings, overrides: Overrides = NOTHING) -> Method:
         partly=accelerated,
         one_step=accelerated,
         delta=delta,
+        proximal=settings.proximal,
         spending=PaperSpending() if settings.method == "paper" else CarefulSpending(settings.tau_max),
         by_speed=settings.tau_max if _shares_work(settings, frugal and correct_drift) else None,
     )
