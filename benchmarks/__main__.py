@@ -27,6 +27,7 @@ from benchmarks import (
     rounds,
     scale,
     startup,
+    unequal,
 )
 from benchmarks.measure import exponent, take_turns
 from benchmarks.workload import FEATURES, NODES, SAMPLES, TAU, dataset, settings
@@ -163,6 +164,7 @@ SECTIONS: Mapping[str, Callable[[], Any]] = {
     "network": lambda: {**networks.network_speed(), **networks.batching()},
     "network_step": network_step.network_step,
     "rounds": rounds.round_trips,
+    "large": rounds.aggregator_memory,
     "simulation": flower_simulation.beside_flower,
     "scale": scale.large_fleet,
 }
@@ -250,6 +252,7 @@ if __name__ == "__main__":
         "settings": any_settings.main,
         "ablation": ablation.main,
         "normalization": normalization.main,
+        "unequal": unequal.main,
     }  # many runs, and options of their own
     if sys.argv[1:2] and sys.argv[1] in runs:
         runs[sys.argv[1]](sys.argv[2:])

@@ -13,5 +13,5 @@ scaler = StandardScaler().fit(x_train)
 x_train, x_test = scaler.transform(x_train), scaler.transform(x_test)
 
 hospitals = list(zip(np.array_split(x_train, 8), np.array_split(y_train, 8), strict=True))
-result = fedbudget.train(shards=hospitals, test=(x_test, y_test), model="svm", budget=["time=15s", "bytes=100kB"])
+result = fedbudget.train(shards=hospitals, test=(x_test, y_test), model="svm", budget=["time=15s", "bytes=60kB"])
 print(f"{len(hospitals)} nodes, loss {result.loss:.4f}, accuracy {result.accuracy:.3f}, stopped by {result.stopped_by}")

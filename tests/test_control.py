@@ -128,15 +128,13 @@ class TestAdaptiveTau:
 
 class TestBalancedTau:
     @staticmethod
-    def chosen(c: list[float], b: list[float], budget: list[float], last: int = 100, *, differ: bool = True) -> int:
-        inputs = ControlInputs(None, 0.1, np.array(c, float), np.array(b, float), np.array(budget, float), differ)
-        return BalancedTau().next(Decision(last, Reason.BALANCE), inputs).tau
+    def chosen(c: list[float], b: list[float], budget: list[float], last: int = 100, worth: float = 10.0) -> int:
+        inputs = ControlInputs(None, 0.1, np.array(c, float), np.array(b, float), np.array(budget, float))
+        return BalancedTau(worth=worth).next(Decision(last, Reason.BALANCE), inputs).tau
 
-    @pytest.mark.parametrize(
-        ("ratio", "differ", "tau"), [(10, True, 10), (2.5, True, 5), (10, False, 32), (0.1, True, 1)]
-    )
-    def test_of_one_resource_it_is_the_square_root(self, ratio: float, differ: bool, tau: int) -> None:
-        assert self.chosen([1.0], [ratio], [1e6], differ=differ) == tau
+    @pytest.mark.parametrize(("ratio", "worth", "tau"), [(10, 10, 10), (2.5, 10, 5), (10, 100, 32), (0.1, 10, 1)])
+    def test_of_one_resource_it_is_the_square_root(self, ratio: float, worth: float, tau: int) -> None:
+        assert self.chosen([1.0], [ratio], [1e6], worth=worth) == tau
 
     def test_of_several_the_dearest_counts(self) -> None:
         assert self.chosen([1, 0], [10, 1], [1e6, 1e9]) == 10  # bytes are plenty
@@ -147,11 +145,11 @@ class TestBalancedTau:
         assert self.chosen([1.0], [100.0], [900.0]) == 10  # less would save next to nothing
 
     def test_it_says_when_it_is_shorter_than_would_pay(self) -> None:
-        inputs = ControlInputs(None, 0.1, np.array([1.0]), np.array([10.0]), np.array([1e6]), differ=False)
-        reasons = [BalancedTau().next(previous(tau), inputs).reason for tau in (10, 16)]
+        inputs = ControlInputs(None, 0.1, np.array([1.0]), np.array([10.0]), np.array([1e6]))
+        reasons = [BalancedTau(worth=100).next(previous(tau), inputs).reason for tau in (10, 16)]
         assert reasons == [Reason.LENGTH, Reason.BALANCE]
 
     def test_it_grows_to_what_an_aggregation_costs_at_once_and_then_twofold(self) -> None:
-        assert self.chosen([1.0], [10.0], [1e6], last=1, differ=False) == 10
-        assert self.chosen([1.0], [10.0], [1e6], last=10, differ=False) == 20
-        assert self.chosen([1.0], [10.0], [1e6], last=20, differ=False) == 32
+        assert self.chosen([1.0], [10.0], [1e6], last=1, worth=100) == 10
+        assert self.chosen([1.0], [10.0], [1e6], last=10, worth=100) == 20
+        assert self.chosen([1.0], [10.0], [1e6], last=20, worth=100) == 32

@@ -26,7 +26,7 @@ BELOW: dict[str, set[str]] = {
     "protocol": {"control", "spending", "step_size", "budget", "theory", "models", "data"},
     "targets": set(),
     "setting_types": set(),
-    "settings": {"setting_types", "budget", "data", "tasks", "targets"},
+    "settings": {"setting_types", "budget", "resources", "data", "tasks", "targets"},
     "engines": {"protocol", *CORE},
     "runs": {"settings", *CORE},
     "forecasts": {"runs", "settings", "targets", *CORE},

@@ -119,6 +119,23 @@ def test_w_is_the_same_as_in_process(nodes: ThreadPoolExecutor, address: str, mo
     assert [record.loss for record in over_network.rounds] == [record.loss for record in whole.rounds]
 
 
+@pytest.mark.parametrize("model", ["softmax", Net])
+def test_nodes_of_different_speeds_share_rounds_as_in_process(
+    nodes: ThreadPoolExecutor, address: str, model: Any
+) -> None:
+    asked = {"tau": "adaptive", "costs": "simulated", "speeds": (4.0, 1.0, 2.0), "budget": "time=20s", "rounds": 8}
+    own = {} if isinstance(model, str) else {"model": model}
+    shards = made(3)
+    taking_part = [joined(nodes, address, f"n{i}", data=shard, **own) for i, shard in enumerate(shards)]
+    over_network = fedbudget.serve(address, model=model, nodes=3, quiet=True, **{**ASKED, **asked})
+    assert [each.result(LONG) for each in taking_part] == [len(over_network.rounds)] * 3
+    whole = fedbudget.train(model=model, shards=shards, **{**ASKED, **asked})
+    assert [record.work for record in over_network.rounds] == [record.work for record in whole.rounds]
+    assert any(record.work and len(set(record.work["updates"])) == 3 for record in whole.rounds)
+    assert over_network.w.tobytes() == whole.w.tobytes()
+    assert over_network.spent == whole.spent
+
+
 def test_a_module_that_is_made_already_starts_as_the_aggregators(nodes: ThreadPoolExecutor, address: str) -> None:
     ours, theirs = Net(), Net()
     taking_part = joined(nodes, address, "n1", model=theirs, data=made(1)[0])

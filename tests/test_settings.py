@@ -81,6 +81,7 @@ def test_a_file_has_the_names_of_the_options_and_all_of_them(tmp_path: Path) -> 
         step_fall=0.35,
         update="fedadam",
         server_step_size=0.1,
+        proximal=0.01,
         server_momentum=0.9,
         server_beta2=0.99,
         server_epsilon=1e-3,
@@ -91,6 +92,7 @@ def test_a_file_has_the_names_of_the_options_and_all_of_them(tmp_path: Path) -> 
         combine="clipped",
         attack="noise",
         attackers=2,
+        workload="by-speed",
     )
     written = read(tmp_path, everything.to_toml())
     assert written.keys() == {field.name for field in fields(Settings)}
@@ -162,7 +164,11 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         ({"nodes": "5"}, "nodes must be a whole number of at least 1, not '5'"),
         ({"rounds": 2.5}, r"rounds must be a whole number of at least 1, not 2\.5"),
         ({"seed": True}, "seed must be a whole number of at least 0, not True"),
-        ({"speeds": ["fast"]}, r"speeds must be a list of numbers, not \['fast'\]"),
+        ({"speeds": ["fast"]}, r"speeds must be a list of numbers or a text, not \['fast'\]"),
+        ({"speeds": "fast"}, r"speeds must be a number for each node, as 4,4,1,1,1, or lognormal:SPREAD .* 'fast'"),
+        ({"speeds": "lognormal:9"}, "a spread of at most 5, not 'lognormal:9'"),
+        ({"speeds": (1, 4), "method": "centralized"}, "centralized descent has no nodes, and no speeds"),
+        ({"speeds": (1, 4), "costs": "measured"}, "speeds are of simulated costs"),
         ({"watts": -1}, "watts must be a number of at least 0, not -1"),
         ({"test_share": 1.0}, r"test_share must be a number of at least 0 and below 1, not 1\.0"),
         (
@@ -179,10 +185,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
             {"update": "fedadm"},
             r"update must be average, accelerate, .*; did you mean fedadam\?",
         ),
-        (
-            {"method": "centralized", "update": "fedadam"},
-            "centralized descent has no update, combine, ",
-        ),
+        ({"method": "centralized", "update": "fedadam"}, "centralized descent has no update, combine, "),
         ({"step_fall": 1.5}, r"step_fall must be a number of at least 0 and at most 1, not 1\.5"),
         ({"seed": -1}, "seed must be a whole number of at least 0, not -1"),
     ],

@@ -214,14 +214,20 @@ class TestSearchedStep:
         return state
 
     def test_it_begins_with_what_the_search_gave(self) -> None:
-        assert not self.RULE.first().settled
-        state = self.after(4.0)
-        assert state.settled
-        assert state.eta == pytest.approx(0.25)
+        assert self.after(4.0).eta == pytest.approx(0.25)
 
-    def test_between_the_largest_beta_and_the_mean(self) -> None:
+    def test_it_begins_with_the_mean_and_falls_to_between_that_and_the_largest(self) -> None:
         state = self.RULE.next(self.RULE.first(), StepSizeInputs(8.0, 0.0, 2.0))
+        assert state.eta == pytest.approx(1 / 2)
+        for _ in range(20):
+            state = self.RULE.next(state, StepSizeInputs(80.0, 0.0, 20.0))
         assert state.eta == pytest.approx(1 / 4)
+
+    @pytest.mark.parametrize(("share", "eta"), [(0.0, 0.125), (0.07, 0.1), (0.35, 0.005)])
+    def test_of_long_rounds_it_is_that_of_the_middle(self, share: float, eta: float) -> None:
+        """With 0.175 of the budget left it has fallen by half, and with a round of half of that by as much more."""
+        state = self.RULE.next(self.after(4.0), StepSizeInputs(4.0, 0.825, 4.0, round_share=share))
+        assert state.eta == pytest.approx(eta)
 
     def test_it_grows_twofold_where_the_loss_is_flatter_and_only_from_the_best(self) -> None:
         """Half old and half new: log β̂ is that of √2, and log 2 was its deviation in both rounds."""

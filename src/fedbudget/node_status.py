@@ -13,6 +13,9 @@ class NodeStatus:
       rounds, missed: that it took part in, and that it was asked to and did not; None where nobody counts.
       step_seconds: of a local update, lately.
       last_seen: when it was last connected, in seconds since 1970; None of one that is away.
+      updates: local updates that it made in the last round.
+      idle, idle_equal: the share of that round's updates that it waited for others, and would have with the same τ.
+      speed: of a simulated node; 1 is what simulated costs were measured at.
     """
 
     name: str
@@ -23,3 +26,7 @@ class NodeStatus:
     missed: int | None = None
     step_seconds: float | None = None
     last_seen: float | None = None
+    updates: int | None = None
+    idle: float | None = None
+    idle_equal: float | None = None
+    speed: float | None = None

@@ -137,7 +137,8 @@ class Declaration:
     def _plain(self, value: object) -> object:
         """Numbers of other libraries as Python's, and a text with commas as a list."""
         if isinstance(value, str) and self.listed:
-            return [part.strip() for part in value.split(",")]
+            parts = [part.strip() for part in value.split(",")]
+            return parts if str not in self.kinds else _numbers(parts) or value
         if isinstance(value, list | tuple):
             return [_number(each) for each in value]
         return _number(value)
@@ -171,6 +172,14 @@ def paths_from(start: str, *endings: str) -> list[str]:
     """Files with such endings, and folders, whose path begins so: what a shell can complete."""
     paths = sorted(glob(f"{escape(start)}*"))  # noqa: PTH207, what is typed may be absolute
     return [path for path in paths if path.endswith(endings) or Path(path).is_dir()]
+
+
+def _numbers(texts: Sequence[str]) -> list[float] | None:
+    """None where one of them is none."""
+    try:
+        return [float(text) for text in texts]
+    except ValueError:
+        return None
 
 
 def _number(value: object) -> object:

@@ -20,7 +20,8 @@ class Stream(IntEnum):
     SAMPLES = 3
     ABSENCE = 4
     FORECASTS = 5
-    ATTACK = 6
+    SPEEDS = 6
+    ATTACK = 7
 
 
 def generator(seed: int, stream: Stream, *part: int) -> np.random.Generator:

@@ -17,6 +17,7 @@ CombineName = Literal["mean", "clipped", "trimmed", "median"]
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 AttackName = Literal["sign-flip", "scale", "noise", "label-flip"]
+WorkloadName = Literal["by-speed", "equal"]
 Tau = Count | Literal["adaptive"]
 BatchSize = Count | Literal["full"]
 Eta = Positive | Literal["auto"]
@@ -49,7 +50,8 @@ class SettingsOptions(TypedDict, total=False):
     tau: Tau
     costs: CostSource
     aggregation_factor: Positive
-    speeds: tuple[float, ...] | None
+    speeds: tuple[float, ...] | str | None
+    workload: WorkloadName | None
     participation: Chance
     attack: AttackName | None
     attackers: Count | None
@@ -59,6 +61,7 @@ class SettingsOptions(TypedDict, total=False):
     server_momentum: Fraction | None
     server_beta2: Fraction | None
     server_epsilon: Positive | None
+    proximal: Positive | None
     phi: Positive | None
     gamma: Gamma
     tau_max: Count

@@ -35,6 +35,7 @@ from fedbudget.setting_types import (
     Share,
     Tau,
     UpdateName,
+    WorkloadName,
 )
 
 if TYPE_CHECKING:
@@ -42,9 +43,11 @@ if TYPE_CHECKING:
     from fedbudget.data.tables import TableOptions
     from fedbudget.targets import MetricTarget
 
-MODELS = ("svm", "linear", "kmeans", "softmax", "mlp", "cnn")
-DATASETS = ("digits", "mnist", "fashion-mnist", "cifar-10", "energy", "user-knowledge")
-"""Names, known without loading what they are the names of."""
+MODELS = ("svm", "linear", "kmeans", "softmax", "mlp", "cnn", "lenet")
+SMALL_DATASETS = ("breast-cancer", "diabetes", "wine", "mnist-small", "fashion-mnist-small")
+DATASETS = ("digits", "mnist", "fashion-mnist", "cifar-10", "energy", "user-knowledge", *SMALL_DATASETS)
+"""Names, known without loading what they are the names of. The small ones come with scikit-learn, or are made of
+others."""
 
 FEDERATED = ("accelerated", "frugal", "paper")
 
@@ -122,11 +125,13 @@ class Settings:
     )
     partition: str | None = option(
         None,
-        "How data is spread: case:N, dirichlet:ALPHA, draw:SAMPLES or files.",
+        "How data is spread: case:N, dirichlet:ALPHA, labels:K of each node, draw:SAMPLES or files.",
         "data",
         _DATA,
         shown="case:1, or files for a folder",
-        helps={"compare": "With --rivals, in place of --cases: case:N, dirichlet:ALPHA, draw:SAMPLES or files."},
+        helps={
+            "compare": "With --rivals, in place of --cases: case:N, dirichlet:ALPHA, labels:K, draw:SAMPLES or files."
+        },
     )
     method: MethodName = option(
         "accelerated",
@@ -155,8 +160,18 @@ class Settings:
     aggregation_factor: Positive = option(
         1.0, "How many times as long as the prototype's a simulated aggregation takes.", "budget", _COMPARE
     )
-    speeds: tuple[float, ...] | None = option(
-        None, "Of each node, with asynchronous: 4,4,1,1,1.", "method", _RUN, shown="two of five are fast"
+    speeds: tuple[float, ...] | str | None = option(
+        None,
+        "How fast each simulated node makes local updates: 4,4,1,1,1, or drawn, lognormal:1.0.",
+        "budget",
+        (*_COMPARE, *_NETWORK),
+        shown="all alike; with asynchronous two of five are fast",
+    )
+    workload: WorkloadName | None = option(
+        None,
+        "by-speed: where time is scarce, faster nodes make more local updates; equal: all make τ.",
+        "method",
+        shown="by-speed where τ is adaptive and drift corrected",
     )
     participation: Chance = option(1.0, "The chance of a node to take part in a round, simulated.", "method", _COMPARE)
     attack: AttackName | None = option(
@@ -175,10 +190,7 @@ class Settings:
         shown="accelerate with method accelerated, else average",
     )
     combine: CombineName | None = option(
-        None,
-        "How nodes' updates become one: mean, or where not all are trusted: clipped, trimmed or median.",
-        "method",
-        shown="mean; with serve clipped, of models below 65,536 parameters",
+        None, "How updates become one: mean, clipped, trimmed or median.", "method", shown="mean; with serve clipped"
     )
     server_step_size: Positive | None = option(
         None, "How far --update moves.", "method", shown="1 with fedavgm, 0.1 with fedadam and fedyogi"
@@ -189,6 +201,9 @@ class Settings:
     server_beta2: Fraction | None = option(None, "β₂ of fedadam and fedyogi.", "method", shown="0.99")
     server_epsilon: Positive | None = option(
         None, "ε of fedadam and fedyogi; larger is less adaptive.", "method", shown="0.001"
+    )
+    proximal: Positive | None = option(
+        None, "μ of FedProx, which holds local updates near where they started.", "method", shown="none"
     )
     phi: Positive | None = option(
         None,
@@ -267,10 +282,16 @@ class Settings:
         if self.method not in FEDERATED:
             if self.drift_correction or self.delta or self.participation != 1:
                 raise UserError(f"{self.method} descent has no `drift_correction`, `delta` or `participation`")
-            if self.update or self.step_fall or self.combine or self.attack:
-                raise UserError(f"{self.method} descent has no `update`, `combine`, `attack` or `step_fall`")
+            if self.update or self.step_fall or self.proximal or self.combine or self.attack:
+                raise UserError(
+                    f"{self.method} descent has no `update`, `combine`, `attack`, `step_fall` or `proximal`"
+                )
             if self.step_size == "auto":
                 raise UserError(f"{self.method} descent needs a `step_size` that is a number")
+        if self.speeds is not None:
+            from fedbudget.resources.speeds import require_possible
+
+            require_possible(self.speeds, self.method, self.costs)
 
     def limits(self) -> "Budget":
         from fedbudget.budget import Budget
@@ -371,13 +392,6 @@ def require_keys(names: Iterable[str], where: str, also: Iterable[str] = ()) -> 
     for name in names:
         if name not in known:
             raise UserError(f"{where}: {unknown('key', name, known, 'known are ' + ', '.join(known))}")
-
-
-def node_arguments(settings: Settings) -> list[str]:
-    """The options of `fedbudget join` with which a node has its share of these settings' dataset."""
-    known = declarations(Settings)
-    shared = {name: value for name, value in vars(settings).items() if known[name].within("join") and value is not None}
-    return [text for name, value in shared.items() for text in known[name].arguments(value)]
 
 
 def defaults_of(command: str) -> dict[str, Any]:

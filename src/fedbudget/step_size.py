@@ -58,12 +58,14 @@ class StepSizeInputs:
       spent: the share of the budget spent.
       mean_beta: the mean of the β̂_i, if there was any.
       improved: whether the w that the last round began with is the best so far.
+      round_share: the share of the budget that the last round took.
     """
 
     beta: float | None
     spent: float
     mean_beta: float | None = None
     improved: bool = True
+    round_share: float = 0.0
 
 
 class StepSize(Protocol):
@@ -243,17 +245,18 @@ class SearchedStep:
     """η by a search in the first round, and from the smoothness that nodes measure.
 
     In the first round every node searches for how steep its own loss is, and makes its updates with an η_i of its own
-    (protocol/first_step.py, fleet.py), as if with a common one; then η = 1 / mean_i β̂_i is known, by the smoothness of
-    the mean of losses that is no more than the mean of theirs. From there on
+    (protocol/first_step.py, fleet.py), as if with a common one; then η = 1 / mean_i β̂_i is known: the mean of losses is
+    no steeper than that. From there on
 
         η ← max(least, min(1/β̄, 2η)),      β̂ = √(mean_i β̂_i · max_i β̂_i),      β̄ as of `AutoStep`
 
     - It grows, where the loss becomes flatter, and only after a round that began with the best w so far.
-    - It does not fall below what the search gave. The β̂ of a network rises as it is trained, until ηβ is near 2: an η
-      that follows it down gains nothing.
+    - It does not fall below 1/β̂ of the search. The β̂ of a network rises as it is trained, until ηβ is near 2: an η that
+      follows it down gains nothing.
     - Where the loss is much worse it halves, with 0.7 of its limits. That is less than with `AutoStep`, because the
       update rule's motion is given up at the same time, and had its part in it.
-    - It falls as that of `AutoStep` at the end of the budget.
+    - It falls as that of `AutoStep` at the end of the budget, but has in every round what it should have in the middle
+      of it: with few long rounds, the last would otherwise begin and end with an η that is far too large.
 
     That the search's η is a good one is not proven.
     """
@@ -267,26 +270,27 @@ class SearchedStep:
         return SearchedStepState(self.start, steady=self.start)
 
     def next(self, state: SearchedStepState, inputs: StepSizeInputs) -> SearchedStepState:
+        beta = _between(inputs)
         if state.least == 0:  # nothing was found yet
-            beta = inputs.mean_beta or inputs.beta
             if beta is None:
                 return state
-            state = replace(state, level=math.log(beta), steady=1 / beta, least=1 / beta)
-            return self._falling(state, inputs.spent)
-        beta = _between(inputs)
+            mean = inputs.mean_beta or beta
+            return self._falling(replace(state, level=math.log(mean), steady=1 / mean, least=1 / beta), inputs)
         state = _with_beta(state, beta)
         if beta is not None:
             most = self.growth * state.steady if inputs.improved else state.steady
             state = replace(state, steady=max(state.least, min(state.kappa / _upper(state, beta), most)))
-        return self._falling(state, inputs.spent)
+        return self._falling(state, inputs)
 
     def recover(self, state: SearchedStepState, inputs: StepSizeInputs) -> SearchedStepState:
         state = _with_beta(state, _between(inputs))
         state = replace(state, steady=state.steady / 2, least=0.7 * state.least, kappa=0.7 * state.kappa)
-        return self._falling(state, inputs.spent)
+        return self._falling(state, inputs)
 
-    def _falling(self, state: SearchedStepState, spent: float) -> SearchedStepState:
-        return replace(state, eta=state.steady * _at_the_end(spent, self.fall))
+    def _falling(self, state: SearchedStepState, inputs: StepSizeInputs) -> SearchedStepState:
+        """With what η should be in the middle of the coming round, if that is as long as the last."""
+        middle = min(1.0, inputs.spent + inputs.round_share / 2)
+        return replace(state, eta=state.steady * _at_the_end(middle, self.fall))
 
 
 def _between(inputs: StepSizeInputs) -> float | None:

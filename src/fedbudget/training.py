@@ -216,7 +216,8 @@ def _writer(prepared: PreparedRun, out: Path) -> RunWriter:
         return RunWriter.resume(out, _config(prepared), prepared.resumed.records)
     writer = RunWriter(out, _config(prepared))
     if prepared.shards is not None:
-        nodes.write_simulated(out, prepared.shards.size)
+        speeds = prepared.meters.speeds
+        nodes.write_simulated(out, prepared.shards.size, None if speeds is None else speeds.values)
     return writer
 
 
@@ -313,7 +314,7 @@ class _Recorder:
 def _result(
     prepared: PreparedRun, outcome: Outcome, judge: Judge, records: Sequence[RoundRecord], out: Path | None
 ) -> Result:
-    taus = [record.tau for record in records if record.tau > 0]
+    taus = [record.effective_tau for record in records if record.tau > 0]
     budget, ledger, model = prepared.budget, outcome.ledger, prepared.model
     w, loss = outcome.w, records[-1].best_loss if records else math.nan
     if judge.kept is not None:
@@ -328,7 +329,7 @@ def _result(
         metrics=figures.metrics,
         average_tau=average_tau(taus),
         aggregations=0 if prepared.settings.method == "centralized" else len(taus),
-        local_updates=sum(taus),
+        local_updates=round(sum(taus)),
         spent=budget.label(ledger.spent),
         budget=dict(budget.limits),
         overshoot=budget.label(ledger.overshoot),

@@ -61,7 +61,7 @@ def test_texts_become_numbers_where_they_can() -> None:
         ({"tau": "1.5"}, "--tau must be adaptive or a whole number of at least 1, not '1.5'"),
         ({"batch_size": "half"}, "--batch-size must be full or a whole number of at least 1, not 'half'"),
         ({"step_size": "nan"}, "--step-size must be auto or a positive number, not 'nan'"),
-        ({"speeds": ""}, "--speeds must be a list of numbers, not ''"),
+        ({"clusters": ""}, "--clusters must be a whole number of at least 1, not ''"),
     ],
 )
 def test_errors_speak_of_options(given: dict[str, str], message: str) -> None:

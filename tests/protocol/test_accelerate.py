@@ -1,5 +1,7 @@
 """Parts of the accelerated method: gains and momentum, the first step, and how much of a shift lasts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from fedbudget.arrays import Float32
 from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
 from fedbudget.models import FunctionModel
-from fedbudget.protocol.drift import Correction, Divergence, DriftState, norms
+from fedbudget.protocol.drift import Correction, Divergence, DriftState
 from fedbudget.protocol.first_step import first_steepness
 from fedbudget.protocol.messages import Broadcast, Drift, Report, Request
 from fedbudget.protocol.steps import at_pace, with_losses, with_retreat
@@ -24,11 +26,11 @@ def vector(*values: float) -> Float32:
 
 class TestAccelerate:
     def test_by_hand(self) -> None:
-        """Parameters that go on, turn back, and rest: v = 0.8 v' + g Δ."""
+        """Parameters that go on, turn back, and rest: v = 0.95 v' + g Δ."""
         state = Motion(vector(1, 1, 1, 0), vector(2, 2, 1, 5))
         after, w = Accelerate().next(state, vector(0, 0, 0, 0), vector(1, -1, 0, 1))
-        assert after.gains == pytest.approx([2.8, 1.4, 1, 5])
-        assert after.velocity == pytest.approx([0.8 + 2.8, 0.4 - 1.4, 0.8, 5])
+        assert after.gains == pytest.approx([2.8, 1, 1, 5])
+        assert after.velocity == pytest.approx([0.95 + 2.8, 0.475 - 1, 0.95, 5])
         assert w == pytest.approx(after.velocity)
 
     def test_gains_stay_between_1_and_100(self) -> None:
@@ -62,13 +64,13 @@ class TestAccelerate:
 
     @given(etas=st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0]), min_size=1, max_size=8))
     def test_where_steps_become_shorter_it_is_momentum_of_gradients(self, etas: list[float]) -> None:
-        """u ← 0.8 u + gradient and w ← w - ηu, where rounds agree: what is remembered has no η in it."""
+        """u ← 0.95 u + gradient and w ← w - ηu, where rounds agree: what is remembered has no η in it."""
         etas = sorted(etas, reverse=True)
         rule, state, w = Accelerate(rise=1.0), Motion(vector(0), vector(1)), vector(0)
         u, expected = 0.0, 0.0
         for eta, coming in zip(etas, [*etas[1:], 0.125], strict=True):
             state, w = rule.next(state, w, w - np.float32(eta))  # a gradient of 1
-            u = 0.8 * u + 1
+            u = 0.95 * u + 1
             expected -= eta * u
             assert float(w[0]) == pytest.approx(expected, rel=1e-5)
             state = rule.paced(state, coming / eta)
@@ -77,12 +79,24 @@ class TestAccelerate:
         assert Accelerate().paced(Motion(vector(4), vector(1)), 3.0).velocity.tolist() == [4]
 
     def test_its_pace_is_that_of_the_coming_steps(self) -> None:
+        """η falls to a quarter, and with it v, and what nodes make of the way that w came; it does not rise with η."""
         moving = Motion(vector(4, -2), vector(1, 9))
-        state = make().state.updated(update=moving)
-        assert at_pace(state, Average(), 5.0) is state
-        assert at_pace(state, Accelerate(), state.step_size.eta) is state
-        after = at_pace(state, Accelerate(), 4 * state.step_size.eta).update
-        assert (after.velocity.tolist(), after.gains.tolist()) == ([1, -0.5], [1, 9])
+        state, said = make().state.updated(update=moving), Broadcast.first(vector(1, 1), 0.1, Request())
+        eta, rule = state.step_size.eta, Accelerate(momentum=0.8, carry=0.5)
+        after = at_pace(state, rule, said, 4 * eta, recover=False)
+        assert (after.update.velocity.tolist(), after.update.gains.tolist()) == ([1, -0.5], [1, 9])
+        assert after.before is said.w
+        assert after.momentum == pytest.approx(0.1)
+        for slower in (eta, eta / 4):
+            after = at_pace(state, rule, said, slower, recover=False)
+            assert after.update is moving
+            assert after.momentum == pytest.approx(0.4)
+
+    def test_nodes_make_none_of_it_by_another_rule_and_after_going_back(self) -> None:
+        state, said = make().state, Broadcast.first(vector(1, 1), 0.1, Request())
+        for rule, recover in ((Average(), False), (Accelerate(), True)):
+            after = at_pace(state, rule, said, state.step_size.eta, recover=recover)
+            assert (after.before, after.momentum) == (None, 0)
 
 
 class TestRetreat:
@@ -147,25 +161,35 @@ class TestFirstSteepness:
 
 class TestStrength:
     def test_is_the_share_of_a_shift_that_stays(self) -> None:
-        """The formula from norms alone is the projection of the new shift on the old one."""
+        """What nodes tell when they report is the projection of the new shifts on the old, which they learn later."""
         rng = np.random.default_rng(3)
-        old, noise = rng.normal(size=(2, 50))
-        new = 0.6 * old + 0.1 * noise
-        p, p_new, q = norms(np.array([old, new, new - old], np.float32))
-        state = DriftState.first(vector(0))
-        said = Broadcast.first(vector(0), 0.1, Request(drift=True))
-        for plain, corrected in ((p, p), (p_new, q)):
-            state = state.after(said, vector(0), 1.0, Divergence(plain, corrected), recover=False, partly=True)
-        assert state.coming.strength == pytest.approx(float(new @ old / (old @ old)), rel=1e-5)
+        sizes, drift = np.array([3, 5, 2]), Drift(correct=True, share=1.0, strength=0.7)
+        known, gradients = Correction.first(3, np.zeros(9, np.float32)), rng.normal(size=(2, 3, 9)).astype(np.float32)
+        gradients[1] += gradients[0]
+        first = known.learn(gradients[0].copy(), drift)
+        first = first.with_mean(np.average(first.own, axis=0, weights=sizes).astype(np.float32))
+        shift = first.used(drift)
+        assert shift is not None
+        second = first.learn(gradients[1] + shift, drift)
+        report = Report(2, np.arange(3), sizes, np.ones(3), np.ones(3), np.zeros((3, 9), np.float32))
+        lasting, shifted = second.lasting
+        sums = ReportsHere(replace(report, lasting=lasting, shifted=shifted)).sums
+        later = second.with_mean(np.average(second.own, axis=0, weights=sizes).astype(np.float32))
+        stayed = sizes @ np.einsum("ij,ij->i", later.shift, first.shift) / (sizes @ np.square(first.shift).sum(axis=1))
+        assert sums.lasting == pytest.approx(float(stayed), rel=1e-4)
+        assert 0.2 < stayed < 1.8
 
-    def test_noise_leaves_nothing_and_no_more_than_all_is_used(self) -> None:
-        state, said = DriftState.first(vector(0)), Broadcast.first(vector(0), 0.1, Request(drift=True))
-        for plain, corrected in ((1.0, 1.0), (1.0, 2.0)):
-            state = state.after(said, vector(0), 1.0, Divergence(plain, corrected), recover=False, partly=True)
-        assert state.coming.strength == 0
-        for plain, corrected in ((3.0, 0.1), (9.0, 0.1)):
-            state = state.after(said, vector(0), 1.0, Divergence(plain, corrected), recover=False, partly=True)
-        assert state.coming.strength == 1
+    @pytest.mark.parametrize(
+        ("lasted", "strength"),
+        [([0.6], 0.6), ([0.6, 0.2], 0.4), ([-3.0], 0), ([7.0], 1), ([0.5, np.nan], 0.5), ([], 1)],
+    )
+    def test_is_half_old_and_half_new_between_none_and_all(self, lasted: list[float], strength: float) -> None:
+        state = DriftState.first(vector(0))
+        said = Broadcast.first(vector(0), 0.1, Request(drift=True, partly=True))
+        ratios: list[float | None] = [*lasted] or [None]
+        for ratio in ratios:
+            state = state.after(said, vector(0), 1.0, Divergence(1.0, 1.0), recover=False, lasted=ratio)
+        assert state.coming.strength == pytest.approx(strength)
 
     @given(strength=st.floats(0, 1), seed=st.integers(0, 1000))
     def test_shifts_cancel_whatever_it_is(self, strength: float, seed: int) -> None:

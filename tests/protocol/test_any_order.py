@@ -10,6 +10,7 @@ aggregator is killed and recalled. Whatever happens:
 - c is the mean of all c_i, where the proof in protocol/drift.py says so, and every node knows its own c_i.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, PeerError, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState
+from fedbudget.protocol.workload import NodeTimes
 from fedbudget.step_size import AutoStep, FixedStep
 from support.hand_made import go_on
 from support.methods import accelerated, bits
@@ -44,6 +46,9 @@ METHODS = {
     "frugal": Method(AdaptiveTau(tau_max=6), AutoStep(start=0.02), correct_drift=True, delta="parameters"),
     "accelerated": accelerated(tau_max=6),
 }
+METHODS |= {f"{name} by speed": replace(METHODS[name], by_speed=20) for name in ("frugal", "accelerated")}
+TIMES = np.array([1.0, 0.2, 3.0, 0.6])
+"""Of a local update at each node."""
 
 
 def new_fleet(node: int, batch: int | None) -> Fleet:
@@ -73,6 +78,7 @@ class Network(RuleBasedStateMachine):
         self.answered: dict[int, Any] = {}  # the bits of all answers in this round
         self.late: list[Report] = []
         self.own: dict[int, Float64] = {}  # c_i of all that count, worked out here
+        self.last_w = self.broadcast.w  # of the round before
         self.spent, self.t, self.rounds = 0.0, 0, 0
 
     # Nodes.
@@ -97,7 +103,7 @@ class Network(RuleBasedStateMachine):
             return  # who comes back without memory takes part from the next round on
         fleet = self.fleets[node]
         self.before[node] = fleet.fork()
-        report = fleet.answer(self.broadcast)
+        report = fleet.answer(self.broadcast.to(fleet.numbers))
         self.check_answer(node, fleet, report)
         if fate == "arrives":
             self.arrived[node] = report
@@ -116,8 +122,8 @@ class Network(RuleBasedStateMachine):
             best = self.aggregator.state.best
             assert report.best_losses[0] == pytest.approx(loss(best, [node]), rel=1e-5)
         drift, known = self.broadcast.drift, fleet._correction
-        if drift is not None and drift.correct and known is not None and node in self.own:
-            np.testing.assert_allclose(known.own[0], self.own[node], atol=1e-3)
+        if drift is not None and known is not None and report.w is not None:
+            np.testing.assert_allclose(known.own[0], self.learned(self.broadcast, node, report.w[0]), atol=1e-3)
 
     # The aggregator.
 
@@ -128,13 +134,15 @@ class Network(RuleBasedStateMachine):
         reports = list(self.arrived.values())
         random.shuffle(reports)
         report = Report.merge(reports)
-        answer = go_on(self.aggregator.receive(report, costs([seconds], [1])))
+        times = NodeTimes(report.nodes, TIMES[report.nodes])
+        answer = go_on(self.aggregator.receive(report, costs([seconds], [1]), times=times))
         self.spent += seconds * broadcast.tau + 1
-        self.t += broadcast.tau
+        self.t += broadcast.tau if broadcast.work is None else round(broadcast.work.effective)
         self.rounds += 1
         assert self.aggregator.last is not None
         assert self.aggregator.last.nodes == len(reports)
         self.learn(broadcast, report)
+        self.last_w = broadcast.w
         self.check_best(before)
         for node, fork in self.before.items():
             if node not in self.arrived:  # what it said came to nothing
@@ -151,14 +159,22 @@ class Network(RuleBasedStateMachine):
         """Each c_i after an interval, by its definition."""
         assert report.w is not None
         corrected = broadcast.drift is not None and broadcast.drift.correct
-        if not corrected:
-            self.own = {node: np.zeros(CASE.model.parameters) for node in self.own}
-        strength = 1.0 if broadcast.drift is None or broadcast.drift.strength is None else broadcast.drift.strength
-        c = self.mean()
-        for node, w in zip(report.nodes.tolist(), report.w, strict=True):
-            shift = strength * (c - self.own.get(node, c)) if corrected else 0.0
-            along = (broadcast.w.astype(np.float64) - w) / (broadcast.eta * broadcast.tau)
-            self.own[node] = along - shift
+        of_these = {
+            node: self.learned(broadcast, node, w) for node, w in zip(report.nodes.tolist(), report.w, strict=True)
+        }
+        of_others = self.own if corrected else {node: np.zeros(CASE.model.parameters) for node in self.own}
+        self.own = of_others | of_these
+
+    def learned(self, broadcast: Broadcast, node: int, w: Float32) -> Float64:
+        """c_i: along what a node's own gradients led it, from w(t₀) and what was gone once more of w's last way."""
+        start = broadcast.w.astype(np.float64)
+        start = start + broadcast.momentum * (start - self.last_w)
+        drift, c = broadcast.drift, self.mean()
+        shift: Float64 | float = 0.0
+        if drift is not None and drift.correct:
+            shift = (1.0 if drift.strength is None else drift.strength) * (c - self.own.get(node, c))
+        tau = broadcast.tau if broadcast.work is None else broadcast.work.effective
+        return np.asarray((start - w) / (broadcast.eta * tau) - shift)
 
     def mean(self) -> Float64:
         if not self.own:

@@ -7,13 +7,17 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp import strategy as flower
 
 from fedbudget.arrays import Float32, Float64
 from fedbudget.control import FixedTau
+from fedbudget.data.shards import Shards
 from fedbudget.errors import UserError
-from fedbudget.protocol.messages import Report
+from fedbudget.models import TorchModel
+from fedbudget.protocol.fleet import Fleet
+from fedbudget.protocol.messages import Broadcast, Report, Request
 from fedbudget.protocol.rivals import UPDATE_RULES, FedAdam, FedYogi
 from fedbudget.protocol.structure import flatten, restore
 from fedbudget.protocol.update import Average, ServerMomentum, UpdateRule
@@ -185,6 +189,70 @@ def test_drift_correction_with_fixed_steps_is_scaffold(name: str) -> None:
     rounds = converse(alone(case, parts), FixedTau(5), eta=0.05, rounds=9, w=start, heard=corrected, correct_drift=True)
     expected = scaffold(case.local(parts), start.astype(np.float64), steps=5, eta=0.05, rounds=9)
     np.testing.assert_allclose([broadcast.w for broadcast, _, _ in rounds], expected, atol=2e-5)
+
+
+def fedprox(nodes: Sequence[LocalGradient], w: Float64, *, steps: int, eta: float, mu: float) -> Float64:
+    """Li et al., Algorithm 2 with gradient descent as the solver of h_k(w; w_t) = F_k(w) + μ/2 ‖w - w_t‖²."""
+    ends = []
+    for gradient in nodes:
+        own = w.copy()
+        for _ in range(steps):
+            own = own - eta * (gradient(own) + mu * (own - w))
+        ends.append(own)
+    return np.asarray(np.mean(ends, axis=0))
+
+
+class TestFedProx:
+    @pytest.mark.parametrize("name", MODELS)
+    def test_rounds_are_the_published_algorithm(self, name: str) -> None:
+        case = problem(name, 3)
+        parts, w = np.split(np.argsort(case.x[:, 0]), 4), case.start(3)
+        rounds = converse(alone(case, parts), FixedTau(5), eta=0.05, rounds=9, w=w, proximal=0.7)
+        expected = [w.astype(np.float64)]
+        for _ in range(9):
+            expected.append(fedprox(case.local(parts), expected[-1], steps=5, eta=0.05, mu=0.7))
+        np.testing.assert_allclose([broadcast.w for broadcast, _, _ in rounds], expected, atol=2e-5)
+
+    def test_many_updates_reach_the_proximal_point(self) -> None:
+        """Of a quadratic loss the least of F_i + μ/2 ‖w - w(t₀)‖² is known: (A + μI)⁻¹ (b + μ w(t₀))."""
+        case, mu = problem("linear", 4), 0.3
+        w, everything = case.start(4), np.arange(len(case.x))
+        rounds = converse(alone(case, [everything]), FixedTau(3000), eta=0.1, rounds=1, w=w, proximal=mu)
+        _, report, _ = next(iter(rounds))
+        a = case.x.T @ case.x / len(case.x) + 0.1 * np.eye(len(w))
+        b = case.x.T @ case.y / len(case.x)
+        expected = np.linalg.solve(a + mu * np.eye(len(w)), b + mu * w)
+        assert report.w is not None
+        np.testing.assert_allclose(report.w[0], expected, atol=1e-5)
+
+    @pytest.mark.parametrize("batch", [None, 3])
+    def test_nodes_in_one_fleet_and_alone(self, batch: int | None) -> None:
+        case = problem("softmax", 5)
+        parts, w = np.split(np.argsort(case.x[:, 0]), 4), case.start(5)
+        together = Fleet(case.model, Shards.of(case.table, parts), batch=batch, seed=9)
+        broadcast = Broadcast(1, w, 4, 0.05, Request(proximal=0.7), best=False, stop=False)
+        one_by_one = [
+            Fleet(case.model, Shards.of(case.table, [part]), batch=batch, seed=9, numbers=[node])
+            for node, part in enumerate(parts)
+        ]
+        merged = Report.merge([fleet.answer(broadcast) for fleet in one_by_one])
+        assert bits(together.answer(broadcast)) == bits(merged)
+
+    def test_running_statistics_are_not_pulled(self) -> None:
+        """They follow the samples; a pull would leave them behind."""
+        module = torch.nn.Sequential(torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
+        case = problem("softmax", 6)
+        shards = Shards.of(case.table, [np.arange(len(case.x))])
+        found = []
+        for proximal in (None, 1e3):
+            model = TorchModel(module, target="classes")
+            request = Request(proximal=proximal)
+            fleet = Fleet(model, shards, batch=20, seed=9)
+            report = fleet.answer(Broadcast(1, model.initial(0), 4, 1e-6, request, best=False, stop=False))
+            assert report.w is not None
+            found.append(report.w[0, -model.statistics :])
+            assert model.statistics > 0
+        np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
 
 
 class TestInARun:

@@ -21,6 +21,7 @@ from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method
+from fedbudget.protocol.workload import NodeTimes
 from fedbudget.spending import PaperSpending
 from fedbudget.step_size import FixedStep, StepSize
 
@@ -238,14 +239,20 @@ def corrected_descent(
     eta: float,
     present: Sequence[Sequence[int]],
     correct: Sequence[bool],
+    own_taus: Sequence[Sequence[int]] | None = None,
+    effective: Sequence[float] | None = None,
 ) -> list[Float64]:
     """The w of all aggregations with drift correction, where c is simply the mean of the c_i of all that ever came.
 
     A node that comes for the first time has c_i = c; a round that is not corrected begins with every c_i = 0.
+
+    Args:
+      own_taus: of every node in each round, and τ_eff, where they are not the same for all.
     """
+    own_taus = own_taus or [[tau] * len(local) for tau in taus]
     own: dict[int, Float64] = {}
     visited = [w]
-    for tau, here, on in zip(taus, present, correct, strict=True):
+    for tau_of, tau, here, on in zip(own_taus, effective or taus, present, correct, strict=True):
         known = list(own)
         c = sum((sizes[i] * own[i] for i in known), np.zeros_like(w)) / max(1, sum(sizes[i] for i in known))
         own |= {i: c for i in here if i not in own}
@@ -254,9 +261,10 @@ def corrected_descent(
         ends = {}
         for i in here:
             ends[i], along = w, []
-            for _ in range(tau):
+            for _ in range(tau_of[i]):
                 along.append(local[i](ends[i]))
                 ends[i] = ends[i] - eta * (along[-1] - own[i] + c)
+            ends[i] = w - eta * tau * (np.mean(along, axis=0) - own[i] + c)
             own[i] = np.mean(along, axis=0)
         w = sum((sizes[i] * ends[i] for i in here), np.zeros_like(w)) / sum(sizes[i] for i in here)
         visited.append(w)
@@ -290,6 +298,7 @@ def converse(
     seconds: float = 1e6,
     present: Sequence[Sequence[int]] | None = None,
     heard: Callable[[Report], Report] = lambda report: report,
+    times: Float64 | None = None,
     **method: Any,
 ) -> Iterator[tuple[Broadcast, Report, Aggregator]]:
     """A whole run with costs that do not matter: every broadcast with its answer and the aggregator after it.
@@ -297,6 +306,7 @@ def converse(
     Args:
       present: the fleets that take part in each round; all in those after the last.
       heard: what the aggregator makes of a report.
+      times: what a local update takes at each node, by its number.
       method: the rest of `Method`.
     """
     aggregator = Aggregator(
@@ -313,7 +323,8 @@ def converse(
         here = fleets
         if present is not None and broadcast.round <= len(present):
             here = [fleets[index] for index in present[broadcast.round - 1]]
-        report = Report.merge([fleet.answer(broadcast) for fleet in here])
-        answer = aggregator.receive(heard(report), CHEAP)
+        report = Report.merge([fleet.answer(broadcast.to(fleet.numbers)) for fleet in here])
+        took = None if times is None else NodeTimes(report.nodes, times[report.nodes])
+        answer = aggregator.receive(heard(report), CHEAP, times=took)
         yield broadcast, report, aggregator
         broadcast = answer

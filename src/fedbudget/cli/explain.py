@@ -3,7 +3,7 @@
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedbudget.cli.command import command
 from fedbudget.cli.options import RUN, OutputOptions
@@ -34,15 +34,30 @@ def explain(
     if output.json:
         curve = [{"tau": int(t), "G": float(g)} for t, g in zip(explanation.candidates, explanation.curve, strict=True)]
         about = {"round": round, "tau": explanation.tau, "eta": explanation.eta, "corrected": explanation.corrected}
-        print(json.dumps({**about, "reason": explanation.reason, "curve": curve}))
+        work = {} if explanation.work is None else {"work": explanation.work}
+        print(json.dumps({**about, "reason": explanation.reason, "curve": curve, **work}))
         return
     print(f"round {round}: τ = {explanation.tau}, chosen by {explanation.reason}: {explanation.sentence}.")
     print(f"η = {explanation.eta:.4g}; local updates were {'' if explanation.corrected else 'not '}corrected for drift")
+    if explanation.work is not None:
+        print(f"{explanation.shared}.")
+        print("\n".join(work_table(explanation.work)))
     if explanation.estimates is not None:
         estimates = explanation.estimates
         print(f"ρ̂ = {estimates.rho:.4g}, β̂ = {estimates.beta:.4g}, δ̂ = {estimates.delta:.4g}")
         print()
         print("\n".join(chart(explanation)))
+
+
+def work_table(work: dict[str, Any]) -> list[str]:
+    """Every node's updates, and how long it waited; nothing where there are too many."""
+    if not work["node"]:
+        return []
+    rows = zip(work["node"], work["updates"], work["idle"], work["idle_equal"], strict=True)
+    return [
+        "node  updates  waited  with the same τ",
+        *(f"{node:4d}  {updates:7d}  {idle:6.0%}  {equal:15.0%}" for node, updates, idle, equal in rows),
+    ]
 
 
 def chart(explanation: "Explanation") -> list[str]:

@@ -48,7 +48,7 @@ def show(*, run: Path = RUN, all: bool = option(False, "Show every round."), out
         out.print("the run has not finished")
     else:
         # From the records: summaries of earlier versions have another average.
-        summary = opened.summary | {"average_tau": average_tau([own.tau for own in opened.rounds if own.tau])}
+        summary = opened.summary | {"average_tau": average_tau([own.effective_tau for own in opened.rounds if own.tau])}
         for name in ("loss", "accuracy", "average_tau", "aggregations", "local_updates", "stopped_by", "status"):
             out.print(f"{name.replace('_', ' ')}: {summary[name]}", highlight=False)
         metrics = metrics_text(summary["accuracy"], summary.get("metrics", {}), summary.get("to_beat"))

@@ -160,7 +160,7 @@ def cells(record: RoundRecord, budget: Mapping[str, float]) -> tuple[str, ...]:
 
     return (
         str(record.round),
-        str(record.tau or ""),
+        record.tau_text,
         number(record.eta if record.tau else None, ".3g"),
         record.reason,
         number(record.loss),
@@ -229,14 +229,15 @@ def _forecast_text(forecast: Forecast) -> str:
 
 def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
     """Nodes on other machines; of many, those first that there is something to say of."""
-    headings = ("node", "samples", "ms per update", "rounds", "missed", "now")
+    headings = ("node", "samples", "ms per update", "updates", "idle", "rounds", "missed", "now")
     table = plain_table(headings, left=("node", "now"), no_wrap=True)
     shown = nodes
     if len(nodes) > _NODES:
         shown = sorted(nodes, key=lambda node: (node.state != "away", -(node.missed or 0)))[: _NODES - 1]
     for node in shown:
         cost = "" if node.step_seconds is None else f"{1000 * node.step_seconds:.2f}"
-        table.add_row(node.name, f"{node.samples:,}", cost, str(node.rounds), str(node.missed or ""), node.state)
+        work = str(node.updates or ""), "" if node.idle is None else f"{node.idle:.0%}"
+        table.add_row(node.name, f"{node.samples:,}", cost, *work, str(node.rounds), str(node.missed or ""), node.state)
     if len(shown) < len(nodes):
         table.add_row(f"and {len(nodes) - len(shown)} more")
     return table

@@ -21,7 +21,7 @@ def describe(run: Run, others: Sequence[Run] = ()) -> str:
 
 
 def _work(run: Run) -> str:
-    taus = [record.tau for record in run.rounds if record.tau > 0]
+    taus = [record.effective_tau for record in run.rounds if record.tau > 0]
     so_far = "" if run.summary else " so far"
     if run.settings.method == "centralized":
         return f"Training in one place made {sum(taus):,} updates{so_far}."

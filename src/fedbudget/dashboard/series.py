@@ -61,11 +61,11 @@ def now(snapshot: RunSnapshot) -> dict[str, Any]:
         "loss": json_value((run.summary or {}).get("loss", last.best_loss if last else None)),
         "accuracy": (run.summary or {}).get("accuracy", evaluated),
         "metrics": metric_tiles(run),
-        "average_tau": average_tau([record.tau for record in run.rounds if record.tau > 0]) or None,
+        "average_tau": average_tau([record.effective_tau for record in run.rounds if record.tau > 0]) or None,
         "summary": run.summary,
         "forecast": forecast(snapshot),
         "gauges": gauges(snapshot),
-        "nodes": snapshot.nodes,
+        "nodes": _with_work(snapshot.nodes, run.rounds),
         "written": snapshot.written,
     }
 
@@ -178,13 +178,27 @@ def choice(snapshot: RunSnapshot, number: int) -> dict[str, Any]:
     return {
         "record": {name: values[0] for name, values in columns([record]).items() if name in _FIELDS},
         "spent": {name: RESOURCES[name].format(amount) for name, amount in record.spent.items()},
-        "sentence": explanation.sentence,
+        "sentence": "; ".join(filter(None, (explanation.sentence, explanation.shared))),
         "candidates": explanation.candidates[drawn].tolist(),
         "G": [_value(float(f"{value:.6g}")) for value in explanation.curve[drawn]],
         "minimum": explanation.minimum,
         "present": record.nodes,
         "missed": len(record.missed) + len(record.left_out),
     }
+
+
+def _with_work(nodes: dict[str, Any] | None, rounds: Sequence[RoundRecord]) -> dict[str, Any] | None:
+    """What nodes.json says, with who made how many updates in the last round that they shared by speed."""
+    work = next((record.work for record in reversed(rounds[-_RECENT:]) if record.work), None)
+    if nodes is None or work is None:
+        return nodes
+    by_node = {node: at for at, node in enumerate(work["node"])}
+
+    def own(node: dict[str, Any]) -> dict[str, Any]:
+        at = by_node.get(node["numbers"][0]) if node.get("numbers") else None
+        return node if at is None else node | {name: work[name][at] for name in ("updates", "idle", "idle_equal")}
+
+    return {**nodes, "nodes": [own(node) for node in nodes.get("nodes", [])]}
 
 
 def _settings(settings: Settings) -> dict[str, str]:

@@ -36,7 +36,6 @@ gradient takes a new one, as in centralized.py; with one node the two are the sa
 """
 
 import heapq
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,6 +54,7 @@ from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.state import AggregatorState
 from fedbudget.resources.resource import Cost, TimeMeter
+from fedbudget.resources.speeds import require_speeds
 from fedbudget.resources.usage import RoundUsage
 from fedbudget.step_size import StepSizeState
 
@@ -183,11 +183,7 @@ def open_ledger(meters: Meters, shards: Shards, speeds: Sequence[float]) -> Ledg
         raise UserError(f"asynchronous gradient descent knows a budget of time only, not of {others}; use time=15s")
     if meters.time.source != "simulated":
         raise UserError("asynchronous gradient descent is simulated: its costs cannot be measured; use simulated costs")
-    if len(speeds) != len(shards):
-        raise UserError(f"every node needs a speed: {len(speeds)} are given for {len(shards)} nodes")
-    for node, speed in enumerate(speeds):
-        if not 0 < speed < math.inf:
-            raise UserError(f"the speed of node {node} must be a positive number, not {speed:g}")
+    require_speeds(speeds, len(shards))
     first = _cycle(meters.time.expect(_CYCLE), max(speeds))
     if budget.limits["time"] < first:
         (time,) = budget.resources

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from fedbudget.arrays import Flags
+from fedbudget.arrays import Flags, Int64
 from fedbudget.engines.attack import Attack
 from fedbudget.engines.engine import Condition, Engine, Observer, Save
 from fedbudget.meters.meters import Meters
@@ -19,9 +19,10 @@ from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, LocalError, Report
 from fedbudget.protocol.state import AggregatorState, FleetState
 from fedbudget.protocol.sums import Reports
+from fedbudget.protocol.workload import NodeTimes
 from fedbudget.resources import round_usage
-from fedbudget.resources.counters import ResourceCounters
-from fedbudget.resources.usage import NodeCosts
+from fedbudget.resources.counters import ResourceCounters, Snapshot
+from fedbudget.resources.usage import NodeCosts, RoundUsage
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,10 @@ class SimulatedNodes(Protocol):
 
     engine: ClassVar[str]
 
+    @property
+    def took_part(self) -> Int64:
+        """The numbers of nodes that were in the last round, rising."""
+
     def answer(self, broadcast: Broadcast) -> tuple[Report | Reports, Sequence[NodeCosts]]:
         """One round, by those who take part in it, and what it took at each, or at each group of them."""
 
@@ -95,8 +100,8 @@ class SimulationEngine(Engine):
             report, took = self.nodes.answer(broadcast)
             whole = now() - mark
             mark += whole
-            costs = meters.read(round_usage(took, updates=max(1, broadcast.tau), own=whole))
-            message = aggregator.receive(report, costs)
+            costs = meters.read(self._usage(broadcast, took, whole))
+            message = aggregator.receive(report, costs, times=self._times(broadcast))
             assert aggregator.last is not None
             paused = now()
             observe(aggregator.last, broadcast)
@@ -106,6 +111,17 @@ class SimulationEngine(Engine):
                 return aggregator.interrupt()
         save()
         return message
+
+    def _usage(self, broadcast: Broadcast, took: Sequence[NodeCosts], whole: Snapshot) -> RoundUsage:
+        """What a round took, with the time of the slowest node."""
+        nodes, tau = self.nodes.took_part, max(1, broadcast.tau)
+        slowness = self.meters.slowness(nodes, broadcast.updates(nodes), tau)
+        return replace(round_usage(took, updates=tau, own=whole), slowness=slowness)
+
+    def _times(self, broadcast: Broadcast) -> NodeTimes | None:
+        nodes = self.nodes.took_part
+        times = self.meters.step_times(nodes) if broadcast.tau > 0 else None
+        return None if times is None else NodeTimes(nodes, times)
 
     def state(self) -> tuple[AggregatorState[Any, Any], SimulationState]:
         present, groups = self.present, self.nodes.memory() if self.remembers else None
@@ -166,6 +182,7 @@ class InProcessNodes:
         self._present = present
         self._all = np.ones(len(fleets), dtype=bool)
         self._nodes = np.array([len(fleet.numbers) for fleet in fleets])
+        self.took_part: Int64 = np.empty(0, np.int64)
         self.met = self._before = np.zeros(len(fleets), dtype=bool)  # those in the round before know what happened
 
     def answer(self, broadcast: Broadcast) -> tuple[Report, Sequence[NodeCosts]]:
@@ -186,12 +203,13 @@ class InProcessNodes:
             return None, NodeCosts({}, nodes=0)
         began = now()
         for fleet in fleets:
-            fleet.receive(broadcast)
+            fleet.receive(broadcast.to(fleet.numbers))
         updating = now()
         for fleet in fleets:
             fleet.update()
         took = now() - updating
         report = Report.merge([fleet.report() for fleet in fleets])
+        self.took_part = report.nodes
         nodes, informed = len(report.nodes), int(self._nodes[before & here].sum())
         broadcasts = informed * broadcast.wire_bytes
         if informed < nodes:

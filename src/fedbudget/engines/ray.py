@@ -28,7 +28,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from fedbudget import python_file
-from fedbudget.arrays import Flags, Float32, Float64
+from fedbudget.arrays import Flags, Float32, Float64, Int64
 from fedbudget.engines.in_process import NodeGroupState
 from fedbudget.engines.node_group import NodeGroup
 from fedbudget.errors import UserError, WorkError
@@ -130,6 +130,7 @@ class RayNodes:
         self._places = [_Place(placed, first, end, cpus / actors) for first, end in pairwise(cuts(nodes, actors))]
         self._present = present
         self._here: Sequence[_Place] = ()  # those with nodes in the last round
+        self.took_part: Int64 = np.empty(0, np.int64)
         try:
             for place in self._places:  # all at once
                 place.start()
@@ -146,6 +147,7 @@ class RayNodes:
     def answer(self, broadcast: Broadcast) -> tuple["RayNodes | Report", Sequence[NodeCosts]]:
         message = ray.put(broadcast)
         here = None if self._present is None else next(self._present)
+        self.took_part = np.arange(self._places[-1].end) if here is None else np.flatnonzero(here)
         answers: list[tuple[Sums | Report | None, NodeCosts]] = self._each(
             self._places, lambda place: place.call("answer", message, place.own(here))
         )

@@ -320,7 +320,7 @@ class Forecaster:
         """Work for what is spent while η falls, as a share of that before: τ grows meanwhile, so it is above half."""
         spent = np.array([0.0, *(record.spent[self._resource] for record in self._records)])
         work, share = (
-            np.array([each.eta * each.tau for each in self._records]),
+            np.array([each.eta * each.effective_tau for each in self._records]),
             spent[:-1] / self.limits[self._resource],
         )
         falling, before = share >= 1 - _FALL, (share < 1 - _FALL) & (share >= 1 - 2 * _FALL)
@@ -350,7 +350,7 @@ class Forecaster:
         """Of F(w^f), and of the share of test samples that are wrong; along work, and along what was spent."""
         records, limit = self._records, self.limits[self._resource]
         spent = np.array([0.0, *(record.spent[self._resource] for record in records)])
-        steps = np.array([record.eta * record.tau for record in records])
+        steps = np.array([record.eta * record.effective_tau for record in records])
         if self._eta_falls:
             steps /= np.clip((1 - spent[:-1] / limit) / _FALL, 0.02, 1.0)
         axes = np.array([np.append(0.0, np.cumsum(steps)), spent])

@@ -20,7 +20,8 @@ from fedbudget.launch.inputs import DEFAULT_NODES, load_dataset, with_nodes
 from fedbudget.launch.options import ListenOptions
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.launch.serve import Interrupted, serving
-from fedbudget.settings import Settings, node_arguments
+from fedbudget.option import declarations
+from fedbudget.settings import Settings
 
 _PATIENCE = 10.0  # seconds for node processes to end by themselves
 
@@ -109,6 +110,13 @@ def _start(
     # One thread each: several in every process would only be in each other's way.
     threads = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return subprocess.Popen(command, env={**os.environ, **threads}, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def node_arguments(settings: Settings) -> list[str]:
+    """The options of `fedbudget join` with which a node has its share of these settings' dataset."""
+    known = declarations(Settings)
+    shared = {name: value for name, value in vars(settings).items() if known[name].within("join") and value is not None}
+    return [text for name, value in shared.items() for text in known[name].arguments(value)]
 
 
 def _tell_end(process: "subprocess.Popen[bytes]", server: AggregatorServer) -> None:

@@ -7,6 +7,7 @@ from fedbudget.meters.meters import Meters
 from fedbudget.randomness import Stream, generator
 from fedbudget.resources import RESOURCES
 from fedbudget.resources.resource import Metering
+from fedbudget.resources.speeds import Speeds
 from fedbudget.resources.time import DGD, SGD, Profile, SimulatedTime
 from fedbudget.settings import Settings
 
@@ -21,7 +22,21 @@ def build_meters(settings: Settings, *, network: bool = False) -> Meters:
     simulated = None
     if settings.costs != "measured":
         simulated = SimulatedTime(_profile(settings), generator(settings.seed, Stream.COSTS))
-    return Meters.of(settings.limits(), Metering(simulated, network, declared))
+    return Meters.of(settings.limits(), Metering(simulated, network, declared), speeds_of(settings))
+
+
+def speeds_of(settings: Settings) -> Speeds | None:
+    """Of nodes that make rounds together, where they differ."""
+    if settings.speeds is None or settings.method == "asynchronous":
+        return None
+    assert settings.nodes is not None
+    return drawn_speeds(settings, settings.nodes)
+
+
+def drawn_speeds(settings: Settings, nodes: int) -> Speeds:
+    """The speeds that settings have."""
+    assert settings.speeds is not None
+    return Speeds.of(settings.speeds, nodes, generator(settings.seed, Stream.SPEEDS))
 
 
 def _profile(settings: Settings) -> Profile:

@@ -30,8 +30,10 @@ def build_method(settings: Settings, overrides: Overrides = NOTHING) -> Method:
     frugal = settings.method in ("frugal", "accelerated")
     correct_drift = settings.drift_correction
     if correct_drift is None:
-        averaged = settings.combine in (None, "mean", "clipped") and overrides.combine is None
-        correct_drift = frugal and averaged and settings.update in (None, "average") and overrides.update is None
+        plain = settings.update in (None, "average") and overrides.update is None and overrides.combine is None
+        plain = plain and settings.combine in (None, "mean", "clipped")
+        plain = plain and settings.proximal is None  # two cures of the same thing, of which one was asked for
+        correct_drift = frugal and plain
     delta: Delta = settings.delta or ("parameters" if frugal else "gradient")
     return Method(
         overrides.controller or _controller(settings, correct_drift, delta),
@@ -42,8 +44,21 @@ def build_method(settings: Settings, overrides: Overrides = NOTHING) -> Method:
         partly=accelerated,
         one_step=accelerated,
         delta=delta,
+        proximal=settings.proximal,
         spending=PaperSpending() if settings.method == "paper" else CarefulSpending(settings.tau_max),
+        by_speed=settings.tau_max if _shares_work(settings, frugal and correct_drift) else None,
     )
+
+
+def _shares_work(settings: Settings, possible: bool) -> bool:
+    """Whether faster nodes make more local updates."""
+    possible = possible and settings.tau == "adaptive"
+    if settings.workload == "by-speed" and not possible:
+        raise UserError(
+            "`workload` by-speed needs a `tau` that is adaptive and drift that is corrected, as methods frugal and "
+            "accelerated do"
+        )
+    return possible and settings.workload != "equal"
 
 
 def _controller(settings: Settings, correct_drift: bool, delta: Delta) -> Controller:

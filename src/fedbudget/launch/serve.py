@@ -172,7 +172,7 @@ def _gather(
     failed = f"{model.name} cannot be tested" + ("" if test is None else f" on {test.name}")
     with nullcontext() if own is None else explained(failed):
         warm_up(model, table)  # while nodes make their trial rounds
-    meters = build_meters(settings, network=True)
+    meters = build_meters(replace(settings, nodes=nodes), network=True)
     if resumed is not None:
         with recalling("what the meters were at"):
             meters.restore(resumed.engine["meters"])

@@ -1,6 +1,7 @@
 """A run whose nodes are simulated in this process; of the baselines too."""
 
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ from fedbudget.engines.engine import Engine
 from fedbudget.engines.in_process import Attendance, InProcessEngine, SimulationEngine, SimulationState
 from fedbudget.errors import UserError, explained
 from fedbudget.launch.inputs import TrainingInputs, batch_of, distribute, with_batch_size
-from fedbudget.launch.meters import build_meters
+from fedbudget.launch.meters import build_meters, drawn_speeds
 from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.launch.resume import recalling, require_engine, require_same_data
@@ -132,7 +133,9 @@ def _baseline(
             f"asynchronous descent sends gradients alone, and {inputs.model.name} has running statistics: "
             'use group normalization, or TorchModel(..., statistics="local")'
         )
-    speeds = settings.speeds or asynchronous.default_speeds(len(shards))
+    speeds: Sequence[float] = asynchronous.default_speeds(len(shards))
+    if settings.speeds is not None:
+        speeds = drawn_speeds(settings, len(shards)).values.tolist()
     common["ledger"] = asynchronous.open_ledger(meters, shards, speeds)
     engine = AsynchronousEngine(inputs.model, shards, speeds=speeds, rounds=settings.rounds, **common)
     if resumed is not None:

@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from fedbudget.arrays import Float64, Int64
 from fedbudget.budget import Budget, Costs
 from fedbudget.resources import RESOURCES, TIME
 from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.resource import Cost, Meter, Metering, Resource, Source, TimeMeter
+from fedbudget.resources.speeds import Speeds
 from fedbudget.resources.usage import RoundUsage
 
 
@@ -32,17 +34,19 @@ class Meters:
       budget: what is to be metered.
       time: always there, because other meters are figured from it.
       others: by the name of their resource.
+      speeds: of simulated nodes, where they differ.
     """
 
     budget: Budget
     time: TimeMeter
     others: Mapping[str, Meter]
+    speeds: Speeds | None = None
 
     @classmethod
-    def of(cls, budget: Budget, metering: Metering) -> "Meters":
+    def of(cls, budget: Budget, metering: Metering, speeds: Speeds | None = None) -> "Meters":
         """Of all known resources, so that what is declared of any is checked."""
         others = {name: resource.meter(metering) for name, resource in RESOURCES.items() if name != TIME.name}
-        return cls(budget, TIME.meter(metering), others)
+        return cls(budget, TIME.meter(metering), others, speeds)
 
     @property
     def resources(self) -> tuple[Resource, ...]:
@@ -53,12 +57,26 @@ class Meters:
         """Of this process, as far as they are needed: some are slow to read."""
         return ResourceCounters.of(self.resources)
 
+    def step_times(self, nodes: Int64) -> Float64 | None:
+        """What a local update takes at each of these nodes, to compare them by, [n]; None where nobody says."""
+        return None if self.speeds is None else self.speeds.step_times(nodes)
+
+    def slowness(self, nodes: Int64, updates: Int64, tau: int) -> float:
+        """How many times as long as τ updates of a node of speed 1 the longest of these nodes' updates take.
+
+        Args:
+          updates: that each of them makes, [n].
+        """
+        times = self.step_times(nodes)
+        return 1.0 if times is None else float((updates * times).max()) / tau
+
     def read(self, usage: RoundUsage) -> Costs:
         return self._costs(usage, self.time.read(usage), self.others)
 
     def expect(self, trial: RoundUsage) -> Costs:
         """What a round will cost, from a trial round."""
         copies = {name: copy(meter) for name, meter in self.others.items()}  # a trial is no round of the run
+        trial = trial if self.speeds is None else replace(trial, slowness=self.speeds.slowest)
         return self._costs(trial, self.time.expect(trial), copies)
 
     @property

@@ -35,9 +35,10 @@ import numpy as np
 
 from fedbudget.arrays import Float32
 from fedbudget.budget import Budget, Costs, Ledger
-from fedbudget.control import ControlInputs, Decision, Estimates, Reason
+from fedbudget.control import Estimates, Reason
 from fedbudget.errors import UserError
 from fedbudget.protocol import steps
+from fedbudget.protocol.choice import Choice, choose
 from fedbudget.protocol.drift import Divergence, DriftState
 from fedbudget.protocol.estimates import next_estimates
 from fedbudget.protocol.evaluation import NodeEvaluation
@@ -46,6 +47,7 @@ from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.statistics import without_statistics
 from fedbudget.protocol.sums import Reports, ReportsHere, Sums
+from fedbudget.protocol.workload import NodeTimes, StepTimes, WorkShares
 from fedbudget.spending import open_ledger, progress
 from fedbudget.step_size import StepSizeInputs
 
@@ -76,6 +78,7 @@ class Round:
       divergence: of the nodes' gradients without drift correction and with it, until the round before; None where
         drift is never corrected.
       evaluation: what nodes' test samples say, where they were asked; the engine knows.
+      work: who made how many updates, where that was not τ for all; τ is then of the slowest node.
     """
 
     round: int
@@ -95,6 +98,7 @@ class Round:
     divergence: Divergence | None = None
     missed: tuple[int, ...] = ()
     evaluation: NodeEvaluation | None = None
+    work: WorkShares | None = None
     shortened: tuple[int, ...] = ()
 
 
@@ -144,6 +148,7 @@ class Aggregator:
             ledger=open_ledger(budget, expected, method.spending),
             drift=DriftState.first(w) if method.correct_drift else None,
             statistics=statistics,
+            times=None if method.by_speed is None else StepTimes.none(),
         )
         self._rounds = rounds
         self._quantize = quantize
@@ -181,17 +186,20 @@ class Aggregator:
         if self.state.phase is not Phase.READY:
             raise LocalError("the run has started already")
         state = self.state.updated(phase=Phase.ROUND)
-        decision = self._decision(state, recover=False) if self.method.request.one_step else state.decision
-        answer = self._answer(self._announce(state, decision, best=False))
+        first = choose(self.method, state, recover=False) if self.method.request.one_step else Choice(state.decision)
+        answer = self._answer(self._announce(state, first, best=False))
         assert isinstance(answer, Broadcast)  # a ledger opens only when one round fits
         return answer
 
-    def receive(self, report: Report | Reports, costs: Costs, *, usual: bool = True) -> Broadcast | Outcome:
+    def receive(
+        self, report: Report | Reports, costs: Costs, *, usual: bool = True, times: NodeTimes | None = None
+    ) -> Broadcast | Outcome:
         """One round's reports, merged or already summed, and what the round cost.
 
         Args:
           costs: what is charged.
           usual: whether that says anything of what other rounds will cost.
+          times: what a local update took at each node, where that is known.
         """
         broadcast, method, given = self._require_pending(report), self.method, report
         report = steps.believed(method.combine, given, self.state)
@@ -201,10 +209,11 @@ class Aggregator:
         if state.phase is Phase.FINAL:
             self.last = self._round(state, broadcast, sums, kept=())
             return self._answer(state.updated(phase=Phase.DONE, became_best=best))
-        state = state.updated(t=state.t + broadcast.tau)
+        state = steps.with_times(state.updated(t=state.t + round(broadcast.effective)), broadcast, times)
         state, recover = steps.with_verdict(state, sums, adapts=method.step_size.adapts)
         mean = None if recover else steps.combined(method.combine, report, sums)
-        inputs = StepSizeInputs(sums.largest_beta, progress(ledger, method.spending), sums.mean_beta, best)
+        spent, before = progress(ledger, method.spending), progress(self.ledger, method.spending)
+        inputs = StepSizeInputs(sums.largest_beta, spent, sums.mean_beta, best, max(0.0, spent - before))
         scale = steps.first_scale(method.step_size, state, broadcast, inputs)
         start, state = state.start, steps.with_retreat(state, method.update, sums)
         state, mean, recover = steps.moved(state, method.update, mean, self._quantize, scale=scale)
@@ -219,14 +228,16 @@ class Aggregator:
             known = report if isinstance(report, Report) else sums.report
             anew = recover or report is not given  # or c would not be the mean of what nodes know of themselves
             state = steps.with_drift(state, state.drift, known, sums, broadcast, recover=anew, start=start)
-        round_ = replace(self._round(state, broadcast, sums, kept=kept), shortened=steps.changed(given, report))
+        round_ = self._round(state, broadcast, sums, kept=kept)
+        round_ = replace(round_, work=WorkShares.of(broadcast, times), shortened=steps.changed(given, report))
         follow = method.step_size.recover if recover else method.step_size.next
         state = state.updated(step_size=follow(state.step_size, inputs))
         state = steps.at_pace(state, method.update, broadcast, broadcast.eta * scale, recover=recover)
         if broadcast.stop:
             state = self._finish(state, best=best)
         else:
-            state = self._announce(state, self._decision(state, recover=recover), best=best)
+            choice = choose(method, state, recover=recover)
+            state, round_ = self._announce(state, choice, best=best), replace(round_, expected=choice.costs)
         self.last = round_  # when nothing can fail any more, of what may be the user's own
         return self._answer(state)
 
@@ -270,7 +281,7 @@ class Aggregator:
             return broadcast
         if drift.coming.correct and broadcast.tau > 0:
             drift = replace(drift, coming=replace(drift.coming, correct=False))
-            state = steps.with_coming_delta(state, drift)
+            state = steps.with_coming_delta(state, drift).updated(work=None)
         self.state = state.updated(drift=drift)
         return self.state.broadcast
 
@@ -305,25 +316,18 @@ class Aggregator:
             raise UserError(f"{rule} needs every node's report, and here only sums arrive")
         return broadcast
 
-    def _decision(self, state: _State, *, recover: bool) -> Decision:
-        if recover:
-            return Decision(1, Reason.RECOVERY)
-        if not state.step_size.settled:
-            return Decision(1, Reason.START)
-        costs, budget = self.method.spending.costs(state.ledger), state.ledger.budget.array
-        inputs = ControlInputs(state.estimates, state.step_size.eta, costs.step, costs.aggregation, budget)
-        return self.method.controller.next(state.decision, inputs)
-
-    def _announce(self, state: _State, decision: Decision, *, best: bool) -> _State:
+    def _announce(self, state: _State, choice: Choice, *, best: bool) -> _State:
         """The next round, with the τ that was chosen or as much of it as fits; or the end."""
-        plan = self.method.spending.plan(state.ledger, decision)
-        state = state.updated(decision=plan.decision or decision, stopped_by=plan.stopped_by)
+        plan = self.method.spending.plan(state.ledger, choice.decision)
+        state = state.updated(decision=plan.decision or choice.decision, stopped_by=plan.stopped_by)
         if plan.decision is None:
             return self._finish(state, best=best)
         stop = plan.stop
         if not stop and self._rounds is not None and state.round + 1 - state.final_rounds >= self._rounds:
             stop, state = True, state.updated(stopped_by="rounds")
-        return state.updated(round=state.round + 1, tau=plan.decision.tau, became_best=best, stop=stop)
+        tau, workload = plan.decision.tau, choice.workload
+        work = None if workload is None else workload.work(tau)
+        return state.updated(round=state.round + 1, tau=tau, work=work, became_best=best, stop=stop)
 
     def _finish(self, state: _State, *, best: bool) -> _State:
         """No more rounds: the loss of w(T), if there is room for it; otherwise w^f is what is known to be good."""
@@ -346,7 +350,7 @@ class Aggregator:
             return reopened
         inputs = StepSizeInputs(None, progress(state.ledger, self.method.spending))
         reopened = reopened.updated(step_size=self.method.step_size.next(state.step_size, inputs))
-        coming = self._announce(reopened, self._decision(reopened, recover=False), best=state.became_best)
+        coming = self._announce(reopened, choose(self.method, reopened, recover=False), best=state.became_best)
         if coming.phase is not Phase.ROUND and state.phase is Phase.DONE:
             raise UserError(
                 f"budget {state.ledger.budget}: too little is left of {coming.stopped_by} for one more round"

@@ -42,6 +42,9 @@ or nothing.
 
 Where nodes go on with a part of the last move of w besides (messages.py, `momentum`), an interval starts from w(t₀) and
 that part: what nodes' gradients have done is the way from there, and w(t₀) stands for it in all of the above.
+
+Where nodes make different numbers of updates (workload.py), what they report is as of τ_eff, which is τ in all of the
+above: (w(t₀) - w_i(t)) / ητ_eff is then what the τ_i updates of a node went along on average, and the proof holds.
 """
 
 from collections.abc import Collection
@@ -163,7 +166,7 @@ class DriftState:
           lasted: α of this interval; NaN where it is not known.
         """
         corrected = broadcast.drift is not None and broadcast.drift.correct
-        gradient = mean_gradient(broadcast.w if start is None else start, mean, broadcast.eta * broadcast.tau)
+        gradient = mean_gradient(broadcast.w if start is None else start, mean, broadcast.span)
         divergence = fresh if self.divergence is None else self.divergence.then(fresh)
         after = replace(
             self,

@@ -45,7 +45,7 @@ def _delta(reports: Reports, broadcast: Broadcast, mean: Float32) -> float | Non
     sums = reports.sums
     if not broadcast.request.gradient:
         distances = float(sums.total(reports.distance_sums("w", mean))[0])
-        return _ratio(distances, sums.totals.used) / (broadcast.eta * broadcast.tau)
+        return _ratio(distances, sums.totals.used) / broadcast.span
     if sums.gradients is None:
         return None
     if not sums.totals.used:

@@ -24,6 +24,9 @@ good as one with the right η, once the aggregator knows that: it goes as many t
 
 Where w is in motion, nodes go on with a part of the last move of w (messages.py, `momentum`): each update makes a τ-th
 of it, besides its step along the gradient. So gradients are those of where w will be, and stop what goes too far.
+
+Where nodes make different numbers of updates (workload.py), each makes its own, τ_i, and says where τ_eff of them would
+have taken it. All draw as many mini-batches as the node that makes most: so nodes draw the same, in one fleet or many.
 """
 
 import copy
@@ -40,6 +43,7 @@ from fedbudget.protocol.drift import Correction, mean_gradient, next_mean, norms
 from fedbudget.protocol.evidence import Evidence, gather, mini_batches, one_of
 from fedbudget.protocol.first_step import first_steepness
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
+from fedbudget.protocol.proximal import descend_near
 from fedbudget.protocol.state import FleetState, gone_on
 from fedbudget.protocol.statistics import with_statistics_of
 
@@ -130,6 +134,11 @@ class Fleet:
             raise PeerError(f"w has shape {broadcast.w.shape}; {model.name} has {model.parameters} parameters")
         if broadcast.tau < 0:
             raise PeerError(f"tau is {broadcast.tau}")
+        work = broadcast.work
+        if work is not None and not (
+            len(work.updates) == len(self.shards) and min(work.updates) >= 1 and max(work.updates) <= work.most
+        ):
+            raise PeerError(f"{len(self.shards)} nodes are to make {work.updates} of {work.most} updates")
         self._follow_best(broadcast)
         before = self._broadcast
         if broadcast.drift is not None:
@@ -139,7 +148,9 @@ class Fleet:
         more = mini_batches(self.sampler.batch) if broadcast.request.curvature else 1
         several = self.sampler.round(more, anew=True) if more > 1 else None
         anew = broadcast.request.curvature or not broadcast.request.estimate
-        self._indices = self.sampler.round(broadcast.tau, anew=anew)
+        self._indices = self.sampler.round(broadcast.tau if work is None else work.most, anew=anew)
+        if work is not None:
+            self._indices = replace(self._indices, counts=np.array(work.updates))
         self._descent = self._losses = self._best_losses = self._local = self._distance = self._evidence = None
         self._searched = None
         if not broadcast.request.estimate or self._w is None or before is None:
@@ -159,7 +170,7 @@ class Fleet:
         step size, a node whose w_i(t₀) is w(t₀) looks aside instead.
         """
         if broadcast.request.one_step:
-            own = broadcast.w + (own - broadcast.combined) / np.float32(max(1, before.tau))
+            own = broadcast.w + (own - broadcast.combined) / np.float32(max(1, before.effective))
         own = with_statistics_of(broadcast.w, own, self.model.statistics)
         distance = _distances(own, broadcast.w)
         same = distance <= SAME
@@ -175,7 +186,7 @@ class Fleet:
         Each lies where the gradient changed the most the last time: done again and again, as in power iteration, this
         turns to the steepest direction of all. The first time it lies where w came from.
         """
-        way = (w - with_statistics_of(w, before.w, self.model.statistics)) / np.float32(max(1, before.tau))
+        way = (w - with_statistics_of(w, before.w, self.model.statistics)) / np.float32(max(1, before.effective))
         if self._steepest is None:
             return np.repeat((w + way)[None], len(self.shards), axis=0)
         length = np.linalg.norm(way.astype(np.float64))
@@ -210,6 +221,8 @@ class Fleet:
         last, catch_up = self._broadcast, broadcast.catch_up
         before = None if catch_up is None else catch_up.before
         if last is not None and not self._missed(broadcast):
+            if last.tau == 0 and self._start is not None:
+                return self._start  # known since the end that was not the last
             before = last.w
         if before is None:
             raise PeerError(f"round {broadcast.round} goes on from a w that this node does not know")
@@ -234,7 +247,7 @@ class Fleet:
             assert self._start is not None
             before = correction.mean if last.drift.correct else None
             combined = with_statistics_of(self._start, broadcast.combined, self.model.statistics)
-            mean = next_mean(before, mean_gradient(self._start, combined, last.eta * last.tau), drift.share)
+            mean = next_mean(before, mean_gradient(self._start, combined, last.span), drift.share)
         elif catch_up is None or catch_up.mean is None:
             raise PeerError(f"round {broadcast.round} after round {last.round}, without the mean of all corrections")
         else:
@@ -264,22 +277,47 @@ class Fleet:
             self._best_known = self._best_losses
 
     def _descend(self, broadcast: Broadcast, indices: BatchIndices, best: Float32 | None) -> Descent:
-        w, eta = broadcast.w, broadcast.eta
-        if self._searched is None or broadcast.round > 1:
-            return self.model.descend(w[None], self.shards, indices, eta, best, self._shift())
-        known = np.isfinite(self._searched) & (self._searched > 0)
-        own = np.divide(1.0, self._searched, where=known, out=np.full(len(known), eta)).astype(np.float32)
-        descent = self.model.descend(w[None], self.shards, indices, own, best, self._shift())
+        eta, start = broadcast.eta, self._start
+        own, scale = self._own_steps(broadcast), None
+        if own is not None:
+            scale = np.float32(eta) / own
+        descent = self._local_updates(broadcast, indices, eta if own is None else own, best)
+        if broadcast.work is not None:
+            counted = np.float32(broadcast.work.effective) / indices.updates_of.astype(np.float32)
+            scale = counted if scale is None else scale * counted
+        if scale is None or start is None:
+            return descent
         with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged
-            scaled: Float32 = w + (np.float32(eta) / own)[:, None] * (descent.w - w)
+            scaled: Float32 = start + scale[:, None] * (descent.w - start)
         return replace(descent, w=with_statistics_of(descent.w, scaled, self.model.statistics))
+
+    def _local_updates(
+        self, broadcast: Broadcast, indices: BatchIndices, eta: float | Float32, best: Float32 | None
+    ) -> Descent:
+        """The updates of a round, with all that is added to gradients."""
+        model, shards, w, proximal = self.model, self.shards, broadcast.w, broadcast.request.proximal
+        if proximal is None:
+            return model.descend(w[None], shards, indices, eta, best, self._shift())
+
+        def update(own: Float32, one: BatchIndices, shift: Float32 | None, first: bool) -> Descent:
+            return model.descend(own, shards, one, eta, best if first else None, shift)
+
+        return descend_near(update, w, indices, proximal, self._shift(), model.statistics)
+
+    def _own_steps(self, broadcast: Broadcast) -> Float32 | None:
+        """η_i of each node in the first round, [nodes], where it is searched for."""
+        if self._searched is None or broadcast.round > 1:
+            return None
+        known = np.isfinite(self._searched) & (self._searched > 0)
+        steps = np.divide(1.0, self._searched, where=known, out=np.full(len(known), broadcast.eta))
+        return np.asarray(steps, np.float32)
 
     def _learn_drift(self, broadcast: Broadcast, own: Float32) -> None:
         """c_i of this interval."""
         if broadcast.drift is None or self._correction is None or self._start is None:
             return
         own = with_statistics_of(self._start, own, self.model.statistics)
-        gradients = mean_gradient(self._start, own, broadcast.eta * broadcast.tau)
+        gradients = mean_gradient(self._start, own, broadcast.span)
         self._correction = self._correction.learn(gradients, broadcast.drift)
 
     def report(self) -> Report:
@@ -324,8 +362,13 @@ class Fleet:
         broadcast, start, shift = self._broadcast, self._start, self._correcting()
         if broadcast is None or start is None or start is broadcast.w:
             return shift
-        going_on: Float32 = (broadcast.w - start) / np.float32(broadcast.eta * broadcast.tau)
-        return np.repeat(going_on[None], len(self.shards), axis=0) if shift is None else shift + going_on
+        if broadcast.work is None:
+            going_on: Float32 = (broadcast.w - start) / np.float32(broadcast.eta * broadcast.tau)
+            return np.repeat(going_on[None], len(self.shards), axis=0) if shift is None else shift + going_on
+        going_on = (broadcast.w - start) / (np.float32(broadcast.eta) * np.array(broadcast.work.updates, np.float32))[
+            :, None
+        ]
+        return going_on if shift is None else shift + going_on
 
     def _correcting(self) -> Float32 | None:
         """What is added to gradients against drift, [nodes, parameters]."""

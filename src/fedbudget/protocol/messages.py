@@ -6,7 +6,7 @@ broadcast that it answers, `Broadcast.report_fields`. Sizes and merging follow f
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -17,7 +17,7 @@ from fedbudget.errors import FedbudgetError
 
 _SCALAR = 8  # bytes of a number
 _HEADER = 32  # bytes of all flags, and of the fields below
-_IN_HEADER = frozenset({"round", "tau", "eta", "momentum", "nodes", "sizes"})
+_IN_HEADER = frozenset({"round", "tau", "eta", "momentum", "work", "nodes", "sizes"})
 
 
 class LocalError(FedbudgetError, RuntimeError):
@@ -40,6 +40,7 @@ class Request:
       partly: how much of a shift lasts, where drift is corrected as far as it does.
       one_step: β̂_i over one local update from w(t₀). A node's first is searched for (first_step.py), and in the first
         round a node makes its updates with an η_i of its own, 1/β̂_i, and says where η would have taken it.
+      proximal: μ of FedProx, by which local updates are held near w(t₀), see proximal.py.
     """
 
     estimate: bool = False
@@ -48,6 +49,7 @@ class Request:
     drift: bool = False
     partly: bool = False
     one_step: bool = False
+    proximal: float | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,30 @@ class Drift:
     correct: bool
     share: float
     strength: float | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """How many local updates nodes make, where these are not the same for all, see workload.py.
+
+    Args:
+      effective: τ_eff, as many of which the round's move of w stands for.
+      most: that any node makes; every node draws so many mini-batches, so that all draw the same.
+      updates: τ_i of the nodes that it is said to, in the order of their numbers.
+    """
+
+    effective: float
+    most: int
+    updates: tuple[int, ...]
+
+    def of(self, nodes: Int64, tau: int) -> "Work":
+        """The same said to some nodes, where it was to all there are, whose numbers begin with 0.
+
+        Args:
+          tau: what one makes that is not among them.
+        """
+        known = len(self.updates)
+        return replace(self, updates=tuple(self.updates[node] if node < known else tau for node in nodes.tolist()))
 
 
 @dataclass(frozen=True)
@@ -89,7 +115,8 @@ class Broadcast:
     Args:
       round: counts from 1.
       w: w(t₀), [parameters].
-      tau: local updates to make; 0 asks for the loss at w alone (the final round).
+      tau: local updates to make, by the slowest node where others make more; 0 asks for the loss at w alone (the final
+        round).
       eta: step size of these updates.
       request: what is wanted back.
       best: the w of the broadcast before this one has become w^f.
@@ -99,6 +126,7 @@ class Broadcast:
       mean: what the w_i of the round before were combined to, [parameters], where w is not that and nodes must know it.
       momentum: as much of the way from the w before to this one nodes go once more, spread over their updates.
       evaluate: whether nodes that have test samples are to say what w is worth on them, and in the final round w^f too.
+      work: where nodes make different numbers of updates; of all nodes, until it is said `to` some.
     """
 
     round: int
@@ -113,6 +141,7 @@ class Broadcast:
     mean: Float32 | None = None
     momentum: float = 0.0
     evaluate: bool = False
+    work: Work | None = None
 
     def __post_init__(self) -> None:
         if self.request.drift != (self.drift is not None):
@@ -123,6 +152,26 @@ class Broadcast:
         """What a run begins with, with τ=1: for a trial round, say."""
         drift = Drift(correct=True, share=1.0) if request.drift else None
         return cls(1, w, 1, eta, request, best=False, stop=False, drift=drift)
+
+    def to(self, nodes: Int64) -> "Broadcast":
+        """As it is sent to the nodes of these numbers."""
+        return self if self.work is None else replace(self, work=self.work.of(nodes, self.tau))
+
+    @property
+    def effective(self) -> float:
+        """τ, or τ_eff where nodes make different numbers of updates."""
+        return self.tau if self.work is None else self.work.effective
+
+    @property
+    def span(self) -> float:
+        """ητ, the way that a mean gradient is multiplied with."""
+        return self.eta * self.effective
+
+    def updates(self, nodes: Int64) -> Int64:
+        """Of each of these nodes, [n], from what is said to all; the final round counts as one."""
+        if self.work is None:
+            return np.full(len(nodes), max(1, self.tau))
+        return np.array(self.work.of(nodes, self.tau).updates)
 
     @property
     def combined(self) -> Float32:

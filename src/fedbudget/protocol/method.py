@@ -31,7 +31,10 @@ class Method:
       partly: whether as much of the correction is used as lasts, and not all or nothing.
       one_step: whether nodes estimate β over one local update, and from the first round on, see first_step.py.
       delta: what δ is estimated from, the nodes' gradients or their parameters.
+      proximal: μ of FedProx, where local updates are held near w(t₀), see proximal.py.
       spending: how the budget is spent.
+      by_speed: the most updates that a node makes, where faster ones make more than others; None where all make the
+        same number. See workload.py.
     """
 
     controller: Controller
@@ -42,7 +45,9 @@ class Method:
     partly: bool = False
     one_step: bool = False
     delta: Delta = "gradient"
+    proximal: float | None = None
     spending: SpendingRule = field(default_factory=CarefulSpending)
+    by_speed: int | None = None
 
     def __post_init__(self) -> None:
         if not self.combine.needs_reports and not isinstance(self.combine, WeightedMean):
@@ -54,6 +59,8 @@ class Method:
                 f"drift is corrected only where reports are averaged, not with {type(self.combine).__name__}: "
                 "turn drift correction off"
             )
+        if self.by_speed is not None and not self.correct_drift:
+            raise UserError("nodes make different numbers of local updates only where drift is corrected")
 
     @property
     def request(self) -> Request:
@@ -66,6 +73,7 @@ class Method:
             drift=self.correct_drift,
             partly=self.correct_drift and self.partly,
             one_step=adapts and self.one_step,
+            proximal=self.proximal,
         )
 
     @property

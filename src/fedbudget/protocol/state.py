@@ -19,8 +19,9 @@ from fedbudget.budget import Ledger
 from fedbudget.control import Decision, Estimates
 from fedbudget.data.sampling import Position
 from fedbudget.protocol.drift import Correction, DriftState
-from fedbudget.protocol.messages import Broadcast, CatchUp, Request
+from fedbudget.protocol.messages import Broadcast, CatchUp, Request, Work
 from fedbudget.protocol.statistics import with_statistics_of
+from fedbudget.protocol.workload import StepTimes
 
 S = TypeVar("S", bound=Any)
 U = TypeVar("U")
@@ -66,6 +67,8 @@ class AggregatorState(Generic[S, U]):
       before: the w that was broadcast before w; None where there was none, or nobody goes on from it.
       momentum: how much of the way from there nodes go once more.
       statistics: how many of w's last numbers are running statistics.
+      times: what a local update takes at nodes, where faster ones make more of them.
+      work: how many each makes in the round that was announced, where that is not τ for all.
     """
 
     phase: Phase
@@ -93,6 +96,8 @@ class AggregatorState(Generic[S, U]):
     before: Float32 | None = None
     momentum: float = 0.0
     statistics: int = 0
+    times: StepTimes | None = None
+    work: Work | None = None
 
     @cached_property
     def broadcast(self) -> Broadcast:
@@ -111,6 +116,7 @@ class AggregatorState(Generic[S, U]):
             catch_up=CatchUp(self.best, mean, since, self.before) if self.round > 1 else None,
             mean=self.mean,
             momentum=self.momentum,
+            work=self.work,
         )
 
     @property
@@ -171,6 +177,12 @@ class AggregatorState(Generic[S, U]):
             raise ValueError("drift is corrected where that is asked for")
         if self.drift is not None:
             self.drift.require_possible(self.w)
+        if self.times is not None:
+            self.times.require_possible()
+        if self.work is not None and not (
+            0 < self.work.effective <= self.work.most < 2**31 and min(self.work.updates, default=0) >= 1
+        ):
+            raise ValueError(f"nodes make {self.work.updates} updates, in effect {self.work.effective}")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.statistics import with_statistics_of
 from fedbudget.protocol.sums import Reports, Sums
 from fedbudget.protocol.update import MovingRule, UpdateRule
+from fedbudget.protocol.workload import NodeTimes
 from fedbudget.step_size import StepSize, StepSizeInputs
 
 Quantize = Callable[[Float32, Float32], Float32]
@@ -32,6 +33,13 @@ def with_losses(state: _State, sums: Sums) -> tuple[_State, bool]:
     if not loss < best_loss:
         return state.updated(loss=loss, best_loss=best_loss), False
     return state.updated(loss=loss, best_loss=loss, best=state.w), True
+
+
+def with_times(state: _State, broadcast: Broadcast, times: NodeTimes | None) -> _State:
+    """Knows what local updates took in the round, where nodes share rounds by that."""
+    if state.times is None or times is None:
+        return state
+    return state.updated(times=state.times.after(broadcast.round, times))
 
 
 def with_verdict(state: _State, sums: Sums, *, adapts: bool) -> tuple[_State, bool]:
@@ -186,7 +194,7 @@ def with_coming_delta(state: _State, drift: DriftState) -> _State:
 
 def final_round(state: _State, *, best: bool) -> _State:
     """Asks for the loss of the last w(t)."""
-    return state.updated(phase=Phase.FINAL, round=state.round + 1, tau=0, became_best=best, stop=True)
+    return state.updated(phase=Phase.FINAL, round=state.round + 1, tau=0, work=None, became_best=best, stop=True)
 
 
 def reopened(state: _State) -> _State:

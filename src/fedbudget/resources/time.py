@@ -75,7 +75,7 @@ CENTRALIZED_SGD = Profile(Gaussian(0.009974248, 0.011922926), Gaussian(0.0, 0.0)
 
 
 class SimulatedTime:
-    """Draws the time of each round: c is the mean of τ draws, b is one."""
+    """Draws the time of each round: c is the mean of τ draws, as slow as the slowest node, and b is one."""
 
     source: ClassVar[Source] = "simulated"
 
@@ -84,10 +84,11 @@ class SimulatedTime:
         self._rng = rng
 
     def read(self, usage: RoundUsage, time: Cost | None = None) -> Cost:
-        return Cost(self.profile.step.draw(self._rng, usage.updates), self.profile.aggregation.draw(self._rng, 1))
+        step = usage.slowness * self.profile.step.draw(self._rng, usage.updates)
+        return Cost(step, self.profile.aggregation.draw(self._rng, 1))
 
     def expect(self, usage: RoundUsage) -> Cost:
-        return Cost(self.profile.step.mean, self.profile.aggregation.mean)
+        return Cost(usage.slowness * self.profile.step.mean, self.profile.aggregation.mean)
 
     def state(self) -> dict[str, Any]:
         """Where the draws have come to, as plain JSON."""

@@ -99,12 +99,14 @@ class RoundUsage:
       nodes: how many took part.
       wire_bytes: all messages of the round, of all nodes, both ways.
       readings: by resource.
+      slowness: how many times as long as at a node of speed 1 the updates of the slowest took, where that is simulated.
     """
 
     updates: int
     nodes: int
     wire_bytes: int
     readings: Mapping[str, CombinedReading]
+    slowness: float = 1.0
 
     def __post_init__(self) -> None:
         for name, reading in self.readings.items():

@@ -33,7 +33,7 @@ CHECKPOINT = "checkpoint.safetensors"
 T = TypeVar("T")
 
 _KIND = "fedbudget-checkpoint"
-_VERSION = 3
+_VERSION = 4
 _ENGINE = "engine"  # what its arrays' names begin with
 _CHECKSUM_LENGTH = 8
 

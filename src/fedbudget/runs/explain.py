@@ -4,6 +4,7 @@ A controller of a user's own has reasons of its own, which are any text. They ar
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,8 @@ from fedbudget.control import AdaptiveTau, ControlInputs, Controller, Decision, 
 from fedbudget.errors import UserError
 from fedbudget.runs.folder import Run
 
-_FROM_G = (Reason.MINIMUM, Reason.SEARCH_LIMIT, Reason.BUDGET, Reason.REST)  # reasons of a controller that looked at G
+_FROM_G = (Reason.MINIMUM, Reason.SEARCH_LIMIT, Reason.BUDGET, Reason.SPREAD, Reason.REST)
+"""Reasons of a controller that looked at G."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Explanation:
       estimates: what G was figured from.
       eta: the round's step size, for which G is.
       corrected: whether local updates were corrected for drift.
+      work: who made how many updates, where that was not τ for all, as in the round's record.
     """
 
     round: int
@@ -35,6 +38,19 @@ class Explanation:
     estimates: Estimates | None
     eta: float
     corrected: bool
+    work: dict[str, Any] | None = None
+
+    @property
+    def shared(self) -> str:
+        """How nodes shared the round by their speeds, in a sentence; empty where all made τ updates."""
+        if self.work is None:
+            return ""
+        return (
+            f"time is what there is least of, so faster nodes made more updates than the slowest's {self.tau}: they "
+            f"counted as {self.work['effective']:.1f} of each node, and nodes waited for "
+            f"{self.work['mean_idle']:.0%} of the time of updates, where with the same τ it would be "
+            f"{self.work['mean_idle_equal']:.0%}"
+        )
 
     @property
     def minimum(self) -> int | None:
@@ -53,8 +69,8 @@ class Explanation:
             Reason.LENGTH: f"longer rounds than τ = {self.tau} would pay, but several must fit, and τ grows by steps",
             Reason.BUDGET: f"no more than τ = {self.tau} fitted in what was left of the budget"
             + (f"; G(τ) is smallest at τ = {self.minimum}" if self.minimum else ""),
-            Reason.SPREAD: "few rounds were left, and each took its share of what would have been left over: "
-            f"τ = {self.tau}",
+            Reason.SPREAD: "few rounds were left, and each took its share of what would have been left over, "
+            f"τ = {self.tau}" + (f"; G(τ) is smallest at τ = {self.minimum}" if self.minimum else ""),
             Reason.REST: f"nothing would fit after this round, so it took the rest of the budget, τ = {self.tau}"
             + (f"; G(τ) is smallest at τ = {self.minimum}" if self.minimum else ""),
             Reason.FIXED: f"τ = {self.tau} was fixed by the settings",
@@ -82,7 +98,7 @@ def explain(run: Run, number: int, controller: Controller) -> Explanation:
         assert before.beta is not None
         assert before.delta is not None
         estimates = Estimates(before.rho, before.beta, before.delta)
-        previous = Decision(before.tau, Reason.MINIMUM)  # of which G needs the τ alone
+        previous = Decision(max(1, round(before.effective_tau)), Reason.MINIMUM)  # of which G needs the τ alone
         limits = run.settings.limits()
         inputs = ControlInputs(
             estimates,
@@ -92,4 +108,6 @@ def explain(run: Run, number: int, controller: Controller) -> Explanation:
             limits.array,
         )
         candidates, curve = controller.search_range(previous, estimates), controller.curve(previous, inputs)
-    return Explanation(number, record.tau, record.reason, candidates, curve, estimates, record.eta, record.corrected)
+    return Explanation(
+        number, record.tau, record.reason, candidates, curve, estimates, record.eta, record.corrected, record.work
+    )

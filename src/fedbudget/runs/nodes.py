@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedbudget import atomic_file
-from fedbudget.arrays import Int64
+from fedbudget.arrays import Float64, Int64
 from fedbudget.node_status import NodeStatus
 
 NODES = "nodes.json"
@@ -26,8 +26,8 @@ MAX_LISTED = 200
 _INTERVAL = 1.0  # seconds
 
 
-def write_simulated(folder: Path, sizes: Int64) -> None:
-    """Writes of nodes that are simulated, once: how many samples each has, [nodes].
+def write_simulated(folder: Path, sizes: Int64, speeds: Float64 | None = None) -> None:
+    """Writes of nodes that are simulated, once: how many samples each has, [nodes], and how fast it is, if they differ.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name:
@@ -35,7 +35,11 @@ def write_simulated(folder: Path, sizes: Int64) -> None:
     ...     [node["samples"] for node in read(Path(name))["nodes"]]
     [3, 4]
     """
-    listed = [NodeStatus(str(number), (number,), int(size)) for number, size in enumerate(sizes)]
+    fast = [None] * len(sizes) if speeds is None else speeds.round(4).tolist()
+    listed = [
+        NodeStatus(str(number), (number,), int(size), speed=speed)
+        for number, (size, speed) in enumerate(zip(sizes, fast, strict=True))
+    ]
     with contextlib.suppress(OSError):
         _write(folder, len(sizes), sizes, listed if len(listed) <= MAX_LISTED else [])
 

@@ -90,8 +90,12 @@ def chosen_tau(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) ->
         spent, taus = zip(*((spent, record.tau) for spent, record in taken if record.reason == reason), strict=True)
         label = f" {reason}".replace("$", r"\$")  # $ would begin a formula; what begins with _ has no place in a legend
         axis.scatter(spent, taus, marker=marker, color=colour, s=18, label=label, zorder=3)
+    most = [max((record.work or {}).get("updates") or [record.tau]) for _, record in taken]
+    if any(record.work for _, record in taken):
+        at, least = [spent for spent, _ in taken], [record.tau for _, record in taken]
+        axis.fill_between(at, least, most, step="pre", color=GREY, alpha=0.2, label=" of the slowest to the fastest")
     axis.set_ylabel("τ, local updates in a round")
-    axis.set_ylim(0, 1.5 * max((record.tau for _, record in taken), default=1))  # room for the legend
+    axis.set_ylim(0, 1.5 * max(most, default=1))  # room for the legend
     axis.legend(title="chosen by", ncols=3, loc="upper center", fontsize="small", title_fontsize="small")
 
 

@@ -10,6 +10,7 @@ from fedbudget.errors import printable
 
 if TYPE_CHECKING:
     from fedbudget.protocol.aggregator import Round
+    from fedbudget.protocol.workload import WorkShares
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,9 @@ class RoundRecord:
       spread: how far nodes are apart in accuracy or RMSE, where they have test samples: `worst`, `tenth`, `median`, and
         how many `nodes` they are.
       wall: seconds since the run began, on this machine's clock.
+      work: where faster nodes made more updates than τ: `effective`, what they counted as; `mean_idle` and
+        `mean_idle_equal`, the share of that time that nodes waited, and would have with the same τ; and of up to 200
+        nodes the lists `node`, `updates`, `idle` and `idle_equal`.
     """
 
     round: int
@@ -55,6 +59,19 @@ class RoundRecord:
     test_loss: float | None = None
     metrics: dict[str, float] | None = None
     spread: dict[str, float] | None = None
+    work: dict[str, Any] | None = None
+
+    @property
+    def effective_tau(self) -> float:
+        """τ, or what the updates of nodes counted as that made different numbers of them."""
+        return float(self.work["effective"]) if self.work else self.tau
+
+    @property
+    def tau_text(self) -> str:
+        """τ for people: 4, or 4-16 where faster nodes made more; nothing where no update was made."""
+        if not self.work or not self.work["updates"]:
+            return str(self.tau or "")
+        return f"{min(self.work['updates'])}-{max(self.work['updates'])}"
 
     @classmethod
     def of(cls, round_: "Round", *, accuracy: float | None, wall: float, **figures: Any) -> "RoundRecord":
@@ -67,6 +84,7 @@ class RoundRecord:
             values |= {"expected_c": label(expected.step), "expected_b": label(expected.aggregation)}
         if (estimates := round_.estimates) is not None:
             values |= {"rho": estimates.rho, "beta": estimates.beta, "delta": estimates.delta}
+        values["work"] = None if round_.work is None else _work(round_.work)
         if (divergence := round_.divergence) is not None:
             values |= {"plain_delta": divergence.plain, "corrected_delta": divergence.corrected}
         return cls(**values)
@@ -88,8 +106,23 @@ class RoundRecord:
         return cls(**fields)
 
 
-_SELDOM = ("metrics", "spread")  # in few rounds, and so not written where they are not there
+MOST_NODES = 200
+"""Of more, only means are kept in a round's record."""
+
+_SELDOM = ("metrics", "spread", "work")  # in some rounds, and so not written where they are not there
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+
+def _work(shares: "WorkShares") -> dict[str, Any]:
+    listed = len(shares.nodes) <= MOST_NODES
+    each = {"node": shares.nodes, "updates": shares.updates}
+    idle = {"idle": shares.idle, "idle_equal": shares.idle_equal}
+    return {
+        "effective": shares.effective,
+        **{f"mean_{name}": round(float(values.mean()), 3) for name, values in idle.items()},
+        **{name: values.tolist() if listed else [] for name, values in each.items()},
+        **{name: values.round(3).tolist() if listed else [] for name, values in idle.items()},
+    }
 
 
 def json_value(value: float | None) -> float | None:
@@ -97,7 +130,7 @@ def json_value(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def average_tau(taus: Sequence[int]) -> float:
+def average_tau(taus: Sequence[float]) -> float:
     """Local updates divided by aggregations; 0 before the first.
 
     Args:

@@ -29,6 +29,7 @@ class TestTheSameBits:
             {"method": "frugal", "batch_size": "full"},
             {"method": "paper", "tau": "adaptive", "budget": "time=3s", "rounds": 12},
             {"method": "frugal", "tau": "adaptive", "budget": "time=3s", "rounds": 12},
+            {"method": "accelerated", "tau": "adaptive", "budget": "time=3s", "rounds": 8, "speeds": "4,1,1"},
             pytest.param(
                 {"method": "paper", "model": "softmax", "drift_correction": True, "delta": "parameters"},
                 marks=pytest.mark.slow,

@@ -175,7 +175,7 @@ def test_damaged_messages_are_refused_or_mean_something(monkeypatch: pytest.Monk
                 understood[type(found)] += 1
     assert len(refused) > MESSAGES / 3
     assert max(map(len, refused)) < 1000
-    assert min(understood.values()) > 50, understood
+    assert min(understood.values()) > 40, understood
 
 
 def converse(rng: np.random.Generator, reader: Any, messages: list[bytes], real: list[bytes]) -> Any:

@@ -267,10 +267,13 @@ function nodesTable(status, view, open) {
   const time = view.columns.c.time;
   const simulated = time && time.length ? time[time.length - 1] : null;
   const cost = (seconds) => (seconds === null || seconds === undefined ? "–" : `${number(1000 * seconds, 3)} ms`);
+  const shares = status.nodes.some((node) => node.updates);
+  const waited = (share) => (share === null || share === undefined ? "–" : percent(share));
   const rows = status.nodes.map((node) => [
-    node.name, number(node.samples), cost(node.step_seconds ?? simulated),
+    node.name, number(node.samples), cost(node.step_seconds ?? (simulated && node.speed ? simulated / node.speed : simulated)),
+    ...(shares ? [node.updates ? number(node.updates) : "–", waited(node.idle), waited(node.idle_equal)] : []),
     ...(remote ? [node.last_seen === null ? "never" : view.summary ? clock(node.last_seen) : ago(node.last_seen), number(node.missed), ...(view.summary ? [] : [node.state || ""])] : [])]);
-  const headings = ["node", "#samples", "#per update", ...(remote ? ["#last seen", "#missed", ...(view.summary ? [] : ["now"])] : [])];
+  const headings = ["node", "#samples", "#per update", ...(shares ? ["#updates", "#waited", "#with the same τ"] : []), ...(remote ? ["#last seen", "#missed", ...(view.summary ? [] : ["now"])] : [])];
   const listed = el("div", { class: "scroll" }, table("", headings, rows.slice(0, LISTED)));
   const more = rows.length <= LISTED ? null : el("details", { open }, el("summary", {}, `${rows.length - LISTED} more`), el("div", { class: "scroll" }, table("", headings, rows.slice(LISTED))));
   return el("div", {}, el("p", { class: "note" }, about, remote ? "" : " They are simulated, and an update costs them what it cost in the last round."), listed, more);

@@ -25,7 +25,7 @@ from fedbudget.engines.remote.task import SamplesDescription, Task, require_mode
 from fedbudget.errors import UserError, WorkError
 from fedbudget.models.description import ModelDescription
 from fedbudget.node_status import NodeStatus
-from fedbudget.protocol.messages import Broadcast, PeerError
+from fedbudget.protocol.messages import Broadcast, PeerError, Work
 from fedbudget.resources.usage import NodeCosts
 
 LOG = logging.getLogger("flwr")
@@ -195,16 +195,18 @@ class GridNodes:
         """All that are connected, owe nothing, and can be asked in this round."""
         broadcast, online, owing = pending.broadcast, self.mailbox.look_for_nodes(), self.mailbox.owing()
         contents: dict[int, RecordDict] = {}
-        requests: dict[int, RecordDict] = {}  # by base round: the vectors, which may be large, are shared
+        # By base round and number of updates: the vectors, which may be large, are shared.
+        requests: dict[tuple[int, Work | None], RecordDict] = {}
         for node, member in self.members.items():
             if node not in online or node in owing or not pending.can_ask(node):
                 continue
-            base_round = member.base_round
-            if base_round not in requests:
+            base_round, own = member.base_round, broadcast.to(member.numbers)
+            if (base_round, own.work) not in requests:
                 catch_up = base_round != broadcast.round - 1
-                requests[base_round] = records.request_out(RoundRequest(broadcast, base_round), catch_up=catch_up)
+                request = records.request_out(RoundRequest(own, base_round), catch_up=catch_up)
+                requests[base_round, own.work] = request
             contents[node] = self._welcome(node)
-            contents[node].update(requests[base_round])
+            contents[node].update(requests[base_round, own.work])
             pending.ask(node)
         life = max(LONG_LIFE, _DEADLINES_TO_LIVE * (pending.deadline - time.monotonic()))
         self.mailbox.send(contents, "train", life=life, round_=broadcast.round)

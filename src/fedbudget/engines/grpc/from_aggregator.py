@@ -23,7 +23,7 @@ from fedbudget.engines.remote.task import Task
 from fedbudget.protocol.messages import Broadcast, PeerError
 
 _MORE = pb.FromAggregator.MORE_FIELD_NUMBER
-_MOST_NUMBERS = 1000  # bytes of all but vectors
+_MOST_NUMBERS, _BYTES_OF_UPDATES = 1000, 9  # bytes of all but vectors, and more of each node's number of updates
 _LAYOUT = MessageLayout(Broadcast, without={"request"})
 
 
@@ -76,8 +76,9 @@ class EncodedBroadcast:
 
     @property
     def updates(self) -> int:
-        """τ."""
-        return int(_LAYOUT.value(self.values, "tau"))
+        """The most local updates that are asked for."""
+        work = _LAYOUT.value(self.values, "work")  # all but its vectors: plain numbers
+        return max(int(_LAYOUT.value(self.values, "tau")), 0 if work is None else int(work[1]))
 
     def request(self, before: Float32 | None) -> RoundRequest:
         """The whole, given the w of the broadcast after which the node's memory stands."""
@@ -109,6 +110,8 @@ class EncodedBroadcast:
             raise PeerError(f"tau is {broadcast.tau}, and no more than {task.tau_max} was agreed on")
         if not 0 < broadcast.eta < math.inf:
             raise PeerError(f"eta is {broadcast.eta}")
+        if (work := broadcast.work) is not None and not (0 < work.effective <= work.most <= task.tau_max):
+            raise PeerError(f"{work.most} updates, in effect {work.effective}, and {task.tau_max} were agreed on")
         if broadcast.drift is not None and not 0 <= broadcast.drift.share <= 1:
             raise PeerError(f"the share of a round is {broadcast.drift.share}")
         if catch_up is not None and (catch_up.since < 0 or (catch_up.mean is not None) != task.request.drift):
@@ -120,6 +123,7 @@ class AggregatorReader:
 
     def __init__(self, task: Task | None = None) -> None:
         self._task = task
+        self._nodes = 0
         self._broadcast: EncodedBroadcast | None = None
         self._vectors: VectorBytes | None = None
 
@@ -135,7 +139,7 @@ class AggregatorReader:
             return Farewell(message.farewell.reason, message.farewell.again)
         if kind == "welcome" and self._task is None:
             welcome = read(Welcome, message.welcome)
-            self._task = welcome.task
+            self._task, self._nodes = welcome.task, len(welcome.numbers)
             return welcome
         if kind == "more" and self._vectors is not None:
             self._vectors.add(message.more)
@@ -146,7 +150,7 @@ class AggregatorReader:
         return self._finish()
 
     def _begin(self, message: pb.Broadcast, task: Task) -> None:
-        if len(message.numbers) > _MOST_NUMBERS:
+        if len(message.numbers) > _MOST_NUMBERS + _BYTES_OF_UPDATES * self._nodes:
             raise PeerError(f"a broadcast with {len(message.numbers)} bytes of numbers")
         values, names = _LAYOUT.decode(message.numbers)
         difference = message.difference

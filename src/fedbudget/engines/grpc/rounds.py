@@ -38,7 +38,8 @@ class Rounds:
         self.pending: PendingRound[str] | None = None
         self._thread = thread
         self._compressor = compressor
-        self._packed: list[bytes] | None = None  # the broadcast to those that were in the round before
+        # The broadcast to those that were in the round before, by how many updates they make.
+        self._packed: dict[tuple[int, ...], list[bytes]] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._error: Exception | None = None  # what went wrong on our side
         self._finished: concurrent.futures.Future[CollectedRound] | None = None
@@ -54,7 +55,7 @@ class Rounds:
         now = self._thread.loop.time()
         self.pending = PendingRound(broadcast, least, now + timeout, now + left, needs_reports=needs_reports)
         self.pending.stopped = self._stopped  # an interruption between two rounds is not lost
-        self._packed = None
+        self._packed = {}
         try:
             self._ask_idle(self.pending)
         except Exception as error:
@@ -135,7 +136,8 @@ class Rounds:
                 self._ask(pending, peer)
         if self.own is not None and not self.own.busy and pending.can_ask(OWN):
             pending.ask(OWN, OWN)
-            request = RoundRequest(pending.broadcast, self.members[OWN].base_round)
+            member = self.members[OWN]
+            request = RoundRequest(pending.broadcast.to(member.numbers), member.base_round)
             self.own.ask(request, partial(self._receive_own, pending.broadcast.round))
 
     def _ask(self, pending: PendingRound[str], peer: Peer) -> None:
@@ -143,17 +145,18 @@ class Rounds:
         peer.asked, peer.asked_at = broadcast.round, self._thread.loop.time()
         pending.ask(peer.name, peer.hello.instance)
         peer.reader.expect_report(broadcast, member.numbers, member.counted, self._compressor.kind)
-        base_round = member.base_round
+        base_round, broadcast = member.base_round, broadcast.to(member.numbers)
         if base_round != broadcast.round - 1:
             catch_up = broadcast.catch_up is not None
             self.peers.send(peer, pack_broadcast(broadcast, base_round, catch_up=catch_up, difference=None))
             return
         difference = self._compressor.difference(broadcast) if base_round else None
-        if self._packed is None:
-            self._packed = pack_broadcast(broadcast, base_round, catch_up=False, difference=difference)
+        updates = () if broadcast.work is None else broadcast.work.updates
+        if updates not in self._packed:
+            self._packed[updates] = pack_broadcast(broadcast, base_round, catch_up=False, difference=difference)
         if difference is not None:
             self.counters.saved += 4 * broadcast.w.size - len(difference)
-        self.peers.send(peer, self._packed)
+        self.peers.send(peer, self._packed[updates])
 
     def _receive_own(self, asked: int, answer: "asyncio.Future[Answer]") -> None:
         error = answer.exception()

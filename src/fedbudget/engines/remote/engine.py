@@ -31,6 +31,7 @@ from fedbudget.protocol.belief import FEWEST
 from fedbudget.protocol.evaluation import EvaluationPoints, NodeEvaluation, share_of
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.state import AggregatorState
+from fedbudget.protocol.workload import NodeTimes
 from fedbudget.resources import TIME, round_usage
 from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.usage import RoundUsage
@@ -160,13 +161,17 @@ class RemoteEngine(Engine):
                 return aggregator.interrupt()
             took = RoundCosts.of(collected.answers, now - began, bytes_now - bytes_before)
             began, bytes_before = now, bytes_now
-            usage = took.usage(max(1, broadcast.tau))
+            times = collected.times(broadcast)
+            if (simulated := meters.step_times(times.nodes)) is not None:
+                times = NodeTimes(times.nodes, simulated)
+            usage = self._usage(broadcast, took, times)
             clock.add(usage, [answer.waited for answer in collected.answers])
             if took.evaluated and meters.time.source == "measured":
                 self._charge_evaluation(meters.expect(took.evaluation_usage()))
             costs = meters.read(usage)
             usual = not collected.missed  # who did not answer was waited for, and is not asked again so soon
-            message = aggregator.receive(collected.reports, costs, usual=usual)
+            known = broadcast.tau > 0 and (simulated is not None or meters.time.source == "measured")
+            message = aggregator.receive(collected.reports, costs, usual=usual, times=times if known else None)
             last = _completed(aggregator, collected, broadcast), broadcast
             self._tell_shortened(last[0].shortened)
         if last is not None:
@@ -180,6 +185,12 @@ class RemoteEngine(Engine):
         for node in self.nodes.node_statuses() if new else ():
             if new & set(node.numbers):
                 _LOG.warning("%s's updates are far longer than those of most, and are cut to length", node.name)
+
+    def _usage(self, broadcast: Broadcast, took: RoundCosts, times: NodeTimes) -> RoundUsage:
+        """What a round took, with the time of the slowest node where that is simulated."""
+        tau = max(1, broadcast.tau)
+        slowness = self.meters.slowness(times.nodes, broadcast.updates(times.nodes), tau)
+        return replace(took.usage(tau), slowness=slowness)
 
     def _asking(self, broadcast: Broadcast) -> Broadcast:
         """The broadcast, with which nodes are asked to evaluate w where it is time for it, and the budget bears it."""

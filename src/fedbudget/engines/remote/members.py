@@ -15,6 +15,7 @@ import numpy as np
 
 from fedbudget.arrays import Int64
 from fedbudget.node_status import NodeStatus
+from fedbudget.protocol.workload import idle_shares
 
 Key = TypeVar("Key", str, int)
 
@@ -40,6 +41,8 @@ class Member:
       rounds, missed: how many it took part in, and how many it was asked to and did not.
       step_seconds: of a local update, lately.
       doubted: it has said what was not believed.
+      updates: that each of its nodes made in the last round.
+      idle, idle_equal: the share of that round's updates that it waited for others, and would have with the same τ.
     """
 
     numbers: Int64
@@ -51,6 +54,9 @@ class Member:
     missed: int = 0
     step_seconds: float | None = None
     doubted: bool = False
+    updates: int | None = None
+    idle: float | None = None
+    idle_equal: float | None = None
 
     def __post_init__(self) -> None:
         self.counted = self.sizes
@@ -80,7 +86,19 @@ class Member:
         """
         last_seen, size = None if state == "away" else now, int(self.sizes.sum())
         numbers = tuple(self.numbers.tolist())
-        return NodeStatus(name, numbers, size, state, self.rounds, self.missed, self.step_seconds, last_seen)
+        return NodeStatus(
+            name,
+            numbers,
+            size,
+            state,
+            self.rounds,
+            self.missed,
+            self.step_seconds,
+            last_seen,
+            updates=self.updates,
+            idle=self.idle,
+            idle_equal=self.idle_equal,
+        )
 
 
 class Members(dict[Key, Member]):
@@ -138,6 +156,14 @@ class Members(dict[Key, Member]):
     def numbers(self, keys: Iterable[Key]) -> tuple[int, ...]:
         """Of all nodes of these members, rising."""
         return tuple(sorted(number for key in keys for number in self[key].numbers.tolist()))
+
+    def compare(self, keys: Iterable[Key]) -> None:
+        """Who of these, that were in a round, has waited for whom."""
+        took = [self[key] for key in keys]
+        times = np.array([member.step_seconds or 0.0 for member in took])
+        waited = idle_shares(times, np.array([member.updates or 1 for member in took]))
+        for member, own, equal in zip(took, waited, idle_shares(times, np.ones(len(took))), strict=True):
+            member.idle, member.idle_equal = round(float(own), 3), round(float(equal), 3)
 
     def any_lost(self, coming: int, present: Container[Key]) -> bool:
         """Whether `take_lost` would give any; from any thread."""

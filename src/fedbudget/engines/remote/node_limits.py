@@ -47,7 +47,8 @@ class NodeLimits:
 
     def require_round(self, broadcast: Broadcast) -> None:
         """Refuses a round."""
-        if broadcast.tau > self.max_tau:
+        most = broadcast.tau if broadcast.work is None else max(broadcast.tau, broadcast.work.most)
+        if most > self.max_tau:
             raise RefusedByNode(
-                f"{broadcast.tau} local updates are asked for in a round; this node's `max_tau` is {self.max_tau}"
+                f"{most} local updates are asked for in a round; this node's `max_tau` is {self.max_tau}"
             )

@@ -13,12 +13,16 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, Generic
 
+import numpy as np
+
+from fedbudget.arrays import Float64
 from fedbudget.engines.remote.members import Key, Members
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.round_costs import believable_costs
 from fedbudget.protocol.belief import believable
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.sums import Reports, SummedReports, within
+from fedbudget.protocol.workload import NodeTimes
 
 FAILURES = 3
 """Of a member in one round, until it is not asked again in it."""
@@ -52,6 +56,11 @@ class CollectedRound:
     enough: bool
     summed: SummedReports | None = None
     doubts: Mapping[Any, tuple[str, ...]] = field(default_factory=dict)
+
+    def times(self, broadcast: Broadcast) -> NodeTimes:
+        """Seconds of a local update at each node, as they have measured it."""
+        parts = [(answer.report.nodes, _update_seconds(answer, broadcast)) for answer in self.answers]
+        return NodeTimes(np.concatenate([nodes for nodes, _ in parts]), np.concatenate([own for _, own in parts]))
 
     @property
     def reports(self) -> Report | Reports:
@@ -163,9 +172,11 @@ class PendingRound(Generic[Key]):
             member = members[key]
             member.not_finite = 0
             member.rounds += 1
-            member.step_seconds = answer.costs.step_seconds
+            seconds, updates = _update_seconds(answer, self.broadcast), self.broadcast.updates(answer.report.nodes)
+            member.step_seconds, member.updates = float(seconds.mean()), int(updates.max())
             if instances.get(key, self.instances[key]) == self.instances[key]:
                 member.base_round = self.broadcast.round
+        members.compare(counted)
         for key in not_finite:
             members[key].not_finite += 1
         for key in missed:
@@ -187,6 +198,11 @@ def _believed(
     doubts = {key: (*of_reports[at], *of_costs[at]) for at, key in enumerate(counted) if of_reports[at] or of_costs[at]}
     believed = [replace(answer, report=reports[at], costs=costs[at]) for at, answer in enumerate(counted.values())]
     return sorted(believed, key=lambda answer: int(answer.report.nodes[0])), doubts
+
+
+def _update_seconds(answer: Answer, broadcast: Broadcast) -> Float64:
+    """Of one local update at each node of a member; what it has measured is of τ."""
+    return answer.costs.step_seconds * max(1, broadcast.tau) / broadcast.updates(answer.report.nodes)
 
 
 def _is_possible(report: Report) -> bool:

@@ -157,7 +157,7 @@ class Worker:
         The time of the updates that count would be wrong otherwise, where every round has a new process.
         """
         fleet = self._standing(request.base_round).fleet.fork()
-        fleet.receive(replace(request.broadcast, tau=min(1, request.broadcast.tau)))
+        fleet.receive(replace(request.broadcast, tau=min(1, request.broadcast.tau), work=None))
         fleet.update()
 
     def w_after(self, base_round: int) -> Float32 | None:

@@ -1,0 +1,118 @@
+"""`python -m benchmarks unequal`: what it gives that faster nodes make more local updates, against the same τ for all.
+
+Runs of the default method with simulated costs, each once with `--workload by-speed` and once with `equal`, on Cases 2
+and 4 and a Dirichlet partition. A cell is the mean, over partitions and seeds, of the ratio of both final losses
+(a geometric mean); with the largest ratio of any partition. MNIST is used where it is at hand (`fedbudget data`).
+
+With `--network` they are runs of 30 s on the clock, of five processes over gRPC of which two are four times as fast
+(`--pace`): how soon the loss is reached that the same τ for all reaches at the end.
+"""
+
+import json
+import math
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import fedbudget
+from benchmarks.budgets import RESULTS
+from fedbudget.experiments.testbed import PROTOTYPE
+from fedbudget.launch.local import on_this_machine
+from fedbudget.settings import Settings
+from fedbudget.training import execute
+
+TASKS: dict[str, dict[str, Any]] = {
+    "softmax, digits": {"model": "softmax"},
+    "one hidden layer, digits": {"model": "mlp"},
+    "SVM, 5,000 of MNIST": {"model": "svm", "dataset": "mnist", "train_samples": 5000, "test_samples": 200},
+}
+SPEEDS: dict[str, dict[str, Any]] = {
+    "4,4,1,1,1": {"nodes": 5, "speeds": (4.0, 4.0, 1.0, 1.0, 1.0)},
+    "20 log-normal": {"nodes": 20, "speeds": "lognormal:1.0"},
+    "1 of 20 slow": {"nodes": 20, "speeds": (*(1.0,) * 19, 0.05)},
+}
+PARTITIONS = ("case:2", "case:4", "dirichlet:0.1")
+SECONDS, WATTS, WALL = 15.0, 5.0, 30.0
+_CONSOLE = Console(width=120)
+
+Ratios = dict[str, list[float]]
+"""By partition, one of each seed."""
+
+
+def ratios(task: str, speeds: str, seeds: Sequence[int], resource: str) -> Ratios:
+    """Loss by speed over loss with the same τ for all.
+
+    Args:
+      resource: that the budget is of: time, or as much energy as nodes use in that time.
+    """
+    given = {**TASKS[task], **SPEEDS[speeds]}
+    budget = f"time={SECONDS:g}s" if resource == "time" else f"energy={SECONDS * WATTS * given['nodes']:g}J"
+
+    def loss(partition: str, seed: int, workload: str) -> float:
+        own: Any = {**given, "partition": partition, "seed": seed, "workload": workload, "budget": budget}
+        return fedbudget.train(**own, evaluations=1).loss
+
+    return {
+        partition: [loss(partition, seed, "by-speed") / loss(partition, seed, "equal") for seed in seeds]
+        for partition in PARTITIONS
+    }
+
+
+def time_to_loss(seed: int) -> float:
+    """Seconds until nodes that share rounds by speed have the last loss of those that do not, over the seconds of that.
+
+    On whole shards, so that a loss is that of all samples.
+    """
+    own: Any = {"model": "softmax", "dataset": "digits", "partition": "case:2", "batch_size": "full", "nodes": 5}
+    rounds = {}
+    for workload in ("equal", "by-speed"):
+        settings = Settings(**own, seed=seed, workload=workload, costs="measured", budget=(f"time={WALL:g}s",))
+        with on_this_machine(settings, paces=PROTOTYPE.paces, delay=PROTOTYPE.delay) as prepared:
+            rounds[workload] = execute(prepared).rounds
+    at_end = rounds["equal"][-1]
+    reached = [record.spent["time"] for record in rounds["by-speed"] if record.best_loss <= at_end.best_loss]
+    _CONSOLE.print(
+        f"seed {seed}: {len(rounds['equal'])} and {len(rounds['by-speed'])} rounds, loss {at_end.best_loss:.3g} and "
+        f"{rounds['by-speed'][-1].best_loss:.3g}, there after {min(reached, default=math.inf):.1f} s",
+        soft_wrap=True,
+    )
+    return min(reached, default=math.inf) / at_end.spent["time"]
+
+
+def mean_ratio(values: Sequence[float]) -> float:
+    return math.exp(float(np.mean(np.log(values))))
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = ArgumentParser(prog="python -m benchmarks unequal", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--resource", choices=("time", "energy"), default="time")
+    parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--speeds", nargs="*", choices=list(SPEEDS), default=list(SPEEDS))
+    parser.add_argument("--out", type=Path, default=None, help="Where to write the ratios, as JSON.")
+    parser.add_argument("--network", action="store_true", help="Processes over gRPC, by the clock.")
+    options = parser.parse_args(arguments)
+    if options.network:
+        shares = [time_to_loss(seed) for seed in range(options.seeds)]
+        _CONSOLE.print(f"time to the loss of the same τ, over its time: {np.round(shares, 2).tolist()}", soft_wrap=True)
+        _CONSOLE.print(f"median {np.median(shares):.2f}")
+        return
+    found: dict[str, dict[str, Ratios]] = {}
+    table = Table("", *options.speeds, title=f"loss by speed / loss with the same τ, {options.resource}")
+    for task in options.tasks:
+        cells = []
+        for speeds in options.speeds:
+            cell = ratios(task, speeds, range(options.seeds), options.resource)
+            found.setdefault(task, {})[speeds] = cell
+            worst = max(mean_ratio(values) for values in cell.values())
+            cells.append(f"{mean_ratio([ratio for values in cell.values() for ratio in values]):.2f} ({worst:.2f})")
+            _CONSOLE.print(f"{task}, {speeds}: {cells[-1]}", soft_wrap=True)
+        table.add_row(task, *cells)
+    _CONSOLE.print(table)
+    out = options.out or RESULTS / f"unequal-{options.resource}.json"
+    out.write_text(json.dumps(found, indent=1) + "\n")

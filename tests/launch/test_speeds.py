@@ -1,0 +1,118 @@
+"""Runs with nodes of different speeds: what they are charged with, and what is told of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedbudget
+from fedbudget.errors import UserError
+from fedbudget.launch.method import build_method
+from fedbudget.launch.simulate import simulate
+from fedbudget.resources.speeds import Speeds
+from fedbudget.result import Result
+from fedbudget.runs import nodes
+from fedbudget.runs.explain import explain
+from fedbudget.runs.folder import Run
+from fedbudget.runs.record import RoundRecord
+from fedbudget.settings import Settings
+from fedbudget.training import execute
+
+
+def run(**options: Any) -> Result:
+    return fedbudget.train(**{"model": "softmax", "case": 2, "budget": "time=3s", "evaluations": 1, **options})
+
+
+@pytest.mark.parametrize("method", ["accelerated", "paper"])
+def test_nodes_as_fast_as_each_other_change_nothing(method: Any) -> None:
+    plain, equal = (run(method=method, speeds=speeds) for speeds in (None, (1,) * 5))
+    assert equal.w.tobytes() == plain.w.tobytes()
+    assert equal.spent == plain.spent
+
+
+@pytest.mark.parametrize("method", ["frugal", "paper"])
+def test_with_the_same_tau_for_all_the_slowest_is_what_a_round_takes(method: Any) -> None:
+    """The draws are the same, and every update takes four times as long: at the one node that is slow."""
+    how = {"method": method, "tau": 3, "rounds": 4, "budget": "time=100s"}
+    plain, slow = (run(**how, speeds=speeds) for speeds in (None, (1, 1, 0.25, 1, 1)))
+    assert slow.w.tobytes() == plain.w.tobytes()
+    for one, other in zip(plain.rounds, slow.rounds, strict=True):
+        assert other.c["time"] == pytest.approx(4 * one.c["time"])
+        assert other.b == one.b
+        assert other.work is None
+
+
+def test_speeds_are_drawn_from_the_seed() -> None:
+    drawn = [Speeds.of("lognormal:0.5", 4000, np.random.default_rng(seed)).values for seed in (1, 1, 2)]
+    assert drawn[0].tolist() == drawn[1].tolist() != drawn[2].tolist()
+    assert np.log(drawn[0]).mean() == pytest.approx(0, abs=0.03)
+    assert np.log(drawn[0]).std() == pytest.approx(0.5, abs=0.03)
+
+
+class TestWhatIsTold:
+    SPEEDS = (4.0, 4.0, 1.0, 1.0, 1.0)
+
+    def test_of_a_run_whose_nodes_share_rounds(self, tmp_path: Path) -> None:
+        result = run(speeds=self.SPEEDS, out=tmp_path / "run")
+        shared = [record for record in result.rounds if record.work]
+        assert len(shared) > 5
+        for record in shared:
+            assert record.work is not None
+            fast, slow = record.work["updates"][:2], record.work["updates"][2:]
+            assert (fast, slow) == ([4 * record.tau] * 2, [record.tau] * 3)
+            assert record.work["idle"] == [0.0] * 5
+            assert record.work["idle_equal"] == [0.75, 0.75, 0.0, 0.0, 0.0]
+            assert record.effective_tau == pytest.approx(record.tau * 15 / 7)
+            assert record.tau_text == f"{record.tau}-{4 * record.tau}"
+        made = sum(record.effective_tau for record in result.rounds if record.tau)
+        assert result.local_updates == round(made)
+        told = nodes.read(tmp_path / "run")
+        assert told is not None
+        assert [node["speed"] for node in told["nodes"]] == list(self.SPEEDS)
+        opened = Run.open(tmp_path / "run")
+        assert [each.work for each in opened.rounds] == [each.work for each in result.rounds]
+        explained = explain(opened, shared[0].round, build_method(opened.settings).controller)
+        assert "waited for 0% of the time of updates, where with the same τ it would be 30%" in explained.shared
+
+    def test_of_more_nodes_than_are_listed_only_means(self) -> None:
+        result = run(speeds="lognormal:1.0", nodes=201, rounds=3, partition="draw:20", case=None)
+        work, *_ = (record.work for record in result.rounds if record.work)
+        assert work["updates"] == work["idle"] == []
+        assert 0 <= work["mean_idle"] < 0.5 < work["mean_idle_equal"] < 1
+        assert json.loads(json.dumps(work)) == work
+
+
+def test_a_node_that_becomes_slow_holds_the_others_up_for_a_few_rounds_only() -> None:
+    """A tenth as fast from the eleventh round on: what the others get done in a second is soon near what it was."""
+    prepared = simulate(Settings(model="softmax", partition="case:2", budget=("time=40s",), speeds=(1,) * 5))
+    updates, times = [], []
+
+    def observe(record: RoundRecord) -> None:
+        updates.append(record.work["updates"][0] if record.work else record.tau)
+        times.append(record.tau * record.c["time"] + record.b["time"])
+        if record.round == 10:
+            object.__setattr__(prepared.meters, "speeds", Speeds(np.array([1, 1, 1, 1, 0.1])))
+
+    execute(prepared, callbacks=[observe])
+
+    def rate(first: int, last: int) -> float:
+        return float(sum(updates[first:last]) / sum(times[first:last]))
+
+    assert rate(10, 13) < rate(3, 10) / 3
+    assert rate(15, 45) > rate(3, 10)
+    assert np.median(times[15:45]) < 2 * np.median(times[3:10])
+
+
+def test_with_a_budget_of_energy_alone_all_make_the_same_number() -> None:
+    result = run(speeds=TestWhatIsTold.SPEEDS, budget="energy=100J")
+    assert len(result.rounds) > 5
+    assert not any(record.work for record in result.rounds)
+
+
+def test_what_cannot_be() -> None:
+    with pytest.raises(UserError, match=r"by-speed needs a .*tau.* that is adaptive"):
+        build_method(Settings(workload="by-speed", method="paper"))
+    with pytest.raises(UserError, match="every node needs a speed: 2 are given for 5 nodes"):
+        run(speeds=(1, 2))
