@@ -13,7 +13,8 @@ from fedbudget.protocol.messages import NUMBERS, Report
 USUAL: dict[str, float] = {"losses": 1.0, "best_losses": 1.1, "rho": 2.0, "beta": 5.0, "plain": 0.3, "corrected": 0.2}
 
 
-def report(node: int, nodes: int = 1, **other: float) -> Report:
+def report(node: int, **other: Any) -> Report:
+    nodes = other.pop("nodes", 1)
     numbers: dict[str, Any] = {name: np.full(nodes, value) for name, value in (USUAL | other).items()}
     return Report(3, np.arange(node, node + nodes), np.full(nodes, 10), **numbers)
 

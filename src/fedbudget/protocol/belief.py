@@ -55,7 +55,7 @@ def _bound_slopes(reports: list[Report], doubts: list[set[str]]) -> None:
         most = times * reference(_medians(reports, name))
 
         def unknown(report: Report, beyond: Any, name: str = name) -> Report:
-            return replace(report, **{name: np.where(beyond, np.nan, getattr(report, name))})
+            return _with(report, {name: np.where(beyond, np.nan, getattr(report, name))})
 
         _replace_beyond(reports, doubts, name, most, unknown)
 
@@ -66,7 +66,7 @@ def _bound_losses(reports: list[Report], doubts: list[set[str]]) -> None:
         usual = reference(_medians(reports, name))
 
         def median(report: Report, beyond: Any, name: str = name, usual: float = usual) -> Report:
-            return replace(report, **{name: np.where(beyond, usual, getattr(report, name))})
+            return _with(report, {name: np.where(beyond, usual, getattr(report, name))})
 
         _replace_beyond(reports, doubts, name, _LOSS * usual, median)
     gaps = [report.losses - report.best_losses for report in reports]
@@ -88,10 +88,14 @@ def _bound_divergences(reports: list[Report], doubts: list[set[str]]) -> None:
     usual = {name: float(np.median(values)) for name, values in middles.items()}
 
     def as_usual(report: Report, beyond: Any) -> Report:
-        return replace(report, **{name: np.where(beyond, usual[name], getattr(report, name)) for name in names})
+        return _with(report, {name: np.where(beyond, usual[name], getattr(report, name)) for name in names})
 
     for name in names:
         _replace_beyond(reports, doubts, name, _SPREAD * reference(middles[name]), as_usual)
+
+
+def _with(report: Report, numbers: dict[str, Any]) -> Report:
+    return replace(report, **numbers)
 
 
 def _medians(reports: Sequence[Report], name: str) -> list[float]:

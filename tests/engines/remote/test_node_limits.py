@@ -7,7 +7,7 @@ import pytest
 
 from fedbudget.engines.grpc.node import RefusedByAggregator
 from fedbudget.engines.remote.messages import RoundRequest, Welcome
-from fedbudget.engines.remote.node_limits import NodeLimits, RefusedByNode
+from fedbudget.engines.remote.node_limits import BeyondLimits, NodeLimits
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from fedbudget.protocol.messages import Broadcast
@@ -27,7 +27,7 @@ def test_mini_batches_that_are_large_enough(batch: int | None, least: int) -> No
 
 
 def test_mini_batches_that_are_too_small() -> None:
-    with pytest.raises(RefusedByNode, match=r"mini-batches of 1 samples are asked for.*min_batch is 16"):
+    with pytest.raises(BeyondLimits, match=r"mini-batches of 1 samples are asked for.*min_batch is 16"):
         worker(1, min_batch=16)
 
 
@@ -35,7 +35,7 @@ def test_more_local_updates_than_it_makes() -> None:
     ours, asked = worker(None, max_tau=5), aggregator().start()
     assert isinstance(asked, Broadcast)
     ours.answer(RoundRequest(replace(asked, tau=5), 0))
-    with pytest.raises(RefusedByNode, match="6 local updates are asked for in a round; this node's max_tau is 5"):
+    with pytest.raises(BeyondLimits, match="6 local updates are asked for in a round; this node's max_tau is 5"):
         ours.answer(RoundRequest(replace(asked, tau=6), 0))
 
 

@@ -22,7 +22,7 @@ from fedbudget.engines.grpc.from_node import pack_hello, pack_ready, pack_refusa
 from fedbudget.engines.grpc.stream import CHANNEL_OPTIONS, LET_IN, METHOD, NAME, TOKEN
 from fedbudget.engines.grpc.suspension import SuspensionWatch
 from fedbudget.engines.remote.messages import Farewell, Welcome
-from fedbudget.engines.remote.node_limits import RefusedByNode
+from fedbudget.engines.remote.node_limits import BeyondLimits
 from fedbudget.engines.remote.task import Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, flag, printable
@@ -163,7 +163,7 @@ async def _converse(
                     answer: tuple[list[bytes], float] | None = _answer(worker, message)
                 else:
                     answer = await inbox.beside(asyncio.to_thread(_answer, worker, message))
-            except RefusedByNode as error:
+            except BeyondLimits as error:
                 await _refuse(call, error)
             # While this machine was suspended the aggregator may have said farewell and gone. Then the first word to it
             # breaks the connection, and what was not heard by then is lost.

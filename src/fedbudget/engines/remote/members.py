@@ -109,7 +109,8 @@ class Members(dict[Key, Member]):
     """
 
     def __init__(self, members: Mapping[Key, Member] | None = None, *, share: float = 1.0) -> None:
-        super().__init__(dict(members or {}))
+        super().__init__()
+        self.update(members or {})
         self._share = share
         for key, counted in self._shares().items():
             self[key].counted = counted

@@ -11,7 +11,7 @@ from fedbudget.errors import UserError
 from fedbudget.protocol.messages import Broadcast
 
 
-class RefusedByNode(UserError):
+class BeyondLimits(UserError):
     """An aggregator asks for what this node will not do."""
 
 
@@ -40,7 +40,7 @@ class NodeLimits:
           smallest: samples of the smallest shard; a mini-batch that has them all is not refused.
         """
         if task.batch is not None and task.batch < min(self.min_batch, smallest):
-            raise RefusedByNode(
+            raise BeyondLimits(
                 f"mini-batches of {task.batch} samples are asked for, which would tell too much of each; this node's "
                 f"`min_batch` is {self.min_batch}"
             )
@@ -49,6 +49,6 @@ class NodeLimits:
         """Refuses a round."""
         most = broadcast.tau if broadcast.work is None else max(broadcast.tau, broadcast.work.most)
         if most > self.max_tau:
-            raise RefusedByNode(
+            raise BeyondLimits(
                 f"{most} local updates are asked for in a round; this node's `max_tau` is {self.max_tau}"
             )

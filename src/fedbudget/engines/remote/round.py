@@ -195,7 +195,10 @@ def _believed(
     costs, of_costs = believable_costs([answer.costs for answer in counted.values()])
     if summed is not None:
         summed.believe(reports)
-    doubts = {key: (*of_reports[at], *of_costs[at]) for at, key in enumerate(counted) if of_reports[at] or of_costs[at]}
+    doubts: dict[Key, tuple[str, ...]] = {}
+    for key, of_report, of_cost in zip(counted, of_reports, of_costs, strict=True):
+        if of_report or of_cost:
+            doubts[key] = (*of_report, *of_cost)
     believed = [replace(answer, report=reports[at], costs=costs[at]) for at, answer in enumerate(counted.values())]
     return sorted(believed, key=lambda answer: int(answer.report.nodes[0])), doubts
 

@@ -88,13 +88,19 @@ def _in_proportion(
     believed, doubts = [dict(each) for each in readings], [set[str]() for _ in readings]
     for name in {name for each in readings for name in each if time or name != TIME.name}:
         told = [index for index, each in enumerate(readings) if name in each]
-        for part in ("step", "whole"):
-            usual = reference([getattr(readings[index][name], part) / counts[index] for index in told])
-            for index in told if usual > 0 else ():
-                if getattr(believed[index][name], part) > _PROPORTION * usual * counts[index]:
-                    believed[index][name] = replace(believed[index][name], **{part: usual * counts[index]})
-                    doubts[index].add(name)
+        step = reference([readings[index][name].step / counts[index] for index in told])
+        whole = reference([readings[index][name].whole / counts[index] for index in told])
+        for index in told:
+            own, count = readings[index][name], counts[index]
+            held = replace(own, step=_held(own.step, step * count), whole=_held(own.whole, whole * count))
+            if held != own:
+                believed[index][name] = held
+                doubts[index].add(name)
     return believed, doubts
+
+
+def _held(amount: float, usual: float) -> float:
+    return usual if amount > _PROPORTION * usual > 0 else amount
 
 
 def evaluation_usage(nodes: Sequence[NodeCosts], tally_bytes: int) -> RoundUsage:
