@@ -196,9 +196,9 @@ def _believed(
     if summed is not None:
         summed.believe(reports)
     doubts: dict[Key, tuple[str, ...]] = {}
-    for key, of_report, of_cost in zip(counted, of_reports, of_costs, strict=True):
-        if of_report or of_cost:
-            doubts[key] = (*of_report, *of_cost)
+    for at, key in enumerate(counted):
+        if doubt := of_reports[at] + of_costs[at]:
+            doubts[key] = doubt
     believed = [replace(answer, report=reports[at], costs=costs[at]) for at, answer in enumerate(counted.values())]
     return sorted(believed, key=lambda answer: int(answer.report.nodes[0])), doubts
 
