@@ -83,7 +83,7 @@ def test_what_it_reports(lies: Lies, told: str, alone: Result, caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         assert_as_good(train_beside(lies), alone)
     assert told in caplog.text
-    assert "n1 at " not in caplog.text
+    assert "n1" not in caplog.text.replace("n1 says of lasting", "")  # a quotient of what is nearly 0, now and then
 
 
 def test_how_many_samples_it_claims(alone: Result) -> None:
