@@ -118,10 +118,10 @@ def _their_turn(name: str, python: Path, rounds: int) -> tuple[list[float], Any]
     with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
         work, result, log = (Path(folder) / each for each in ("work.npz", "result.npz", "log"))
         _write(work, rounds)
-        environment = {**os.environ, "PYTHONPATH": str(_HERE), "HOME": folder}
+        environment = {**os.environ, "PYTHONPATH": str(_HERE.parent), "HOME": folder}
         with log.open("wb") as said:
             process = subprocess.Popen(
-                [python, "-m", f"peer_apps.{name}", work, result],
+                [python, "-m", f"benchmarks.peer_apps.{name}", work, result],
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""What every app is given and gives: `python -m peer_apps.NAME WORK.npz RESULT.npz`.
+"""What every app is given and gives: `python -m benchmarks.peer_apps.NAME WORK.npz RESULT.npz`.
 
 WORK has x (bytes), y (±1), rows of each node [nodes, samples], and the mini-batches of every round as positions among
 these [rounds, nodes, updates, batch]. RESULT has when each round ended, by the app's own clock, and w after it.

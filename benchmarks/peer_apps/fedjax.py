@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from peer_apps.common import ETA, REGULARIZATION, Work, main
+from benchmarks.peer_apps.common import ETA, REGULARIZATION, Work, main
 
 
 def run(work: Work, told: Callable[[Any], None]) -> None:

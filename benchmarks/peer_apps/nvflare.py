@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from peer_apps.common import Work, descend
+from benchmarks.peer_apps.common import Work, descend
 
 
 def client(work: Path, result: Path) -> None:

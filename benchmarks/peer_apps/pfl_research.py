@@ -16,7 +16,7 @@ from pfl.metrics import Metrics
 from pfl.model.base import StatefulModel
 from pfl.stats import MappedVectorStatistics
 
-from peer_apps.common import Work, descend, main
+from benchmarks.peer_apps.common import Work, descend, main
 
 
 class SquaredSvm(StatefulModel):
