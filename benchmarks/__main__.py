@@ -165,6 +165,7 @@ SECTIONS: Mapping[str, Callable[[], Any]] = {
     "network": lambda: {**networks.network_speed(), **networks.batching()},
     "network_step": network_step.network_step,
     "rounds": rounds.round_trips,
+    "large": rounds.aggregator_memory,
     "simulation": flower_simulation.beside_flower,
     "scale": scale.large_fleet,
 }
