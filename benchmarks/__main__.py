@@ -24,6 +24,7 @@ from benchmarks import (
     network_step,
     networks,
     normalization,
+    peers,
     rounds,
     scale,
     startup,
@@ -252,6 +253,7 @@ if __name__ == "__main__":
         "settings": any_settings.main,
         "ablation": ablation.main,
         "normalization": normalization.main,
+        "peers": peers.main,
         "unequal": unequal.main,
     }  # many runs, and options of their own
     if sys.argv[1:2] and sys.argv[1] in runs:

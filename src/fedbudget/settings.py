@@ -46,8 +46,7 @@ if TYPE_CHECKING:
 MODELS = ("svm", "linear", "kmeans", "softmax", "mlp", "cnn", "lenet")
 SMALL_DATASETS = ("breast-cancer", "diabetes", "wine", "mnist-small", "fashion-mnist-small")
 DATASETS = ("digits", "mnist", "fashion-mnist", "cifar-10", "energy", "user-knowledge", *SMALL_DATASETS)
-"""Names, known without loading what they are the names of. The small ones come with scikit-learn, or are made of
-others."""
+"""Names, known without loading what they are the names of."""
 
 FEDERATED = ("accelerated", "frugal", "paper")
 
@@ -129,9 +128,7 @@ class Settings:
         "data",
         _DATA,
         shown="case:1, or files for a folder",
-        helps={
-            "compare": "With --rivals, in place of --cases: case:N, dirichlet:ALPHA, labels:K, draw:SAMPLES or files."
-        },
+        helps={"compare": "With --rivals, in place of --cases: case:N, dirichlet:ALPHA, labels:K, draw:N or files."},
     )
     method: MethodName = option(
         "accelerated",
@@ -169,7 +166,8 @@ class Settings:
     )
     workload: WorkloadName | None = option(
         None,
-        "by-speed: where time is scarce, faster nodes make more local updates; equal: all make τ.",
+        "by-speed: where time is scarce, faster nodes make more local updates; equal: all make τ; by-data: in "
+        "proportion to its samples, τ at the node with the most, and all count alike (FedNova; simulated nodes).",
         "method",
         shown="by-speed where τ is adaptive and drift corrected",
     )
@@ -202,9 +200,7 @@ class Settings:
     server_epsilon: Positive | None = option(
         None, "ε of fedadam and fedyogi; larger is less adaptive.", "method", shown="0.001"
     )
-    proximal: Positive | None = option(
-        None, "μ of FedProx, which holds local updates near where they started.", "method", shown="none"
-    )
+    proximal: Positive | None = option(None, "μ of FedProx, which holds updates near their start.", "method", shown="0")
     phi: Positive | None = option(
         None,
         "Control parameter φ; larger gives smaller τ.",

@@ -90,12 +90,16 @@ class Rival:
         return found
 
 
-_PLAIN = {**PLAIN_UPDATE, "method": "frugal", "drift_correction": False, "delta": None, "step_fall": None}
+_PLAIN = {
+    **dict.fromkeys((*PLAIN_UPDATE, "delta", "step_fall", "workload")),
+    "method": "frugal",
+    "drift_correction": False,
+}
 """What rivals have in common; they keep to the budget as the default does, where the paper's method goes over it."""
 
 
 def published_rivals(*, taus: Sequence[int] | None = None, quick: bool = False) -> tuple[Rival, ...]:
-    """FedAvg, FedAvgM, FedAdam, FedYogi, SCAFFOLD and FedProx.
+    """FedAvg, FedAvgM, FedAdam, FedYogi, SCAFFOLD, FedProx and FedNova.
 
     Args:
       taus: the local updates per round to try; 1 to 100 when not given.
@@ -115,6 +119,7 @@ def published_rivals(*, taus: Sequence[int] | None = None, quick: bool = False) 
         Rival("FedYogi", {"update": "fedyogi"}, {**local, **server}),
         Rival("SCAFFOLD", {"update": "average", "drift_correction": True}, local),
         Rival("FedProx", {"update": "average"}, {**local, **pull}),
+        Rival("FedNova", {"update": "average", "workload": "by-data"}, local),
     )
 
 

@@ -25,7 +25,7 @@ from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, explained
 from fedbudget.launch.inputs import own_model, with_resolved_model
 from fedbudget.launch.meters import build_meters
-from fedbudget.launch.method import build_method
+from fedbudget.launch.method import build_method, require_known_workload
 from fedbudget.launch.metrics import Metrics
 from fedbudget.launch.metrics import serving as serving_metrics
 from fedbudget.launch.options import ListenOptions, SecurityOptions
@@ -153,6 +153,7 @@ def _gather(
     resumed: Checkpoint | None,
 ) -> PreparedRun:
     """Waits for nodes, and gives the run."""
+    require_known_workload(settings)
     method, nodes = build_method(settings, overrides), max(settings.min_nodes or 1, settings.nodes or 1)
     remarks: tuple[str, ...] = ()
     if resumed is None:

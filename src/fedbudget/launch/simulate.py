@@ -88,7 +88,7 @@ def _engine(
     resumed: Checkpoint | None,
     attack: Attack | None,
 ) -> tuple[Aggregator | None, Engine]:
-    model, method = inputs.model, build_method(settings, overrides)
+    model, method = inputs.model, build_method(settings, overrides, shards.size.tolist())
     w = model.initial(settings.seed)
     if settings.method in ("centralized", "asynchronous"):
         eta, batch = method.step_size.first().eta, batch_of(settings)

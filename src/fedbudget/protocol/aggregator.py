@@ -186,7 +186,9 @@ class Aggregator:
         if self.state.phase is not Phase.READY:
             raise LocalError("the run has started already")
         state = self.state.updated(phase=Phase.ROUND)
-        first = choose(self.method, state, recover=False) if self.method.request.one_step else Choice(state.decision)
+        first = Choice(state.decision, self.method.by_data)
+        if self.method.request.one_step:
+            first = choose(self.method, state, recover=False)
         answer = self._answer(self._announce(state, first, best=False))
         assert isinstance(answer, Broadcast)  # a ledger opens only when one round fits
         return answer

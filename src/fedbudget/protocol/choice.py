@@ -11,6 +11,7 @@ import numpy as np
 
 from fedbudget.budget import Costs
 from fedbudget.control import ControlInputs, Decision, Reason
+from fedbudget.protocol.fednova import DataWorkload
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState
 from fedbudget.protocol.workload import LEAST_GAIN, Workload
@@ -29,7 +30,7 @@ class Choice:
     """
 
     decision: Decision
-    workload: Workload | None = None
+    workload: Workload | DataWorkload | None = None
     costs: Costs | None = None
 
 
@@ -46,6 +47,8 @@ def choose(method: Method, state: _State, *, recover: bool) -> Choice:
     costs, budget = method.spending.costs(state.ledger), state.ledger.budget
     inputs = ControlInputs(state.estimates, state.step_size.eta, costs.step, costs.aggregation, budget.array)
     decision = method.controller.next(state.decision, inputs)
+    if method.by_data is not None:
+        return Choice(decision, method.by_data, costs)
     workload = _workload(method, state)
     if workload is None or not _time_binds(decision, inputs, list(budget.limits)):
         return Choice(decision, costs=costs)

@@ -7,6 +7,7 @@ from fedbudget.arrays import Float32
 from fedbudget.control import Controller
 from fedbudget.errors import UserError
 from fedbudget.protocol.combine import ClippedMean, CombineRule, WeightedMean
+from fedbudget.protocol.fednova import DataWorkload
 from fedbudget.protocol.messages import Request
 from fedbudget.protocol.state import AggregatorState
 from fedbudget.protocol.update import Average, UpdateRule
@@ -35,6 +36,7 @@ class Method:
       spending: how the budget is spent.
       by_speed: the most updates that a node makes, where faster ones make more than others; None where all make the
         same number. See workload.py.
+      by_data: who makes how many, where nodes make updates in proportion to their samples, see fednova.py.
     """
 
     controller: Controller
@@ -48,6 +50,7 @@ class Method:
     proximal: float | None = None
     spending: SpendingRule = field(default_factory=CarefulSpending)
     by_speed: int | None = None
+    by_data: DataWorkload | None = None
 
     def __post_init__(self) -> None:
         if not self.combine.needs_reports and not isinstance(self.combine, WeightedMean):

@@ -50,7 +50,7 @@ class NiidBench(Rivals):
     def rivals(self, size: GridSize) -> Sequence[Rival]:
         grid: dict[str, Sequence[Any]] = {"tau": (10,) if size.quick else (10, 100), "step_size": (0.03, 0.1)}
         published = {rival.name: rival for rival in published_rivals()}
-        known = [published[name] for name in ("FedAvg", "SCAFFOLD", "FedProx")]
+        known = [published[name] for name in ("FedAvg", "SCAFFOLD", "FedProx", "FedNova")]
         return [replace(each, grid={**each.grid, **grid, **_pull(each)}) for each in known]
 
     def climbs(self, size: GridSize) -> int:
