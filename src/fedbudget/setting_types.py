@@ -14,6 +14,10 @@ EngineName = Literal["in-process", "ray", "network"]
 Keep = Literal["best-loss", "best-on-test"]
 UpdateName = Literal["average", "accelerate", "fedavgm", "fedadam", "fedyogi"]
 WorkloadName = Literal["by-speed", "equal", "by-data"]
+CombineName = Literal["mean", "clipped", "trimmed", "median"]
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+AttackName = Literal["sign-flip", "scale", "noise", "label-flip"]
 Tau = Count | Literal["adaptive"]
 BatchSize = Count | Literal["full"]
 Eta = Positive | Literal["auto"]
@@ -49,6 +53,8 @@ class SettingsOptions(TypedDict, total=False):
     speeds: tuple[float, ...] | str | None
     workload: WorkloadName | None
     participation: Chance
+    attack: AttackName | None
+    attackers: Count | None
     batch_size: BatchSize | None
     step_fall: Share | None
     server_step_size: Positive | None
@@ -69,6 +75,7 @@ class SettingsOptions(TypedDict, total=False):
     min_nodes: Count | None
     round_timeout: Positive | None
     compress: Compression | None
+    max_share: Chance | None
     watts: NotNegative
     joules_per_byte: NotNegative
     price_per_hour: NotNegative

@@ -12,7 +12,7 @@ from fedbudget.launch.prepared import NOTHING, Overrides
 from fedbudget.meters.meters import Meters
 from fedbudget.models import catalogue
 from fedbudget.protocol.aggregator import Aggregator
-from fedbudget.protocol.combine import WeightedMean
+from fedbudget.protocol.combine import COMBINE_RULES
 from fedbudget.protocol.fednova import DataWorkload
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.method import Delta, Method
@@ -37,6 +37,7 @@ def build_method(settings: Settings, overrides: Overrides = NOTHING, sizes: Sequ
     correct_drift = settings.drift_correction
     if correct_drift is None:
         plain = settings.update in (None, "average") and overrides.update is None and overrides.combine is None
+        plain = plain and settings.combine in (None, "mean", "clipped")
         plain = plain and settings.proximal is None  # two cures of the same thing, of which one was asked for
         correct_drift = frugal and plain
     delta: Delta = settings.delta or ("parameters" if frugal else "gradient")
@@ -44,7 +45,7 @@ def build_method(settings: Settings, overrides: Overrides = NOTHING, sizes: Sequ
         overrides.controller or _controller(settings, correct_drift, delta),
         overrides.step_size or _step_size(settings),
         overrides.update or _update(settings),
-        overrides.combine or WeightedMean(),
+        overrides.combine or COMBINE_RULES[settings.combine or "mean"](),
         correct_drift=correct_drift,
         partly=accelerated,
         one_step=accelerated,
