@@ -26,6 +26,7 @@ from benchmarks import (
     normalization,
     rounds,
     scale,
+    slow_line,
     startup,
     unequal,
 )
@@ -252,6 +253,7 @@ if __name__ == "__main__":
         "ablation": ablation.main,
         "normalization": normalization.main,
         "unequal": unequal.main,
+        "slow-line": slow_line.main,
     }  # many runs, and options of their own
     if sys.argv[1:2] and sys.argv[1] in runs:
         runs[sys.argv[1]](sys.argv[2:])

@@ -101,8 +101,8 @@ def test_a_node_that_becomes_slow_holds_the_others_up_for_a_few_rounds_only() ->
         return float(sum(updates[first:last]) / sum(times[first:last]))
 
     assert rate(10, 13) < rate(3, 10) / 3
-    assert rate(15, 45) > rate(3, 10)
-    assert np.median(times[15:45]) < 2 * np.median(times[3:10])
+    assert rate(15, 45) > 0.7 * rate(3, 10)
+    assert np.median(times[15:45]) < 1.3 * np.median(times[3:10])
 
 
 def test_with_a_budget_of_energy_alone_all_make_the_same_number() -> None:

@@ -80,6 +80,7 @@ def serving(
       opened: called when nodes can connect.
       changed: called with how many nodes there are, and how many of them are ready, when that changes.
     """
+    settings = settings if settings.compress is not None else replace(settings, compress="auto")
     if resumed is not None:
         require_engine(resumed, "network")
     if settings.method not in FEDERATED:
@@ -103,7 +104,8 @@ def serving(
             metrics.count(**vars(server.counters))
 
         model = own_model(settings, overrides)
-        compressor = BroadcastCompressor(compression_of(settings))
+        compress = compression_of(settings)
+        compressor = BroadcastCompressor("none" if compress == "auto" else compress)
         server = AggregatorServer(
             listen.address,
             run=secrets.token_hex(8) if resumed is None else str(resumed.engine["run"]),
@@ -188,7 +190,7 @@ def _gather(
         trials=server.trials(),
         test=table,
         resumed=resumed,
-        quantize=compressor.quantize,
+        compressor=compressor,
         remarks=remarks,
     )
 

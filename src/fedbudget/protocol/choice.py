@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from fedbudget.budget import Costs
 from fedbudget.control import ControlInputs, Decision, Reason
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState
@@ -25,12 +24,10 @@ class Choice:
     Args:
       decision: τ, or k where nodes share the round by their speeds, and why.
       workload: how they share it; None where all make the same number of updates.
-      costs: what it was chosen with.
     """
 
     decision: Decision
     workload: Workload | None = None
-    costs: Costs | None = None
 
 
 def choose(method: Method, state: _State, *, recover: bool) -> Choice:
@@ -45,13 +42,11 @@ def choose(method: Method, state: _State, *, recover: bool) -> Choice:
         return Choice(Decision(1, Reason.START))
     costs, budget = method.spending.costs(state.ledger), state.ledger.budget
     inputs = ControlInputs(state.estimates, state.step_size.eta, costs.step, costs.aggregation, budget.array)
-    decision = method.controller.next(state.decision, inputs)
+    decision = method.controller.next(_last(state), inputs)
     workload = _workload(method, state)
     if workload is None or not _time_binds(decision, inputs, list(budget.limits)):
-        return Choice(decision, costs=costs)
-    faster = Costs(costs.step / workload.gain, costs.aggregation)
-    wanted = method.controller.next(_last(state), replace(inputs, c=faster.step))
-    return Choice(Decision(workload.length(wanted.tau), wanted.reason), workload, faster)
+        return Choice(decision)
+    return Choice(Decision(workload.length(decision.tau), decision.reason), workload)
 
 
 def _workload(method: Method, state: _State) -> Workload | None:

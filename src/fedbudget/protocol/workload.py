@@ -16,10 +16,11 @@ place of τ. With drift corrected, the point that rounds come to rest at is the 
 (docs/theory.md), and without it is not: so nodes make different numbers of updates only in rounds that are corrected.
 
 And only where time is what there is least of: an update more costs energy and CPU time, and with these alone the same
-τ for all was better. The controller chooses τ for the effective node: an update of it takes 1/γ of one of the slowest
-node, with γ = τ_eff / k, and k is what comes nearest to the τ that it wants. The ledger counts updates of the slowest
-node: what a round costs is k c_s + b, and a budget is planned as ever. k is a whole number, so a node that is far
-slower than the rest makes one update in each round, and the others do not wait for more than that.
+τ for all was better. The controller chooses τ as if all made the same number of updates, and k is what brings τ_eff
+nearest to it: what is gained makes rounds shorter, and not longer in effect. (An update of the effective node is
+cheaper, so that the controller would want more of them; that gave half of the gain.) The ledger counts updates of the
+slowest node: what a round costs is k c_s + b, and a budget is planned as ever. k is a whole number, so a node that is
+far slower than the rest makes one update in each round, and the others do not wait for more than that.
 
 How long a local update takes is measured: the median of a node's last rounds, so that one that is slow for a moment
 does not count, and one that stays slow is followed after three.
@@ -38,7 +39,7 @@ WINDOW = 5
 RECENT = 10
 """One that was in none of so many last rounds is not waited for, and does not set their length."""
 LEAST_GAIN = 1.1
-"""γ from which on it is worth while: what differs by less is noise of clocks."""
+"""τ_eff / k from which on it is worth while: what differs by less is noise of clocks."""
 _SAFE = 1.5
 
 
@@ -134,7 +135,7 @@ class Workload:
 
     @property
     def gain(self) -> float:
-        """γ of long rounds."""
+        """τ_eff / k of long rounds."""
         return effective_tau(self.ratios)
 
     def updates(self, length: int) -> Int64:
