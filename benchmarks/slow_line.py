@@ -2,7 +2,7 @@
 
 Five node processes over gRPC, each with a line of its own that carries so many bits a second either way; runs of some
 seconds on the clock, once with `--compress none` and once with `auto`. On whole shards, so that a loss is that of all
-samples: how soon `auto` has the loss that `none` has at the end.
+samples: how soon each has some losses, and how soon `auto` has the loss that `none` has at the end.
 """
 
 import math
@@ -26,10 +26,12 @@ from fedbudget.engines.grpc.tokens import TOKEN_VARIABLE
 from fedbudget.launch.options import ListenOptions
 from fedbudget.launch.serve import serving
 from fedbudget.result import Result
+from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
 from fedbudget.training import execute
 
 NODES = 5
+LOSSES = (0.1, 0.01, 0.001)
 _PART = 512  # bytes that pass at once
 _CONSOLE = Console(width=120)
 
@@ -90,13 +92,19 @@ def share_of_time(bits: float, seconds: float, seed: int) -> float:
     """Of the time of `none`, that `auto` takes to its loss."""
     none, auto = (run(compress, bits, seconds, seed).rounds for compress in ("none", "auto"))
     end = none[-1]
-    there = min((each.spent["time"] for each in auto if each.best_loss <= end.best_loss), default=math.inf)
+    there = reached(auto, end.best_loss)
+    soon = ", ".join(f"{loss:g} after {reached(none, loss):.1f} and {reached(auto, loss):.1f} s" for loss in LOSSES)
     _CONSOLE.print(
         f"seed {seed}: {len(none)} and {len(auto)} rounds, loss {end.best_loss:.3g} and {auto[-1].best_loss:.3g}, "
-        f"there after {there:.1f} s",
+        f"there after {there:.1f} s; {soon}",
         soft_wrap=True,
     )
     return there / end.spent["time"]
+
+
+def reached(rounds: Sequence[RoundRecord], loss: float) -> float:
+    """Seconds until a run has this loss."""
+    return min((each.spent["time"] for each in rounds if each.best_loss <= loss), default=math.inf)
 
 
 def main(arguments: Sequence[str]) -> None:

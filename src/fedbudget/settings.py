@@ -242,7 +242,7 @@ class Settings:
         shown="from what rounds took",
     )
     compress: Compression | None = option(
-        None, "How parameters are sent: none, 16-bit, 8-bit, or by what it gains.", "network", _NETWORK, shown="auto"
+        None, "How parameters are sent: none, 16-bit, 8-bit, or auto.", "network", _NETWORK, shown="none"
     )
     watts: NotNegative = option(5.0, "Power of a node, for energy.", "budget")
     joules_per_byte: NotNegative = option(1e-6, "Energy of sending a byte.", "budget", shown="1e-6")

@@ -64,7 +64,7 @@ class TestWhatIsTold:
             assert (fast, slow) == ([4 * record.tau] * 2, [record.tau] * 3)
             assert record.work["idle"] == [0.0] * 5
             assert record.work["idle_equal"] == [0.75, 0.75, 0.0, 0.0, 0.0]
-            assert record.effective_tau == pytest.approx(record.tau * 15 / 7)
+            assert record.effective_tau == pytest.approx(record.tau * 10 / 7)
             assert record.tau_text == f"{record.tau}-{4 * record.tau}"
         made = sum(record.effective_tau for record in result.rounds if record.tau)
         assert result.local_updates == round(made)

@@ -80,7 +80,6 @@ def serving(
       opened: called when nodes can connect.
       changed: called with how many nodes there are, and how many of them are ready, when that changes.
     """
-    settings = settings if settings.compress is not None else replace(settings, compress="auto")
     if resumed is not None:
         require_engine(resumed, "network")
     if settings.method not in FEDERATED:

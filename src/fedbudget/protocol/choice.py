@@ -12,7 +12,8 @@ import numpy as np
 from fedbudget.control import ControlInputs, Decision, Reason
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState
-from fedbudget.protocol.workload import LEAST_GAIN, Workload
+from fedbudget.protocol.update import MovingRule
+from fedbudget.protocol.workload import LEAST_GAIN, STRETCH, Workload
 
 _State = AggregatorState[Any, Any]
 
@@ -54,7 +55,8 @@ def _workload(method: Method, state: _State) -> Workload | None:
     drift = state.drift
     if method.by_speed is None or state.times is None or drift is None or not drift.coming.correct:
         return None
-    workload = Workload.of(state.times, state.round + 1, method.by_speed)
+    stretch = 1.0 if isinstance(method.update, MovingRule) else STRETCH
+    workload = Workload.of(state.times, state.round + 1, method.by_speed, stretch)
     return workload if workload is not None and workload.gain >= LEAST_GAIN else None
 
 

@@ -10,7 +10,7 @@ def kinds(none: float, eight: float, updates: float = 0.0, rounds: int = 3 * TRI
     """What rounds are made with that take so long besides local updates, with 32 bits and with 8."""
     compressor = BroadcastCompressor("none")
     choice = CompressionChoice.first(compressor, **{"budgeted": False, "measured": True, **how})
-    made = []
+    made: list[str] = []
     for _ in range(rounds):
         made.append(compressor.kind)
         rest = none if compressor.kind == "none" else eight

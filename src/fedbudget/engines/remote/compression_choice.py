@@ -1,4 +1,4 @@
-"""How many bits vectors are sent with, where a person leaves that open: decided once, in the first rounds.
+"""How many bits vectors are sent with, where a person leaves that open (auto): decided once, in the first rounds.
 
 Where bytes are budgeted it is 8 bits, with which a budget buys up to three times the rounds. Otherwise it is what makes
 rounds shorter. That is tried, because how long a line takes for a byte cannot be told from how long it takes for
