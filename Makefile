@@ -3,11 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-slow check docs bench proto clean
+.PHONY: run test test-slow check docs bench dist proto clean
 
 run: .venv/installed
-	@echo '$$ fedbudget run --dataset digits --model svm --nodes 5 --case 2 --budget time=15s'
-	@$(BIN)/fedbudget run --dataset digits --model svm --nodes 5 --case 2 --budget time=15s
+	@echo '$$ fedbudget run --dataset breast-cancer --nodes 5 --partition dirichlet:0.5 --budget time=5s'
+	@$(BIN)/fedbudget run --dataset breast-cancer --nodes 5 --partition dirichlet:0.5 --budget time=5s
 	@echo
 	@echo '$$ fedbudget compare --dataset digits --model svm --nodes 5 --cases 1,2,3,4 --taus 1,10,100 --seeds 2 --budget time=15s'
 	@$(BIN)/fedbudget compare --dataset digits --model svm --nodes 5 --cases 1,2,3,4 --taus 1,10,100 --seeds 2 --budget time=15s
@@ -31,6 +31,15 @@ docs: .venv/installed-dev
 bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks
 
+# What a release has: sdist and wheel, in dist/. `python tools/try_wheel.py --all` then installs and uses the wheel.
+dist:
+	rm -rf dist .venv-dist
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/pip install -q build twine
+	.venv-dist/bin/python -m build
+	.venv-dist/bin/twine check --strict dist/*
+	rm -rf .venv-dist
+
 # The messages on the wire. An older compiler on purpose: what it writes works with protobuf 5.29 and newer.
 proto: .venv/bin/python
 	$(PYTHON) -m venv .venv-proto
@@ -39,7 +48,7 @@ proto: .venv/bin/python
 	rm -rf .venv-proto
 
 clean:
-	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

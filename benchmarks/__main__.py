@@ -24,6 +24,7 @@ from benchmarks import (
     network_step,
     networks,
     normalization,
+    peers,
     rounds,
     scale,
     slow_line,
@@ -165,6 +166,7 @@ SECTIONS: Mapping[str, Callable[[], Any]] = {
     "network": lambda: {**networks.network_speed(), **networks.batching()},
     "network_step": network_step.network_step,
     "rounds": rounds.round_trips,
+    "large": rounds.aggregator_memory,
     "simulation": flower_simulation.beside_flower,
     "scale": scale.large_fleet,
 }
@@ -252,6 +254,7 @@ if __name__ == "__main__":
         "settings": any_settings.main,
         "ablation": ablation.main,
         "normalization": normalization.main,
+        "peers": peers.main,
         "unequal": unequal.main,
         "slow-line": slow_line.main,
     }  # many runs, and options of their own

@@ -90,6 +90,7 @@ PARTS: dict[str, Callable[[Method], Method]] = {
     "the mean as it is": lambda method: replace(method, update=Average()),
     "no gains": _with_update(Accelerate(rise=1.0, fall=1.0)),
     "no momentum": _with_update(Accelerate(momentum=0.0)),
+    "motion by the aggregator alone": _with_update(Accelerate(carry=0.0)),
     "no retreat": _with_update(NoRetreat()),
     "motion without η's pace": _with_update(NoPace()),
     "drift corrected wholly or not": lambda method: replace(method, partly=False),

@@ -45,17 +45,17 @@ PATIENCE = 300.0  # seconds, for the whole of Flower's turn
 
 def beside_flower() -> dict[str, Any]:
     """Milliseconds a round, ours and Flower's; or only ours, and why: what is optional must not end the benchmark."""
-    before, ours = _our_turn()
+    before, ours = our_turn()
     versions = _versions()
     if isinstance(versions, str):
-        return {"nodes": NODES, "ours_milliseconds": _median(before), "flower": versions}
+        return {"nodes": NODES, "ours_milliseconds": median_milliseconds(before), "flower": versions}
     try:
         taken, flowers = _flower_turn()
     except FlowerFailedError as error:
-        return {"nodes": NODES, "ours_milliseconds": _median(before), "flower": f"{error}"}
-    after, _ = _our_turn()
+        return {"nodes": NODES, "ours_milliseconds": median_milliseconds(before), "flower": f"{error}"}
+    after, _ = our_turn()
     np.testing.assert_allclose(flowers, ours[: len(flowers)], rtol=1e-4, atol=1e-6)
-    milliseconds = {"ours": _median(before + after), "flower": _median(taken)}
+    milliseconds = {"ours": median_milliseconds(before + after), "flower": median_milliseconds(taken)}
     return {
         "nodes": NODES,
         "flower": " with ".join(f"{name} {version}" for name, version in versions.items()),
@@ -64,11 +64,11 @@ def beside_flower() -> dict[str, Any]:
     }
 
 
-def _median(seconds: list[float]) -> float:
+def median_milliseconds(seconds: list[float]) -> float:
     return 1000 * statistics.median(seconds)
 
 
-def _our_turn() -> tuple[list[float], list[Float32]]:
+def our_turn() -> tuple[list[float], list[Float32]]:
     """Seconds of the rounds that count, and w after each round, from the first on."""
     plan = simulate(settings(NODES, WARMING_UP + OUR_ROUNDS), Overrides(dataset=dataset()))
     ended: list[float] = []

@@ -12,6 +12,13 @@ def peak_megabytes(nodes: int, case: int) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
+def process_peak(process: int | str = "self") -> float:
+    """Megabytes that a process has taken at most. (getrusage would count those of whoever started it, too.)"""
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+    assert peak is not None
+    return int(peak[1]) / 1024
+
+
 def _measure(nodes: int, case: int) -> float:
     from benchmarks.workload import dataset, settings
     from fedbudget.launch.prepared import Overrides
@@ -19,10 +26,7 @@ def _measure(nodes: int, case: int) -> float:
     from fedbudget.training import execute
 
     execute(simulate(settings(nodes, 3, case=case), Overrides(dataset=dataset())))
-    # Not getrusage: its maximum is inherited from the process that started this one.
-    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert peak is not None
-    return int(peak[1]) / 1024
+    return process_peak()
 
 
 if __name__ == "__main__":

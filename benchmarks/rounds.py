@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import echo, flower
+from benchmarks.memory import process_peak
 from fedbudget.setting_types import MethodName, Tau
 
 TURNS, WARMING_UP = 3, 5  # of each contender, and the rounds at the beginning of a turn that do not count
@@ -58,6 +59,8 @@ CASES = (
     Case(200, 784, 30),
     Case(5, 1_000_000, 20),
 )
+LARGE = (Case(20, 11_000_000, 3, "accelerated", "adaptive"), Case(200, 1_000_000, 3, "accelerated", "adaptive"))
+"""Models of a size at which the aggregator's memory counts."""
 
 
 def round_trips(cases: Sequence[Case] = CASES) -> list[dict[str, Any]]:
@@ -71,6 +74,17 @@ def round_trips(cases: Sequence[Case] = CASES) -> list[dict[str, Any]]:
             for tls in (False, True):
                 found.append(_measured(case, folder if tls else None, processes))
     found[0] |= _flower(cases[0], found[0]["whole_milliseconds"])
+    return found
+
+
+def aggregator_memory(cases: Sequence[Case] = LARGE) -> dict[str, float]:
+    """Megabytes that the aggregator's process took at most, Python and all libraries in it."""
+    found = {}
+    for case in cases:
+        with _processes() as processes:  # new ones: a peak stays with a process
+            _turn("ours", case, None, processes)
+            name = f"megabytes of the aggregator, {case.nodes} nodes of {case.parameters:,} parameters"
+            found[name] = processes[0].peak_megabytes
     return found
 
 
@@ -145,6 +159,10 @@ class _Process:
         found: dict[str, Any] = json.loads(line)
         return found
 
+    @property
+    def peak_megabytes(self) -> float:
+        return process_peak(self._process.pid)
+
     def end(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -201,7 +219,7 @@ def _aggregate_ours(case: Case, certificates: Path | None, opened: Callable[[int
         method=case.method,
         tau=case.tau,
         batch_size=2,
-        step_size=0.01,
+        step_size=None if case.method == "accelerated" else 0.01,
         budget=("time=1000h",),
         rounds=case.rounds,
         tau_max=2,

@@ -5,13 +5,13 @@ settings to the outcome. What Ray needs to start is what passes until a fleet a 
 """
 
 import json
-import re
 import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
+
+from benchmarks.memory import process_peak
 
 NODES, FEW, ROUNDS, DRAWN, BATCH = 100_000, 1_000, 20, 30, 10
 
@@ -60,13 +60,11 @@ def _measure(engine: str, nodes: int) -> dict[str, Any]:
         ready = time.perf_counter()
         result = execute(prepared)
         ended = time.perf_counter()
-    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert peak is not None
     return {
         "whole": ended - began,
         "start": ready - began,
         "rounds": ended - ready,
-        "megabytes": int(peak[1]) / 1024,
+        "megabytes": process_peak(),
         "w": result.w.tobytes().hex(),
     }
 

@@ -20,6 +20,7 @@ import typer
 from fedbudget.cli.main import app
 from fedbudget.cli.options import settings_from
 from fedbudget.errors import UserError
+from support.browser import chromium, looking
 from support.doc_blocks import Block, blocks_of, filled_in, runnable
 
 ROOT = Path(__file__).parents[1]
@@ -94,21 +95,41 @@ def test_the_glossary_has_every_letter_and_word_once() -> None:
     assert {*letters.split(), *words.split(", ")} <= set(terms)
 
 
-def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
-    mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation's pages, built without a warning."""
+    folder = tmp_path_factory.mktemp("site")
+    mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     built = subprocess.run(
         mkdocs, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     )
     assert built.returncode == 0, built.stderr
-    made = {
-        path.relative_to(tmp_path).as_posix(): path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")
-    }
+    return folder
+
+
+def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    made = {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     assert {"index.html", "reference/command-line.html", "reference/python.html"} <= set(made)
     for name, html in made.items():
         loads = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?([^\" >]+)", html)
         loads += re.findall(r"<link\b[^>]*\bhref=\"?([^\" >]+)", html)
         assert loads
         assert [each for each in loads if re.match(r"(\w+:)?//", each)] == [], name
+
+
+@pytest.mark.slow
+def test_pages_are_searched_from_disk_and_blocks_fit(site: Path) -> None:
+    with chromium() as browser, looking(browser, width=1440) as look:
+        page = look.page
+        page.goto((site / "tutorials" / "rivals.html").as_uri())
+        page.click(".md-search__input")
+        page.keyboard.type("SCAFFOLD")
+        page.wait_for_function("/matching document/.test(document.querySelector('.md-search-result__meta').innerText)")
+        assert (look.complaints, [each for each in look.requests if not each.startswith("file:")]) == ([], [])
+        for file in [path for path in site.rglob("*.html") if "source" not in path.relative_to(site).parts]:
+            page.goto(file.as_uri())
+            wide = "[...document.querySelectorAll('pre > code')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
+            assert page.evaluate(wide) == 0, file
 
 
 def test_commands_are_found_wherever_a_shell_would_start_one(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import fedbudget
 
 ROOT = Path(fedbudget.__file__).parent
 
-BOTTOM = {"errors", "python_file", "arrays", "atomic_file", "randomness", "node_status", "option"}
+BOTTOM = {"errors", "python_file", "arrays", "atomic_file", "persistence", "randomness", "node_status", "option"}
 CORE = {"theory", "resources", "budget", "control", "spending", "step_size", "protocol", "models", "data", "meters"}
 SETTINGS = {"setting_types", "settings"}
 BELOW: dict[str, set[str]] = {

@@ -81,12 +81,17 @@ def test_a_file_has_the_names_of_the_options_and_all_of_them(tmp_path: Path) -> 
         step_fall=0.35,
         update="fedadam",
         server_step_size=0.1,
+        proximal=0.01,
         server_momentum=0.9,
         server_beta2=0.99,
         server_epsilon=1e-3,
         min_nodes=3,
         round_timeout=2.5,
         compress="8-bit",
+        max_share=0.4,
+        combine="clipped",
+        attack="noise",
+        attackers=2,
         workload="by-speed",
     )
     written = read(tmp_path, everything.to_toml())
@@ -180,7 +185,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
             {"update": "fedadm"},
             r"update must be average, accelerate, .*; did you mean fedadam\?",
         ),
-        ({"method": "centralized", "update": "fedadam"}, "centralized descent has no update or step_fall"),
+        ({"method": "centralized", "update": "fedadam"}, "centralized descent has no update, combine, "),
         ({"step_fall": 1.5}, r"step_fall must be a number of at least 0 and at most 1, not 1\.5"),
         ({"seed": -1}, "seed must be a whole number of at least 0, not -1"),
     ],
@@ -208,7 +213,7 @@ def test_known_names_are_those_of_the_catalogues() -> None:
 class TestFromPython:
     def test_arguments_agree_with_the_fields(self) -> None:
         """`train` has some of types of its own, which take more, and all else with the fields'."""
-        wider = ("model", "dataset", "budget", "until", "step_size", "update")
+        wider = ("model", "dataset", "budget", "until", "step_size", "update", "combine")
         fields_of = {name: declared.type for name, declared in declarations(Settings).items() if name not in wider}
         assert get_type_hints(SettingsOptions, include_extras=True) == fields_of
 

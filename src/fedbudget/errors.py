@@ -9,9 +9,10 @@ A message has it in backticks, as in Python, and whoever shows the message spell
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from typing import Any
 
 
 class FedbudgetError(Exception):
@@ -97,3 +98,26 @@ def suggestion(name: str, known: Iterable[str]) -> str | None:
     """A question for the name that was probably meant, if one is near."""
     near = get_close_matches(name, list(known), n=1)
     return f"did you mean {near[0]}?" if near else None
+
+
+def printable(text: str, longest: int = 1000) -> str:
+    """A text from elsewhere as it may be shown on a terminal: without control characters, and not endless.
+
+    >>> printable("one\\ttwo"), printable("three", longest=2)
+    ('one\ufffdtwo', 'th…')
+    """
+    shown = "".join(each if each.isprintable() else "\ufffd" for each in text[:longest])
+    return shown if len(text) <= longest else f"{shown}…"
+
+
+def printable_texts(values: Any) -> Any:
+    """All texts in a structure of dicts, lists and tuples, so.
+
+    >>> printable_texts({"reason": ["a\\tb", 3]})
+    {'reason': ['a\ufffdb', 3]}
+    """
+    if isinstance(values, str):
+        return printable(values)
+    if isinstance(values, Mapping):
+        return {printable(str(name)): printable_texts(value) for name, value in values.items()}
+    return type(values)(map(printable_texts, values)) if isinstance(values, list | tuple) else values

@@ -44,7 +44,7 @@ def serve(
     controller: Controller | None = None,
     step_size: float | str | StepSize | None = None,
     update: str | UpdateRule | None = None,
-    combine: CombineRule | None = None,
+    combine: str | CombineRule | None = None,
     callbacks: Sequence[Callback] = (),
     out: File | None = None,
     resume: File | None = None,
@@ -55,6 +55,7 @@ def serve(
     token_file: File | None = None,
     insecure: bool = False,
     max_nodes: int = 1000,
+    allow: Sequence[str] = (),
     metrics_port: str | None = None,
     energy_meter: str | None = None,
     quiet: bool = False,
@@ -77,6 +78,7 @@ def serve(
         given.
       insecure: plain text, readable by all, also beyond this machine.
       max_nodes: the most nodes to let in.
+      allow: names of the nodes that may come; any when not given.
       metrics_port: where /metrics is, for Prometheus: PORT, or HOST:PORT.
       energy_meter: of this machine, where it holds data.
       quiet: nothing is printed but what is wrong, and a port that nobody could know otherwise.
@@ -110,7 +112,7 @@ def serve(
         try:
             with serving(
                 settings,
-                ListenOptions(address, max_nodes, metrics_port),
+                ListenOptions(address, max_nodes, allow=tuple(allow), metrics_port=metrics_port),
                 security,
                 interrupted=interrupted,
                 overrides=asked.overrides,
@@ -154,6 +156,10 @@ def join(
     energy_meter: str | None = None,
     pace: float = 1.0,
     delay: float = 0.0,
+    min_batch: int = 8,
+    max_tau: int = 10_000,
+    min_interval: float = 0.0,
+    sent_log: File | None = None,
     give_up_after: float = 600.0,
     quiet: bool = False,
 ) -> int:
@@ -178,6 +184,9 @@ def join(
       insecure: plain text, readable by all, also beyond this machine.
       energy_meter: what tells this machine's energy.
       pace, delay: to stand for a slower machine or network.
+      min_batch, max_tau: the fewest samples in a mini-batch, and the most local updates in a round, that it will make.
+      min_interval: seconds from one answer to the next, at least.
+      sent_log: a file that says what was sent.
       give_up_after: seconds until an aggregator that is not there is given up; `inf` for never.
       quiet: nothing is printed but what is wrong.
 
@@ -191,7 +200,18 @@ def join(
     settings = Settings(**said, impute=impute, standardise=standardise)
     held = _data(data, settings, _path(labels), test_share=test_share, test=test)
     assert held is not None
-    joining = JoinOptions(address, name=name, pace=pace, delay=delay, give_up_after=give_up_after, quiet=quiet)
+    joining = JoinOptions(
+        address,
+        name=name,
+        pace=pace,
+        delay=delay,
+        min_batch=min_batch,
+        max_tau=max_tau,
+        min_interval=min_interval,
+        sent_log=_path(sent_log),
+        give_up_after=give_up_after,
+        quiet=quiet,
+    )
     security = _security(cert, key, token_file, insecure, ca=_path(ca))
     return take_part(joining, security, NodeOptions(energy_meter=energy_meter), held, model=model, device=device)
 

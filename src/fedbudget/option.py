@@ -8,6 +8,7 @@ Values are checked by msgspec against the type, wherever they come from; its err
 
 import csv
 import sys
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache
@@ -219,3 +220,13 @@ def _in_words(known: Any) -> str:
         case inspect.CustomType():
             return f"a {known.cls.__name__.lower()}"
     return ""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What is in a TOML file, unchecked."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None

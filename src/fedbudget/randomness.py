@@ -21,13 +21,15 @@ class Stream(IntEnum):
     ABSENCE = 4
     FORECASTS = 5
     SPEEDS = 6
+    ATTACK = 7
 
 
-def generator(seed: int, stream: Stream) -> np.random.Generator:
+def generator(seed: int, stream: Stream, *part: int) -> np.random.Generator:
     """A new generator of a stream.
 
     Args:
       seed: of the run.
       stream: what will be drawn from it.
+      part: of the stream: of a round, say, so that a run that goes on need not know where it had come to.
     """
-    return np.random.default_rng([seed, stream])
+    return np.random.default_rng([seed, stream, *part])

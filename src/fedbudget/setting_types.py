@@ -13,7 +13,11 @@ Compression = Literal["none", "16-bit", "8-bit", "auto"]
 EngineName = Literal["in-process", "ray", "network"]
 Keep = Literal["best-loss", "best-on-test"]
 UpdateName = Literal["average", "accelerate", "fedavgm", "fedadam", "fedyogi"]
-WorkloadName = Literal["by-speed", "equal"]
+WorkloadName = Literal["by-speed", "equal", "by-data"]
+CombineName = Literal["mean", "clipped", "trimmed", "median"]
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+AttackName = Literal["sign-flip", "scale", "noise", "label-flip"]
 Tau = Count | Literal["adaptive"]
 BatchSize = Count | Literal["full"]
 Eta = Positive | Literal["auto"]
@@ -49,12 +53,15 @@ class SettingsOptions(TypedDict, total=False):
     speeds: tuple[float, ...] | str | None
     workload: WorkloadName | None
     participation: Chance
+    attack: AttackName | None
+    attackers: Count | None
     batch_size: BatchSize | None
     step_fall: Share | None
     server_step_size: Positive | None
     server_momentum: Fraction | None
     server_beta2: Fraction | None
     server_epsilon: Positive | None
+    proximal: Positive | None
     phi: Positive | None
     gamma: Gamma
     tau_max: Count
@@ -68,6 +75,7 @@ class SettingsOptions(TypedDict, total=False):
     min_nodes: Count | None
     round_timeout: Positive | None
     compress: Compression | None
+    max_share: Chance | None
     watts: NotNegative
     joules_per_byte: NotNegative
     price_per_hour: NotNegative

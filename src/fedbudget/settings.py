@@ -6,7 +6,6 @@ in `SettingsOptions` (setting_types.py), is there in all of them. Values are che
 itself by its type, and then together.
 """
 
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,12 @@ import tomli_w
 
 from fedbudget import tasks
 from fedbudget.errors import UserError, key, unknown
-from fedbudget.option import Count, Impute, NotNegative, Positive, declarations, option, paths_from
+from fedbudget.option import Count, Impute, NotNegative, Positive, declarations, option, paths_from, read_toml
 from fedbudget.setting_types import (
+    AttackName,
     BatchSize,
     Chance,
+    CombineName,
     Compression,
     CostSource,
     Delta,
@@ -42,8 +43,9 @@ if TYPE_CHECKING:
     from fedbudget.data.tables import TableOptions
     from fedbudget.targets import MetricTarget
 
-MODELS = ("svm", "linear", "kmeans", "softmax", "mlp", "cnn")
-DATASETS = ("digits", "mnist", "fashion-mnist", "cifar-10", "energy", "user-knowledge")
+MODELS = ("svm", "linear", "kmeans", "softmax", "mlp", "cnn", "lenet")
+SMALL_DATASETS = ("breast-cancer", "diabetes", "wine", "mnist-small", "fashion-mnist-small")
+DATASETS = ("digits", "mnist", "fashion-mnist", "cifar-10", "energy", "user-knowledge", *SMALL_DATASETS)
 """Names, known without loading what they are the names of."""
 
 FEDERATED = ("accelerated", "frugal", "paper")
@@ -122,11 +124,11 @@ class Settings:
     )
     partition: str | None = option(
         None,
-        "How data is spread: case:N, dirichlet:ALPHA, draw:SAMPLES or files.",
+        "How data is spread: case:N, dirichlet:ALPHA, labels:K of each node, draw:SAMPLES or files.",
         "data",
         _DATA,
         shown="case:1, or files for a folder",
-        helps={"compare": "With --rivals, in place of --cases: case:N, dirichlet:ALPHA, draw:SAMPLES or files."},
+        helps={"compare": "With --rivals, in place of --cases: case:N, dirichlet:ALPHA, labels:K, draw:N or files."},
     )
     method: MethodName = option(
         "accelerated",
@@ -164,11 +166,16 @@ class Settings:
     )
     workload: WorkloadName | None = option(
         None,
-        "by-speed: where time is scarce, faster nodes make more local updates; equal: all make τ.",
+        "by-speed: where time is scarce, faster nodes make more local updates; equal: all make τ; by-data: in "
+        "proportion to its samples, τ at the node with the most, and all count alike (FedNova; simulated nodes).",
         "method",
         shown="by-speed where τ is adaptive and drift corrected",
     )
     participation: Chance = option(1.0, "The chance of a node to take part in a round, simulated.", "method", _COMPARE)
+    attack: AttackName | None = option(
+        None, "What some nodes do to the run: sign-flip, scale, noise or label-flip.", "method", _RUN, shown="nothing"
+    )
+    attackers: Count | None = option(None, "How many nodes attack.", "method", _RUN, shown="1")
     batch_size: BatchSize | None = option(None, "Samples in a mini-batch, or full.", "method", shown="100")
     step_size: Eta | None = option(None, "Step size η, or auto.", "method", shown="auto, or 0.01 with paper")
     step_fall: Share | None = option(
@@ -180,6 +187,9 @@ class Settings:
         "method",
         shown="accelerate with method accelerated, else average",
     )
+    combine: CombineName | None = option(
+        None, "How updates become one: mean, clipped, trimmed or median.", "method", shown="mean; with serve clipped"
+    )
     server_step_size: Positive | None = option(
         None, "How far --update moves.", "method", shown="1 with fedavgm, 0.1 with fedadam and fedyogi"
     )
@@ -190,6 +200,7 @@ class Settings:
     server_epsilon: Positive | None = option(
         None, "ε of fedadam and fedyogi; larger is less adaptive.", "method", shown="0.001"
     )
+    proximal: Positive | None = option(None, "μ of FedProx, which holds updates near their start.", "method", shown="0")
     phi: Positive | None = option(
         None,
         "Control parameter φ; larger gives smaller τ.",
@@ -244,6 +255,9 @@ class Settings:
     compress: Compression | None = option(
         None, "How parameters are sent: none, 16-bit, 8-bit, or auto.", "network", _NETWORK, shown="none"
     )
+    max_share: Chance | None = option(
+        None, "The most of the average that one node may be.", "network", _NETWORK, shown="0.5, of three or more"
+    )
     watts: NotNegative = option(5.0, "Power of a node, for energy.", "budget")
     joules_per_byte: NotNegative = option(1e-6, "Energy of sending a byte.", "budget", shown="1e-6")
     price_per_hour: NotNegative = option(0.1, "Of a node, for money.", "budget")
@@ -264,8 +278,10 @@ class Settings:
         if self.method not in FEDERATED:
             if self.drift_correction or self.delta or self.participation != 1:
                 raise UserError(f"{self.method} descent has no `drift_correction`, `delta` or `participation`")
-            if self.update or self.step_fall:
-                raise UserError(f"{self.method} descent has no `update` or `step_fall`")
+            if self.update or self.step_fall or self.proximal or self.combine or self.attack:
+                raise UserError(
+                    f"{self.method} descent has no `update`, `combine`, `attack`, `step_fall` or `proximal`"
+                )
             if self.step_size == "auto":
                 raise UserError(f"{self.method} descent needs a `step_size` that is a number")
         if self.speeds is not None:
@@ -351,16 +367,6 @@ class Settings:
         return tomli_w.dumps({key(name): value for name, value in vars(self).items() if value is not None})
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """What is in a TOML file, unchecked."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from None
-
-
 def read_settings(values: Mapping[str, Any], where: str, also: Iterable[str] = ()) -> dict[str, Any]:
     """The settings among the keys of a file, as fields; errors speak of keys, and say where they are.
 
@@ -382,13 +388,6 @@ def require_keys(names: Iterable[str], where: str, also: Iterable[str] = ()) -> 
     for name in names:
         if name not in known:
             raise UserError(f"{where}: {unknown('key', name, known, 'known are ' + ', '.join(known))}")
-
-
-def node_arguments(settings: Settings) -> list[str]:
-    """The options of `fedbudget join` with which a node has its share of these settings' dataset."""
-    known = declarations(Settings)
-    shared = {name: value for name, value in vars(settings).items() if known[name].within("join") and value is not None}
-    return [text for name, value in shared.items() for text in known[name].arguments(value)]
 
 
 def defaults_of(command: str) -> dict[str, Any]:

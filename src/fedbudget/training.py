@@ -67,7 +67,7 @@ def train(
     controller: Controller | None = None,
     step_size: float | str | StepSize | None = None,
     update: str | UpdateRule | None = None,
-    combine: CombineRule | None = None,
+    combine: str | CombineRule | None = None,
     callbacks: Sequence[Callback] = (),
     out: str | Path | None = None,
     resume: str | Path | None = None,
@@ -94,7 +94,7 @@ def train(
       step_size: η, `auto`, or an object that chooses it.
       update: how the mean update moves w: a rule's name, such as `fedadam`, or an object; w becomes the mean when not
         given.
-      combine: how reports become one update; their weighted mean when not given.
+      combine: how nodes' updates become one: `mean`, `clipped`, `trimmed`, `median`, or an object.
       callbacks: each is called with the record of every round; the run ends after one for which it returns True.
       out: a folder for the run; nothing is written without it.
       resume: the folder of a run to go on with, by its own settings; objects that it was given are given again. With
@@ -170,6 +170,8 @@ def execute(
     engine, judge = prepared.engine, Judge(prepared)
     with interruptible(engine.wake) as interrupted, ExitStack() as stack:
         writer = None if out is None else stack.enter_context(closing(_writer(prepared, out)))
+        if writer is not None:
+            prepared.folder_made(writer.path)
         earlier = [] if prepared.resumed is None or writer is None else Run.open(writer.path).rounds
         if prepared.resumed is not None and writer is not None:
             judge.resume(earlier, writer.path)
@@ -254,6 +256,7 @@ class _Recorder:
             writer.path,
             writer.append if self._held else lambda record: None,
             ahead=ahead,
+            sync=writer.sync,
             records=held,
             interval=prepared.engine.checkpoint_interval,
             conditions=prepared.conditions,

@@ -14,8 +14,9 @@ from fedbudget.cli import options
 from fedbudget.cli.main import app
 from fedbudget.cli.options import settings_from
 from fedbudget.launch import options as launch_options
+from fedbudget.launch.local import node_arguments
 from fedbudget.option import declarations
-from fedbudget.settings import Settings, node_arguments
+from fedbudget.settings import Settings
 
 ROOT: Any = typer.main.get_command(app)
 OPTIONS = [

@@ -127,6 +127,33 @@ def test_dirichlet_with_large_alpha_is_even_and_with_small_alpha_is_not() -> Non
     assert np.mean(largest) > 0.7
 
 
+class TestSomeLabels:
+    @given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 6), st.integers(0, 99))
+    def test_a_node_has_so_many_labels_and_shares_are_even(self, nodes: int, count: int, kinds: int, seed: int) -> None:
+        labels = some_labels(200, kinds, seed)
+        if count > kinds or nodes < kinds:
+            return
+        rows = split(Partition(labels=count), labels, nodes, np.random.default_rng(seed))
+        assert [len(labels_at(labels, part)) for part in rows] == [count] * nodes
+        for label in np.unique(labels):
+            shares = [share for part in rows if (share := int((labels[part] == label).sum()))]
+            assert max(shares) - min(shares) <= 1
+        assert_disjoint_and_complete(rows, len(labels))
+
+    def test_one_label_each_is_case_2_with_as_many_nodes(self) -> None:
+        labels = some_labels(300, 5)
+        found = split(Partition(labels=1), labels, 5, np.random.default_rng(0))
+        assert [part.tolist() for part in found] == [part.tolist() for part in case(2, labels, 5)]
+
+    def test_more_than_there_are_is_refused(self) -> None:
+        with pytest.raises(UserError, match="labels:4: there are 3 labels in all"):
+            split(Partition(labels=4), some_labels(100, 3), 5, np.random.default_rng(0))
+
+    def test_too_few_for_all_labels_is_refused(self) -> None:
+        with pytest.raises(UserError, match="needs a node for each of the 3 labels, not 2 in all"):
+            split(Partition(labels=1), some_labels(100, 3), 2, np.random.default_rng(0))
+
+
 class TestMistakes:
     def test_there_is_no_case_5(self) -> None:
         with pytest.raises(UserError, match="case 5 does not exist; the paper has cases 1, 2, 3 and 4"):
@@ -161,7 +188,7 @@ class TestMistakes:
             case(4, some_labels(90, kinds), nodes)
 
 
-@pytest.mark.parametrize("text", ["case:1", "case:4", "dirichlet:0.5", "files"])
+@pytest.mark.parametrize("text", ["case:1", "case:4", "dirichlet:0.5", "labels:2", "draw:30", "files"])
 def test_a_partition_reads_what_it_writes(text: str) -> None:
     assert str(Partition.parse(text)) == text
 

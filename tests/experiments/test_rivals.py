@@ -40,7 +40,7 @@ def one_thread() -> Iterator[None]:
 class TestGrid:
     @pytest.mark.parametrize(
         ("quick", "sizes"),
-        [(False, [5 * 7, 5 * 7 * 2, 5 * 7 * 6, 5 * 7 * 6, 5 * 7]), (True, [9, 9, 27, 27, 9])],
+        [(False, [5 * 7, 5 * 7 * 2, 5 * 7 * 6, 5 * 7 * 6, 5 * 7, 5 * 7 * 4, 5 * 7]), (True, [9, 9, 27, 27, 9, 18, 9])],
     )
     def test_has_every_combination_once(self, quick: bool, sizes: list[int]) -> None:
         cells = [rival.cells(SHORT) for rival in published_rivals(quick=quick)]
@@ -56,7 +56,10 @@ class TestGrid:
             "FedAdam": FedAdam(step_size=0.003),
             "FedYogi": FedYogi(step_size=0.003),
             "SCAFFOLD": Average(),
+            "FedProx": Average(),
+            "FedNova": Average(),
         }
+        assert {name: method.proximal for name, method in first.items() if method.proximal} == {"FedProx": 0.001}
         assert [name for name, method in first.items() if method.correct_drift] == ["SCAFFOLD"]
         for method in first.values():
             assert (method.controller, method.step_size) == (FixedTau(4), FixedStep(0.003))
@@ -217,7 +220,7 @@ class TestCommand:
     def test_prints_what_its_json_says(self, capsys: pytest.CaptureFixture[str]) -> None:
         (found,) = json.loads(self.printed("--partition dirichlet:0.5 --json", capsys))["comparisons"]
         assert found["title"] == "linear on homes.csv, 5 nodes, dirichlet:0.5"
-        names = ["paper", "FedAvg", "FedAvgM", "FedAdam", "FedYogi", "SCAFFOLD"]
+        names = ["paper", "FedAvg", "FedAvgM", "FedAdam", "FedYogi", "SCAFFOLD", "FedProx", "FedNova"]
         assert [other["name"] for other in found["others"]] == names
         table = self.printed("--partition dirichlet:0.5", capsys).splitlines()
         assert table[0] == f"{found['title']}: loss on all training samples at the end of time=1s, one run"

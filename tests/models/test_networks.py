@@ -11,7 +11,7 @@ from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError
 from fedbudget.models import TorchModel, catalogue
 from fedbudget.models.base import Descent, loss_over
-from fedbudget.models.networks import cnn
+from fedbudget.models.networks import cnn, lenet
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 
@@ -46,6 +46,21 @@ class TestLayers:
         dataset = Dataset("images", Part(x, labels=np.arange(10)), classes=tuple("abcdefghij"), shape=shape)
         model = catalogue.build("cnn", dataset)
         assert (model.parameters, model.name, model.target) == (total, "cnn", "classes")
+
+    def test_lenet_has_the_benchmarks_sizes(self) -> None:
+        """5·5·1·6 + 6, 5·5·6·16 + 16, 256·120 + 120, 120·84 + 84, 84·10 + 10."""
+        sizes = [parameter.numel() for parameter in lenet(GREY, 10).parameters()]
+        assert sizes == [150, 6, 2_400, 16, 30_720, 120, 10_080, 84, 840, 10]
+
+    @pytest.mark.parametrize("shape", [GREY, COLOUR, (1, 16, 16), (2, 17, 19)])
+    def test_lenet_takes_images_of_any_size_that_is_enough(self, shape: tuple[int, int, int]) -> None:
+        assert lenet(shape, 7)(images(shape)).shape == (2, 7)
+
+    def test_lenet_refuses_images_that_are_too_small(self) -> None:
+        part = Part(np.zeros((2, 64), np.uint8), labels=np.arange(2))
+        dataset = Dataset("tiny", part, classes=("a", "b"), shape=(1, 8, 8))
+        with pytest.raises(UserError, match="model lenet needs images of 16 x 16 or more; tiny has 8 x 8"):
+            catalogue.build("lenet", dataset)
 
     def test_mlp_gives_one_number_where_there_are_no_classes(self) -> None:
         """Squared error of a real target: 3 features by 64 and their biases, 64 by 1 and its bias."""

@@ -89,7 +89,8 @@ class TestAccelerate:
         assert after.momentum == pytest.approx(0.1)
         for slower in (eta, eta / 4):
             after = at_pace(state, rule, said, slower, recover=False)
-            assert (after.update, after.momentum) == (moving, pytest.approx(0.4))
+            assert after.update is moving
+            assert after.momentum == pytest.approx(0.4)
 
     def test_nodes_make_none_of_it_by_another_rule_and_after_going_back(self) -> None:
         state, said = make().state, Broadcast.first(vector(1, 1), 0.1, Request())
@@ -185,7 +186,8 @@ class TestStrength:
     def test_is_half_old_and_half_new_between_none_and_all(self, lasted: list[float], strength: float) -> None:
         state = DriftState.first(vector(0))
         said = Broadcast.first(vector(0), 0.1, Request(drift=True, partly=True))
-        for ratio in lasted or [None]:
+        ratios: list[float | None] = [*lasted] or [None]
+        for ratio in ratios:
             state = state.after(said, vector(0), 1.0, Divergence(1.0, 1.0), recover=False, lasted=ratio)
         assert state.coming.strength == pytest.approx(strength)
 

@@ -4,23 +4,32 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp import strategy as flower
 
-from fedbudget.arrays import Float32, Float64
+import fedbudget
+from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.control import FixedTau
+from fedbudget.data.shards import Shards
 from fedbudget.errors import UserError
-from fedbudget.protocol.messages import Report
+from fedbudget.launch.simulate import simulate
+from fedbudget.models import TorchModel
+from fedbudget.protocol.fednova import DataWorkload
+from fedbudget.protocol.fleet import Fleet
+from fedbudget.protocol.messages import Broadcast, Report, Request
 from fedbudget.protocol.rivals import UPDATE_RULES, FedAdam, FedYogi
 from fedbudget.protocol.structure import flatten, restore
 from fedbudget.protocol.update import Average, ServerMomentum, UpdateRule
+from fedbudget.settings import Settings
 from support.fleets import alone
 from support.hand_made import ONE, go_on, make, report
 from support.methods import bits
-from support.problems import MODELS, LocalGradient, converse, problem
+from support.problems import MODELS, LocalGradient, Problem, converse, problem
 
 SEEDS = range(10)
 NextV = Callable[[float, float, float], float]
@@ -185,6 +194,148 @@ def test_drift_correction_with_fixed_steps_is_scaffold(name: str) -> None:
     rounds = converse(alone(case, parts), FixedTau(5), eta=0.05, rounds=9, w=start, heard=corrected, correct_drift=True)
     expected = scaffold(case.local(parts), start.astype(np.float64), steps=5, eta=0.05, rounds=9)
     np.testing.assert_allclose([broadcast.w for broadcast, _, _ in rounds], expected, atol=2e-5)
+
+
+def fedprox(nodes: Sequence[LocalGradient], w: Float64, *, steps: int, eta: float, mu: float) -> Float64:
+    """Li et al., Algorithm 2 with gradient descent as the solver of h_k(w; w_t) = F_k(w) + μ/2 ‖w - w_t‖²."""
+    ends = []
+    for gradient in nodes:
+        own = w.copy()
+        for _ in range(steps):
+            own = own - eta * (gradient(own) + mu * (own - w))
+        ends.append(own)
+    return np.asarray(np.mean(ends, axis=0))
+
+
+class TestFedProx:
+    @pytest.mark.parametrize("name", MODELS)
+    def test_rounds_are_the_published_algorithm(self, name: str) -> None:
+        case = problem(name, 3)
+        parts, w = np.split(np.argsort(case.x[:, 0]), 4), case.start(3)
+        rounds = converse(alone(case, parts), FixedTau(5), eta=0.05, rounds=9, w=w, proximal=0.7)
+        expected = [w.astype(np.float64)]
+        for _ in range(9):
+            expected.append(fedprox(case.local(parts), expected[-1], steps=5, eta=0.05, mu=0.7))
+        np.testing.assert_allclose([broadcast.w for broadcast, _, _ in rounds], expected, atol=2e-5)
+
+    def test_many_updates_reach_the_proximal_point(self) -> None:
+        """Of a quadratic loss the least of F_i + μ/2 ‖w - w(t₀)‖² is known: (A + μI)⁻¹ (b + μ w(t₀))."""
+        case, mu = problem("linear", 4), 0.3
+        w, everything = case.start(4), np.arange(len(case.x))
+        rounds = converse(alone(case, [everything]), FixedTau(3000), eta=0.1, rounds=1, w=w, proximal=mu)
+        _, report, _ = next(iter(rounds))
+        a = case.x.T @ case.x / len(case.x) + 0.1 * np.eye(len(w))
+        b = case.x.T @ case.y / len(case.x)
+        expected = np.linalg.solve(a + mu * np.eye(len(w)), b + mu * w)
+        assert report.w is not None
+        np.testing.assert_allclose(report.w[0], expected, atol=1e-5)
+
+    @pytest.mark.parametrize("batch", [None, 3])
+    def test_nodes_in_one_fleet_and_alone(self, batch: int | None) -> None:
+        case = problem("softmax", 5)
+        parts, w = np.split(np.argsort(case.x[:, 0]), 4), case.start(5)
+        together = Fleet(case.model, Shards.of(case.table, parts), batch=batch, seed=9)
+        broadcast = Broadcast(1, w, 4, 0.05, Request(proximal=0.7), best=False, stop=False)
+        one_by_one = [
+            Fleet(case.model, Shards.of(case.table, [part]), batch=batch, seed=9, numbers=[node])
+            for node, part in enumerate(parts)
+        ]
+        merged = Report.merge([fleet.answer(broadcast) for fleet in one_by_one])
+        assert bits(together.answer(broadcast)) == bits(merged)
+
+    def test_running_statistics_are_not_pulled(self) -> None:
+        """They follow the samples; a pull would leave them behind."""
+        module = torch.nn.Sequential(torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
+        case = problem("softmax", 6)
+        shards = Shards.of(case.table, [np.arange(len(case.x))])
+        found = []
+        for proximal in (None, 1e3):
+            model = TorchModel(module, target="classes")
+            request = Request(proximal=proximal)
+            fleet = Fleet(model, shards, batch=20, seed=9)
+            report = fleet.answer(Broadcast(1, model.initial(0), 4, 1e-6, request, best=False, stop=False))
+            assert report.w is not None
+            found.append(report.w[0, -model.statistics :])
+            assert model.statistics > 0
+        np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
+
+
+def fednova(
+    nodes: Sequence[LocalGradient], sizes: Sequence[int], x: Float64, *, steps: Sequence[int], eta: float
+) -> Float64:
+    """Wang et al., equations (6) to (8), with a_i all ones: x - τ_eff Σ p_i η d_i, and τ_eff = Σ p_i τ_i."""
+    shares = np.array(sizes) / sum(sizes)
+    directions = []
+    for gradient, tau in zip(nodes, steps, strict=True):
+        own, total = x.copy(), np.zeros_like(x)
+        for _ in range(tau):
+            slope = gradient(own)
+            own, total = own - eta * slope, total + slope
+        directions.append(total / tau)
+    effective = float(shares @ np.array(steps))
+    return np.asarray(x - effective * eta * np.tensordot(shares, directions, axes=1))
+
+
+class TestFedNova:
+    SIZES = (6, 24, 12, 18)
+    UPDATES = (2, 8, 4, 6)
+
+    def parts(self, case: Problem) -> list[Int64]:
+        return np.split(np.argsort(case.x[:, 0]), np.cumsum(self.SIZES)[:-1])
+
+    @pytest.mark.parametrize("name", MODELS)
+    def test_rounds_are_the_published_rule(self, name: str) -> None:
+        case = problem(name, 3)
+        parts, w = self.parts(case), case.start(3)
+        by_data = DataWorkload(self.SIZES)
+        rounds = converse(alone(case, parts), FixedTau(8), eta=0.05, rounds=7, w=w, by_data=by_data)
+        expected = [w.astype(np.float64)]
+        for _ in range(7):
+            expected.append(fednova(case.local(parts), self.SIZES, expected[-1], steps=self.UPDATES, eta=0.05))
+        np.testing.assert_allclose([broadcast.w for broadcast, _, _ in rounds], expected, atol=2e-5)
+
+    def test_with_fedprox_each_node_makes_its_own_number(self) -> None:
+        """A node's way is that of as many updates of its own, made longer to τ_eff of them."""
+        case = problem("svm", 4)
+        parts, w = self.parts(case), case.start(4)
+        how = {"by_data": DataWorkload(self.SIZES), "proximal": 0.7}
+        fleets = [Fleet(case.model, Shards.of(case.table, parts), batch=None, seed=9)]
+        _, report, _ = next(iter(converse(fleets, FixedTau(8), eta=0.05, rounds=1, w=w, **how)))
+        effective = sum(size * updates for size, updates in zip(self.SIZES, self.UPDATES, strict=True)) / 60
+        assert report.w is not None
+        for own, gradient, updates in zip(report.w, case.local(parts), self.UPDATES, strict=True):
+            end = fedprox([gradient], w.astype(np.float64), steps=updates, eta=0.05, mu=0.7)
+            np.testing.assert_allclose(own, w + effective / updates * (end - w), atol=2e-5)
+
+    def test_nodes_with_as_many_samples_each_are_averaged(self) -> None:
+        case = problem("softmax", 5)
+        parts, w = np.split(np.argsort(case.x[:, 0]), 4), case.start(5)
+        plain, nova = (
+            [each.w for each, _, _ in converse(alone(case, parts), FixedTau(5), eta=0.1, rounds=5, w=w, **how)]
+            for how in ({}, {"by_data": DataWorkload((15,) * 4)})
+        )
+        np.testing.assert_allclose(plain, nova, atol=1e-6)
+
+    def test_a_run_tells_nodes_by_their_samples(self) -> None:
+        common: dict[str, Any] = {
+            "partition": "dirichlet:0.3",
+            "tau": 20,
+            "step_size": 0.1,
+            "rounds": 3,
+            "model": "svm",
+        }
+        run = simulate(Settings(**common, method="frugal", drift_correction=False, workload="by-data"))
+        assert run.aggregator is not None
+        broadcast = run.aggregator.pending
+        assert broadcast is not None
+        assert broadcast.work is not None
+        sizes = run.shards.size
+        assert broadcast.work.updates == tuple(max(1, round(20 * size / sizes.max())) for size in sizes.tolist())
+        assert broadcast.tau == broadcast.work.most == 20
+
+    def test_real_nodes_are_refused(self) -> None:
+        with pytest.raises(UserError, match="workload by-data is for simulated nodes"):
+            fedbudget.train(dataset="digits", model="svm", rounds=2, workload="by-data", tau=3, engine="network")
 
 
 class TestInARun:

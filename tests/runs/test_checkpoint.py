@@ -158,6 +158,18 @@ class TestWhatIsWrittenIsRead:
         assert load_file(tmp_path / CHECKPOINT)["best"].tolist() == EXAMPLE.state.best.tolist()
 
 
+def test_a_w_that_is_not_finite_is_not_the_end(tmp_path: Path) -> None:
+    """The run goes on from w^f, with nothing learned of drift."""
+    state = EXAMPLE.state
+    replace(EXAMPLE, state=state.updated(w=np.array([1, np.inf, 2], np.float32))).save(tmp_path)
+    found = Checkpoint.load(tmp_path, FRUGAL).state
+    assert found.w.tobytes() == state.best.tobytes()
+    assert found.drift is not None
+    assert not found.drift.mean.any()
+    assert not found.broadcast.drift.correct  # type: ignore[union-attr]
+    assert found.ledger.spent.tolist() == state.ledger.spent.tolist()
+
+
 def test_on_a_full_disk_the_old_one_stays(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 2**18) as disk:
         EXAMPLE.save(disk)
@@ -237,7 +249,7 @@ class TestNothingIsTrusted:
     @pytest.mark.parametrize(
         ("name", "value"),
         [
-            ("w", np.array([1, np.nan, 2], np.float32)),
+            ("best", np.array([1, np.nan, 2], np.float32)),
             ("w", np.zeros(4, np.float32)),
             ("w", np.zeros((3, 1), np.float32)),
             ("w", np.zeros(3)),

@@ -228,7 +228,7 @@ class TestGoingOn:
 
     def test_a_gap_in_the_records_is_refused(self, tmp_path: Path) -> None:
         path = self.broken_off(tmp_path / "run", 1, 2)
-        with pytest.raises(UserError, match="records of rounds are missing"):
+        with pytest.raises(UserError, match="records of rounds 3 to 4 are missing"):
             RunWriter.resume(path, CONFIG, [record(5).to_json()])
 
     @pytest.mark.parametrize("line", ["", "{}", "[1]", "{half"])

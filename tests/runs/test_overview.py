@@ -56,7 +56,7 @@ class TestState:
         path = tmp_path / "run"
         writer = RunWriter(path, SETTINGS.to_toml())
         assert overview(path)["state"] == "running"
-        with pytest.raises(UserError, match="another program is at this run"):
+        with pytest.raises(UserError, match="is being written to by process"):
             RunWriter.resume(path, SETTINGS.to_toml(), [])
         writer.close()
         assert overview(path)["state"] == "broken off"

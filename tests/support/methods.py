@@ -47,9 +47,10 @@ METHODS: dict[str, Method] = {
     "astray": Method(  # a step size that is far too large at first, so that the run goes back
         AdaptiveTau(tau_max=8), AutoStep(start=20.0, growth=50.0), correct_drift=True, delta="parameters"
     ),
+    "proximal": Method(FixedTau(4), FixedStep(0.05), proximal=0.5),
     "momentum": Method(AdaptiveTau(tau_max=8), AutoStep(start=0.02), update=ServerMomentum(0.5), delta="parameters"),
 }
-ROUNDS = {"fixed": 8}
+ROUNDS = {"fixed": 8, "proximal": 8}
 """The most that are made."""
 
 

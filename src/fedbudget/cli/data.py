@@ -10,7 +10,7 @@ import typer
 from fedbudget.cli.command import command
 from fedbudget.cli.options import OutputOptions
 from fedbudget.option import REQUIRED, in_words, option
-from fedbudget.settings import DATASETS
+from fedbudget.settings import DATASETS, SMALL_DATASETS
 
 if TYPE_CHECKING:
     from fedbudget.data.published.catalogue import PublishedDataset
@@ -19,7 +19,7 @@ app = typer.Typer(
     help="List, get and check the published datasets.", pretty_exceptions_enable=False, rich_markup_mode=None
 )
 
-_EMBEDDED, *_FETCHED = DATASETS
+_EMBEDDED, *_FETCHED = [name for name in DATASETS if name not in SMALL_DATASETS]
 _NAME: str = option(REQUIRED, f"{in_words(_FETCHED)}.", argument=True, values=_FETCHED)
 _DATA_DIR: Path | None = option(None, "A folder of datasets.", shown="FEDBUDGET_DATA, or the cache folder")
 _OK, _MISSING, _WRONG = "ok", "missing", "wrong contents"

@@ -27,6 +27,7 @@ from fedbudget.cli import (
     show,
     sweep,
     tasks,
+    tokens,
 )
 from fedbudget.cli.parameters import GroupedCommand
 from fedbudget.errors import UserError, WorkError, flag, suggestion
@@ -45,6 +46,7 @@ for command in (*_MAKE_RUNS, reproduce.reproduce, *_USE_MODELS, *_LOOK_AT_RUNS, 
     app.command(cls=GroupedCommand)(command)
 app.add_typer(runs.app, name="runs")
 app.add_typer(data.app, name="data")
+app.add_typer(tokens.app, name="tokens")
 
 
 @app.callback(invoke_without_command=True)

@@ -23,6 +23,7 @@ def report(
 
       fedbudget report runs/* --out comparison.html
     """
+    from fedbudget import atomic_file
     from fedbudget.dashboard.report import report as html_of
     from fedbudget.dashboard.run_reader import RunReader
     from fedbudget.errors import UserError
@@ -32,7 +33,7 @@ def report(
         require_run(path)
     text = html_of([RunReader(path.resolve()).read() for path in run])
     try:
-        out.write_text(text, encoding="utf-8")
+        atomic_file.replace(out, text.encode())
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror}") from None
     print(out)

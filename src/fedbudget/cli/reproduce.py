@@ -18,7 +18,7 @@ def reproduce(
     figures: tuple[str, ...] = option((), "Figures by name, or all.", argument=True),
     quick: bool = option(False, "A small grid and few runs, for a first look."),
     runs: int | None = option(None, "Runs of each setting.", shown="15, as the paper; 2 with --quick; 1 of networks"),
-    with_cnn: bool = option(False, "Let all include the networks, which take hours."),
+    with_cnn: bool = option(False, "Let all include the networks and the tuned rivals, which take hours."),
     out: Path = option(Path("reproduction"), "Where figures and report go."),
     engine: str = option(
         "in-process",
@@ -41,6 +41,8 @@ def reproduce(
       fedbudget reproduce svm-sgd nodes --runs 5 --data-dir ~/data
 
       fedbudget reproduce cnn-mnist cnn-cifar
+
+      fedbudget reproduce rivals --quick
 
       fedbudget reproduce instantaneous --engine network
     """

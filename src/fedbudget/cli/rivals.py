@@ -12,9 +12,7 @@ from fedbudget.cli.sweep import SWEEPS, showing
 from fedbudget.settings import Settings
 
 if TYPE_CHECKING:
-    from fedbudget.experiments.rivals import RivalComparison, TunedResult
-
-_LETTERS = {"tau": "τ", "step_size": "η", "server_momentum": "momentum", "server_step_size": "server step"}
+    from fedbudget.experiments.rivals import RivalComparison
 
 
 def tune_rivals(
@@ -62,14 +60,7 @@ def _print_table(found: "RivalComparison", budget: str, seeds: int) -> None:
             "" if accuracy is None else f"{accuracy:.4f}",
             "" if ratio is None else f"{ratio:.3g}",
             str(each.runs),
-            _knobs(each),
+            each.tuned_to,
         )
     console().print(table, highlight=False)
     print(f"ratio: how many times the loss of {found.own.name}; above 1 is worse")
-
-
-def _knobs(result: "TunedResult") -> str:
-    if not result.knobs:
-        return "nothing"
-    parts = [f"{_LETTERS[name]} = {value:g}" for name, value in result.knobs.items() if name in _LETTERS]
-    return ", ".join([*parts, *(["falling"] if "step_fall" in result.knobs else [])])

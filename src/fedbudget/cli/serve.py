@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fedbudget.cli.command import command
 from fedbudget.cli.options import RESUME, Given, OutputOptions, settings_from
-from fedbudget.launch.options import ListenOptions, NodeOptions, SecurityOptions, require_network
+from fedbudget.launch.options import ListenOptions, LogOptions, NodeOptions, SecurityOptions, require_network
 from fedbudget.option import option
 
 
@@ -23,11 +23,13 @@ def serve(
     security: SecurityOptions,
     node: NodeOptions,
     output: OutputOptions,
+    logs: LogOptions,
 ) -> None:
     """Be the aggregator: wait for nodes, and train with them.
 
     Nodes come with fedbudget join. They bring their own data, which stays with them; all else is set here. After every
-    round everything is on disk: after a crash, or with more budget, --resume goes on from there.
+    round everything is on disk: after a crash, or with more budget, --resume goes on from there. Who came, left or was
+    turned away, and why, is in the run's audit.jsonl. Tokens for nodes are made by fedbudget tokens.
 
     Examples:
 
@@ -38,6 +40,8 @@ def serve(
       fedbudget serve 0.0.0.0:7700 --cert certs/aggregator.pem --key certs/aggregator.key --token-file token
 
       fedbudget serve --data hospital.csv --target outcome --min-nodes 3 --round-timeout 30
+
+      fedbudget serve 0.0.0.0:7700 --cert a.pem --key a.key --token-file tokens --allow edge-1,edge-2 --combine trimmed
 
       fedbudget serve --resume runs/NAME
 
@@ -63,7 +67,7 @@ def serve(
     own = node_data(given, settings.seed)
     tested = None if test is None else dataset_to_test_on(test, settings)
     wanted = settings.nodes or settings.min_nodes or 1
-    waits_for = waiting(wanted, quiet=output.json, any_port=listen.address.endswith(":0"))
+    waits_for = waiting(wanted, quiet=output.json, any_port=listen.address.endswith(":0"), logs=logs)
     with waits_for as waits, interruptible(waits.wake) as asked:
         serve_run = serving(
             settings,

@@ -14,7 +14,7 @@ from typing import Any
 from fedbudget.errors import UserError
 from fedbudget.forecasts.latest import LatestForecast
 from fedbudget.runs import nodes
-from fedbudget.runs.folder import CONFIG, ROUNDS, Run, read_summary
+from fedbudget.runs.folder import ROUNDS, Run, read_settings, read_summary
 from fedbudget.runs.overview import state_of
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
@@ -69,7 +69,7 @@ class RunReader:
                 summary = read_summary(self.path)
                 written = self._read_records()
                 if self._settings is None:
-                    self._settings = Settings(**Settings.from_toml(self.path / CONFIG))
+                    self._settings = read_settings(self.path)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{self.path.name}: the run's records cannot be read: {error}") from None
             run = Run(self.path, self._settings, list(self._records), summary)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fedbudget.data import files, images, measurements
+from fedbudget.data import files, images, measurements, small
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.data.read_tables import PLAIN
 from fedbudget.data.tables import TableOptions
@@ -16,6 +16,11 @@ DATASETS: Mapping[str, Callable[[Path | None], Dataset]] = {
     "cifar-10": images.cifar_10,
     "energy": measurements.energy,
     "user-knowledge": measurements.user_knowledge,
+    "breast-cancer": small.breast_cancer,
+    "diabetes": small.diabetes,
+    "wine": small.wine,
+    "mnist-small": small.mnist_small,
+    "fashion-mnist-small": small.fashion_mnist_small,
 }
 """The datasets that go by a name, from the folder of data that is given first."""
 

@@ -1,4 +1,5 @@
-"""Who holds which samples: the paper's Cases 1-4, Dirichlet(α), and draws for fleets larger than the data.
+"""Who holds which samples: the paper's Cases 1-4, Dirichlet(α), some labels each, and draws for fleets larger than the
+data.
 
 Every function gives the row numbers of each node. No node is ever empty; where that cannot be, a clear error says so.
 Random choices come from the generator that is given, and from nothing else.
@@ -22,7 +23,8 @@ _CLUSTERS = 10
 
 @dataclass(frozen=True)
 class Partition:
-    """How samples are given to nodes: a Case of the paper, Dirichlet(alpha), draws, or, with none of them, by file.
+    """How samples are given to nodes: a Case of the paper, Dirichlet(alpha), some labels each, draws, or, with none of
+    them, by file.
 
     >>> Partition.parse("dirichlet:0.5").alpha
     0.5
@@ -33,6 +35,7 @@ class Partition:
     case: int | None = None
     alpha: float | None = None
     draws: int | None = None
+    labels: int | None = None
 
     def __post_init__(self) -> None:
         if self.case is not None and self.case not in CASES:
@@ -41,26 +44,30 @@ class Partition:
             raise UserError(f"dirichlet:{self.alpha:g}: alpha must be a positive number")
         if self.draws is not None and self.draws < 1:
             raise UserError(f"draw:{self.draws}: a node draws at least one sample")
+        if self.labels is not None and self.labels < 1:
+            raise UserError(f"labels:{self.labels}: a node has samples of at least one label")
 
     @classmethod
     def parse(cls, text: str) -> "Partition":
-        """Reads `case:2`, `dirichlet:0.5`, `draw:30` or `files`."""
+        """Reads `case:2`, `dirichlet:0.5`, `labels:2`, `draw:30` or `files`."""
         if text == "files":
             return cls()
         kind, _, value = text.partition(":")
         try:
-            read, field = {"case": (int, "case"), "dirichlet": (float, "alpha"), "draw": (int, "draws")}[kind]
-            number = read(value)
+            number = float(value) if kind == "dirichlet" else int(value)
+            field = {"case": "case", "dirichlet": "alpha", "labels": "labels", "draw": "draws"}[kind]
         except (KeyError, ValueError):
-            use = "use case:1 to case:4, dirichlet:ALPHA, draw:SAMPLES or files"
+            use = "use case:1 to case:4, dirichlet:ALPHA, labels:K, draw:SAMPLES or files"
             raise UserError(f"partition {text!r} is not understood; {use}") from None
-        return cls(**{field: number})
+        return cls(**{field: number})  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         if self.case is not None:
             return f"case:{self.case}"
         if self.draws is not None:
             return f"draw:{self.draws}"
+        if self.labels is not None:
+            return f"labels:{self.labels}"
         return "files" if self.alpha is None else f"dirichlet:{self.alpha:g}"
 
 
@@ -68,7 +75,7 @@ def split(partition: Partition, labels: NDArray[np.int64], nodes: int, rng: np.r
     """The rows of each node.
 
     Args:
-      labels: one per sample; the Cases and Dirichlet distribute samples by them. Draws do not look at them: each node
+      labels: one per sample; all but draws distribute samples by them. Draws do not look at them: each node
         takes its own at random, and may take one twice, so that there can be any number of nodes.
     """
     if nodes < 1:
@@ -80,6 +87,8 @@ def split(partition: Partition, labels: NDArray[np.int64], nodes: int, rng: np.r
     samples = np.arange(len(labels))
     if partition.alpha is not None:
         rows = _dirichlet(labels, nodes, partition.alpha, rng)
+    elif partition.labels is not None:
+        rows = _some_labels(labels, nodes, partition.labels, rng)
     elif partition.case == 1:
         rows = _uniform(samples, nodes, rng)
     elif partition.case == 2:
@@ -157,6 +166,31 @@ def _dirichlet(labels: NDArray[np.int64], nodes: int, alpha: float, rng: np.rand
         counts[largest] -= 1
         counts[node] += 1
     return [np.flatnonzero(owners == node) for node in range(nodes)]
+
+
+def _some_labels(labels: NDArray[np.int64], nodes: int, count: int, rng: np.random.Generator) -> Rows:
+    """Every node has samples of so many labels, and a label's samples are split evenly among the nodes that have it.
+
+    A node's first label is its turn's, so that every label has a node; the others are drawn.
+    (Quantity-based label imbalance, Li et al., ICDE 2022.)
+    """
+    present = np.unique(labels)
+    if count > len(present):
+        raise UserError(f"labels:{count}: there are {len(present)} labels in all")
+    if nodes < len(present):  # else a label may be nobody's, and would not be trained on
+        raise UserError(f"labels:{count} needs a node for each of the {len(present)} labels, not {nodes} in all")
+    holders: dict[int, list[int]] = {label: [] for label in range(len(present))}
+    for node in range(nodes):
+        first = node % len(present)
+        others = rng.permutation(np.delete(np.arange(len(present)), first))[: count - 1]
+        for label in (first, *others.tolist()):
+            holders[label].append(node)
+    rows: list[list[Int64]] = [[] for _ in range(nodes)]
+    for label, takers in holders.items():
+        own = np.flatnonzero(labels == present[label])
+        for node, part in zip(takers, _uniform(own, len(takers), rng), strict=True):
+            rows[node].append(part)
+    return [np.sort(np.concatenate(parts)) for parts in rows]
 
 
 def by_file(sizes: Sequence[int]) -> Rows:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from fedbudget.arrays import Flags, Int64
+from fedbudget.engines.attack import Attack
 from fedbudget.engines.engine import Condition, Engine, Observer, Save
 from fedbudget.meters.meters import Meters
 from fedbudget.protocol.aggregator import Aggregator, Outcome
@@ -151,8 +152,9 @@ class InProcessEngine(SimulationEngine):
         present: Iterator[Flags] | None = None,
         *,
         remembers: bool = True,
+        attack: Attack | None = None,
     ) -> None:
-        nodes = InProcessNodes(meters.counters(), fleets, present)
+        nodes = InProcessNodes(meters.counters(), fleets, present, attack)
         super().__init__(aggregator, nodes, meters, present, remembers)
 
 
@@ -162,14 +164,20 @@ class InProcessNodes:
     Args:
       counters: of this process.
       present: which fleets take part, round after round, where not all do.
+      attack: what some nodes do to the run.
     """
 
     engine: ClassVar[str] = "in-process"
 
     def __init__(
-        self, counters: ResourceCounters, fleets: Sequence[Fleet], present: Iterator[Flags] | None = None
+        self,
+        counters: ResourceCounters,
+        fleets: Sequence[Fleet],
+        present: Iterator[Flags] | None = None,
+        attack: Attack | None = None,
     ) -> None:
         self._counters = counters
+        self._attack = attack
         self._fleets = fleets
         self._present = present
         self._all = np.ones(len(fleets), dtype=bool)
@@ -180,7 +188,7 @@ class InProcessNodes:
     def answer(self, broadcast: Broadcast) -> tuple[Report, Sequence[NodeCosts]]:
         report, costs = self.answer_with(broadcast, self._all if self._present is None else next(self._present))
         assert report is not None
-        return report, [costs]
+        return report if self._attack is None else self._attack.on(report, broadcast), [costs]
 
     def answer_with(self, broadcast: Broadcast, here: Flags | None) -> tuple[Report | None, NodeCosts]:
         """One round; nothing when nobody is here.

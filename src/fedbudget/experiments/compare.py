@@ -16,9 +16,9 @@ from fedbudget.settings import Settings
 from fedbudget.training import execute
 
 PLAIN_UPDATE: Mapping[str, Any] = dict.fromkeys(
-    ("update", "server_step_size", "server_momentum", "server_beta2", "server_epsilon")
+    ("update", "server_step_size", "server_momentum", "server_beta2", "server_epsilon", "proximal")
 )
-"""The settings of an update rule that is the average."""
+"""The settings of updates as they are, and their average."""
 
 
 @dataclass(frozen=True)

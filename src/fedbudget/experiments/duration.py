@@ -16,6 +16,9 @@ from fedbudget.launch.simulate import SimulatedRun
 from fedbudget.resources.time import SimulatedTime
 from fedbudget.settings import Settings
 
+_KINDS = ("method", "partition", "model", "dataset", "nodes", "batch_size", "budget", "aggregation_factor")
+"""The settings that make runs of different lengths, besides τ."""
+
 _ADAPTIVE = 10  # what adaptive τ is taken for
 _EVALUATION = 1 / 3  # of a local update: that of w^f, once a round
 _SAMPLES = 200  # that an evaluation is timed with
@@ -23,10 +26,10 @@ _SAMPLES = 200  # that an evaluation is timed with
 
 def expected_seconds(cells: Sequence[Settings]) -> float:
     """The seconds of all runs, one after the other; of those with measured costs, their budgets."""
-    known: dict[tuple[str, str | None], tuple[SimulatedTime, float, float, float]] = {}
+    known: dict[tuple[object, ...], tuple[SimulatedTime, float, float, float]] = {}
     total = 0.0
     for cell in cells:
-        kind = cell.method, cell.partition
+        kind = tuple(getattr(cell, name) for name in _KINDS)
         if kind not in known:
             with made_ready(cell) as run:
                 if not isinstance(run.meters.time, SimulatedTime):

@@ -102,16 +102,16 @@ def make(
     """
     settings, on = _data(figure, data_dir)
     folder = out / figure.name
-    grid = figure.sweep(settings, size)
-    if figure.long and (missing := CellStore(folder, grid.each, figure.engine, grid.testbed).missing(grid.cells)):
-        expect(len(missing), expected_seconds(missing) / workers(jobs, len(missing)))
-    alone = figure.engine == "network"  # its runs measure time, and would be in each other's way
-    table = sweep.run(grid, folder, jobs=1 if alone else jobs, progress=progress, engine=figure.engine)
-    rows = table.to_pylist()
+    if figure.long:
+        grid = figure.sweep(settings, size)
+        missing = CellStore(folder, grid.each, figure.engine, grid.testbed).missing(grid.cells)
+        if missing:
+            expect(len(missing), expected_seconds(missing) / workers(jobs, len(missing)))
+    rows = figure.make(settings, size, folder, jobs=jobs, progress=progress)
     errors = [row["error"] for row in rows if row["error"] is not None]
     if errors:
         raise RuntimeError(f"{figure.name}: {len(errors)} of its runs failed, the first with: {errors[0]}")
-    made = {"of": f"{_runs(grid, size)}, on {on}, {_methods(grid)}"}
+    made = {"of": figure.made_of(settings, size, on)}
     atomic_file.replace(folder / _MADE, (json.dumps(made) + "\n").encode())
     picture = figure.draw(rows)
     picture.suptitle(f"{figure.title}, on {on}", fontsize="medium")
@@ -157,14 +157,3 @@ def _or_digits(settings: Settings) -> tuple[Settings, str]:
         # No sample of the test data, which are fewer than the paper's 1,000.
         return replace(settings, dataset="digits", test_samples=None), "digits in place of MNIST"
     return settings, f"{settings.dataset} ({dataset.note})" if dataset.note else settings.dataset
-
-
-def _runs(grid: sweep.Sweep, size: GridSize) -> str:
-    seeds = len({cell.seed for cell in grid.cells})
-    quick = ", a small grid for a first look" if size.quick else ""
-    return f"{'one run' if seeds == 1 else f'mean of {seeds} runs'} of each setting{quick}"
-
-
-def _methods(grid: sweep.Sweep) -> str:
-    methods = dict.fromkeys(cell.method for cell in grid.cells)
-    return f"{'method' if len(methods) == 1 else 'methods'} {', '.join(methods)}"

@@ -41,6 +41,15 @@ _CLIMBED = 20
 
 _SERIES = sorted(float(f"{digit}e{exponent}") for exponent in range(-9, 10) for digit in (1, 3))
 
+_LETTERS = {
+    "tau": "τ",
+    "step_size": "η",
+    "server_momentum": "momentum",
+    "server_step_size": "server step",
+    "proximal": "μ",
+}
+"""Knobs as people know them."""
+
 Progress = Callable[[int, int, int], None]
 """Told how many runs are done, of how many, and how many of those done have failed."""
 
@@ -72,7 +81,7 @@ class Rival:
         [(10, 0.3, 0.35), (3, 0.3, None), (10, 0.1, None), (10, 1.0, None)]
         """
         found = [replace(cell, step_fall=None if cell.step_fall else FALL)]
-        for name in ("tau", "step_size", "server_step_size"):
+        for name in ("tau", "step_size", "server_step_size", "proximal"):
             if len(values := self.grid.get(name, ())) > 1:
                 near: list[Any] = _neighbours(getattr(cell, name))
                 if name == "tau":
@@ -81,12 +90,16 @@ class Rival:
         return found
 
 
-_PLAIN = {**PLAIN_UPDATE, "method": "frugal", "drift_correction": False, "delta": None, "step_fall": None}
+_PLAIN = {
+    **dict.fromkeys((*PLAIN_UPDATE, "delta", "step_fall", "workload")),
+    "method": "frugal",
+    "drift_correction": False,
+}
 """What rivals have in common; they keep to the budget as the default does, where the paper's method goes over it."""
 
 
 def published_rivals(*, taus: Sequence[int] | None = None, quick: bool = False) -> tuple[Rival, ...]:
-    """FedAvg, FedAvgM, FedAdam, FedYogi and SCAFFOLD.
+    """FedAvg, FedAvgM, FedAdam, FedYogi, SCAFFOLD, FedProx and FedNova.
 
     Args:
       taus: the local updates per round to try; 1 to 100 when not given.
@@ -97,6 +110,7 @@ def published_rivals(*, taus: Sequence[int] | None = None, quick: bool = False) 
         "step_size": (0.01, 0.1, 1.0) if quick else (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
     }
     momentum = {"server_momentum": (0.9,) if quick else (0.5, 0.9)}
+    pull = {"proximal": (0.01, 1.0) if quick else (0.001, 0.01, 0.1, 1.0)}  # as its authors have it
     server = {"server_step_size": (0.01, 0.1, 1.0) if quick else (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)}
     return (
         Rival("FedAvg", {"update": "average"}, local),
@@ -104,6 +118,8 @@ def published_rivals(*, taus: Sequence[int] | None = None, quick: bool = False) 
         Rival("FedAdam", {"update": "fedadam"}, {**local, **server}),
         Rival("FedYogi", {"update": "fedyogi"}, {**local, **server}),
         Rival("SCAFFOLD", {"update": "average", "drift_correction": True}, local),
+        Rival("FedProx", {"update": "average"}, {**local, **pull}),
+        Rival("FedNova", {"update": "average", "workload": "by-data"}, local),
     )
 
 
@@ -116,6 +132,8 @@ class TunedResult:
       loss: on all training samples; infinite where a run failed or diverged.
       accuracy: on test samples; None where it has no meaning.
       runs: how many it took to tune it.
+      cell: the settings that it has then, with any seed.
+      losses: of each seed.
     """
 
     name: str
@@ -123,9 +141,20 @@ class TunedResult:
     loss: float
     accuracy: float | None
     runs: int = 0
+    cell: Settings | None = None
+    losses: tuple[float, ...] = ()
+
+    @property
+    def tuned_to(self) -> str:
+        """The knobs in words."""
+        if not self.knobs:
+            return "nothing"
+        parts = [f"{_LETTERS[name]} = {value:g}" for name, value in self.knobs.items() if name in _LETTERS]
+        return ", ".join([*parts, *(["falling"] if "step_fall" in self.knobs else [])])
 
     def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "knobs": dict(self.knobs), "loss": self.loss if math.isfinite(self.loss) else None}
+        figures = {"name": self.name, "knobs": dict(self.knobs), "loss": _finite(self.loss), "accuracy": self.accuracy}
+        return {**figures, "runs": self.runs}
 
 
 @dataclass(frozen=True)
@@ -160,6 +189,7 @@ def compare_rivals(
     folder: Path,
     rivals: Sequence[Rival] | None = None,
     seeds: Sequence[int] = range(5),
+    climbs: int = CLIMBS,
     jobs: int | None = None,
     progress: Progress = lambda done, of, failed: None,
 ) -> RivalComparison:
@@ -170,6 +200,7 @@ def compare_rivals(
       folder: where runs that are done are kept.
       rivals: all that are published here, with full grids, when not given.
       seeds: of the runs; rivals are tuned with the first.
+      climbs: how often neighbours of the best cells are tried.
       jobs: how many runs at a time; as many as there are cores when not given.
     """
     rivals = published_rivals() if rivals is None else rivals
@@ -189,18 +220,18 @@ def compare_rivals(
     later = len(rivals) * (_CLIMBED + FINALISTS * (len(seeds) - 1))
     runs.make(_with_seeds(bases.values(), seeds), later + sum(map(len, cells.values())))
     runs.require_success()
-    untuned = [TunedResult(name, {}, *runs.mean(base, seeds)) for name, base in bases.items()]
+    untuned = [runs.result(name, {}, base, seeds) for name, base in bases.items()]
     runs.make(chain(*cells.values()), later)
-    tuned = _tuned(runs, rivals, cells, seeds)
+    tuned = _tuned(runs, rivals, cells, seeds, climbs)
     return RivalComparison(title, untuned[0], (*untuned[1:], *tuned))
 
 
 def _tuned(
-    runs: "_Runs", rivals: Sequence[Rival], cells: Mapping[str, list[Settings]], seeds: Sequence[int]
+    runs: "_Runs", rivals: Sequence[Rival], cells: Mapping[str, list[Settings]], seeds: Sequence[int], climbs: int
 ) -> list[TunedResult]:
     """What each rival reaches, once every cell of its grid was made with the first seed."""
     tried = {name: dict.fromkeys(grid) for name, grid in cells.items()}  # in order, so that ties are always the same
-    for climbs_left in reversed(range(CLIMBS)):
+    for climbs_left in reversed(range(climbs)):
         before = sum(map(len, tried.values()))
         for rival in rivals:
             leaders = runs.best(tried[rival.name], LEADERS)
@@ -213,10 +244,10 @@ def _tuned(
     results = []
     for rival in rivals:
         last = finalists[rival.name]
-        best = min(last, key=lambda cell: runs.mean(cell, seeds)[0])
+        best = min(last, key=lambda cell: runs.result("", {}, cell, seeds).loss)
         knobs = {name: getattr(best, name) for name in (*rival.grid, "step_fall") if getattr(best, name) is not None}
         made = {*tried[rival.name], *_with_seeds(last, seeds)}
-        results.append(TunedResult(rival.name, knobs, *runs.mean(best, seeds), len(made)))
+        results.append(runs.result(rival.name, knobs, best, seeds, len(made)))
     return results
 
 
@@ -258,11 +289,14 @@ class _Runs:
         """The cells with the lowest losses, the lowest first."""
         return sorted(cells, key=lambda cell: self._figures[cell][0])[:count]
 
-    def mean(self, cell: Settings, seeds: Sequence[int]) -> tuple[float, float | None]:
-        """Of loss and accuracy over seeds."""
+    def result(
+        self, name: str, knobs: Mapping[str, Any], cell: Settings, seeds: Sequence[int], runs: int = 0
+    ) -> TunedResult:
+        """The means of a cell over seeds."""
         losses, accuracies = zip(*(self._figures[each] for each in _with_seeds([cell], seeds)), strict=True)
         known = [accuracy for accuracy in accuracies if accuracy is not None]
-        return sum(losses) / len(losses), sum(known) / len(known) if known else None
+        accuracy = sum(known) / len(known) if known else None
+        return TunedResult(name, knobs, sum(losses) / len(losses), accuracy, runs, cell, losses)
 
     def _read(self, cell: Settings) -> tuple[float, float | None]:
         columns = self._store.read(cell)

@@ -29,8 +29,9 @@ from fedbudget.experiments.cells import CellStore, RowKind, attempt
 from fedbudget.experiments.pool import check_backend, unordered, unordered_on_ray
 from fedbudget.experiments.table import gather, write
 from fedbudget.experiments.testbed import Testbed
+from fedbudget.option import read_toml
 from fedbudget.setting_types import EngineName
-from fedbudget.settings import Settings, read_settings, read_toml, require_keys
+from fedbudget.settings import Settings, read_settings, require_keys
 
 if TYPE_CHECKING:
     import pyarrow

@@ -50,7 +50,7 @@ def read_arguments(
     controller: Controller | None,
     step_size: float | str | StepSize | None,
     update: str | UpdateRule | None,
-    combine: CombineRule | None,
+    combine: str | CombineRule | None,
     out: str | Path | None,
     resume: str | Path | None,
     options: SettingsOptions,
@@ -72,8 +72,10 @@ def read_arguments(
         controller=controller,
         step_size=own_step_size,
         update=None if isinstance(update, str) else update,
-        combine=combine,
+        combine=None if isinstance(combine, str) else combine,
     )
+
+    named: Any = {**options, "combine": combine} if isinstance(combine, str) else options
 
     def settings_with(**more: Any) -> Settings:
         return Settings.from_python(
@@ -86,7 +88,7 @@ def read_arguments(
             step_size=eta,
             update=update if isinstance(update, str) else None,
             **more,
-            **options,
+            **named,
         )
 
     if resume is None:

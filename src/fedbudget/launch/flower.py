@@ -8,7 +8,7 @@ from fedbudget.engines.remote.node_data import table_to_test_on
 from fedbudget.launch.flower_configuration import FlowerRun
 from fedbudget.launch.inputs import own_model, with_resolved_model
 from fedbudget.launch.meters import build_meters
-from fedbudget.launch.method import build_method
+from fedbudget.launch.method import build_method, require_known_workload
 from fedbudget.launch.node_data import dataset_to_test_on
 from fedbudget.launch.prepared import PreparedRun
 from fedbudget.launch.task import NODES, agree_on_task, prepare_remote, warm_up
@@ -19,6 +19,7 @@ def on_flower(nodes: GridNodes, asked: FlowerRun) -> PreparedRun:
     """Waits for nodes, and gives a run with them."""
     settings = asked.settings
     test = None if asked.test is None else dataset_to_test_on(asked.test, settings)
+    require_known_workload(settings)
     method = build_method(settings)
     own = own_model(settings, asked.overrides)
     trained = settings.model if own is None else describe(own)

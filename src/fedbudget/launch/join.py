@@ -1,11 +1,16 @@
 """A node that takes part in the run of an aggregator elsewhere, until the end or until it is stopped."""
 
 import asyncio
+import json
+import os
 import signal
 import socket
 import sys
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedbudget import python_file
@@ -13,6 +18,7 @@ from fedbudget.engines.grpc.credentials import join_address, node_credentials, r
 from fedbudget.engines.grpc.node import RefusedByAggregator, run_node
 from fedbudget.engines.grpc.tokens import check_name, node_token
 from fedbudget.engines.remote.node_data import NodeData
+from fedbudget.engines.remote.node_limits import NodeLimits
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, WorkError, flag
 from fedbudget.launch.options import JoinOptions, NodeOptions, SecurityOptions
@@ -24,6 +30,34 @@ from fedbudget.resources.energy import energy_reader
 if TYPE_CHECKING:
     from fedbudget.models.own import OwnModel
 
+_LAST_WORDS = 0.5  # seconds that a node which is to stop has to say so
+
+
+class SentLog:
+    """What left this machine, a line of JSON for each report.
+
+    Args:
+      path: of the file, which is added to; None for none.
+      address: that it went to.
+    """
+
+    def __init__(self, path: Path | None, address: str) -> None:
+        self._path, self._address = path, address
+        if path is not None:
+            self._write({"sent": "what the samples are like", "to": address})
+
+    def report(self, number: int, size: int) -> None:
+        self._write({"sent": "a report", "round": number, "bytes": size, "to": self._address})
+
+    def _write(self, what: dict[str, object]) -> None:
+        if self._path is None:
+            return
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"time": round(time.time(), 3), **what}) + "\n")
+        except OSError as error:
+            raise WorkError(f"{self._path} cannot be written to: {error.strerror}") from None
+
 
 def join(
     options: JoinOptions,
@@ -33,6 +67,8 @@ def join(
     *,
     model: "OwnModel | str | None" = None,
     device: str = "auto",
+    tell: Callable[[str, str], None] = lambda name, text: print(f"{name}: {text}", file=sys.stderr, flush=True),
+    exits: bool = False,
 ) -> int:
     """Takes part until the end, or until it is told to stop; gives in how many rounds.
 
@@ -40,6 +76,8 @@ def join(
       data: what the node holds.
       model: its own, or where that is, such as `net.py:Net`; or the only name that it takes.
       device: where PyTorch computes.
+      tell: called with the node's name, and what happens in words, unless it is to be quiet.
+      exits: whether a signal may end this process in the middle of a computation, which cannot be stopped otherwise.
     """
     if not 1 <= options.pace < float("inf"):
         raise UserError(f"`pace` must be at least 1, not {options.pace:g}")
@@ -50,11 +88,14 @@ def join(
     token = node_token(security.token_file)
     require_privacy(where, encrypted=credentials is not None, insecure=security.insecure)
     readers = {"energy": energy_reader(node.energy_meter)}
-    worker = Worker(data, device=device, pace=options.pace, model=_own_model(model, device), readers=readers)
+    limits = NodeLimits(options.min_batch, options.max_tau, options.min_interval)
+    own = _own_model(model, device)
+    worker = Worker(data, device=device, pace=options.pace, model=own, readers=readers, limits=limits)
+    sent = SentLog(options.sent_log, where)
 
     def report(text: str) -> None:
         if not options.quiet:
-            print(f"{name}: {text}", file=sys.stderr, flush=True)
+            tell(name, text)
 
     for remark in (*data.dataset.remarks, *data.dataset.warnings):
         report(UserError(remark).spelled(flag))
@@ -69,17 +110,27 @@ def join(
             patience=options.give_up_after,
             delay=options.delay,
             heard=report,
+            sent=sent.report,
         )
         node = asyncio.ensure_future(taking_part)
         loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            node.cancel()
+            if exits:  # what is being computed in another thread ends only with the process
+                loop.call_later(_LAST_WORDS, os._exit, 0)
+
         if threading.current_thread() is threading.main_thread():  # others hear of no signals
             for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, node.cancel)
+                loop.add_signal_handler(number, stop)
         try:
             farewell = await node
             report(f"{farewell.reason}; took part in {worker.made} rounds")
         except asyncio.CancelledError:
             report(f"leaving; took part in {worker.made} rounds")
+            if exits and worker.busy:
+                sys.stderr.flush()
+                os._exit(0)
 
     try:
         with on_compiling(lambda: report(COMPILING)), ThreadPoolExecutor(1) as elsewhere:

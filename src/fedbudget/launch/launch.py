@@ -31,6 +31,8 @@ def launch(
     """
     if engine != "ray" and (ray_address is not None or actors is not None):
         raise UserError("a Ray address, or a number of actors, goes with engine ray")
+    if engine != "in-process" and settings.attack is not None:
+        raise UserError("`attack` is simulated in one process: leave `engine` out")
     if engine == "ray":
         from fedbudget.launch.on_ray import on_ray  # Ray is an extra
 

@@ -14,12 +14,14 @@ from fedbudget.data.dataset import Dataset
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import TOKEN_VARIABLE
 from fedbudget.engines.interrupt import interruptible
+from fedbudget.engines.remote.task import MOST_UPDATES
 from fedbudget.errors import UserError
 from fedbudget.launch.inputs import DEFAULT_NODES, load_dataset, with_nodes
 from fedbudget.launch.options import ListenOptions
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.launch.serve import Interrupted, serving
-from fedbudget.settings import Settings, node_arguments
+from fedbudget.option import declarations
+from fedbudget.settings import Settings
 
 _PATIENCE = 10.0  # seconds for node processes to end by themselves
 
@@ -79,7 +81,9 @@ def on_this_machine(
             listen = ListenOptions("127.0.0.1:0", max_nodes=nodes)
             given: Any = {"overrides": overrides, "test": None if dataset.test is None else dataset}
             try:
-                with serving(settings, listen, interrupted=interrupted, **given, opened=start) as prepared:
+                # These nodes are ours: nothing that they say is in doubt.
+                trusted = replace(settings, combine=settings.combine or "mean")
+                with serving(trusted, listen, interrupted=interrupted, **given, opened=start) as prepared:
                     yield _with_all_data(prepared, settings, dataset)
             except Interrupted:
                 for process in processes:
@@ -99,12 +103,20 @@ def _start(
 ) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "fedbudget", "join", f"127.0.0.1:{port}", "--shard", shard]
     command += [*node_arguments(settings), "--give-up-after", "30", "--quiet"]
+    command += ["--min-batch", "1", "--max-tau", str(MOST_UPDATES)]
     for option, value in own.items():
         if value is not None:
             command += [option, str(value)]
     # One thread each: several in every process would only be in each other's way.
     threads = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return subprocess.Popen(command, env={**os.environ, **threads}, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def node_arguments(settings: Settings) -> list[str]:
+    """The options of `fedbudget join` with which a node has its share of these settings' dataset."""
+    known = declarations(Settings)
+    shared = {name: value for name, value in vars(settings).items() if known[name].within("join") and value is not None}
+    return [text for name, value in shared.items() for text in known[name].arguments(value)]
 
 
 def _tell_end(process: "subprocess.Popen[bytes]", server: AggregatorServer) -> None:

@@ -2,6 +2,7 @@
 it, the aggregator.
 """
 
+from collections.abc import Sequence
 from dataclasses import fields
 
 from fedbudget.arrays import Float32
@@ -11,7 +12,8 @@ from fedbudget.launch.prepared import NOTHING, Overrides
 from fedbudget.meters.meters import Meters
 from fedbudget.models import catalogue
 from fedbudget.protocol.aggregator import Aggregator
-from fedbudget.protocol.combine import WeightedMean
+from fedbudget.protocol.combine import COMBINE_RULES
+from fedbudget.protocol.fednova import DataWorkload
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.method import Delta, Method
 from fedbudget.protocol.rivals import UPDATE_RULES
@@ -24,25 +26,33 @@ from fedbudget.spending import CarefulSpending, PaperSpending
 from fedbudget.step_size import AutoStep, FallingStep, FixedStep, SearchedStep, StepSize
 
 
-def build_method(settings: Settings, overrides: Overrides = NOTHING) -> Method:
-    """The method that the settings name, with what was given in place of its parts."""
+def build_method(settings: Settings, overrides: Overrides = NOTHING, sizes: Sequence[int] | None = None) -> Method:
+    """The method that the settings name, with what was given in place of its parts.
+
+    Args:
+      sizes: of all nodes' data, where they are known before the run.
+    """
     accelerated = settings.method == "accelerated"
     frugal = settings.method in ("frugal", "accelerated")
     correct_drift = settings.drift_correction
     if correct_drift is None:
         plain = settings.update in (None, "average") and overrides.update is None and overrides.combine is None
+        plain = plain and settings.combine in (None, "mean", "clipped")
+        plain = plain and settings.proximal is None  # two cures of the same thing, of which one was asked for
         correct_drift = frugal and plain
     delta: Delta = settings.delta or ("parameters" if frugal else "gradient")
     return Method(
         overrides.controller or _controller(settings, correct_drift, delta),
         overrides.step_size or _step_size(settings),
         overrides.update or _update(settings),
-        overrides.combine or WeightedMean(),
+        overrides.combine or COMBINE_RULES[settings.combine or "mean"](),
         correct_drift=correct_drift,
         partly=accelerated,
         one_step=accelerated,
         delta=delta,
+        proximal=settings.proximal,
         spending=PaperSpending() if settings.method == "paper" else CarefulSpending(settings.tau_max),
+        by_data=DataWorkload(tuple(sizes)) if settings.workload == "by-data" and sizes is not None else None,
         by_speed=settings.tau_max if _shares_work(settings, frugal and correct_drift) else None,
     )
 
@@ -55,7 +65,13 @@ def _shares_work(settings: Settings, possible: bool) -> bool:
             "`workload` by-speed needs a `tau` that is adaptive and drift that is corrected, as methods frugal and "
             "accelerated do"
         )
-    return possible and settings.workload != "equal"
+    return possible and settings.workload in (None, "by-speed")
+
+
+def require_known_workload(settings: Settings) -> None:
+    """Refuses what needs all nodes' samples to be known before the run, for nodes that come and go."""
+    if settings.workload == "by-data":
+        raise UserError("`workload` by-data is for simulated nodes, of which all is known: use fedbudget run")
 
 
 def _controller(settings: Settings, correct_drift: bool, delta: Delta) -> Controller:

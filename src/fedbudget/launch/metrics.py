@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
-
 from fedbudget.engines.grpc.credentials import join_address, split_address
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, needing
 from fedbudget.runs.record import RoundRecord
+
+with needing("an aggregator", "network"):  # fedbudget[node] has all that a node needs, and no more
+    from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.registry import Collector
 
 _HOST = "127.0.0.1"
 

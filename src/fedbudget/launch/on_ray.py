@@ -55,13 +55,15 @@ def on_ray(
         raise UserError("Ray is not installed; install it with: pip install 'fedbudget[ray]'") from None
     inputs = TrainingInputs.of(settings, overrides)
     settings = with_nodes(inputs.settings, inputs.dataset)
-    settings = with_batch_size(settings, _sizes(settings, inputs.dataset))
+    sizes = _sizes(settings, inputs.dataset)
+    settings = with_batch_size(settings, sizes)
     assert settings.nodes is not None
+    sizes = sizes if len(sizes) == settings.nodes else sizes * settings.nodes
     if resumed is not None:
         require_engine(resumed, "ray")
         require_same_data(inputs, resumed)
         actors = _actors(resumed, actors)
-    method, meters, present = build_method(settings, overrides), build_meters(settings), attendance(settings)
+    method, meters, present = build_method(settings, overrides, sizes), build_meters(settings), attendance(settings)
     summed = not method.combine.needs_reports
     definition = GroupDefinition(settings, inputs.dataset, inputs.model, meters.resources, summed)
     with cluster(address) as cpus, ExitStack() as stack:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedbudget.errors import UserError
 from fedbudget.option import REQUIRED, option
+from fedbudget.setting_types import LogFormat, LogLevel, Names
 
 _OWN_DATA = ("serve", "join")
 
@@ -17,6 +18,9 @@ class ListenOptions:
 
     address: str = option("127.0.0.1:7700", "HOST:PORT to listen on.", "network", argument=True)
     max_nodes: int = option(1000, "The most nodes to let in.", "network")
+    max_nodes_each: int = option(100, "The most nodes that one process may speak for, as of --shard 1-9/90.", "network")
+    max_classes: int = option(1000, "The most classes that a node may have samples of.", "network")
+    allow: Names = option((), "Names of the nodes that may come: edge-1,edge-2.", "network", shown="any", commas=True)
     metrics_port: str | None = option(
         None, "Where /metrics is, for Prometheus: PORT on this machine, or HOST:PORT.", "network"
     )
@@ -78,10 +82,29 @@ class JoinOptions:
     delay: float = option(
         0.0, "Seconds that a message takes longer than it does, each way: a slower network.", "network"
     )
+    min_batch: int = option(
+        8, "The fewest samples in a mini-batch: the update of fewer would tell too much of each.", "network"
+    )
+    max_tau: int = option(10_000, "The most local updates in a round that it makes.", "network")
+    min_interval: float = option(0.0, "Seconds from one answer to the next, at least.", "network")
+    sent_log: Path | None = option(None, "A file that says what was sent, a line for each message.", "output")
     give_up_after: float = option(
         600.0, "Seconds until an aggregator that is not there is given up; inf for never.", "network"
     )
     quiet: bool = option(False, "Say nothing but what is wrong.", "output")
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """How an aggregator, or a node, says what happens."""
+
+    log_format: LogFormat = option("text", "How standard error is written: text, or json, a line for each.", "output")
+    log_level: LogLevel = option(
+        "warning",
+        "What of the network is told: debug, info, warning or error.",
+        "output",
+        helps={"join": "error says nothing but what ends the node; with the others it says what happens."},
+    )
 
 
 def require_network() -> None:

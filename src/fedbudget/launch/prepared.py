@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from fedbudget.budget import Budget
 from fedbudget.control import Controller
@@ -59,6 +60,7 @@ class PreparedRun:
       callbacks: called with every round's record.
       trial_seconds: what trial rounds and warming up took, before the clock of the budget starts.
       nodes_test: whether test samples are with nodes, who are asked for what they say of w.
+      folder_made: called with the run's folder, where it has one, before the first round.
     """
 
     settings: Settings
@@ -75,6 +77,7 @@ class PreparedRun:
     callbacks: tuple[Callback, ...] = ()
     trial_seconds: float = 0.0
     nodes_test: bool = False
+    folder_made: Callable[[Path], None] = lambda folder: None
 
     @cached_property
     def conditions(self) -> Conditions:

@@ -18,6 +18,7 @@ from fedbudget.launch.prepared import NOTHING, Overrides, fingerprint
 from fedbudget.models.base import Model
 from fedbudget.models.description import describe
 from fedbudget.protocol.messages import LocalError
+from fedbudget.runs import lock
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.folder import CONFIG, Run
 from fedbudget.setting_types import EngineName
@@ -43,6 +44,7 @@ def load_resumed(
       changeable: the settings that may be others now.
     """
     run = Run.open(path)
+    lock.require_free(path)  # before anyone waits for nodes; who writes looks again
     budget = run.settings.limits().extended(more)
     settings = with_resolved_model(asked(path / CONFIG))
     if more:

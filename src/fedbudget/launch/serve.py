@@ -12,18 +12,20 @@ from fedbudget.data.cells import category_name
 from fedbudget.data.dataset import Dataset
 from fedbudget.engines.grpc.credentials import aggregator_credentials, require_privacy
 from fedbudget.engines.grpc.server import AggregatorServer
-from fedbudget.engines.grpc.tokens import Tokens
+from fedbudget.engines.grpc.service import PeerLimits
+from fedbudget.engines.grpc.tokens import TokenFile, check_name
 from fedbudget.engines.remote import descriptions
 from fedbudget.engines.remote.compression import BroadcastCompressor
+from fedbudget.engines.remote.engine import LARGE
 from fedbudget.engines.remote.members import Member
 from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.node_data import NodeData, table_to_test_on
-from fedbudget.engines.remote.task import Task
+from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, explained
 from fedbudget.launch.inputs import own_model, with_resolved_model
 from fedbudget.launch.meters import build_meters
-from fedbudget.launch.method import build_method
+from fedbudget.launch.method import build_method, require_known_workload
 from fedbudget.launch.metrics import Metrics
 from fedbudget.launch.metrics import serving as serving_metrics
 from fedbudget.launch.options import ListenOptions, SecurityOptions
@@ -33,6 +35,7 @@ from fedbudget.launch.task import (
     NODES,
     agree_on_task,
     compression_of,
+    misfits,
     model_for,
     prepare_remote,
     remarks_on,
@@ -41,6 +44,7 @@ from fedbudget.launch.task import (
 from fedbudget.models.base import Model
 from fedbudget.models.description import describe
 from fedbudget.option import in_words
+from fedbudget.persistence import keep_descriptors
 from fedbudget.resources.energy import energy_reader
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.record import RoundRecord
@@ -88,7 +92,7 @@ def serving(
         raise UserError("energy-meter is of a machine that holds data; give it to fedbudget join, or here with --data")
     credentials = aggregator_credentials(security.cert, security.key, security.client_ca)
     require_privacy(listen.address, encrypted=credentials is not None, insecure=security.insecure)
-    tokens = Tokens.load(security.token_file)
+    tokens = TokenFile(security.token_file)
     with ExitStack() as stack:
         metrics = Metrics(settings.limits().limits)
         if listen.metrics_port is not None:
@@ -109,22 +113,26 @@ def serving(
             listen.address,
             run=secrets.token_hex(8) if resumed is None else str(resumed.engine["run"]),
             tokens=tokens,
+            allowed=None if not listen.allow else frozenset(map(check_name, listen.allow)),
+            limits=PeerLimits(listen.max_nodes_each, listen.max_classes),
             credentials=credentials,
             compressor=compressor,
             most=listen.max_nodes,
             model=settings.model if model is None else describe(model),
             classes=None if settings.classes is None else tuple(map(category_name, settings.classes)),
+            max_share=settings.max_share or 0.5,
             changed=count,
         )
         if own is not None:
             readers = {"energy": energy_reader(energy_meter)}
             server.add_own_node(Worker(own, device=settings.device, model=model, readers=readers))
+        keep_descriptors()
         server.open()
         farewell = Farewell("the aggregator has stopped, and may go on later", again=True)
         try:
             opened(server)
             prepared = _gather(settings, overrides, model, server, compressor, interrupted, test, resumed)
-            yield replace(prepared, callbacks=(observe,))
+            yield replace(prepared, callbacks=(observe,), folder_made=server.open_audit)
         except UserError as error:
             farewell = Farewell(str(error))
             raise
@@ -146,12 +154,11 @@ def _gather(
     resumed: Checkpoint | None,
 ) -> PreparedRun:
     """Waits for nodes, and gives the run."""
+    require_known_workload(settings)
     method, nodes = build_method(settings, overrides), max(settings.min_nodes or 1, settings.nodes or 1)
     remarks: tuple[str, ...] = ()
     if resumed is None:
-        if not server.wait_for(nodes, interrupted):
-            raise Interrupted
-        described = server.descriptions()
+        described = _wait_for_nodes(server, nodes, interrupted)
         settings, task, model = agree_on_task(settings, method, list(described.values()), own, names=list(described))
         remarks = remarks_on(described)
         server.start(task)
@@ -173,6 +180,10 @@ def _gather(
             meters.restore(resumed.engine["meters"])
             for name, value in resumed.engine["counters"].items():
                 setattr(server.counters, name, int(value))
+    if settings.combine is None and overrides.combine is None and task.parameters < LARGE:
+        # Where reports are all at hand anyway, none may take w further than others do: nodes elsewhere are not trusted.
+        settings = replace(settings, combine="clipped")
+        method = replace(method, combine=build_method(settings).combine)
     settings = with_resolved_model(replace(settings, nodes=nodes, dataset=NODES))
     over = resumed is not None and resumed.state.phase == "done"  # only its summary is missing: nodes have gone home
     if resumed is not None and resumed.conditions.extended_by(meters.budget.limits, settings.rounds):
@@ -192,6 +203,21 @@ def _gather(
         compressor=compressor,
         remarks=remarks,
     )
+
+
+def _wait_for_nodes(
+    server: AggregatorServer, nodes: int, interrupted: Callable[[], bool]
+) -> dict[str, SamplesDescription]:
+    """What the samples of so many nodes are like, which go together; whose do not are refused by name."""
+    while True:
+        if not server.wait_for(nodes, interrupted):
+            raise Interrupted
+        described = server.descriptions()
+        odd = misfits(described)
+        if not odd:
+            return described
+        for name, reason in odd.items():
+            server.refuse(name, f"{name}'s data do not fit: {reason}")
 
 
 def _member(saved: Mapping[str, Any]) -> Member:

@@ -11,6 +11,7 @@ from fedbudget.arrays import Float32
 from fedbudget.data.shards import Shards, Table
 from fedbudget.engines import asynchronous, centralized, in_process
 from fedbudget.engines.asynchronous import AsynchronousEngine, AsynchronousState
+from fedbudget.engines.attack import Attack, with_flipped_labels
 from fedbudget.engines.centralized import CentralizedEngine, CentralizedState
 from fedbudget.engines.engine import Engine
 from fedbudget.engines.in_process import Attendance, InProcessEngine, SimulationEngine, SimulationState
@@ -52,7 +53,9 @@ def simulate(settings: Settings, overrides: Overrides = NOTHING, *, resumed: Che
     """
     inputs = TrainingInputs.of(settings, overrides)
     settings, rows = distribute(inputs.settings, inputs.dataset)
-    shards = Shards.of(inputs.train, rows)
+    shards, attack = Shards.of(inputs.train, rows), attack_of(settings, len(rows))
+    if attack is not None and attack.name == "label-flip":
+        shards = with_flipped_labels(shards, attack.first)
     settings = with_batch_size(settings, shards.size.tolist())
     meters = build_meters(settings)
     if resumed is not None:
@@ -61,7 +64,7 @@ def simulate(settings: Settings, overrides: Overrides = NOTHING, *, resumed: Che
     began = time.perf_counter()
     failed = f"{inputs.model.name} cannot train on {inputs.dataset.name}"
     with explained(failed) if python_file.is_reference(str(settings.model)) else nullcontext():
-        aggregator, engine = _engine(settings, overrides, inputs, shards, meters, resumed)
+        aggregator, engine = _engine(settings, overrides, inputs, shards, meters, resumed, attack)
     trial_seconds = time.perf_counter() - began
     inputs = replace(inputs, settings=settings)
     return SimulatedRun(
@@ -83,8 +86,9 @@ def _engine(
     shards: Shards,
     meters: Meters,
     resumed: Checkpoint | None,
+    attack: Attack | None,
 ) -> tuple[Aggregator | None, Engine]:
-    model, method = inputs.model, build_method(settings, overrides)
+    model, method = inputs.model, build_method(settings, overrides, shards.size.tolist())
     w = model.initial(settings.seed)
     if settings.method in ("centralized", "asynchronous"):
         eta, batch = method.step_size.first().eta, batch_of(settings)
@@ -97,7 +101,7 @@ def _engine(
     if meters.time.source == "measured":
         _rehearse(settings, method, (w, trial), Fleet(model, shards, batch=batch_of(settings), seed=settings.seed))
     fleets, remembers = build_fleets(settings, model, shards), remember_nodes(settings, model)
-    engine = InProcessEngine(aggregator, fleets, meters, attendance(settings), remembers=remembers)
+    engine = InProcessEngine(aggregator, fleets, meters, attendance(settings), remembers=remembers, attack=attack)
     if resumed is not None:
         recall(engine, resumed)
     return aggregator, engine
@@ -159,6 +163,16 @@ def build_fleets(settings: Settings, model: Model, shards: Shards, first: int = 
     parts = [(shards, nodes)] if settings.participation == 1 else [(shards.only([n]), range(n, n + 1)) for n in nodes]
     batch, seed = batch_of(settings), settings.seed
     return [Fleet(model, part, batch=batch, seed=seed, numbers=[first + n for n in own]) for part, own in parts]
+
+
+def attack_of(settings: Settings, nodes: int) -> Attack | None:
+    """What some of so many nodes do to the run, if anything."""
+    if settings.attack is None:
+        return None
+    attackers = settings.attackers or 1
+    if attackers >= nodes:
+        raise UserError(f"`attackers` is {attackers} of {nodes} nodes: none would be honest")
+    return Attack(settings.attack, nodes - attackers, settings.seed)
 
 
 def attendance(settings: Settings) -> Attendance | None:

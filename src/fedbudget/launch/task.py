@@ -14,10 +14,11 @@ from fedbudget.data.shards import Table
 from fedbudget.engines.remote.compression import BroadcastCompressor, Compression
 from fedbudget.engines.remote.compression_choice import CompressionChoice
 from fedbudget.engines.remote.engine import RemoteEngine, RemoteNodes
-from fedbudget.engines.remote.round_costs import evaluation_usage
+from fedbudget.engines.remote.members import OWN
+from fedbudget.engines.remote.round_costs import believable_costs, evaluation_usage
 from fedbudget.engines.remote.tallies import expected_bytes
 from fedbudget.engines.remote.task import MOST_UPDATES, SamplesDescription, Task, agree
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, flag
 from fedbudget.launch.inputs import batch_of, build_model, with_batch_size, with_model
 from fedbudget.launch.method import build_aggregator
 from fedbudget.launch.prepared import PreparedRun, evaluation_points
@@ -37,6 +38,8 @@ from fedbudget.spending import CarefulSpending
 NODES = "nodes"
 """The dataset of a run whose data nobody has seen as a whole."""
 
+
+_SEEDS = 5  # nodes that all others are compared with, to see with whom most agree
 
 _CLOSING = 0.05
 """Seconds that it may take to close a round in time, on a busy machine."""
@@ -79,6 +82,37 @@ def agree_on_task(
         except PeerError as error:
             raise UserError(f"a node's data do not fit: {error}") from None
     return settings, task, model
+
+
+def misfits(descriptions: Mapping[str, SamplesDescription]) -> dict[str, str]:
+    """Of nodes whose data do not go with those of most: why not; the aggregator's own data are right.
+
+    Raises `UserError` where it cannot be said whose do not.
+    """
+    names = list(descriptions)
+    try:
+        agree(list(descriptions.values()), names)
+        return {}
+    except UserError as error:
+        disagreement = error
+    found = [_misfits_with(seed, descriptions) for seed in ([OWN] if OWN in names else names[:_SEEDS])]
+    fewest = min(found, key=len)
+    rest = {name: each for name, each in descriptions.items() if name not in fewest}
+    if not fewest:
+        raise disagreement
+    agree(list(rest.values()), list(rest))
+    return fewest
+
+
+def _misfits_with(seed: str, descriptions: Mapping[str, SamplesDescription]) -> dict[str, str]:
+    reasons = {}
+    for name, description in descriptions.items():
+        try:
+            if name != seed:
+                agree([descriptions[seed], description], [seed, name])
+        except UserError as error:
+            reasons[name] = error.spelled(flag)
+    return reasons
 
 
 def remarks_on(descriptions: Mapping[str, SamplesDescription]) -> tuple[str, ...]:
@@ -143,6 +177,7 @@ def prepare_remote(
     """
     assert settings.nodes is not None
     start: Any = resumed
+    trials, _ = believable_costs(trials, time=True)
     trial, nodes_test = round_usage(trials).delayed(delay), test is None and task.samples.test_samples > 0
     if resumed is None:
         vectors = 2 if method.delta == "parameters" else 3

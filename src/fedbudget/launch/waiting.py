@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 from fedbudget.engines.grpc.server import AggregatorServer
+from fedbudget.launch.log_format import log_handler
+from fedbudget.launch.options import LogOptions
 from fedbudget.models.compiling import COMPILING, on_compiling
 
 
@@ -42,18 +44,17 @@ class Waiting:
 
 
 @contextmanager
-def waiting(nodes: int, *, quiet: bool, any_port: bool) -> Iterator[Waiting]:
+def waiting(nodes: int, *, quiet: bool, any_port: bool, logs: LogOptions | None = None) -> Iterator[Waiting]:
     """Shows what happens until there are enough nodes; after that only what is out of the ordinary is logged.
 
     Args:
       quiet: nothing is shown, but a port that nobody could know otherwise.
+      logs: how the network's log is written.
     """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    handler.setLevel(logging.WARNING)
+    handler = log_handler(logs or LogOptions())
     log = logging.getLogger("fedbudget.network")
     log.addHandler(handler)
-    log.setLevel(logging.INFO)
+    log.setLevel(min(logging.INFO, handler.level))
     compiling = nullcontext() if quiet else on_compiling(lambda: print(COMPILING, file=sys.stderr, flush=True))
     try:
         with compiling:

@@ -31,17 +31,25 @@ class ModelEntry:
     accelerates: bool = True
 
 
+_LEAST_SIDE = {"cnn": 1, "lenet": 16}
+"""Of images, in pixels, for networks that need images."""
+
+
 def _network(name: str, dataset: Dataset, _: dict[str, Any], device: str) -> Model:
     require_torch(f"`model` {name}")
-    if name == "cnn" and len(dataset.shape) != 3:
+    if name in _LEAST_SIDE and len(dataset.shape) != 3:
         raise UserError(
-            f"`model` cnn needs images [channels, height, width]; {dataset.name} has {dataset.features} features"
+            f"`model` {name} needs images [channels, height, width]; {dataset.name} has {dataset.features} features"
         )
+    if min(dataset.shape[1:], default=0) < (least := _LEAST_SIDE.get(name, 0)):
+        sides = " x ".join(map(str, dataset.shape[1:]))
+        raise UserError(f"`model` {name} needs images of {least} x {least} or more; {dataset.name} has {sides}")
     from fedbudget.models import networks
     from fedbudget.models.torch_model import TorchModel
 
     number = name == "mlp" and dataset.train.labels is None and dataset.train.values is not None
-    make = partial(networks.mlp, dataset.features) if name == "mlp" else partial(networks.cnn, dataset.shape)
+    makes = {"mlp": networks.mlp, "cnn": networks.cnn, "lenet": networks.lenet}
+    make: Any = partial(makes[name], dataset.features if name == "mlp" else dataset.shape)  # type: ignore[arg-type]
     outputs = 1 if number else max(1, len(dataset.classes))
     return TorchModel(partial(make, outputs), name=name, target="real" if number else "classes", device=device)
 
@@ -55,6 +63,7 @@ MODELS: Mapping[str, ModelEntry] = {
     "softmax": ModelEntry(lambda dataset, *_: Softmax(dataset.features, max(1, len(dataset.classes)))),
     "mlp": ModelEntry(partial(_network, "mlp")),
     "cnn": ModelEntry(partial(_network, "cnn")),
+    "lenet": ModelEntry(partial(_network, "lenet")),
 }
 
 

@@ -72,6 +72,7 @@ class Round:
       expected: ĉ and b̂ that the next τ is chosen with; None where no τ is chosen.
       nodes: how many nodes took part.
       left_out: the numbers of those among them whose w_i was not finite.
+      shortened: and of those whose update was longer than the combination rule believes.
       missed: the numbers of nodes that were asked to take part and did not answer in time; the engine knows.
       corrected: whether drift was corrected in it.
       divergence: of the nodes' gradients without drift correction and with it, until the round before; None where
@@ -98,6 +99,7 @@ class Round:
     missed: tuple[int, ...] = ()
     evaluation: NodeEvaluation | None = None
     work: WorkShares | None = None
+    shortened: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,9 @@ class Aggregator:
         if self.state.phase is not Phase.READY:
             raise LocalError("the run has started already")
         state = self.state.updated(phase=Phase.ROUND)
-        first = choose(self.method, state, recover=False) if self.method.request.one_step else Choice(state.decision)
+        first = Choice(state.decision, self.method.by_data)
+        if self.method.request.one_step:
+            first = choose(self.method, state, recover=False)
         answer = self._answer(self._announce(state, first, best=False))
         assert isinstance(answer, Broadcast)  # a ledger opens only when one round fits
         return answer
@@ -199,7 +203,8 @@ class Aggregator:
           usual: whether that says anything of what other rounds will cost.
           times: what a local update took at each node, where that is known.
         """
-        broadcast, method = self._require_pending(report), self.method
+        broadcast, method, given = self._require_pending(report), self.method, report
+        report = steps.believed(method.combine, given, self.state)
         reports = ReportsHere(report) if isinstance(report, Report) else report
         sums, ledger = reports.sums, self.ledger.charge(max(1, broadcast.tau), costs, usual=usual)
         state, best = steps.with_losses(self.state.updated(ledger=ledger), sums)
@@ -223,8 +228,10 @@ class Aggregator:
             state = state.updated(estimates=estimates)
         if state.drift is not None:
             known = report if isinstance(report, Report) else sums.report
-            state = steps.with_drift(state, state.drift, known, sums, broadcast, recover=recover, start=start)
-        round_ = replace(self._round(state, broadcast, sums, kept=kept), work=WorkShares.of(broadcast, times))
+            anew = recover or report is not given  # or c would not be the mean of what nodes know of themselves
+            state = steps.with_drift(state, state.drift, known, sums, broadcast, recover=anew, start=start)
+        round_ = self._round(state, broadcast, sums, kept=kept)
+        round_ = replace(round_, work=WorkShares.of(broadcast, times), shortened=steps.changed(given, report))
         follow = method.step_size.recover if recover else method.step_size.next
         state = state.updated(step_size=follow(state.step_size, inputs))
         state = steps.at_pace(state, method.update, broadcast, broadcast.eta * scale, recover=recover)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedbudget.control import ControlInputs, Decision, Reason
+from fedbudget.protocol.fednova import DataWorkload
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState
 from fedbudget.protocol.update import MovingRule
@@ -28,7 +29,7 @@ class Choice:
     """
 
     decision: Decision
-    workload: Workload | None = None
+    workload: Workload | DataWorkload | None = None
 
 
 def choose(method: Method, state: _State, *, recover: bool) -> Choice:
@@ -43,6 +44,8 @@ def choose(method: Method, state: _State, *, recover: bool) -> Choice:
         return Choice(Decision(1, Reason.START))
     costs, budget = method.spending.costs(state.ledger), state.ledger.budget
     inputs = ControlInputs(state.estimates, state.step_size.eta, costs.step, costs.aggregation, budget.array)
+    if method.by_data is not None:
+        return Choice(method.controller.next(state.decision, inputs), method.by_data)
     decision = method.controller.next(_last(state), inputs)
     workload = _workload(method, state)
     if workload is None or not _time_binds(decision, inputs, list(budget.limits)):

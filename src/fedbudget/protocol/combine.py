@@ -2,14 +2,20 @@
 
 A combination rule is a value with one pure function. The weighted mean needs only sums over nodes, which whoever has
 many nodes can make by itself (sums.py); any other rule is given every node's w_i, so that these must be here.
+
+Rules for who does not trust all nodes bound what one of them, or a few, can do to w: `ClippedMean` how far it takes w,
+`TrimmedMean` and `CoordinateMedian` (Yin et al., ICML 2018) which way in any coordinate, too. docs/robustness.md has
+what each of them survives, and what it costs where all are honest.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from fedbudget.arrays import Float32, Int64
+from fedbudget.arrays import Float32, Float64, Int64
+from fedbudget.protocol.messages import VECTORS, Report
 from fedbudget.protocol.tree import add_up
 
 
@@ -38,3 +44,121 @@ class WeightedMean:
 
     def combine(self, w: Float32, sizes: Int64, nodes: Int64) -> Float32:
         return np.asarray(add_up(nodes, sizes.astype(np.float64), w) / float(sizes.sum()), np.float32)
+
+
+@dataclass(frozen=True)
+class ClippedMean:
+    """The weighted mean of updates of which none is much longer than most: one that is, is cut to the median length.
+
+    Where none is, it is the weighted mean to the bit, and drift can be corrected.
+
+    Args:
+      most: times the median length that an update may have; longer ones are not believed at all, and get the median.
+    """
+
+    needs_reports: ClassVar[bool] = True
+    most: float = 6.0
+
+    def combine(self, w: Float32, sizes: Int64, nodes: Int64) -> Float32:
+        return WeightedMean().combine(w, sizes, nodes)
+
+    def shortened(self, report: Report, start: Float32, counted: int) -> Report:
+        """A report with updates, and gradients where there are any, of believable lengths; itself where all are.
+
+        Args:
+          start: where updates start from, [parameters].
+          counted: of how many of the first numbers of w the length is looked at.
+        """
+        if len(report.nodes) < _FEWEST:
+            return report
+        for name in VECTORS:
+            vectors, origin = getattr(report, name), start if name == "w" else np.zeros_like(start)
+            scale = None if vectors is None else self._scale(_lengths(vectors[:, :counted], origin[:counted]))
+            if scale is not None:
+                with np.errstate(over="ignore", invalid="ignore"):  # what is not finite stays so, and is left out
+                    report = replace(report, **{name: origin + scale[:, None] * (vectors - origin)})
+        return report
+
+    def _scale(self, lengths: Float64) -> Float32 | None:
+        """What each is to be multiplied with, [n]; None where all stay as they are."""
+        known = lengths[np.isfinite(lengths)]
+        usual = float(np.median(known)) if len(known) else 0.0
+        beyond = lengths > self.most * usual
+        if usual == 0 or not beyond.any():
+            return None
+        return np.where(beyond, usual / np.where(beyond, lengths, 1.0), 1.0).astype(np.float32)
+
+
+@runtime_checkable
+class TrimmingRule(CombineRule, Protocol):
+    """A rule that leaves out what is largest and smallest."""
+
+    def outliers(self, nodes: int) -> int:
+        """Of so many nodes, how many it leaves out at either end."""
+
+
+@dataclass(frozen=True)
+class TrimmedMean:
+    """In every coordinate the weighted mean without the largest and the smallest values.
+
+    Args:
+      share: of the nodes, that is left out at either end; never all.
+    """
+
+    needs_reports: ClassVar[bool] = True
+    share: float = 0.2
+
+    def outliers(self, nodes: int) -> int:
+        return min(math.ceil(self.share * nodes), (nodes - 1) // 2)
+
+    def combine(self, w: Float32, sizes: Int64, nodes: Int64) -> Float32:
+        cut = self.outliers(len(w))
+        order = np.argsort(w, axis=0, kind="stable")[cut : len(w) - cut]
+        weights = sizes.astype(np.float64)[order]
+        kept = np.take_along_axis(w, order, axis=0)
+        return np.asarray((weights * kept).sum(axis=0) / weights.sum(axis=0), np.float32)
+
+
+@dataclass(frozen=True)
+class CoordinateMedian:
+    """In every coordinate the median over nodes, each of which counts the same."""
+
+    needs_reports: ClassVar[bool] = True
+
+    def outliers(self, nodes: int) -> int:
+        return (nodes - 1) // 2
+
+    def combine(self, w: Float32, sizes: Int64, nodes: Int64) -> Float32:
+        return np.asarray(np.median(w, axis=0), np.float32)
+
+
+def without_outliers(report: Report, count: int) -> Report:
+    """A report whose losses are no larger and no smaller than those of the nodes beside so many at either end.
+
+    A rule that trims w trims what w is judged by, or nodes without a part in it could still say that it is bad.
+
+    Args:
+      count: of nodes that may be outliers, at either end.
+    """
+    gap, best = report.losses - report.best_losses, _within_order(report.best_losses, count)
+    return replace(report, losses=best + _within_order(gap, count), best_losses=best)
+
+
+def _within_order(values: Float64, count: int) -> Float64:
+    known = np.sort(values[np.isfinite(values)])
+    return values if len(known) <= 2 * count else np.clip(values, known[count], known[-1 - count])
+
+
+COMBINE_RULES: dict[str, type[CombineRule]] = {
+    "mean": WeightedMean,
+    "clipped": ClippedMean,
+    "trimmed": TrimmedMean,
+    "median": CoordinateMedian,
+}
+
+_FEWEST = 3  # of two, nobody knows which one is too long
+
+
+def _lengths(vectors: Float32, start: Float32) -> Float64:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(np.sqrt(np.square(vectors - start, dtype=np.float64).sum(axis=1)))

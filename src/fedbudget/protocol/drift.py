@@ -136,6 +136,10 @@ class DriftState:
         known = np.isin(self.nodes, np.array(sorted(nodes), np.int64))
         return replace(self, nodes=self.nodes[~known], sizes=self.sizes[~known]) if known.any() else self
 
+    def anew(self) -> "DriftState":
+        """With nothing that was learned."""
+        return replace(self, mean=np.zeros_like(self.mean), coming=Drift(correct=False, share=1.0), divergence=None)
+
     @property
     def data(self) -> float:
         """D of all nodes."""

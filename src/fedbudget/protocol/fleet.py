@@ -43,6 +43,7 @@ from fedbudget.protocol.drift import Correction, mean_gradient, next_mean, norms
 from fedbudget.protocol.evidence import Evidence, gather, mini_batches, one_of
 from fedbudget.protocol.first_step import first_steepness
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
+from fedbudget.protocol.proximal import descend_near
 from fedbudget.protocol.state import FleetState, gone_on
 from fedbudget.protocol.statistics import with_statistics_of
 
@@ -276,11 +277,11 @@ class Fleet:
             self._best_known = self._best_losses
 
     def _descend(self, broadcast: Broadcast, indices: BatchIndices, best: Float32 | None) -> Descent:
-        w, eta, start = broadcast.w, broadcast.eta, self._start
+        eta, start = broadcast.eta, self._start
         own, scale = self._own_steps(broadcast), None
         if own is not None:
             scale = np.float32(eta) / own
-        descent = self.model.descend(w[None], self.shards, indices, eta if own is None else own, best, self._shift())
+        descent = self._local_updates(broadcast, indices, eta if own is None else own, best)
         if broadcast.work is not None:
             counted = np.float32(broadcast.work.effective) / indices.updates_of.astype(np.float32)
             scale = counted if scale is None else scale * counted
@@ -289,6 +290,19 @@ class Fleet:
         with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged
             scaled: Float32 = start + scale[:, None] * (descent.w - start)
         return replace(descent, w=with_statistics_of(descent.w, scaled, self.model.statistics))
+
+    def _local_updates(
+        self, broadcast: Broadcast, indices: BatchIndices, eta: float | Float32, best: Float32 | None
+    ) -> Descent:
+        """The updates of a round, with all that is added to gradients."""
+        model, shards, w, proximal = self.model, self.shards, broadcast.w, broadcast.request.proximal
+        if proximal is None:
+            return model.descend(w[None], shards, indices, eta, best, self._shift())
+
+        def update(own: Float32, one: BatchIndices, shift: Float32 | None, first: bool) -> Descent:
+            return model.descend(own, shards, one, eta, best if first else None, shift)
+
+        return descend_near(update, w, indices, proximal, self._shift(), model.statistics)
 
     def _own_steps(self, broadcast: Broadcast) -> Float32 | None:
         """η_i of each node in the first round, [nodes], where it is searched for."""

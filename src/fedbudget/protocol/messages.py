@@ -40,6 +40,7 @@ class Request:
       partly: how much of a shift lasts, where drift is corrected as far as it does.
       one_step: β̂_i over one local update from w(t₀). A node's first is searched for (first_step.py), and in the first
         round a node makes its updates with an η_i of its own, 1/β̂_i, and says where η would have taken it.
+      proximal: μ of FedProx, by which local updates are held near w(t₀), see proximal.py.
     """
 
     estimate: bool = False
@@ -48,6 +49,7 @@ class Request:
     drift: bool = False
     partly: bool = False
     one_step: bool = False
+    proximal: float | None = None
 
 
 @dataclass(frozen=True)

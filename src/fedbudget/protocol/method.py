@@ -6,7 +6,8 @@ from typing import Any, Literal
 from fedbudget.arrays import Float32
 from fedbudget.control import Controller
 from fedbudget.errors import UserError
-from fedbudget.protocol.combine import CombineRule, WeightedMean
+from fedbudget.protocol.combine import ClippedMean, CombineRule, WeightedMean
+from fedbudget.protocol.fednova import DataWorkload
 from fedbudget.protocol.messages import Request
 from fedbudget.protocol.state import AggregatorState
 from fedbudget.protocol.update import Average, UpdateRule
@@ -31,9 +32,11 @@ class Method:
       partly: whether as much of the correction is used as lasts, and not all or nothing.
       one_step: whether nodes estimate β over one local update, and from the first round on, see first_step.py.
       delta: what δ is estimated from, the nodes' gradients or their parameters.
+      proximal: μ of FedProx, where local updates are held near w(t₀), see proximal.py.
       spending: how the budget is spent.
       by_speed: the most updates that a node makes, where faster ones make more than others; None where all make the
         same number. See workload.py.
+      by_data: who makes how many, where nodes make updates in proportion to their samples, see fednova.py.
     """
 
     controller: Controller
@@ -44,14 +47,16 @@ class Method:
     partly: bool = False
     one_step: bool = False
     delta: Delta = "gradient"
+    proximal: float | None = None
     spending: SpendingRule = field(default_factory=CarefulSpending)
     by_speed: int | None = None
+    by_data: DataWorkload | None = None
 
     def __post_init__(self) -> None:
         if not self.combine.needs_reports and not isinstance(self.combine, WeightedMean):
             name = type(self.combine).__name__
             raise UserError(f"{name} must say that it needs reports: sums give the weighted mean")
-        if self.correct_drift and not isinstance(self.combine, WeightedMean):
+        if self.correct_drift and not isinstance(self.combine, WeightedMean | ClippedMean):
             # Nodes learn c from w(t₀) and what the w_i(t) were combined to: right only where that is their mean.
             raise UserError(
                 f"drift is corrected only where reports are averaged, not with {type(self.combine).__name__}: "
@@ -71,6 +76,7 @@ class Method:
             drift=self.correct_drift,
             partly=self.correct_drift and self.partly,
             one_step=adapts and self.one_step,
+            proximal=self.proximal,
         )
 
     @property

@@ -10,7 +10,8 @@ With Δ = mean - w(t₀), which stands for a step along the negative gradient, a
 
 m starts with 0, and v of the last two with ε², the least that Algorithm 2 allows. There is no correction of the bias
 that m and v have at first: Algorithm 2 has none, while some programs that bear its name do. ε is τ in their paper, and
-s is η, which here are local updates and the nodes' step size. SCAFFOLD, which changes local updates, is in drift.py.
+s is η, which here are local updates and the nodes' step size. SCAFFOLD, FedProx and FedNova, which change local
+updates, are in drift.py, proximal.py and fednova.py.
 """
 
 import math

@@ -134,6 +134,19 @@ class AggregatorState(Generic[S, U]):
         new.__dict__.update(known, **changes)
         return new
 
+    def recovered(self, update: U) -> Self:
+        """Where w is not finite, and w^f is: from w^f, as after any round that went astray; otherwise itself.
+
+        Args:
+          update: the update rule's state to begin with at w^f.
+        """
+        parts = [part for part in (self.w, self.mean, self.before) if part is not None]
+        if all(np.isfinite(part).all() for part in parts) or not np.isfinite(self.best).all():
+            return self
+        drift = None if self.drift is None else self.drift.anew()
+        start = {"mean": None, "before": None, "momentum": 0.0}
+        return self.updated(w=self.best, **start, update=update, drift=drift, estimates=None, worse=False)
+
     def require_possible(self) -> None:
         """Refuses what no run comes to, as a file may have it: raises ValueError."""
         for name in ("round", "tau", "t", "final_rounds"):

@@ -25,6 +25,13 @@ ABSURD = 1e12
 LARGEST = 1e15
 """A parameter, a loss or a divergence beyond this is of a node that diverges, or lies."""
 
+SLOPES = {"rho": 1e4, "beta": 100.0}
+"""Estimates that a node may have or not; and how many times the median over peers one may be (belief.py). They are
+quotients of small differences, and honest nodes' vary by tens.
+"""
+DIVERGENCES = ("plain", "corrected", "lasting", "shifted")
+"""What nodes say of drift."""
+
 Vectors = Literal["w", "gradients"]
 
 _AT_ONCE = 2**20  # numbers
@@ -69,12 +76,12 @@ class Numbers(NamedTuple):
         by_name["loss"][:], by_name["best_loss"][:] = report.losses, report.best_losses
         with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverges
             by_name["squared_loss_gap"][:] = np.square(report.losses - report.best_losses)
-        for name, values in (("rho", report.rho), ("beta", report.beta)):
-            if values is not None:
+        for name in SLOPES:
+            if (values := getattr(report, name)) is not None:
                 known = usable & (values >= 0) & (values < ABSURD)
                 by_name[name][known] = values[known]
                 by_name[f"{name}_of"][:] = known
-        for name in ("plain", "corrected", "lasting", "shifted"):
+        for name in DIVERGENCES:
             if (values := getattr(report, name)) is not None:
                 by_name[name][:] = values
         return numbers
@@ -254,6 +261,10 @@ class SummedReports:
             self._add_vectors(report.nodes, report.sizes.astype(np.float64), report.w)
         self._reports.append(replace(report, w=None, gradients=None))
         return self._reports[-1]
+
+    def believe(self, reports: Sequence[Report]) -> None:
+        """In place of what `add` gave, one for one: the numbers that count (belief.py)."""
+        self._reports = list(reports)
 
     @cached_property
     def sums(self) -> Sums:

@@ -49,14 +49,28 @@ class NodeCosts:
         return self.readings["time"].whole
 
     def within(self, seconds: float, updates: int) -> "NodeCosts":
-        """The same with no more time than there was, by the clock of whoever waited for it."""
-        time, evaluation = self.readings["time"], self.evaluation
-        held = replace(time, step=min(time.step, seconds / updates), whole=min(time.whole, seconds))
-        if "time" in evaluation and evaluation["time"].whole > seconds:
-            evaluation = {**evaluation, "time": replace(evaluation["time"], whole=seconds)}
-        if held == time and evaluation is self.evaluation:
+        """The same with no more time than there was, by the clock of whoever waited for it; and of what runs with time
+        no more than any machine uses in it.
+        """
+        readings = _held(self.readings, seconds, updates)
+        evaluation = _held(self.evaluation, seconds, 1)
+        if readings is self.readings and evaluation is self.evaluation:
             return self
-        return replace(self, readings={**self.readings, "time": held}, evaluation=evaluation)
+        return replace(self, readings=readings, evaluation=evaluation)
+
+
+_MOST_A_SECOND = {"time": 1.0, "cpu": 1024.0, "energy": 1e6}
+"""Of a resource, that no machine uses more of: a clock's seconds, cores, watts."""
+
+
+def _held(readings: Mapping[str, Reading], seconds: float, updates: int) -> Mapping[str, Reading]:
+    held = dict(readings)
+    for name in readings.keys() & _MOST_A_SECOND.keys():
+        # Other counters than the clock ran on while a node waited for this round.
+        most = _MOST_A_SECOND[name] * (seconds if name == "time" else max(1.0, seconds))
+        reading = readings[name]
+        held[name] = replace(reading, step=min(reading.step, most / updates), whole=min(reading.whole, most))
+    return readings if held == readings else held
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@
 
 There is no pickle in it: reading one runs no code. It is replaced in one step (atomic_file.py), so that there is always
 a whole one, of this round or of the one before. Nothing in it is trusted: a file that is damaged, of another kind or of
-another version is refused in a line, and so is one whose numbers cannot be.
+another version is refused in a line, and so is one whose numbers cannot be. A w that is not finite, as a run could once
+leave it, is not the end: it goes on from w^f.
 
 Numbers come back bit for bit; infinity and NaN are written as Python's JSON writes them.
 """
@@ -97,6 +98,8 @@ class Checkpoint:
             tensors, plain = _read(path)
             arrays = {name: tensors.pop(name) for name in list(tensors) if name.startswith(f"{_ENGINE}.")}
             state = restore(method.state_type(tensors["w"]), plain["state"], tensors)
+            if state.best.shape == state.w.shape:
+                state = state.recovered(method.update.first(state.best))
             state.require_possible()
             rest = [plain["records"], plain[_ENGINE], plain["conditions"]]
             records, engine, conditions = restore(tuple[tuple[str, ...], dict[str, Any], Conditions], rest, {})

@@ -6,6 +6,9 @@ them is on disk, and not before.
 
 Where rounds can be made again, checkpoints are some time apart, the longer the longer it takes to make one, so that
 they take a small share of a run's time; records do not wait for them.
+
+A checkpoint that cannot be written is tried again for a while (persistence.py), and the run goes on as far as it may be
+ahead.
 """
 
 import math
@@ -15,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedbudget.persistence import persistently
 from fedbudget.protocol.state import AggregatorState
 from fedbudget.runs.checkpoint import Checkpoint, Conditions
 from fedbudget.runs.record import RoundRecord
@@ -31,6 +35,8 @@ class CheckpointWriter:
     Args:
       folder: of the run.
       append: adds a record to rounds.jsonl.
+      sync: returns when the records that were added are safe from a power cut. So they are before there is a checkpoint
+        that does not hold them any more.
       ahead: the most rounds that may wait for the disk.
       records: that the last checkpoint on disk holds, as lines.
       interval: seconds between two checkpoints, at least.
@@ -43,6 +49,7 @@ class CheckpointWriter:
         append: Append,
         *,
         ahead: int,
+        sync: Callable[[], None] = lambda: None,
         records: tuple[str, ...] = (),
         interval: float = 0.0,
         conditions: Conditions = Conditions(),  # noqa: B008 (frozen)
@@ -52,6 +59,7 @@ class CheckpointWriter:
         self._next = self._asked + interval
         self._folder = folder
         self._append = append
+        self._sync = sync
         self._ahead = ahead
         self._last = records[-1:]
         self._changed = threading.Condition()
@@ -126,7 +134,9 @@ class CheckpointWriter:
 
     def _write(self, state: AggregatorState[Any, Any], engine: object, records: list[RoundRecord]) -> None:
         lines = tuple(record.to_json() for record in records) or self._last
-        Checkpoint(state, lines, engine, conditions=self._conditions).save(self._folder)
+        content = Checkpoint(state, lines, engine, conditions=self._conditions)
+        self._sync()
+        persistently(lambda: content.save(self._folder))
         self._last = lines[-1:]
         for record in records:
             self._append(record)

@@ -9,11 +9,14 @@
     kept.safetensors    the w that is best on test samples so far, where that is to be kept (kept.py)
     events.out.tfevents.*    what TensorBoard reads, where that was asked for (trackers/tensorboard.py)
     checkpoint.safetensors   where the run has come to, to go on from (checkpoint.py)
+    .owner              which program is at the run now, if any (lock.py)
 
 `RunWriter` writes one, `Run` reads one. A folder appears only when a run really starts, and whole files are written
 beside their place and then moved there, so that nobody ever reads half of one. A record is one line, added to the end;
 half a line there is one that is being written, or was when the program died, and is not read. Whoever writes holds the
-lock of the records (lock.py).
+locks (lock.py). A folder that a run makes is for its owner alone, because w tells of the data; who wants to share it
+makes it before, or changes its mode. A folder may come from elsewhere: what is read of it to be shown has no control
+characters.
 
 Over a network a round's record is added only when a checkpoint that holds it is on disk (checkpoint_writer.py), so that
 nobody ever reads of a round, and of what was spent in it, that is taken back. When a run goes on, its model stays until
@@ -22,13 +25,15 @@ there is another, and so does its summary, of which the status says that it is n
 
 import contextlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbudget import atomic_file
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, printable_texts
+from fedbudget.persistence import persistently
 from fedbudget.runs import lock
 from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
@@ -47,9 +52,10 @@ class RunWriter:
     def __init__(self, path: Path, config: str) -> None:
         self.path = path
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if any(path.iterdir()):
                 raise UserError(f"{path} is not empty; a run needs a folder of its own")
+            self._owner = lock.Ownership(path)
             self.replace(CONFIG, config.encode())
             self._rounds = (path / ROUNDS).open("wb", buffering=0)
             lock.hold(self._rounds)
@@ -66,15 +72,26 @@ class RunWriter:
           config: in place of the one that is there.
           records: the checkpoint's, as their JSON lines; none when no round was over.
         """
-        run, summary = Run.open(path), _read_summary(path)
-        if lock.is_held(path / ROUNDS):
-            raise UserError(f"{path} is being written to: another program is at this run")
-        last = [_from_json(path, line) for line in records]
-        kept = [*(own for own in run.rounds if last and own.round < last[0].round), *last]
-        if [own.round for own in kept] != list(range(1, len(kept) + 1)):
-            raise UserError(f"{path}: records of rounds are missing, of {len(kept)} that should be there")
         self = cls.__new__(cls)
         self.path = path
+        require_run(path)
+        self._owner = lock.Ownership(path)
+        try:
+            self._open_again(config, records)
+        except BaseException:
+            self._owner.release()
+            raise
+        return self
+
+    def _open_again(self, config: str, records: Sequence[str]) -> None:
+        path = self.path
+        run, summary = Run.open(path), _read_summary(path)
+        last = [_from_json(path, line) for line in records]
+        kept = [*(own for own in run.rounds if last and own.round < last[0].round), *last]
+        missing = sorted({*range(1, kept[-1].round + 1)} - {own.round for own in kept}) if kept else []
+        if missing or len({own.round for own in kept}) < len(kept):
+            what = f"records of {_spans(missing)} are missing" if missing else "records of rounds are there twice"
+            raise UserError(f"{path}: {what} in {ROUNDS}; the run cannot go on from there")
         try:
             if summary is not None:
                 self.replace(SUMMARY, _json(summary | {"status": RUNNING}))
@@ -84,10 +101,17 @@ class RunWriter:
             lock.hold(self._rounds)
         except OSError as error:
             raise UserError(f"{path} cannot be written to: {error.strerror}") from None
-        return self
 
     def append(self, record: RoundRecord) -> None:
-        """Adds a round's record, or raises an OSError and leaves no half of it, when the disk is full say."""
+        """Adds a round's record, or raises an OSError and leaves no half of it, when the disk stays full say."""
+        persistently(lambda: self._append(record))
+
+    def sync(self) -> None:
+        """Returns when all records are safe from a power cut."""
+        if not self._rounds.closed:
+            os.fsync(self._rounds.fileno())
+
+    def _append(self, record: RoundRecord) -> None:
         end = (self.path / ROUNDS).stat().st_size
         line = memoryview(_line(record))
         try:
@@ -102,15 +126,17 @@ class RunWriter:
     def close(self) -> None:
         """Leaves the run as it is, to go on with another time."""
         self._rounds.close()
+        self._owner.release()
 
     def finish(self, summary: Mapping[str, Any], model: bytes) -> None:
+        self.sync()
         self.replace(MODEL, model)
         self.replace(SUMMARY, _json(summary))
         self.close()  # now, when the summary says how the run ended, others may know that nobody is at it any more
 
     def replace(self, name: str, content: bytes) -> None:
         """Writes a whole file in one step."""
-        atomic_file.replace(self.path / name, content)
+        persistently(lambda: atomic_file.replace(self.path / name, content))
 
 
 def is_run(path: Path) -> bool:
@@ -140,12 +166,17 @@ class Run:
             summary = read_summary(path)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: the run's records cannot be read: {error}") from None
-        return cls(path, Settings(**Settings.from_toml(path / CONFIG)), rounds, summary)
+        return cls(path, read_settings(path), rounds, summary)
 
     def model(self) -> "SavedModel":
         from fedbudget.runs.saved_model import SavedModel  # with models, which a list of runs need not wait for
 
         return SavedModel.load(self.path / MODEL)
+
+
+def read_settings(path: Path) -> Settings:
+    """A run's settings, from its folder; what may be shown of them has no control characters."""
+    return Settings(**printable_texts(Settings.from_toml(path / CONFIG)))
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
@@ -156,10 +187,18 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 
 def _read_summary(path: Path) -> dict[str, Any] | None:
     try:
-        summary: dict[str, Any] = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+        summary: dict[str, Any] = printable_texts(json.loads((path / SUMMARY).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     return summary
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """
+    >>> _spans([3]), _spans([3, 4, 5, 9])
+    ('round 3', 'rounds 3 to 9')
+    """
+    return f"round {numbers[0]}" if len(numbers) == 1 else f"rounds {numbers[0]} to {numbers[-1]}"
 
 
 def _json(summary: Mapping[str, Any]) -> bytes:

@@ -80,10 +80,8 @@ class NodeStatusWriter:
         over = False
         while not over:
             over = self._over.wait(self._interval)
-            try:
+            with contextlib.suppress(OSError, RuntimeError):  # a full disk, or a network that has ended
                 self._write(self._statuses())
-            except Exception:  # a full disk, or a network that has ended: a run does without
-                return
 
     def _write(self, nodes: Sequence[NodeStatus]) -> None:
         self._last_seen |= {node.name: node.last_seen for node in nodes if node.last_seen is not None}

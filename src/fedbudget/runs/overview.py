@@ -11,10 +11,9 @@ from typing import Any
 from fedbudget.errors import UserError
 from fedbudget.resources import RESOURCES
 from fedbudget.runs import lock
-from fedbudget.runs.folder import CONFIG, ROUNDS, is_run, read_summary
+from fedbudget.runs.folder import CONFIG, ROUNDS, is_run, read_settings, read_summary
 from fedbudget.runs.record import RoundRecord, json_value
 from fedbudget.runs.title import model_title, run_title, tau_text
-from fedbudget.settings import Settings
 
 RUNS = Path("runs")
 """Where runs are made, unless another folder is asked for."""
@@ -52,7 +51,7 @@ def overview(path: Path) -> dict[str, Any]:
 
 def figures(path: Path) -> dict[str, Any]:
     """A run's last figures, from its summary and its last record."""
-    settings, summary, last = Settings(**Settings.from_toml(path / CONFIG)), read_summary(path), last_record(path)
+    settings, summary, last = read_settings(path), read_summary(path), last_record(path)
     limits, end = settings.limits().limits, summary or {}
     known = dict.fromkeys(limits, 0.0) if last is None else last.spent
     spent = {name: end.get("spent", known).get(name, known[name]) for name in limits}

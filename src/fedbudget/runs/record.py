@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from fedbudget.errors import printable
+
 if TYPE_CHECKING:
     from fedbudget.protocol.aggregator import Round
     from fedbudget.protocol.workload import WorkShares
@@ -100,6 +102,7 @@ class RoundRecord:
                 fields[name] = math.nan
         for name in ("kept", "left_out", "missed"):
             fields[name] = tuple(fields.get(name, ()))
+        fields["reason"] = printable(str(fields["reason"]))
         return cls(**fields)
 
 

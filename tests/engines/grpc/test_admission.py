@@ -12,12 +12,14 @@ from fedbudget.engines.grpc import admission
 from fedbudget.engines.grpc.certificates import make
 from fedbudget.engines.grpc.credentials import aggregator_credentials, node_credentials
 from fedbudget.engines.grpc.node import RefusedByAggregator
-from fedbudget.engines.grpc.tokens import Tokens
-from support.networked import LONG, Network, network
+from fedbudget.engines.grpc.service import PeerLimits
+from fedbudget.engines.grpc.tokens import TokenFile, Tokens, add_token, revoke_token
+from support.networked import LONG, Network, network, until
 from support.raw_peers import (
     RawPeer,
     assert_turned_away,
     assert_undisturbed,
+    samples,
     two_rounds,
 )
 
@@ -170,3 +172,65 @@ def test_names_that_came_once_are_not_kept_for_ever(net: Network, monkeypatch: p
         peer.ended()
     assert len(net.server._service.admission._lately) <= 6
     assert_undisturbed(net)
+
+
+def test_only_nodes_that_are_allowed_come_in(caplog: pytest.LogCaptureFixture) -> None:
+    with network(allowed={"node-0", "node-1"}) as net:
+        two_rounds(net)
+        assert_turned_away(
+            RawPeer(net), "PERMISSION_DENIED", "intruder is not one of the nodes that are allowed", caplog
+        )
+        assert_undisturbed(net)
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"sizes": (5,) * 4}, "intruder speaks for 4 nodes, and 3 is the most here"),
+        ({"classes": tuple(map(str, range(9)))}, "intruder has 9 classes, and 8 is the most here"),
+    ],
+)
+def test_one_peer_brings_only_so_much(other: Any, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+    with network(limits=PeerLimits(nodes=3, classes=8)) as net:
+        two_rounds(net)
+        peer = RawPeer(net)
+        peer.say(peer.hello(samples=samples(**other)))
+        assert_turned_away(peer, "FAILED_PRECONDITION", reason, caplog)
+        assert_undisturbed(net)
+
+
+def test_a_node_whose_token_is_revoked_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "tokens"
+    first, second = (add_token(file, f"node-{node}") for node in (0, 1))
+    with network(tokens=TokenFile(file)) as net:
+        stays, goes = net.join(0, token=first), net.join(1, token=second)
+        net.start(2)
+        revoke_token(file, "node-1")
+        with pytest.raises(RefusedByAggregator, match="its token was revoked"):
+            goes.result(LONG)
+        until(lambda: "node-1 at " in caplog.text)
+        assert "is revoked: its token was revoked" in caplog.text
+        assert [int(answer.report.nodes[0]) for answer in net.round().answers] == [0]
+        assert not stays.done()
+
+
+def test_wrong_tokens_wait_longer_each_time_and_right_ones_do_not() -> None:
+    control = admission.AdmissionControl(Tokens())
+    waits = [control._after_wrong_token("ipv4:192.0.2.1") for _ in range(12)]
+    assert waits == sorted(waits)
+    assert (waits[0], waits[-1]) == (0.04, 5.0)
+    assert control._after_wrong_token("ipv4:192.0.2.2") == 0.04
+    many = [control._after_wrong_token("ipv4:192.0.2.1") for _ in range(60)]
+    assert many[-1] == 0.0  # so many wait already that no more are held
+
+
+def test_names_that_never_took_part_are_forgotten(net: Network, caplog: pytest.LogCaptureFixture) -> None:
+    """Each joins, is ready, and leaves before a round."""
+    for number in range(8):
+        peer = RawPeer(net, f"ghost-{number}")
+        peer.become_ready()
+        peer.leave()
+    until(lambda: len(net.server.descriptions()) == 2)
+    until(lambda: set(net.server.members) == {"node-0", "node-1"})
+    assert_undisturbed(net)
+    assert len(net.server.state()["members"]) == 2

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbudget.engines.grpc.tokens import TOKEN_VARIABLE, Tokens, check_name, node_token, valid_name
+from fedbudget.engines.grpc.tokens import (
+    TOKEN_VARIABLE,
+    TokenFile,
+    Tokens,
+    add_token,
+    check_name,
+    names_with_tokens,
+    node_token,
+    revoke_token,
+    valid_name,
+)
 from fedbudget.errors import UserError
 
 ONE, TWO = "first-token-0123456789", "second-token-9876543210"
@@ -176,3 +186,52 @@ def assert_secret(error: BaseException) -> None:
 
 
 # Certificates
+
+
+class TestFile:
+    def test_tokens_are_added_listed_and_revoked(self, tmp_path: Path) -> None:
+        path = tmp_path / "tokens"
+        first, second = add_token(path, "edge-1"), add_token(path, "edge-2")
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert names_with_tokens(path) == ["edge-1", "edge-2"]
+        assert [Tokens.load(path).allows(name, first) for name in ("edge-1", "edge-2")] == [True, False]
+        revoke_token(path, "edge-1")
+        assert names_with_tokens(path) == ["edge-2"]
+        assert not Tokens.load(path).allows("edge-1", first)
+        assert Tokens.load(path).allows("edge-2", second)
+
+    def test_comments_stay(self, tmp_path: Path) -> None:
+        path = tmp_path / "tokens"
+        add_token(path, "edge-1")
+        path.write_text(f"# ward 3\n{path.read_text()}")
+        add_token(path, "edge-2")
+        assert path.read_text().startswith("# ward 3\nedge-1 ")
+
+    def test_what_cannot_be_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "tokens"
+        add_token(path, "edge-1")
+        for name, reason in (("edge-1", "already"), ("a b", "name")):
+            with pytest.raises(UserError, match=reason):
+                add_token(path, name)
+        with pytest.raises(UserError, match="has no token of 'edge-9'"):
+            revoke_token(path, "edge-9")
+        shared = tmp_path / "shared"
+        shared.write_text("one-token-for-everybody\n")
+        shared.chmod(0o600)
+        with pytest.raises(UserError, match="one token for all has no name"):
+            add_token(shared, "edge-1")
+
+    def test_a_change_is_seen_and_with_none_left_nobody_comes_in(self, tmp_path: Path) -> None:
+        path = tmp_path / "tokens"
+        token = add_token(path, "edge-1")
+        file = TokenFile(path)
+        assert not file.reload()
+        revoke_token(path, "edge-1")
+        assert file.reload()
+        assert file.tokens.required
+        assert not file.tokens.allows("edge-1", token)
+        path.write_text("no token here, with four words\n")
+        path.chmod(0o600)
+        with pytest.raises(UserError, match="expected TOKEN"):
+            file.reload()
+        assert not file.tokens.allows("edge-1", token)

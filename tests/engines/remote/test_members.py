@@ -1,8 +1,10 @@
 """Who takes part: numbers that stay with a node, and what is lost when one goes or forgets."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fedbudget.engines.remote.members import GONE_FOR_GOOD, Members, name_order
+from fedbudget.engines.remote.members import GONE_FOR_GOOD, OWN, Members, name_order
 
 
 def three() -> Members[str]:
@@ -23,14 +25,14 @@ def test_one_that_is_back_keeps_its_numbers() -> None:
     members = three()
     members["b"].base_round = 4
     back = members.join("b", [9, 9])
-    assert (back.numbers.tolist(), back.sizes.tolist(), back.base_round) == ([1, 2], [9, 9], 4)
+    assert (back.numbers.tolist(), back.sizes.tolist(), back.base_round) == ([1, 2], [3, 4], 4)
 
 
 def test_another_key_takes_the_numbers_and_no_memory() -> None:
     members = three()
     members["b"].base_round, members["b"].rounds = 4, 3
     new = members.replace("b", "d", [6, 6])
-    assert (new.numbers.tolist(), new.sizes.tolist(), new.base_round, new.rounds) == ([1, 2], [6, 6], 0, 3)
+    assert (new.numbers.tolist(), new.sizes.tolist(), new.base_round, new.rounds) == ([1, 2], [3, 4], 0, 3)
     assert "b" not in members
     assert members.take_lost(5, {"a", "c", "d"}) == [1, 2]
     assert members.join("e", [1]).numbers.tolist() == [4]
@@ -80,3 +82,26 @@ def test_status_of_one_that_is_away() -> None:
 def test_names_are_ordered_by_their_numbers() -> None:
     names = ["node-10", "b", "node-9", "node-2-1", "node-2"]
     assert sorted(names, key=name_order) == ["b", "node-2", "node-2-1", "node-9", "node-10"]
+
+
+@given(st.lists(st.integers(1, 2**40), min_size=3, max_size=8), st.floats(0.1, 1.0))
+def test_none_has_more_than_its_share(sizes: list[int], share: float) -> None:
+    """Where the share is less than one of so many, all count the same; rounding down to whole samples aside."""
+    members: Members[str] = Members(share=share)
+    for number, size in enumerate(sizes):
+        members.join(f"n{number}", [size])
+    counted = [int(member.counted.sum()) for member in members.values()]
+    assert all(ours <= told for ours, told in zip(counted, sizes, strict=True))
+    assert max(counted) <= max(share, 1 / len(sizes)) * sum(counted) + len(sizes)
+    assert all(ours == told for ours, told in zip(counted, sizes, strict=True) if told <= share * sum(counted) - 1)
+
+
+def test_who_counts_for_less_than_before_has_to_learn_drift_anew() -> None:
+    """The aggregator's own samples count in full."""
+    members: Members[str] = Members(share=0.5)
+    members.join(OWN, [10_000])
+    for name, size in (("a", 10), ("b", 900)):
+        members.join(name, [size]).base_round = 3
+    members.join("c", [40])
+    assert [int(members[name].counted[0]) for name in (OWN, "a", "b", "c")] == [10_000, 10, 50, 40]
+    assert members.take_lost(4, {"a", "b", "c"}) == [2]

@@ -64,11 +64,12 @@ class GridNodes:
 
     Args:
       run: the run's name.
+      max_share: the largest share of the average that one node may have, where they are three or more.
     """
 
-    def __init__(self, grid: Grid, run: str) -> None:
+    def __init__(self, grid: Grid, run: str, max_share: float = 0.5) -> None:
         self.counters = Counters()
-        self.members: Members[int] = Members()
+        self.members: Members[int] = Members(share=max_share)
         self.mailbox = Mailbox(grid, self.counters)
         self._run = run
         self._model: str | ModelDescription | None = None
@@ -223,7 +224,7 @@ class GridNodes:
             return
         member = self.members[node]
         try:
-            answer = records.answer_in(_content(reply.message), pending.broadcast, member.numbers, member.sizes)
+            answer = records.answer_in(_content(reply.message), pending.broadcast, member.numbers, member.counted)
             pending.receive(node, answer)
         except PeerError as error:
             if isinstance(error, RefusedByNode) and error.lost:

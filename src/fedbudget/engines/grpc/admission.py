@@ -1,43 +1,74 @@
-"""Who is let in: names, tokens, certificates, how often one may come; all of it before the first message is read."""
+"""Who is let in: names, tokens, certificates, how often one may come; all of it before the first message is read.
+
+Who gives wrong tokens waits for its answer, each time longer. That is by address, and only for wrong ones: a node that
+is behind the same address as one that guesses is let in at once.
+"""
 
 import time
 from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from fedbudget.engines.grpc.credentials import peer_names
 from fedbudget.engines.grpc.stream import NAME, TOKEN
-from fedbudget.engines.grpc.tokens import Tokens, valid_name
+from fedbudget.engines.grpc.tokens import TokenFile, Tokens, valid_name
 from fedbudget.engines.remote.members import OWN
 
 _CONNECTIONS, _WITHIN = 20, 10.0  # how often a node may connect, and within how many seconds
+_FIRST, _LONGEST, _FORGOTTEN = 0.02, 5.0, 60.0  # seconds after a wrong token; until it is forgotten
+_WAITING = 50  # answers to one address that are held back at a time
 _NAMES = 10_000  # that are remembered for that, before old ones are forgotten
 
 
 class Refusal(Exception):
-    """A peer is turned away; unlike a `PeerError`, with a code that tells it what to do about it."""
+    """A peer is turned away; unlike a `PeerError`, with a code that tells it what to do about it.
 
-    def __init__(self, code: Any, reason: str) -> None:
+    Args:
+      wait: seconds until it is told.
+    """
+
+    def __init__(self, code: Any, reason: str, wait: float = 0.0) -> None:
         super().__init__(reason)
         self.code = code
+        self.wait = wait
 
 
 class AdmissionControl:
-    """Looks at everyone who comes, and lets in who has one of the tokens."""
+    """Looks at everyone who comes, and lets in who has one of the tokens.
 
-    def __init__(self, tokens: Tokens) -> None:
+    Args:
+      tokens: that are right now.
+      allowed: names of nodes that may come; None for all.
+    """
+
+    def __init__(self, tokens: Tokens | TokenFile, allowed: Collection[str] | None = None) -> None:
         self._tokens = tokens
+        self._allowed = allowed
         self._lately: dict[str, deque[float]] = {}  # when nodes have connected
+        self._wrong: dict[str, _WrongTokens] = {}  # by address
 
-    def admit(self, context: Any) -> str:
-        """Who a peer is, from what it said before its first message."""
+    @property
+    def tokens(self) -> Tokens:
+        return self._tokens if isinstance(self._tokens, Tokens) else self._tokens.tokens
+
+    def reload(self) -> bool:
+        """Whether there are other tokens than before."""
+        return isinstance(self._tokens, TokenFile) and self._tokens.reload()
+
+    def admit(self, context: Any) -> tuple[str, str]:
+        """Who a peer is, and the token by which it is, from what it said before its first message."""
         metadata = dict(context.invocation_metadata() or ())
         name, token = str(metadata.get(NAME, "")), str(metadata.get(TOKEN, ""))
         if not valid_name(name) or name == OWN:
             raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, "its name is not one that a node may have")
-        if self._tokens.required and not self._tokens.allows(name, token):
-            raise Refusal(grpc.StatusCode.UNAUTHENTICATED, f"{name} has not given the right token")
+        if self.tokens.required and not self.tokens.allows(name, token):
+            wait = self._after_wrong_token(address_of(context.peer()))
+            raise Refusal(grpc.StatusCode.UNAUTHENTICATED, f"{name} has not given the right token", wait)
+        if self._allowed is not None and name not in self._allowed:
+            raise Refusal(grpc.StatusCode.PERMISSION_DENIED, f"{name} is not one of the nodes that are allowed here")
         proven = peer_names(context.auth_context() or {})
         if proven and name not in proven:
             raise Refusal(grpc.StatusCode.PERMISSION_DENIED, f"{name} is not a name that its certificate is for")
@@ -48,4 +79,38 @@ class AdmissionControl:
         if len(lately) == _CONNECTIONS and now - lately[0] < _WITHIN:
             raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{name} connects too often")
         lately.append(now)
-        return name
+        return name, token
+
+    def answered(self, address: str) -> None:
+        """One that gave a wrong token has had its answer."""
+        if address in self._wrong:
+            self._wrong[address].waiting -= 1
+
+    def _after_wrong_token(self, address: str) -> float:
+        """Seconds until the answer: the longer, the more wrong ones came from there; but few wait at a time."""
+        now = time.monotonic()
+        if len(self._wrong) > _NAMES:
+            self._wrong = {each: wrong for each, wrong in self._wrong.items() if now - wrong.last < _FORGOTTEN}
+        wrong = self._wrong.setdefault(address, _WrongTokens())
+        wrong.count = 1 if now - wrong.last > _FORGOTTEN else wrong.count + 1
+        wrong.last = now
+        wrong.waiting += 1
+        return 0.0 if wrong.waiting > _WAITING else min(_LONGEST, _FIRST * 2 ** min(wrong.count, 30))
+
+
+@dataclass
+class _WrongTokens:
+    """From one address: how many, when the last, and how many wait for their answer."""
+
+    count: int = 0
+    last: float = 0.0
+    waiting: int = 0
+
+
+def address_of(peer: str) -> str:
+    """Where a peer is, without its port, which is another for every connection.
+
+    >>> address_of("ipv4:192.0.2.1:40312"), address_of("ipv6:%5B::1%5D:40312"), address_of("unix:")
+    ('ipv4:192.0.2.1', 'ipv6:%5B::1%5D', 'unix:')
+    """
+    return peer.rpartition(":")[0] if peer.startswith("ip") else peer

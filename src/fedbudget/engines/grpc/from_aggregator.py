@@ -79,6 +79,17 @@ class EncodedBroadcast:
     data: bytearray
     task: Task
 
+    @property
+    def number(self) -> int:
+        """The round's."""
+        return int(_LAYOUT.value(self.values, "round"))
+
+    @property
+    def updates(self) -> int:
+        """The most local updates that are asked for."""
+        work = _LAYOUT.value(self.values, "work")  # all but its vectors: plain numbers
+        return max(int(_LAYOUT.value(self.values, "tau")), 0 if work is None else int(work[1]))
+
     def request(self, before: Float32 | None) -> RoundRequest:
         """The whole, given the w of the broadcast after which the node's memory stands."""
         broadcast = _LAYOUT.build(self.values, self._arrays(before), request=self.task.request)

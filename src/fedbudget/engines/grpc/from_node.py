@@ -17,11 +17,13 @@ from fedbudget.engines.remote.costs import pack_costs, unpack_costs
 from fedbudget.engines.remote.descriptions import describe, read
 from fedbudget.engines.remote.messages import Answer, Hello, Ready, report_numbers, report_vectors
 from fedbudget.engines.remote.tallies import pack_tallies, unpack_tallies
+from fedbudget.errors import printable
 from fedbudget.models.tally import Tally
 from fedbudget.protocol.messages import NUMBERS, Broadcast, PeerError, Report
 from fedbudget.resources.usage import NodeCosts
 
 _MORE = pb.FromNode.MORE_FIELD_NUMBER
+_LONG_REASON = 1000
 
 
 def pack_hello(hello: Hello) -> list[bytes]:
@@ -30,6 +32,10 @@ def pack_hello(hello: Hello) -> list[bytes]:
 
 def pack_ready(costs: NodeCosts) -> list[bytes]:
     return [pb.FromNode(ready=pb.Ready(costs=pack_costs(costs))).SerializeToString()]
+
+
+def pack_refusal(reason: str) -> list[bytes]:
+    return [pb.FromNode(refusal=reason[:_LONG_REASON]).SerializeToString()]
 
 
 def pack_report(report: Report, costs: NodeCosts, vectors: bytes, tallies: Sequence[Tally] = ()) -> list[bytes]:
@@ -75,6 +81,8 @@ class NodeReader:
         kind = parse(message, data)
         if kind == "more" and self._vectors is not None:
             self._vectors.add(message.more)
+        elif kind == "refusal" and self._expects in ("ready", "report"):
+            raise PeerError(f"it will not take part: {printable(message.refusal, _LONG_REASON)}")
         elif kind != self._expects:
             raise PeerError(f"{quoted(kind)} where {quoted(self._expects)} was expected")
         elif kind == "hello":

@@ -80,6 +80,10 @@ class MessageLayout(Generic[T]):
         except ValueError as error:
             raise self._unreadable(error) from None
 
+    def value(self, values: tuple[Any, ...], field: str) -> Any:
+        """One of the values that `decode` gave, by the name of its field."""
+        return values[[name for name, *_ in self._fields].index(field)]
+
     def _unreadable(self, error: Exception) -> PeerError:
         return PeerError(f"a {self._kind.__name__.lower()} that cannot be read: {error}")
 

@@ -6,23 +6,26 @@ the middle of its work too; when it is told that it does not belong; or when the
 """
 
 import asyncio
+import math
 import random
 import secrets
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import closing, suppress
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 
 from fedbudget.engines.grpc.from_aggregator import AggregatorReader, EncodedBroadcast
-from fedbudget.engines.grpc.from_node import pack_hello, pack_ready, pack_report
+from fedbudget.engines.grpc.from_node import pack_hello, pack_ready, pack_refusal, pack_report
 from fedbudget.engines.grpc.stream import CHANNEL_OPTIONS, LET_IN, METHOD, NAME, TOKEN
 from fedbudget.engines.grpc.suspension import SuspensionWatch
 from fedbudget.engines.remote.messages import Farewell, Welcome
+from fedbudget.engines.remote.node_limits import BeyondLimits
 from fedbudget.engines.remote.task import Task
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, flag, printable
 from fedbudget.protocol.messages import PeerError
 
 _FIRST_WAIT, _LONGEST_WAIT, _GROWTH = 0.2, 30.0, 1.7  # seconds between attempts
@@ -61,6 +64,7 @@ async def run_node(
     patience: float | None = None,
     delay: float = 0.0,
     heard: Callable[[str], None] = lambda text: None,
+    sent: Callable[[int, int], None] = lambda number, size: None,
 ) -> Farewell:
     """Takes part until the aggregator says farewell.
 
@@ -69,8 +73,9 @@ async def run_node(
       patience: seconds after which an aggregator that cannot be reached is given up; None for never.
       delay: seconds that a welcome, a broadcast and the answer to it are held each, to stand for a slower network.
       heard: told in words what happens.
+      sent: told of every report, by the round's number and its size in bytes.
     """
-    instance, attempt = secrets.token_hex(16), 0
+    instance, attempt, told = secrets.token_hex(16), 0, ""
     loop = asyncio.get_running_loop()
     alone_since = loop.time()
     metadata = [(NAME, name)] + ([] if token is None else [(TOKEN, token)])
@@ -91,23 +96,25 @@ async def run_node(
             async with _channel(address, credentials) as channel:
                 call = channel.stream_stream(METHOD)(metadata=metadata)
                 with closing(_Inbox(call)) as inbox, closing(SuspensionWatch()) as watch:
-                    farewell = await _converse(call, inbox, watch, worker, instance, tell, delay)
+                    farewell = await _converse(call, inbox, watch, worker, instance, tell, delay, sent)
             if not farewell.again:
-                return farewell
-            why = farewell.reason
+                return replace(farewell, reason=printable(farewell.reason))
+            why = printable(farewell.reason)
         except grpc.aio.AioRpcError as error:
             if error.code() in _FINAL:
-                raise RefusedByAggregator(f"{address} refused {name}: {error.details()}") from None
+                raise RefusedByAggregator(f"{address} refused {name}: {printable(error.details() or '')}") from None
             why = _in_words(error)
         except PeerError as error:
             why = f"it said what it should not: {error}"
         if connected.is_set():
-            attempt, alone_since = 0, loop.time()
+            attempt, alone_since, told = 0, loop.time(), ""
         if patience is not None and loop.time() - alone_since > patience:
             raise RefusedByAggregator(f"{address} could not be reached for {patience:g} seconds: {why}")
         wait = min(_LONGEST_WAIT, _FIRST_WAIT * _GROWTH**attempt) * random.uniform(0.5, 1.0)
         attempt += 1
-        heard(f"not connected to {address} ({why}); next attempt in {wait:.1f} s")
+        if why != told:  # once, however often it is tried
+            heard(f"not connected to {address} ({why}); trying again until it is there")
+            told = why
         await asyncio.sleep(wait)
 
 
@@ -119,13 +126,15 @@ async def _converse(
     instance: str,
     tell: Callable[[Task | None], None],
     delay: float,
+    sent: Callable[[int, int], None],
 ) -> Farewell:
     """One connection, from hello to farewell.
 
     Args:
       tell: called when the aggregator has let us in, and with the task when we are ready for it.
+      sent: called with a round's number, and the bytes of the report, when it was sent.
     """
-    quick = False
+    seconds, sent_at = math.inf, -math.inf  # of a local update; when the last report was sent
     await _send(call, pack_hello(worker.hello(instance)))
     if LET_IN in {key for key, _ in await call.initial_metadata()}:
         tell(None)
@@ -140,26 +149,33 @@ async def _converse(
             try:
                 costs = await inbox.beside(asyncio.to_thread(worker.start, message))
             except UserError as error:
-                raise RefusedByAggregator(str(error)) from None
+                await _refuse(call, error)
             await _hold(delay)
             if costs is not None:
                 await _send(call, pack_ready(costs))
                 tell(message.task)
         else:
             # A thread is for work that would keep the connection waiting; to hand it less takes longer than that.
-            if quick and not watch.just_resumed:
-                answer: tuple[list[bytes], float] | None = _answer(worker, message)
-            else:
-                answer = await inbox.beside(asyncio.to_thread(_answer, worker, message))
+            quick = seconds * max(1, message.updates) < _QUICK
+            await _hold(sent_at + worker.limits.min_interval - time.monotonic())
+            try:
+                if quick and not watch.just_resumed:
+                    answer: tuple[list[bytes], float] | None = _answer(worker, message)
+                else:
+                    answer = await inbox.beside(asyncio.to_thread(_answer, worker, message))
+            except BeyondLimits as error:
+                await _refuse(call, error)
             # While this machine was suspended the aggregator may have said farewell and gone. Then the first word to it
             # breaks the connection, and what was not heard by then is lost.
             if watch.just_resumed and await inbox.beside(asyncio.sleep(_LISTEN, True)) is None:
                 answer = None
             if answer is not None:
-                messages, seconds = answer
-                quick = seconds < _QUICK
+                messages, took = answer
+                seconds = took / max(1, message.updates)
                 await _hold(delay)
                 await _send(call, messages)
+                sent_at = time.monotonic()
+                sent(message.number, sum(map(len, messages)))
 
 
 class _Inbox:
@@ -226,8 +242,17 @@ async def _send(call: Any, messages: list[bytes]) -> None:
             return  # the call has ended while we were at work; reading on tells why
 
 
+async def _refuse(call: Any, error: UserError) -> NoReturn:
+    """Says why, and takes part no more."""
+    await _send(call, pack_refusal(error.spelled(flag)))
+    with suppress(*_ENDED):
+        await call.done_writing()
+        await call.code()  # when it was heard
+    raise RefusedByAggregator(error.spelled(flag)) from None
+
+
 async def _hold(seconds: float) -> None:
-    if seconds:  # a sleep of none would still let others go first
+    if seconds > 0:  # a sleep of none would still let others go first
         await asyncio.sleep(seconds)
 
 
@@ -244,5 +269,26 @@ def _channel(address: str, credentials: Any) -> Any:
 
 
 def _in_words(error: Any) -> str:
-    details = (error.details() or "").splitlines()
-    return details[0][:200] if details else error.code().name.lower()
+    """What gRPC says of a connection that was lost, as a person would."""
+    code, details = error.code(), (error.details() or "").splitlines()
+    if code is grpc.StatusCode.UNAVAILABLE:
+        for sign, words in _WORDS.items():
+            if sign in " ".join(details):
+                return words
+        return "it cannot be reached"
+    return printable(details[0], 200) if details else code.name.lower().replace("_", " ")
+
+
+_WORDS = {
+    "Connection refused": "nobody listens there",
+    "Connection reset": "the connection was lost",
+    "Socket closed": "the connection was lost",
+    "DNS resolution failed": "its name is not known",
+    "SSL_ERROR": "it does not speak TLS, or its certificate is not one that is trusted here",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not one that is trusted here",
+    "Network is unreachable": "there is no network to it",
+    "No route to host": "there is no network to it",
+    "keepalive": "nothing was heard of it",
+    "Timeout": "it does not answer",
+}
+"""What gRPC says of a connection, and what that means."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from fedbudget.engines.grpc.audit import AuditLog
 from fedbudget.engines.grpc.event_loop import LoopThread
 from fedbudget.engines.grpc.from_node import NodeReader
 from fedbudget.engines.grpc.stream import LET_IN
@@ -23,6 +24,9 @@ FRAME = 5
 """Bytes that gRPC puts before a message."""
 
 LOG = logging.getLogger("fedbudget.network")
+
+REVOKED = "its token was revoked"
+"""Why one is dropped whose token is not right any more."""
 
 _GONE = (grpc.aio.BaseError, grpc.RpcError, asyncio.InvalidStateError)
 
@@ -41,6 +45,7 @@ class Peer:
       asked_at: when, or when it was welcomed, by the event loop's clock.
       fault: why it is dropped, once it is.
       released: its stream is closed from our side, in order.
+      token: by which it was let in.
     """
 
     name: str
@@ -54,6 +59,7 @@ class Peer:
     asked_at: float = 0.0
     fault: str | None = None
     released: bool = False
+    token: str = field(default="", repr=False)
     write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -78,6 +84,7 @@ class Peers:
 
     def __init__(self, thread: LoopThread, left: Callable[[Peer], None]) -> None:
         self.counters = Counters()
+        self.audit = AuditLog(LOG)
         self._thread = thread
         self._left = left
         self._peers: dict[str, Peer] = {}
@@ -103,7 +110,8 @@ class Peers:
         """Its connection has ended."""
         if self._peers.get(peer.name) is peer:
             del self._peers[peer.name]
-            LOG.info("%s has left", peer.name)
+            if peer.fault is None:
+                self.audit.record("left", peer.name, peer.context.peer())
             self._left(peer)
 
     def send(self, peer: Peer, messages: list[bytes]) -> None:

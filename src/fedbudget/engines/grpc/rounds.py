@@ -78,8 +78,8 @@ class Rounds:
             raise PeerError(f"a tally of other than its {peer.hello.samples.test_samples} test samples")
         asked, peer.asked = peer.asked, 0
         tau = 1 if self.pending is None else max(1, self.pending.broadcast.tau)
-        costs = answer.costs.within(self._thread.loop.time() - peer.asked_at, tau)
-        self.receive(peer.name, asked, replace(answer, costs=costs))
+        waited = self._thread.loop.time() - peer.asked_at
+        self.receive(peer.name, asked, replace(answer, costs=answer.costs.within(waited, tau), waited=waited))
 
     def receive(self, name: str, asked: int, answer: Answer) -> None:
         """A report, which counts in the round that it was asked for."""
@@ -95,6 +95,14 @@ class Rounds:
         """A peer has gone, and is not waited for."""
         if self.pending is not None and peer.asked == self.pending.broadcast.round:
             self.pending.withdraw(peer.name)
+        if self.pending is None or peer.name not in self.pending.asked:
+            self._forget_stranger(peer.name)
+
+    def _forget_stranger(self, name: str) -> None:
+        """One that has gone and never took part leaves nothing behind: names can be made up without end."""
+        member = self.members.get(name)
+        if member is not None and name not in self.peers and not member.rounds and not member.base_round:
+            del self.members[name]
 
     def stop(self) -> None:
         """Ends this round, and all that come, with what they have."""
@@ -136,7 +144,8 @@ class Rounds:
         broadcast, member = pending.broadcast, self.members[peer.name]
         peer.asked, peer.asked_at = broadcast.round, self._thread.loop.time()
         pending.ask(peer.name, peer.hello.instance)
-        peer.reader.expect_report(broadcast, member.numbers, member.sizes, broadcast.compress or self._compressor.kind)
+        kind = broadcast.compress or self._compressor.kind
+        peer.reader.expect_report(broadcast, member.numbers, member.counted, kind)
         base_round, broadcast = member.base_round, broadcast.to(member.numbers)
         if base_round != broadcast.round - 1:
             catch_up = broadcast.catch_up is not None
@@ -145,7 +154,6 @@ class Rounds:
         difference = self._compressor.difference(broadcast) if base_round else None
         updates = () if broadcast.work is None else broadcast.work.updates
         if updates not in self._packed:
-            kind = broadcast.compress or self._compressor.kind
             packed = pack_broadcast(broadcast, base_round, catch_up=False, difference=difference, kind=kind)
             self._packed[updates] = packed
         if difference is not None:
@@ -182,6 +190,12 @@ class Rounds:
             timer.cancel()
         self._timers, self.pending = [], None
         collected = pending.close(self.members, {peer.name: peer.hello.instance for peer in self.peers})
+        for name, doubts in collected.doubts.items():
+            if not self.members[name].doubted:
+                LOG.warning(
+                    "%s says of %s what is out of all proportion; the others' is taken", name, ", ".join(doubts)
+                )
+                self.members[name].doubted = True
         for name in pending.answers:
             member, peer = self.members[name], self.peers.get(name)
             if member.not_finite:
@@ -189,4 +203,6 @@ class Rounds:
             if member.not_finite >= _NOT_FINITE and peer is not None:
                 member.not_finite = 0
                 self.peers.drop(peer, f"{_NOT_FINITE} of its reports in a row were not finite, or cannot be")
+        for name in pending.asked:
+            self._forget_stranger(name)
         return collected

@@ -5,10 +5,12 @@ one. Nothing polls: a broadcast leaves as soon as a round begins, and a round is
 What passes with one peer is in service.py, what makes a round in rounds.py.
 """
 
+import asyncio
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,11 +19,11 @@ from fedbudget.engines.grpc.admission import AdmissionControl
 from fedbudget.engines.grpc.event_loop import LoopThread
 from fedbudget.engines.grpc.from_aggregator import pack_farewell
 from fedbudget.engines.grpc.own_node import OwnNode
-from fedbudget.engines.grpc.peers import Peer, Peers
+from fedbudget.engines.grpc.peers import LOG, REVOKED, Peer, Peers
 from fedbudget.engines.grpc.rounds import Rounds
-from fedbudget.engines.grpc.service import Service
+from fedbudget.engines.grpc.service import PeerLimits, Service
 from fedbudget.engines.grpc.stream import CHANNEL_OPTIONS, METHOD
-from fedbudget.engines.grpc.tokens import Tokens
+from fedbudget.engines.grpc.tokens import TokenFile, Tokens
 from fedbudget.engines.remote import descriptions
 from fedbudget.engines.remote.compression import BroadcastCompressor
 from fedbudget.engines.remote.members import OWN, Member, Members, name_order
@@ -32,7 +34,7 @@ from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from fedbudget.models.description import ModelDescription
 from fedbudget.node_status import NodeStatus
-from fedbudget.protocol.messages import Broadcast
+from fedbudget.protocol.messages import Broadcast, PeerError
 from fedbudget.resources.usage import NodeCosts
 
 _FAREWELL_PATIENCE = 5.0  # seconds for nodes to hear that it is over
@@ -42,8 +44,27 @@ _OPTIONS = [
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.max_metadata_size", 8192),
+    # A connection on which nobody has asked for anything is closed: it takes a descriptor, and no credentials.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 30_000),
+    ("grpc.max_concurrent_streams", 4),  # of a connection: a node needs one
     ("grpc.http2.bdp_probe", 0),  # or a stream that is not read would be sent on into a buffer, as large as the line
 ]
+
+
+_TOKENS_EVERY = 1.0  # seconds until a token that was revoked is known to be
+_OWN_DESCRIPTORS = 64  # that connections leave for files and threads
+
+
+def _most_connections(nodes: int) -> int:
+    """How many there may be: for all nodes, as far as this process may have descriptors."""
+    try:
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    except ImportError:  # as on Windows
+        return nodes + 100
+    return max(16, min(nodes + 100, limit - _OWN_DESCRIPTORS)) if limit > 0 else nodes + 100
 
 
 class AggregatorServer:
@@ -52,12 +73,15 @@ class AggregatorServer:
     Args:
       address: HOST:PORT to listen on; port 0 for any.
       run: the run's name.
-      tokens: who may come in.
+      tokens: who may come in; of a file, as long as its line is there.
+      allowed: names of nodes that may; None for all.
+      limits: of what one peer may bring.
       credentials: for TLS; None for plain text.
       compressor: how vectors are sent.
       most: the most nodes to let in.
       model: what will be trained, as of a task; nodes that have another are refused from the first.
       classes: all that there may be; nodes that have others are refused from the first.
+      max_share: the largest share of the average that one node may have, where they are three or more.
       changed: called when nodes come, are ready, or go, with how many are connected and how many of these are ready;
         in the server's thread.
     """
@@ -67,12 +91,15 @@ class AggregatorServer:
         address: str,
         *,
         run: str,
-        tokens: Tokens,
+        tokens: Tokens | TokenFile,
+        allowed: Collection[str] | None = None,
+        limits: PeerLimits | None = None,
         credentials: Any = None,
         compressor: BroadcastCompressor | None = None,
         most: int = 1000,
         model: str | ModelDescription | None = None,
         classes: Sequence[str] | None = None,
+        max_share: float = 0.5,
         changed: Callable[[int, int], None] = lambda connected, ready: None,
     ) -> None:
         self.run = run
@@ -82,6 +109,7 @@ class AggregatorServer:
         self._address = address
         self._credentials = credentials
         self._most = most
+        self._max_share = max_share
         self._on_change = changed
         self._server: Any = None
         self._began = threading.Event()  # the broadcast is on its way
@@ -89,8 +117,17 @@ class AggregatorServer:
         self._peers = Peers(self._thread, self._left)
         self.counters = self._peers.counters
         self._rounds = Rounds(self._thread, self._peers, compressor or BroadcastCompressor("none"))
-        admission = AdmissionControl(tokens)
-        self._service = Service(run, admission, self._rounds, most, self._changed, model, classes=classes)
+        self._admission = AdmissionControl(tokens, allowed)
+        self._service = Service(
+            run,
+            self._admission,
+            self._rounds,
+            most,
+            self._changed,
+            model,
+            classes=classes,
+            limits=limits or PeerLimits(),
+        )
 
     @property
     def members(self) -> Members[str]:
@@ -112,6 +149,20 @@ class AggregatorServer:
         own = {} if self._rounds.own is None else {OWN: self._rounds.own.worker.node_data.samples()}
         return own | dict(sorted(peers.items(), key=lambda item: name_order(item[0])))
 
+    def refuse(self, name: str, reason: str) -> None:
+        """Lets one go whose data do not fit."""
+
+        def refuse() -> None:
+            peer = self._peers.get(name)
+            if peer is not None:
+                self._peers.drop(peer, reason)
+
+        self._thread.read(refuse)
+
+    def open_audit(self, folder: Path) -> None:
+        """Who comes and goes is written to a file there, from now on and what was so far."""
+        self._thread.post(self._peers.audit.open, folder)
+
     def add_own_node(self, worker: Worker) -> None:
         """Makes the aggregator a node too."""
         self._rounds.own = OwnNode(worker)
@@ -128,7 +179,7 @@ class AggregatorServer:
           members: of a run that goes on.
         """
         self._encoded_task = descriptions.describe(task).SerializeToString().hex()
-        self._thread.run(self._start(task, Members(members or {})))
+        self._thread.run(self._start(task, Members(members, share=self._max_share)))
 
     def trials(self) -> list[NodeCosts]:
         """What a trial round has cost at each that is ready."""
@@ -199,7 +250,8 @@ class AggregatorServer:
     # In the server's thread.
 
     async def _listen(self) -> int:
-        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=self._most + 100)
+        options = [*_OPTIONS, ("grpc.max_allowed_incoming_connections", _most_connections(self._most))]
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=self._most + 100)
         service, name = METHOD.strip("/").split("/")
         handler = grpc.stream_stream_rpc_method_handler(self._service.converse)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: handler}),))
@@ -211,7 +263,21 @@ class AggregatorServer:
         except RuntimeError:
             raise UserError(f"{self._address} cannot be listened on: is something else there?") from None
         await self._server.start()
+        self._watching = self._thread.loop.create_task(self._watch_tokens())
         return int(port)
+
+    async def _watch_tokens(self) -> None:
+        """Drops nodes whose tokens are not right any more."""
+        while True:
+            await asyncio.sleep(_TOKENS_EVERY)
+            try:
+                changed = self._admission.reload()
+            except UserError as error:
+                LOG.warning("%s; those that were right stay so", error)
+                continue
+            for peer in self._peers if changed else ():
+                if not self._admission.tokens.allows(peer.name, peer.token):
+                    self._peers.drop(peer, REVOKED)
 
     async def _start(self, task: Task, members: Members[str]) -> None:
         own = self._rounds.own
@@ -221,7 +287,13 @@ class AggregatorServer:
             await own.start(Welcome(self.run, task, tuple(member.numbers.tolist())))
             member.forget()
         for peer in sorted(self._peers, key=lambda peer: name_order(peer.name)):
-            if not peer.welcomed:  # as one is that came while our own node made its trial
+            if peer.welcomed:  # as one is that came while our own node made its trial
+                continue
+            try:
+                task.admit(peer.hello.samples)
+            except PeerError as error:  # it came after the others had agreed
+                self._peers.drop(peer, f"{peer.name}'s data do not fit: {error}")
+            else:
                 self._service.welcome(peer)
 
     async def _close(self, farewell: Farewell) -> None:
@@ -232,6 +304,7 @@ class AggregatorServer:
         await self._thread.until(lambda: not len(self._peers), _FAREWELL_PATIENCE)
         for peer in self._peers:
             self._peers.release(peer)
+        self._watching.cancel()
         await self._thread.finish_tasks(0.2)
         await self._server.stop(0.2)
         await self._thread.cancel_tasks()

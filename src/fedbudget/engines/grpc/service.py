@@ -12,20 +12,28 @@ from typing import Any
 
 import grpc
 
-from fedbudget.engines.grpc.admission import AdmissionControl, Refusal
+from fedbudget.engines.grpc.admission import AdmissionControl, Refusal, address_of
 from fedbudget.engines.grpc.from_aggregator import pack_welcome
 from fedbudget.engines.grpc.from_node import NodeReader
-from fedbudget.engines.grpc.peers import FRAME, LOG, Peer
+from fedbudget.engines.grpc.peers import FRAME, LOG, REVOKED, Peer
 from fedbudget.engines.grpc.room import Room
 from fedbudget.engines.grpc.rounds import Rounds
 from fedbudget.engines.remote.messages import Answer, Hello, Ready, Welcome
-from fedbudget.engines.remote.task import Task, require_classes, require_model
+from fedbudget.engines.remote.task import MOST_NODES, Task, require_classes, require_model
 from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.messages import PeerError
 
 _HELLO_PATIENCE = 20.0  # seconds until a peer that has connected must have said hello
 _READY_PATIENCE = 600.0  # to compile and try, on a small device
 _PART_PATIENCE = 30.0  # between two parts of one report
+
+
+@dataclass(frozen=True)
+class PeerLimits:
+    """What one peer may bring: nodes that it speaks for, and classes of samples."""
+
+    nodes: int = MOST_NODES
+    classes: int = 1000
 
 
 @dataclass(eq=False)
@@ -41,6 +49,7 @@ class Service:
       model: what is trained, as of a task, before there is one; None for what nobody knows yet.
       task: what whoever comes is welcomed to, once it is known.
       classes: all that there may be, before there is a task; None for any.
+      limits: of what one peer may bring.
       room: for reports that are being received.
     """
 
@@ -52,6 +61,7 @@ class Service:
     model: str | ModelDescription | None = None
     task: Task | None = None
     classes: Sequence[str] | None = None
+    limits: PeerLimits = PeerLimits()
     room: Room = field(default_factory=Room)
 
     async def converse(self, _: Any, context: Any) -> None:
@@ -59,8 +69,8 @@ class Service:
         peer: Peer | None = None
         name = "a peer"
         try:
-            name = self.admission.admit(context)
-            peer = await self._greet(name, context)
+            name, token = self.admission.admit(context)
+            peer = await self._greet(name, token, context)
             await self.rounds.peers.confirm(peer)
             if self.task is not None and not peer.welcomed:
                 self.welcome(peer)
@@ -73,9 +83,7 @@ class Service:
             if peer.fault is not None:
                 await self._drop(name, peer, context, peer.fault)
         except Refusal as refusal:
-            self.rounds.counters.refused += 1
-            LOG.warning("%s at %s is refused: %s", name, context.peer(), refusal)
-            await context.abort(refusal.code, str(refusal)[:1000])
+            await self._refuse(name, context, refusal)
         finally:
             if peer is not None:
                 if peer.welcomed and peer.trial is None:
@@ -92,7 +100,7 @@ class Service:
         peer.reader.expect_ready()
         self.rounds.peers.send(peer, pack_welcome(Welcome(self.run, self.task, tuple(member.numbers.tolist()))))
 
-    async def _greet(self, name: str, context: Any) -> Peer:
+    async def _greet(self, name: str, token: str, context: Any) -> Peer:
         """The hello, and whether there is a place for who said it."""
         reader = NodeReader()
         data = await self._read(context, _HELLO_PATIENCE)
@@ -104,15 +112,25 @@ class Service:
         self._require_place(name, hello, before)
         if before is not None:
             self.rounds.peers.dismiss(before, "the node has connected anew")
-        peer = Peer(name, hello, context, asyncio.current_task(), reader)
+        peer = Peer(name, hello, context, asyncio.current_task(), reader, token=token)
         self.rounds.peers.add(peer)
-        LOG.info("%s has joined from %s, with %d samples", name, context.peer(), sum(hello.samples.sizes))
+        self.rounds.peers.audit.record("joined", name, context.peer(), f"{sum(hello.samples.sizes)} samples")
         self.changed()
         return peer
 
     def _require_place(self, name: str, hello: Hello, before: Peer | None) -> None:
         """Refuses one whose name is taken, whose model or data do not fit, or that is too many."""
         nodes, member = len(hello.samples.sizes), self.rounds.members.get(name)
+        if nodes > self.limits.nodes:
+            raise Refusal(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"{name} speaks for {nodes} nodes, and {self.limits.nodes} is the most here",
+            )
+        if len(hello.samples.classes) > self.limits.classes:
+            raise Refusal(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"{name} has {len(hello.samples.classes)} classes, and {self.limits.classes} is the most here",
+            )
         if before is not None and before.hello.instance != hello.instance:
             raise Refusal(
                 grpc.StatusCode.ALREADY_EXISTS, f"there is a node with the name {name} already; each needs its own"
@@ -174,9 +192,21 @@ class Service:
         self.rounds.counters.received += len(data) + FRAME
         return bytes(data)
 
+    async def _refuse(self, name: str, context: Any, refusal: Refusal) -> None:
+        self.rounds.counters.refused += 1
+        by_anyone = refusal.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT)
+        self.rounds.peers.audit.record("refused", name, context.peer(), str(refusal), by_anyone=by_anyone)
+        if refusal.code is grpc.StatusCode.UNAUTHENTICATED:
+            try:
+                await asyncio.sleep(refusal.wait)
+            finally:
+                self.admission.answered(address_of(context.peer()))
+        await context.abort(refusal.code, str(refusal)[:1000])
+
     async def _drop(self, name: str, peer: Peer | None, context: Any, fault: str) -> None:
         self.rounds.counters.dropped += 1
-        LOG.warning("%s at %s is dropped: %s", name, context.peer(), fault)
+        event = "revoked" if fault == REVOKED else "dropped"
+        self.rounds.peers.audit.record(event, name, context.peer(), fault)
         if peer is not None:
             self.rounds.peers.remove(peer)
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault[:1000])

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedbudget import atomic_file
 from fedbudget.errors import UserError
 
 TOKEN_VARIABLE = "FEDBUDGET_TOKEN"
@@ -57,15 +58,20 @@ class Tokens:
     _nobody: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False, compare=False)
 
     @classmethod
-    def load(cls, path: Path | None) -> "Tokens":
+    def load(cls, path: Path | None, *, may_be_empty: bool = False) -> "Tokens":
         """From a file, or else from FEDBUDGET_TOKEN; without either, none is required.
 
         The file has one token, or a line `NAME TOKEN` for each node; blank lines and what follows a # are ignored.
+
+        Args:
+          may_be_empty: whether all tokens of the file may have been revoked; then nobody is let in.
         """
         if path is None:
             token = _token_from_environment()
             return cls() if token is None else cls(_shared=_digest(token))
-        lines = _read_tokens(path)
+        lines = _read_tokens(path, may_be_empty=may_be_empty)
+        if not lines:
+            return cls(_shared=secrets.token_bytes(32))
         if all(name is None for name, _ in lines.values()):
             return cls(_shared=_digest(_only_token(path, lines)))
         by_name: dict[str, bytes] = {}
@@ -89,6 +95,85 @@ class Tokens:
         expected = self._by_name.get(name, self._nobody) if self._shared is None else self._shared
         equal = hmac.compare_digest(_digest(token), expected)
         return equal or not self.required
+
+
+class TokenFile:
+    """The tokens of a file, or of the environment, as they are now: a node whose line is gone may take part no more.
+
+    Args:
+      path: of the file; None for what the environment has.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.tokens = Tokens.load(path)
+        self._path = path
+        self._seen = self._stamp()
+
+    def reload(self) -> bool:
+        """Whether there are others now; raises a `UserError` where they cannot be read, and then they stay."""
+        stamp = self._stamp()
+        if self._path is None or stamp == self._seen:
+            return False
+        self._seen, before = stamp, self.tokens
+        self.tokens = Tokens.load(self._path, may_be_empty=True)
+        return self.tokens != before
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        if self._path is None:
+            return None
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def add_token(path: Path, name: str) -> str:
+    """Gives a node a token of its own, in a file that is made where there is none; and gives it."""
+    check_name(name)
+    lines = _named_lines(path) if path.exists() else []
+    if any(_name_of(line) == name for line in lines):
+        raise UserError(f"{path} has a token of {name} already; revoke that first")
+    token = secrets.token_hex(32)
+    _write_lines(path, [*lines, f"{name} {token}"])
+    return token
+
+
+def revoke_token(path: Path, name: str) -> None:
+    """Takes a node's token from a file."""
+    lines = _named_lines(path)
+    kept = [line for line in lines if _name_of(line) != name]
+    if len(kept) == len(lines):
+        raise UserError(f"{path} has no token of {name[:80]!r}")
+    _write_lines(path, kept)
+
+
+def names_with_tokens(path: Path) -> list[str]:
+    """Whose tokens a file has."""
+    return [name for line in _named_lines(path) if (name := _name_of(line)) is not None]
+
+
+def _named_lines(path: Path) -> list[str]:
+    text = _read_secret(path)
+    for number, line in enumerate(text.splitlines(), start=1):
+        if len(_COMMENT.sub("", line).split()) == 1:
+            raise UserError(f"{path}, line {number}: one token for all has no name, and cannot be told from others")
+    return text.splitlines()
+
+
+def _name_of(line: str) -> str | None:
+    words = _COMMENT.sub("", line).split()
+    return words[0] if words else None
+
+
+def _write_lines(path: Path, lines: list[str]) -> None:
+    mask = os.umask(0o077)  # from the first byte on, for nobody else to read
+    try:
+        atomic_file.replace(path, "".join(f"{line}\n" for line in lines).encode())
+    except OSError as error:
+        raise UserError(f"cannot write the token file {path}: {error.strerror}") from None
+    finally:
+        os.umask(mask)
 
 
 def node_token(path: Path | None) -> str | None:
@@ -117,7 +202,7 @@ def _only_token(path: Path, lines: Mapping[int, tuple[str | None, str]]) -> str:
     return token
 
 
-def _read_tokens(path: Path) -> dict[int, tuple[str | None, str]]:
+def _read_tokens(path: Path, *, may_be_empty: bool = False) -> dict[int, tuple[str | None, str]]:
     """Name, where there is one, and token of each line that has them."""
     lines: dict[int, tuple[str | None, str]] = {}
     for number, line in enumerate(_read_secret(path).splitlines(), start=1):
@@ -130,7 +215,7 @@ def _read_tokens(path: Path) -> dict[int, tuple[str | None, str]]:
             raise UserError(f"{where}: expected NAME TOKEN, and the first word cannot be the name of a node")
         if words:
             lines[number] = (words[0] if len(words) == 2 else None, _check_token(words[-1], where))
-    if not lines:
+    if not lines and not may_be_empty:
         raise UserError(f"{path} has no token")
     return lines
 

@@ -58,7 +58,7 @@ def read(kind: type[_Described], description: pb.Description) -> _Described:
             "fedbudget on both sides"
         )
     try:
-        value = msgspec.msgpack.decode(description.value, type=kind, dec_hook=_array_in)
+        value: _Described = _DECODERS[kind].decode(description.value)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise PeerError(f"a {kind.__name__.lower()} that cannot be read: {error}") from None
     _check(value)
@@ -73,6 +73,12 @@ def _array_in(annotation: Any, data: Any) -> Float64:
     if get_origin(annotation) is not np.ndarray or not isinstance(data, bytes):
         raise ValueError("an array is expected")
     return np.frombuffer(data, "<f8").astype(np.float64)
+
+
+# Made here, once: msgspec does not bear that two threads look at a type for the first time together.
+_DECODERS: dict[type, Any] = {
+    kind: msgspec.msgpack.Decoder(kind, dec_hook=_array_in) for kind in (Hello, Welcome, Task)
+}
 
 
 def _check(value: Hello | Welcome | Task) -> None:

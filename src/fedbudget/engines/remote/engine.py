@@ -9,9 +9,10 @@ some rounds ahead of its disk (runs/checkpoint_writer.py): nodes remember as man
 makes them again.
 """
 
+import logging
 import statistics
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -27,6 +28,7 @@ from fedbudget.engines.remote.round_costs import RoundCosts
 from fedbudget.meters.meters import Meters
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
+from fedbudget.protocol.belief import FEWEST
 from fedbudget.protocol.evaluation import EvaluationPoints, NodeEvaluation, share_of
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.state import AggregatorState
@@ -35,11 +37,16 @@ from fedbudget.resources import TIME, round_usage
 from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.usage import RoundUsage
 
+_LOG = logging.getLogger("fedbudget.network")
+
 # A deadline: so many seconds, at least, and so many times what a round should take.
 _PATIENCE, _FIRST_PATIENCE, _TIMES = 3.0, 30.0, 4.0
+_SLOWEST = 10.0  # times the median of members is what one is waited for
+_OFTEN = 10  # rounds in which a node's update was cut, until it is told
 _WARMING_UP = 3  # rounds until it is known what one takes
 _SLOW_LINE = 250e3  # bytes a second that a node is thought to have until then
-_LARGE = 2**16  # parameters; below, reports are added up all at once, which is quicker, and the same bits
+LARGE = 2**16
+"""Parameters; below, reports are added up all at once, which is quicker, and the same bits."""
 
 
 class RemoteNodes(Protocol):
@@ -106,6 +113,9 @@ class RemoteEngine(Engine):
     evaluation_seconds: float = 0.0
     compression: CompressionChoice | None = None
 
+    def __post_init__(self) -> None:
+        self._shortened: Counter[int] = Counter()  # how often, by nodes' numbers
+
     def run(self, *, observe: Observer, interrupted: Condition = lambda: False, save: Save = lambda: None) -> Outcome:
         outcome = self._run_rounds(observe, lambda: interrupted() or bool(self.nodes.error), save)
         self.nodes.close(Farewell("the aggregator was interrupted" if interrupted() else "the run is over"))
@@ -138,7 +148,7 @@ class RemoteEngine(Engine):
             lost = nodes.lost(message.round)
             broadcast = self._asking(aggregator.forget(lost) if lost else message)
             left = clock.left(aggregator, broadcast, read()[TIME.name] - began[TIME.name])
-            needs_reports = aggregator.method.needs_reports or broadcast.w.size < _LARGE
+            needs_reports = aggregator.method.needs_reports or broadcast.w.size < LARGE
             timeout = clock.deadline(broadcast)
             nodes.begin(broadcast, least=self.least, timeout=timeout, left=left, needs_reports=needs_reports)
             if last is not None:
@@ -158,7 +168,7 @@ class RemoteEngine(Engine):
             if (simulated := meters.step_times(times.nodes)) is not None:
                 times = NodeTimes(times.nodes, simulated)
             usage = self._usage(broadcast, took, times)
-            clock.add(usage)
+            clock.add(usage, [answer.waited for answer in collected.answers])
             if took.evaluated and meters.time.source == "measured":
                 self._charge_evaluation(meters.expect(took.evaluation_usage()))
             costs = meters.read(usage)
@@ -168,9 +178,18 @@ class RemoteEngine(Engine):
             known = broadcast.tau > 0 and (simulated is not None or meters.time.source == "measured")
             message = aggregator.receive(collected.reports, costs, usual=usual, times=times if known else None)
             last = _completed(aggregator, collected, broadcast), broadcast
+            self._tell_shortened(last[0].shortened)
         if last is not None:
             observe(*last)
         return message
+
+    def _tell_shortened(self, numbers: Sequence[int]) -> None:
+        """Says whose updates are cut again and again, once of each; any node's may be, when little is left to learn."""
+        self._shortened.update(numbers)
+        new = {number for number in numbers if self._shortened[number] == _OFTEN}
+        for node in self.nodes.node_statuses() if new else ():
+            if new & set(node.numbers):
+                _LOG.warning("%s's updates are far longer than those of most, and are cut to length", node.name)
 
     def _usage(self, broadcast: Broadcast, took: RoundCosts, times: NodeTimes) -> RoundUsage:
         """What a round took, with the time of the slowest node where that is simulated."""
@@ -213,10 +232,18 @@ class _Clock:
         self._steps: deque[float] = deque(maxlen=9)
         self._rests: deque[float] = deque(maxlen=9)
 
-    def add(self, usage: RoundUsage) -> None:
-        """What a round took."""
-        self._steps.append(usage.step_seconds)
-        self._rests.append(usage.seconds - usage.updates * usage.step_seconds)
+    def add(self, usage: RoundUsage, waited: Sequence[float] = ()) -> None:
+        """What a round took.
+
+        Args:
+          waited: for each member's answer. One that always comes at the last moment would put off every deadline more,
+            so that a round counts for no more than a multiple of what most took.
+        """
+        step, rest = usage.step_seconds, usage.seconds - usage.updates * usage.step_seconds
+        if len(waited) >= FEWEST and (usual := _SLOWEST * statistics.median(waited)) > 0:
+            step, rest = min(step, usual / usage.updates), min(rest, usual)
+        self._steps.append(step)
+        self._rests.append(rest)
 
     def deadline(self, broadcast: Broadcast) -> float:
         """Seconds until nodes that have not reported are left out."""

@@ -5,8 +5,9 @@ the whole run, also while it is away and when it comes back under another key.
 """
 
 import copy
+import math
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,22 +22,25 @@ Key = TypeVar("Key", str, int)
 OWN = "aggregator"
 """The name of the node that the aggregator is itself, where it holds data."""
 
+_FEWEST = 3  # members, of which none may have more than its share: of two, one has a half or more
+
 GONE_FOR_GOOD = 10
 """A node that missed so many rounds in a row is no longer counted on."""
 
 
 @dataclass
 class Member:
-    """A node that takes part in the run, connected or not.
+    """A node that takes part in the run, connected or not; `counted` is how many of its samples count (`Members`).
 
     Args:
       numbers: of its fleet among all nodes.
-      sizes: how many samples each of them has.
+      sizes: how many samples each of them has, as was told when it came first.
       base_round: the last round in which its report was counted; 0 for none.
       lost: it came back without its memory, or is gone for good, and what it knew of drift is lost.
       not_finite: how many of its reports in a row were not finite.
       rounds, missed: how many it took part in, and how many it was asked to and did not.
       step_seconds: of a local update, lately.
+      doubted: it has said what was not believed.
       updates: that each of its nodes made in the last round.
       idle, idle_equal: the share of that round's updates that it waited for others, and would have with the same τ.
     """
@@ -49,9 +53,13 @@ class Member:
     rounds: int = 0
     missed: int = 0
     step_seconds: float | None = None
+    doubted: bool = False
     updates: int | None = None
     idle: float | None = None
     idle_equal: float | None = None
+
+    def __post_init__(self) -> None:
+        self.counted = self.sizes
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -94,17 +102,47 @@ class Member:
 
 
 class Members(dict[Key, Member]):
-    """All members, by their keys, in the order in which they joined."""
+    """All members, by their keys, in the order in which they joined.
+
+    Args:
+      share: the largest that one may have of the average, where they are three or more.
+    """
+
+    def __init__(self, members: Mapping[Key, Member] | None = None, *, share: float = 1.0) -> None:
+        super().__init__()
+        self.update(members or {})
+        self._share = share
+        for key, counted in self._shares().items():
+            self[key].counted = counted
 
     def join(self, key: Key, sizes: Sequence[int]) -> Member:
-        """One that is new, with the next numbers; or that is back, with its own."""
-        samples = np.array(sizes, np.int64)
-        if key in self:
-            self[key].sizes = samples
-        else:
-            first = self.nodes(self)
-            self[key] = Member(np.arange(first, first + len(sizes), dtype=np.int64), samples)
+        """One that is new, with the next numbers; or that is back, with its own, and with as many samples as before:
+        who could say another number every time would have any say in the average.
+        """
+        if key not in self:
+            first = max((int(member.numbers[-1]) + 1 for member in self.values()), default=0)
+            numbers = np.arange(first, first + len(sizes), dtype=np.int64)
+            self[key] = Member(numbers, np.array(sizes, np.int64))
+            self._share_out()
         return self[key]
+
+    def _share_out(self) -> None:
+        """Holds every member to its share."""
+        for key, counted in self._shares().items():
+            member = self[key]
+            if not np.array_equal(counted, member.counted):
+                member.counted = counted
+                member.lost = member.lost or bool(member.base_round)  # c was of other D_i
+
+    def _shares(self) -> dict[Key, Int64]:
+        """How many samples of each count; the aggregator's own data are not in doubt."""
+        told = {key: int(member.sizes.sum()) for key, member in self.items() if key != OWN}
+        most = _largest_within(list(told.values()), self._share) if len(told) >= _FEWEST else math.inf
+        counted = {key: self[key].sizes for key in told}
+        for key, size in told.items():
+            if size > most:
+                counted[key] = np.maximum(1, (self[key].sizes * (most / size)).astype(np.int64))
+        return counted
 
     def replace(self, old: Key, new: Key, sizes: Sequence[int]) -> Member:
         """One is back under another key, without its memory."""
@@ -177,6 +215,24 @@ class Counters:
     def wire_bytes(self) -> int:
         """Of all messages, both ways."""
         return self.sent + self.received
+
+
+def _largest_within(sizes: Sequence[int], share: float) -> float:
+    """What each may count for at most, so that none is more than this share of them all: with the k largest held to m,
+    m = share (k m + the others).
+
+    >>> _largest_within([10, 20, 1000], 0.5), _largest_within([10, 20, 25], 0.5)
+    (30.0, inf)
+    """
+    if share * len(sizes) <= 1:  # as small as can be: all count the same
+        return float(min(sizes, default=1))
+    others = sum(sizes)
+    for held, size in enumerate(sorted(sizes, reverse=True)):
+        most = share * others / (1 - held * share)
+        if size <= most:
+            return most if held else math.inf
+        others -= size
+    return math.inf
 
 
 def name_order(name: str) -> tuple[tuple[int, str], ...]:

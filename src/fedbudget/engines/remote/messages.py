@@ -43,12 +43,14 @@ class Answer:
     Args:
       tallies: what the node's test samples say, where that was asked for and it has some.
       tally_bytes: what these took on the way.
+      waited: seconds from when it was asked for, by the aggregator's clock; 0 where nobody looked.
     """
 
     report: Report
     costs: NodeCosts
     tallies: tuple[Tally, ...] = ()
     tally_bytes: int = 0
+    waited: float = 0.0
 
 
 @dataclass(frozen=True)

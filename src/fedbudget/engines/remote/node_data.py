@@ -105,6 +105,9 @@ class NodeData:
     def as_agreed(self, agreed: SamplesDescription) -> Dataset:
         """The dataset with everyone's class numbers, and features standardised as everyone's; train samples only."""
         dataset, how = self.dataset, agreed.standardization
+        unknown = [name for name in dataset.classes if agreed.classes and name not in agreed.classes]
+        if unknown and dataset.train.labels is not None:
+            raise UserError(f"this node has class {unknown[0]!r}, which the aggregator does not know")
         if agreed.layout is not None and dataset.raw is not None:
             dataset = dataset.with_layout(agreed.layout)
         if agreed.classes and agreed.classes != dataset.classes and dataset.train.labels is not None:

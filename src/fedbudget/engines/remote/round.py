@@ -11,13 +11,15 @@ Rules here:
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Generic
+from typing import Any, Generic
 
 import numpy as np
 
 from fedbudget.arrays import Float64
 from fedbudget.engines.remote.members import Key, Members
 from fedbudget.engines.remote.messages import Answer
+from fedbudget.engines.remote.round_costs import believable_costs
+from fedbudget.protocol.belief import believable
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.sums import Reports, SummedReports, within
 from fedbudget.protocol.workload import NodeTimes
@@ -44,6 +46,7 @@ class CollectedRound:
       not_finite: numbers of nodes whose report was not finite, and was set aside.
       missed: numbers of nodes that were asked and did not answer in time.
       enough: whether as many as were needed have answered.
+      doubts: what was not believed of members' answers, by their keys (protocol/belief.py).
       summed: the reports, where they were added up as they came; those in `answers` have no vectors then.
     """
 
@@ -52,6 +55,7 @@ class CollectedRound:
     missed: tuple[int, ...]
     enough: bool
     summed: SummedReports | None = None
+    doubts: Mapping[Any, tuple[str, ...]] = field(default_factory=dict)
 
     def times(self, broadcast: Broadcast) -> NodeTimes:
         """Seconds of a local update at each node, as they have measured it."""
@@ -177,10 +181,26 @@ class PendingRound(Generic[Key]):
             members[key].not_finite += 1
         for key in missed:
             members[key].missed += 1
-        answers = sorted(counted.values(), key=lambda answer: int(answer.report.nodes[0]))
-        enough = members.nodes(counted) >= self.least
         summed = None if self.needs_reports else self._finite if finite else self._others
-        return CollectedRound(answers, members.numbers(not_finite), members.numbers(missed), enough, summed)
+        answers, doubts = _believed(counted, summed)
+        enough = members.nodes(counted) >= self.least
+        return CollectedRound(answers, members.numbers(not_finite), members.numbers(missed), enough, summed, doubts)
+
+
+def _believed(
+    counted: Mapping[Key, Answer], summed: SummedReports | None
+) -> tuple[list[Answer], dict[Key, tuple[str, ...]]]:
+    """The answers with what can be believed of them, in the order of nodes' numbers; and what could not."""
+    reports, of_reports = believable([answer.report for answer in counted.values()])
+    costs, of_costs = believable_costs([answer.costs for answer in counted.values()])
+    if summed is not None:
+        summed.believe(reports)
+    doubts: dict[Key, tuple[str, ...]] = {}
+    for at, key in enumerate(counted):
+        if doubt := of_reports[at] + of_costs[at]:
+            doubts[key] = doubt
+    believed = [replace(answer, report=reports[at], costs=costs[at]) for at, answer in enumerate(counted.values())]
+    return sorted(believed, key=lambda answer: int(answer.report.nodes[0])), doubts
 
 
 def _update_seconds(answer: Answer, broadcast: Broadcast) -> Float64:

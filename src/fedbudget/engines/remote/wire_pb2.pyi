@@ -5,16 +5,18 @@ from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Opti
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromNode(_message.Message):
-    __slots__ = ("hello", "ready", "report", "more")
+    __slots__ = ("hello", "ready", "report", "more", "refusal")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
     hello: Description
     ready: Ready
     report: Report
     more: bytes
-    def __init__(self, hello: _Optional[_Union[Description, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., more: _Optional[bytes] = ...) -> None: ...
+    refusal: str
+    def __init__(self, hello: _Optional[_Union[Description, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., more: _Optional[bytes] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class FromAggregator(_message.Message):
     __slots__ = ("welcome", "broadcast", "more", "farewell")

@@ -9,8 +9,8 @@ that is made again is the same to the bit.
 import copy
 import math
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from fedbudget.engines.remote import compression
 from fedbudget.engines.remote.compression import ErrorFeedback, Kind
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome
 from fedbudget.engines.remote.node_data import NodeData, describe_own
+from fedbudget.engines.remote.node_limits import NodeLimits
 from fedbudget.engines.remote.task import Task, rounds_ahead
 from fedbudget.errors import explained
 from fedbudget.models.base import Model
@@ -60,6 +61,7 @@ class Worker:
       pace: how many times as long as it could a local update takes, to stand for a slower machine.
       model: the node's own, or the name of the only one that it takes; None for whichever the aggregator names.
       readers: of counters, by resource, in place of those that the resource finds by itself; None for not at all.
+      limits: the node's own, of what it will do.
     """
 
     def __init__(
@@ -70,10 +72,13 @@ class Worker:
         pace: float = 1.0,
         model: Model | str | None = None,
         readers: Mapping[str, Reader | None] | None = None,
+        limits: NodeLimits | None = None,
     ) -> None:
+        self.limits = limits or NodeLimits()
         self.node_data = node_data
         self.run = ""
         self.made = 0  # rounds, counted by the aggregator or not
+        self.busy = False  # at work on one, or on a trial
         self._device = device
         self._pace = pace
         self._model = model
@@ -103,6 +108,10 @@ class Worker:
         """Takes the task, and makes a trial round and, where it has test samples, an evaluation: that also compiles
         what there is to compile.
         """
+        with self._working():
+            return self._start(welcome)
+
+    def _start(self, welcome: Welcome) -> NodeCosts:
         fleet, task = self.accept(welcome).fork(), welcome.task
         first = Broadcast.first(np.asarray(fleet.model.initial(task.seed)), 1e-3, task.request)
         counters = ResourceCounters.of(each for each in self._resources if not each.machine_wide)
@@ -120,6 +129,7 @@ class Worker:
         if len(welcome.numbers) != len(self.node_data.rows):
             raise PeerError(f"numbers for {len(welcome.numbers)} nodes, where there are {len(self.node_data.rows)}")
         if welcome.run != self.run or welcome.task != self._task:
+            self.limits.require_task(welcome.task, min(map(len, self.node_data.rows)))
             self._new = self.node_data.fleet(welcome.task, welcome.numbers, device=self._device, own_model=self._model)
             self._test = self.node_data.test_table(welcome.task.samples, self._new.model)
             self._standings = []
@@ -161,9 +171,11 @@ class Worker:
         """A round: the report, and what it cost."""
         if self._task is None:
             raise LocalError("an answer comes after a welcome")
+        self.limits.require_round(request.broadcast)
         past = self._standing(request.base_round)
         now = past.fork()
-        report, costs = self._round(now.fleet, request.broadcast)
+        with self._working():
+            report, costs = self._round(now.fleet, request.broadcast)
         tallies: tuple[Tally, ...] = ()
         if asked := request.broadcast.tallies:
             points = [request.broadcast.w, now.fleet.memory().best][:asked]
@@ -193,6 +205,14 @@ class Worker:
             elif vector is not None:
                 parts.append(compression.encode(kind, vector))
         return b"".join(parts)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        self.busy = True
+        try:
+            yield
+        finally:
+            self.busy = False
 
     def _standing(self, number: int) -> _Standing:
         if number == 0:

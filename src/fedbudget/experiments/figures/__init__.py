@@ -6,7 +6,10 @@ from fedbudget.experiments.figures.figure import FEW_TAUS, Figure
 from fedbudget.experiments.figures.instantaneous import Instantaneous
 from fedbudget.experiments.figures.loss_against_tau import LossAgainstTau
 from fedbudget.experiments.figures.methods import Methods, NoKnobs
+from fedbudget.experiments.figures.niid_bench import TASKS as NIID_TASKS
+from fedbudget.experiments.figures.niid_bench import NiidBench
 from fedbudget.experiments.figures.one_phi import OnePhi
+from fedbudget.experiments.figures.rivals import TASKS, Rivals
 from fedbudget.experiments.figures.sensitivity import Sensitivity
 from fedbudget.experiments.figures.synchrony import SingleSynchrony, Synchrony
 from fedbudget.experiments.figures.varying import AGGREGATION, BUDGET, NODES, Varying
@@ -48,6 +51,14 @@ FIGURES: Mapping[str, Figure] = {
         SingleSynchrony("asynchronous-sgd-run", "SVM (SGD), synchronous and asynchronous, single runs", (_SGD,)),
         Methods("methods", "The paper's method and frugal", _QUICK),
         NoKnobs("no-knobs", "The paper's method, and frugal with a step size of its own", _QUICK),
+        Rivals("rivals", "The default with nothing tuned, and tuned rivals", tuple(TASKS), long=True),
+        NiidBench(
+            "niid-bench",
+            "NIID-Bench, the default with nothing tuned, and tuned rivals",
+            tuple(NIID_TASKS),
+            long=True,
+            settings_of=NIID_TASKS,
+        ),
         OnePhi("one-phi", "The control parameter φ, with the paper's method and with frugal", _QUICK),
     )
 }

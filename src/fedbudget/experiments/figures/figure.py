@@ -7,12 +7,14 @@ Parquet file at any time. A claim that does not hold is shown as not holding.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure as Picture
 
 from fedbudget import tasks
-from fedbudget.experiments.figures.rows import Rows
+from fedbudget.experiments import sweep
+from fedbudget.experiments.figures.rows import Row, Rows
 from fedbudget.experiments.sweep import Sweep
 from fedbudget.setting_types import EngineName
 from fedbudget.settings import Settings
@@ -93,6 +95,29 @@ class Figure(ABC):
     @abstractmethod
     def claims(self, rows: Rows) -> list[Claim]:
         """What the rows say of claims."""
+
+    def make(
+        self, settings: Sequence[Settings], size: GridSize, folder: Path, *, jobs: int | None, progress: sweep.Progress
+    ) -> Rows:
+        """Makes the runs that the folder does not have yet, and writes all rows there.
+
+        Args:
+          settings: of its tasks.
+          jobs: how many runs at a time; one where they measure time, and would be in each other's way.
+        """
+        alone = self.engine == "network"
+        grid = self.sweep(settings, size)
+        table = sweep.run(grid, folder, jobs=1 if alone else jobs, progress=progress, engine=self.engine)
+        rows: list[Row] = table.to_pylist()
+        return rows
+
+    def made_of(self, settings: Sequence[Settings], size: GridSize, on: str) -> str:
+        """How many runs, on which data, by which methods."""
+        grid = self.sweep(settings, size)
+        seeds, methods = len({cell.seed for cell in grid.cells}), dict.fromkeys(cell.method for cell in grid.cells)
+        quick = ", a small grid for a first look" if size.quick else ""
+        runs = f"{'one run' if seeds == 1 else f'mean of {seeds} runs'} of each setting{quick}"
+        return f"{runs}, on {on}, {'method' if len(methods) == 1 else 'methods'} {', '.join(methods)}"
 
     def table(self, rows: Rows) -> FigureTable | None:
         """The numbers, where a picture is not enough."""

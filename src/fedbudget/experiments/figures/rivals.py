@@ -1,0 +1,210 @@
+"""Past the paper: the default with nothing tuned beside published methods that are tuned in hindsight, task by task.
+
+A row is one method on one task: where it ends, the mean over seeds, and how long it takes to the default's loss. The
+cells of a rival's grid are known beforehand, but not which of their neighbours are tried (experiments/rivals.py):
+`runs` has the former, which tell how long it will take at least. Two figures are made this way: one of tasks that many
+runs can be made of, and one of the settings of a published benchmark.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Picture
+
+from fedbudget.experiments import sweep
+from fedbudget.experiments.figures.figure import Claim, Figure, FigureTable, GridSize
+from fedbudget.experiments.figures.rows import Row, Rows, distinct, where
+from fedbudget.experiments.figures.style import BASELINE, COLOURS, finish, panels
+from fedbudget.experiments.rivals import CLIMBS, Rival, compare_rivals, published_rivals
+from fedbudget.experiments.sweep import Sweep
+from fedbudget.experiments.table import write
+from fedbudget.experiments.time_to_loss import times_to_loss
+from fedbudget.settings import Settings
+
+BEHIND = 1.05
+"""The default's loss is at most so many times that of the best rival, which was tuned."""
+
+_OWN = "default"
+_SCHEMA = pyarrow.schema(
+    {
+        "task": pyarrow.string(),
+        "method": pyarrow.string(),
+        "loss": pyarrow.float64(),
+        "accuracy": pyarrow.float64(),
+        "knobs": pyarrow.string(),
+        "tuning_runs": pyarrow.int64(),
+        "seconds": pyarrow.float64(),
+        "own_seconds": pyarrow.float64(),
+        "budget_seconds": pyarrow.float64(),
+        "error": pyarrow.string(),
+    }
+)
+
+_DIGITS: dict[str, Any] = {"dataset": "digits", "partition": "case:2"}
+_SMALL: dict[str, Any] = {"budget": ("time=5s",), "batch_size": 10, "partition": "case:2"}
+TASKS: Mapping[str, Mapping[str, Any]] = {
+    "softmax, Fashion-MNIST 14x14, Case 1": {"model": "softmax", "dataset": "fashion-mnist-small", "batch_size": 32},
+    "softmax, MNIST 14x14, Case 2, 20 nodes": {
+        "model": "softmax", "dataset": "mnist-small", "partition": "case:2", "nodes": 20, "batch_size": 10,
+    },
+    "one hidden layer, MNIST 14x14, Case 2": {
+        "model": "mlp", "dataset": "mnist-small", "partition": "case:2", "batch_size": 32,
+    },
+    "softmax, breast cancer, Dirichlet 0.1": {
+        "model": "softmax", "dataset": "breast-cancer", "partition": "dirichlet:0.1", "batch_size": "full",
+    },
+    "linear, diabetes, Case 2": {
+        "model": "linear", "dataset": "diabetes", "partition": "case:2", "batch_size": "full",
+    },
+    "SVM, breast cancer, Case 2, 5 s": {**_SMALL, "model": "svm", "dataset": "breast-cancer", "nodes": 4},
+    "K-means, wine, Case 2, 5 s": {**_SMALL, "model": "kmeans", "dataset": "wine", "clusters": 3},
+    "softmax, digits, Case 2": {**_DIGITS, "model": "softmax"},
+    "one hidden layer, digits, Case 2": {**_DIGITS, "model": "mlp"},
+}  # fmt: skip
+"""Their settings, where they are not the default; 5 nodes and 15 seconds otherwise."""
+
+
+@dataclass(frozen=True)
+class Rivals(Figure):
+    """Tasks that many runs can be made of.
+
+    Args:
+      settings_of: of each task.
+    """
+
+    settings_of: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: TASKS, kw_only=True)
+
+    def settings(self, data_dir: str | None) -> list[Settings]:
+        common: dict[str, Any] = {"nodes": 5, "partition": "case:1", "data_dir": data_dir, "evaluations": 1}
+        return [Settings(**{**common, **self.settings_of[task]}) for task in self.tasks]
+
+    def rivals(self, size: GridSize) -> Sequence[Rival]:
+        """With the grids that they are tuned over."""
+        return published_rivals(quick=size.quick)
+
+    def climbs(self, size: GridSize) -> int:
+        """How often neighbours of the best cells are tried."""
+        return 2 if size.quick else CLIMBS
+
+    def runs(self, base: Settings, size: GridSize) -> Sweep:
+        grid = [cell for rival in self.rivals(size) for cell in rival.cells(base)]
+        untuned = [replace(base, seed=seed) for seed in range(size.runs)]
+        return Sweep(base, ("seed",), tuple(dict.fromkeys([*untuned, *grid])))
+
+    def make(
+        self, settings: Sequence[Settings], size: GridSize, folder: Path, *, jobs: int | None, progress: sweep.Progress
+    ) -> Rows:
+        rows: list[Row] = []
+        for each in settings:
+            rows += self._task_rows(each, size, folder, jobs, progress)
+            write(pyarrow.Table.from_pylist(rows, _SCHEMA), folder / sweep.RESULTS)
+        return rows
+
+    def made_of(self, settings: Sequence[Settings], size: GridSize, on: str) -> str:
+        runs = "one run" if size.runs == 1 else f"mean of {size.runs} runs"
+        grids = "small grids for a first look" if size.quick else "full grids"
+        return f"{runs} of each method at its best, which was looked for over {grids}, on {on}"
+
+    def draw(self, rows: Rows) -> Picture:
+        tasks = distinct(rows, "task")
+        drawn, axes = panels(tasks, columns=3)
+        for axis, task in zip(axes, tasks, strict=True):
+            self.panel(axis, where(rows, task=task))
+        return drawn
+
+    def panel(self, axis: Axes, rows: Rows) -> None:
+        """One task: the loss of each method over the default's."""
+        (own,) = where(rows, method=_OWN)
+        others = [row for row in rows if row["method"] != _OWN and row["loss"] is not None]
+        ratios = [row["loss"] / own["loss"] for row in others]
+        axis.axvline(1, color=BASELINE, linewidth=1)
+        colours = [COLOURS[1] if ratio >= 1 else COLOURS[2] for ratio in ratios]
+        axis.scatter(ratios, [row["method"] for row in others], color=colours)
+        axis.set_xscale("log")
+        axis.invert_yaxis()
+        finish(axis, "loss, times the default's", "")
+
+    def claims(self, rows: Rows) -> list[Claim]:
+        claims, ratios = [], []
+        for task in distinct(rows, "task"):
+            own, best = own_and_best(where(rows, task=task))
+            ratios.append(own["loss"] / best["loss"])
+            claims.append(
+                Claim(
+                    f"{task}: the default's loss is at most {BEHIND} times that of the best rival, which was tuned",
+                    f"{ratios[-1]:.3g} times: {own['loss']:.4g}, {best['method']} {best['loss']:.4g}",
+                    ratios[-1] <= BEHIND,
+                )
+            )
+        overall = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        claims.append(
+            Claim("all tasks: its loss is below the best rival's on the geometric mean", f"{overall:.3g}", overall < 1)
+        )
+        return claims
+
+    def table(self, rows: Rows) -> FigureTable:
+        head = ("task", "method", "loss", "accuracy", "times the default's loss", "time to the default's loss",
+                "the default's time to its loss", "tuned to", "runs to tune")  # fmt: skip
+        lines = []
+        for row in rows:
+            (own,) = where(rows, task=row["task"], method=_OWN)
+            ratio = "" if row["loss"] is None else f"{row['loss'] / own['loss']:.3g}"
+            seconds = [shown_time(row, name) for name in ("seconds", "own_seconds")]
+            lines.append(
+                (row["task"], row["method"], number(row["loss"]), number(row["accuracy"]), ratio, *seconds,
+                 row["knobs"], str(row["tuning_runs"]))
+            )  # fmt: skip
+        return FigureTable(head, tuple(lines))
+
+    def _task_rows(
+        self, settings: Settings, size: GridSize, folder: Path, jobs: int | None, progress: sweep.Progress
+    ) -> list[Row]:
+        seeds = range(size.runs)
+        more: dict[str, Any] = {"folder": folder, "seeds": seeds, "jobs": jobs, "progress": progress}
+        found = compare_rivals(settings, rivals=self.rivals(size), climbs=self.climbs(size), **more)
+        times = times_to_loss(found, **more)
+        rows = []
+        for each in (found.own, *found.others):
+            known = times.get(each.name)
+            rows.append(
+                {
+                    "task": self._title(settings),
+                    "method": each.name,
+                    "loss": each.loss if math.isfinite(each.loss) else None,
+                    "accuracy": each.accuracy,
+                    "knobs": each.tuned_to,
+                    "tuning_runs": each.runs,
+                    "seconds": None if known is None else known.other,
+                    "own_seconds": None if known is None else known.own,
+                    "budget_seconds": settings.limits().limits["time"],
+                    "error": None,
+                }
+            )
+        return rows
+
+    def _title(self, settings: Settings) -> str:
+        known = self.settings(settings.data_dir)
+        return self.tasks[known.index(settings)]
+
+
+def own_and_best(rows: Rows) -> tuple[Row, Row]:
+    """Of one task: the default, and the rival with the lowest loss, or else the default itself."""
+    (own,) = where(rows, method=_OWN)
+    others = [row for row in rows if row["method"] not in (_OWN, "paper") and row["loss"] is not None]
+    return own, min(others, key=lambda row: row["loss"], default=own)
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def shown_time(row: Row, name: str) -> str:
+    """A time as a share of the budget."""
+    if row["method"] == _OWN:
+        return ""
+    return "never" if row[name] is None else f"{row[name] / row['budget_seconds']:.0%} of the budget"

@@ -1,0 +1,40 @@
+"""A run folder that came from elsewhere: nothing but the folder is touched, and nothing in it reaches the terminal."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedbudget import train
+from fedbudget.cli.main import main
+
+EVIL = "\\u001b[2Jevil\\u0007"
+
+
+def test_links_escapes_and_a_reason_that_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(budget="time=0.5s", out="run")
+    mine, run = tmp_path / "mine", tmp_path / "run"
+    mine.write_text("mine")
+    for name in ("plot.png", "nodes.json"):
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(mine)
+    for name, pattern, text in (
+        ("rounds.jsonl", r'"reason":"[^"]*"', f'"reason":"{EVIL}"'),
+        ("config.toml", r'dataset = "digits"', f'dataset = "dig{EVIL}its"'),
+        ("summary.json", r'"stopped_by": "[^"]*"', f'"stopped_by": "{EVIL}"'),
+    ):
+        changed, count = re.subn(pattern, text.replace("\\", "\\\\"), (run / name).read_text())
+        assert count
+        (run / name).write_text(changed)
+    (tmp_path / "report.html").symlink_to(mine)
+    for command in (["show", "run"], ["report", "run"], ["explain", "run", "--round", "2"], ["runs", "."]):
+        with pytest.raises(SystemExit) as ended:
+            main(command)
+        shown = capsys.readouterr()
+        assert ended.value.code == 0, shown.err
+        assert "\x1b[2J" not in shown.out + shown.err
+        assert "\x07" not in shown.out + shown.err
+    assert mine.read_text() == "mine"

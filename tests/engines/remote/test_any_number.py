@@ -1,0 +1,86 @@
+"""One peer of three says any number in any field, and of any cost: the run goes on with the two others."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedbudget.budget import Budget, Costs
+from fedbudget.engines.remote.costs import pack_costs, unpack_costs
+from fedbudget.engines.remote.members import Members
+from fedbudget.engines.remote.messages import Answer
+from fedbudget.engines.remote.round import PendingRound
+from fedbudget.engines.remote.round_costs import RoundCosts
+from fedbudget.meters.meters import Meters
+from fedbudget.protocol.aggregator import Aggregator, Outcome
+from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, PeerError
+from fedbudget.resources.counters import Snapshot
+from fedbudget.resources.resource import Metering
+from fedbudget.resources.usage import NodeCosts, Reading
+from support.fleets import alone, sorted_parts
+from support.methods import METHODS
+from support.problems import problem
+
+CASE = problem("softmax", seed=4)
+LIMITS = {"time": 40.0, "cpu": 400.0, "energy": 4000.0}
+ANYTHING = st.floats() | st.sampled_from([3.4e38, -3.4e38, 1e30, 1e14, -1e14, 9e11, 1e-30, -1.0, 0.0])
+TOOK = {"time": Reading(0.1, 0.5), "cpu": Reading(0.1, 0.4), "energy": Reading(1.0, 4.0)}
+
+
+def with_any_number(answer: Answer, data: st.DataObject) -> Answer:
+    """Of its report and of its costs, one or none each."""
+    report, readings = answer.report, dict(answer.costs.readings)
+    present = [each for each in (*NUMBERS, *VECTORS) if getattr(report, each) is not None]
+    field, lie = data.draw(st.sampled_from(present)), data.draw(ANYTHING)
+    with np.errstate(over="ignore"):
+        report = replace(report, **{field: np.full_like(getattr(report, field), lie)})
+    name = data.draw(st.sampled_from([*readings, "nothing"]))
+    if name != "nothing":
+        readings[name] = Reading(data.draw(ANYTHING), data.draw(ANYTHING))
+    if data.draw(st.booleans()):
+        readings.pop("cpu", None)
+    return replace(answer, report=report, costs=NodeCosts(readings))
+
+
+@pytest.mark.parametrize("name", ["accelerated", "frugal"])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_the_run_goes_on_within_its_budget(name: str, data: st.DataObject) -> None:
+    meters = Meters.of(Budget(LIMITS), Metering(network=True))
+    expected = Costs(np.array([0.1, 0.3, 3.0]), np.array([0.4, 0.9, 9.0]))
+    aggregator = Aggregator(CASE.start(0), method=METHODS[name], budget=meters.budget, expected=expected, rounds=8)
+    fleets, members = alone(CASE, sorted_parts(CASE, 3)), Members[str]()
+    for node in range(3):
+        members.join(f"n{node}", [20])
+    message: Broadcast | Outcome = aggregator.start()
+    spent = np.zeros(3)
+    while isinstance(message, Broadcast):
+        pending: PendingRound[str] = PendingRound(message, least=1)
+        counted = 0
+        for node, fleet in enumerate(fleets):
+            pending.ask(f"n{node}")
+            answer = Answer(fleet.answer(message), NodeCosts(TOOK))
+            if node == 2:
+                answer = with_any_number(answer, data)
+            try:
+                costs = unpack_costs(pack_costs(answer.costs)).within(0.6, max(1, message.tau))
+            except PeerError:
+                pending.withdraw(f"n{node}")  # it is dropped
+                continue
+            pending.receive(f"n{node}", replace(answer, costs=costs))
+            counted += node < 2
+        collected = pending.close(members, {})
+        assert counted == 2
+        assert {0, 1} <= {int(answer.report.nodes[0]) for answer in collected.answers}
+        own = Snapshot({"time": 0.6, "cpu": 0.1})
+        usage = RoundCosts.of(collected.answers, own, 1000).usage(max(1, message.tau))
+        message = aggregator.receive(collected.reports, meters.read(usage))
+        now: Any = aggregator.ledger.spent
+        assert (now >= spent).all()
+        assert np.isfinite(now).all()
+        spent = now
+        assert np.isfinite(aggregator.state.w).all()
+    assert spent[0] <= LIMITS["time"]

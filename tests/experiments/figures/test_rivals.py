@@ -1,0 +1,172 @@
+"""The figures of tuned rivals: rows that separate runs bear out, times to a loss, and claims that can fail."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedbudget
+from fedbudget import data
+from fedbudget.experiments import reproduce, time_to_loss
+from fedbudget.experiments.cells import Columns, Failure
+from fedbudget.experiments.figures import FIGURES, niid_bench
+from fedbudget.experiments.figures import rivals as module
+from fedbudget.experiments.figures.figure import Claim, GridSize
+from fedbudget.experiments.figures.rivals import Rivals, own_and_best
+from fedbudget.experiments.figures.rows import Row, Rows, where
+from fedbudget.experiments.rivals import Rival, RivalComparison, TunedResult
+from fedbudget.experiments.time_to_loss import TimesToLoss, times_to_loss
+from fedbudget.settings import Settings
+
+SHORT: dict[str, Any] = {"model": "softmax", "budget": ("time=1s",), "nodes": 3, "partition": "case:2"}
+ONE = Rival("FedAvg", {}, {"tau": (3,), "step_size": (0.3,)})
+
+
+class Short(Rivals):
+    """One task, and one rival with one cell, which is not looked further from."""
+
+    def rivals(self, size: GridSize) -> Sequence[Rival]:
+        return [ONE]
+
+    def climbs(self, size: GridSize) -> int:
+        return 0
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Rows]:
+    figure = Short("rivals", "Rivals", ("digits",), long=True, settings_of={"digits": SHORT})
+    out = tmp_path_factory.mktemp("reproduction")
+    reproduce.make(figure, out, GridSize(2), jobs=1)
+    rows = figure.make(figure.settings(None), GridSize(2), out / "rivals", jobs=1, progress=lambda *_: None)
+    return out, rows
+
+
+def run(seed: int, **options: Any) -> fedbudget.Result:
+    return fedbudget.train(dataset="digits", seed=seed, **SHORT, **options)
+
+
+PLAIN: dict[str, Any] = {"tau": 3, "step_size": 0.3, "method": "frugal", "drift_correction": False}
+
+
+def test_rows_are_what_separate_runs_give(made: tuple[Path, Rows]) -> None:
+    _, rows = made
+    own, paper, averaging = rows
+    assert [row["method"] for row in rows] == ["default", "paper", "FedAvg"]
+    for row, options in ((own, {}), (paper, {"method": "paper"}), (averaging, PLAIN)):
+        assert row["loss"] == pytest.approx(sum(run(seed, **options).loss for seed in (0, 1)) / 2)
+    assert averaging["knobs"] == "τ = 3, η = 0.3"
+    assert (averaging["tuning_runs"], averaging["budget_seconds"]) == (2, 1.0)
+
+
+def test_times_are_those_of_runs_that_end_there(made: tuple[Path, Rows]) -> None:
+    (averaging,) = where(made[1], method="FedAvg")
+    reached = [run(seed, until=f"loss={run(seed, **PLAIN).loss!r}") for seed in (0, 1)]
+    assert [result.stopped_by for result in reached] == ["target", "target"]
+    assert averaging["own_seconds"] == pytest.approx(sum(result.spent["time"] for result in reached) / 2)
+    assert averaging["seconds"] is None  # it ends above the default
+
+
+def test_page_has_the_table_and_the_claims(made: tuple[Path, Rows]) -> None:
+    out, _ = made
+    (found,) = reproduce.read_figures(out)
+    assert found.made_of == "mean of 2 runs of each method at its best, which was looked for over full grids, on digits"
+    assert found.table is not None
+    assert [row[:2] for row in found.table.rows] == [("digits", name) for name in ("default", "paper", "FedAvg")]
+    assert found.table.rows[2][5] == "never"
+    assert found.table.rows[2][6].endswith("% of the budget")
+    assert [claim.holds for claim in found.claims] == [True, True]
+    assert found.picture.stat().st_size > 1000
+
+
+def test_what_is_done_stays_done(made: tuple[Path, Rows], monkeypatch: pytest.MonkeyPatch) -> None:
+    def attempt(settings: Settings, *, each: str) -> Columns | Failure:
+        raise AssertionError("a run that is kept was made again")
+
+    monkeypatch.setattr(time_to_loss, "attempt", attempt)
+    monkeypatch.setattr("fedbudget.experiments.rivals.attempt", attempt)
+    out, before = made
+    figure = Short("rivals", "Rivals", ("digits",), long=True, settings_of={"digits": SHORT})
+    assert figure.make(figure.settings(None), GridSize(2), out / "rivals", jobs=1, progress=lambda *_: None) == before
+
+
+class TestTimesToLoss:
+    """Of three seeds, by hand."""
+
+    def found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float | None]) -> TimesToLoss:
+        def attempt(settings: Settings, *, each: str) -> Columns | Failure:
+            assert settings.until is not None
+            spent = seconds[settings.seed] if settings.tau == 3 else 0.25
+            if settings.seed == 2 and settings.tau != 3:
+                return Failure("out of memory")
+            return {"stopped_by": ["time" if spent is None else "target"], "spent_time": [spent or 1.0]}
+
+        monkeypatch.setattr(time_to_loss, "attempt", attempt)
+        own = TunedResult("default", {}, 1.0, None, cell=Settings(), losses=(1.0, 1.0, 1.0))
+        other = TunedResult("FedAvg", {}, 2.0, None, cell=Settings(tau=3), losses=(2.0, 2.0, 2.0))
+        found = times_to_loss(RivalComparison("", own, (other,)), folder=tmp_path, seeds=range(3), jobs=1)
+        return found["FedAvg"]
+
+    def test_are_medians(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.found(tmp_path, monkeypatch, [0.9, None, 0.5]) == TimesToLoss(0.9, 0.25)
+
+    def test_most_never_reach_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.found(tmp_path, monkeypatch, [0.9, None, None]).other is None
+
+
+def rows_of(**losses: float | None) -> list[Row]:
+    common = {
+        "accuracy": 0.9,
+        "knobs": "",
+        "tuning_runs": 1,
+        "seconds": 1.0,
+        "own_seconds": None,
+        "budget_seconds": 4.0,
+    }
+    return [{"task": "a task", "method": name, "loss": loss, **common} for name, loss in losses.items()]
+
+
+class TestClaims:
+    def claims(self, **losses: float | None) -> list[Claim]:
+        return FIGURES["rivals"].claims(rows_of(**losses))
+
+    def test_the_papers_method_is_no_rival(self) -> None:
+        own, best = own_and_best(rows_of(default=1.0, paper=0.1, FedAvg=3.0, FedAdam=2.0))
+        assert (own["method"], best["method"]) == ("default", "FedAdam")
+
+    @pytest.mark.parametrize(("best", "holds"), [(1.0, [True, False]), (0.96, [True, False]), (0.9, [False, False])])
+    def test_fail_where_a_rival_is_better(self, best: float, holds: list[bool]) -> None:
+        assert [claim.holds for claim in self.claims(default=1.0, FedAvg=2.0, FedAdam=best)] == holds
+
+    def test_hold_where_none_is(self) -> None:
+        assert [claim.holds for claim in self.claims(default=1.0, FedAvg=2.0, FedAdam=None)] == [True, True]
+
+
+class TestTasks:
+    def test_are_of_what_there_is(self) -> None:
+        for name in ("rivals", "niid-bench"):
+            figure = FIGURES[name]
+            settings = figure.settings(None)
+            assert {each.dataset for each in settings} <= set(data.DATASETS)
+            assert len(set(settings)) == len(figure.tasks)
+            assert {each.method for each in settings} == {Settings().method}
+            assert all(each.limits().limits.keys() == {"time"} for each in settings)
+
+    def test_published_accuracies_are_of_the_benchmarks_settings(self) -> None:
+        assert niid_bench.PUBLISHED.keys() == niid_bench.TASKS.keys()
+        assert {each["nodes"] for each in niid_bench.TASKS.values()} == {10}
+
+    def test_published_accuracies_are_beside_ours(self) -> None:
+        task = "Fashion-MNIST, 2 labels"
+        rows = [{**row, "task": task} for row in rows_of(default=1.0, SCAFFOLD=2.0)]
+        table = FIGURES["niid-bench"].table(rows)
+        assert table is not None
+        assert [row[4] for row in table.rows] == ["", "33.8 ± 41.2"]
+
+    def test_the_least_that_is_made_is_known_beforehand(self) -> None:
+        figure = FIGURES["rivals"]
+        (first, *_) = figure.settings(None)
+        cells = figure.runs(first, GridSize(5)).cells
+        assert len(cells) == 5 + sum(len(rival.cells(first)) for rival in module.published_rivals())
+        assert replace(first, seed=4) in cells

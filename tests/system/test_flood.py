@@ -1,0 +1,97 @@
+"""Anyone on the network, without credentials: connections that say nothing, half of a handshake, wrong tokens.
+
+The run goes on, and ends as it would. How much longer rounds take is in docs/robustness.md.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from fedbudget.engines.grpc.audit import AUDIT
+from fedbudget.engines.grpc.stream import METHOD, NAME, TOKEN
+from support.processes import FEDBUDGET, commands, records
+
+FEW = ("sh", "-c", 'ulimit -n 256; exec "$0" "$@"', FEDBUDGET)
+OPTIONS = ["--model", "softmax", "--tau", "5", "--budget", "time=6s", "--nodes", "2", "--out", "run"]
+SECRET = "a-token-that-is-long-enough"
+
+
+@contextmanager
+def connections(port: int, number: int, first: bytes = b"") -> Iterator[None]:
+    """So many that say this and no more."""
+    opened = []
+    try:
+        for _ in range(number):
+            connection = socket.socket()
+            connection.settimeout(1.0)
+            try:
+                connection.connect(("127.0.0.1", port))
+                connection.sendall(first)
+            except OSError:  # more than are accepted wait, or are turned away
+                connection.close()
+                continue
+            opened.append(connection)
+        yield
+    finally:
+        for connection in opened:
+            connection.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "tls"), [(1000, False), (200, True)])
+def test_connections_that_say_nothing(tmp_path: Path, number: int, tls: bool) -> None:
+    with commands(tmp_path) as start:
+        secure, trusting, first = [], [], b""
+        if tls:
+            assert start.run("certs", "certs").end() == 0
+            secure = ["--cert", "certs/aggregator.pem", "--key", "certs/aggregator.key"]
+            trusting, first = ["--ca", "certs/ca.pem"], bytes.fromhex("16030102000100 01fc0303")
+        aggregator = start.serve(*OPTIONS, *secure, program=FEW)
+        nodes = start.nodes(aggregator.port, 2, *trusting)
+        aggregator.wait_until(lambda: len(records(tmp_path / "run")) > 5)
+        with connections(aggregator.port, number, first):
+            before = len(records(tmp_path / "run"))
+            time.sleep(1.0)
+            aggregator.wait_until(lambda: len(records(tmp_path / "run")) > before + 5)
+            assert aggregator.end() == 0
+        assert [node.end() for node in nodes] == [0, 0]
+        assert "Too many open files" not in aggregator.errors
+
+
+@pytest.mark.slow
+def test_wrong_tokens_at_full_speed(tmp_path: Path) -> None:
+    tries = 0
+
+    async def guess(port: int, seconds: float) -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+
+            async def one() -> None:
+                nonlocal tries
+                while time.monotonic() < end:
+                    call = channel.stream_stream(METHOD)(metadata=[(NAME, "n1"), (TOKEN, "wrong" * 5)])
+                    try:
+                        await call.read()
+                    except grpc.RpcError:
+                        tries += 1
+
+            end = time.monotonic() + seconds
+            await asyncio.gather(*(one() for _ in range(100)))
+
+    with commands(tmp_path) as start:
+        (tmp_path / "token").write_text(SECRET)
+        (tmp_path / "token").chmod(0o600)
+        aggregator = start.serve(*OPTIONS, "--token-file", "token", program=FEW)
+        nodes = start.nodes(aggregator.port, 2, "--token-file", "token")
+        aggregator.wait_until(lambda: len(records(tmp_path / "run")) > 5)
+        asyncio.run(guess(aggregator.port, 3.0))
+        assert aggregator.end() == 0
+        assert [node.end() for node in nodes] == [0, 0]
+        refused = [line for line in (tmp_path / "run" / AUDIT).read_text().splitlines() if '"refused"' in line]
+        assert 1 <= len(refused) < 15
+        assert tries < 200  # it was more than 600 a second

@@ -1,0 +1,63 @@
+"""What must be written is tried again, and has descriptors when others have taken all."""
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedbudget.persistence import persistently
+
+TAKES_ALL = """
+import os, sys
+from pathlib import Path
+from fedbudget import atomic_file
+from fedbudget.persistence import keep_descriptors, persistently
+keep_descriptors()
+taken = []
+try:
+    while True:
+        taken.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+for text in (b"one", b"two"):
+    persistently(lambda: atomic_file.replace(Path(sys.argv[1]), text))
+try:
+    os.open(os.devnull, os.O_RDONLY)
+except OSError:
+    print("all are taken")
+"""
+
+
+def test_a_file_is_written_when_others_have_taken_all_descriptors(tmp_path: Path) -> None:
+    def few() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+
+    run = [sys.executable, "-c", TAKES_ALL, str(tmp_path / "file")]
+    done = subprocess.run(run, preexec_fn=few, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("all are taken\n", "")
+    assert (tmp_path / "file").read_bytes() == b"two"
+
+
+def test_what_passes_is_waited_for() -> None:
+    tries = iter([errno.ENOSPC, errno.ENOSPC, None])
+
+    def action() -> str:
+        number = next(tries)
+        if number is not None:
+            raise OSError(number, os.strerror(number))
+        return "done"
+
+    assert persistently(action) == "done"
+
+
+@pytest.mark.parametrize(("number", "patience"), [(errno.EACCES, 10.0), (errno.ENOSPC, 0.0)])
+def test_what_does_not_pass_is_told(number: int, patience: float) -> None:
+    def action() -> None:
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(OSError, match=os.strerror(number)):
+        persistently(action, patience)
