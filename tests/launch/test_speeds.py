@@ -106,9 +106,11 @@ def test_a_node_that_becomes_slow_holds_the_others_up_for_a_few_rounds_only() ->
 
 
 def test_with_a_budget_of_energy_alone_all_make_the_same_number() -> None:
-    result = run(speeds=TestWhatIsTold.SPEEDS, budget="energy=100J")
-    assert len(result.rounds) > 5
-    assert not any(record.work for record in result.rounds)
+    by_itself, equal = (
+        run(speeds=TestWhatIsTold.SPEEDS, budget="energy=100J", workload=workload) for workload in (None, "equal")
+    )
+    assert len(by_itself.rounds) > 5
+    assert by_itself.w.tobytes() == equal.w.tobytes()
 
 
 def test_what_cannot_be() -> None:
