@@ -87,6 +87,8 @@ def beside(name: str, rounds: int) -> dict[str, Any]:
     np.testing.assert_allclose(ws, ours[: len(ws)], rtol=1e-4, atol=1e-6)
     after, _ = our_turn()
     theirs = [later - earlier for earlier, later in pairwise(ended[WARMING_UP - 1 :])]
+    if not theirs:
+        return {**row, "left_out": f"it made {len(ended)} rounds, and the first {WARMING_UP} do not count"}
     milliseconds = median_milliseconds(before + after), median_milliseconds(theirs)
     versions = f"{needs[0].split('>')[0].split('=')[0]} {_version(python, needs[0])}"
     both = {"ours_milliseconds": milliseconds[0], "theirs_milliseconds": milliseconds[1]}

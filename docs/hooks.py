@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import command_line
 
 _ROOT = Path(__file__).parents[1]
-_LINK = re.compile(r"\]\((?P<path>(?:\.\./)+(?:src|examples)/[^)#\s]+)\)")
+_LINK = re.compile(r"\]\((?P<path>(?:\.\./)+(?:src|examples|benchmarks|docker)/[^)#\s]+)\)")
 _LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown"}
 _log = logging.getLogger("mkdocs.hooks")
 

@@ -15,6 +15,7 @@ CALLS = {
     "randomness.py": 1,
     "models/kmeans.py": 1,  # the first centers, from the seed alone: another stream would change every run of k-means
     "data/dataset.py": 1,  # rows held out for tests, the same for every seed of a run
+    "data/small.py": 2,  # and which samples of these are trained and tested on
 }
 
 

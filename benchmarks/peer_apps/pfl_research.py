@@ -52,9 +52,10 @@ def run(work: Work, told: Callable[[Any], None]) -> None:
     class Averaging(FederatedAveraging):
         def train_one_user(self, initial_model_state: Any, model: Any, user_dataset: Any, central_context: Any) -> Any:
             batches = work.batches[central_context.current_central_iteration, int(user_dataset.user_id)]
-            model.w = descend(model.w, *user_dataset.raw_data, batches)
+            x, y = user_dataset.raw_data
+            model.w = descend(model.w, x, y, batches)
             statistics = model.get_model_difference(initial_model_state)
-            statistics.reweight(len(user_dataset.raw_data[1]))
+            statistics.reweight(len(y))
             return statistics, Metrics()
 
     class Told(TrainingProcessCallback):

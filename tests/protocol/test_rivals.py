@@ -298,7 +298,7 @@ class TestFedNova:
         """A node's way is that of as many updates of its own, made longer to τ_eff of them."""
         case = problem("svm", 4)
         parts, w = self.parts(case), case.start(4)
-        how = {"by_data": DataWorkload(self.SIZES), "proximal": 0.7}
+        how: dict[str, Any] = {"by_data": DataWorkload(self.SIZES), "proximal": 0.7}
         fleets = [Fleet(case.model, Shards.of(case.table, parts), batch=None, seed=9)]
         _, report, _ = next(iter(converse(fleets, FixedTau(8), eta=0.05, rounds=1, w=w, **how)))
         effective = sum(size * updates for size, updates in zip(self.SIZES, self.UPDATES, strict=True)) / 60
@@ -310,9 +310,11 @@ class TestFedNova:
     def test_nodes_with_as_many_samples_each_are_averaged(self) -> None:
         case = problem("softmax", 5)
         parts, w = np.split(np.argsort(case.x[:, 0]), 4), case.start(5)
+        common: dict[str, Any] = {"eta": 0.1, "rounds": 5, "w": w}
+        by_data = DataWorkload((15,) * 4)
         plain, nova = (
-            [each.w for each, _, _ in converse(alone(case, parts), FixedTau(5), eta=0.1, rounds=5, w=w, **how)]
-            for how in ({}, {"by_data": DataWorkload((15,) * 4)})
+            [each.w for each, _, _ in converse(alone(case, parts), FixedTau(5), **common, by_data=how)]
+            for how in (None, by_data)
         )
         np.testing.assert_allclose(plain, nova, atol=1e-6)
 

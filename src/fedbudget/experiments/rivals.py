@@ -90,7 +90,7 @@ class Rival:
         return found
 
 
-_PLAIN = {
+_PLAIN: Mapping[str, Any] = {
     **dict.fromkeys((*PLAIN_UPDATE, "delta", "step_fall", "workload")),
     "method": "frugal",
     "drift_correction": False,

@@ -48,8 +48,8 @@ def _network(name: str, dataset: Dataset, _: dict[str, Any], device: str) -> Mod
     from fedbudget.models.torch_model import TorchModel
 
     number = name == "mlp" and dataset.train.labels is None and dataset.train.values is not None
-    makes = {"mlp": networks.mlp, "cnn": networks.cnn, "lenet": networks.lenet}
-    make: Any = partial(makes[name], dataset.features if name == "mlp" else dataset.shape)  # type: ignore[arg-type]
+    makes: dict[str, Callable[[Any, int], Any]] = {"mlp": networks.mlp, "cnn": networks.cnn, "lenet": networks.lenet}
+    make = partial(makes[name], dataset.features if name == "mlp" else dataset.shape)
     outputs = 1 if number else max(1, len(dataset.classes))
     return TorchModel(partial(make, outputs), name=name, target="real" if number else "classes", device=device)
 

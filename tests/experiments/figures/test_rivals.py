@@ -12,11 +12,10 @@ from fedbudget import data
 from fedbudget.experiments import reproduce, time_to_loss
 from fedbudget.experiments.cells import Columns, Failure
 from fedbudget.experiments.figures import FIGURES, niid_bench
-from fedbudget.experiments.figures import rivals as module
 from fedbudget.experiments.figures.figure import Claim, GridSize
 from fedbudget.experiments.figures.rivals import Rivals, own_and_best
 from fedbudget.experiments.figures.rows import Row, Rows, where
-from fedbudget.experiments.rivals import Rival, RivalComparison, TunedResult
+from fedbudget.experiments.rivals import Rival, RivalComparison, TunedResult, published_rivals
 from fedbudget.experiments.time_to_loss import TimesToLoss, times_to_loss
 from fedbudget.settings import Settings
 
@@ -168,5 +167,5 @@ class TestTasks:
         figure = FIGURES["rivals"]
         (first, *_) = figure.settings(None)
         cells = figure.runs(first, GridSize(5)).cells
-        assert len(cells) == 5 + sum(len(rival.cells(first)) for rival in module.published_rivals())
+        assert len(cells) == 5 + sum([len(rival.cells(first)) for rival in published_rivals()])
         assert replace(first, seed=4) in cells
