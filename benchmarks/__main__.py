@@ -27,6 +27,7 @@ from benchmarks import (
     peers,
     rounds,
     scale,
+    slow_line,
     startup,
     unequal,
 )
@@ -255,6 +256,7 @@ if __name__ == "__main__":
         "normalization": normalization.main,
         "peers": peers.main,
         "unequal": unequal.main,
+        "slow-line": slow_line.main,
     }  # many runs, and options of their own
     if sys.argv[1:2] and sys.argv[1] in runs:
         runs[sys.argv[1]](sys.argv[2:])

@@ -9,7 +9,7 @@ from fedbudget.option import Count, Impute, NotNegative, Positive
 MethodName = Literal["accelerated", "frugal", "paper", "centralized", "asynchronous"]
 Delta = Literal["gradient", "parameters"]
 CostSource = Literal["simulated", "measured"]
-Compression = Literal["none", "16-bit", "8-bit"]
+Compression = Literal["none", "16-bit", "8-bit", "auto"]
 EngineName = Literal["in-process", "ray", "network"]
 Keep = Literal["best-loss", "best-on-test"]
 UpdateName = Literal["average", "accelerate", "fedavgm", "fedadam", "fedyogi"]

@@ -253,7 +253,7 @@ class Settings:
         shown="from what rounds took",
     )
     compress: Compression | None = option(
-        None, "How parameters are sent: none, 16-bit or 8-bit.", "network", _NETWORK, shown="none"
+        None, "How parameters are sent: none, 16-bit, 8-bit, or auto.", "network", _NETWORK, shown="none"
     )
     max_share: Chance | None = option(
         None, "The most of the average that one node may be.", "network", _NETWORK, shown="0.5, of three or more"

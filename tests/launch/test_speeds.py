@@ -64,7 +64,7 @@ class TestWhatIsTold:
             assert (fast, slow) == ([4 * record.tau] * 2, [record.tau] * 3)
             assert record.work["idle"] == [0.0] * 5
             assert record.work["idle_equal"] == [0.75, 0.75, 0.0, 0.0, 0.0]
-            assert record.effective_tau == pytest.approx(record.tau * 15 / 7)
+            assert record.effective_tau == pytest.approx(record.tau * 10 / 7)
             assert record.tau_text == f"{record.tau}-{4 * record.tau}"
         made = sum(record.effective_tau for record in result.rounds if record.tau)
         assert result.local_updates == round(made)
@@ -101,14 +101,16 @@ def test_a_node_that_becomes_slow_holds_the_others_up_for_a_few_rounds_only() ->
         return float(sum(updates[first:last]) / sum(times[first:last]))
 
     assert rate(10, 13) < rate(3, 10) / 3
-    assert rate(15, 45) > rate(3, 10)
-    assert np.median(times[15:45]) < 2 * np.median(times[3:10])
+    assert rate(15, 45) > 0.7 * rate(3, 10)
+    assert np.median(times[15:45]) < 1.3 * np.median(times[3:10])
 
 
 def test_with_a_budget_of_energy_alone_all_make_the_same_number() -> None:
-    result = run(speeds=TestWhatIsTold.SPEEDS, budget="energy=100J")
-    assert len(result.rounds) > 5
-    assert not any(record.work for record in result.rounds)
+    by_itself, equal = (
+        run(speeds=TestWhatIsTold.SPEEDS, budget="energy=100J", workload=workload) for workload in (None, "equal")
+    )
+    assert len(by_itself.rounds) > 5
+    assert by_itself.w.tobytes() == equal.w.tobytes()
 
 
 def test_what_cannot_be() -> None:

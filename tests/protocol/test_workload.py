@@ -47,6 +47,7 @@ class TestWhoMakesHowMany:
         assert (said.most, said.updates) == (8, (8, 8, 2, 2, 2))
         assert two_fast.length(9) == 4  # of 2.14, 4.29, 6.43, 8.57, 10.7
 
+    @settings(deadline=None)
     @given(times=several_times, length=st.integers(1, 30))
     def test_nobody_is_longer_at_it_than_the_slowest(self, times: Float64, length: int) -> None:
         updates = workload(times).updates(length)
@@ -54,6 +55,7 @@ class TestWhoMakesHowMany:
         assert ((updates + 1) * times > length * times.max() * (1 - 1e-6))[updates < 100].all()
         assert updates.min() == length
 
+    @settings(deadline=None)
     @given(times=several_times, tau=st.integers(1, 60))
     def test_the_length_comes_nearest_to_the_tau_that_is_wanted(self, times: Float64, tau: int) -> None:
         found = workload(times)

@@ -107,7 +107,8 @@ def serving(
             metrics.count(**vars(server.counters))
 
         model = own_model(settings, overrides)
-        compressor = BroadcastCompressor(compression_of(settings))
+        compress = compression_of(settings)
+        compressor = BroadcastCompressor("none" if compress == "auto" else compress)
         server = AggregatorServer(
             listen.address,
             run=secrets.token_hex(8) if resumed is None else str(resumed.engine["run"]),
@@ -199,7 +200,7 @@ def _gather(
         trials=server.trials(),
         test=table,
         resumed=resumed,
-        quantize=compressor.quantize,
+        compressor=compressor,
         remarks=remarks,
     )
 

@@ -11,7 +11,8 @@ from typing import Any
 from fedbudget.control import AdaptiveTau, Controller, FixedTau
 from fedbudget.data.agreement import classes_of_some
 from fedbudget.data.shards import Table
-from fedbudget.engines.remote.compression import KINDS, Kind
+from fedbudget.engines.remote.compression import BroadcastCompressor, Compression
+from fedbudget.engines.remote.compression_choice import CompressionChoice
 from fedbudget.engines.remote.engine import RemoteEngine, RemoteNodes
 from fedbudget.engines.remote.members import OWN
 from fedbudget.engines.remote.round_costs import believable_costs, evaluation_usage
@@ -28,7 +29,6 @@ from fedbudget.models.description import describe
 from fedbudget.protocol import tree
 from fedbudget.protocol.messages import PeerError
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.steps import Quantize
 from fedbudget.resources import round_usage
 from fedbudget.resources.usage import NodeCosts
 from fedbudget.runs.checkpoint import Checkpoint
@@ -136,8 +136,8 @@ def model_for(settings: Settings, samples: SamplesDescription, own: Model | None
     return model
 
 
-def compression_of(settings: Settings) -> Kind:
-    return next(kind for kind in KINDS if kind == (settings.compress or "none"))
+def compression_of(settings: Settings) -> Compression:
+    return settings.compress or "none"
 
 
 def warm_up(model: Model, test: Table | None) -> None:
@@ -161,7 +161,7 @@ def prepare_remote(
     delay: float = 0.0,
     test: Table | None = None,
     resumed: Checkpoint | None = None,
-    quantize: Quantize | None = None,
+    compressor: BroadcastCompressor | None = None,
     remarks: tuple[str, ...] = (),
 ) -> PreparedRun:
     """A run with nodes that know their task, and have said what a trial round takes.
@@ -172,7 +172,7 @@ def prepare_remote(
       delay: seconds that a round takes besides, as far as nodes cannot know.
       test: samples to test on; where there are none, nodes are asked that have some.
       resumed: where to go on from.
-      quantize: what nodes will hold of a new w; the w itself when left out.
+      compressor: how vectors are sent, where they are sent with fewer bits.
       remarks: on the nodes' data.
     """
     assert settings.nodes is not None
@@ -187,6 +187,10 @@ def prepare_remote(
         closing = min(_CLOSING, 0.01 * meters.budget.limits.get("time", 0.0))
         evaluation = _evaluation_costs(meters, task, trials) if nodes_test else {}
         method = replace(method, spending=replace(method.spending, closing=closing, evaluation=evaluation))
+    quantize, choice = None if compressor is None else compressor.quantize, None
+    if compressor is not None and task.compress == "auto":
+        measured = meters.time.source == "measured"
+        choice = CompressionChoice.first(compressor, budgeted="bytes" in meters.budget.limits, measured=measured)
     aggregator = build_aggregator(
         method, meters, start, rounds=settings.rounds, quantize=quantize, statistics=model.statistics
     )
@@ -199,6 +203,7 @@ def prepare_remote(
         trial=trial,
         points=evaluation_points(settings) if nodes_test else None,
         evaluation_seconds=evaluation_usage(trials, 0).seconds if nodes_test else 0.0,
+        compression=choice,
     )
     return PreparedRun(
         settings=settings,

@@ -238,8 +238,7 @@ class Aggregator:
         if broadcast.stop:
             state = self._finish(state, best=best)
         else:
-            choice = choose(method, state, recover=recover)
-            state, round_ = self._announce(state, choice, best=best), replace(round_, expected=choice.costs)
+            state = self._announce(state, choose(method, state, recover=recover), best=best)
         self.last = round_  # when nothing can fail any more, of what may be the user's own
         return self._answer(state)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from fedbudget.budget import Costs
 from fedbudget.control import ControlInputs, Decision, Reason
 from fedbudget.protocol.fednova import DataWorkload
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState
-from fedbudget.protocol.workload import LEAST_GAIN, Workload
+from fedbudget.protocol.update import MovingRule
+from fedbudget.protocol.workload import LEAST_GAIN, STRETCH, Workload
 
 _State = AggregatorState[Any, Any]
 
@@ -26,12 +26,10 @@ class Choice:
     Args:
       decision: τ, or k where nodes share the round by their speeds, and why.
       workload: how they share it; None where all make the same number of updates.
-      costs: what it was chosen with.
     """
 
     decision: Decision
     workload: Workload | DataWorkload | None = None
-    costs: Costs | None = None
 
 
 def choose(method: Method, state: _State, *, recover: bool) -> Choice:
@@ -46,15 +44,13 @@ def choose(method: Method, state: _State, *, recover: bool) -> Choice:
         return Choice(Decision(1, Reason.START))
     costs, budget = method.spending.costs(state.ledger), state.ledger.budget
     inputs = ControlInputs(state.estimates, state.step_size.eta, costs.step, costs.aggregation, budget.array)
-    decision = method.controller.next(state.decision, inputs)
     if method.by_data is not None:
-        return Choice(decision, method.by_data, costs)
+        return Choice(method.controller.next(state.decision, inputs), method.by_data)
+    decision = method.controller.next(_last(state), inputs)
     workload = _workload(method, state)
     if workload is None or not _time_binds(decision, inputs, list(budget.limits)):
-        return Choice(decision, costs=costs)
-    faster = Costs(costs.step / workload.gain, costs.aggregation)
-    wanted = method.controller.next(_last(state), replace(inputs, c=faster.step))
-    return Choice(Decision(workload.length(wanted.tau), wanted.reason), workload, faster)
+        return Choice(decision)
+    return Choice(Decision(workload.length(decision.tau), decision.reason), workload)
 
 
 def _workload(method: Method, state: _State) -> Workload | None:
@@ -62,7 +58,8 @@ def _workload(method: Method, state: _State) -> Workload | None:
     drift = state.drift
     if method.by_speed is None or state.times is None or drift is None or not drift.coming.correct:
         return None
-    workload = Workload.of(state.times, state.round + 1, method.by_speed)
+    stretch = 1.0 if isinstance(method.update, MovingRule) else STRETCH
+    workload = Workload.of(state.times, state.round + 1, method.by_speed, stretch)
     return workload if workload is not None and workload.gain >= LEAST_GAIN else None
 
 

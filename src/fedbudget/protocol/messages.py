@@ -7,7 +7,7 @@ broadcast that it answers, `Broadcast.report_fields`. Sizes and merging follow f
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from fedbudget.errors import FedbudgetError
 
 _SCALAR = 8  # bytes of a number
 _HEADER = 32  # bytes of all flags, and of the fields below
-_IN_HEADER = frozenset({"round", "tau", "eta", "momentum", "work", "nodes", "sizes"})
+_IN_HEADER = frozenset({"round", "tau", "eta", "momentum", "work", "compress", "nodes", "sizes"})
 
 
 class LocalError(FedbudgetError, RuntimeError):
@@ -126,6 +126,7 @@ class Broadcast:
       mean: what the w_i of the round before were combined to, [parameters], where w is not that and nodes must know it.
       momentum: as much of the way from the w before to this one nodes go once more, spread over their updates.
       evaluate: whether nodes that have test samples are to say what w is worth on them, and in the final round w^f too.
+      compress: how vectors are sent with it, and back, where that is decided round by round.
       work: where nodes make different numbers of updates; of all nodes, until it is said `to` some.
     """
 
@@ -142,6 +143,7 @@ class Broadcast:
     momentum: float = 0.0
     evaluate: bool = False
     work: Work | None = None
+    compress: Literal["none", "16-bit", "8-bit"] | None = None
 
     def __post_init__(self) -> None:
         if self.request.drift != (self.drift is not None):

@@ -11,15 +11,18 @@ went along on average, it reports w(t₀) - η τ_eff d_i, so that the mean of r
     w(t) = w(t₀) - η τ_eff Σ p_i d_i,      τ_eff = min(mean of τ_i, 1.5 · harmonic mean of τ_i).
 
 The harmonic mean is safe: on average nobody's way is made longer than it was. The mean is faster, and goes too far
-where speeds differ much. All that is made from w_i(t) and ητ elsewhere (drift.py, estimates.py) holds with τ_eff in the
-place of τ. With drift corrected, the point that rounds come to rest at is the minimum of F, whatever the τ_i
-(docs/theory.md), and without it is not: so nodes make different numbers of updates only in rounds that are corrected.
+where speeds differ much. An update rule whose w goes on by itself finds by itself how far: then τ_eff is the harmonic
+mean, with which the loss was lower in most trials (docs/decisions.md). All that is made from w_i(t) and ητ elsewhere
+(drift.py, estimates.py) holds with τ_eff in the place of τ. With drift corrected, the point that rounds come to rest at
+is the minimum of F, whatever the τ_i (docs/theory.md), and without it is not: so nodes make different numbers of
+updates only in rounds that are corrected.
 
 And only where time is what there is least of: an update more costs energy and CPU time, and with these alone the same
-τ for all was better. The controller chooses τ for the effective node: an update of it takes 1/γ of one of the slowest
-node, with γ = τ_eff / k, and k is what comes nearest to the τ that it wants. The ledger counts updates of the slowest
-node: what a round costs is k c_s + b, and a budget is planned as ever. k is a whole number, so a node that is far
-slower than the rest makes one update in each round, and the others do not wait for more than that.
+τ for all was better. The controller chooses τ as if all made the same number of updates, and k is what brings τ_eff
+nearest to it: what is gained makes rounds shorter, and not longer in effect. (An update of the effective node is
+cheaper, so that the controller would want more of them; that gave half of the gain.) The ledger counts updates of the
+slowest node: what a round costs is k c_s + b, and a budget is planned as ever. k is a whole number, so a node that is
+far slower than the rest makes one update in each round, and the others do not wait for more than that.
 
 How long a local update takes is measured: the median of a node's last rounds, so that one that is slow for a moment
 does not count, and one that stays slow is followed after three.
@@ -38,8 +41,9 @@ WINDOW = 5
 RECENT = 10
 """One that was in none of so many last rounds is not waited for, and does not set their length."""
 LEAST_GAIN = 1.1
-"""γ from which on it is worth while: what differs by less is noise of clocks."""
-_SAFE = 1.5
+"""τ_eff / k from which on it is worth while: what differs by less is noise of clocks."""
+STRETCH = 1.5
+"""How many times the harmonic mean τ_eff may be."""
 
 
 class NodeTimes(NamedTuple):
@@ -117,25 +121,27 @@ class Workload:
       ratios: c_s / c_i of each node that takes part these days, 1 of the slowest, [n].
       nodes: their numbers.
       most: τ_max.
+      stretch: how many times the harmonic mean τ_eff may be.
     """
 
     nodes: Int64
     ratios: Float64
     most: int
+    stretch: float = STRETCH
 
     @classmethod
-    def of(cls, times: StepTimes, coming: int, most: int) -> "Workload | None":
+    def of(cls, times: StepTimes, coming: int, most: int, stretch: float = STRETCH) -> "Workload | None":
         """Of the coming round; None where nothing is known of any node."""
         typical = times.typical()
         recent = times.seen >= coming - RECENT
         if not recent.any():
             return None
-        return cls(times.nodes[recent], typical[recent].max() / typical[recent], most)
+        return cls(times.nodes[recent], typical[recent].max() / typical[recent], most, stretch)
 
     @property
     def gain(self) -> float:
-        """γ of long rounds."""
-        return effective_tau(self.ratios)
+        """τ_eff / k of long rounds."""
+        return effective_tau(self.ratios, self.stretch)
 
     def updates(self, length: int) -> Int64:
         """τ_i in a round of k updates of the slowest node, [n]."""
@@ -157,10 +163,10 @@ class Workload:
         own = self.updates(length)
         all_nodes = np.full(int(self.nodes[-1]) + 1, length)
         all_nodes[self.nodes] = own
-        return Work(effective_tau(own), int(own.max()), tuple(all_nodes.tolist()))
+        return Work(effective_tau(own, self.stretch), int(own.max()), tuple(all_nodes.tolist()))
 
     def _effective(self, length: int) -> float:
-        return effective_tau(self.updates(length))
+        return effective_tau(self.updates(length), self.stretch)
 
 
 @dataclass(frozen=True)
@@ -206,10 +212,10 @@ def idle_shares(times: Float64, updates: Int64 | Float64) -> Float64:
     return 1 - took / longest if longest > 0 else np.zeros_like(times)
 
 
-def effective_tau(updates: Int64 | Float64) -> float:
+def effective_tau(updates: Int64 | Float64, stretch: float = STRETCH) -> float:
     """τ_eff.
 
     >>> effective_tau(np.array([4, 4, 1, 1, 1])), effective_tau(np.array([3, 3]))
     (2.142857142857143, 3.0)
     """
-    return float(min(updates.mean(), _SAFE * len(updates) / (1 / updates).sum()))
+    return float(min(updates.mean(), stretch * len(updates) / (1 / updates).sum()))

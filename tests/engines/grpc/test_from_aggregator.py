@@ -21,7 +21,7 @@ from fedbudget.engines.grpc.from_aggregator import (
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.compression import KINDS, decode, encode
 from fedbudget.engines.remote.messages import Farewell, Welcome
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError
+from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Work
 from support.messages import EVERYTHING, NOTHING, REQUESTS, TASK, a_broadcast, changed, vector, welcomed
 from support.methods import bits
 
@@ -65,15 +65,39 @@ def test_a_broadcast(data: st.DataObject) -> None:
     before, difference = None, None
     if data.draw(st.booleans()):
         before = vector(rng, d)
-        difference = encode(task.compress, broadcast.w - before)
-        broadcast = replace(broadcast, w=before + decode(task.compress, difference, d))
-    messages = pack_broadcast(broadcast, base_round, catch_up=catch_up, difference=difference)
+        difference = encode(task.compression(broadcast), broadcast.w - before)
+        broadcast = replace(broadcast, w=before + decode(task.compression(broadcast), difference, d))
+    kind = task.compression(broadcast)
+    messages = pack_broadcast(broadcast, base_round, catch_up=catch_up, difference=difference, kind=kind)
     encoded = welcomed(task).feed(messages[0])
     assert isinstance(encoded, EncodedBroadcast)
     assert encoded.base_round == base_round
     request_ = encoded.request(before)
     assert request_.base_round == base_round
     assert bits(request_.broadcast) == bits(replace(broadcast, catch_up=broadcast.catch_up if catch_up else None))
+
+
+def test_with_8_bits_the_mean_is_told_by_16_of_how_far_it_is_from_w() -> None:
+    """And what each node is to do is told it alone, whatever else is agreed on round by round."""
+    task, before = replace(TASK, compress="auto", tau_max=9), np.array([1, 2, 3], np.float32)
+    difference = encode("8-bit", np.array([0.5, -1, 0.25], np.float32))
+    w = before + decode("8-bit", difference, 3)
+    broadcast = replace(
+        BROADCAST, w=w, mean=w + np.array([1e-3, -2e-3, 5e-4], np.float32), work=Work(2.5, 4, (4,)), compress="8-bit"
+    )
+    messages = pack_broadcast(broadcast, 2, catch_up=False, difference=difference, kind="8-bit")
+    encoded = welcomed(task).feed(messages[0])
+    assert isinstance(encoded, EncodedBroadcast)
+    found = encoded.request(before).broadcast
+    assert (found.work, found.compress) == (broadcast.work, "8-bit")
+    assert found.w.tobytes() == w.tobytes()
+    assert found.mean is not None
+    np.testing.assert_allclose(found.mean - w, [1e-3, -2e-3, 5e-4], rtol=1e-2)
+    too_many = replace(broadcast, work=Work(2.5, 10, (10,)))
+    told = welcomed(task).feed(pack_broadcast(too_many, 2, catch_up=False, difference=None)[0])
+    assert isinstance(told, EncodedBroadcast)
+    with pytest.raises(PeerError, match=r"10 updates, in effect 2\.5, and 9 were agreed on"):
+        told.request(before)
 
 
 def test_numbers_take_few_bytes() -> None:

@@ -240,11 +240,10 @@ def test_an_interruption_in_the_middle_of_a_round_is_saved_and_charged(two_nodes
     assert kept[0] > 0
 
 
-def trained(compress: Compression) -> tuple[float, int]:
+def trained(compress: Compression, *limits: str) -> tuple[float, int]:
     """The loss over all samples that three nodes with digits come to, and what compression saved."""
-    settings = Settings(
-        model="svm", tau=5, rounds=10, nodes=3, partition="case:2", budget=("time=1000s",), compress=compress
-    )
+    budget = ("time=1000s", *limits)
+    settings = Settings(model="svm", tau=5, rounds=10, nodes=3, partition="case:2", budget=budget, compress=compress)
     counters = []
     threads = []
 
@@ -276,3 +275,7 @@ def test_compression_costs_little_loss_and_saves_what_it_should() -> None:
         loss, saved = trained(compress)
         assert saved == vectors * each
         assert loss == pytest.approx(exact, rel=margin)
+
+
+def test_where_bytes_are_budgeted_auto_is_8_bits() -> None:
+    assert trained("auto", "bytes=1GB") == trained("8-bit", "bytes=1GB")

@@ -25,22 +25,32 @@ from fedbudget.protocol.messages import Broadcast, PeerError
 _MORE = pb.FromAggregator.MORE_FIELD_NUMBER
 _MOST_NUMBERS, _BYTES_OF_UPDATES = 1000, 9  # bytes of all but vectors, and more of each node's number of updates
 _LAYOUT = MessageLayout(Broadcast, without={"request"})
+_NOTHING = np.empty(0, np.float32)
+_MEAN: dict[Kind, Kind] = {"8-bit": "16-bit"}
+"""What the w_i were combined to, where w has few bits: it is near w, and c follows from it, without error feedback."""
 
 
 def pack_welcome(welcome: Welcome) -> list[bytes]:
     return [pb.FromAggregator(welcome=describe(welcome)).SerializeToString()]
 
 
-def pack_broadcast(broadcast: Broadcast, base_round: int, *, catch_up: bool, difference: bytes | None) -> list[bytes]:
+def pack_broadcast(
+    broadcast: Broadcast, base_round: int, *, catch_up: bool, difference: bytes | None, kind: Kind = "none"
+) -> list[bytes]:
     """A broadcast to nodes whose memory stands after the same round.
 
     Args:
       catch_up: whether they are told what they missed.
       difference: w less the w that they know, compressed; w itself is sent when not given.
+      kind: how it was.
     """
     numbers, arrays = _LAYOUT.encode(broadcast if catch_up else replace(broadcast, catch_up=None))
-    raw = [compression.encode("none", array) for name, array in arrays.items() if name != "w" or difference is None]
-    vectors = b"".join(raw if difference is None else [difference, *raw])
+    parts = {name: compression.encode("none", array) for name, array in arrays.items()}
+    if difference is not None:
+        parts["w"] = difference
+        if "mean" in parts and kind in _MEAN:
+            parts["mean"] = compression.encode(_MEAN[kind], arrays["mean"] - broadcast.w)
+    vectors = b"".join(parts.values())
     message = pb.Broadcast(
         base_round=base_round, numbers=numbers, difference=difference is not None, **first_part(vectors)
     )
@@ -97,6 +107,8 @@ class EncodedBroadcast:
                 raise PeerError("a difference to parameters that were never told")
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
                 arrays["w"] = before + arrays["w"]
+                if self.kinds.get("mean", "none") != "none":
+                    arrays["mean"] = arrays["w"] + arrays["mean"]
         if not all(np.isfinite(array).all() for array in arrays.values()):
             raise PeerError("parameters that are not finite")
         return arrays
@@ -154,7 +166,10 @@ class AggregatorReader:
             raise PeerError(f"a broadcast with {len(message.numbers)} bytes of numbers")
         values, names = _LAYOUT.decode(message.numbers)
         difference = message.difference
-        kinds: dict[str, Kind] = {name: task.compress if name == "w" and difference else "none" for name in names}
+        kinds: dict[str, Kind] = dict.fromkeys(names, "none")
+        if difference:
+            told = task.compression(_LAYOUT.build(values, dict.fromkeys(names, _NOTHING), request=task.request))
+            kinds |= {name: kind for name, kind in (("w", told), ("mean", _MEAN.get(told, "none"))) if name in kinds}
         size = sum(compression.encoded_size(kind, task.parameters) for kind in kinds.values())
         self._vectors = VectorBytes(size, message.size, message.vectors, _MORE)
         self._broadcast = EncodedBroadcast(message.base_round, values, kinds, difference, self._vectors.data, task)

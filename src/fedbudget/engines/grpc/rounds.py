@@ -144,7 +144,8 @@ class Rounds:
         broadcast, member = pending.broadcast, self.members[peer.name]
         peer.asked, peer.asked_at = broadcast.round, self._thread.loop.time()
         pending.ask(peer.name, peer.hello.instance)
-        peer.reader.expect_report(broadcast, member.numbers, member.counted, self._compressor.kind)
+        kind = broadcast.compress or self._compressor.kind
+        peer.reader.expect_report(broadcast, member.numbers, member.counted, kind)
         base_round, broadcast = member.base_round, broadcast.to(member.numbers)
         if base_round != broadcast.round - 1:
             catch_up = broadcast.catch_up is not None
@@ -153,7 +154,8 @@ class Rounds:
         difference = self._compressor.difference(broadcast) if base_round else None
         updates = () if broadcast.work is None else broadcast.work.updates
         if updates not in self._packed:
-            self._packed[updates] = pack_broadcast(broadcast, base_round, catch_up=False, difference=difference)
+            packed = pack_broadcast(broadcast, base_round, catch_up=False, difference=difference, kind=kind)
+            self._packed[updates] = packed
         if difference is not None:
             self.counters.saved += 4 * broadcast.w.size - len(difference)
         self.peers.send(peer, self._packed[updates])
@@ -173,7 +175,11 @@ class Rounds:
 
     def _saved(self, answer: Answer) -> int:
         """Bytes that compression has saved of a report."""
-        kind, vectors = self._compressor.kind, [getattr(answer.report, name) for name in VECTORS]
+        assert self.pending is not None
+        kind, vectors = (
+            self.pending.broadcast.compress or self._compressor.kind,
+            [getattr(answer.report, name) for name in VECTORS],
+        )
         sizes = [vector.size for vector in vectors if vector is not None]
         return 0 if kind == "none" else sum(4 * size - compression.encoded_size(kind, size) for size in sizes)
 

@@ -22,6 +22,8 @@ from fedbudget.arrays import Float32
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError
 
 Kind = Literal["none", "16-bit", "8-bit"]
+Compression = Kind | Literal["auto"]
+"""As it is agreed on; with auto, every broadcast says it."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 BLOCK = 256
@@ -92,6 +94,10 @@ class ErrorFeedback:
 
     def __init__(self) -> None:
         self._lost: Float32 | None = None
+
+    def forget(self) -> None:
+        """Nothing is missing any more."""
+        self._lost = None
 
     def send(self, kind: Kind, difference: Float32) -> bytes:
         if self._lost is not None and self._lost.shape != difference.shape:

@@ -20,6 +20,7 @@ import numpy as np
 
 from fedbudget.budget import Costs
 from fedbudget.engines.engine import Condition, Engine, Observer, Save
+from fedbudget.engines.remote.compression_choice import CompressionChoice
 from fedbudget.engines.remote.members import Counters
 from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.round import CollectedRound
@@ -98,6 +99,7 @@ class RemoteEngine(Engine):
       trial: what a round of one update took at the slowest node, before the first.
       points: when nodes that have test samples are asked to evaluate w; None for never.
       evaluation_seconds: what that took at the slowest node, before the first round.
+      compression: decides how vectors are sent, where that is left open.
     """
 
     checkpoint_interval: ClassVar[float] = 0.0
@@ -109,6 +111,7 @@ class RemoteEngine(Engine):
     trial: RoundUsage
     points: EvaluationPoints | None = None
     evaluation_seconds: float = 0.0
+    compression: CompressionChoice | None = None
 
     def __post_init__(self) -> None:
         self._shortened: Counter[int] = Counter()  # how often, by nodes' numbers
@@ -169,6 +172,8 @@ class RemoteEngine(Engine):
             if took.evaluated and meters.time.source == "measured":
                 self._charge_evaluation(meters.expect(took.evaluation_usage()))
             costs = meters.read(usage)
+            if self.compression is not None and not collected.missed:
+                self.compression.add(usage.seconds - usage.updates * usage.step_seconds, usage.seconds)
             usual = not collected.missed  # who did not answer was waited for, and is not asked again so soon
             known = broadcast.tau > 0 and (simulated is not None or meters.time.source == "measured")
             message = aggregator.receive(collected.reports, costs, usual=usual, times=times if known else None)
@@ -195,6 +200,8 @@ class RemoteEngine(Engine):
     def _asking(self, broadcast: Broadcast) -> Broadcast:
         """The broadcast, with which nodes are asked to evaluate w where it is time for it, and the budget bears it."""
         points, aggregator = self.points, self.aggregator
+        if self.compression is not None:
+            broadcast = replace(broadcast, compress=self.compression.compressor.kind)
         if points is None:
             return broadcast
         ledger, spending = aggregator.ledger, aggregator.method.spending

@@ -19,7 +19,7 @@ from fedbudget.arrays import Float32
 from fedbudget.data.shards import Table
 from fedbudget.engines import in_process
 from fedbudget.engines.remote import compression
-from fedbudget.engines.remote.compression import ErrorFeedback
+from fedbudget.engines.remote.compression import ErrorFeedback, Kind
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome
 from fedbudget.engines.remote.node_data import NodeData, describe_own
 from fedbudget.engines.remote.node_limits import NodeLimits
@@ -38,12 +38,15 @@ from fedbudget.resources.usage import NodeCosts, Reading
 
 @dataclass(frozen=True)
 class _Standing:
-    """A fleet as it stands after a round, the w of that round's broadcast, and what compression has lost until then."""
+    """A fleet as it stands after a round, the w of that round's broadcast, what compression has lost until then, and
+    how the round's report is sent.
+    """
 
     round: int
     fleet: Fleet
     w: Float32 | None
     feedback: ErrorFeedback
+    kind: Kind = "none"
 
     def fork(self) -> "_Standing":
         return replace(self, fleet=self.fleet.fork(), feedback=copy.copy(self.feedback))
@@ -182,15 +185,18 @@ class Worker:
         self.made += 1
         back = rounds_ahead(self._task.parameters) + 2  # the most to go back: what is not on disk, one before, this one
         kept = [standing for standing in self._standings if standing.round <= past.round][-back:]
-        self._standings = [*kept, replace(now, round=request.broadcast.round, w=request.broadcast.w)]
+        kind = self._task.compression(request.broadcast)
+        self._standings = [*kept, replace(now, round=request.broadcast.round, w=request.broadcast.w, kind=kind)]
         return Answer(report, costs, tallies)
 
     def encode(self, report: Report) -> bytes:
         """The vectors of the last report as they are sent; what compression loses is remembered with that round."""
         if self._task is None or not self._standings or self._standings[-1].round != report.round:
             raise LocalError("what is encoded is the last report")
-        last, kind = self._standings[-1], self._task.compress
+        last, kind = self._standings[-1], self._standings[-1].kind
         assert last.w is not None
+        if kind == "none":
+            last.feedback.forget()  # w is told as it is
         parts = []
         for name in VECTORS:
             vector = getattr(report, name)
