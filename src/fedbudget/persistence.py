@@ -1,7 +1,7 @@
 """What must be written is tried again when it fails for a reason that may pass: a disk that is full, too many files.
 
 A program that others connect to can run out of descriptors by their doing. So it keeps some back, which are let go for
-as long as something is to be written.
+as long as something is to be written. Space on the disk is kept back too, and let go when there is no other.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -18,8 +19,10 @@ PATIENCE = 10.0
 """Seconds until it is given up."""
 
 _MAY_PASS = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EINTR}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 _OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
 _PAUSE = 0.2  # seconds
+_AMPLE = 4  # times the space that is kept back must be free, or nothing else could be written
 _KEPT = 12  # descriptors: a file, its folder, and what a library opens meanwhile
 _spare: list[int] = []
 _lock = threading.Lock()
@@ -32,12 +35,48 @@ def keep_descriptors() -> None:
             _spare.append(os.open(os.devnull, os.O_RDONLY))
 
 
-def persistently(action: Callable[[], T], patience: float | None = None) -> T:
+class SpareSpace:
+    """A file that is there to be removed when the disk is full.
+
+    Args:
+      path: where it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._size = path, 0
+
+    def keep(self, size: int) -> None:
+        """So many bytes, if there is much more than that; nothing where the system cannot say."""
+        if size <= self._size or not hasattr(os, "posix_fallocate"):
+            return
+        try:
+            disk = os.statvfs(self._path.parent)
+            if disk.f_bavail * disk.f_frsize < _AMPLE * size:
+                return
+            handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            try:
+                os.posix_fallocate(handle, 0, size)
+                self._size = size
+            finally:
+                os.close(handle)
+        except OSError:
+            self.release()
+
+    def release(self) -> bool:
+        """Whether there was any."""
+        had, self._size = self._size > 0, 0
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        return had
+
+
+def persistently(action: Callable[[], T], patience: float | None = None, spare: SpareSpace | None = None) -> T:
     """What it gives, once it has worked; the last OSError, when it does not for so long.
 
     Args:
       action: may be called several times.
       patience: in seconds; PATIENCE when not given.
+      spare: what is let go when the disk is full.
     """
     began, released = time.monotonic(), False
     try:
@@ -51,7 +90,7 @@ def persistently(action: Callable[[], T], patience: float | None = None) -> T:
                 if error.errno in _OUT_OF_DESCRIPTORS and _spare:
                     released = True
                     _let_go()
-                else:
+                elif error.errno not in _FULL or spare is None or not spare.release():
                     time.sleep(_PAUSE)
     finally:
         if released:

@@ -257,6 +257,7 @@ class _Recorder:
             writer.append if self._held else lambda record: None,
             ahead=ahead,
             sync=writer.sync,
+            spare=self._held,
             records=held,
             interval=prepared.engine.checkpoint_interval,
             conditions=prepared.conditions,

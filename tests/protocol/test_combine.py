@@ -11,6 +11,7 @@ from fedbudget import train
 from fedbudget.errors import UserError
 from fedbudget.protocol.combine import ClippedMean, CoordinateMedian, TrimmedMean, WeightedMean, without_outliers
 from fedbudget.protocol.messages import Report
+from fedbudget.protocol.steps import changed
 
 START = np.array([1.0, 1.0], np.float32)
 
@@ -28,6 +29,18 @@ class TestClippedMean:
         found = ClippedMean(6.0).shortened(given, START, 2)
         assert found.w is not None
         assert (found.w - START).tolist() == pytest.approx(np.array([[1, 0], [0, 1], [2, 0], [0, -1.5]]))
+        assert changed(given, found) == (3,)
+
+    @given(st.integers(0, 2**32 - 1))
+    def test_all_others_stay_as_they_are_to_the_bit(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        start, w = rng.normal(size=9).astype(np.float32), rng.normal(size=(5, 9)).astype(np.float32)
+        w[4] = start + 1000 * (w[4] - start)
+        reported = Report(2, np.arange(5), np.full(5, 5), np.ones(5), np.ones(5), w=w)
+        found = ClippedMean().shortened(reported, start, 9)
+        assert found.w is not None
+        assert found.w[:4].tobytes() == w[:4].tobytes()
+        assert changed(reported, found) == (4,)
 
     def test_nothing_changes_where_none_is_too_long(self) -> None:
         given = report((1, 0), (0, 1), (5.9, 0))

@@ -108,7 +108,7 @@ def train_beside(
     Args:
       wait_for: so many nodes, before the first round; all when not given.
     """
-    known: dict[str, Any] = {"costs": "simulated", "budget": ("time=1000s",), "rounds": 30, "tau_max": 10, "seed": 1}
+    known: dict[str, Any] = {"costs": "simulated", "budget": ("time=1000s",), "rounds": 45, "tau_max": 10, "seed": 1}
     nodes: list[Future[Any]] = []
     workers = {f"n{each}": Worker(share(each)) for each in range(1, honest + 1)}
     if lies is not None:

@@ -11,6 +11,7 @@ import pytest
 from fedbudget import Settings, train
 from fedbudget.data.files import from_arrays
 from fedbudget.launch.prepared import Overrides
+from fedbudget.runs.checkpoint_writer import SPARE
 from fedbudget.runs.folder import Run
 from support.processes import checkpoint, commands, made, records, summary, with_absences
 from support.small_disk import fill, small_disk
@@ -133,6 +134,21 @@ def test_with_too_few_nodes_others_are_waited_for(tmp_path: Path) -> None:
     assert {record.round: record.missed for record in found if record.missed} == {6: (1,)}
 
 
+@pytest.mark.slow
+def test_a_disk_that_others_fill_is_waited_out_with_what_was_kept_back(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 8 << 20) as disk, commands(tmp_path) as start:
+        run = disk / "run"
+        aggregator = start.serve("--nodes", "1", "--rounds", "30", "--out", str(run), *OPTIONS)
+        start.write(1)
+        node = start.held(aggregator.port, 1, 20)
+        aggregator.wait_until(lambda: len(records(run)) == 19)
+        fill(disk)
+        start.let_go()
+        assert (aggregator.end(), node.end()) == (0, 0)
+        assert [record.round for record in records(run)] == list(range(1, 32))
+        assert not (run / SPARE).exists()
+
+
 def test_a_full_disk_ends_the_run_in_a_line_and_it_goes_on_when_there_is_space(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 8 << 20) as disk, commands(tmp_path) as start:
         run = disk / "run"
@@ -141,6 +157,7 @@ def test_a_full_disk_ends_the_run_in_a_line_and_it_goes_on_when_there_is_space(t
         start.write(1)
         node = start.held(port, 1, 20)
         aggregator.wait_until(lambda: len(records(run)) == 19)
+        (run / SPARE).unlink()  # the space that is kept back is taken, too
         fill(disk)
         start.let_go()
         assert aggregator.end() == 1

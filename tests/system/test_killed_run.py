@@ -31,11 +31,11 @@ def die(where, *, unless=False):
     if where == phase and now >= when and not unless:
         os.kill(os.getpid(), signal.SIGKILL)
 
-def killed_receive(self, report, costs):
+def killed_receive(self, report, costs, **how):
     global now
     now = self.state.round
     die("report there")
-    answer = receive(self, report, costs)
+    answer = receive(self, report, costs, **how)
     die("aggregated")
     die("final loss known", unless=self.state.phase != "done")
     return answer

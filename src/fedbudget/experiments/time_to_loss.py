@@ -1,8 +1,9 @@
 """How long a method takes to the loss that another one ends with, at the same budget, in the budget's time.
 
 A run of the one is made once more, and ends where it has reached the other's loss with the same seed, on all training
-samples (`until`). Over seeds it is the median; a run that does not come there counts as one that never does. Runs that
-are done are kept beside the others (cells.py).
+samples (`until`), which is looked at a hundred times in a budget. Where its own end is below that loss, and no look has
+found it before, it is the end that counts. Over seeds it is the median; a run that does not come there counts as one
+that never does. Runs that are done are kept beside the others (cells.py).
 """
 
 import math
@@ -17,6 +18,8 @@ from fedbudget.experiments.cells import CellStore, attempt
 from fedbudget.experiments.pool import unordered
 from fedbudget.experiments.rivals import Progress, RivalComparison, TunedResult
 from fedbudget.settings import Settings
+
+_EVALUATIONS = 25  # of which there are four times as many with a target
 
 
 @dataclass(frozen=True)
@@ -54,25 +57,41 @@ def times_to_loss(
     progress(done, len(cells), 0)
     with closing(unordered(partial(attempt, each="run"), missing, jobs=jobs, backend=None)) as outcomes:
         store.collect(outcomes, lambda made, failed: progress(done + made, len(cells), failed))
-    return {name: TimesToLoss(_median(store, theirs), _median(store, ours)) for name, (theirs, ours) in pairs.items()}
+    times = {}
+    for other in found.others:
+        theirs, ours = pairs[other.name]
+        times[other.name] = TimesToLoss(
+            _median(store, theirs, other, found.own), _median(store, ours, found.own, other)
+        )
+    return times
 
 
 def _cells(method: TunedResult, goal: TunedResult, seeds: Sequence[int]) -> list[Settings | None]:
     """The runs of a method to the losses that another one ended with; None where that has none."""
     assert method.cell is not None
     return [
-        replace(method.cell, seed=seed, until=(f"loss={loss!r}",)) if math.isfinite(loss) else None
+        replace(method.cell, seed=seed, until=(f"loss={loss!r}",), evaluations=_EVALUATIONS)
+        if math.isfinite(loss)
+        else None
         for seed, loss in zip(seeds, goal.losses, strict=True)
     ]
 
 
-def _median(store: CellStore, cells: Sequence[Settings | None]) -> float | None:
-    seconds = [math.inf if cell is None or cell not in store else _seconds(store, cell) for cell in cells]
+def _median(store: CellStore, cells: Sequence[Settings | None], method: TunedResult, goal: TunedResult) -> float | None:
+    seconds = [
+        math.inf if cell is None or cell not in store else _seconds(store, cell, below=own <= loss)
+        for cell, own, loss in zip(cells, method.losses, goal.losses, strict=True)
+    ]
     middle = statistics.median(seconds)
     return middle if math.isfinite(middle) else None
 
 
-def _seconds(store: CellStore, cell: Settings) -> float:
+def _seconds(store: CellStore, cell: Settings, *, below: bool) -> float:
+    """Of one run.
+
+    Args:
+      below: whether it is known to end at that loss, or below it.
+    """
     columns = store.read(cell)
     (stopped_by,), (spent,) = columns["stopped_by"], columns["spent_time"]
-    return float(spent) if stopped_by == "target" else math.inf
+    return float(spent) if stopped_by == "target" or below else math.inf

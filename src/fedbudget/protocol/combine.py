@@ -76,7 +76,8 @@ class ClippedMean:
             scale = None if vectors is None else self._scale(_lengths(vectors[:, :counted], origin[:counted]))
             if scale is not None:
                 with np.errstate(over="ignore", invalid="ignore"):  # what is not finite stays so, and is left out
-                    report = replace(report, **{name: origin + scale[:, None] * (vectors - origin)})
+                    cut = origin + scale[:, None] * (vectors - origin)
+                report = replace(report, **{name: np.where(scale[:, None] < 1, cut, vectors)})
         return report
 
     def _scale(self, lengths: Float64) -> Float32 | None:

@@ -18,12 +18,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedbudget.persistence import persistently
+from fedbudget.persistence import SpareSpace, persistently
 from fedbudget.protocol.state import AggregatorState
-from fedbudget.runs.checkpoint import Checkpoint, Conditions
+from fedbudget.runs.checkpoint import CHECKPOINT, Checkpoint, Conditions
 from fedbudget.runs.record import RoundRecord
 
 Append = Callable[[RoundRecord], None]
+
+SPARE = ".spare"
+"""Space on the disk that is kept back, and let go when there is no other."""
+_LEAST_SPARE = 2**18  # bytes
 
 SHARE = 0.04
 """Of a run's time, that checkpoints take at most where they are some time apart."""
@@ -40,6 +44,7 @@ class CheckpointWriter:
       ahead: the most rounds that may wait for the disk.
       records: that the last checkpoint on disk holds, as lines.
       interval: seconds between two checkpoints, at least.
+      spare: whether space on the disk is kept back.
       conditions: that the run is made under.
     """
 
@@ -52,12 +57,14 @@ class CheckpointWriter:
         sync: Callable[[], None] = lambda: None,
         records: tuple[str, ...] = (),
         interval: float = 0.0,
+        spare: bool = False,
         conditions: Conditions = Conditions(),  # noqa: B008 (frozen)
     ) -> None:
         self._interval, self._conditions = interval, conditions
         self._asked = time.monotonic()
         self._next = self._asked + interval
         self._folder = folder
+        self._spare = SpareSpace(folder / SPARE) if spare else None
         self._append = append
         self._sync = sync
         self._ahead = ahead
@@ -103,6 +110,8 @@ class CheckpointWriter:
             self._over = True
             self._changed.notify_all()
         self._thread.join()
+        if self._spare is not None:
+            self._spare.release()
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -136,7 +145,10 @@ class CheckpointWriter:
         lines = tuple(record.to_json() for record in records) or self._last
         content = Checkpoint(state, lines, engine, conditions=self._conditions)
         self._sync()
-        persistently(lambda: content.save(self._folder))
+        persistently(lambda: content.save(self._folder), spare=self._spare)
+        if self._spare is not None:
+            size = (self._folder / CHECKPOINT).stat().st_size
+            self._spare.keep(max(_LEAST_SPARE, 2 * size))
         self._last = lines[-1:]
         for record in records:
             self._append(record)

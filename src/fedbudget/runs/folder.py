@@ -9,7 +9,7 @@
     kept.safetensors    the w that is best on test samples so far, where that is to be kept (kept.py)
     events.out.tfevents.*    what TensorBoard reads, where that was asked for (trackers/tensorboard.py)
     checkpoint.safetensors   where the run has come to, to go on from (checkpoint.py)
-    .owner              which program is at the run now, if any (lock.py)
+    .owner, .spare      while it is made: which program is at it (lock.py), and space that is kept back (persistence.py)
 
 `RunWriter` writes one, `Run` reads one. A folder appears only when a run really starts, and whole files are written
 beside their place and then moved there, so that nobody ever reads half of one. A record is one line, added to the end;

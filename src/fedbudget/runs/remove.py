@@ -4,13 +4,14 @@ from pathlib import Path
 
 from fedbudget.errors import UserError
 from fedbudget.runs.checkpoint import CHECKPOINT
+from fedbudget.runs.checkpoint_writer import SPARE
 from fedbudget.runs.folder import CONFIG, MODEL, PLOT, ROUNDS, SUMMARY, read_summary, require_run
 from fedbudget.runs.kept import KEPT
 from fedbudget.runs.lock import OWNER
 from fedbudget.runs.nodes import NODES
 from fedbudget.runs.overview import last_record, state_of
 
-FILES = (SUMMARY, MODEL, KEPT, CHECKPOINT, PLOT, NODES, "events.out.tfevents.*", OWNER, ROUNDS, CONFIG)
+FILES = (SUMMARY, MODEL, KEPT, CHECKPOINT, PLOT, NODES, "events.out.tfevents.*", OWNER, SPARE, ROUNDS, CONFIG)
 """In the order in which they go: until the end it is still the folder of a run, and can be removed again."""
 
 

@@ -99,6 +99,15 @@ class TestDeadline:
             clock.add(usage(updates=5, step=0.001, seconds=0.01))
         assert clock.deadline(broadcast()) == 3
 
+    def test_one_that_always_comes_at_the_last_moment_does_not_put_it_off(self) -> None:
+        """Two of three answer within 0.1 s; the third takes nine tenths of every deadline, in updates or not."""
+        for share in (0.0, 1.0):
+            clock = clock_of(measured(bytes=1e9), None)
+            for _ in range(60):
+                late = 0.9 * clock.deadline(broadcast(5))
+                clock.add(usage(5, share * late / 5, late), [0.1, 0.1, late])
+            assert clock.deadline(broadcast(5)) < 10
+
 
 class TestLeft:
     def test_a_round_leaves_the_final_loss_its_room(self) -> None:

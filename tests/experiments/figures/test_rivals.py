@@ -61,7 +61,7 @@ def test_rows_are_what_separate_runs_give(made: tuple[Path, Rows]) -> None:
 
 def test_times_are_those_of_runs_that_end_there(made: tuple[Path, Rows]) -> None:
     (averaging,) = where(made[1], method="FedAvg")
-    reached = [run(seed, until=f"loss={run(seed, **PLAIN).loss!r}") for seed in (0, 1)]
+    reached = [run(seed, until=f"loss={run(seed, **PLAIN).loss!r}", evaluations=25) for seed in (0, 1)]
     assert [result.stopped_by for result in reached] == ["target", "target"]
     assert averaging["own_seconds"] == pytest.approx(sum(result.spent["time"] for result in reached) / 2)
     assert averaging["seconds"] is None  # it ends above the default
@@ -93,7 +93,9 @@ def test_what_is_done_stays_done(made: tuple[Path, Rows], monkeypatch: pytest.Mo
 class TestTimesToLoss:
     """Of three seeds, by hand."""
 
-    def found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float | None]) -> TimesToLoss:
+    def found(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float | None], other: float = 2.0
+    ) -> TimesToLoss:
         def attempt(settings: Settings, *, each: str) -> Columns | Failure:
             assert settings.until is not None
             spent = seconds[settings.seed] if settings.tau == 3 else 0.25
@@ -103,12 +105,16 @@ class TestTimesToLoss:
 
         monkeypatch.setattr(time_to_loss, "attempt", attempt)
         own = TunedResult("default", {}, 1.0, None, cell=Settings(), losses=(1.0, 1.0, 1.0))
-        other = TunedResult("FedAvg", {}, 2.0, None, cell=Settings(tau=3), losses=(2.0, 2.0, 2.0))
-        found = times_to_loss(RivalComparison("", own, (other,)), folder=tmp_path, seeds=range(3), jobs=1)
+        tuned = TunedResult("FedAvg", {}, other, None, cell=Settings(tau=3), losses=(other,) * 3)
+        found = times_to_loss(RivalComparison("", own, (tuned,)), folder=tmp_path, seeds=range(3), jobs=1)
         return found["FedAvg"]
 
     def test_are_medians(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert self.found(tmp_path, monkeypatch, [0.9, None, 0.5]) == TimesToLoss(0.9, 0.25)
+
+    def test_a_run_that_ends_below_is_there_at_its_end(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = self.found(tmp_path, monkeypatch, [None, None, 0.5], other=0.9)
+        assert found.other == 1.0
 
     def test_most_never_reach_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert self.found(tmp_path, monkeypatch, [0.9, None, None]).other is None

@@ -1,0 +1,30 @@
+"""`fedbudget tokens`, as a person uses it."""
+
+from pathlib import Path
+
+import pytest
+
+from fedbudget.cli.main import main
+from fedbudget.engines.grpc.tokens import Tokens
+
+
+def test_add_list_and_revoke(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def said(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["tokens", *arguments])
+        shown = capsys.readouterr()
+        return int(ended.value.code or 0), shown.out, shown.err
+
+    code, token, _ = said("add", "edge-1")
+    assert code == 0
+    assert Tokens.load(Path("tokens")).allows("edge-1", token.strip())
+    assert said("add", "edge-2", "--file", "tokens")[0] == 0
+    assert said("list") == (0, "edge-1\nedge-2\n", "")
+    assert said("revoke", "edge-1") == (0, "", "")
+    assert said("list") == (0, "edge-2\n", "")
+    assert said("revoke", "edge-1") == (2, "", "fedbudget: tokens has no token of 'edge-1'\n")
+    assert said("list", "--file", "none")[0] == 2
