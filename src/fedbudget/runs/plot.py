@@ -96,7 +96,7 @@ def chosen_tau(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) ->
         axis.fill_between(at, least, most, step="pre", color=GREY, alpha=0.2, label=" of the slowest to the fastest")
     axis.set_ylabel("τ, local updates in a round")
     axis.set_ylim(0, 1.5 * max(most, default=1))  # room for the legend
-    axis.legend(title="chosen by", ncols=3, loc="upper center", fontsize="small", title_fontsize="small")
+    axis.legend(title="chosen by", ncols=3, loc="upper center", fontsize="x-small", title_fontsize="x-small")
 
 
 def _markers(reasons: Iterable[str]) -> dict[str, tuple[str, str]]:
