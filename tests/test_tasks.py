@@ -106,7 +106,9 @@ class TestFiles:
 
     @pytest.mark.parametrize("name", tasks.names())
     def test_past_the_paper_one_phi_is_for_all(self, name: str) -> None:
-        expected = Method(AdaptiveTau(0.0025, leap=True), AutoStep(), correct_drift=True, delta="parameters")
+        expected = Method(
+            AdaptiveTau(0.0025, leap=True), AutoStep(), correct_drift=True, delta="parameters", by_speed=100
+        )
         assert build_method(settings_of(name, method="frugal")) == expected
 
     @pytest.mark.parametrize("name", tasks.names())

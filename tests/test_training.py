@@ -285,7 +285,7 @@ class TestMistakes:
         [
             ({"nodez": 5}, "unknown argument 'nodez'"),
             ({"case": 7}, "case 7 does not exist"),
-            ({"model": "resnet"}, "unknown model 'resnet'; use one of svm, linear, kmeans, softmax, mlp, cnn"),
+            ({"model": "forest"}, "unknown model 'forest'; use one of svm, linear, kmeans, softmax, mlp, cnn, lenet"),
             ({"nodes": 2000}, "2000 nodes are more than the 1437 samples"),
             ({"batch_size": 0}, "batch_size must be full or a whole number of at least 1, not 0"),
             ({"batch_size": 300}, "batch_size 300 is larger than the largest shard, node 0's 288 samples"),

@@ -62,7 +62,7 @@ class TestCompletion:
         ("words", "expected"),
         [
             (["run", "--model", "s"], ["svm", "softmax"]),
-            (["compare", "--dataset", "m"], ["mnist"]),
+            (["compare", "--dataset", "m"], ["mnist", "mnist-small"]),
             (["serve", "--task", "svm-"], ["svm-dgd-mnist", "svm-digits", "svm-sgd-mnist"]),
             (["local", "--method", ""], ["accelerated", "frugal", "paper", "centralized", "asynchronous"]),
             (["run", "--engine", ""], ["in-process", "ray", "network"]),

@@ -9,12 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbudget import atomic_file
+from fedbudget import atomic_file, persistence
 from fedbudget.protocol.state import AggregatorState
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.checkpoint_writer import CheckpointWriter
 from fedbudget.runs.record import RoundRecord
 from support.hand_made import make
+
+
+@pytest.fixture(autouse=True)
+def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not pass is told after a moment."""
+    monkeypatch.setattr(persistence, "PATIENCE", 0.1)
+
 
 START = make()
 START.start()

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedbudget import persistence
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.errors import UserError
 from fedbudget.models.named_tensors import NamedTensors
@@ -15,6 +16,13 @@ from fedbudget.runs.record import RoundRecord
 from fedbudget.runs.saved_model import SavedModel
 from fedbudget.settings import Settings
 from support.small_disk import fill, small_disk
+
+
+@pytest.fixture(autouse=True)
+def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not pass is told after a moment."""
+    monkeypatch.setattr(persistence, "PATIENCE", 0.1)
+
 
 SETTINGS = Settings(nodes=3, partition="case:2", batch_size=10)
 CONFIG = SETTINGS.to_toml()

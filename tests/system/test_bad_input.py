@@ -68,7 +68,7 @@ WRONG = [
     ([*RUN, "--speeds", "1,fast"], "--speeds must be a number for each node, as 4,4,1,1,1, or lognormal:SPREAD"),
     ([*RUN, "--aggregation-factor", "0"], "--aggregation-factor must be a positive number, not 0"),
     ([*RUN, "--dataset", "none.csv"], r"none\.csv does not exist"),
-    ([*RUN, "--model", "resnet"], "unknown model 'resnet'; use one of svm, linear, kmeans, softmax, mlp, cnn"),
+    ([*RUN, "--model", "forest"], "unknown model 'forest'; use one of svm, linear, kmeans, softmax, mlp, cnn, lenet"),
     ([*RUN, "--tau", "0"], "--tau must be adaptive or a whole number of at least 1, not '0'"),
     ([*RUN, "--tau", "-3"], "--tau must be adaptive or a whole number of at least 1, not '-3'"),
     ([*RUN, "--tau", "abc"], "--tau must be adaptive or a whole number of at least 1, not 'abc'"),

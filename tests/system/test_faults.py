@@ -149,6 +149,7 @@ def test_a_disk_that_others_fill_is_waited_out_with_what_was_kept_back(tmp_path:
         assert not (run / SPARE).exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_in_a_line_and_it_goes_on_when_there_is_space(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 8 << 20) as disk, commands(tmp_path) as start:
         run = disk / "run"

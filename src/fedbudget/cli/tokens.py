@@ -11,7 +11,7 @@ NAME: str = option(REQUIRED, "The node's name, as of join --name.", argument=Tru
 FILE: Path = option(Path("tokens"), "The file of tokens, as of serve --token-file.")
 
 app = typer.Typer(
-    help="Give nodes tokens of their own, take them back, and list who has one.",
+    help="Give nodes tokens of their own, and take them back.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     no_args_is_help=True,

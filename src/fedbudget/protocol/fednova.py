@@ -27,7 +27,7 @@ class DataWorkload:
       sizes: D_i of all nodes, by their numbers.
 
     >>> DataWorkload((10, 40, 20)).work(8)
-    Work(effective=5.428571428571429, most=8, updates=(2, 8, 4))
+    Work(effective=6.0, most=8, updates=(2, 8, 4))
     """
 
     sizes: tuple[int, ...]

@@ -30,6 +30,16 @@ def register(resource: Resource) -> None:
     RESOURCES[resource.name] = resource
 
 
+def most_within(seconds: float) -> dict[str, float]:
+    """What a machine can use of each resource in so much time, for `NodeCosts.within`; of most there is no limit.
+
+    Other counters than the clock ran on while a node waited for its round: of them there is a second at least.
+    """
+    return {TIME.name: seconds} | {
+        name: resource.most_a_second * max(1.0, seconds) for name, resource in RESOURCES.items() if name != TIME.name
+    }
+
+
 def round_usage(
     nodes: Sequence[NodeCosts], *, updates: int = 1, own: Snapshot | None = None, wire_bytes: int | None = None
 ) -> RoundUsage:

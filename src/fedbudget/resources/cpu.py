@@ -14,6 +14,7 @@ class Cpu(Resource):
     name = "cpu"
     unit = "s"
     units: ClassVar[Mapping[str, float]] = UNITS
+    most_a_second = 1024.0  # cores
 
     def reader(self) -> Reader:
         return Clock(time.process_time)

@@ -30,6 +30,7 @@ class Energy(Resource):
     units: ClassVar[Mapping[str, float]] = {"mJ": 1e-3, "J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": 3600.0, "kWh": 3.6e6}
     settings = ("watts", "joules_per_byte")
     machine_wide = True
+    most_a_second = 1e6  # watts
 
     def reader(self) -> Reader | None:
         return energy_reader()

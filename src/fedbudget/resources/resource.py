@@ -109,6 +109,7 @@ class Resource(ABC):
       machine_wide: its counter is the machine's and not a process's. It counts once for all nodes there, runs on while
         they wait, and says nothing of simulated nodes, of trial rounds, or of the aggregator.
       spread: by how much of it the first round's cost may be off from what a trial says; rounds then show it.
+      most_a_second: that no machine uses more of.
     """
 
     name: ClassVar[str]
@@ -117,6 +118,7 @@ class Resource(ABC):
     settings: ClassVar[tuple[str, ...]] = ()
     machine_wide: ClassVar[bool] = False
     spread: ClassVar[float] = 0.4  # as of aggregations in the paper's prototype
+    most_a_second: ClassVar[float] = math.inf
 
     def format(self, amount: float) -> str:
         """An amount as a person would write it."""

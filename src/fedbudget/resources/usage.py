@@ -48,27 +48,22 @@ class NodeCosts:
     def seconds(self) -> float:
         return self.readings["time"].whole
 
-    def within(self, seconds: float, updates: int) -> "NodeCosts":
-        """The same with no more time than there was, by the clock of whoever waited for it; and of what runs with time
-        no more than any machine uses in it.
+    def within(self, most: Mapping[str, float], updates: int) -> "NodeCosts":
+        """The same with no more of each resource than there was.
+
+        Args:
+          most: by resource.
         """
-        readings = _held(self.readings, seconds, updates)
-        evaluation = _held(self.evaluation, seconds, 1)
+        readings, evaluation = _held(self.readings, most, updates), _held(self.evaluation, most, 1)
         if readings is self.readings and evaluation is self.evaluation:
             return self
         return replace(self, readings=readings, evaluation=evaluation)
 
 
-_MOST_A_SECOND = {"time": 1.0, "cpu": 1024.0, "energy": 1e6}
-"""Of a resource, that no machine uses more of: a clock's seconds, cores, watts."""
-
-
-def _held(readings: Mapping[str, Reading], seconds: float, updates: int) -> Mapping[str, Reading]:
+def _held(readings: Mapping[str, Reading], limits: Mapping[str, float], updates: int) -> Mapping[str, Reading]:
     held = dict(readings)
-    for name in readings.keys() & _MOST_A_SECOND.keys():
-        # Other counters than the clock ran on while a node waited for this round.
-        most = _MOST_A_SECOND[name] * (seconds if name == "time" else max(1.0, seconds))
-        reading = readings[name]
+    for name in readings.keys() & limits.keys():
+        most, reading = limits[name], readings[name]
         held[name] = replace(reading, step=min(reading.step, most / updates), whole=min(reading.whole, most))
     return readings if held == readings else held
 

@@ -18,6 +18,7 @@ from fedbudget.engines.remote.members import OWN, Members
 from fedbudget.engines.remote.messages import Answer, RoundRequest
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
 from fedbudget.protocol.messages import VECTORS, Broadcast, PeerError
+from fedbudget.resources import most_within
 
 _NOT_FINITE = 3  # reports in a row that are not finite, until their node is dropped
 _NEVER = 1e6  # seconds that no timer waits for
@@ -79,7 +80,8 @@ class Rounds:
         asked, peer.asked = peer.asked, 0
         tau = 1 if self.pending is None else max(1, self.pending.broadcast.tau)
         waited = self._thread.loop.time() - peer.asked_at
-        self.receive(peer.name, asked, replace(answer, costs=answer.costs.within(waited, tau), waited=waited))
+        costs = answer.costs.within(most_within(waited), tau)
+        self.receive(peer.name, asked, replace(answer, costs=costs, waited=waited))
 
     def receive(self, name: str, asked: int, answer: Answer) -> None:
         """A report, which counts in the round that it was asked for."""

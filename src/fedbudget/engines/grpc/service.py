@@ -22,6 +22,7 @@ from fedbudget.engines.remote.messages import Answer, Hello, Ready, Welcome
 from fedbudget.engines.remote.task import MOST_NODES, Task, require_classes, require_model
 from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.messages import PeerError
+from fedbudget.resources import most_within
 
 _HELLO_PATIENCE = 20.0  # seconds until a peer that has connected must have said hello
 _READY_PATIENCE = 600.0  # to compile and try, on a small device
@@ -158,7 +159,8 @@ class Service:
         """Reads what a node says until it goes."""
         while (message := await self._next_message(peer)) is not None:
             if isinstance(message, Ready):
-                peer.trial = message.costs.within(asyncio.get_running_loop().time() - peer.asked_at, 1)
+                waited = asyncio.get_running_loop().time() - peer.asked_at
+                peer.trial = message.costs.within(most_within(waited), 1)
                 self.changed()
             elif isinstance(message, Answer):
                 self.rounds.receive_from(peer, message)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.protocol.belief import FEWEST, reference
-from fedbudget.resources import TIME, round_usage
+from fedbudget.resources import TIME, most_within, round_usage
 from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.usage import NodeCosts, Reading, RoundUsage
 
@@ -57,8 +57,8 @@ class RoundCosts:
 
     def evaluation_usage(self) -> RoundUsage:
         """Of evaluations, as if they were a round without updates; in time, no more than the round itself."""
-        seconds = self.own[TIME.name]
-        return evaluation_usage([costs.within(seconds, 1) for costs in self.nodes], self.tally_bytes)
+        most = most_within(self.own[TIME.name])
+        return evaluation_usage([costs.within(most, 1) for costs in self.nodes], self.tally_bytes)
 
 
 def believable_costs(
