@@ -120,7 +120,7 @@ def serving(
             most=listen.max_nodes,
             model=settings.model if model is None else describe(model),
             classes=None if settings.classes is None else tuple(map(category_name, settings.classes)),
-            max_share=settings.max_share or 0.5,
+            max_share=settings.max_share,
             changed=count,
         )
         if own is not None:

@@ -81,7 +81,7 @@ class AggregatorServer:
       most: the most nodes to let in.
       model: what will be trained, as of a task; nodes that have another are refused from the first.
       classes: all that there may be; nodes that have others are refused from the first.
-      max_share: the largest share of the average that one node may have, where they are three or more.
+      max_share: the largest share of the average that one node may have, where they are three or more; see `Members`.
       changed: called when nodes come, are ready, or go, with how many are connected and how many of these are ready;
         in the server's thread.
     """
@@ -99,7 +99,7 @@ class AggregatorServer:
         most: int = 1000,
         model: str | ModelDescription | None = None,
         classes: Sequence[str] | None = None,
-        max_share: float = 0.5,
+        max_share: float | None = None,
         changed: Callable[[int, int], None] = lambda connected, ready: None,
     ) -> None:
         self.run = run

@@ -183,6 +183,9 @@ class PendingRound(Generic[Key]):
             members[key].missed += 1
         summed = None if self.needs_reports else self._finite if finite else self._others
         answers, doubts = _believed(counted, summed)
+        for key in counted:
+            if members[key].oversized:
+                doubts[key] = ("samples", *doubts.get(key, ()))
         enough = members.nodes(counted) >= self.least
         return CollectedRound(answers, members.numbers(not_finite), members.numbers(missed), enough, summed, doubts)
 
