@@ -15,6 +15,7 @@ import numpy as np
 
 from fedbudget.arrays import Int64
 from fedbudget.node_status import NodeStatus
+from fedbudget.protocol.belief import FEWEST, MOST_SAMPLES
 from fedbudget.protocol.workload import idle_shares
 
 Key = TypeVar("Key", str, int)
@@ -22,11 +23,7 @@ Key = TypeVar("Key", str, int)
 OWN = "aggregator"
 """The name of the node that the aggregator is itself, where it holds data."""
 
-_FEWEST = 3  # members, of which none may have more than its share: of two, one has a half or more
 _SHARE = 0.5  # of the average that one may have, unless a user says
-_MOST_TIMES = (
-    10_000  # as many samples as most have, beyond which nobody is believed, unless a user says what share it may have
-)
 
 GONE_FOR_GOOD = 10
 """A node that missed so many rounds in a row is no longer counted on."""
@@ -148,11 +145,11 @@ class Members(dict[Key, Member]):
         counted = {key: self[key].sizes for key in told}
         usual = float(np.median(list(told.values()) or [0]))
         for key, size in list(told.items()):
-            self[key].oversized = self._share is None and len(counted) >= _FEWEST and size > _MOST_TIMES * usual
+            self[key].oversized = self._share is None and len(counted) >= FEWEST and size > MOST_SAMPLES * usual
             if self[key].oversized:
                 counted[key] = np.ones_like(self[key].sizes)
                 del told[key]
-        most = _largest_within(list(told.values()), self._share or _SHARE) if len(told) >= _FEWEST else math.inf
+        most = _largest_within(list(told.values()), self._share or _SHARE) if len(told) >= FEWEST else math.inf
         for key, size in told.items():
             if size > most:
                 counted[key] = np.maximum(1, (self[key].sizes * (most / size)).astype(np.int64))

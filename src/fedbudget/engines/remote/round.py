@@ -19,6 +19,7 @@ from fedbudget.arrays import Float64
 from fedbudget.engines.remote.members import Key, Members
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.round_costs import believable_costs
+from fedbudget.engines.remote.tallies import believable_tallies
 from fedbudget.protocol.belief import believable
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.sums import Reports, SummedReports, within
@@ -196,13 +197,17 @@ def _believed(
     """The answers with what can be believed of them, in the order of nodes' numbers; and what could not."""
     reports, of_reports = believable([answer.report for answer in counted.values()])
     costs, of_costs = believable_costs([answer.costs for answer in counted.values()])
+    sane = believable_tallies([answer.tallies for answer in counted.values()])
     if summed is not None:
         summed.believe(reports)
     doubts: dict[Key, tuple[str, ...]] = {}
     for at, key in enumerate(counted):
-        if doubt := of_reports[at] + of_costs[at]:
+        if doubt := of_reports[at] + of_costs[at] + (() if sane[at] else ("test samples",)):
             doubts[key] = doubt
-    believed = [replace(answer, report=reports[at], costs=costs[at]) for at, answer in enumerate(counted.values())]
+    believed = [
+        replace(answer, report=reports[at], costs=costs[at], tallies=answer.tallies if sane[at] else ())
+        for at, answer in enumerate(counted.values())
+    ]
     return sorted(believed, key=lambda answer: int(answer.report.nodes[0])), doubts
 
 
