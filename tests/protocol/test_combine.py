@@ -23,12 +23,12 @@ def report(*updates: tuple[float, float], gradients: Any = None) -> Report:
 
 
 class TestClippedMean:
-    def test_an_update_too_long_gets_the_median_length(self) -> None:
-        """Lengths 1, 1, 2 and 100: the median of them is 1.5."""
+    def test_the_longer_an_update_was_the_shorter_it_gets(self) -> None:
+        """Lengths 1, 1, 2 and 100: the median of them is 1.5, and 1.5 / (100 / 1.5) = 0.0225."""
         given = report((1, 0), (0, 1), (2, 0), (0, -100))
         found = ClippedMean(6.0).believed(given, START, 2)
         assert found.w is not None
-        assert (found.w - START).tolist() == pytest.approx(np.array([[1, 0], [0, 1], [2, 0], [0, -1.5]]))
+        assert (found.w - START).tolist() == pytest.approx(np.array([[1, 0], [0, 1], [2, 0], [0, -0.0225]]))
         assert changed(given, found) == (3,)
 
     @given(st.integers(0, 2**32 - 1))
@@ -55,13 +55,13 @@ class TestClippedMean:
         found = ClippedMean(6.0).believed(given, START, 2)
         assert found.w is not None
         assert np.isnan(found.w[3]).any()
-        assert found.w[4] - START == pytest.approx(np.array([0, -1.5]))
+        assert found.w[4] - START == pytest.approx(np.array([0, -0.0225]))
 
     def test_gradients_are_held_too(self) -> None:
         gradients = np.array([[1, 0], [1, 0], [50, 0]], np.float32)
         found = ClippedMean(6.0).believed(report((1, 0), (0, 1), (1, 0), gradients=gradients), START, 2)
         assert found.gradients is not None
-        assert found.gradients.tolist() == pytest.approx(np.array([[1, 0], [1, 0], [1, 0]]))
+        assert found.gradients.tolist() == pytest.approx(np.array([[1, 0], [1, 0], [0.02, 0]]))
 
     def test_running_statistics_are_not_looked_at(self) -> None:
         given = report((1, 0), (1, 0), (1, 1e6))

@@ -144,6 +144,15 @@ def test_what_it_says_before_the_start(lie: Any, reason: str, caplog: pytest.Log
     assert {record.nodes for record in found.rounds} == {3}
 
 
+def test_other_columns_of_the_first_to_come(alone: Result, caplog: pytest.LogCaptureFixture) -> None:
+    """Of it and one honest node nobody knows who is right, and neither is refused; when the next has come, it is."""
+    lies = Lies(hello=lambda hello: replace(hello, samples=replace(hello.samples, shape=(65,))))
+    with caplog.at_level(logging.WARNING):
+        found = train_beside(lies, wait_for=2, first=True)
+    assert "liar's data do not fit" in caplog.text
+    assert found.w.tobytes() == alone.w.tobytes()
+
+
 def test_who_and_why_is_on_disk(tmp_path: Path, alone: Result) -> None:
     found = train_beside(saying(w=3.4e38), out=tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / AUDIT).read_text().splitlines()]

@@ -11,6 +11,7 @@ import numpy as np
 from fedbudget.data.cells import category_name
 from fedbudget.data.dataset import Dataset
 from fedbudget.engines.grpc.credentials import aggregator_credentials, require_privacy
+from fedbudget.engines.grpc.peers import LOG
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.service import PeerLimits
 from fedbudget.engines.grpc.tokens import TokenFile, check_name
@@ -22,7 +23,7 @@ from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.node_data import NodeData, table_to_test_on
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.errors import UserError, explained
+from fedbudget.errors import UserError, explained, flag
 from fedbudget.launch.inputs import own_model, with_resolved_model
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_method, require_known_workload
@@ -208,12 +209,21 @@ def _gather(
 def _wait_for_nodes(
     server: AggregatorServer, nodes: int, interrupted: Callable[[], bool]
 ) -> dict[str, SamplesDescription]:
-    """What the samples of so many nodes are like, which go together; whose do not are refused by name."""
+    """What the samples of so many nodes are like, which go together; whose do not are refused by name.
+
+    Where as many are on either side, nobody knows who is right: who comes next decides.
+    """
+    undecided: set[str] = set()
     while True:
-        if not server.wait_for(nodes, interrupted):
+        if not server.wait_for(nodes, interrupted, other_than=undecided):
             raise Interrupted
         described = server.descriptions()
-        odd = misfits(described)
+        try:
+            odd = misfits(described)
+        except UserError as error:
+            LOG.warning("%s; waiting for another node, to see with whom most agree", error.spelled(flag))
+            undecided = set(described)
+            continue
         if not odd:
             return described
         for name, reason in odd.items():

@@ -167,9 +167,25 @@ class AggregatorServer:
         """Makes the aggregator a node too."""
         self._rounds.own = OwnNode(worker)
 
-    def wait_for(self, nodes: int, interrupted: Callable[[], bool], *, ready: bool = False) -> bool:
-        """Waits until so many nodes are connected, or ready; False when it was interrupted."""
-        self._thread.run(self._thread.until(lambda: interrupted() or self._rounds.count(ready=ready) >= nodes))
+    def wait_for(
+        self,
+        nodes: int,
+        interrupted: Callable[[], bool],
+        *,
+        ready: bool = False,
+        other_than: Collection[str] = (),
+    ) -> bool:
+        """Waits until so many nodes are connected, or ready; False when it was interrupted.
+
+        Args:
+          other_than: names, where it is waited until not just these are connected.
+        """
+
+        def enough() -> bool:
+            others = not other_than or set(other_than) != {peer.name for peer in self._peers}
+            return others and self._rounds.count(ready=ready) >= nodes
+
+        self._thread.run(self._thread.until(lambda: interrupted() or enough()))
         return not interrupted()
 
     def start(self, task: Task, members: Mapping[str, Member] | None = None) -> None:
