@@ -53,6 +53,11 @@ from fedbudget.settings import FEDERATED, Settings
 
 NO_SECURITY = SecurityOptions()
 
+_TRUSTING = (
+    "the model has %s parameters, and the nodes' updates are averaged as they are; the rule `clipped` would bound what "
+    "one of them can do, and hold all reports of a round in memory"
+)
+
 
 class Interrupted(Exception):
     """While nodes were still being waited for."""
@@ -181,10 +186,13 @@ def _gather(
             meters.restore(resumed.engine["meters"])
             for name, value in resumed.engine["counters"].items():
                 setattr(server.counters, name, int(value))
-    if settings.combine is None and overrides.combine is None and task.parameters < LARGE:
+    if settings.combine is None and overrides.combine is None:
         # Where reports are all at hand anyway, none may take w further than others do: nodes elsewhere are not trusted.
-        settings = replace(settings, combine="clipped")
-        method = replace(method, combine=build_method(settings).combine)
+        if task.parameters < LARGE:
+            settings = replace(settings, combine="clipped")
+            method = replace(method, combine=build_method(settings).combine)
+        else:
+            LOG.warning(_TRUSTING, f"{task.parameters:,}")
     settings = with_resolved_model(replace(settings, nodes=nodes, dataset=NODES))
     over = resumed is not None and resumed.state.phase == "done"  # only its summary is missing: nodes have gone home
     if resumed is not None and resumed.conditions.extended_by(meters.budget.limits, settings.rounds):
