@@ -73,7 +73,6 @@ def test_connections_that_say_nothing(tmp_path: Path, number: int, tls: bool) ->
         assert [node.end() for node in nodes] == [0, 0]
         assert during >= before / LONGER, (before, during)
         assert "Too many open files" not in aggregator.errors
-        print(f"{number}: {before:.0f} rounds a second before, {during:.0f} during")
 
 
 @pytest.mark.slow
