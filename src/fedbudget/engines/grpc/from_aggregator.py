@@ -45,12 +45,12 @@ def pack_broadcast(
       kind: how it was.
     """
     numbers, arrays = _LAYOUT.encode(broadcast if catch_up else replace(broadcast, catch_up=None))
-    parts = {name: compression.encode("none", array) for name, array in arrays.items()}
+    parts: dict[str, bytes | memoryview] = {name: compression.raw(array) for name, array in arrays.items()}
     if difference is not None:
         parts["w"] = difference
         if "mean" in parts and kind in _MEAN:
             parts["mean"] = compression.encode(_MEAN[kind], arrays["mean"] - broadcast.w)
-    vectors = b"".join(parts.values())
+    vectors = b"".join(parts.values()) if len(parts) > 1 else next(iter(parts.values()))
     message = pb.Broadcast(
         base_round=base_round, numbers=numbers, difference=difference is not None, **first_part(vectors)
     )
