@@ -247,3 +247,19 @@ def test_a_node_and_then_the_aggregator_are_told_to_stop(tmp_path: Path) -> None
     assert end["loss"] == found[-1].best_loss
     assert Run.open(run).model().w.shape == (3 * 7,)
     assert [record.nodes for record in found] == sorted((record.nodes for record in found), reverse=True)
+
+
+@pytest.mark.slow
+def test_nodes_whose_data_do_not_go_together_have_failed_too(tmp_path: Path) -> None:
+    """Nothing began: all three say why, and none ends as if it had."""
+    with commands(tmp_path) as start:
+        start.write(2)
+        x, y = made(2)[1]
+        np.savez(tmp_path / "n2.npz", x=x[:, :5], y=y)
+        aggregator = start.serve("--nodes", "2", "--model", "softmax", *SIMULATED)
+        nodes = [start.join(aggregator.port, "--data", f"n{each}.npz", name=f"n{each}") for each in (1, 2)]
+        assert aggregator.end() != 0
+        assert [node.end() for node in nodes] == [1, 1]
+        for command in (aggregator, *nodes):
+            assert "6" in command.errors.splitlines()[-1]
+            assert "5" in command.errors.splitlines()[-1]

@@ -289,6 +289,8 @@ class SummedReports:
 
 def within(values: Float32 | Float64, largest: float = LARGEST) -> bool:
     """Whether all are finite, and not beyond what can be."""
+    if values.size == 1:  # as most are, and numpy would take its time
+        return -largest <= float(values.item()) <= largest
     return not values.size or bool(-largest <= values.min() and values.max() <= largest)
 
 
