@@ -250,16 +250,12 @@ def test_a_node_and_then_the_aggregator_are_told_to_stop(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_nodes_whose_data_do_not_go_together_have_failed_too(tmp_path: Path) -> None:
-    """Nothing began: all three say why, and none ends as if it had."""
+def test_where_no_run_begins_nodes_have_failed_too(tmp_path: Path) -> None:
+    """All three say why, and none ends as if there had been a run."""
     with commands(tmp_path) as start:
-        start.write(2)
-        x, y = made(2)[1]
-        np.savez(tmp_path / "n2.npz", x=x[:, :5], y=y)
-        aggregator = start.serve("--nodes", "2", "--model", "softmax", *SIMULATED)
-        nodes = [start.join(aggregator.port, "--data", f"n{each}.npz", name=f"n{each}") for each in (1, 2)]
-        assert aggregator.end() != 0
+        aggregator = start.serve("--nodes", "2", "--model", "softmax", "--budget", "bytes=10")
+        nodes = start.nodes(aggregator.port, 2)
+        assert aggregator.end() == 2
         assert [node.end() for node in nodes] == [1, 1]
         for command in (aggregator, *nodes):
-            assert "6" in command.errors.splitlines()[-1]
-            assert "5" in command.errors.splitlines()[-1]
+            assert "bytes" in command.errors.splitlines()[-1]
