@@ -37,9 +37,10 @@ def flatten(value: object) -> tuple[Any, Arrays]:
     names: dict[int, str] = {}  # of arrays, by what they are
 
     def plain(part: Any, path: str) -> Any:
-        if type(part) in _PLAIN:
+        own: Any = type(part)
+        if own in _PLAIN:
             return part
-        kind = _kind(type(part))
+        kind = _kind(own)
         if kind is np.ndarray:
             if id(part) in names:
                 return names[id(part)]
@@ -49,7 +50,7 @@ def flatten(value: object) -> tuple[Any, Arrays]:
             return path
         inside = f"{path}." if path else ""
         if kind is object:
-            return {name: plain(getattr(part, name), inside + name) for name in _names(type(part))}
+            return {name: plain(getattr(part, name), inside + name) for name in _names(own)}
         if kind is Mapping:
             return {str(name): plain(each, f"{inside}{name}") for name, each in part.items()}
         if kind is list:
@@ -99,7 +100,7 @@ def _kind(kind: type) -> type | None:
     if is_dataclass(kind):
         return object
     if issubclass(kind, Mapping):
-        return Mapping  # type: ignore[type-abstract]
+        return Mapping
     return list if issubclass(kind, list | tuple) else None
 
 

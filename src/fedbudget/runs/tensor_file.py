@@ -40,4 +40,4 @@ def in_parts(arrays: Arrays, metadata: Mapping[str, str]) -> list[bytes | memory
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     parts: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text]
-    return parts + [memoryview(np.ravel(values)).cast("B") for _, values in ordered if values.size]
+    return parts + [np.ravel(values).data.cast("B") for _, values in ordered if values.size]

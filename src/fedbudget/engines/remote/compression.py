@@ -48,7 +48,7 @@ def encoded_size(kind: Kind, count: int) -> int:
 
 def raw(vector: Float32) -> memoryview:
     """The bytes of a vector as it is, which are not copied."""
-    return memoryview(np.ascontiguousarray(vector, _FLOAT).reshape(-1)).cast("B")
+    return np.ascontiguousarray(vector, _FLOAT).reshape(-1).data.cast("B")
 
 
 def encode(kind: Kind, vector: Float32) -> bytes:
