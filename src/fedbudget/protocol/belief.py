@@ -20,6 +20,9 @@ from fedbudget.protocol.sums import DIVERGENCES, SLOPES
 FEWEST = 3
 """Peers of which two agree against the third."""
 
+MOST_SAMPLES = 10_000
+"""Times as many as most have, beyond which nobody is believed to have so many."""
+
 _LOSS = 1e3  # times the median
 _GAP = 100.0  # of how far F_i(w(t₀)) and F_i(w^f) are apart
 _NOISE = 0.02  # and of a loss, within which any gap is believed

@@ -9,7 +9,7 @@ import numpy as np
 from fedbudget.arrays import Float32
 from fedbudget.control import Reason
 from fedbudget.errors import UserError
-from fedbudget.protocol.combine import ClippedMean, CombineRule, TrimmingRule, without_outliers
+from fedbudget.protocol.combine import CombineRule, DoubtingRule, averages
 from fedbudget.protocol.drift import Divergence, DriftState
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.state import AggregatorState, Phase
@@ -79,10 +79,8 @@ def at_pace(state: _State, rule: UpdateRule, broadcast: Broadcast, eta: float, *
 
 def believed(rule: CombineRule, report: Report | Reports, state: _State) -> Report | Reports:
     """The report with what the rule believes of it; itself where it believes all."""
-    if isinstance(report, Report) and isinstance(rule, ClippedMean):
-        return rule.shortened(report, state.start, state.w.size - state.statistics)
-    if isinstance(report, Report) and rule.needs_reports and isinstance(rule, TrimmingRule):
-        return without_outliers(report, rule.outliers(len(report.nodes)))
+    if isinstance(report, Report) and rule.needs_reports and isinstance(rule, DoubtingRule):
+        return rule.believed(report, state.start, state.w.size - state.statistics)
     return report
 
 
@@ -99,8 +97,7 @@ def changed(given: Report | Reports, believed: Report | Reports) -> tuple[int, .
 def combined(rule: CombineRule, report: Report | Reports, sums: Sums) -> Float32:
     """What the w_i(t) that are finite are combined to."""
     assert sums.w is not None  # or the report would have been refused
-    mean = not rule.needs_reports or isinstance(rule, ClippedMean)
-    if mean or not isinstance(report, Report) or report.w is None:
+    if averages(rule) or not isinstance(report, Report) or report.w is None:
         return sums.mean(sums.w)
     used = ~np.isin(report.nodes, sums.left_out)
     return _vector(rule, rule.combine(report.w[used], report.sizes[used], report.nodes[used]), report.w[0])

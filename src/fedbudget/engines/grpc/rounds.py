@@ -195,9 +195,8 @@ class Rounds:
         collected = pending.close(self.members, {peer.name: peer.hello.instance for peer in self.peers})
         for name, doubts in collected.doubts.items():
             if not self.members[name].doubted:
-                LOG.warning(
-                    "%s says of %s what is out of all proportion; the others' is taken", name, ", ".join(doubts)
-                )
+                said = ", ".join(doubts)
+                LOG.warning("%s says of %s what is out of all proportion, and is not believed in that", name, said)
                 self.members[name].doubted = True
         for name in pending.answers:
             member, peer = self.members[name], self.peers.get(name)
