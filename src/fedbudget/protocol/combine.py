@@ -12,7 +12,7 @@ survives, and what it costs where all are honest.
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, TypeGuard
 
 import numpy as np
 
@@ -38,7 +38,6 @@ class CombineRule(Protocol):
         """
 
 
-@runtime_checkable
 class DoubtingRule(CombineRule, Protocol):
     """A rule that looks at reports before anything is summed, and need not believe all of them."""
 
@@ -60,10 +59,6 @@ class WeightedMean:
     """Σ D_i w_i / Σ D_i, eq. (5), along the tree of nodes (tree.py)."""
 
     needs_reports: ClassVar[bool] = False
-    averages: ClassVar[bool] = True
-
-    def believed(self, report: Report, start: Float32, counted: int) -> Report:
-        return report
 
     def combine(self, w: Float32, sizes: Int64, nodes: Int64) -> Float32:
         return np.asarray(add_up(nodes, sizes.astype(np.float64), w) / float(sizes.sum()), np.float32)
@@ -159,9 +154,14 @@ class CoordinateMedian:
         return np.asarray(np.median(near, axis=0), np.float32)
 
 
+def doubts(rule: CombineRule) -> TypeGuard[DoubtingRule]:
+    """Whether a rule looks at reports before anything is summed."""
+    return hasattr(rule, "believed")
+
+
 def averages(rule: CombineRule) -> bool:
     """Whether a rule is the weighted mean of what it believes."""
-    return isinstance(rule, DoubtingRule) and rule.averages
+    return not rule.needs_reports or (doubts(rule) and rule.averages)
 
 
 def mixed(w: Float32, sizes: Int64, nodes: Int64, count: int) -> Float32:

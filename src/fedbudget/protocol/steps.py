@@ -9,7 +9,7 @@ import numpy as np
 from fedbudget.arrays import Float32
 from fedbudget.control import Reason
 from fedbudget.errors import UserError
-from fedbudget.protocol.combine import CombineRule, DoubtingRule, averages
+from fedbudget.protocol.combine import CombineRule, averages, doubts
 from fedbudget.protocol.drift import Divergence, DriftState
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.state import AggregatorState, Phase
@@ -79,7 +79,7 @@ def at_pace(state: _State, rule: UpdateRule, broadcast: Broadcast, eta: float, *
 
 def believed(rule: CombineRule, report: Report | Reports, state: _State) -> Report | Reports:
     """The report with what the rule believes of it; itself where it believes all."""
-    if isinstance(report, Report) and rule.needs_reports and isinstance(rule, DoubtingRule):
+    if isinstance(report, Report) and doubts(rule):
         return rule.believed(report, state.start, state.w.size - state.statistics)
     return report
 
