@@ -140,7 +140,7 @@ def serving(
             prepared = _gather(settings, overrides, model, server, compressor, interrupted, test, resumed)
             yield replace(prepared, callbacks=(observe,), folder_made=server.open_audit)
         except UserError as error:
-            farewell = Farewell(str(error))
+            server.refuse_all(str(error))
             raise
         except Interrupted:
             farewell = Farewell("the aggregator was interrupted")

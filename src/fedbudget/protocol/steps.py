@@ -15,7 +15,7 @@ from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.statistics import with_statistics_of
 from fedbudget.protocol.sums import Reports, Sums
-from fedbudget.protocol.update import MovingRule, UpdateRule
+from fedbudget.protocol.update import UpdateRule, moves
 from fedbudget.protocol.workload import NodeTimes
 from fedbudget.step_size import StepSize, StepSizeInputs
 
@@ -58,7 +58,7 @@ def with_verdict(state: _State, sums: Sums, *, adapts: bool) -> tuple[_State, bo
 def with_retreat(state: _State, rule: UpdateRule, sums: Sums) -> _State:
     """Less motion where w(t₀) is worse than w^f, by a twentieth and more than chance would have it."""
     gap = state.loss - state.best_loss
-    if isinstance(rule, MovingRule) and gap > sums.loss_gap_error + state.best_loss / 20:
+    if moves(rule) and gap > sums.loss_gap_error + state.best_loss / 20:
         return state.updated(update=rule.retreat(state.update))
     return state
 
@@ -69,7 +69,7 @@ def at_pace(state: _State, rule: UpdateRule, broadcast: Broadcast, eta: float, *
     Args:
       eta: that w went by so far.
     """
-    if not isinstance(rule, MovingRule) or recover or _was_last(state):
+    if not moves(rule) or recover or _was_last(state):
         return state.updated(before=None, momentum=0.0)
     ratio = min(1.0, state.step_size.eta / eta) if eta > 0 else 1.0
     update = state.update if ratio == 1 else rule.paced(state.update, ratio)
@@ -115,7 +115,7 @@ def moved(
     update, w = state.update, mean
     if mean is not None:
         aim = mean if scale == 1 else state.w + np.float32(scale) * (mean - state.w)
-        if isinstance(rule, MovingRule) and _was_last(state):
+        if moves(rule) and _was_last(state):
             w = aim
         else:
             reached = aim if state.before is None else aim - state.start + state.w  # by gradients alone

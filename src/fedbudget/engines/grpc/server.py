@@ -159,6 +159,15 @@ class AggregatorServer:
 
         self._thread.read(refuse)
 
+    def refuse_all(self, reason: str) -> None:
+        """Lets all go, because there will be no run with them: for nodes it has failed too."""
+
+        def refuse() -> None:
+            for peer in self._peers:
+                self._peers.drop(peer, reason)
+
+        self._thread.read(refuse)
+
     def open_audit(self, folder: Path) -> None:
         """Who comes and goes is written to a file there, from now on and what was so far."""
         self._thread.post(self._peers.audit.open, folder)
