@@ -1,6 +1,6 @@
 """How a budget is spent: with which costs τ is chosen, which round still fits, and whether the last w can be judged.
 
-A spending rule is a value, and what it says follows from the ledger alone. There are two.
+A spending rule is a value, and what it says follows from the ledger alone. There are three.
 
 `CarefulSpending` keeps the budget. Rounds cost what they like, and a budget that is met on average is overspent every
 second time. So room is kept for what may happen:
@@ -17,6 +17,8 @@ second time. So room is kept for what may happen:
   run of one round no w but w(0) was ever judged: then it is made if it will more likely fit than not, and otherwise the
   run ends with w(T).
 
+`PrivateSpending` is the same for runs that are private, in which no loss is known and no w judged.
+
 `PaperSpending` is Algorithm 2 to the letter: the last round's costs are what the next will cost, τ is chosen by those
 of the round before, and the final loss is evaluated whatever that takes. It goes over the budget as often as not.
 """
@@ -31,6 +33,8 @@ from fedbudget.arrays import Float64
 from fedbudget.budget import PRIOR_ROUNDS, Budget, Costs, Ledger
 from fedbudget.control import Decision, Reason
 from fedbudget.errors import UserError
+
+PRIVACY = "privacy"
 
 _CERTAIN = 2.16
 """Deviations of two exchanges x₁ + x₂ to leave room for. It is over in 1 % of cases: ∫ φ(x)Q(√2·2.16 - x)dx, over those
@@ -162,6 +166,35 @@ class CarefulSpending:
             middle = (least + below) // 2
             least, below = (middle, below) if self._fits(ledger, middle) else (least, middle)
         return least
+
+
+@dataclass(frozen=True)
+class PrivateSpending(CarefulSpending):
+    """Keeps the budget where no loss is ever asked for: there is no final round to keep room for.
+
+    Of privacy there is as much as the plan gives a round, and so always enough.
+    """
+
+    def room(self, ledger: Ledger, tau: int) -> Float64:
+        statistics, taus = ledger.statistics, (tau,) if tau else ()
+        over = _certain(statistics.rounds) * statistics.deviation(taus)
+        room = _mean(statistics.mean, taus) + (np.maximum(over, statistics.peak) if taus else 0.0)
+        return without_privacy(ledger.budget, room + len(taus) * self._closing(ledger))
+
+    def plan(self, ledger: Ledger, decision: Decision) -> Plan:
+        if self._fits(ledger, decision.tau):
+            return Plan(decision)
+        if not self._fits(ledger, 1):
+            return Plan(None, stopped_by=ledger.nearest_limit(self.room(ledger, 1)))
+        return Plan(Decision(self._most(ledger, decision.tau), Reason.BUDGET))
+
+    def final_room(self, ledger: Ledger, *, judged: bool = True) -> Float64:
+        return np.zeros_like(ledger.spent)
+
+
+def without_privacy(budget: Budget, amounts: Float64) -> Float64:
+    """Amounts [M] but for privacy, of which there is none."""
+    return amounts * np.array([name != PRIVACY for name in budget.limits])
 
 
 @dataclass(frozen=True)

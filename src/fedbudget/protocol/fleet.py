@@ -43,6 +43,7 @@ from fedbudget.protocol.drift import Correction, mean_gradient, next_mean, norms
 from fedbudget.protocol.evidence import Evidence, gather, mini_batches, one_of
 from fedbudget.protocol.first_step import first_steepness
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
+from fedbudget.protocol.privacy import private_report
 from fedbudget.protocol.proximal import descend_near
 from fedbudget.protocol.state import FleetState, gone_on
 from fedbudget.protocol.statistics import with_statistics_of
@@ -279,7 +280,7 @@ class Fleet:
     def _descend(self, broadcast: Broadcast, indices: BatchIndices, best: Float32 | None) -> Descent:
         eta, start = broadcast.eta, self._start
         own, scale = self._own_steps(broadcast), None
-        if own is not None:
+        if own is not None and broadcast.private is None:
             scale = np.float32(eta) / own
         descent = self._local_updates(broadcast, indices, eta if own is None else own, best)
         if broadcast.work is not None:
@@ -305,8 +306,8 @@ class Fleet:
         return descend_near(update, w, indices, proximal, self._shift(), model.statistics)
 
     def _own_steps(self, broadcast: Broadcast) -> Float32 | None:
-        """η_i of each node in the first round, [nodes], where it is searched for."""
-        if self._searched is None or broadcast.round > 1:
+        """η_i of each node, [nodes], where it is searched for: in the first round, or in every one that is private."""
+        if self._searched is None or (broadcast.round > 1 and broadcast.private is None):
             return None
         known = np.isfinite(self._searched) & (self._searched > 0)
         steps = np.divide(1.0, self._searched, where=known, out=np.full(len(known), broadcast.eta))
@@ -324,6 +325,8 @@ class Fleet:
         if self._broadcast is None or self._losses is None or self._best_losses is None:
             raise LocalError("report comes after update")
         broadcast, descent = self._broadcast, self._descent
+        if broadcast.private is not None and descent is not None:
+            return private_report(broadcast, broadcast.private, self.numbers, descent.w - broadcast.w)
         report = Report(broadcast.round, self.numbers, self.shards.size, self._losses, self._best_losses)
         if descent is None:
             return report

@@ -1,0 +1,112 @@
+"""How a private run is planned: τ, how many rounds, and how much noise in each, together.
+
+Of K rounds each gets ρ/K, and so the noise in its mean update has, in d parameters, the length
+
+    √d σ C/n = √(d K / 2ρ) C/n.
+
+An update has at most the length C. Noise and update are equally long with K* = 2ρ n²/d rounds. With fewer, updates
+could be told from noise better than they need to be, and w has gone a shorter way than it could: each round is C long at
+most. With more, w goes as far in all, but by steps of which the noise is the larger part, each of them from a gradient
+that noise has spoiled. So K* rounds are made where time and the rest allow five updates in each, and at least three. τ
+takes what is left: as long as all rounds fit, up to fifty updates, for nodes that go on alone for longer come to what is
+best for each of them. docs/theory.md has the bound that this is the minimum of, and docs/privacy.md what it gives.
+
+It is made anew before every round, from what is left of each resource: the last round gets all of ρ that is left.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedbudget.budget import Budget, Ledger
+from fedbudget.control import Decision, Reason
+from fedbudget.protocol.messages import Private
+from fedbudget.protocol.method import PrivateRule
+from fedbudget.protocol.privacy import COUNTED, MEASURED
+from fedbudget.spending import PRIVACY, SpendingRule, without_privacy
+
+FEWEST_ROUNDS = 3
+FEWEST_UPDATES = 5
+MOST_UPDATES = 50
+_NOTHING = 1e-6
+"""The share of ρ that is as good as none."""
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """The coming round: its τ, and its ρ."""
+
+    decision: Decision
+    rho: float
+
+
+def plan_round(
+    rule: PrivateRule, spending: SpendingRule, ledger: Ledger, parameters: int, *, first: bool, rounds: int | None
+) -> RoundPlan | None:
+    """The next round, as if all after it were like it; None when there is no ρ left.
+
+    Args:
+      first: it only asks for lengths.
+      rounds: the most that may be made, with this one.
+    """
+    left = rho_left(ledger)
+    if left <= 0:
+        return None
+    total = rho_total(ledger.budget)
+    rho = MEASURED * total if first else left
+    fits = rounds_that_fit(rule, spending, ledger)
+    most = min(fits, math.inf if rounds is None else rounds) - first
+    planned = max(
+        1.0, min(most, max(1, round((left - MEASURED * total * first) / rho_of_round(rule, total, parameters))))
+    )
+    if not first:
+        rho = left / planned if rule.sigma is None else min(left, 1 / (2 * rule.sigma**2) / (1 - COUNTED))
+    return RoundPlan(_decision(rule, spending, ledger, planned + first, first), rho)
+
+
+def rho_of_round(rule: PrivateRule, total: float, parameters: int) -> float:
+    """ρ with which noise and update are equally long, where that leaves enough rounds."""
+    return min(parameters / (2 * rule.nodes**2), (1 - MEASURED) * total / FEWEST_ROUNDS)
+
+
+def rounds_that_fit(rule: PrivateRule, spending: SpendingRule, ledger: Ledger) -> float:
+    """How many rounds of a few updates are left of everything but privacy."""
+    updates = rule.tau or FEWEST_UPDATES
+    costs = spending.costs(ledger)
+    each = without_privacy(ledger.budget, updates * costs.step + costs.aggregation)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        fits = np.where(each > 0, (ledger.budget.array - ledger.spent) / each, np.inf)
+    return max(1.0, float(np.floor(fits.min())))
+
+
+def rho_left(ledger: Ledger) -> float:
+    """What may still be made known; 0 where it is hardly anything."""
+    at = list(ledger.budget.limits).index(PRIVACY)
+    left = float(ledger.budget.array[at] - ledger.spent[at])
+    return left if left > _NOTHING * float(ledger.budget.array[at]) else 0.0
+
+
+def rho_total(budget: Budget) -> float:
+    return float(budget.array[list(budget.limits).index(PRIVACY)])
+
+
+def _decision(rule: PrivateRule, spending: SpendingRule, ledger: Ledger, rounds: float, first: bool) -> Decision:
+    """τ with which so many rounds fit."""
+    if rule.tau is not None:
+        return Decision(rule.tau, Reason.FIXED)
+    costs = spending.costs(ledger)
+    steps = without_privacy(ledger.budget, costs.step)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        fits = np.where(steps > 0, ((ledger.budget.array - ledger.spent) / rounds - costs.aggregation) / steps, np.inf)
+    tau = int(max(1.0, min(float(fits.min()), MOST_UPDATES)))
+    return Decision(tau, Reason.LENGTHS if first else Reason.PRIVACY)
+
+
+def private_of(plan: RoundPlan, clip: float) -> Private:
+    """What nodes are told of a round.
+
+    Args:
+      clip: C; 0 where only lengths are asked for.
+    """
+    return Private(clip, plan.rho)
