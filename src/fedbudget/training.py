@@ -24,9 +24,12 @@ from fedbudget.engines.remote.task import rounds_ahead
 from fedbudget.errors import UserError
 from fedbudget.forecasts.latest import next_forecast
 from fedbudget.judge import Judge
+from fedbudget.launch.accounting import accounted_epsilon, noise_multipliers
 from fedbudget.launch.arguments import read_arguments
 from fedbudget.launch.launch import launch
+from fedbudget.launch.noise import keep_account
 from fedbudget.launch.prepared import Callback, PreparedRun
+from fedbudget.launch.privacy import is_private
 from fedbudget.models.base import loss_over
 from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.combine import CombineRule
@@ -44,6 +47,7 @@ from fedbudget.runs.record import RoundRecord, average_tau
 from fedbudget.runs.title import model_title
 from fedbudget.setting_types import EngineName, SettingsOptions
 from fedbudget.settings import Settings
+from fedbudget.spending import PRIVACY
 from fedbudget.step_size import StepSize
 from fedbudget.trackers import make_trackers
 from fedbudget.trackers.background import tracking
@@ -172,6 +176,7 @@ def execute(
         writer = None if out is None else stack.enter_context(closing(_writer(prepared, out)))
         if writer is not None:
             prepared.folder_made(writer.path)
+            keep_account(prepared.aggregator, writer.path, resumed=prepared.resumed is not None)
         earlier = [] if prepared.resumed is None or writer is None else Run.open(writer.path).rounds
         if prepared.resumed is not None and writer is not None:
             judge.resume(earlier, writer.path)
@@ -320,10 +325,14 @@ def _result(
     w, loss = outcome.w, records[-1].best_loss if records else math.nan
     if judge.kept is not None:
         w, loss = judge.kept.w, judge.kept.loss
-    if prepared.train is not None:
+    private = is_private(prepared.settings)
+    if prepared.train is not None and not private:
         loss = loss_over(model, w, prepared.train)
     figures = judge.final(w)
-    sources = prepared.meters.sources
+    sources, spent = prepared.meters.sources, budget.totals(ledger.spent)
+    if private and budget.delta is not None:
+        paid = ledger.spent[list(budget.limits).index(PRIVACY)]
+        spent[PRIVACY] = accounted_epsilon(noise_multipliers(records, paid), budget.delta)
     return Result(
         loss=loss,
         accuracy=figures.accuracy,
@@ -331,9 +340,9 @@ def _result(
         average_tau=average_tau(taus),
         aggregations=0 if prepared.settings.method == "centralized" else len(taus),
         local_updates=round(sum(taus)),
-        spent=budget.totals(ledger.spent),
+        spent=spent,
         budget=dict(budget.limits),
-        overshoot=budget.totals(ledger.overshoot),
+        overshoot={name: max(0.0, spent[name] - limit) for name, limit in budget.limits.items()},
         sources=sources,
         trial_seconds=prepared.trial_seconds if "measured" in sources.values() else 0.0,
         stopped_by=outcome.stopped_by,
@@ -347,6 +356,7 @@ def _result(
         overfitting=overfitting(records),
         to_beat=figures.to_beat,
         spread=figures.spread,
+        privacy_delta=budget.delta,
     )
 
 

@@ -16,8 +16,8 @@ from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import COMBINE_RULES
 from fedbudget.protocol.fednova import DataWorkload
 from fedbudget.protocol.messages import Broadcast
-from fedbudget.protocol.private_rounds import PrivateAggregator
 from fedbudget.protocol.method import Delta, Method
+from fedbudget.protocol.private_rounds import PrivateAggregator
 from fedbudget.protocol.rivals import UPDATE_RULES
 from fedbudget.protocol.steps import Quantize
 from fedbudget.protocol.update import UpdateRule

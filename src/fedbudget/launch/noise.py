@@ -16,9 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from fedbudget.arrays import Float64
+from fedbudget.budget import Costs
 from fedbudget.errors import UserError, WorkError
+from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.privacy import Noise
 from fedbudget.randomness import Stream, generator
+from fedbudget.spending import PRIVACY
 
 PAID = "privacy.jsonl"
 
@@ -65,6 +68,20 @@ class PaidNoise:
             except OSError as error:
                 raise WorkError(f"{self.path} cannot be written to: {error.strerror}") from None
         return self.source.draw(round_, rho, size)
+
+
+def keep_account(aggregator: Aggregator | None, folder: Path, *, resumed: bool) -> None:
+    """From now on noise is paid for in a run's folder. A run that goes on pays first for all that was drawn after its
+    checkpoint was made.
+    """
+    rule = None if aggregator is None else aggregator.method.private
+    if aggregator is None or rule is None or not isinstance(rule.noise, PaidNoise):
+        return
+    rule.noise.keep_in(folder)
+    ledger = aggregator.ledger
+    more = paid_in(folder) - float(ledger.spent[list(ledger.budget.limits).index(PRIVACY)])
+    if resumed and more > 0:
+        aggregator.charge(Costs(np.zeros_like(ledger.spent), ledger.budget.amounts(**{PRIVACY: more})))
 
 
 def paid_in(folder: Path) -> float:

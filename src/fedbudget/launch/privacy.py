@@ -28,7 +28,14 @@ def run_budget(settings: "Settings") -> Budget:
         if settings.privacy_delta is not None or settings.privacy_noise is not None:
             raise UserError("`privacy_delta` and `privacy_noise` go with a budget of privacy, as privacy=4")
         return budget
-    return replace(budget, delta=settings.privacy_delta or default_delta(settings.nodes or 1))
+    return replace(budget, delta=with_delta(settings).privacy_delta)
+
+
+def with_delta(settings: "Settings") -> "Settings":
+    """The settings of a private run with their δ, so that a run that goes on has the same."""
+    if not is_private(settings) or settings.privacy_delta is not None:
+        return settings
+    return replace(settings, privacy_delta=default_delta(settings.nodes or 1))
 
 
 def private_rule(settings: "Settings", overrides: Overrides, nodes: int) -> PrivateRule:

@@ -20,6 +20,7 @@ from fedbudget.launch.inputs import TrainingInputs, batch_of, distribute, with_b
 from fedbudget.launch.meters import build_meters, drawn_speeds
 from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
+from fedbudget.launch.privacy import with_delta
 from fedbudget.launch.resume import recalling, require_engine, require_same_data
 from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
@@ -56,7 +57,7 @@ def simulate(settings: Settings, overrides: Overrides = NOTHING, *, resumed: Che
     shards, attack = Shards.of(inputs.train, rows), attack_of(settings, len(rows))
     if attack is not None and attack.name == "label-flip":
         shards = with_flipped_labels(shards, attack.first)
-    settings = with_batch_size(settings, shards.size.tolist())
+    settings = with_delta(with_batch_size(settings, shards.size.tolist()))
     meters = build_meters(settings)
     if resumed is not None:
         require_engine(resumed, "in-process")

@@ -325,8 +325,9 @@ class Fleet:
         if self._broadcast is None or self._losses is None or self._best_losses is None:
             raise LocalError("report comes after update")
         broadcast, descent = self._broadcast, self._descent
-        if broadcast.private is not None and descent is not None:
-            return private_report(broadcast, broadcast.private, self.numbers, descent.w - broadcast.w)
+        if broadcast.private is not None:
+            updates = None if descent is None else descent.w - broadcast.w
+            return private_report(broadcast, broadcast.private, self.numbers, updates)
         report = Report(broadcast.round, self.numbers, self.shards.size, self._losses, self._best_losses)
         if descent is None:
             return report

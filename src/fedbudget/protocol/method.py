@@ -27,13 +27,11 @@ class PrivateRule:
       nodes: how many there are, as everyone may know.
       noise: where it comes from.
       tau: the same in every round, where that is fixed.
-      sigma: the same in every round, where that is fixed; by the plan otherwise.
     """
 
     nodes: int
     noise: Noise
     tau: int | None = None
-    sigma: float | None = None
 
 
 @dataclass(frozen=True)

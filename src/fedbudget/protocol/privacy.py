@@ -8,10 +8,10 @@ A round makes known, of n nodes:
     Σ clip(Δ_i) + σ C z        Δ_i = w_i(t) - w(t₀), cut to the length C; z standard Gaussian. Sensitivity C, ρ = 1/2σ²
     Σ (b_i - ½) + ½ σ_b z      b_i = 1 where Δ_i is no longer than C. Sensitivity ½, ρ = 1/2σ_b²
 
-All nodes count alike. w goes by the first over n. By the second C follows the median length, as Andrew et al. (2021)
-have it: C ← C exp(-0.3 (share of b_i - ½)). It gets a fiftieth of a round's ρ. Nothing is known of C before the first
-round, so that this one makes known nothing but how many updates are no longer than each of 2^-8, 2^-7 ... 2^8, with
-noise and for a twentieth of all ρ: it begins with the median of that. w stays as it is.
+All nodes count alike. w goes by the first over n. By the second C follows the length that a quarter of updates stay
+below, as Andrew et al. (2021) have it: C ← C exp(-½ (share of b_i - ¼)). It gets a fiftieth of a round's ρ. Nothing is
+known of C before the first round, so that this one makes known nothing but how many updates are no longer than each of
+2^-8, 2^-7 ... 2^8, with noise and for a twentieth of all ρ: it begins with the quarter of that. w stays as it is.
 
 Nothing else leaves a node: no loss, no ρ̂_i or β̂_i, no test result. So no w is judged, and the last is the result.
 
@@ -20,7 +20,7 @@ node would add a share of it instead (`noise_share`).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -33,8 +33,10 @@ MEASURED = 0.05
 """The share of all ρ that finding the first C takes."""
 COUNTED = 0.02
 """The share of a round's ρ that following the lengths takes."""
-PACE = 0.3
-"""How fast C follows."""
+QUANTILE = 0.25
+"""The share of updates that C is to be no shorter than."""
+PACE = 0.5
+"""How fast C follows: updates become shorter quickly in the first rounds."""
 
 _OCTAVES = np.arange(-8.0, 9.0)
 _STEPS = 8  # an octave, that a length is told in
@@ -93,11 +95,14 @@ def told_lengths(updates: Float32) -> Float64:
     return np.clip(np.where(np.isnan(steps), longest, steps), shortest, longest)
 
 
-def private_report(broadcast: Broadcast, private: Private, nodes: Int64, updates: Float32) -> Report:
-    """All that leaves nodes whose updates these are, [n, parameters]."""
+def private_report(broadcast: Broadcast, private: Private, nodes: Int64, updates: Float32 | None) -> Report:
+    """All that leaves nodes whose updates these are, [n, parameters]; nothing does where they made none."""
     ones, nothing = np.ones(len(nodes), np.int64), np.zeros(len(nodes))
+    report = Report(broadcast.round, nodes, ones, nothing, nothing)
+    if updates is None:
+        return report
     sent = None if private.measures else clipped(updates, private.clip)
-    return Report(broadcast.round, nodes, ones, nothing, nothing, w=sent, length=told_lengths(updates))
+    return replace(report, w=sent, length=told_lengths(updates))
 
 
 def noisy(sums: Float64, sensitivity: float, sigma: float, noise: Float64) -> Float64:
@@ -152,7 +157,7 @@ def noise_size(private: Private, parameters: int) -> int:
 
 
 def first_clip(shares: Float64) -> float:
-    """The median length, from how many are no longer than each octave, with noise.
+    """The length that a quarter stay below, from how many are no longer than each octave, with noise.
 
     What has noise may fall where it should rise: the best that rises is found by averaging (isotonic regression).
     """
@@ -163,12 +168,12 @@ def first_clip(shares: Float64) -> float:
             (one, ones), (two, twos) = rising[-2:]
             rising[-2:] = [((one * ones + two * twos) / (ones + twos), ones + twos)]
     smooth = np.clip(np.repeat([share for share, _ in rising], [count for _, count in rising]), 0.0, 1.0)
-    return float(2.0 ** np.interp(0.5, smooth, _OCTAVES))
+    return float(2.0 ** np.interp(QUANTILE, smooth, _OCTAVES))
 
 
 def next_clip(clip: float, share: float) -> float:
     """C, when this share of updates was no longer, with noise; within what it may be at all."""
-    coming = clip * math.exp(-PACE * (min(1.0, max(0.0, share)) - 0.5))
+    coming = clip * math.exp(-PACE * (min(1.0, max(0.0, share)) - QUANTILE))
     return min(2.0 ** float(_OCTAVES[-1]), max(2.0 ** float(_OCTAVES[0]), coming))
 
 

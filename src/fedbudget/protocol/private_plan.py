@@ -4,12 +4,12 @@ Of K rounds each gets ρ/K, and so the noise in its mean update has, in d parame
 
     √d σ C/n = √(d K / 2ρ) C/n.
 
-An update has at most the length C. Noise and update are equally long with K* = 2ρ n²/d rounds. With fewer, updates
-could be told from noise better than they need to be, and w has gone a shorter way than it could: each round is C long at
-most. With more, w goes as far in all, but by steps of which the noise is the larger part, each of them from a gradient
-that noise has spoiled. So K* rounds are made where time and the rest allow five updates in each, and at least three. τ
-takes what is left: as long as all rounds fit, up to fifty updates, for nodes that go on alone for longer come to what is
-best for each of them. docs/theory.md has the bound that this is the minimum of, and docs/privacy.md what it gives.
+An update has at most the length C. Noise and update are equally long with 2ρ n²/d rounds. With fewer, w goes a shorter
+way than it could, for each round is C long at most, and C cannot follow lengths that become shorter. With many more, it
+goes as far in all, but noise is most of each step. K* = 4ρ n²/d is between these; it is made where time and the rest
+allow five updates in each round, and twelve rounds at least. τ takes what is left: as long as all rounds fit, up to
+fifty updates, for nodes that go on alone for longer come to what is best for each of them. docs/theory.md has why, and
+docs/privacy.md what it gives.
 
 It is made anew before every round, from what is left of each resource: the last round gets all of ρ that is left.
 """
@@ -23,10 +23,10 @@ from fedbudget.budget import Budget, Ledger
 from fedbudget.control import Decision, Reason
 from fedbudget.protocol.messages import Private
 from fedbudget.protocol.method import PrivateRule
-from fedbudget.protocol.privacy import COUNTED, MEASURED
+from fedbudget.protocol.privacy import MEASURED
 from fedbudget.spending import PRIVACY, SpendingRule, without_privacy
 
-FEWEST_ROUNDS = 3
+FEWEST_ROUNDS = 12
 FEWEST_UPDATES = 5
 MOST_UPDATES = 50
 _NOTHING = 1e-6
@@ -61,13 +61,13 @@ def plan_round(
         1.0, min(most, max(1, round((left - MEASURED * total * first) / rho_of_round(rule, total, parameters))))
     )
     if not first:
-        rho = left / planned if rule.sigma is None else min(left, 1 / (2 * rule.sigma**2) / (1 - COUNTED))
+        rho = left / planned
     return RoundPlan(_decision(rule, spending, ledger, planned + first, first), rho)
 
 
 def rho_of_round(rule: PrivateRule, total: float, parameters: int) -> float:
-    """ρ with which noise and update are equally long, where that leaves enough rounds."""
-    return min(parameters / (2 * rule.nodes**2), (1 - MEASURED) * total / FEWEST_ROUNDS)
+    """ρ with which noise is √2 as long as an update, where that leaves enough rounds."""
+    return min(parameters / (4 * rule.nodes**2), (1 - MEASURED) * total / FEWEST_ROUNDS)
 
 
 def rounds_that_fit(rule: PrivateRule, spending: SpendingRule, ledger: Ledger) -> float:

@@ -9,6 +9,7 @@ known moves w, by the update rule; the ledger is charged with what the round cos
 A round that does not come together makes nothing known, and costs no privacy.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from fedbudget.errors import UserError
 from fedbudget.protocol import steps
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.messages import Broadcast, LocalError, Private, Report
-from fedbudget.protocol.private_plan import plan_round, private_of
 from fedbudget.protocol.privacy import noise_size, release
+from fedbudget.protocol.private_plan import plan_round, private_of, rho_left
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.sums import Reports
 from fedbudget.protocol.workload import NodeTimes
@@ -44,7 +45,9 @@ class PrivateAggregator(Aggregator):
     ) -> Broadcast | Outcome:
         broadcast, rule = self._require_pending(report), self.method.private
         private = broadcast.private
-        assert isinstance(report, Report) and rule is not None and private is not None
+        assert isinstance(report, Report)
+        assert rule is not None
+        assert private is not None
         size = noise_size(private, broadcast.w.size)
         released = release(report, private, rule.noise.draw(broadcast.round, private.rho, size))
         paid = Costs(costs.step, costs.aggregation + self.ledger.budget.amounts(**{PRIVACY: private.rho}))
@@ -59,6 +62,14 @@ class PrivateAggregator(Aggregator):
         state = self._announce_private(state, released.clip)
         self.last = round_
         return self._answer(state)
+
+    def charge(self, costs: Costs) -> None:
+        """What was spent besides; where that leaves less privacy than the coming round was to have, it has the rest."""
+        super().charge(costs)
+        state, left = self.state, rho_left(self.ledger)
+        if state.phase is Phase.ROUND and state.private is not None and state.private.rho > left:
+            done = {"phase": Phase.DONE, "stopped_by": PRIVACY}
+            self.state = state.updated(**({"private": replace(state.private, rho=left)} if left > 0 else done))
 
     def _announce_private(self, state: _State, clip: float) -> _State:
         """The next round, as far as there is privacy and the rest for it; or the end.

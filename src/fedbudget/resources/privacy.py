@@ -26,7 +26,7 @@ MOST = 100.0
 
 _HALVINGS = 200
 _ROUNDING = 1e-5
-"""The share of ρ that is never spent, so that no accountant that rounds up (by privacy loss distributions, say) comes to
+"""The share of ρ that is never spent, so that no accountant that rounds up, as by privacy loss distributions, comes to
 more than ε."""
 
 
