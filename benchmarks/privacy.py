@@ -36,7 +36,9 @@ TASKS: dict[str, dict[str, Any]] = {
     )
     for words, partition in (("uniform", "case:1"), ("Dirichlet 0.3", "dirichlet:0.3"))
 }
-PAIRS = [(tau, rounds) for tau in (5, 15, 50) for rounds in (3, 6, 12, 25, 50, 75)]
+_FIT = {5: 75, 15: 45, 50: 19}
+"""How many rounds of τ updates fit."""
+PAIRS = [(tau, min(rounds, most)) for tau, most in _FIT.items() for rounds in (3, 6, 12, 25, 50, 75)]
 _NOISE = 3.0
 _CONSOLE = Console(width=140)
 

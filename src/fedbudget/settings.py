@@ -150,9 +150,7 @@ class Settings:
         "most used",
     )
     privacy_delta: Chance | None = option(None, "δ of a privacy budget.", "budget", shown="1e-5, below 1/nodes²")
-    privacy_noise: NoiseName | None = option(
-        None, "Of a private run: secret, or seeded (can be repeated).", "budget", _COMPARE, shown="seeded if simulated"
-    )
+    privacy_noise: NoiseName | None = option(None, "secret or seeded.", "budget", _COMPARE, shown="seeded if simulated")
     costs: CostSource = option(
         "simulated",
         "simulated (the paper's prototype) or measured (clocks and meters of the machines).",

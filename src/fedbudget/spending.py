@@ -194,7 +194,8 @@ class PrivateSpending(CarefulSpending):
 
 def without_privacy(budget: Budget, amounts: Float64) -> Float64:
     """Amounts [M] but for privacy, of which there is none."""
-    return amounts * np.array([name != PRIVACY for name in budget.limits])
+    kept: Float64 = amounts * np.array([name != PRIVACY for name in budget.limits])
+    return kept
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def told_lengths(updates: Float32) -> Float64:
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         steps = np.ceil(_STEPS * np.log2(lengths_of(updates)))
     longest, shortest = _STEPS * (_OCTAVES[-1] + 1), _STEPS * (_OCTAVES[0] - 1)
-    return np.clip(np.where(np.isnan(steps), longest, steps), shortest, longest)
+    return np.asarray(np.clip(np.where(np.isnan(steps), longest, steps), shortest, longest))
 
 
 def private_report(broadcast: Broadcast, private: Private, nodes: Int64, updates: Float32 | None) -> Report:
@@ -168,13 +168,14 @@ def first_clip(shares: Float64) -> float:
             (one, ones), (two, twos) = rising[-2:]
             rising[-2:] = [((one * ones + two * twos) / (ones + twos), ones + twos)]
     smooth = np.clip(np.repeat([share for share, _ in rising], [count for _, count in rising]), 0.0, 1.0)
-    return float(2.0 ** np.interp(QUANTILE, smooth, _OCTAVES))
+    return 2.0 ** float(np.interp(QUANTILE, smooth, _OCTAVES))
 
 
 def next_clip(clip: float, share: float) -> float:
     """C, when this share of updates was no longer, with noise; within what it may be at all."""
     coming = clip * math.exp(-PACE * (min(1.0, max(0.0, share)) - QUANTILE))
-    return min(2.0 ** float(_OCTAVES[-1]), max(2.0 ** float(_OCTAVES[0]), coming))
+    shortest, longest = (2.0**octave for octave in (_OCTAVES[0].item(), _OCTAVES[-1].item()))
+    return float(min(longest, max(shortest, coming)))
 
 
 def _total(report: Report, values: Float32 | Float64) -> Float64:

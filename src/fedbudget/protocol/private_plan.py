@@ -48,21 +48,17 @@ def plan_round(
 
     Args:
       first: it only asks for lengths.
-      rounds: the most that may be made, with this one.
+      rounds: that are to be made, with this one, where that is given; otherwise by ρ.
     """
     left = rho_left(ledger)
     if left <= 0:
         return None
     total = rho_total(ledger.budget)
-    rho = MEASURED * total if first else left
-    fits = rounds_that_fit(rule, spending, ledger)
-    most = min(fits, math.inf if rounds is None else rounds) - first
-    planned = max(
-        1.0, min(most, max(1, round((left - MEASURED * total * first) / rho_of_round(rule, total, parameters))))
-    )
-    if not first:
-        rho = left / planned
-    return RoundPlan(_decision(rule, spending, ledger, planned + first, first), rho)
+    measured = MEASURED * total if first else 0.0
+    wanted = (left - measured) / rho_of_round(rule, total, parameters) if rounds is None else rounds - first
+    fit = rounds_that_fit(rule, spending, ledger) - first
+    planned = max(1.0, min(fit, float(round(wanted))))
+    return RoundPlan(_decision(rule, spending, ledger, planned + first, first), measured or left / planned)
 
 
 def rho_of_round(rule: PrivateRule, total: float, parameters: int) -> float:
