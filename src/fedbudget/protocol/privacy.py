@@ -39,6 +39,8 @@ PACE = 0.5
 """How fast C follows: updates become shorter quickly in the first rounds."""
 
 _OCTAVES = np.arange(-8.0, 9.0)
+ALL_OCTAVES = math.sqrt(len(_OCTAVES)) / 2
+"""What one node can change in the counts of all of them."""
 _STEPS = 8  # an octave, that a length is told in
 _SHRINK = 1 - 1e-6
 """A clipped update is by so much shorter than C, or rounding to 32 bits could make it longer."""
@@ -141,14 +143,21 @@ def release(report: Report, private: Private, noise: Float64) -> Release:
     sigma, nodes = multipliers(private), len(report.nodes)
     assert report.length is not None
     if private.measures:
-        within = (report.length[:, None] <= _STEPS * _OCTAVES) - 0.5
-        counts = noisy(_total(report, within), math.sqrt(len(_OCTAVES)) / 2, sigma.counts, noise)
+        counts = noisy(_total(report, no_longer(report.length, _OCTAVES)), ALL_OCTAVES, sigma.counts, noise)
         return Release(None, first_clip(counts / nodes + 0.5))
     assert report.w is not None
     total = noisy(_total(report, clipped(report.w, private.clip)), private.clip, sigma.updates, noise[:-1])
-    within = (report.length[:, None] <= _STEPS * math.log2(private.clip)) - 0.5
+    within = no_longer(report.length, np.array([math.log2(private.clip)]))
     share = float(noisy(_total(report, within), 0.5, sigma.counts, noise[-1:])[0]) / nodes + 0.5
     return Release(total / nodes, next_clip(private.clip, share))
+
+
+def no_longer(lengths: Float64, octaves: Float64) -> Float64:
+    """½ where a node's length is no more than each of 2^octave, and -½ where it is, [n, octaves].
+
+    So it is for whatever a node says, and its place in a sum has the length ½, or √17/2 of all octaves.
+    """
+    return np.where(lengths[:, None] <= _STEPS * octaves, 0.5, -0.5)
 
 
 def noise_size(private: Private, parameters: int) -> int:

@@ -14,7 +14,6 @@ docs/privacy.md what it gives.
 It is made anew before every round, from what is left of each resource: the last round gets all of ρ that is left.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np

@@ -24,7 +24,7 @@ from fedbudget.protocol.private_plan import plan_round, private_of, rho_left
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.sums import Reports
 from fedbudget.protocol.workload import NodeTimes
-from fedbudget.spending import PRIVACY
+from fedbudget.spending import PRIVACY, without_privacy
 
 _State = AggregatorState[Any, Any]
 
@@ -50,7 +50,9 @@ class PrivateAggregator(Aggregator):
         assert private is not None
         size = noise_size(private, broadcast.w.size)
         released = release(report, private, rule.noise.draw(broadcast.round, private.rho, size))
-        paid = Costs(costs.step, costs.aggregation + self.ledger.budget.amounts(**{PRIVACY: private.rho}))
+        budget = self.ledger.budget
+        rest = without_privacy(budget, costs.aggregation) + budget.amounts(**{PRIVACY: private.rho})
+        paid = Costs(without_privacy(budget, costs.step), rest)
         state = self.state.updated(ledger=self.ledger.charge(broadcast.tau, paid, usual=usual))
         if released.update is not None:
             mean = np.asarray(state.w + released.update, np.float32)
