@@ -98,7 +98,7 @@ def test_a_resumed_run_does_not_get_its_epsilon_back(tmp_path: Path) -> None:
     assert before < result.spent["privacy"] <= 4
     assert died_with < paid_in(folder) <= rho_of(4.0, 1e-5)
     assert epsilon_of(paid_in(folder), 1e-5) == pytest.approx(result.spent["privacy"], abs=1e-6)
-    more = train(resume=folder, budget="privacy=+1")
+    more = train(resume=folder, budget=["privacy=+1", "time=+6s"])
     assert 4 < more.spent["privacy"] <= 5
 
 

@@ -1,15 +1,15 @@
 """How a private run is planned: τ, how many rounds, and how much noise in each, together.
 
-Of K rounds each gets ρ/K, and so the noise in its mean update has, in d parameters, the length
+Of K rounds each gets ρ/K, and so the noise in its mean update has, in d parameters, the length √(dK/2ρ) C/n, where an
+update has C at most. How far w ends from where it should go is then, with the best C (docs/theory.md has the proof),
 
-    √d σ C/n = √(d K / 2ρ) C/n.
+    in proportion to √(1/K + d/2ρn²).
 
-An update has at most the length C. Noise and update are equally long with 2ρ n²/d rounds. With fewer, w goes a shorter
-way than it could, for each round is C long at most, and C cannot follow lengths that become shorter. With many more, it
-goes as far in all, but noise is most of each step. K* = 4ρ n²/d is between these; it is made where time and the rest
-allow five updates in each round, and twelve rounds at least. τ takes what is left: as long as all rounds fit, up to
-fifty updates, for nodes that go on alone for longer come to what is best for each of them. docs/theory.md has why, and
-docs/privacy.md what it gives.
+The second part stays, however many rounds are made. With K* = 4ρ n²/d the first is half of it, and more rounds would
+gain little, while time that goes into longer rounds makes better updates. So K* rounds are planned, where time and the
+rest allow five updates in each; and twelve at least, for C must follow lengths that fall quickly at first. τ takes what
+is left: as long as all rounds fit, up to fifty updates, for nodes that go on alone for longer come to what is best for
+each of them. docs/privacy.md has what it gives.
 
 It is made anew before every round, from what is left of each resource: the last round gets all of ρ that is left.
 """
