@@ -19,7 +19,7 @@ from fedbudget.launch.inputs import TrainingInputs, distribute, with_batch_size,
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
-from fedbudget.launch.privacy import with_delta
+from fedbudget.launch.privacy import with_privacy
 from fedbudget.launch.resume import require_engine, require_same_data
 from fedbudget.launch.simulate import attendance, build_fleets, recall, remember_nodes
 from fedbudget.models.base import Model
@@ -57,7 +57,7 @@ def on_ray(
     inputs = TrainingInputs.of(settings, overrides)
     settings = with_nodes(inputs.settings, inputs.dataset)
     sizes = _sizes(settings, inputs.dataset)
-    settings = with_delta(with_batch_size(settings, sizes))
+    settings = with_privacy(with_batch_size(settings, sizes))
     assert settings.nodes is not None
     sizes = sizes if len(sizes) == settings.nodes else sizes * settings.nodes
     if resumed is not None:

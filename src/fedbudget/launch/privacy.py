@@ -28,14 +28,20 @@ def run_budget(settings: "Settings") -> Budget:
         if settings.privacy_delta is not None or settings.privacy_noise is not None:
             raise UserError("`privacy_delta` and `privacy_noise` go with a budget of privacy, as privacy=4")
         return budget
-    return replace(budget, delta=with_delta(settings).privacy_delta)
+    return replace(budget, delta=settings.privacy_delta or default_delta(settings.nodes or 1))
 
 
-def with_delta(settings: "Settings") -> "Settings":
-    """The settings of a private run with their δ, so that a run that goes on has the same."""
-    if not is_private(settings) or settings.privacy_delta is not None:
+def with_privacy(settings: "Settings", *, simulated: bool = True) -> "Settings":
+    """The settings of a private run with δ, and where its noise is from, so that a run that goes on has the same.
+
+    Args:
+      simulated: whether nodes are; noise that hides real ones is secret, unless it is asked for otherwise.
+    """
+    if not is_private(settings):
         return settings
-    return replace(settings, privacy_delta=default_delta(settings.nodes or 1))
+    delta = settings.privacy_delta or default_delta(settings.nodes or 1)
+    noise = settings.privacy_noise or ("seeded" if simulated else "secret")
+    return replace(settings, privacy_delta=delta, privacy_noise=noise)
 
 
 def private_rule(settings: "Settings", overrides: Overrides, nodes: int) -> PrivateRule:
@@ -59,7 +65,6 @@ def private_rule(settings: "Settings", overrides: Overrides, nodes: int) -> Priv
         )
     if any(target.metric == "loss" for target in settings.targets()):
         raise UserError("`until` loss cannot be judged in a private run, in which no loss is told")
-    simulated = settings.costs == "simulated"
-    seeded = settings.privacy_noise == "seeded" or (settings.privacy_noise is None and simulated)
+    seeded = settings.privacy_noise == "seeded"
     tau = None if settings.tau == "adaptive" else FixedTau(settings.tau).tau
     return PrivateRule(nodes, SeededNoise(settings.seed) if seeded else PaidNoise(), tau)

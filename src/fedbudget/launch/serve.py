@@ -30,7 +30,7 @@ from fedbudget.launch.metrics import Metrics
 from fedbudget.launch.metrics import serving as serving_metrics
 from fedbudget.launch.options import ListenOptions, SecurityOptions
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
-from fedbudget.launch.privacy import is_private, with_delta
+from fedbudget.launch.privacy import is_private, with_privacy
 from fedbudget.launch.resume import recalling, require_engine, require_same_model
 from fedbudget.launch.task import (
     NODES,
@@ -157,7 +157,7 @@ def _gather(
     """Waits for nodes, and gives the run."""
     require_known_workload(settings)
     nodes = max(settings.min_nodes or 1, settings.nodes or 1)
-    settings = with_delta(replace(settings, nodes=nodes)) if is_private(settings) else settings
+    settings = with_privacy(replace(settings, nodes=nodes), simulated=False) if is_private(settings) else settings
     method = build_method(settings, overrides)
     remarks: tuple[str, ...] = ()
     if resumed is None:

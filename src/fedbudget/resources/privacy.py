@@ -33,7 +33,6 @@ more than ε."""
 class Privacy(Resource):
     name = "privacy"
     spread = 0.0  # a round costs what was decided before
-    additive = False
 
     def meter(self, metering: Metering) -> Meter:
         return NoPrivacy()

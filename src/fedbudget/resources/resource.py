@@ -110,7 +110,6 @@ class Resource(ABC):
         they wait, and says nothing of simulated nodes, of trial rounds, or of the aggregator.
       spread: by how much of it the first round's cost may be off from what a trial says; rounds then show it.
       most_a_second: that no machine uses more of.
-      additive: whether what people are shown adds up; where it does not, the ledger holds something that does.
     """
 
     name: ClassVar[str]
@@ -120,14 +119,13 @@ class Resource(ABC):
     machine_wide: ClassVar[bool] = False
     spread: ClassVar[float] = 0.4  # as of aggregations in the paper's prototype
     most_a_second: ClassVar[float] = math.inf
-    additive: ClassVar[bool] = True
 
     def format(self, amount: float) -> str:
         """An amount as a person would write it."""
         return f"{amount:.4g}{self.unit}"
 
     def to_ledger(self, amount: float, delta: float | None) -> float:
-        """What the ledger holds of so much; δ is that of the run's budget."""
+        """What the ledger holds of so much, where that does not add up itself; δ is that of the run's budget."""
         return amount
 
     def from_ledger(self, amount: float, delta: float | None) -> float:
