@@ -94,6 +94,24 @@ class Budget:
         """Values [M] with their resources' names."""
         return dict(zip(self.limits, values.tolist(), strict=True))
 
+    @cached_property
+    def by_noise(self) -> str | None:
+        """The resource that is spent by what is made known, if there is a limit for it: privacy."""
+        return next((each.name for each in self.resources if each.by_noise), None)
+
+    def of_noise(self, values: Float64) -> float:
+        """Of values [M] that of this resource; 0 where there is none."""
+        return 0.0 if self.by_noise is None else float(values[list(self.limits).index(self.by_noise)])
+
+    def but_noise(self, values: Float64) -> Float64:
+        """Values [M], with nothing of this resource."""
+        kept: Float64 = values * np.array([not each.by_noise for each in self.resources])
+        return kept
+
+    def noise(self, amount: float) -> Float64:
+        """So much of this resource, and nothing of others, [M]."""
+        return np.array([amount * each.by_noise for each in self.resources])
+
     def totals(self, values: Float64) -> dict[str, float]:
         """Sums of the ledger, [M], as people are shown them, with their resources' names."""
         return {

@@ -34,8 +34,6 @@ from fedbudget.budget import PRIOR_ROUNDS, Budget, Costs, Ledger
 from fedbudget.control import Decision, Reason
 from fedbudget.errors import UserError
 
-PRIVACY = "privacy"
-
 _CERTAIN = 2.0
 """Deviations of two exchanges x₁ + x₂ to leave room for, where nothing more. It is over in 1 % of such cases,
 ∫ φ(x)Q(√2·2 - x)dx over those x₁ = x after which the second is still made; most rounds begin with more room."""
@@ -184,7 +182,7 @@ class PrivateSpending(CarefulSpending):
         statistics, taus = ledger.statistics, (tau,) if tau else ()
         over = _certain(statistics.rounds) * statistics.deviation(taus)
         room = _mean(statistics.mean, taus) + (np.maximum(over, statistics.peak) if taus else 0.0)
-        return without_privacy(ledger.budget, room + len(taus) * self._closing(ledger))
+        return ledger.budget.but_noise(room + len(taus) * self._closing(ledger))
 
     def plan(self, ledger: Ledger, decision: Decision) -> Plan:
         if self._fits(ledger, decision.tau):
@@ -195,12 +193,6 @@ class PrivateSpending(CarefulSpending):
 
     def final_room(self, ledger: Ledger, *, judged: bool = True) -> Float64:
         return np.zeros_like(ledger.spent)
-
-
-def without_privacy(budget: Budget, amounts: Float64) -> Float64:
-    """Amounts [M] but for privacy, of which there is none."""
-    kept: Float64 = amounts * np.array([name != PRIVACY for name in budget.limits])
-    return kept
 
 
 @dataclass(frozen=True)

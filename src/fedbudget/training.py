@@ -29,7 +29,6 @@ from fedbudget.launch.arguments import read_arguments
 from fedbudget.launch.launch import launch
 from fedbudget.launch.noise import keep_account
 from fedbudget.launch.prepared import Callback, PreparedRun
-from fedbudget.launch.privacy import is_private
 from fedbudget.models.base import loss_over
 from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.combine import CombineRule
@@ -47,7 +46,6 @@ from fedbudget.runs.record import RoundRecord, average_tau
 from fedbudget.runs.title import model_title
 from fedbudget.setting_types import EngineName, SettingsOptions
 from fedbudget.settings import Settings
-from fedbudget.spending import PRIVACY
 from fedbudget.step_size import StepSize
 from fedbudget.trackers import make_trackers
 from fedbudget.trackers.background import tracking
@@ -325,14 +323,14 @@ def _result(
     w, loss = outcome.w, records[-1].best_loss if records else math.nan
     if judge.kept is not None:
         w, loss = judge.kept.w, judge.kept.loss
-    private = is_private(prepared.settings)
-    if prepared.train is not None and not private:
+    private = budget.by_noise
+    if prepared.train is not None and private is None:
         loss = loss_over(model, w, prepared.train)
     figures = judge.final(w)
     sources, spent = prepared.meters.sources, budget.totals(ledger.spent)
-    if private and budget.delta is not None:
-        paid = ledger.spent[list(budget.limits).index(PRIVACY)]
-        spent[PRIVACY] = accounted_epsilon(noise_multipliers(records, paid), budget.delta)
+    if private is not None and budget.delta is not None:
+        paid = noise_multipliers(records, budget.of_noise(ledger.spent))
+        spent[private] = accounted_epsilon(paid, budget.delta)
     return Result(
         loss=loss,
         accuracy=figures.accuracy,

@@ -61,6 +61,12 @@ def assert_same_run(one: Result, other: Result) -> None:
     assert one.to_json() == other.to_json()
 
 
+def test_a_private_run() -> None:
+    """Every report comes to the aggregator, who adds the noise."""
+    private = replace(SMALL, budget=("time=3s", "privacy=8"), rounds=4)
+    assert_same_run(on_cluster(private, actors=2), execute(simulate(private)))
+
+
 @pytest.mark.parametrize(
     "options",
     [

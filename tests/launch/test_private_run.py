@@ -26,10 +26,10 @@ def test_epsilon_of_a_run_is_the_librarys(tmp_path: Path) -> None:
     result = train(**SHORT, out=tmp_path / "run")
     accountant = PLDAccountant()
     for record in Run.open(tmp_path / "run").rounds:
-        assert record.privacy is not None
+        assert record.private is not None
         for name in ("noise", "count_noise"):
-            if name in record.privacy:
-                accountant.compose(dp_accounting.GaussianDpEvent(record.privacy[name]))
+            if name in record.private:
+                accountant.compose(dp_accounting.GaussianDpEvent(record.private[name]))
     assert result.privacy_delta == 1e-5
     assert result.spent["privacy"] == pytest.approx(accountant.get_epsilon(1e-5), abs=1e-4)
     assert accountant.get_epsilon(1e-5) <= 4
@@ -66,9 +66,9 @@ def test_a_seeded_run_can_be_repeated_and_a_secret_one_cannot() -> None:
 def test_a_node_that_does_not_clip_is_clipped(attack: Any) -> None:
     """Updates of five are ten times as long as they may be, and take w no further than their share of 2C each."""
     honest, attacked = train(**SHORT, rounds=2), train(**SHORT, rounds=2, attack=attack, attackers=5)
-    told = attacked.rounds[-1].privacy
+    told = attacked.rounds[-1].private
     assert told is not None
-    assert honest.rounds[-1].privacy == told
+    assert honest.rounds[-1].private == told
     apart = float(np.linalg.norm(honest.w - attacked.w))
     assert 0 < apart <= 5 * 2 * told["clip"] / 20
 

@@ -151,8 +151,8 @@ def test_membership_cannot_be_told_better_than_epsilon_allows(epsilon: float) ->
     """The strongest attack: of all other nodes everything is known, and the one's updates are as long as they may be.
 
     What a run makes known is looked at in the best way that there is, by likelihood. Of a thousand runs with the node
-    and a thousand without, no threshold may tell them apart better than (ε, δ) allows, but for chance; and the best is as
-    good as it should be with as much noise as was paid for.
+    and a thousand without, no threshold may tell them apart better than (ε, δ) allows, but for chance; and the best is
+    as good as it should be with as much noise as was paid for.
     """
     runs, nodes, parameters = 1000, 20, 4
 

@@ -161,7 +161,7 @@ def cells(record: RoundRecord, budget: Mapping[str, float]) -> tuple[str, ...]:
     """A round as a row of text, under the headings of a table of rounds."""
 
     def number(value: float | None, form: str = ".4f") -> str:
-        return "" if value is None or (math.isnan(value) and record.privacy) else format(value, form)
+        return "" if value is None or (math.isnan(value) and record.private) else format(value, form)
 
     return (
         str(record.round),

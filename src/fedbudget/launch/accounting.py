@@ -13,7 +13,7 @@ def noise_multipliers(records: Sequence[RoundRecord], rho: float = 0.0) -> list[
       rho: what was paid in all; where that is more than rounds have cost, for rounds that are not in the records, it is
         one more.
     """
-    known = [record.privacy for record in records if record.privacy is not None]
+    known = [record.private for record in records if record.private is not None]
     found = [each[name] for each in known for name in ("noise", "count_noise") if name in each]
     more = rho - sum(1 / (2 * sigma**2) for sigma in found)
     return [*found, math.sqrt(1 / (2 * more))] if more > 1e-9 * rho else found

@@ -21,7 +21,6 @@ from fedbudget.errors import UserError, WorkError
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.privacy import Noise
 from fedbudget.randomness import Stream, generator
-from fedbudget.spending import PRIVACY
 
 PAID = "privacy.jsonl"
 
@@ -79,9 +78,9 @@ def keep_account(aggregator: Aggregator | None, folder: Path, *, resumed: bool) 
         return
     rule.noise.keep_in(folder)
     ledger = aggregator.ledger
-    more = paid_in(folder) - float(ledger.spent[list(ledger.budget.limits).index(PRIVACY)])
+    more = paid_in(folder) - ledger.budget.of_noise(ledger.spent)
     if resumed and more > 0:
-        aggregator.charge(Costs(np.zeros_like(ledger.spent), ledger.budget.amounts(**{PRIVACY: more})))
+        aggregator.charge(Costs(np.zeros_like(ledger.spent), ledger.budget.noise(more)))
 
 
 def paid_in(folder: Path) -> float:

@@ -11,20 +11,19 @@ from fedbudget.launch.noise import PaidNoise, SeededNoise
 from fedbudget.launch.prepared import Overrides
 from fedbudget.protocol.method import PrivateRule
 from fedbudget.resources.privacy import default_delta
-from fedbudget.spending import PRIVACY
 
 if TYPE_CHECKING:
     from fedbudget.settings import Settings
 
 
 def is_private(settings: "Settings") -> bool:
-    return PRIVACY in settings.limits().limits
+    return settings.limits().by_noise is not None
 
 
 def run_budget(settings: "Settings") -> Budget:
     """The settings' budget, with δ where it limits privacy."""
     budget = settings.limits()
-    if PRIVACY not in budget.limits:
+    if budget.by_noise is None:
         if settings.privacy_delta is not None or settings.privacy_noise is not None:
             raise UserError("`privacy_delta` and `privacy_noise` go with a budget of privacy, as privacy=4")
         return budget

@@ -32,7 +32,6 @@ from fedbudget.resources import round_usage
 from fedbudget.resources.usage import RoundUsage
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.settings import Settings
-from fedbudget.spending import PRIVACY
 
 MOST_MEMORY = 100e6
 """Bytes that nodes remember, above which checkpoints do not hold them: then nodes begin anew when a run goes on, as if
@@ -111,7 +110,8 @@ def _engine(
 
 def _rehearse(settings: Settings, method: Method, start: tuple[Float32, RoundUsage], fleet: Fleet) -> None:
     """A short run from end to end, thrown away, so that nothing is compiled or loaded on a short budget's time."""
-    limits = {name: limit if name == PRIVACY else 1e18 for name, limit in settings.limits().limits.items()}
+    budget = settings.limits()
+    limits = {name: limit if name == budget.by_noise else 1e18 for name, limit in budget.limits.items()}
     plenty = replace(settings, budget=tuple(f"{name}={limit!r}" for name, limit in limits.items()))
     meters = build_meters(plenty)
     aggregator = build_aggregator(method, meters, start, rounds=3, statistics=fleet.model.statistics)

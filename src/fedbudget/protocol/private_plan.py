@@ -23,7 +23,7 @@ from fedbudget.control import Decision, Reason
 from fedbudget.protocol.messages import Private
 from fedbudget.protocol.method import PrivateRule
 from fedbudget.protocol.privacy import MEASURED
-from fedbudget.spending import PRIVACY, SpendingRule, without_privacy
+from fedbudget.spending import SpendingRule
 
 FEWEST_ROUNDS = 12
 FEWEST_UPDATES = 5
@@ -34,10 +34,17 @@ _NOTHING = 1e-6
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """The coming round: its τ, and its ρ."""
+    """The coming round.
+
+    Args:
+      decision: its τ.
+      rho: its ρ.
+      bound_by: the resource for want of which it is the last, where that is another than privacy.
+    """
 
     decision: Decision
     rho: float
+    bound_by: str | None = None
 
 
 def plan_round(
@@ -55,9 +62,11 @@ def plan_round(
     total = rho_total(ledger.budget)
     measured = MEASURED * total if first else 0.0
     wanted = (left - measured) / rho_of_round(rule, total, parameters) if rounds is None else rounds - first
-    fit = rounds_that_fit(rule, spending, ledger) - first
-    planned = max(1.0, min(fit, float(round(wanted))))
-    return RoundPlan(_decision(rule, spending, ledger, planned + first, first), measured or left / planned)
+    fits, scarce = rounds_that_fit(rule, spending, ledger)
+    planned = max(1.0, min(fits - first, float(round(wanted))))
+    decision = _decision(rule, spending, ledger, planned + first, first)
+    last = planned < min(2, round(wanted))  # though there is privacy for more
+    return RoundPlan(decision, measured or left / planned, scarce if last else None)
 
 
 def rho_of_round(rule: PrivateRule, total: float, parameters: int) -> float:
@@ -65,25 +74,24 @@ def rho_of_round(rule: PrivateRule, total: float, parameters: int) -> float:
     return min(parameters / (4 * rule.nodes**2), (1 - MEASURED) * total / FEWEST_ROUNDS)
 
 
-def rounds_that_fit(rule: PrivateRule, spending: SpendingRule, ledger: Ledger) -> float:
-    """How many rounds of a few updates are left of everything but privacy."""
+def rounds_that_fit(rule: PrivateRule, spending: SpendingRule, ledger: Ledger) -> tuple[float, str]:
+    """How many rounds of a few updates are left of everything but privacy, and of what there is least."""
     updates = rule.tau or FEWEST_UPDATES
     costs = spending.costs(ledger)
-    each = without_privacy(ledger.budget, updates * costs.step + costs.aggregation)
+    each = ledger.budget.but_noise(updates * costs.step + costs.aggregation)
     with np.errstate(divide="ignore", invalid="ignore"):
         fits = np.where(each > 0, (ledger.budget.array - ledger.spent) / each, np.inf)
-    return max(1.0, float(np.floor(fits.min())))
+    return max(1.0, float(np.floor(fits.min()))), list(ledger.budget.limits)[int(fits.argmin())]
 
 
 def rho_left(ledger: Ledger) -> float:
     """What may still be made known; 0 where it is hardly anything."""
-    at = list(ledger.budget.limits).index(PRIVACY)
-    left = float(ledger.budget.array[at] - ledger.spent[at])
-    return left if left > _NOTHING * float(ledger.budget.array[at]) else 0.0
+    left = ledger.budget.of_noise(ledger.budget.array - ledger.spent)
+    return left if left > _NOTHING * rho_total(ledger.budget) else 0.0
 
 
 def rho_total(budget: Budget) -> float:
-    return float(budget.array[list(budget.limits).index(PRIVACY)])
+    return budget.of_noise(budget.array)
 
 
 def _decision(rule: PrivateRule, spending: SpendingRule, ledger: Ledger, rounds: float, first: bool) -> Decision:
@@ -91,7 +99,7 @@ def _decision(rule: PrivateRule, spending: SpendingRule, ledger: Ledger, rounds:
     if rule.tau is not None:
         return Decision(rule.tau, Reason.FIXED)
     costs = spending.costs(ledger)
-    steps = without_privacy(ledger.budget, costs.step)
+    steps = ledger.budget.but_noise(costs.step)
     with np.errstate(divide="ignore", invalid="ignore"):
         fits = np.where(steps > 0, ((ledger.budget.array - ledger.spent) / rounds - costs.aggregation) / steps, np.inf)
     tau = int(max(1.0, min(float(fits.min()), MOST_UPDATES)))

@@ -24,7 +24,6 @@ from fedbudget.protocol.private_plan import plan_round, private_of, rho_left
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.sums import Reports
 from fedbudget.protocol.workload import NodeTimes
-from fedbudget.spending import PRIVACY, without_privacy
 
 _State = AggregatorState[Any, Any]
 
@@ -51,8 +50,8 @@ class PrivateAggregator(Aggregator):
         size = noise_size(private, broadcast.w.size)
         released = release(report, private, rule.noise.draw(broadcast.round, private.rho, size))
         budget = self.ledger.budget
-        rest = without_privacy(budget, costs.aggregation) + budget.amounts(**{PRIVACY: private.rho})
-        paid = Costs(without_privacy(budget, costs.step), rest)
+        rest = budget.but_noise(costs.aggregation) + budget.noise(private.rho)
+        paid = Costs(budget.but_noise(costs.step), rest)
         state = self.state.updated(ledger=self.ledger.charge(broadcast.tau, paid, usual=usual))
         if released.update is not None:
             mean = np.asarray(state.w + released.update, np.float32)
@@ -70,7 +69,7 @@ class PrivateAggregator(Aggregator):
         super().charge(costs)
         state, left = self.state, rho_left(self.ledger)
         if state.phase is Phase.ROUND and state.private is not None and state.private.rho > left:
-            done = {"phase": Phase.DONE, "stopped_by": PRIVACY}
+            done = {"phase": Phase.DONE, "stopped_by": self.ledger.budget.by_noise}
             self.state = state.updated(**({"private": replace(state.private, rho=left)} if left > 0 else done))
 
     def _announce_private(self, state: _State, clip: float) -> _State:
@@ -87,16 +86,17 @@ class PrivateAggregator(Aggregator):
         more = None if self._rounds is None else self._rounds - made
         plan = plan_round(rule, spending, state.ledger, state.w.size, first=first, rounds=more)
         if plan is None:
-            return state.updated(phase=Phase.DONE, stopped_by=PRIVACY)
+            return state.updated(phase=Phase.DONE, stopped_by=state.stopped_by or state.ledger.budget.by_noise)
         fitting = spending.plan(state.ledger, plan.decision)
         if fitting.decision is None:
             return state.updated(phase=Phase.DONE, stopped_by=fitting.stopped_by)
         private, decision = private_of(plan, clip), fitting.decision
-        return state.updated(round=state.round + 1, tau=decision.tau, decision=decision, private=private)
+        state = state.updated(round=state.round + 1, tau=decision.tau, decision=decision)
+        return state.updated(private=private, stopped_by=plan.bound_by)
 
     def _extended(self, state: _State) -> _State:
-        if state.stopped_by is None:
-            return state
+        if state.phase is Phase.ROUND:
+            return state.updated(stopped_by=None)
         assert state.private is not None
         coming = self._announce_private(steps.reopened(state), state.private.clip)
         if coming.phase is Phase.DONE:

@@ -32,6 +32,7 @@ more than ε."""
 
 class Privacy(Resource):
     name = "privacy"
+    by_noise = True
     spread = 0.0  # a round costs what was decided before
 
     def meter(self, metering: Metering) -> Meter:

@@ -110,6 +110,7 @@ class Resource(ABC):
         they wait, and says nothing of simulated nodes, of trial rounds, or of the aggregator.
       spread: by how much of it the first round's cost may be off from what a trial says; rounds then show it.
       most_a_second: that no machine uses more of.
+      by_noise: it is spent by what is made known of nodes, and the less of it the more noise there is.
     """
 
     name: ClassVar[str]
@@ -119,6 +120,7 @@ class Resource(ABC):
     machine_wide: ClassVar[bool] = False
     spread: ClassVar[float] = 0.4  # as of aggregations in the paper's prototype
     most_a_second: ClassVar[float] = math.inf
+    by_noise: ClassVar[bool] = False
 
     def format(self, amount: float) -> str:
         """An amount as a person would write it."""

@@ -28,7 +28,7 @@ class Explanation:
       eta: the round's step size, for which G is.
       corrected: whether local updates were corrected for drift.
       work: who made how many updates, where that was not τ for all, as in the round's record.
-      privacy: of a private round, as in its record.
+      release: of a private round, what it made known, as in its record.
     """
 
     round: int
@@ -40,7 +40,7 @@ class Explanation:
     eta: float
     corrected: bool
     work: dict[str, Any] | None = None
-    privacy: dict[str, float] | None = None
+    release: dict[str, float] | None = None
 
     @property
     def shared(self) -> str:
@@ -57,12 +57,12 @@ class Explanation:
     @property
     def private(self) -> str:
         """How much was made known of the nodes, in a sentence; empty where nothing was planned."""
-        if self.privacy is None or "noise" not in self.privacy:
+        if self.release is None or "noise" not in self.release:
             return ""
         return (
             f"privacy was shared out over as many rounds as give updates the length of their noise or more: this one "
-            f"had noise of {self.privacy['noise']:.3g} times the longest update, {self.privacy['clip']:.3g}, and paid "
-            f"ρ = {self.privacy['rho']:.3g} for it; τ = {self.tau} takes the time that all of them leave, up to 50"
+            f"had noise of {self.release['noise']:.3g} times the longest update, {self.release['clip']:.3g}, and paid "
+            f"ρ = {self.release['rho']:.3g} for it; τ = {self.tau} takes the time that all of them leave, up to 50"
         )
 
     @property
@@ -133,5 +133,5 @@ def explain(run: Run, number: int, controller: Controller) -> Explanation:
         record.eta,
         record.corrected,
         record.work,
-        record.privacy,
+        record.private,
     )

@@ -31,7 +31,7 @@ class RoundRecord:
       work: where faster nodes made more updates than τ: `effective`, what they counted as; `mean_idle` and
         `mean_idle_equal`, the share of that time that nodes waited, and would have with the same τ; and of up to 200
         nodes the lists `node`, `updates`, `idle` and `idle_equal`.
-      privacy: of a private round: `clip`, the longest update that counted; `noise` and `count_noise`, in multiples of
+      private: of a private round: `clip`, the longest update that counted; `noise` and `count_noise`, in multiples of
         what one node can change; and `rho`, what it cost.
     """
 
@@ -63,7 +63,7 @@ class RoundRecord:
     metrics: dict[str, float] | None = None
     spread: dict[str, float] | None = None
     work: dict[str, Any] | None = None
-    privacy: dict[str, float] | None = None
+    private: dict[str, float] | None = None
 
     @property
     def effective_tau(self) -> float:
@@ -89,7 +89,7 @@ class RoundRecord:
         if (estimates := round_.estimates) is not None:
             values |= {"rho": estimates.rho, "beta": estimates.beta, "delta": estimates.delta}
         values["work"] = None if round_.work is None else _work(round_.work)
-        values["privacy"] = None if round_.private is None else _privacy(round_.private)
+        values["private"] = None if round_.private is None else _private(round_.private)
         if (divergence := round_.divergence) is not None:
             values |= {"plain_delta": divergence.plain, "corrected_delta": divergence.corrected}
         return cls(**values)
@@ -114,7 +114,7 @@ class RoundRecord:
 MOST_NODES = 200
 """Of more, only means are kept in a round's record."""
 
-_SELDOM = ("metrics", "spread", "work", "privacy")  # in some rounds, and so not written where they are not there
+_SELDOM = ("metrics", "spread", "work", "private")  # in some rounds, and so not written where they are not there
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
@@ -130,7 +130,7 @@ def _work(shares: "WorkShares") -> dict[str, Any]:
     }
 
 
-def _privacy(private: "Private") -> dict[str, float]:
+def _private(private: "Private") -> dict[str, float]:
     from fedbudget.protocol.privacy import multipliers
 
     sigma = multipliers(private)
