@@ -70,8 +70,9 @@ def accuracy_against_epsilon() -> Figure:
         look: Any = {"color": COLOURS[at], "marker": MARKERS[at], "linestyle": LINES[at]}
         axis.plot(epsilons, means, markersize=4, label=f"{nodes} nodes", **look)
     open_accuracy = train(budget="time=15s", nodes=100, **common).accuracy or 0.0
-    axis.axhline(open_accuracy, color=GREY, linewidth=1, label="without privacy")
+    axis.axhline(open_accuracy, color=GREY, linewidth=1, label=f"without privacy, {open_accuracy:.3f}")
     log_scale(axis, epsilons)
+    axis.margins(y=0.1)
     finish(axis, "ε, at δ = 1e-5", "accuracy", legend=True)
     return drawn
 

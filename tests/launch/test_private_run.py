@@ -11,11 +11,14 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from fedbudget import train
+from fedbudget.engines.in_process import SimulationState
 from fedbudget.errors import UserError
+from fedbudget.launch.method import build_method
 from fedbudget.launch.noise import paid_in
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Report
 from fedbudget.resources.privacy import epsilon_of, rho_of
+from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
 
@@ -130,3 +133,15 @@ def test_absent_nodes_cost_nothing_but_their_updates() -> None:
     result = train(**{**SHORT, "nodes": 6}, participation=0.5, rounds=3)
     assert {record.nodes for record in result.rounds} != {6}
     assert result.spent["privacy"] <= 4
+
+
+def test_a_checkpoint_has_nothing_of_a_node_alone(tmp_path: Path) -> None:
+    with pytest.raises(Died):
+        train(**SHORT, out=tmp_path / "run", callbacks=dies_after(6))
+    checkpoint = Checkpoint.load(tmp_path / "run", build_method(Run.open(tmp_path / "run").settings))
+    state = checkpoint.engine_state(SimulationState)
+    assert state.groups is not None
+    for fleet in (fleet for group in state.groups for fleet in group.fleets if fleet is not None):
+        assert fleet.w is None
+        assert fleet.best_known is None
+        assert not fleet.losses.any()

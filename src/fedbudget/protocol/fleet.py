@@ -100,12 +100,13 @@ class Fleet:
         broadcast, best, losses = self._broadcast, self._best, self._losses
         if broadcast is None or best is None or losses is None:
             raise LocalError("a fleet has something to remember after a round")
+        kept = broadcast.private is None  # or a checkpoint would tell what nobody is to know
         return FleetState(
             broadcast=replace(broadcast, catch_up=None),
-            w=self._w,
+            w=self._w if kept else None,
             best=best,
-            losses=losses,
-            best_known=self._best_known,
+            losses=losses if kept else np.zeros_like(losses),
+            best_known=self._best_known if kept else None,
             steepest=self._steepest,
             correction=self._correction,
             position=self.sampler.position,
