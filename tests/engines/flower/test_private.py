@@ -7,16 +7,18 @@ import numpy as np
 
 from support.flower_runs import here, run
 
-PRIVATE: dict[str, Any] = {"model": "softmax", "budget": ["time=1000s", "privacy=8"], "tau": 4, "rounds": 4}
+PRIVATE: dict[str, Any] = {"model": "softmax", "tau": 4, "rounds": 4}
+BUDGET = "time=1000s,privacy=8"
 
 
 def test_the_same_as_in_one_process(tmp_path: Path) -> None:
-    found, expected = run(tmp_path, **PRIVATE, privacy_noise="seeded"), here(**PRIVATE)
+    found = run(tmp_path, **PRIVATE, budget=BUDGET, privacy_noise="seeded")
+    expected = here(**PRIVATE, budget=BUDGET.split(","))
     assert found.w.tobytes() == expected.w.tobytes()
     assert found.spent["privacy"] == expected.spent["privacy"] <= 8
 
 
 def test_noise_is_secret(tmp_path: Path) -> None:
-    found = run(tmp_path, **PRIVATE)
-    assert not np.allclose(found.w, here(**PRIVATE).w)
+    found = run(tmp_path, **PRIVATE, budget=BUDGET)
+    assert not np.allclose(found.w, here(**PRIVATE, budget=BUDGET.split(",")).w)
     assert (tmp_path / "run" / "privacy.jsonl").is_file()
