@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedbudget.arrays import Float64
 from fedbudget.errors import UserError
 from fedbudget.launch.noise import PAID, PaidNoise, SecretNoise, SeededNoise, keep_account, paid_in
 from fedbudget.protocol.messages import Broadcast
@@ -34,7 +35,7 @@ def test_seeded_noise_is_of_the_round() -> None:
 
 def test_noise_is_paid_for_before_it_is_drawn(tmp_path: Path) -> None:
     class Broken:
-        def draw(self, round_: int, rho: float, size: int) -> np.ndarray:  # type: ignore[type-arg]
+        def draw(self, round_: int, rho: float, size: int) -> Float64:
             raise RuntimeError("killed")
 
     noise = PaidNoise(Broken())

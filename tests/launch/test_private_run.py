@@ -47,7 +47,12 @@ def test_epsilon_of_a_run_is_the_librarys(tmp_path: Path) -> None:
 def test_nothing_but_updates_and_lengths_leaves_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Report] = []
     report = Fleet.report
-    monkeypatch.setattr(Fleet, "report", lambda self: sent.append(report(self)) or sent[-1])
+
+    def seen(fleet: Fleet) -> Report:
+        sent.append(report(fleet))
+        return sent[-1]
+
+    monkeypatch.setattr(Fleet, "report", seen)
     train(**SHORT, rounds=4)
     for each in sent:
         told = {name for name, value in vars(each).items() if value is not None}

@@ -80,8 +80,9 @@ def test_noise_is_as_much_as_is_paid_for() -> None:
     assert sigma.rho == pytest.approx(0.05)
     assert 1 / (2 * sigma.updates**2) + 1 / (2 * sigma.counts**2) == pytest.approx(0.05)
     rng = np.random.default_rng(1)
-    moved = [release(sent(np.zeros((nodes, 50), np.float32)), private, rng.standard_normal(51)) for _ in range(400)]
-    deviation = np.std([each.update for each in moved]) * nodes  # type: ignore[misc]
+    still = sent(np.zeros((nodes, 50), np.float32))
+    moved = [release(still, private, rng.standard_normal(51)).update for _ in range(400)]
+    deviation = np.std(np.array(moved, np.float64)) * nodes
     assert deviation == pytest.approx(sigma.updates * 2.0, rel=0.02)
 
 

@@ -58,8 +58,7 @@ def report(broadcast: Broadcast, updates: Float32, numbers: list[int] | None = N
 
 def carry_out(run: PrivateAggregator, answer: Callable[[Broadcast], Report]) -> list[Broadcast]:
     """Makes the run; gives all that was broadcast."""
-    message, heard = run.start(), []
-    while isinstance(message, Broadcast):
-        heard.append(message)
-        message = run.receive(answer(message), run.ledger.costs)
+    heard = [run.start()]
+    while isinstance(coming := run.receive(answer(heard[-1]), run.ledger.costs), Broadcast):
+        heard.append(coming)
     return heard

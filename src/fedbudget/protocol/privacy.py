@@ -177,7 +177,7 @@ def first_clip(shares: Float64) -> float:
             (one, ones), (two, twos) = rising[-2:]
             rising[-2:] = [((one * ones + two * twos) / (ones + twos), ones + twos)]
     smooth = np.clip(np.repeat([share for share, _ in rising], [count for _, count in rising]), 0.0, 1.0)
-    return 2.0 ** float(np.interp(QUANTILE, smooth, _OCTAVES))
+    return math.exp2(np.interp(QUANTILE, smooth, _OCTAVES))
 
 
 def next_clip(clip: float, share: float) -> float:
