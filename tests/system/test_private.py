@@ -19,11 +19,10 @@ def test_a_node_refuses_beyond_its_limit(tmp_path: Path) -> None:
     told = tmp_path / "told.json"
     told.write_text(json.dumps({"rho": rho_of(3.9, 1e-5), "runs": {"earlier": {"rho": 0.4, "round": 9}}}))
     with commands(tmp_path) as start:
-        start.write(2)
         aggregator = start.serve(*RUN, "--budget", "privacy=6", "--rounds", "4")
         limited = ("--privacy-limit", "4", "--privacy-account", str(told))
-        careful = start.join(aggregator.port, "--data", "n1.npz", *limited, name="careful")
-        start.join(aggregator.port, "--data", "n2.npz", name="other")
+        careful = start.join(aggregator.port, "--dataset", "digits", "--shard", "1/2", *limited, name="careful")
+        start.join(aggregator.port, "--dataset", "digits", "--shard", "2/2", name="other")
         assert careful.end() == 1
         assert "--privacy-limit is ε = 4" in careful.errors
         assert aggregator.end() == 0

@@ -119,7 +119,8 @@ def print_result(result: Result, *, json: bool = False) -> None:
         return
     metrics = metrics_text(result.accuracy, result.metrics, result.to_beat)
     loss = "" if math.isnan(result.loss) and result.privacy_delta else f"loss {result.loss:.4f}"
-    print(", ".join(filter(None, (loss, metrics))))
+    if figures := ", ".join(filter(None, (loss, metrics))):
+        print(figures)
     if result.spread:
         print(spread_text(result.spread, "rmse" if result.accuracy is None else "accuracy"))
     made = f"{result.local_updates} local updates in one place"
