@@ -53,7 +53,7 @@ def report(broadcast: Broadcast, updates: Float32, numbers: list[int] | None = N
     """What nodes with these updates send."""
     assert broadcast.private is not None
     nodes = np.array(range(len(updates)) if numbers is None else numbers)
-    return private_report(broadcast, broadcast.private, nodes, updates)
+    return private_report(broadcast, broadcast.private, nodes, broadcast.w + updates)
 
 
 def carry_out(run: PrivateAggregator, answer: Callable[[Broadcast], Report]) -> list[Broadcast]:

@@ -177,7 +177,7 @@ class Broadcast:
     def first(cls, w: Float32, eta: float, request: Request) -> "Broadcast":
         """What a run begins with, with τ=1: for a trial round, say."""
         drift = Drift(correct=True, share=1.0) if request.drift else None
-        private = Private(clip=1.0, rho=0.0) if request.private else None
+        private = Private(1.0, 0.0) if request.private else None
         return cls(1, w, 1, eta, request, best=False, stop=False, drift=drift, private=private)
 
     def to(self, nodes: Int64) -> "Broadcast":

@@ -97,12 +97,13 @@ def told_lengths(updates: Float32) -> Float64:
     return np.asarray(np.clip(np.where(np.isnan(steps), longest, steps), shortest, longest))
 
 
-def private_report(broadcast: Broadcast, private: Private, nodes: Int64, updates: Float32 | None) -> Report:
-    """All that leaves nodes whose updates these are, [n, parameters]; nothing does where they made none."""
+def private_report(broadcast: Broadcast, private: Private, nodes: Int64, w: Float32 | None) -> Report:
+    """All that leaves nodes who have come to these w_i, [n, parameters]; nothing does where they made no updates."""
     ones, nothing = np.ones(len(nodes), np.int64), np.zeros(len(nodes))
     report = Report(broadcast.round, nodes, ones, nothing, nothing)
-    if updates is None:
+    if w is None:
         return report
+    updates = w - broadcast.w
     sent = None if private.measures else clipped(updates, private.clip)
     return replace(report, w=sent, length=told_lengths(updates))
 

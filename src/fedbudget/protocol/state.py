@@ -7,7 +7,7 @@ field is declared here, and saved and read with the others.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Generic, Self, TypeVar
@@ -217,3 +217,10 @@ class FleetState:
     correction: Correction | None
     position: Position
     start: Float32 | None = None
+
+    @property
+    def for_disk(self) -> "FleetState":
+        """What a checkpoint has of it: of a private run nothing that only the nodes may know."""
+        if self.broadcast.private is None:
+            return self
+        return replace(self, w=None, losses=np.zeros_like(self.losses), best_known=None)
