@@ -54,6 +54,29 @@ def loss_against_tau() -> Figure:
     return drawn
 
 
+def accuracy_against_epsilon() -> Figure:
+    """What privacy costs: accuracy by ε, with few nodes and with many."""
+    drawn = picture(6, 3.6)
+    axis: Axes = drawn.subplots()
+    epsilons = (0.5, 1, 2, 4, 8, 16)
+    common: Any = {"model": "softmax", "dataset": "digits", "partition": "dirichlet:0.3", "evaluations": 1}
+    for at, nodes in enumerate((50, 100, 200), 1):
+        private: Any = {**common, "nodes": nodes, "privacy_delta": 1e-5}
+        found = [
+            [train(budget=["time=15s", f"privacy={each}"], seed=seed, **private).accuracy or 0.0 for seed in range(3)]
+            for each in epsilons
+        ]
+        means = [sum(each) / len(each) for each in found]
+        look: Any = {"color": COLOURS[at], "marker": MARKERS[at], "linestyle": LINES[at]}
+        axis.plot(epsilons, means, markersize=4, label=f"{nodes} nodes", **look)
+    open_accuracy = train(budget="time=15s", nodes=100, **common).accuracy or 0.0
+    axis.axhline(open_accuracy, color=GREY, linewidth=1, label=f"without privacy, {open_accuracy:.3f}")
+    log_scale(axis, epsilons)
+    axis.margins(y=0.1)
+    finish(axis, "ε, at δ = 1e-5", "accuracy", legend=True)
+    return drawn
+
+
 def curves() -> Figure:
     """What decides: G(τ) with data that differ less or more, and with aggregations that cost less or more."""
     drawn = picture(9, 3.6)
@@ -112,7 +135,12 @@ def _curve(axis: Axes, choice: Explanation, words: str, colour: str, line: str) 
     axis.margins(y=0.2)
 
 
-PICTURES: dict[str, Callable[[], Figure]] = {"tau": loss_against_tau, "curve": curves, "budget": loss_against_budget}
+PICTURES: dict[str, Callable[[], Figure]] = {
+    "tau": loss_against_tau,
+    "curve": curves,
+    "budget": loss_against_budget,
+    "privacy": accuracy_against_epsilon,
+}
 
 if __name__ == "__main__":
     _FOLDER.mkdir(exist_ok=True)

@@ -61,6 +61,8 @@ def test_a_file_has_the_names_of_the_options_and_all_of_them(tmp_path: Path) -> 
         nodes=5,
         partition="case:1",
         batch_size=100,
+        privacy_delta=1e-6,
+        privacy_noise="secret",
         rounds=9,
         until=("loss=0.3",),
         patience=20,

@@ -36,6 +36,7 @@ _COMMANDS: dict[str, tuple[list[str], ...]] = {
     "torch": (["run", "--model", "net.py:net", "--rounds", "3", "--out", "module"],),
     "sweep": (["sweep", "sweep.toml", "--out", "swept"],),
     "network": (["certs", "certs"], _LOCAL),
+    "privacy": (["run", "--nodes", "50", "--budget", "time=2s", "--budget", "privacy=8", "--out", "private"],),
     "ray": (["run", "--engine", "ray", "--nodes", "20", "--rounds", "3", "--out", "on-ray"],),
     "dashboard": (["report", "first", "--out", "first.html"],),
     "mlflow": (["run", "--track", "mlflow", "--rounds", "3", "--out", "followed"],),

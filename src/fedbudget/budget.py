@@ -26,9 +26,14 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Budget:
-    """A limit for each of M resources, in their units."""
+    """A limit for each of M resources, in their units.
+
+    Args:
+      delta: δ of (ε, δ)-differential privacy, where there is a limit for that.
+    """
 
     limits: Mapping[str, float]
+    delta: float | None = None
 
     def __post_init__(self) -> None:
         if not self.limits:
@@ -40,7 +45,7 @@ class Budget:
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> "Budget":
-        """Reads `time=15s`, `time=2min`, `energy=500J`, `bytes=20MB`, `cpu=30s`, `money=0.40`.
+        """Reads `time=15s`, `time=2min`, `energy=500J`, `bytes=20MB`, `cpu=30s`, `money=0.40`, `privacy=4`.
 
         >>> dict(Budget.parse(["time=2min", "bytes=20MB"]).limits)
         {'time': 120.0, 'bytes': 20000000.0}
@@ -62,7 +67,7 @@ class Budget:
             if name not in limits:
                 raise UserError(f"budget {name}: a run that goes on keeps its resources, {', '.join(limits)}")
             limits[name] = limits[name] + limit.amount if limit.added else limit.amount
-        return Budget(limits)
+        return Budget(limits, self.delta)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -76,8 +81,8 @@ class Budget:
 
     @cached_property
     def array(self) -> Float64:
-        """R, [M], read-only."""
-        limits = np.array(list(self.limits.values()), dtype=np.float64)
+        """R, [M], as the ledger counts; read-only."""
+        limits = np.array([each.to_ledger(self.limits[each.name], self.delta) for each in self.resources])
         limits.setflags(write=False)
         return limits
 
@@ -88,6 +93,31 @@ class Budget:
     def label(self, values: Float64) -> dict[str, float]:
         """Values [M] with their resources' names."""
         return dict(zip(self.limits, values.tolist(), strict=True))
+
+    @cached_property
+    def by_noise(self) -> str | None:
+        """The resource that is spent by what is made known, if there is a limit for it: privacy."""
+        return next((each.name for each in self.resources if each.by_noise), None)
+
+    def of_noise(self, values: Float64) -> float:
+        """Of values [M] that of this resource; 0 where there is none."""
+        return 0.0 if self.by_noise is None else float(values[list(self.limits).index(self.by_noise)])
+
+    def but_noise(self, values: Float64) -> Float64:
+        """Values [M], with nothing of this resource."""
+        kept: Float64 = values * np.array([not each.by_noise for each in self.resources])
+        return kept
+
+    def noise(self, amount: float) -> Float64:
+        """So much of this resource, and nothing of others, [M]."""
+        return np.array([amount * each.by_noise for each in self.resources])
+
+    def totals(self, values: Float64) -> dict[str, float]:
+        """Sums of the ledger, [M], as people are shown them, with their resources' names."""
+        return {
+            each.name: each.from_ledger(value, self.delta)
+            for each, value in zip(self.resources, values.tolist(), strict=True)
+        }
 
     def __str__(self) -> str:
         return ", ".join(f"{r.name}={r.format(self.limits[r.name])}" for r in self.resources)

@@ -29,6 +29,8 @@ class Reason(StrEnum):
     REST = "rest of the budget"  # longer than wanted, because nothing would fit after it
     FIXED = "fixed"
     RECOVERY = "recovery"  # the last round gave nothing finite
+    PRIVACY = "plan of privacy"  # as long as time allows for all rounds that ε buys
+    LENGTHS = "lengths of updates"  # a private run must know these first
     FINAL = "final loss"  # no updates any more, only the loss of the last w
 
 

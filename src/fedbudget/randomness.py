@@ -22,6 +22,7 @@ class Stream(IntEnum):
     FORECASTS = 5
     SPEEDS = 6
     ATTACK = 7
+    PRIVACY = 8
 
 
 def generator(seed: int, stream: Stream, *part: int) -> np.random.Generator:

@@ -37,6 +37,7 @@ class Result:
       rounds: a record of each.
       until: the targets, and whether w has reached each.
       kept_round: the round that began with the w that was kept; None where w is w^f.
+      privacy_delta: δ at which `spent` has the ε of a private run, by an accountant; then no loss is known.
       overfitting: when the model began to overfit, if it clearly did.
     """
 
@@ -62,6 +63,7 @@ class Result:
     overfitting: Overfitting | None = None
     to_beat: Mapping[str, float] = field(default_factory=dict)
     spread: Mapping[str, float] = field(default_factory=dict)
+    privacy_delta: float | None = None
 
     @property
     def left(self) -> dict[str, float]:
@@ -75,7 +77,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """The figures, without the model and the rounds."""
-        optional = ("metrics", "note", "until", "kept_round", "overfitting", "to_beat", "spread")
+        optional = ("metrics", "note", "until", "kept_round", "overfitting", "to_beat", "spread", "privacy_delta")
         left_out = {"w", "model", "rounds", *(name for name in optional if not getattr(self, name))}
         figures = {name: value for name, value in vars(self).items() if name not in left_out}
         figures = {name: dict(value) if isinstance(value, Mapping) else value for name, value in figures.items()}

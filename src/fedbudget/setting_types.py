@@ -17,6 +17,7 @@ WorkloadName = Literal["by-speed", "equal", "by-data"]
 CombineName = Literal["mean", "clipped", "trimmed", "median"]
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+NoiseName = Literal["secret", "seeded"]
 AttackName = Literal["sign-flip", "scale", "noise", "label-flip"]
 Tau = Count | Literal["adaptive"]
 BatchSize = Count | Literal["full"]
@@ -49,6 +50,8 @@ class SettingsOptions(TypedDict, total=False):
     delta: Delta | None
     tau: Tau
     costs: CostSource
+    privacy_delta: Chance | None
+    privacy_noise: NoiseName | None
     aggregation_factor: Positive
     speeds: tuple[float, ...] | str | None
     workload: WorkloadName | None

@@ -30,6 +30,7 @@ from fedbudget.setting_types import (
     Keep,
     MethodName,
     Names,
+    NoiseName,
     Seed,
     SettingsOptions,
     Share,
@@ -145,9 +146,11 @@ class Settings:
     tau: Tau = option("adaptive", "adaptive, or a fixed number of local updates per round (τ).", "method", _ONE_RUN)
     budget: tuple[str, ...] = option(
         ("time=15s",),
-        "What may be spent, once for each resource: time=15s, energy=500J, bytes=20MB, cpu=30s, money=0.40.",
+        "What may be spent, once for each resource: time=15s, energy=500J, bytes=20MB, cpu=30s, money=0.40, privacy=4.",
         "most used",
     )
+    privacy_delta: Chance | None = option(None, "δ of a privacy budget.", "budget", shown="1e-5, below 1/nodes²")
+    privacy_noise: NoiseName | None = option(None, "secret or seeded.", "budget", _COMPARE, shown="seeded if simulated")
     costs: CostSource = option(
         "simulated",
         "simulated (the paper's prototype) or measured (clocks and meters of the machines).",

@@ -1,6 +1,6 @@
 """How a budget is spent: with which costs τ is chosen, which round still fits, and whether the last w can be judged.
 
-A spending rule is a value, and what it says follows from the ledger alone. There are two.
+A spending rule is a value, and what it says follows from the ledger alone. There are three.
 
 `CarefulSpending` keeps the budget. Rounds cost what they like, and a budget that is met on average is overspent every
 second time. So room is kept for what may happen:
@@ -16,6 +16,8 @@ second time. So room is kept for what may happen:
   likely than one time in ten end over the budget, or one time in 300 over it by more than a hundredth, it is left out,
   and the run ends with w^f, whose loss is known. In a run of one round no w but w(0) was ever judged: then only the
   second holds, and where it is left out the run ends with w(T).
+
+`PrivateSpending` is the same for runs that are private, in which no loss is known and no w judged.
 
 `PaperSpending` is Algorithm 2 to the letter: the last round's costs are what the next will cost, τ is chosen by those
 of the round before, and the final loss is evaluated whatever that takes. It goes over the budget as often as not.
@@ -167,6 +169,30 @@ class CarefulSpending:
             middle = (least + below) // 2
             least, below = (middle, below) if self._fits(ledger, middle) else (least, middle)
         return least
+
+
+@dataclass(frozen=True)
+class PrivateSpending(CarefulSpending):
+    """Keeps the budget where no loss is ever asked for: there is no final round to keep room for.
+
+    Of privacy there is as much as the plan gives a round, and so always enough.
+    """
+
+    def room(self, ledger: Ledger, tau: int) -> Float64:
+        statistics, taus = ledger.statistics, (tau,) if tau else ()
+        over = _certain(statistics.rounds) * statistics.deviation(taus)
+        room = _mean(statistics.mean, taus) + (np.maximum(over, statistics.peak) if taus else 0.0)
+        return ledger.budget.but_noise(room + len(taus) * self._closing(ledger))
+
+    def plan(self, ledger: Ledger, decision: Decision) -> Plan:
+        if self._fits(ledger, decision.tau):
+            return Plan(decision)
+        if not self._fits(ledger, 1):
+            return Plan(None, stopped_by=ledger.nearest_limit(self.room(ledger, 1)))
+        return Plan(Decision(self._most(ledger, decision.tau), Reason.BUDGET))
+
+    def final_room(self, ledger: Ledger, *, judged: bool = True) -> Float64:
+        return np.zeros_like(ledger.spent)
 
 
 @dataclass(frozen=True)

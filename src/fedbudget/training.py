@@ -24,8 +24,10 @@ from fedbudget.engines.remote.task import rounds_ahead
 from fedbudget.errors import UserError
 from fedbudget.forecasts.latest import next_forecast
 from fedbudget.judge import Judge
+from fedbudget.launch.accounting import accounted_epsilon, noise_multipliers
 from fedbudget.launch.arguments import read_arguments
 from fedbudget.launch.launch import launch
+from fedbudget.launch.noise import keep_account
 from fedbudget.launch.prepared import Callback, PreparedRun
 from fedbudget.models.base import loss_over
 from fedbudget.protocol.aggregator import Outcome, Round
@@ -172,6 +174,7 @@ def execute(
         writer = None if out is None else stack.enter_context(closing(_writer(prepared, out)))
         if writer is not None:
             prepared.folder_made(writer.path)
+            keep_account(prepared.aggregator, writer.path, resumed=prepared.resumed is not None)
         earlier = [] if prepared.resumed is None or writer is None else Run.open(writer.path).rounds
         if prepared.resumed is not None and writer is not None:
             judge.resume(earlier, writer.path)
@@ -320,10 +323,14 @@ def _result(
     w, loss = outcome.w, records[-1].best_loss if records else math.nan
     if judge.kept is not None:
         w, loss = judge.kept.w, judge.kept.loss
-    if prepared.train is not None:
+    private = budget.by_noise
+    if prepared.train is not None and private is None:
         loss = loss_over(model, w, prepared.train)
     figures = judge.final(w)
-    sources = prepared.meters.sources
+    sources, spent = prepared.meters.sources, budget.totals(ledger.spent)
+    if private is not None and budget.delta is not None:
+        paid = noise_multipliers(records, budget.of_noise(ledger.spent))
+        spent[private] = accounted_epsilon(paid, budget.delta)
     return Result(
         loss=loss,
         accuracy=figures.accuracy,
@@ -331,9 +338,9 @@ def _result(
         average_tau=average_tau(taus),
         aggregations=0 if prepared.settings.method == "centralized" else len(taus),
         local_updates=round(sum(taus)),
-        spent=budget.label(ledger.spent),
+        spent=spent,
         budget=dict(budget.limits),
-        overshoot=budget.label(ledger.overshoot),
+        overshoot={name: max(0.0, spent[name] - limit) for name, limit in budget.limits.items()},
         sources=sources,
         trial_seconds=prepared.trial_seconds if "measured" in sources.values() else 0.0,
         stopped_by=outcome.stopped_by,
@@ -347,6 +354,7 @@ def _result(
         overfitting=overfitting(records),
         to_beat=figures.to_beat,
         spread=figures.spread,
+        privacy_delta=budget.delta,
     )
 
 

@@ -61,6 +61,15 @@ def assert_same_run(one: Result, other: Result) -> None:
     assert one.to_json() == other.to_json()
 
 
+def test_a_private_run() -> None:
+    """Every report comes to the aggregator, who adds the noise."""
+    private = replace(SMALL, budget=("time=3s", "privacy=8"), rounds=4)
+    one, other = on_cluster(private, actors=2), execute(simulate(private))
+    assert one.w.tobytes() == other.w.tobytes()
+    lines = [[replace(record, wall=0.0).to_json() for record in each.rounds] for each in (one, other)]
+    assert lines[0] == lines[1]
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -70,4 +70,4 @@ def test_one_of_three_moves_no_mean_by_more_than_its_bound(data: st.DataObject) 
     bounds = {"rho": 1e4, "beta": 100, "losses": 1e3, "best_losses": 1e3, "plain": 1e3, "corrected": 1e3}
     told = np.concatenate([getattr(each, name) for each in believed])
     assert np.nanmax(np.abs(told)) <= bounds[name] * 1.1 * USUAL[name] * (1 + 1e-9)
-    assert {each for each in NUMBERS if getattr(believed[2], each) is None} == {"lasting", "shifted"}
+    assert {each for each in NUMBERS if getattr(believed[2], each) is None} == {"lasting", "shifted", "length"}

@@ -111,7 +111,7 @@ def test_names_are_of_letters_and_once(name: str, mistake: str) -> None:
     named = type("Named", (NodeTime,), {"name": name})
     with pytest.raises(ValueError, match=mistake):
         register(named())
-    assert RESOURCES.keys() == {"time", "energy", "bytes", "cpu", "money"}
+    assert RESOURCES.keys() == {"time", "energy", "bytes", "cpu", "money", "privacy"}
 
 
 @pytest.mark.parametrize("name", sorted(RESOURCES.keys() - {"time"}))

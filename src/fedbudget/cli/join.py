@@ -47,6 +47,8 @@ def join(
 
       fedbudget join aggregator.example:7700 --model net.py:Net --data ward.py:samples --ca certs/ca.pem
 
+      fedbudget join gateway.local:7700 --data ward.npz --privacy-limit 4
+
       fedbudget join 127.0.0.1:7700 --dataset digits --case 2 --shard 1/5
 
       fedbudget join 127.0.0.1:7700 --dataset digits --shard 2/5 --pace 4

@@ -22,6 +22,8 @@ def run(*, given: Given, resume: Path | None = RESUME, engine: EngineOptions, ou
 
       fedbudget run --budget time=10min --until accuracy=0.95 --until loss=0.1 --patience 50
 
+      fedbudget run --nodes 100 --budget time=15s --budget privacy=4
+
       fedbudget run --tau 10 --costs measured --budget time=5s --json
 
       fedbudget run --engine ray --nodes 100000 --partition draw:30 --rounds 20 --method paper

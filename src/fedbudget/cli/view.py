@@ -4,6 +4,7 @@ The view goes to standard error, so that results on standard output can be piped
 """
 
 import json as jsonlib
+import math
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -117,7 +118,9 @@ def print_result(result: Result, *, json: bool = False) -> None:
         print(jsonlib.dumps(result.to_json()))
         return
     metrics = metrics_text(result.accuracy, result.metrics, result.to_beat)
-    print(", ".join(filter(None, (f"loss {result.loss:.4f}", metrics))))
+    loss = "" if math.isnan(result.loss) and result.privacy_delta else f"loss {result.loss:.4f}"
+    if figures := ", ".join(filter(None, (loss, metrics))):
+        print(figures)
     if result.spread:
         print(spread_text(result.spread, "rmse" if result.accuracy is None else "accuracy"))
     made = f"{result.local_updates} local updates in one place"
@@ -140,7 +143,10 @@ def print_result(result: Result, *, json: bool = False) -> None:
         if result.stopped_by in ("target", "plateau"):
             beyond = f", {resource.format(result.left[name])} left"
         spent = f"{resource.format(result.spent[name])} of {resource.format(limit)} spent{beyond}"
-        print(f"{name}: {spent} ({result.sources[name]})")
+        known = (
+            f"{result.sources[name]}, at δ = {result.privacy_delta:g}" if name == "privacy" else result.sources[name]
+        )
+        print(f"{name}: {spent} ({known})")
     if "measured" in result.sources.values() and result.trial_seconds:
         print(
             f"not in this: {RESOURCES['time'].format(result.trial_seconds)} of trial rounds, before the clock started"
@@ -156,12 +162,12 @@ def cells(record: RoundRecord, budget: Mapping[str, float]) -> tuple[str, ...]:
     """A round as a row of text, under the headings of a table of rounds."""
 
     def number(value: float | None, form: str = ".4f") -> str:
-        return "" if value is None else format(value, form)
+        return "" if value is None or (math.isnan(value) and record.private) else format(value, form)
 
     return (
         str(record.round),
         record.tau_text,
-        number(record.eta if record.tau else None, ".3g"),
+        number(record.eta if record.tau and record.eta else None, ".3g"),
         record.reason,
         number(record.loss),
         number(record.best_loss),

@@ -39,12 +39,13 @@ class Attack:
         attackers = report.nodes >= self.first
         if report.w is None or self.name == "label-flip" or not attackers.any():
             return report
-        w, update = report.w.copy(), report.w[attackers] - broadcast.w
+        start = broadcast.w if broadcast.private is None else np.zeros_like(broadcast.w)  # where updates are sent alone
+        w, update = report.w.copy(), report.w[attackers] - start
         if self.name == "noise":
             noise = generator(self.seed, Stream.ATTACK, broadcast.round).standard_normal(update.shape, np.float32)
             sizes = [np.linalg.norm(each, axis=1, keepdims=True) for each in (update, noise)]
             update = noise * sizes[0] / sizes[1]
-        w[attackers] = broadcast.w + (-update if self.name == "sign-flip" else _TIMES * update)
+        w[attackers] = start + (-update if self.name == "sign-flip" else _TIMES * update)
         return replace(report, w=w)
 
 

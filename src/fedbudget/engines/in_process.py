@@ -218,7 +218,7 @@ class InProcessNodes:
         return report, NodeCosts(readings, nodes, broadcasts + report.wire_bytes, here=True)
 
     def memory(self) -> tuple[NodeGroupState]:
-        fleets = [fleet.memory() if met else None for fleet, met in zip(self._fleets, self.met, strict=True)]
+        fleets = [fleet.memory().for_disk if met else None for fleet, met in zip(self._fleets, self.met, strict=True)]
         return (NodeGroupState(tuple(fleets), self.met, self._before),)
 
     def recall(self, groups: Sequence[NodeGroupState]) -> None:

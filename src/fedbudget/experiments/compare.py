@@ -87,6 +87,10 @@ def compare(
     """
     if not (cases and taus and seeds):
         raise UserError("compare needs at least one case, one tau and one seed")
+    if settings.limits().by_noise is not None:
+        raise UserError(
+            "runs are compared by their loss, which private ones do not tell: leave privacy out of `budget`"
+        )
     data = Overrides(dataset=load_dataset(settings))
     choices: list[Tau] = ["adaptive", *taus]
     own = None if settings.step_size == "auto" else settings.step_size

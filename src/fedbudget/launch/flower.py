@@ -11,6 +11,7 @@ from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_method, require_known_workload
 from fedbudget.launch.node_data import dataset_to_test_on
 from fedbudget.launch.prepared import PreparedRun
+from fedbudget.launch.privacy import with_privacy
 from fedbudget.launch.task import NODES, agree_on_task, prepare_remote, warm_up
 from fedbudget.models.description import describe
 
@@ -31,7 +32,9 @@ def on_flower(nodes: GridNodes, asked: FlowerRun) -> PreparedRun:
     shared = all(each.partition is not None for each in described)
     number = sum(len(each.samples.sizes) for each in described)
     dataset = settings.dataset if shared else NODES
-    settings = with_resolved_model(replace(settings, nodes=number, dataset=dataset))
+    settings = with_privacy(with_resolved_model(replace(settings, nodes=number, dataset=dataset)), simulated=False)
+    if method.private is not None:
+        method = replace(method, private=replace(method.private, nodes=number))
     meters = build_meters(settings, network=True)
     trials, delay = nodes.start(task, described), nodes.mailbox.round_trip
     known: Any = {"task": task, "model": model, "test": table}

@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import platformdirs
 
 from fedbudget import python_file
 from fedbudget.engines.grpc.credentials import join_address, node_credentials, require_privacy, split_address
@@ -19,6 +21,7 @@ from fedbudget.engines.grpc.node import RefusedByAggregator, run_node
 from fedbudget.engines.grpc.tokens import check_name, node_token
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.node_limits import NodeLimits
+from fedbudget.engines.remote.privacy_account import PrivacyAccount
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, WorkError, flag
 from fedbudget.launch.options import JoinOptions, NodeOptions, SecurityOptions
@@ -90,7 +93,9 @@ def join(
     readers = {"energy": energy_reader(node.energy_meter)}
     limits = NodeLimits(options.min_batch, options.max_tau, options.min_interval)
     own = _own_model(model, device)
-    worker = Worker(data, device=device, pace=options.pace, model=own, readers=readers, limits=limits)
+    account = privacy_account(options, name)
+    how: Any = {"device": device, "pace": options.pace, "model": own, "readers": readers}
+    worker = Worker(data, **how, limits=limits, account=account)
     sent = SentLog(options.sent_log, where)
 
     def report(text: str) -> None:
@@ -139,6 +144,14 @@ def join(
     except RefusedByAggregator as refused:
         raise WorkError(str(refused)) from None
     return worker.made
+
+
+def privacy_account(options: JoinOptions, name: str) -> PrivacyAccount | None:
+    """What the node has told of itself, where it has a limit for that."""
+    if options.privacy_limit is None:
+        return None
+    path = options.privacy_account or platformdirs.user_state_path("fedbudget") / f"privacy-{name}.json"
+    return PrivacyAccount(path, options.privacy_limit, options.privacy_delta)
 
 
 def _alone() -> bool:

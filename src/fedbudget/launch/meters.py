@@ -3,6 +3,7 @@
 from fedbudget.data.partition import Partition
 from fedbudget.engines import centralized
 from fedbudget.launch.inputs import batch_of
+from fedbudget.launch.privacy import run_budget
 from fedbudget.meters.meters import Meters
 from fedbudget.randomness import Stream, generator
 from fedbudget.resources import RESOURCES
@@ -22,7 +23,7 @@ def build_meters(settings: Settings, *, network: bool = False) -> Meters:
     simulated = None
     if settings.costs != "measured":
         simulated = SimulatedTime(_profile(settings), generator(settings.seed, Stream.COSTS))
-    return Meters.of(settings.limits(), Metering(simulated, network, declared), speeds_of(settings))
+    return Meters.of(run_budget(settings), Metering(simulated, network, declared), speeds_of(settings))
 
 
 def speeds_of(settings: Settings) -> Speeds | None:

@@ -3,12 +3,13 @@ it, the aggregator.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from fedbudget.arrays import Float32
 from fedbudget.control import AdaptiveTau, BalancedTau, Controller, FixedTau
 from fedbudget.errors import UserError
 from fedbudget.launch.prepared import NOTHING, Overrides
+from fedbudget.launch.privacy import is_private, private_rule
 from fedbudget.meters.meters import Meters
 from fedbudget.models import catalogue
 from fedbudget.protocol.aggregator import Aggregator
@@ -16,13 +17,14 @@ from fedbudget.protocol.combine import COMBINE_RULES
 from fedbudget.protocol.fednova import DataWorkload
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.method import Delta, Method
+from fedbudget.protocol.private_rounds import PrivateAggregator
 from fedbudget.protocol.rivals import UPDATE_RULES
 from fedbudget.protocol.steps import Quantize
 from fedbudget.protocol.update import UpdateRule
 from fedbudget.resources.usage import RoundUsage
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.settings import Settings
-from fedbudget.spending import CarefulSpending, PaperSpending
+from fedbudget.spending import CarefulSpending, PaperSpending, PrivateSpending
 from fedbudget.step_size import AutoStep, FallingStep, FixedStep, SearchedStep, StepSize
 
 
@@ -32,6 +34,8 @@ def build_method(settings: Settings, overrides: Overrides = NOTHING, sizes: Sequ
     Args:
       sizes: of all nodes' data, where they are known before the run.
     """
+    if is_private(settings):
+        return _private_method(settings, overrides, settings.nodes or len(sizes or ()) or 1)
     accelerated = settings.method == "accelerated"
     frugal = settings.method in ("frugal", "accelerated")
     correct_drift = settings.drift_correction
@@ -54,6 +58,18 @@ def build_method(settings: Settings, overrides: Overrides = NOTHING, sizes: Sequ
         spending=PaperSpending() if settings.method == "paper" else CarefulSpending(settings.tau_max),
         by_data=DataWorkload(tuple(sizes)) if settings.workload == "by-data" and sizes is not None else None,
         by_speed=settings.tau_max if _shares_work(settings, frugal and correct_drift) else None,
+    )
+
+
+def _private_method(settings: Settings, overrides: Overrides, nodes: int) -> Method:
+    """Of a run that is private: drift is not corrected, and w goes on by nothing but sums with noise."""
+    return Method(
+        FixedTau(settings.tau) if settings.tau != "adaptive" else BalancedTau(settings.tau_max),
+        _step_size(settings),
+        overrides.update or _update(replace(settings, update=settings.update or "average")),
+        proximal=settings.proximal,
+        spending=PrivateSpending(settings.tau_max),
+        private=private_rule(settings, overrides, nodes),
     )
 
 
@@ -126,13 +142,17 @@ def build_aggregator(
       quantize: what nodes will hold of a new w; the w itself when left out.
       statistics: how many of w's last numbers are running statistics; a checkpoint knows.
     """
-    budget = meters.budget
+    budget, kind = meters.budget, Aggregator if method.private is None else PrivateAggregator
+    if method.private is not None and statistics:
+        raise UserError(
+            "a private run has no place for running statistics of normalization layers: use group normalization"
+        )
     if isinstance(start, Checkpoint):
         more = start.conditions.extended_by(budget.limits, rounds)
-        return Aggregator.resume(start.state, method=method, budget=budget, rounds=rounds, quantize=quantize, more=more)
+        return kind.resume(start.state, method=method, budget=budget, rounds=rounds, quantize=quantize, more=more)
     w, trial = start
     expected = meters.expect(trial)
-    aggregator = Aggregator(
+    aggregator = kind(
         w,
         method=method,
         budget=budget,

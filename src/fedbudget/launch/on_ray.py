@@ -19,6 +19,7 @@ from fedbudget.launch.inputs import TrainingInputs, distribute, with_batch_size,
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
+from fedbudget.launch.privacy import with_privacy
 from fedbudget.launch.resume import require_engine, require_same_data
 from fedbudget.launch.simulate import attendance, build_fleets, recall, remember_nodes
 from fedbudget.models.base import Model
@@ -56,7 +57,7 @@ def on_ray(
     inputs = TrainingInputs.of(settings, overrides)
     settings = with_nodes(inputs.settings, inputs.dataset)
     sizes = _sizes(settings, inputs.dataset)
-    settings = with_batch_size(settings, sizes)
+    settings = with_privacy(with_batch_size(settings, sizes))
     assert settings.nodes is not None
     sizes = sizes if len(sizes) == settings.nodes else sizes * settings.nodes
     if resumed is not None:
@@ -64,7 +65,7 @@ def on_ray(
         require_same_data(inputs, resumed)
         actors = _actors(resumed, actors)
     method, meters, present = build_method(settings, overrides, sizes), build_meters(settings), attendance(settings)
-    summed = not method.combine.needs_reports
+    summed = method.private is None and not method.combine.needs_reports
     definition = GroupDefinition(settings, inputs.dataset, inputs.model, meters.resources, summed)
     with cluster(address) as cpus, ExitStack() as stack:
         actors = min(settings.nodes, actors or max(1, int(cpus)))

@@ -87,6 +87,13 @@ class JoinOptions:
     )
     max_tau: int = option(10_000, "The most local updates in a round that it makes.", "network")
     min_interval: float = option(0.0, "Seconds from one answer to the next, at least.", "network")
+    privacy_limit: float | None = option(
+        None, "The most ε that this node tells in all private runs together; others it refuses.", "network"
+    )
+    privacy_account: Path | None = option(
+        None, "The file that has what it told so far.", "network", shown="by the node's name, among the user's files"
+    )
+    privacy_delta: float = option(1e-5, "δ of that ε.", "network")
     sent_log: Path | None = option(None, "A file that says what was sent, a line for each message.", "output")
     give_up_after: float = option(
         600.0, "Seconds until an aggregator that is not there is given up; inf for never.", "network"

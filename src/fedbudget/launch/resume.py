@@ -53,7 +53,7 @@ def load_resumed(
     if overrides.model is None and settings.model is not None:
         require_known_model(path, settings.model)
     checkpoint = Checkpoint.load(path, build_method(settings, overrides))
-    _require_not_spent(budget, checkpoint)
+    _require_not_spent(replace(budget, delta=settings.privacy_delta), checkpoint)
     finished = run.summary is not None and run.summary.get("status") == "finished"
     same = settings == replace(run.settings, evaluations=settings.evaluations) or checkpoint.state.phase == "done"
     if finished and same and not checkpoint.conditions.extended_by(budget.limits, settings.rounds):
@@ -109,7 +109,7 @@ def recalling(what: str) -> Iterator[None]:
 def _require_not_spent(budget: Budget, checkpoint: Checkpoint) -> None:
     if len(budget.resources) != len(checkpoint.state.ledger.spent):
         return  # which the aggregator refuses
-    for resource, spent in zip(budget.resources, checkpoint.state.ledger.spent.tolist(), strict=True):
+    for resource, spent in zip(budget.resources, budget.totals(checkpoint.state.ledger.spent).values(), strict=True):
         before = checkpoint.conditions.limits.get(resource.name)
         if (limit := budget.limits[resource.name]) < spent and limit != before:
             raise UserError(

@@ -31,6 +31,7 @@ from fedbudget.launch.metrics import Metrics
 from fedbudget.launch.metrics import serving as serving_metrics
 from fedbudget.launch.options import ListenOptions, SecurityOptions
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
+from fedbudget.launch.privacy import is_private, with_privacy
 from fedbudget.launch.resume import recalling, require_engine, require_same_model
 from fedbudget.launch.task import (
     NODES,
@@ -161,7 +162,9 @@ def _gather(
 ) -> PreparedRun:
     """Waits for nodes, and gives the run."""
     require_known_workload(settings)
-    method, nodes = build_method(settings, overrides), max(settings.min_nodes or 1, settings.nodes or 1)
+    nodes = max(settings.min_nodes or 1, settings.nodes or 1)
+    settings = with_privacy(replace(settings, nodes=nodes), simulated=False) if is_private(settings) else settings
+    method = build_method(settings, overrides)
     remarks: tuple[str, ...] = ()
     if resumed is None:
         described = _wait_for_nodes(server, nodes, interrupted)
@@ -186,7 +189,7 @@ def _gather(
             meters.restore(resumed.engine["meters"])
             for name, value in resumed.engine["counters"].items():
                 setattr(server.counters, name, int(value))
-    if settings.combine is None and overrides.combine is None:
+    if method.private is None and settings.combine is None and overrides.combine is None:
         # Where reports are all at hand anyway, none may take w further than others do: nodes elsewhere are not trusted.
         if task.parameters < LARGE:
             settings = replace(settings, combine="clipped")

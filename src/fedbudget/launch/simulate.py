@@ -20,6 +20,7 @@ from fedbudget.launch.inputs import TrainingInputs, batch_of, distribute, with_b
 from fedbudget.launch.meters import build_meters, drawn_speeds
 from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
+from fedbudget.launch.privacy import with_privacy
 from fedbudget.launch.resume import recalling, require_engine, require_same_data
 from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
@@ -56,7 +57,7 @@ def simulate(settings: Settings, overrides: Overrides = NOTHING, *, resumed: Che
     shards, attack = Shards.of(inputs.train, rows), attack_of(settings, len(rows))
     if attack is not None and attack.name == "label-flip":
         shards = with_flipped_labels(shards, attack.first)
-    settings = with_batch_size(settings, shards.size.tolist())
+    settings = with_privacy(with_batch_size(settings, shards.size.tolist()))
     meters = build_meters(settings)
     if resumed is not None:
         require_engine(resumed, "in-process")
@@ -109,7 +110,9 @@ def _engine(
 
 def _rehearse(settings: Settings, method: Method, start: tuple[Float32, RoundUsage], fleet: Fleet) -> None:
     """A short run from end to end, thrown away, so that nothing is compiled or loaded on a short budget's time."""
-    plenty = replace(settings, budget=tuple(f"{name}=1e18" for name in settings.limits().limits))
+    budget = settings.limits()
+    limits = {name: limit if name == budget.by_noise else 1e18 for name, limit in budget.limits.items()}
+    plenty = replace(settings, budget=tuple(f"{name}={limit!r}" for name, limit in limits.items()))
     meters = build_meters(plenty)
     aggregator = build_aggregator(method, meters, start, rounds=3, statistics=fleet.model.statistics)
     InProcessEngine(aggregator, [fleet], meters).run(observe=lambda *_: None)

@@ -63,6 +63,11 @@ def agree_on_task(
     settings = with_model(settings, samples.empty(), own)
     settings = with_batch_size(settings, [size for each in descriptions for size in each.sizes])
     model = model_for(settings, samples, own)
+    if method.private is not None and samples.features is not None:
+        raise UserError(
+            "features are to be standardised by means that nodes tell, which a private run does not pay for: "
+            "use `standardise` false, here and at nodes"
+        )
     assert settings.model is not None
     task = Task(
         settings.model if own is None else describe(own),
@@ -179,6 +184,7 @@ def prepare_remote(
     start: Any = resumed
     trials, _ = believable_costs(trials, time=True)
     trial, nodes_test = round_usage(trials).delayed(delay), test is None and task.samples.test_samples > 0
+    nodes_test = nodes_test and method.private is None  # what nodes' test samples say tells of them
     if resumed is None:
         vectors = 2 if method.delta == "parameters" else 3
         wire_bytes = vectors * 4 * task.parameters * settings.nodes

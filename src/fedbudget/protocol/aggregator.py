@@ -42,7 +42,7 @@ from fedbudget.protocol.choice import Choice, choose
 from fedbudget.protocol.drift import Divergence, DriftState
 from fedbudget.protocol.estimates import next_estimates
 from fedbudget.protocol.evaluation import NodeEvaluation
-from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
+from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Private, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.statistics import without_statistics
@@ -79,6 +79,7 @@ class Round:
         drift is never corrected.
       evaluation: what nodes' test samples say, where they were asked; the engine knows.
       work: who made how many updates, where that was not τ for all; τ is then of the slowest node.
+      private: what it was as a private round; then no loss is known, and η is 0 where nodes have their own.
     """
 
     round: int
@@ -100,6 +101,7 @@ class Round:
     evaluation: NodeEvaluation | None = None
     work: WorkShares | None = None
     shortened: tuple[int, ...] = ()
+    private: Private | None = None
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ the rest counts as aggregation, as in the paper:
     update()             τ local updates from w(t₀)
     report()             w_i(t), the losses, and ρ̂_i, β̂_i, ∇F_i(w(t₀)) where they are wanted
 
-A round may come to nothing: a report is late, or the aggregator goes on from an earlier round. A fleet that was forked
-before such a round goes back to the fork, and has then never heard of it. A fleet whose process does not last gives
-its `memory` to the next one, that has the same nodes.
+A round may come to nothing: a report is late, or the aggregator goes on from an earlier round. Then a fleet goes back
+to a fork from before it. A fleet whose process does not last gives its `memory` to the next one, of the same nodes.
 
 The loss and gradient at w(t₀) are the by-product of the first local update, and the loss at w^f is taken in the same
 pass over its mini-batch; only those at w_i(t₀) are evaluated for themselves. All of them use that one mini-batch.
@@ -19,8 +18,7 @@ Where the step size adapts, three things differ: that mini-batch is a new one an
 small mini-batches are judged by several (evidence.py), and a node whose w_i(t₀) is w(t₀) looks aside for its β̂_i.
 
 Where β̂_i is searched for in the first round (first_step.py), a node makes the updates of that round with its own
-η_i = 1/β̂_i, for nobody knows η yet, and says where η would have taken it: w_i ← w + η/η_i (w_i - w). So the round is as
-good as one with the right η, once the aggregator knows that: it goes as many times further.
+η_i = 1/β̂_i, and says where η would have taken it: w_i ← w + η/η_i (w_i - w), which the aggregator makes good for later.
 
 Where w is in motion, nodes go on with a part of the last move of w (messages.py, `momentum`): each update makes a τ-th
 of it, besides its step along the gradient. So gradients are those of where w will be, and stop what goes too far.
@@ -44,6 +42,7 @@ from fedbudget.protocol.evidence import Evidence, gather, mini_batches, one_of
 from fedbudget.protocol.first_step import first_steepness
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
 from fedbudget.protocol.norms import SAME, norms, slope
+from fedbudget.protocol.privacy import private_report
 from fedbudget.protocol.probe import probe_points
 from fedbudget.protocol.proximal import descend_near
 from fedbudget.protocol.state import FleetState, gone_on
@@ -289,7 +288,7 @@ class Fleet:
     def _descend(self, broadcast: Broadcast, indices: BatchIndices, best: Float32 | None) -> Descent:
         eta, start = broadcast.eta, self._start
         own, scale = self._own_steps(broadcast), None
-        if own is not None:
+        if own is not None and broadcast.private is None:
             scale = np.float32(eta) / own
         descent = self._local_updates(broadcast, indices, eta if own is None else own, best)
         if broadcast.work is not None:
@@ -317,8 +316,8 @@ class Fleet:
         return descend_near(update, w, indices, proximal, self._shift(), model.statistics)
 
     def _own_steps(self, broadcast: Broadcast) -> Float32 | None:
-        """η_i of each node in the first round, [nodes], where it is searched for."""
-        if self._searched is None or broadcast.round > 1:
+        """η_i of each node, [nodes], where it is searched for: in the first round, or in every one that is private."""
+        if self._searched is None or (broadcast.round > 1 and broadcast.private is None):
             return None
         known = np.isfinite(self._searched) & (self._searched > 0)
         steps = np.divide(1.0, self._searched, where=known, out=np.full(len(known), broadcast.eta))
@@ -342,6 +341,8 @@ class Fleet:
 
     def _report(self, broadcast: Broadcast, losses: Float64, best_losses: Float64) -> Report:
         descent = self._descent
+        if broadcast.private is not None:
+            return private_report(broadcast, broadcast.private, self.numbers, None if descent is None else descent.w)
         report = Report(broadcast.round, self.numbers, self.shards.size, losses, best_losses)
         if descent is None:
             return report

@@ -41,6 +41,7 @@ class Request:
       one_step: β̂_i over one local update from w(t₀). A node's first is searched for (first_step.py), and in the first
         round a node makes its updates with an η_i of its own, 1/β̂_i, and says where η would have taken it.
       proximal: μ of FedProx, by which local updates are held near w(t₀), see proximal.py.
+      private: nothing but what privacy.py has; with `one_step`, a node makes all its updates with an η_i of its own.
     """
 
     estimate: bool = False
@@ -50,6 +51,25 @@ class Request:
     partly: bool = False
     one_step: bool = False
     proximal: float | None = None
+    private: bool = False
+
+
+@dataclass(frozen=True)
+class Private:
+    """What a broadcast says of a round that is private, see privacy.py.
+
+    Args:
+      clip: C, the longest update that is sent; 0 where only lengths are asked for.
+      rho: ρ that the round costs each node.
+    """
+
+    clip: float
+    rho: float
+
+    @property
+    def measures(self) -> bool:
+        """Whether only lengths are asked for."""
+        return self.clip == 0
 
 
 @dataclass(frozen=True)
@@ -128,6 +148,7 @@ class Broadcast:
       evaluate: whether nodes that have test samples are to say what w is worth on them, and in the final round w^f too.
       compress: how vectors are sent with it, and back, where that is decided round by round.
       work: where nodes make different numbers of updates; of all nodes, until it is said `to` some.
+      private: where the request has it.
     """
 
     round: int
@@ -144,8 +165,11 @@ class Broadcast:
     evaluate: bool = False
     work: Work | None = None
     compress: Literal["none", "16-bit", "8-bit"] | None = None
+    private: Private | None = None
 
     def __post_init__(self) -> None:
+        if self.request.private != (self.private is not None):
+            raise ValueError("a broadcast says what a private round is where that is asked for, and only there")
         if self.request.drift != (self.drift is not None):
             raise ValueError("a broadcast says how drift is corrected where that is asked for, and only there")
 
@@ -153,7 +177,8 @@ class Broadcast:
     def first(cls, w: Float32, eta: float, request: Request) -> "Broadcast":
         """What a run begins with, with τ=1: for a trial round, say."""
         drift = Drift(correct=True, share=1.0) if request.drift else None
-        return cls(1, w, 1, eta, request, best=False, stop=False, drift=drift)
+        private = Private(1.0, 0.0) if request.private else None
+        return cls(1, w, 1, eta, request, best=False, stop=False, drift=drift, private=private)
 
     def to(self, nodes: Int64) -> "Broadcast":
         """As it is sent to the nodes of these numbers."""
@@ -185,6 +210,8 @@ class Broadcast:
         """The optional fields that a report has which answers this: these, and no other."""
         if self.tau == 0:
             return frozenset()
+        if self.private is not None:
+            return frozenset({"length"} if self.private.measures else {"length", "w"})
         names = {"w"}
         if self.request.estimate and (self.round > 1 or self.request.one_step):
             names |= {"rho", "beta", "gradients"} if self.request.gradient else {"rho", "beta"}
@@ -218,12 +245,14 @@ class Report:
       sizes: D_i, [n].
       losses: F_i(w(t₀)), [n].
       best_losses: F_i(w^f) on the same samples, [n].
-      w: w_i(t), [n, parameters]; None in the final round.
+      w: w_i(t), [n, parameters]; None in the final round. Where rounds are private, the clipped update in its place.
       rho, beta: ρ̂_i and β̂_i, [n], where they were asked for and t₀ > 0; NaN of a node that has none.
       gradients: ∇F_i(w(t₀)) with the shift of drift correction, [n, parameters], where asked for with them.
       plain, corrected: by how much nodes' mean gradients were apart in the round before, [n], without correction and
         with it, where drift is corrected; see drift.py.
       lasting, shifted: -<c_i, s_i> of this round, and ‖s_i‖², [n], where asked for.
+      length: of the update before it was clipped, as privacy.py tells it, [n], where rounds are private; then sizes are
+        1, and losses 0.
     """
 
     round: int
@@ -239,6 +268,7 @@ class Report:
     corrected: Float64 | None = None
     lasting: Float64 | None = None
     shifted: Float64 | None = None
+    length: Float64 | None = None
 
     @property
     def wire_bytes(self) -> int:

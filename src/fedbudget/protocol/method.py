@@ -9,6 +9,7 @@ from fedbudget.errors import UserError
 from fedbudget.protocol.combine import CombineRule, WeightedMean, averages
 from fedbudget.protocol.fednova import DataWorkload
 from fedbudget.protocol.messages import Request
+from fedbudget.protocol.privacy import Noise
 from fedbudget.protocol.state import AggregatorState
 from fedbudget.protocol.update import Average, UpdateRule
 from fedbudget.spending import CarefulSpending, SpendingRule
@@ -16,6 +17,21 @@ from fedbudget.step_size import StepSize
 
 Delta = Literal["gradient", "parameters"]
 """What δ is estimated from."""
+
+
+@dataclass(frozen=True)
+class PrivateRule:
+    """How rounds are private, see privacy.py.
+
+    Args:
+      nodes: how many there are, as everyone may know.
+      noise: where it comes from.
+      tau: the same in every round, where that is fixed.
+    """
+
+    nodes: int
+    noise: Noise
+    tau: int | None = None
 
 
 @dataclass(frozen=True)
@@ -37,6 +53,7 @@ class Method:
       by_speed: the most updates that a node makes, where faster ones make more than others; None where all make the
         same number. See workload.py.
       by_data: who makes how many, where nodes make updates in proportion to their samples, see fednova.py.
+      private: how rounds are private, where they are.
     """
 
     controller: Controller
@@ -51,6 +68,7 @@ class Method:
     spending: SpendingRule = field(default_factory=CarefulSpending)
     by_speed: int | None = None
     by_data: DataWorkload | None = None
+    private: PrivateRule | None = None
 
     def __post_init__(self) -> None:
         if not self.combine.needs_reports and not isinstance(self.combine, WeightedMean):
@@ -69,6 +87,8 @@ class Method:
     def request(self) -> Request:
         """What nodes are asked for."""
         adapts = self.step_size.adapts
+        if self.private is not None:
+            return Request(one_step=adapts, proximal=self.proximal, private=True)
         return Request(
             estimate=self.controller.estimates or adapts,
             gradient=self.delta == "gradient",
@@ -90,7 +110,11 @@ class Method:
     @property
     def needs_reports(self) -> bool:
         """Whether every report must be at hand once all have come; sums are enough otherwise, made as they come."""
-        return self.combine.needs_reports or (self.request.estimate and not self.delta_from_nodes)
+        return (
+            self.private is not None
+            or self.combine.needs_reports
+            or (self.request.estimate and not self.delta_from_nodes)
+        )
 
     def state_type(self, w: Float32) -> Any:
         """The type of an aggregator's state, by which it is read from a file."""

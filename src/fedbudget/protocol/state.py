@@ -7,7 +7,7 @@ field is declared here, and saved and read with the others.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Generic, Self, TypeVar
@@ -19,7 +19,7 @@ from fedbudget.budget import Ledger
 from fedbudget.control import Decision, Estimates
 from fedbudget.data.sampling import Position
 from fedbudget.protocol.drift import Correction, DriftState
-from fedbudget.protocol.messages import Broadcast, CatchUp, Request, Work
+from fedbudget.protocol.messages import Broadcast, CatchUp, Private, Request, Work
 from fedbudget.protocol.statistics import with_statistics_of
 from fedbudget.protocol.workload import StepTimes
 
@@ -69,6 +69,7 @@ class AggregatorState(Generic[S, U]):
       statistics: how many of w's last numbers are running statistics.
       times: what a local update takes at nodes, where faster ones make more of them.
       work: how many each makes in the round that was announced, where that is not τ for all.
+      private: of the round that was announced, where rounds are private.
     """
 
     phase: Phase
@@ -98,6 +99,7 @@ class AggregatorState(Generic[S, U]):
     statistics: int = 0
     times: StepTimes | None = None
     work: Work | None = None
+    private: Private | None = None
 
     @cached_property
     def broadcast(self) -> Broadcast:
@@ -117,6 +119,7 @@ class AggregatorState(Generic[S, U]):
             mean=self.mean,
             momentum=self.momentum,
             work=self.work,
+            private=self.private,
         )
 
     @property
@@ -173,6 +176,10 @@ class AggregatorState(Generic[S, U]):
             0 <= self.estimates.rho < math.inf and 0 <= self.estimates.beta < math.inf
         ):
             raise ValueError(f"estimates are {self.estimates}")
+        if (self.private is not None) != self.request.private or (
+            self.private is not None and not (0 <= self.private.clip < math.inf and 0 <= self.private.rho < math.inf)
+        ):
+            raise ValueError(f"a private round is {self.private}")
         if (self.drift is not None) != self.request.drift:
             raise ValueError("drift is corrected where that is asked for")
         if self.drift is not None:
@@ -210,3 +217,10 @@ class FleetState:
     correction: Correction | None
     position: Position
     start: Float32 | None = None
+
+    @property
+    def for_disk(self) -> "FleetState":
+        """What a checkpoint has of it: of a private run nothing that only the nodes may know."""
+        if self.broadcast.private is None:
+            return self
+        return replace(self, w=None, losses=np.zeros_like(self.losses), best_known=None)

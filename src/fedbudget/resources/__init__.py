@@ -12,13 +12,16 @@ from fedbudget.resources.counters import Snapshot
 from fedbudget.resources.cpu import Cpu
 from fedbudget.resources.energy import Energy
 from fedbudget.resources.money import Money
+from fedbudget.resources.privacy import Privacy
 from fedbudget.resources.resource import Resource
 from fedbudget.resources.time import Time
 from fedbudget.resources.usage import NodeCosts, RoundUsage
 
 TIME = Time()
 
-RESOURCES: dict[str, Resource] = {resource.name: resource for resource in (TIME, Energy(), Bytes(), Cpu(), Money())}
+RESOURCES: dict[str, Resource] = {
+    resource.name: resource for resource in (TIME, Energy(), Bytes(), Cpu(), Money(), Privacy())
+}
 
 
 def register(resource: Resource) -> None:

@@ -6,8 +6,8 @@ per local update and b for the rest of the round. Time comes first, simulated or
 figured from time and bytes, so that a simulated run is simulated in every resource.
 
 Every meter says how it knows: `measured` is read from a counter, `declared` is figured from what the user says (watts,
-prices), `estimated` is partly one and partly the other, `simulated` is the paper's. A counter that cannot be read is an
-error, never zero.
+prices), `estimated` is partly one and partly the other, `simulated` is the paper's, `accounted` follows from noise that
+was added (privacy). A counter that cannot be read is an error, never zero.
 """
 
 import math
@@ -23,7 +23,7 @@ from fedbudget.resources.usage import CombinedReading, NodeCosts, RoundUsage
 _ROUNDING = 1e-9
 """By this much a clock that is added up may seem to run backwards."""
 
-Source = Literal["measured", "estimated", "simulated", "declared"]
+Source = Literal["measured", "estimated", "simulated", "declared", "accounted"]
 
 
 class MeterError(WorkError):
@@ -110,6 +110,7 @@ class Resource(ABC):
         they wait, and says nothing of simulated nodes, of trial rounds, or of the aggregator.
       spread: by how much of it the first round's cost may be off from what a trial says; rounds then show it.
       most_a_second: that no machine uses more of.
+      by_noise: it is spent by what is made known of nodes, and the less of it the more noise there is.
     """
 
     name: ClassVar[str]
@@ -119,10 +120,19 @@ class Resource(ABC):
     machine_wide: ClassVar[bool] = False
     spread: ClassVar[float] = 0.4  # as of aggregations in the paper's prototype
     most_a_second: ClassVar[float] = math.inf
+    by_noise: ClassVar[bool] = False
 
     def format(self, amount: float) -> str:
         """An amount as a person would write it."""
         return f"{amount:.4g}{self.unit}"
+
+    def to_ledger(self, amount: float, delta: float | None) -> float:
+        """What the ledger holds of so much, where that does not add up itself; δ is that of the run's budget."""
+        return amount
+
+    def from_ledger(self, amount: float, delta: float | None) -> float:
+        """What people are shown of so much in the ledger."""
+        return amount
 
     def reader(self) -> Reader | None:
         """Reads the counter of this process or machine; None where there is none."""

@@ -33,7 +33,7 @@ CHECKPOINT = "checkpoint.safetensors"
 T = TypeVar("T")
 
 _KIND = "fedbudget-checkpoint"
-_VERSION = 4
+_VERSION = 5
 _ENGINE = "engine"  # what its arrays' names begin with
 _CHECKSUM_LENGTH = 8
 

@@ -28,6 +28,7 @@ class Explanation:
       eta: the round's step size, for which G is.
       corrected: whether local updates were corrected for drift.
       work: who made how many updates, where that was not τ for all, as in the round's record.
+      release: of a private round, what it made known, as in its record.
     """
 
     round: int
@@ -39,6 +40,7 @@ class Explanation:
     eta: float
     corrected: bool
     work: dict[str, Any] | None = None
+    release: dict[str, float] | None = None
 
     @property
     def shared(self) -> str:
@@ -50,6 +52,17 @@ class Explanation:
             f"counted as {self.work['effective']:.1f} of each node, and nodes waited for "
             f"{self.work['mean_idle']:.0%} of the time of updates, where with the same τ it would be "
             f"{self.work['mean_idle_equal']:.0%}"
+        )
+
+    @property
+    def private(self) -> str:
+        """How much was made known of the nodes, in a sentence; empty where nothing was planned."""
+        if self.release is None or "noise" not in self.release:
+            return ""
+        return (
+            f"privacy was shared out over as many rounds as give updates the length of their noise or more: this one "
+            f"had noise of {self.release['noise']:.3g} times the longest update, {self.release['clip']:.3g}, and paid "
+            f"ρ = {self.release['rho']:.3g} for it; τ = {self.tau} takes the time that all of them leave, up to 50"
         )
 
     @property
@@ -75,6 +88,8 @@ class Explanation:
             + (f"; G(τ) is smallest at τ = {self.minimum}" if self.minimum else ""),
             Reason.FIXED: f"τ = {self.tau} was fixed by the settings",
             Reason.RECOVERY: "the round before went astray, so the run went back to the best parameters known",
+            Reason.LENGTHS: "a private run first asks how long updates are, with noise, and moves nothing",
+            Reason.PRIVACY: self.private,
             Reason.FINAL: "this last round only evaluated the loss of the final parameters",
         }
         return sentences.get(self.reason, "the controller gave this reason itself")
@@ -109,5 +124,14 @@ def explain(run: Run, number: int, controller: Controller) -> Explanation:
         )
         candidates, curve = controller.search_range(previous, estimates), controller.curve(previous, inputs)
     return Explanation(
-        number, record.tau, record.reason, candidates, curve, estimates, record.eta, record.corrected, record.work
+        number,
+        record.tau,
+        record.reason,
+        candidates,
+        curve,
+        estimates,
+        record.eta,
+        record.corrected,
+        record.work,
+        record.private,
     )

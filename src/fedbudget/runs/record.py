@@ -10,6 +10,7 @@ from fedbudget.errors import printable
 
 if TYPE_CHECKING:
     from fedbudget.protocol.aggregator import Round
+    from fedbudget.protocol.messages import Private
     from fedbudget.protocol.workload import WorkShares
 
 
@@ -30,6 +31,8 @@ class RoundRecord:
       work: where faster nodes made more updates than τ: `effective`, what they counted as; `mean_idle` and
         `mean_idle_equal`, the share of that time that nodes waited, and would have with the same τ; and of up to 200
         nodes the lists `node`, `updates`, `idle` and `idle_equal`.
+      private: of a private round: `clip`, the longest update that counted; `noise` and `count_noise`, in multiples of
+        what one node can change; and `rho`, what it cost.
     """
 
     round: int
@@ -60,6 +63,7 @@ class RoundRecord:
     metrics: dict[str, float] | None = None
     spread: dict[str, float] | None = None
     work: dict[str, Any] | None = None
+    private: dict[str, float] | None = None
 
     @property
     def effective_tau(self) -> float:
@@ -79,12 +83,13 @@ class RoundRecord:
         ledger, costs, label = round_.ledger, round_.ledger.costs, round_.ledger.budget.label
         values: dict[str, Any] = {each.name: getattr(round_, each.name, None) for each in fields(cls)}
         values |= {"reason": str(round_.reason), "accuracy": accuracy, "wall": wall, **figures}
-        values |= {"c": label(costs.step), "b": label(costs.aggregation), "spent": label(ledger.spent)}
+        values |= {"c": label(costs.step), "b": label(costs.aggregation), "spent": ledger.budget.totals(ledger.spent)}
         if (expected := round_.expected) is not None:
             values |= {"expected_c": label(expected.step), "expected_b": label(expected.aggregation)}
         if (estimates := round_.estimates) is not None:
             values |= {"rho": estimates.rho, "beta": estimates.beta, "delta": estimates.delta}
         values["work"] = None if round_.work is None else _work(round_.work)
+        values["private"] = None if round_.private is None else _private(round_.private)
         if (divergence := round_.divergence) is not None:
             values |= {"plain_delta": divergence.plain, "corrected_delta": divergence.corrected}
         return cls(**values)
@@ -109,7 +114,7 @@ class RoundRecord:
 MOST_NODES = 200
 """Of more, only means are kept in a round's record."""
 
-_SELDOM = ("metrics", "spread", "work")  # in some rounds, and so not written where they are not there
+_SELDOM = ("metrics", "spread", "work", "private")  # in some rounds, and so not written where they are not there
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
@@ -123,6 +128,14 @@ def _work(shares: "WorkShares") -> dict[str, Any]:
         **{name: values.tolist() if listed else [] for name, values in each.items()},
         **{name: values.round(3).tolist() if listed else [] for name, values in idle.items()},
     }
+
+
+def _private(private: "Private") -> dict[str, float]:
+    from fedbudget.protocol.privacy import multipliers
+
+    sigma = multipliers(private)
+    told = {"clip": private.clip, "noise": sigma.updates, "count_noise": sigma.counts, "rho": private.rho}
+    return {name: value for name, value in told.items() if 0 < value < math.inf}
 
 
 def json_value(value: float | None) -> float | None:

@@ -123,6 +123,10 @@ class EncodedBroadcast:
             raise PeerError(f"eta is {broadcast.eta}")
         if (work := broadcast.work) is not None and not (0 < work.effective <= work.most <= task.tau_max):
             raise PeerError(f"{work.most} updates, in effect {work.effective}, and {task.tau_max} were agreed on")
+        if (private := broadcast.private) is not None and not (
+            0 <= private.clip < math.inf and 0 < private.rho < math.inf
+        ):
+            raise PeerError(f"a private round is {private}")
         if broadcast.drift is not None and not 0 <= broadcast.drift.share <= 1:
             raise PeerError(f"the share of a round is {broadcast.drift.share}")
         if catch_up is not None and (catch_up.since < 0 or (catch_up.mean is not None) != task.request.drift):

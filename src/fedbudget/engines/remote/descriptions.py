@@ -23,7 +23,7 @@ from fedbudget.engines.remote.task import LONG_NAME, SamplesDescription, Task
 from fedbudget.errors import UserError
 from fedbudget.protocol.messages import PeerError
 
-VERSION = 6
+VERSION = 7
 LONGEST = 2**20 + 2**18
 """Bytes of a description, at most: it goes in one message or not at all."""
 

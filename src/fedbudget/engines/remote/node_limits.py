@@ -47,6 +47,8 @@ class NodeLimits:
 
     def require_round(self, broadcast: Broadcast) -> None:
         """Refuses a round."""
+        if broadcast.private is not None and broadcast.evaluate:
+            raise BeyondLimits("what test samples say of the model is asked for, which a private run does not pay for")
         most = broadcast.tau if broadcast.work is None else max(broadcast.tau, broadcast.work.most)
         if most > self.max_tau:
             raise BeyondLimits(

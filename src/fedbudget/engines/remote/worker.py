@@ -23,6 +23,7 @@ from fedbudget.engines.remote.compression import ErrorFeedback, Kind, raw
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome
 from fedbudget.engines.remote.node_data import NodeData, describe_own
 from fedbudget.engines.remote.node_limits import NodeLimits
+from fedbudget.engines.remote.privacy_account import PrivacyAccount
 from fedbudget.engines.remote.task import Task, rounds_ahead
 from fedbudget.errors import explained
 from fedbudget.models.base import Model
@@ -62,6 +63,7 @@ class Worker:
       model: the node's own, or the name of the only one that it takes; None for whichever the aggregator names.
       readers: of counters, by resource, in place of those that the resource finds by itself; None for not at all.
       limits: the node's own, of what it will do.
+      account: what it has told of itself in private runs, where it has a limit for that.
     """
 
     def __init__(
@@ -73,8 +75,10 @@ class Worker:
         model: Model | str | None = None,
         readers: Mapping[str, Reader | None] | None = None,
         limits: NodeLimits | None = None,
+        account: PrivacyAccount | None = None,
     ) -> None:
         self.limits = limits or NodeLimits()
+        self.account = account
         self.node_data = node_data
         self.run = ""
         self.made = 0  # rounds, counted by the aggregator or not
@@ -130,6 +134,8 @@ class Worker:
             raise PeerError(f"numbers for {len(welcome.numbers)} nodes, where there are {len(self.node_data.rows)}")
         if welcome.run != self.run or welcome.task != self._task:
             self.limits.require_task(welcome.task, min(map(len, self.node_data.rows)))
+            if self.account is not None:
+                self.account.require_private(welcome.task)
             self._new = self.node_data.fleet(welcome.task, welcome.numbers, device=self._device, own_model=self._model)
             self._test = self.node_data.test_table(welcome.task.samples, self._new.model)
             self._standings = []
@@ -172,6 +178,8 @@ class Worker:
         if self._task is None:
             raise LocalError("an answer comes after a welcome")
         self.limits.require_round(request.broadcast)
+        if self.account is not None:
+            self.account.pay(self.run, request.broadcast)
         past = self._standing(request.base_round)
         back = rounds_ahead(self._task.parameters) + 2  # the most to go back: what is not on disk, one before, this one
         self._standings = [standing for standing in self._standings if standing.round <= past.round][-back:]

@@ -1,0 +1,101 @@
+"""What a node has told of itself in private runs, in a file of its own that outlasts them, and how much it may tell.
+
+    {"rho": 0.31, "runs": {"5f0c...": {"rho": 0.31, "round": 12}}}
+
+ρ of all runs adds up, whoever the aggregators were. A node pays before it answers, also for an answer that is lost or
+made again: it cannot know what became of it. It takes the aggregator's word that noise is added for what a round says
+it costs. Two nodes with the same samples need the same file, and take turns with it.
+"""
+
+import fcntl
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedbudget import atomic_file
+from fedbudget.engines.remote.node_limits import BeyondLimits
+from fedbudget.engines.remote.task import Task
+from fedbudget.errors import UserError, WorkError
+from fedbudget.protocol.messages import Broadcast
+from fedbudget.resources.privacy import epsilon_of, rho_of
+
+
+@dataclass(frozen=True)
+class PrivacyAccount:
+    """A node's own limit of privacy.
+
+    Args:
+      path: of the file.
+      limit: ε of all runs together.
+      delta: δ.
+    """
+
+    path: Path
+    limit: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.delta < 1:
+            raise UserError(f"`privacy_delta` is between 0 and 1, not {self.delta:g}")
+        rho_of(self.limit, self.delta)
+
+    @property
+    def spent(self) -> float:
+        """ε of all runs until now."""
+        return epsilon_of(self._read()["rho"], self.delta)
+
+    def require_private(self, task: Task) -> None:
+        """Refuses a run that is not private, or that there is nothing left for."""
+        if not task.request.private:
+            raise BeyondLimits("this run is not private, and this node has a `privacy_limit`")
+        self._require(self._read(), 0.0)
+
+    def pay(self, run: str, broadcast: Broadcast) -> None:
+        """Pays for a round of a run, or refuses it."""
+        private = broadcast.private
+        if private is None or not 0 < private.rho < math.inf:
+            raise BeyondLimits("this round is not private, and this node has a `privacy_limit`")
+        with self._locked():
+            known = self._read()
+            self._require(known, private.rho)
+            of_run = known["runs"].get(run, {"rho": 0.0})
+            known["runs"][run] = {"rho": of_run["rho"] + private.rho, "round": broadcast.round}
+            try:
+                atomic_file.replace(self.path, json.dumps({**known, "rho": known["rho"] + private.rho}).encode())
+            except OSError as error:
+                raise WorkError(f"{self.path} cannot be written: {error.strerror}") from None
+
+    def _require(self, known: dict[str, Any], more: float) -> None:
+        after = known["rho"] + more
+        if after >= rho_of(self.limit, self.delta):
+            raise BeyondLimits(
+                f"this node's `privacy_limit` is ε = {self.limit:g} at δ = {self.delta:g}; it has told "
+                f"ε = {epsilon_of(known['rho'], self.delta):.3g} in {len(known['runs'])} runs ({self.path}), and would "
+                f"come to {epsilon_of(after, self.delta):.3g}"
+            )
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            known = json.loads(self.path.read_text(encoding="utf-8"))
+            if not (0 <= known["rho"] < math.inf and isinstance(known["runs"], dict)):
+                raise ValueError(f"ρ is {known['rho']}")
+        except FileNotFoundError:
+            return {"rho": 0.0, "runs": {}}
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise UserError(f"{self.path} is not a node's account of privacy: {error}") from None
+        return dict(known)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Alone among processes of this machine."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.with_suffix(".lock").open("w") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise WorkError(f"{self.path} cannot be locked: {error.strerror}") from None

@@ -1,0 +1,71 @@
+"""Noise that nobody can make again, and that is paid for whatever comes of it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedbudget.arrays import Float64
+from fedbudget.errors import UserError
+from fedbudget.launch.noise import PAID, PaidNoise, SecretNoise, SeededNoise, keep_account, paid_in
+from fedbudget.protocol.messages import Broadcast
+from support.private import aggregator, report
+
+
+def test_secret_noise_is_standard_gaussian() -> None:
+    drawn = SecretNoise().draw(1, 0.1, 200_001)
+    assert len(drawn) == 200_001
+    assert np.isfinite(drawn).all()
+    assert abs(drawn.mean()) < 0.02
+    assert drawn.std() == pytest.approx(1, abs=0.02)
+    assert (np.abs(drawn) < 1.96).mean() == pytest.approx(0.95, abs=0.01)
+    assert abs(np.corrcoef(drawn[:100_000], drawn[100_000:200_000])[0, 1]) < 0.02
+
+
+def test_secret_noise_is_another_each_time() -> None:
+    assert not np.array_equal(SecretNoise().draw(1, 0.1, 50), SecretNoise().draw(1, 0.1, 50))
+
+
+def test_seeded_noise_is_of_the_round() -> None:
+    one = SeededNoise(3).draw(1, 0.1, 50)
+    assert np.array_equal(one, SeededNoise(3).draw(1, 0.5, 50))
+    assert not np.array_equal(one, SeededNoise(3).draw(2, 0.1, 50))
+
+
+def test_noise_is_paid_for_before_it_is_drawn(tmp_path: Path) -> None:
+    class Broken:
+        def draw(self, round_: int, rho: float, size: int) -> Float64:
+            raise RuntimeError("killed")
+
+    noise = PaidNoise(Broken())
+    noise.keep_in(tmp_path)
+    with pytest.raises(RuntimeError, match="killed"):
+        noise.draw(4, 0.25, 10)
+    assert json.loads((tmp_path / PAID).read_text()) == {"round": 4, "rho": 0.25}
+    assert paid_in(tmp_path) == 0.25
+
+
+def test_a_line_that_was_not_finished_was_not_drawn_for(tmp_path: Path) -> None:
+    (tmp_path / PAID).write_text('{"round": 1, "rho": 0.5}\n{"round": 2, "rho": 0.')
+    assert paid_in(tmp_path) == 0.5
+    (tmp_path / PAID).write_text("nonsense\n")
+    with pytest.raises(UserError, match="damaged"):
+        paid_in(tmp_path)
+
+
+def test_a_run_that_goes_on_pays_for_what_was_drawn_after_its_checkpoint(tmp_path: Path) -> None:
+    run = aggregator({"time": 1e3, "privacy": 4.0}, 50, 5, PaidNoise())
+    keep_account(run, tmp_path, resumed=False)
+    first = run.start()
+    run.receive(report(first, np.zeros((50, 5), np.float32)), run.ledger.costs)
+    spent = run.ledger.spent[1]
+    assert paid_in(tmp_path) == pytest.approx(spent)
+    with (tmp_path / PAID).open("a") as file:  # by a process that was killed
+        file.write('{"round": 2, "rho": 0.3}\n')
+    keep_account(run, tmp_path, resumed=True)
+    assert run.ledger.spent[1] == pytest.approx(spent + 0.3)
+    while isinstance(coming := run.pending, Broadcast):
+        run.receive(report(coming, np.zeros((50, 5), np.float32)), run.ledger.costs)
+    assert run.ledger.spent[1] <= run.ledger.budget.array[1] * (1 + 1e-12)
+    assert paid_in(tmp_path) <= run.ledger.budget.array[1] * (1 + 1e-12)

@@ -1,0 +1,115 @@
+"""What leaves a node in a private round, and what a round makes known."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from fedbudget.arrays import Float32, Float64
+from fedbudget.protocol.messages import Private, Report
+from fedbudget.protocol.privacy import (
+    ALL_OCTAVES,
+    MEASURED,
+    clipped,
+    first_clip,
+    multipliers,
+    next_clip,
+    no_longer,
+    noise_share,
+    noise_size,
+    release,
+    told_lengths,
+)
+
+ANY = st.floats(width=32, allow_nan=True, allow_infinity=True)
+UPDATES = arrays(np.float32, st.tuples(st.integers(1, 6), st.integers(1, 40)), elements=ANY)
+CLIPS = st.floats(2.0**-8, 2.0**8)
+
+
+def sent(updates: Float32, lengths: Float64 | None = None) -> Report:
+    """As a node may send it that lies: whatever it likes, of the right shape."""
+    n = len(updates)
+    told = told_lengths(updates) if lengths is None else lengths
+    return Report(1, np.arange(n), np.ones(n, np.int64), np.zeros(n), np.zeros(n), w=updates, length=told)
+
+
+@settings(deadline=None)
+@given(UPDATES, CLIPS)
+def test_no_clipped_update_is_longer_than_c(updates: Float32, clip: float) -> None:
+    cut = clipped(updates, clip)
+    assert cut.dtype == np.float32
+    assert np.isfinite(cut).all()
+    assert (np.sqrt(np.square(cut.astype(np.float64)).sum(axis=1)) <= clip).all()
+
+
+@given(arrays(np.float32, (3, 8), elements=st.floats(-1, 1, width=32)))
+def test_a_short_update_is_sent_as_it_is(updates: Float32) -> None:
+    assert np.array_equal(clipped(updates, 4.0), updates)
+
+
+@settings(deadline=None)
+@given(UPDATES, CLIPS, st.data())
+def test_one_node_changes_a_sum_by_its_sensitivity_at_most(updates: Float32, clip: float, data: st.DataObject) -> None:
+    """Whatever it sends, of its length too, against zeros in its place; noise left out."""
+    node = data.draw(st.integers(0, len(updates) - 1))
+    lengths = data.draw(arrays(np.float64, len(updates), elements=st.floats(allow_nan=True, allow_infinity=True)))
+    without, nodes = updates.copy(), len(updates)
+    without[node] = 0
+    private, nothing = Private(clip, 0.1), np.zeros(updates.shape[1] + 1)
+    one, other = release(sent(updates, lengths), private, nothing), release(sent(without, lengths), private, nothing)
+    assert one.update is not None
+    assert other.update is not None
+    assert nodes * np.linalg.norm(one.update - other.update) <= clip * (1 + 1e-12)
+
+
+@given(arrays(np.float64, 5, elements=st.floats(allow_nan=True, allow_infinity=True)))
+def test_a_length_counts_for_half_whatever_it_is(lengths: Float64) -> None:
+    one, many = no_longer(lengths, np.array([1.5])), no_longer(lengths, np.arange(-8.0, 9.0))
+    assert (np.linalg.norm(one, axis=1) == 0.5).all()
+    assert (np.linalg.norm(many, axis=1) <= ALL_OCTAVES * (1 + 1e-12)).all()
+
+
+def test_noise_is_as_much_as_is_paid_for() -> None:
+    """Σ clip(Δ) has deviation σC, with ρ = 1/2σ² of both parts together."""
+    private, nodes = Private(2.0, 0.05), 10
+    sigma = multipliers(private)
+    assert sigma.rho == pytest.approx(0.05)
+    assert 1 / (2 * sigma.updates**2) + 1 / (2 * sigma.counts**2) == pytest.approx(0.05)
+    rng = np.random.default_rng(1)
+    still = sent(np.zeros((nodes, 50), np.float32))
+    moved = [release(still, private, rng.standard_normal(51)).update for _ in range(400)]
+    deviation = np.std(np.array(moved, np.float64)) * nodes
+    assert deviation == pytest.approx(sigma.updates * 2.0, rel=0.02)
+
+
+def test_shares_of_noise_add_up_to_what_the_aggregator_would_add() -> None:
+    rng = np.random.default_rng(2)
+    shares = sum(noise_share(2.0, 3.0, 25, rng.standard_normal(20_000)) for _ in range(25))
+    assert np.std(shares) == pytest.approx(6.0, rel=0.02)
+
+
+def test_the_first_c_is_what_a_quarter_stay_below() -> None:
+    rng = np.random.default_rng(3)
+    updates = rng.standard_normal((4000, 4)).astype(np.float32)
+    updates *= (rng.uniform(1, 16, 4000) / np.linalg.norm(updates, axis=1)).astype(np.float32)[:, None]
+    private = Private(0.0, 10.0)
+    found = release(replace(sent(updates), w=None), private, rng.standard_normal(noise_size(private, 4)))
+    assert found.update is None
+    assert found.clip == pytest.approx(np.quantile(np.linalg.norm(updates, axis=1), 0.25), rel=0.15)
+
+
+def test_what_has_noise_need_not_rise() -> None:
+    assert 2.0**-8 <= first_clip(np.array([0.9, 0.1] * 8 + [0.2])) <= 2.0**8
+    assert first_clip(np.linspace(-3, -1, 17)) == 2.0**8
+
+
+def test_c_follows_lengths() -> None:
+    assert next_clip(1.0, 0.25) == 1.0
+    assert next_clip(1.0, 1.0) == pytest.approx(math.exp(-0.375))
+    assert next_clip(1.0, 7.0) == next_clip(1.0, 1.0)
+    assert next_clip(2.0**8, -1.0) == 2.0**8
+    assert 0 < MEASURED < 1

@@ -1,0 +1,75 @@
+"""Privacy as a resource: ρ and ε of each other, as an accountant of others has them."""
+
+import math
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedbudget.budget import Budget
+from fedbudget.errors import UserError
+from fedbudget.launch.accounting import accounted_epsilon
+from fedbudget.resources.privacy import default_delta, epsilon_of, rho_of
+
+EPSILONS = st.floats(0.05, 30)
+DELTAS = st.sampled_from([1e-9, 1e-7, 1e-5, 1e-3])
+
+
+@settings(max_examples=30, deadline=None)
+@given(EPSILONS, DELTAS)
+def test_conversion_is_the_librarys(epsilon: float, delta: float) -> None:
+    rho = rho_of(epsilon, delta)
+    assert rho == pytest.approx(1 / (2 * dp_accounting.get_sigma_gaussian(epsilon, delta) ** 2), rel=1e-6)
+    assert epsilon_of(rho, delta) == pytest.approx(epsilon, rel=1e-9)
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.lists(st.floats(0.7, 60), min_size=1, max_size=8), DELTAS)
+def test_a_sequence_of_mechanisms_costs_what_the_library_says(multipliers: list[float], delta: float) -> None:
+    """By privacy loss distributions, which round up a little, and by Rényi's, which is not tight."""
+    tight, loose = PLDAccountant(), RdpAccountant()
+    for sigma in multipliers:
+        tight.compose(dp_accounting.GaussianDpEvent(sigma))
+        loose.compose(dp_accounting.GaussianDpEvent(sigma))
+    ours = epsilon_of(sum(1 / (2 * sigma**2) for sigma in multipliers), delta)
+    assert ours == pytest.approx(accounted_epsilon(multipliers, delta), abs=1e-8)
+    assert ours == pytest.approx(tight.get_epsilon(delta), abs=1e-4)
+    assert ours <= loose.get_epsilon(delta) + 1e-9
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.floats(0.3, 12), DELTAS, st.integers(1, 30))
+def test_a_budget_that_is_spent_is_within_it_by_any_accountant(epsilon: float, delta: float, rounds: int) -> None:
+    rho = float(Budget({"privacy": epsilon}, delta).array[0])
+    accountant = PLDAccountant()
+    accountant.compose(dp_accounting.GaussianDpEvent(math.sqrt(rounds / (2 * rho))), rounds)
+    assert accountant.get_epsilon(delta) <= epsilon
+
+
+@given(st.integers(1, 100_000))
+def test_delta_is_below_one_over_nodes_squared(nodes: int) -> None:
+    assert 1e-2 / nodes**2 <= default_delta(nodes) * 1000
+    assert default_delta(nodes) < 1 / nodes**2 or nodes == 1
+    assert default_delta(nodes) <= 1e-5
+
+
+def test_sums_are_shown_as_epsilon() -> None:
+    budget = Budget({"time": 15.0, "privacy": 4.0}, 1e-5)
+    shown = budget.totals(budget.array / 2)
+    assert shown["time"] == 7.5
+    assert shown["privacy"] == pytest.approx(epsilon_of(rho_of(4.0, 1e-5) / 2, 1e-5), rel=1e-4)
+    assert shown["privacy"] > 2  # half of ρ is more than half of ε
+
+
+@pytest.mark.parametrize("epsilon", [-1.0, 0.0, 101.0])
+def test_what_hides_nothing_is_refused(epsilon: float) -> None:
+    with pytest.raises(UserError, match=r"ε is more than 0|positive"):
+        _ = Budget({"privacy": epsilon}, 1e-5).array
+
+
+def test_a_limit_needs_delta() -> None:
+    with pytest.raises(UserError, match="privacy_delta"):
+        _ = Budget({"privacy": 4.0}).array

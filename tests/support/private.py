@@ -1,0 +1,64 @@
+"""Private runs without nodes: an aggregator, and reports made by hand."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedbudget.arrays import Float32, Float64
+from fedbudget.budget import Budget
+from fedbudget.control import FixedTau
+from fedbudget.launch.noise import SeededNoise
+from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.method import Method, PrivateRule
+from fedbudget.protocol.privacy import Noise, private_report
+from fedbudget.protocol.private_rounds import PrivateAggregator
+from fedbudget.spending import PrivateSpending
+from fedbudget.step_size import FixedStep
+from support.problems import costs
+
+DELTA = 1e-5
+
+
+@dataclass
+class RecordedNoise:
+    """Noise of a source, and what was asked of it."""
+
+    source: Noise
+    paid: list[float] = field(default_factory=list)
+
+    def draw(self, round_: int, rho: float, size: int) -> Float64:
+        self.paid.append(rho)
+        return self.source.draw(round_, rho, size)
+
+
+def aggregator(
+    limits: dict[str, float], nodes: int, parameters: int, noise: Noise | None = None, rounds: int | None = None
+) -> PrivateAggregator:
+    """Of a run whose update costs 0.01 s, and whose aggregation costs 0.1 s."""
+    rule = PrivateRule(nodes, noise or SeededNoise(0))
+    method = Method(FixedTau(1), FixedStep(0.1), spending=PrivateSpending(50), private=rule)
+    names = list(limits)
+    step, rest = ([each.get(name, 0.0) for name in names] for each in ({"time": 0.01}, {"time": 0.1, "bytes": 100.0}))
+    return PrivateAggregator(
+        np.zeros(parameters, np.float32),
+        method=method,
+        budget=Budget(limits, DELTA),
+        expected=costs(step, rest),
+        rounds=rounds,
+    )
+
+
+def report(broadcast: Broadcast, updates: Float32, numbers: list[int] | None = None) -> Report:
+    """What nodes with these updates send."""
+    assert broadcast.private is not None
+    nodes = np.array(range(len(updates)) if numbers is None else numbers)
+    return private_report(broadcast, broadcast.private, nodes, broadcast.w + updates)
+
+
+def carry_out(run: PrivateAggregator, answer: Callable[[Broadcast], Report]) -> list[Broadcast]:
+    """Makes the run; gives all that was broadcast."""
+    heard = [run.start()]
+    while isinstance(coming := run.receive(answer(heard[-1]), run.ledger.costs), Broadcast):
+        heard.append(coming)
+    return heard

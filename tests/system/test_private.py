@@ -1,0 +1,50 @@
+"""Private runs with real processes: a node's own limit, and an aggregator that is killed."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from fedbudget.launch.noise import PAID, paid_in
+from fedbudget.resources.privacy import rho_of
+from support.processes import commands, summary
+
+RUN = ("--model", "softmax", "--nodes", "2", "--budget", "time=120s", "--out", "run")
+
+
+@pytest.mark.slow
+def test_a_node_refuses_beyond_its_limit(tmp_path: Path) -> None:
+    """One that has told much already: the run goes on without it, and it says why."""
+    told = tmp_path / "told.json"
+    told.write_text(json.dumps({"rho": rho_of(3.9, 1e-5), "runs": {"earlier": {"rho": 0.4, "round": 9}}}))
+    with commands(tmp_path) as start:
+        aggregator = start.serve(*RUN, "--budget", "privacy=6", "--rounds", "4")
+        limited = ("--privacy-limit", "4", "--privacy-account", str(told))
+        careful = start.join(aggregator.port, "--dataset", "digits", "--shard", "1/2", *limited, name="careful")
+        start.join(aggregator.port, "--dataset", "digits", "--shard", "2/2", name="other")
+        assert careful.end() == 1
+        assert "--privacy-limit is ε = 4" in careful.errors
+        assert aggregator.end() == 0
+    assert summary(tmp_path / "run")["spent"]["privacy"] <= 6
+    assert rho_of(3.9, 1e-5) <= json.loads(told.read_text())["rho"] < rho_of(4.0, 1e-5)
+
+
+@pytest.mark.slow
+def test_a_killed_aggregator_has_paid_for_what_it_made_known(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with commands(tmp_path) as start:
+        start.write(2)
+        aggregator = start.serve(*RUN, "--budget", "privacy=4")
+        port = aggregator.port
+        start.held(port, 1, 7)
+        start.join(port, "--data", "n2.npz", name="n2")
+        aggregator.wait_until(lambda: (run / PAID).exists() and len((run / PAID).read_text().splitlines()) == 6)
+        assert aggregator.end(signal.SIGKILL) == -signal.SIGKILL
+        died_with = paid_in(run)
+        again = start.serve("--resume", "run", port=port)
+        start.let_go()
+        assert again.end() == 0
+    assert 0 < died_with < paid_in(run) <= rho_of(4.0, 1e-5)
+    assert summary(run)["spent"]["privacy"] <= 4
+    assert summary(run)["stopped_by"] == "privacy"
