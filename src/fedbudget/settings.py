@@ -253,7 +253,11 @@ class Settings:
         shown="from what rounds took",
     )
     compress: Compression | None = option(
-        None, "How parameters are sent: none, 16-bit, 8-bit, or auto.", "network", _NETWORK, shown="none"
+        None,
+        "How parameters are sent: none, 16-bit, 8-bit, or auto: 8-bit where bytes are budgeted or lines slow.",
+        "network",
+        (*_COMPARE, *_NETWORK),
+        shown="none",
     )
     max_share: Chance | None = option(
         None, "The most of the average that one node may be.", "network", _NETWORK, shown="0.5, of three or more"

@@ -11,7 +11,7 @@ from fedbudget.arrays import Float32
 from fedbudget.data.moments import Moments
 from fedbudget.engines.grpc.from_aggregator import AggregatorReader, pack_welcome
 from fedbudget.engines.grpc.from_node import NodeReader
-from fedbudget.engines.remote.compression import KINDS, Kind, decode, encode
+from fedbudget.protocol.compression import KINDS, Kind, decode, encode
 from fedbudget.engines.remote.messages import Welcome
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.models.description import ModelDescription, TensorDescription

@@ -23,7 +23,7 @@ from fedbudget.engines.grpc import node as node_module
 from fedbudget.engines.grpc.node import run_node
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import Tokens
-from fedbudget.engines.remote.compression import BroadcastCompressor, Kind
+from fedbudget.protocol.compression import BroadcastCompressor, Kind
 from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.round import CollectedRound

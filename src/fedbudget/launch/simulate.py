@@ -24,6 +24,7 @@ from fedbudget.launch.resume import recalling, require_engine, require_same_data
 from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.method import Method
 from fedbudget.randomness import Stream, generator
@@ -96,12 +97,27 @@ def _engine(
         return None, _baseline(settings, inputs, shards, common, resumed)
     twin = Fleet(model, shards, batch=batch_of(settings), seed=settings.seed)
     trial = round_usage([in_process.trial([twin], trial_broadcast(method, w), meters.counters())])
-    statistics = model.statistics
-    aggregator = build_aggregator(method, meters, resumed or (w, trial), rounds=settings.rounds, statistics=statistics)
+    compressor = compressor_of(settings)
+    aggregator = build_aggregator(
+        method,
+        meters,
+        resumed or (w, trial),
+        rounds=settings.rounds,
+        quantize=compressor.quantize,
+        statistics=model.statistics,
+    )
     if meters.time.source == "measured":
         _rehearse(settings, method, (w, trial), Fleet(model, shards, batch=batch_of(settings), seed=settings.seed))
     fleets, remembers = build_fleets(settings, model, shards), remember_nodes(settings, model)
-    engine = InProcessEngine(aggregator, fleets, meters, attendance(settings), remembers=remembers, attack=attack)
+    engine = InProcessEngine(
+        aggregator,
+        fleets,
+        meters,
+        attendance(settings),
+        remembers=remembers,
+        attack=attack,
+        compress=compressor.kind,
+    )
     if resumed is not None:
         recall(engine, resumed)
     return aggregator, engine
@@ -163,6 +179,14 @@ def build_fleets(settings: Settings, model: Model, shards: Shards, first: int = 
     parts = [(shards, nodes)] if settings.participation == 1 else [(shards.only([n]), range(n, n + 1)) for n in nodes]
     batch, seed = batch_of(settings), settings.seed
     return [Fleet(model, part, batch=batch, seed=seed, numbers=[first + n for n in own]) for part, own in parts]
+
+
+def compressor_of(settings: Settings) -> BroadcastCompressor:
+    """How vectors would be sent; auto is 8 bits where bytes are budgeted, because no line is measured."""
+    compress = settings.compress or "none"
+    if compress == "auto":
+        compress = "8-bit" if "bytes" in settings.limits().limits else "none"
+    return BroadcastCompressor(compress)
 
 
 def attack_of(settings: Settings, nodes: int) -> Attack | None:

@@ -11,7 +11,6 @@ from typing import Any
 from fedbudget.control import AdaptiveTau, Controller, FixedTau
 from fedbudget.data.agreement import classes_of_some
 from fedbudget.data.shards import Table
-from fedbudget.engines.remote.compression import BroadcastCompressor, Compression
 from fedbudget.engines.remote.compression_choice import CompressionChoice
 from fedbudget.engines.remote.engine import RemoteEngine, RemoteNodes
 from fedbudget.engines.remote.members import OWN
@@ -27,6 +26,7 @@ from fedbudget.models import catalogue
 from fedbudget.models.base import Model, loss_over
 from fedbudget.models.description import describe
 from fedbudget.protocol import tree
+from fedbudget.protocol.compression import BroadcastCompressor, Compression
 from fedbudget.protocol.messages import PeerError
 from fedbudget.protocol.method import Method
 from fedbudget.resources import round_usage

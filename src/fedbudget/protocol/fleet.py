@@ -27,6 +27,9 @@ of it, besides its step along the gradient. So gradients are those of where w wi
 
 Where nodes make different numbers of updates (workload.py), each makes its own, τ_i, and says where τ_eff of them would
 have taken it. All draw as many mini-batches as the node that makes most: so nodes draw the same, in one fleet or many.
+
+Where vectors are sent with fewer bits (compression.py), w_i is what will arrive of it, in all that follows here too: so
+what nodes know of their own gradients adds up to what the aggregator knows of all (drift.py).
 """
 
 import copy
@@ -39,10 +42,11 @@ from fedbudget.arrays import Float32, Float64
 from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards
 from fedbudget.models.base import Descent, Model
+from fedbudget.protocol.compression import Quantized, encode, quantize, with_feedback
 from fedbudget.protocol.drift import Correction, mean_gradient, next_mean, norms
 from fedbudget.protocol.evidence import Evidence, gather, mini_batches, one_of
 from fedbudget.protocol.first_step import first_steepness
-from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
+from fedbudget.protocol.messages import VECTORS, Broadcast, Drift, LocalError, PeerError, Report
 from fedbudget.protocol.proximal import descend_near
 from fedbudget.protocol.state import FleetState, gone_on
 from fedbudget.protocol.statistics import with_statistics_of
@@ -87,6 +91,8 @@ class Fleet:
         self._steepest: Float32 | None = None  # by how much ∇F_i changed there, [nodes, parameters]
         self._losses: Float64 | None = None  # F_i(w(t₀))
         self._best_losses: Float64 | None = None  # F_i(w^f)
+        self._lost: Float32 | None = None  # of w_i(t), that fewer bits did not tell, [nodes, parameters]
+        self._sent: dict[str, Quantized] = {}  # vectors of the last report that are sent with fewer bits
 
     def fork(self) -> "Fleet":
         """Another fleet with the same memory, that goes its own way from here on; model and shards are shared."""
@@ -109,6 +115,7 @@ class Fleet:
             correction=self._correction,
             position=self.sampler.position,
             start=None if self._start is broadcast.w else self._start,
+            lost=self._lost,
         )
 
     def recall(self, memory: FleetState) -> None:
@@ -120,6 +127,7 @@ class Fleet:
         self._broadcast, self._w, self._best, self._losses = memory.broadcast, memory.w, memory.best, memory.losses
         self._best_known, self._steepest, self._correction = memory.best_known, memory.steepest, memory.correction
         self._start = memory.broadcast.w if memory.start is None else memory.start
+        self._lost = memory.lost
         self.sampler.go_to(memory.position)
 
     def answer(self, broadcast: Broadcast) -> Report:
@@ -265,7 +273,7 @@ class Fleet:
             if best is not None:
                 self._best_losses = self.model.losses(best[None], self.shards, self._indices)
         else:
-            self._descent = self._descend(broadcast, self._indices, best)
+            self._descent = self._as_sent(broadcast, self._descend(broadcast, self._indices, best))
             self._losses, self._best_losses = self._descent.losses, self._descent.best_losses
             self._w = self._descent.w
             self._learn_drift(broadcast, self._w)
@@ -290,6 +298,23 @@ class Fleet:
         with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged
             scaled: Float32 = start + scale[:, None] * (descent.w - start)
         return replace(descent, w=with_statistics_of(descent.w, scaled, self.model.statistics))
+
+    def _as_sent(self, broadcast: Broadcast, descent: Descent) -> Descent:
+        """With what will arrive of vectors, where fewer bits are sent."""
+        kind, self._sent = broadcast.compress or "none", {}
+        if kind == "none":
+            self._lost = None  # w_i is told as it is
+            return descent
+        with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged
+            sent, self._lost = with_feedback(kind, descent.w - broadcast.w, self._lost)
+            self._sent = {"w": sent}
+            return replace(descent, w=broadcast.w + sent.values)
+
+    def encoded(self, report: Report) -> bytes:
+        """The vectors of the last report, as they are sent."""
+        vectors = {name: vector for name in VECTORS if (vector := getattr(report, name)) is not None}
+        sent = self._sent
+        return b"".join(sent[name].to_bytes() if name in sent else encode("none", vectors[name]) for name in vectors)
 
     def _local_updates(
         self, broadcast: Broadcast, indices: BatchIndices, eta: float | Float32, best: Float32 | None
@@ -333,7 +358,11 @@ class Fleet:
             report = replace(report, rho=rho, beta=beta)
         if "gradients" in wanted:
             shift = self._correcting()
-            report = replace(report, gradients=descent.gradients if shift is None else descent.gradients + shift)
+            gradients = descent.gradients if shift is None else descent.gradients + shift
+            if self._sent:
+                self._sent["gradients"] = quantize(self._sent["w"].kind, gradients)
+                gradients = self._sent["gradients"].values
+            report = replace(report, gradients=gradients)
         if "plain" in wanted and self._correction is not None:
             report = replace(report, plain=self._correction.plain, corrected=self._correction.corrected)
         if "lasting" in wanted and self._correction is not None:

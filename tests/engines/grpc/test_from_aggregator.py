@@ -19,7 +19,7 @@ from fedbudget.engines.grpc.from_aggregator import (
     pack_welcome,
 )
 from fedbudget.engines.remote import wire_pb2 as pb
-from fedbudget.engines.remote.compression import KINDS, decode, encode
+from fedbudget.protocol.compression import KINDS, decode, encode
 from fedbudget.engines.remote.messages import Farewell, Welcome
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Work
 from support.messages import EVERYTHING, NOTHING, REQUESTS, TASK, a_broadcast, changed, vector, welcomed

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedbudget.engines.grpc.from_node import NodeReader, pack_hello, pack_ready, pack_report
 from fedbudget.engines.remote import wire_pb2 as pb
-from fedbudget.engines.remote.compression import KINDS, ErrorFeedback
+from fedbudget.protocol.compression import KINDS, ErrorFeedback
 from fedbudget.engines.remote.messages import Answer, Hello, Ready
 from fedbudget.engines.remote.task import SamplesDescription
 from fedbudget.protocol.messages import PeerError

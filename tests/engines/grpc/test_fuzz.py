@@ -19,7 +19,7 @@ from fedbudget.engines.grpc.from_aggregator import (
     pack_welcome,
 )
 from fedbudget.engines.grpc.from_node import NodeReader, pack_hello, pack_ready, pack_report
-from fedbudget.engines.remote.compression import KINDS, Kind, encode
+from fedbudget.protocol.compression import KINDS, Kind, encode
 from fedbudget.engines.remote.messages import Answer, Farewell, Hello, Ready, RoundRequest, Welcome
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report, Request

@@ -15,7 +15,7 @@ from fedbudget.engines.grpc.from_aggregator import AggregatorReader, EncodedBroa
 from fedbudget.engines.grpc.from_node import NodeReader, pack_hello, pack_report
 from fedbudget.engines.grpc.stream import LONGEST, PART
 from fedbudget.engines.remote import wire_pb2 as pb
-from fedbudget.engines.remote.compression import KINDS, Kind, encoded_size
+from fedbudget.protocol.compression import KINDS, Kind, encoded_size
 from fedbudget.engines.remote.messages import Answer, Hello, Welcome
 from fedbudget.engines.remote.task import SamplesDescription
 from fedbudget.protocol.messages import PeerError, Request

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedbudget.engines.remote.compression import BroadcastCompressor
+from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.engines.remote.compression_choice import TRIED, CompressionChoice
 
 

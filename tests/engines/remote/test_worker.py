@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedbudget.engines.remote import worker as worker_module
-from fedbudget.engines.remote.compression import Kind, decode
+from fedbudget.protocol.compression import Kind, decode
 from fedbudget.engines.remote.messages import RoundRequest, Welcome
 from fedbudget.engines.remote.task import rounds_ahead
 from fedbudget.engines.remote.worker import Worker

@@ -12,11 +12,11 @@ from fedbudget.engines.grpc.event_loop import LoopThread
 from fedbudget.engines.grpc.from_aggregator import pack_broadcast
 from fedbudget.engines.grpc.own_node import OwnNode
 from fedbudget.engines.grpc.peers import LOG, Peer, Peers
-from fedbudget.engines.remote import compression
-from fedbudget.engines.remote.compression import BroadcastCompressor
 from fedbudget.engines.remote.members import OWN, Members
 from fedbudget.engines.remote.messages import Answer, RoundRequest
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
+from fedbudget.protocol import compression
+from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.messages import VECTORS, Broadcast, PeerError
 from fedbudget.resources import most_within
 
@@ -54,6 +54,8 @@ class Rounds:
     def begin(self, broadcast: Broadcast, *, least: int, timeout: float, left: float, needs_reports: bool) -> None:
         """Asks all that are idle."""
         now = self._thread.loop.time()
+        if self._compressor.kind != "none":
+            broadcast = replace(broadcast, compress=self._compressor.kind)
         self.pending = PendingRound(broadcast, least, now + timeout, now + left, needs_reports=needs_reports)
         self.pending.stopped = self._stopped  # an interruption between two rounds is not lost
         self._packed = {}
@@ -146,21 +148,25 @@ class Rounds:
         broadcast, member = pending.broadcast, self.members[peer.name]
         peer.asked, peer.asked_at = broadcast.round, self._thread.loop.time()
         pending.ask(peer.name, peer.hello.instance)
-        kind = broadcast.compress or self._compressor.kind
-        peer.reader.expect_report(broadcast, member.numbers, member.counted, kind)
+        peer.reader.expect_report(broadcast, member.numbers, member.counted)
         base_round, broadcast = member.base_round, broadcast.to(member.numbers)
         if base_round != broadcast.round - 1:
             catch_up = broadcast.catch_up is not None
-            self.peers.send(peer, pack_broadcast(broadcast, base_round, catch_up=catch_up, difference=None))
+            self.peers.send(peer, pack_broadcast(broadcast, base_round, catch_up=catch_up))
             return
-        difference = self._compressor.difference(broadcast) if base_round else None
+        differences = self._differences(broadcast) if base_round else {}
         updates = () if broadcast.work is None else broadcast.work.updates
         if updates not in self._packed:
-            packed = pack_broadcast(broadcast, base_round, catch_up=False, difference=difference, kind=kind)
-            self._packed[updates] = packed
-        if difference is not None:
-            self.counters.saved += 4 * broadcast.w.size - len(difference)
+            self._packed[updates] = pack_broadcast(broadcast, base_round, catch_up=False, differences=differences)
+        self.counters.saved += sum(4 * broadcast.w.size - len(difference) for difference in differences.values())
         self.peers.send(peer, self._packed[updates])
+
+    def _differences(self, broadcast: Broadcast) -> dict[str, bytes]:
+        """Vectors of the broadcast as they are sent with fewer bits: w, and `mean` where there is one; or none."""
+        vectors = {"w": broadcast.w, "mean": broadcast.mean}
+        told = {name: self._compressor.encoded(vector) for name, vector in vectors.items() if vector is not None}
+        known = {name: data for name, data in told.items() if data is not None}
+        return known if len(known) == len(told) else {}
 
     def _receive_own(self, asked: int, answer: "asyncio.Future[Answer]") -> None:
         error = answer.exception()
@@ -178,12 +184,8 @@ class Rounds:
     def _saved(self, answer: Answer) -> int:
         """Bytes that compression has saved of a report."""
         assert self.pending is not None
-        kind, vectors = (
-            self.pending.broadcast.compress or self._compressor.kind,
-            [getattr(answer.report, name) for name in VECTORS],
-        )
-        sizes = [vector.size for vector in vectors if vector is not None]
-        return 0 if kind == "none" else sum(4 * size - compression.encoded_size(kind, size) for size in sizes)
+        kind, vectors = self.pending.broadcast.compress or "none", [getattr(answer.report, name) for name in VECTORS]
+        return sum(compression.saved_bytes(kind, *vector.shape) for vector in vectors if vector is not None)
 
     def _close(self, pending: PendingRound[str]) -> CollectedRound:
         if self._error is not None:

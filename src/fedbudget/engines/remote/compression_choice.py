@@ -11,7 +11,7 @@ than they save. Where time is simulated no line is measured, and nothing is trie
 import statistics
 from dataclasses import dataclass, field
 
-from fedbudget.engines.remote.compression import BroadcastCompressor, Kind
+from fedbudget.protocol.compression import BroadcastCompressor, Kind
 
 TRIED = 4
 """Rounds that are made each way."""

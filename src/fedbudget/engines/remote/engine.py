@@ -200,8 +200,6 @@ class RemoteEngine(Engine):
     def _asking(self, broadcast: Broadcast) -> Broadcast:
         """The broadcast, with which nodes are asked to evaluate w where it is time for it, and the budget bears it."""
         points, aggregator = self.points, self.aggregator
-        if self.compression is not None:
-            broadcast = replace(broadcast, compress=self.compression.compressor.kind)
         if points is None:
             return broadcast
         ledger, spending = aggregator.ledger, aggregator.method.spending

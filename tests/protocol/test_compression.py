@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedbudget.arrays import Float32, Float64
-from fedbudget.engines.remote.compression import BroadcastCompressor, ErrorFeedback, Kind, decode, encode, encoded_size
+from fedbudget.protocol.compression import BroadcastCompressor, ErrorFeedback, Kind, decode, encode, encoded_size
 from fedbudget.protocol.messages import LocalError, PeerError
 
 LARGEST = float(np.finfo(np.float32).max)
