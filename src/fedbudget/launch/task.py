@@ -137,7 +137,7 @@ def model_for(settings: Settings, samples: SamplesDescription, own: Model | None
 
 
 def compression_of(settings: Settings) -> Compression:
-    return settings.compress or "none"
+    return settings.compress or "auto"
 
 
 def warm_up(model: Model, test: Table | None) -> None:
@@ -190,7 +190,8 @@ def prepare_remote(
     quantize, choice = None if compressor is None else compressor.quantize, None
     if compressor is not None and task.compress == "auto":
         measured = meters.time.source == "measured"
-        choice = CompressionChoice.first(compressor, budgeted="bytes" in meters.budget.limits, measured=measured)
+        budgeted = "bytes" in meters.budget.limits
+        choice = CompressionChoice.first(compressor, task.parameters, budgeted=budgeted, measured=measured)
     aggregator = build_aggregator(
         method, meters, start, rounds=settings.rounds, quantize=quantize, statistics=model.statistics
     )

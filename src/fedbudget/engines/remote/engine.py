@@ -173,7 +173,8 @@ class RemoteEngine(Engine):
                 self._charge_evaluation(meters.expect(took.evaluation_usage()))
             costs = meters.read(usage)
             if self.compression is not None and not collected.missed:
-                self.compression.add(usage.seconds - usage.updates * usage.step_seconds, usage.seconds)
+                rest = usage.seconds - usage.updates * usage.step_seconds
+                self.compression.add(collected.line_seconds, rest, usage.seconds)
             usual = not collected.missed  # who did not answer was waited for, and is not asked again so soon
             known = broadcast.tau > 0 and (simulated is not None or meters.time.source == "measured")
             message = aggregator.receive(collected.reports, costs, usual=usual, times=times if known else None)

@@ -63,6 +63,11 @@ class CollectedRound:
         return NodeTimes(np.concatenate([nodes for nodes, _ in parts]), np.concatenate([own for _, own in parts]))
 
     @property
+    def line_seconds(self) -> dict[int, float]:
+        """What the messages to each member and back took on the way, by the first number of its nodes."""
+        return {int(answer.report.nodes[0]): answer.line_seconds for answer in self.answers}
+
+    @property
     def reports(self) -> Report | Reports:
         """For the aggregator; there must be one."""
         return self.summed or Report.merge([answer.report for answer in self.answers])
