@@ -18,9 +18,9 @@ from fedbudget.errors import UserError
 from fedbudget.launch.inputs import TrainingInputs, distribute, with_batch_size, with_nodes
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
-from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
+from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun, attendance
 from fedbudget.launch.resume import require_engine, require_same_data
-from fedbudget.launch.simulate import attendance, build_fleets, compressor_of, recall, remember_nodes
+from fedbudget.launch.simulate import build_fleets, compressor_of, recall, remember_nodes
 from fedbudget.models.base import Model
 from fedbudget.option import in_words
 from fedbudget.resources.counters import ResourceCounters

@@ -14,12 +14,12 @@ from fedbudget.engines.asynchronous import AsynchronousEngine, AsynchronousState
 from fedbudget.engines.attack import Attack, with_flipped_labels
 from fedbudget.engines.centralized import CentralizedEngine, CentralizedState
 from fedbudget.engines.engine import Engine
-from fedbudget.engines.in_process import Attendance, InProcessEngine, SimulationEngine, SimulationState
+from fedbudget.engines.in_process import InProcessEngine, SimulationEngine, SimulationState
 from fedbudget.errors import UserError, explained
 from fedbudget.launch.inputs import TrainingInputs, batch_of, distribute, with_batch_size
 from fedbudget.launch.meters import build_meters, drawn_speeds
 from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
-from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
+from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun, attendance
 from fedbudget.launch.resume import recalling, require_engine, require_same_data
 from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
@@ -27,7 +27,6 @@ from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.method import Method
-from fedbudget.randomness import Stream, generator
 from fedbudget.resources import round_usage
 from fedbudget.resources.usage import RoundUsage
 from fedbudget.runs.checkpoint import Checkpoint
@@ -197,10 +196,3 @@ def attack_of(settings: Settings, nodes: int) -> Attack | None:
     if attackers >= nodes:
         raise UserError(f"`attackers` is {attackers} of {nodes} nodes: none would be honest")
     return Attack(settings.attack, nodes - attackers, settings.seed)
-
-
-def attendance(settings: Settings) -> Attendance | None:
-    """Says who takes part in which round, where not all do."""
-    assert settings.nodes is not None
-    rng = generator(settings.seed, Stream.ABSENCE)
-    return None if settings.participation == 1 else Attendance(settings.nodes, settings.participation, rng)

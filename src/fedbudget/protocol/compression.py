@@ -18,13 +18,15 @@ come to where the others are told that it is (fleet.py). The aggregator goes on 
 """
 
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32
-from fedbudget.protocol.messages import LocalError, PeerError
+from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, PeerError, Report
 
 Kind = Literal["none", "16-bit", "8-bit"]
 Compression = Kind | Literal["auto"]
@@ -141,6 +143,45 @@ def with_feedback(kind: Kind, differences: Float32, lost: Float32 | None) -> tup
     return sent, lost if finite.all() else np.where(finite[:, None], lost, np.float32(0))
 
 
+@dataclass(frozen=True)
+class SentVectors:
+    """The vectors of nodes' last reports, where they were sent with fewer bits.
+
+    Args:
+      lost: of their w_i, [nodes, parameters]; None where nothing was.
+      vectors: by the field of the report.
+    """
+
+    lost: Float32 | None = None
+    vectors: Mapping[str, Quantized] = field(default_factory=dict)
+
+    def next(self, kind: Kind, w: Float32, start: Float32) -> "tuple[SentVectors, Float32]":
+        """Those of a new report; and what arrives of its w_i, [nodes, parameters].
+
+        Args:
+          w: the w_i.
+          start: the w that the aggregator knows, [parameters].
+        """
+        if kind == "none":
+            return SentVectors(), w
+        with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged
+            sent, lost = with_feedback(kind, w - start, self.lost)
+            return SentVectors(lost, {"w": sent}), start + sent.values
+
+    def with_gradients(self, gradients: Float32) -> "tuple[SentVectors, Float32]":
+        """The same with gradients besides, and what arrives of these."""
+        if not self.vectors:
+            return self, gradients
+        sent = quantize(self.vectors["w"].kind, gradients)
+        return replace(self, vectors={**self.vectors, "gradients": sent}), sent.values
+
+    def encoded(self, report: Report) -> bytes:
+        """The report's vectors as they are sent."""
+        given = {name: vector for name in VECTORS if (vector := getattr(report, name)) is not None}
+        sent = self.vectors
+        return b"".join(sent[name].to_bytes() if name in sent else encode("none", given[name]) for name in given)
+
+
 class BroadcastCompressor:
     """Lossy compression of broadcasts: what nodes will hold of a vector is what the aggregator goes on with."""
 
@@ -159,9 +200,13 @@ class BroadcastCompressor:
         self._sent.append((held, sent.to_bytes()))
         return held
 
-    def encoded(self, held: Float32 | None) -> bytes | None:
-        """The difference with which nodes come to hold this; None where it was not made just now."""
-        return next((data for vector, data in self._sent if vector is held), None)
+    def differences(self, broadcast: Broadcast) -> dict[str, bytes]:
+        """With which nodes come to hold what a broadcast says: of w, and of `mean` where there is one; none where they
+        were not made just now.
+        """
+        said = {name: vector for name in ("w", "mean") if (vector := getattr(broadcast, name)) is not None}
+        made = {name: data for name, held in said.items() for vector, data in self._sent if vector is held}
+        return made if made.keys() == said.keys() else {}
 
 
 def _rounded(kind: Kind, blocks: Float32, largest: Float32) -> tuple[Float32, NDArray[Any]]:

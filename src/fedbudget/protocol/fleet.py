@@ -42,17 +42,15 @@ from fedbudget.arrays import Float32, Float64
 from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards
 from fedbudget.models.base import Descent, Model
-from fedbudget.protocol.compression import Quantized, encode, quantize, with_feedback
+from fedbudget.protocol.compression import SentVectors
 from fedbudget.protocol.drift import Correction, mean_gradient, next_mean, norms
 from fedbudget.protocol.evidence import Evidence, gather, mini_batches, one_of
 from fedbudget.protocol.first_step import first_steepness
-from fedbudget.protocol.messages import VECTORS, Broadcast, Drift, LocalError, PeerError, Report
+from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
 from fedbudget.protocol.proximal import descend_near
+from fedbudget.protocol.slopes import SAME, distances, slope
 from fedbudget.protocol.state import FleetState, gone_on
 from fedbudget.protocol.statistics import with_statistics_of
-
-SAME = 1e-10
-"""Below this distance w_i(t) and w(t) count as equal, and ρ̂_i and β̂_i as 0."""
 
 
 class Fleet:
@@ -91,8 +89,7 @@ class Fleet:
         self._steepest: Float32 | None = None  # by how much ∇F_i changed there, [nodes, parameters]
         self._losses: Float64 | None = None  # F_i(w(t₀))
         self._best_losses: Float64 | None = None  # F_i(w^f)
-        self._lost: Float32 | None = None  # of w_i(t), that fewer bits did not tell, [nodes, parameters]
-        self._sent: dict[str, Quantized] = {}  # vectors of the last report that are sent with fewer bits
+        self._sent = SentVectors()  # the last report's, where they are sent with fewer bits
 
     def fork(self) -> "Fleet":
         """Another fleet with the same memory, that goes its own way from here on; model and shards are shared."""
@@ -115,7 +112,7 @@ class Fleet:
             correction=self._correction,
             position=self.sampler.position,
             start=None if self._start is broadcast.w else self._start,
-            lost=self._lost,
+            lost=self._sent.lost,
         )
 
     def recall(self, memory: FleetState) -> None:
@@ -127,7 +124,7 @@ class Fleet:
         self._broadcast, self._w, self._best, self._losses = memory.broadcast, memory.w, memory.best, memory.losses
         self._best_known, self._steepest, self._correction = memory.best_known, memory.steepest, memory.correction
         self._start = memory.broadcast.w if memory.start is None else memory.start
-        self._lost = memory.lost
+        self._sent = SentVectors(memory.lost)
         self.sampler.go_to(memory.position)
 
     def answer(self, broadcast: Broadcast) -> Report:
@@ -180,13 +177,13 @@ class Fleet:
         if broadcast.request.one_step:
             own = broadcast.w + (own - broadcast.combined) / np.float32(max(1, before.effective))
         own = with_statistics_of(broadcast.w, own, self.model.statistics)
-        distance = _distances(own, broadcast.w)
+        distance = distances(own, broadcast.w)
         same = distance <= SAME
         self._probes = broadcast.request.curvature and bool(same.any())
         if not self._probes:
             return own, distance
         points = np.where(same[:, None], self._probe_points(broadcast.w, before), own)
-        return points, _distances(points, broadcast.w)
+        return points, distances(points, broadcast.w)
 
     def _probe_points(self, w: Float32, before: Broadcast) -> Float32:
         """Points a step's length from w, to measure β_i between, [nodes, parameters].
@@ -273,7 +270,9 @@ class Fleet:
             if best is not None:
                 self._best_losses = self.model.losses(best[None], self.shards, self._indices)
         else:
-            self._descent = self._as_sent(broadcast, self._descend(broadcast, self._indices, best))
+            descent = self._descend(broadcast, self._indices, best)
+            self._sent, w = self._sent.next(broadcast.compress or "none", descent.w, broadcast.w)
+            self._descent = replace(descent, w=w)
             self._losses, self._best_losses = self._descent.losses, self._descent.best_losses
             self._w = self._descent.w
             self._learn_drift(broadcast, self._w)
@@ -299,22 +298,9 @@ class Fleet:
             scaled: Float32 = start + scale[:, None] * (descent.w - start)
         return replace(descent, w=with_statistics_of(descent.w, scaled, self.model.statistics))
 
-    def _as_sent(self, broadcast: Broadcast, descent: Descent) -> Descent:
-        """With what will arrive of vectors, where fewer bits are sent."""
-        kind, self._sent = broadcast.compress or "none", {}
-        if kind == "none":
-            self._lost = None  # w_i is told as it is
-            return descent
-        with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged
-            sent, self._lost = with_feedback(kind, descent.w - broadcast.w, self._lost)
-            self._sent = {"w": sent}
-            return replace(descent, w=broadcast.w + sent.values)
-
     def encoded(self, report: Report) -> bytes:
         """The vectors of the last report, as they are sent."""
-        vectors = {name: vector for name in VECTORS if (vector := getattr(report, name)) is not None}
-        sent = self._sent
-        return b"".join(sent[name].to_bytes() if name in sent else encode("none", vectors[name]) for name in vectors)
+        return self._sent.encoded(report)
 
     def _local_updates(
         self, broadcast: Broadcast, indices: BatchIndices, eta: float | Float32, best: Float32 | None
@@ -359,9 +345,7 @@ class Fleet:
         if "gradients" in wanted:
             shift = self._correcting()
             gradients = descent.gradients if shift is None else descent.gradients + shift
-            if self._sent:
-                self._sent["gradients"] = quantize(self._sent["w"].kind, gradients)
-                gradients = self._sent["gradients"].values
+            self._sent, gradients = self._sent.with_gradients(gradients)
             report = replace(report, gradients=gradients)
         if "plain" in wanted and self._correction is not None:
             report = replace(report, plain=self._correction.plain, corrected=self._correction.corrected)
@@ -384,7 +368,7 @@ class Fleet:
         assert self._distance is not None
         if self._probes:
             self._steepest = gradients
-        return _slope(losses, self._distance), _slope(norms(gradients), self._distance)
+        return slope(losses, self._distance), slope(norms(gradients), self._distance)
 
     def _shift(self) -> Float32 | None:
         """What is added to gradients in this round, [nodes, parameters]: against drift, and to go on."""
@@ -408,15 +392,3 @@ class Fleet:
         """w^f, unless its loss is known: whole shards give the same as ever, and w(t₀) may be w^f itself."""
         known = self._best_known is not None or self._broadcast is None or self._best is self._broadcast.w
         return None if known else self._best
-
-
-def _distances(ours: Float32, theirs: Float32) -> Float64:
-    """‖ours_i - theirs_i‖ of each node."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return norms(ours - theirs)
-
-
-def _slope(change: Float64, distance: Float64) -> Float64:
-    """change / distance, 0 where the distance counts as none."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(distance <= SAME, 0.0, change / distance)

@@ -5,6 +5,7 @@ The bookkeeping of a round is in engines/remote/round.py; here messages are sent
 
 import asyncio
 import concurrent.futures
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 
@@ -51,12 +52,28 @@ class Rounds:
         own = 0 if self.own is None else self.own.nodes
         return own + sum(len(peer.hello.samples.sizes) for peer in self.peers if peer.trial is not None or not ready)
 
-    def begin(self, broadcast: Broadcast, *, least: int, timeout: float, left: float, needs_reports: bool) -> None:
+    def begin(
+        self,
+        broadcast: Broadcast,
+        *,
+        least: int,
+        timeout: float,
+        left: float,
+        needs_reports: bool,
+        resting: Collection[int],
+    ) -> None:
         """Asks all that are idle."""
         now = self._thread.loop.time()
         if self._compressor.kind != "none":
             broadcast = replace(broadcast, compress=self._compressor.kind)
-        self.pending = PendingRound(broadcast, least, now + timeout, now + left, needs_reports=needs_reports)
+        self.pending = PendingRound(
+            broadcast,
+            least,
+            now + timeout,
+            now + left,
+            needs_reports=needs_reports,
+            resting=self.members.with_any(resting),
+        )
         self.pending.stopped = self._stopped  # an interruption between two rounds is not lost
         self._packed = {}
         try:
@@ -154,19 +171,12 @@ class Rounds:
             catch_up = broadcast.catch_up is not None
             self.peers.send(peer, pack_broadcast(broadcast, base_round, catch_up=catch_up))
             return
-        differences = self._differences(broadcast) if base_round else {}
+        differences = self._compressor.differences(broadcast) if base_round else {}
         updates = () if broadcast.work is None else broadcast.work.updates
         if updates not in self._packed:
             self._packed[updates] = pack_broadcast(broadcast, base_round, catch_up=False, differences=differences)
         self.counters.saved += sum(4 * broadcast.w.size - len(difference) for difference in differences.values())
         self.peers.send(peer, self._packed[updates])
-
-    def _differences(self, broadcast: Broadcast) -> dict[str, bytes]:
-        """Vectors of the broadcast as they are sent with fewer bits: w, and `mean` where there is one; or none."""
-        vectors = {"w": broadcast.w, "mean": broadcast.mean}
-        told = {name: self._compressor.encoded(vector) for name, vector in vectors.items() if vector is not None}
-        known = {name: data for name, data in told.items() if data is not None}
-        return known if len(known) == len(told) else {}
 
     def _receive_own(self, asked: int, answer: "asyncio.Future[Answer]") -> None:
         error = answer.exception()

@@ -205,12 +205,20 @@ class AggregatorServer:
         return {"run": self.run, "task": self._encoded_task, "members": members}
 
     def begin(
-        self, broadcast: Broadcast, *, least: int, timeout: float, left: float, needs_reports: bool = True
+        self,
+        broadcast: Broadcast,
+        *,
+        least: int,
+        timeout: float,
+        left: float,
+        needs_reports: bool = True,
+        resting: Collection[int] = (),
     ) -> None:
         """Sends a broadcast to all that are idle, as `RemoteNodes` says."""
+        options: Any = {"timeout": timeout, "left": left, "needs_reports": needs_reports, "resting": resting}
 
         def begin() -> None:
-            self._rounds.begin(broadcast, least=least, timeout=timeout, left=left, needs_reports=needs_reports)
+            self._rounds.begin(broadcast, least=least, **options)
             self._thread.loop.call_soon(self._began.set)  # after the first part of what is asked was written
 
         self._began.clear()
