@@ -95,8 +95,9 @@ def _engine(
         common: dict[str, Any] = {"w": w, "eta": eta, "batch": batch, "seed": settings.seed, "meters": meters}
         return None, _baseline(settings, inputs, shards, common, resumed)
     twin = Fleet(model, shards, batch=batch_of(settings), seed=settings.seed)
-    trial = round_usage([in_process.trial([twin], trial_broadcast(method, w), meters.counters())])
     compressor = compressor_of(settings)
+    first = replace(trial_broadcast(method, w), compress=None if compressor.kind == "none" else compressor.kind)
+    trial = round_usage([in_process.trial([twin], first, meters.counters())])
     aggregator = build_aggregator(
         method,
         meters,

@@ -139,7 +139,7 @@ def with_feedback(kind: Kind, differences: Float32, lost: Float32 | None) -> tup
         meant = differences if lost is None else differences + lost
         sent = quantize(kind, meant)
         lost = meant - sent.values
-    finite = np.isfinite(lost).all(axis=1)
+    finite = np.asarray(np.isfinite(lost).all(axis=1))
     return sent, lost if finite.all() else np.where(finite[:, None], lost, np.float32(0))
 
 
