@@ -4,7 +4,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -191,6 +191,7 @@ def sent(kind: Kind, differences: list[Float32]) -> list[Float32]:
 
 
 class TestFeedback:
+    @settings(deadline=None)
     @given(fewer, st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=30), st.integers(-20, 20))
     def test_what_is_lost_never_adds_up(self, kind: Kind, seeds: list[int], power: int) -> None:
         """The sum of what arrived is the sum of what was meant but for the error of one message."""
