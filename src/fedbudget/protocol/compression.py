@@ -53,6 +53,11 @@ def encoded_size(kind: Kind, count: int) -> int:
     return _WIDTHS[kind] * count + (0 if kind == "none" else _FLOAT.itemsize * _scale_count(count))
 
 
+def raw(vector: Float32) -> memoryview:
+    """The bytes of a vector as it is, which are not copied."""
+    return np.ascontiguousarray(vector, _FLOAT).reshape(-1).data.cast("B")
+
+
 def saved_bytes(kind: Kind, rows: int, count: int) -> int:
     """Of so many vectors of so many numbers."""
     return rows * (encoded_size("none", count) - encoded_size(kind, count))
@@ -109,7 +114,7 @@ def quantize(kind: Kind, vectors: Float32) -> Quantized:
 def encode(kind: Kind, vector: Float32) -> bytes:
     """A vector [n], or the rows of a matrix [rows, n]."""
     if kind == "none":
-        return vector.astype(_FLOAT, copy=False).tobytes()
+        return bytes(raw(vector))
     return quantize(kind, np.atleast_2d(vector)).to_bytes()
 
 
@@ -175,11 +180,12 @@ class SentVectors:
         sent = quantize(self.vectors["w"].kind, gradients)
         return replace(self, vectors={**self.vectors, "gradients": sent}), sent.values
 
-    def encoded(self, report: Report) -> bytes:
-        """The report's vectors as they are sent."""
+    def encoded(self, report: Report) -> bytes | memoryview:
+        """The report's vectors as they are sent; a single one that is sent as it is is not copied."""
         given = {name: vector for name in VECTORS if (vector := getattr(report, name)) is not None}
         sent = self.vectors
-        return b"".join(sent[name].to_bytes() if name in sent else encode("none", given[name]) for name in given)
+        parts = [sent[name].to_bytes() if name in sent else raw(vector) for name, vector in given.items()]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class BroadcastCompressor:

@@ -28,8 +28,7 @@ of it, besides its step along the gradient. So gradients are those of where w wi
 Where nodes make different numbers of updates (workload.py), each makes its own, τ_i, and says where τ_eff of them would
 have taken it. All draw as many mini-batches as the node that makes most: so nodes draw the same, in one fleet or many.
 
-Where vectors are sent with fewer bits (compression.py), w_i is what will arrive of it, in all that follows here too: so
-what nodes know of their own gradients adds up to what the aggregator knows of all (drift.py).
+Where vectors are sent with fewer bits (compression.py), w_i is what will arrive of it, in all that follows here too.
 """
 
 import copy
@@ -43,12 +42,13 @@ from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards
 from fedbudget.models.base import Descent, Model
 from fedbudget.protocol.compression import SentVectors
-from fedbudget.protocol.drift import Correction, mean_gradient, next_mean, norms
+from fedbudget.protocol.drift import NOTHING, Correction, mean_gradient, next_mean
 from fedbudget.protocol.evidence import Evidence, gather, mini_batches, one_of
-from fedbudget.protocol.first_step import first_steepness
+from fedbudget.protocol.first_step import first_steepness, own_steps
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
+from fedbudget.protocol.norms import SAME, norms, slope
+from fedbudget.protocol.probe import probe_points
 from fedbudget.protocol.proximal import descend_near
-from fedbudget.protocol.slopes import SAME, distances, slope
 from fedbudget.protocol.state import FleetState, gone_on
 from fedbudget.protocol.statistics import with_statistics_of
 
@@ -77,10 +77,12 @@ class Fleet:
         self._indices: BatchIndices | None = None
         self._w: Float32 | None = None  # w_i(t), [nodes, parameters], from the last updates
         self._start: Float32 | None = None  # w(t₀) and what was gone once more of the last way, [parameters]
+        self._before: Float32 | None = None  # the w that this way began at, where it is known
+        self._learned = False  # c_i of all nodes follow from the last updates
         self._correction: Correction | None = None
         self._best: Float32 | None = None  # our copy of w^f
         self._best_known: Float64 | None = None  # F_i(w^f) on whole shards
-        self._local: Descent | None = None  # F_i and ∇F_i at w_i(t₀)
+        self._local: tuple[Float64, Float32] | None = None  # F_i and ∇F_i at w_i(t₀)
         self._evidence: Evidence | None = None  # the same and more, of several mini-batches
         self._searched: Float64 | None = None  # β̂_i of nodes that have just joined
         self._distance: Float64 | None = None  # ‖w_i(t₀) - w(t₀)‖
@@ -89,7 +91,7 @@ class Fleet:
         self._steepest: Float32 | None = None  # by how much ∇F_i changed there, [nodes, parameters]
         self._losses: Float64 | None = None  # F_i(w(t₀))
         self._best_losses: Float64 | None = None  # F_i(w^f)
-        self._sent = SentVectors()  # the last report's, where they are sent with fewer bits
+        self.sent = SentVectors()  # the last report's, where they are sent with fewer bits
 
     def fork(self) -> "Fleet":
         """Another fleet with the same memory, that goes its own way from here on; model and shards are shared."""
@@ -97,13 +99,29 @@ class Fleet:
         twin.sampler = self.sampler.fork()
         return twin
 
+    def compact(self) -> None:
+        """Lets go of vectors that the next round can make again of others, where many fleets are remembered."""
+        if self._before is not None:
+            self._start = None
+        if self._correction is not None and self._learned:
+            self._correction = replace(self._correction, own=NOTHING)
+
+    def _expand(self) -> None:
+        """As before `compact`, to the bit."""
+        last = self._broadcast
+        if last is not None and self._start is None and self._before is not None:
+            self._start = gone_on(last.w, self._before, last.momentum, self.model.statistics)
+        if last is not None and self._w is not None and self._correction is not None and not self._correction.own.size:
+            self._learn_drift(last, self._w)
+
     def memory(self) -> FleetState:
         """All that is needed to go on from here, once a round was made."""
+        self._expand()
         broadcast, best, losses = self._broadcast, self._best, self._losses
         if broadcast is None or best is None or losses is None:
             raise LocalError("a fleet has something to remember after a round")
         return FleetState(
-            broadcast=replace(broadcast, catch_up=None),
+            broadcast=broadcast,
             w=self._w,
             best=best,
             losses=losses,
@@ -112,7 +130,7 @@ class Fleet:
             correction=self._correction,
             position=self.sampler.position,
             start=None if self._start is broadcast.w else self._start,
-            lost=self._sent.lost,
+            lost=self.sent.lost,
         )
 
     def recall(self, memory: FleetState) -> None:
@@ -124,7 +142,8 @@ class Fleet:
         self._broadcast, self._w, self._best, self._losses = memory.broadcast, memory.w, memory.best, memory.losses
         self._best_known, self._steepest, self._correction = memory.best_known, memory.steepest, memory.correction
         self._start = memory.broadcast.w if memory.start is None else memory.start
-        self._sent = SentVectors(memory.lost)
+        self._before, self._learned = None, False
+        self.sent = SentVectors(memory.lost)
         self.sampler.go_to(memory.position)
 
     def answer(self, broadcast: Broadcast) -> Report:
@@ -144,12 +163,13 @@ class Fleet:
             len(work.updates) == len(self.shards) and min(work.updates) >= 1 and max(work.updates) <= work.most
         ):
             raise PeerError(f"{len(self.shards)} nodes are to make {work.updates} of {work.most} updates")
+        self._expand()
         self._follow_best(broadcast)
         before = self._broadcast
         if broadcast.drift is not None:
             self._follow_drift(broadcast, broadcast.drift)
         self._start = self._start_of(broadcast)
-        self._broadcast = broadcast
+        self._broadcast = replace(broadcast, mean=None, catch_up=None)  # which are vectors, and have been used
         more = mini_batches(self.sampler.batch) if broadcast.request.curvature else 1
         several = self.sampler.round(more, anew=True) if more > 1 else None
         anew = broadcast.request.curvature or not broadcast.request.estimate
@@ -166,7 +186,8 @@ class Fleet:
         if several is not None and self._best is not None:
             self._evidence = gather(self.model, self.shards, several, broadcast.w, self._best, points)
         elif broadcast.tau > 0:
-            self._local = self.model.descend(points, self.shards, one_of(self._indices, 0), 0.0)
+            local = self.model.descend(points, self.shards, one_of(self._indices, 0), 0.0)
+            self._local = local.losses, local.gradients
 
     def _points(self, own: Float32, broadcast: Broadcast, before: Broadcast) -> tuple[Float32, Float64]:
         """Where loss and gradient are compared with those at w(t₀), [nodes, parameters], and how far from there it is.
@@ -177,27 +198,15 @@ class Fleet:
         if broadcast.request.one_step:
             own = broadcast.w + (own - broadcast.combined) / np.float32(max(1, before.effective))
         own = with_statistics_of(broadcast.w, own, self.model.statistics)
-        distance = distances(own, broadcast.w)
+        distance = norms(own, broadcast.w)
         same = distance <= SAME
         self._probes = broadcast.request.curvature and bool(same.any())
         if not self._probes:
             return own, distance
-        points = np.where(same[:, None], self._probe_points(broadcast.w, before), own)
-        return points, distances(points, broadcast.w)
-
-    def _probe_points(self, w: Float32, before: Broadcast) -> Float32:
-        """Points a step's length from w, to measure β_i between, [nodes, parameters].
-
-        Each lies where the gradient changed the most the last time: done again and again, as in power iteration, this
-        turns to the steepest direction of all. The first time it lies where w came from.
-        """
-        way = (w - with_statistics_of(w, before.w, self.model.statistics)) / np.float32(max(1, before.effective))
-        if self._steepest is None:
-            return np.repeat((w + way)[None], len(self.shards), axis=0)
-        length = np.linalg.norm(way.astype(np.float64))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            direction = self._steepest / norms(self._steepest)[:, None]
-        return np.asarray(w + length * np.where(np.isfinite(direction), direction, 0), np.float32)
+        w, steps = broadcast.w, np.float32(max(1, before.effective))
+        way = (w - with_statistics_of(w, before.w, self.model.statistics)) / steps
+        points = np.where(same[:, None], probe_points(w, way, self._steepest, len(own)), own)
+        return points, norms(points, w)
 
     def _follow_best(self, broadcast: Broadcast) -> None:
         """Keeps our copy of w^f, and of its loss where that is always the same."""
@@ -221,6 +230,7 @@ class Fleet:
 
     def _start_of(self, broadcast: Broadcast) -> Float32:
         """Where gradients start from in a round: w(t₀), and as much of the last way as is gone once more."""
+        self._before = None
         if not broadcast.momentum:
             return broadcast.w
         last, catch_up = self._broadcast, broadcast.catch_up
@@ -231,6 +241,7 @@ class Fleet:
             before = last.w
         if before is None:
             raise PeerError(f"round {broadcast.round} goes on from a w that this node does not know")
+        self._before = before
         return gone_on(broadcast.w, before, broadcast.momentum, self.model.statistics)
 
     def _search(self, w: Float32, indices: BatchIndices) -> Float64:
@@ -246,7 +257,7 @@ class Fleet:
             return  # all was learned at the end that was not the last
         if correction is None or last is None or last.drift is None or self._w is None:
             mean = np.zeros_like(broadcast.w) if catch_up is None or catch_up.mean is None else catch_up.mean
-            self._correction = Correction.first(len(self.shards), mean)
+            self._correction, self._learned = Correction.first(len(self.shards), mean), False
             return
         if not missed:
             assert self._start is not None
@@ -258,7 +269,7 @@ class Fleet:
         else:
             mean = catch_up.mean
             correction = correction.forget() if catch_up.since > last.round else correction
-        self._correction = correction.with_mean(mean)
+        self._correction, self._learned = correction.with_mean(mean), False
 
     def update(self) -> None:
         """τ local updates, eq. (4); with τ=0 the loss at w."""
@@ -271,11 +282,10 @@ class Fleet:
                 self._best_losses = self.model.losses(best[None], self.shards, self._indices)
         else:
             descent = self._descend(broadcast, self._indices, best)
-            self._sent, w = self._sent.next(broadcast.compress or "none", descent.w, broadcast.w)
-            self._descent = replace(descent, w=w)
-            self._losses, self._best_losses = self._descent.losses, self._descent.best_losses
-            self._w = self._descent.w
-            self._learn_drift(broadcast, self._w)
+            self.sent, w = self.sent.next(broadcast.compress or "none", descent.w, broadcast.w)
+            self._descent, self._w = replace(descent, w=w), w
+            self._losses, self._best_losses = descent.losses, descent.best_losses
+            self._learn_drift(broadcast, w)
         if self._evidence is not None:
             self._losses, self._best_losses = self._evidence.losses, self._evidence.best_losses
         if self._best_losses is None:
@@ -285,8 +295,9 @@ class Fleet:
 
     def _descend(self, broadcast: Broadcast, indices: BatchIndices, best: Float32 | None) -> Descent:
         eta, start = broadcast.eta, self._start
-        own, scale = self._own_steps(broadcast), None
-        if own is not None:
+        own = scale = None
+        if self._searched is not None and broadcast.round == 1:
+            own = own_steps(self._searched, eta)
             scale = np.float32(eta) / own
         descent = self._local_updates(broadcast, indices, eta if own is None else own, best)
         if broadcast.work is not None:
@@ -295,12 +306,10 @@ class Fleet:
         if scale is None or start is None:
             return descent
         with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged
-            scaled: Float32 = start + scale[:, None] * (descent.w - start)
+            scaled: Float32 = descent.w - start
+            scaled *= scale[:, None]
+            scaled += start
         return replace(descent, w=with_statistics_of(descent.w, scaled, self.model.statistics))
-
-    def encoded(self, report: Report) -> bytes:
-        """The vectors of the last report, as they are sent."""
-        return self._sent.encoded(report)
 
     def _local_updates(
         self, broadcast: Broadcast, indices: BatchIndices, eta: float | Float32, best: Float32 | None
@@ -315,14 +324,6 @@ class Fleet:
 
         return descend_near(update, w, indices, proximal, self._shift(), model.statistics)
 
-    def _own_steps(self, broadcast: Broadcast) -> Float32 | None:
-        """η_i of each node in the first round, [nodes], where it is searched for."""
-        if self._searched is None or broadcast.round > 1:
-            return None
-        known = np.isfinite(self._searched) & (self._searched > 0)
-        steps = np.divide(1.0, self._searched, where=known, out=np.full(len(known), broadcast.eta))
-        return np.asarray(steps, np.float32)
-
     def _learn_drift(self, broadcast: Broadcast, own: Float32) -> None:
         """c_i of this interval."""
         if broadcast.drift is None or self._correction is None or self._start is None:
@@ -330,12 +331,18 @@ class Fleet:
         own = with_statistics_of(self._start, own, self.model.statistics)
         gradients = mean_gradient(self._start, own, broadcast.span)
         self._correction = self._correction.learn(gradients, broadcast.drift)
+        self._learned = self._correction.own is gradients
 
     def report(self) -> Report:
-        if self._broadcast is None or self._losses is None or self._best_losses is None:
+        if self._broadcast is None or self._indices is None or self._losses is None or self._best_losses is None:
             raise LocalError("report comes after update")
-        broadcast, descent = self._broadcast, self._descent
-        report = Report(broadcast.round, self.numbers, self.shards.size, self._losses, self._best_losses)
+        report = self._report(self._broadcast, self._losses, self._best_losses)
+        self._indices = self._descent = self._local = self._evidence = None  # what a fleet remembers has fewer vectors
+        return report
+
+    def _report(self, broadcast: Broadcast, losses: Float64, best_losses: Float64) -> Report:
+        descent = self._descent
+        report = Report(broadcast.round, self.numbers, self.shards.size, losses, best_losses)
         if descent is None:
             return report
         report, wanted = replace(report, w=descent.w), broadcast.report_fields
@@ -345,7 +352,7 @@ class Fleet:
         if "gradients" in wanted:
             shift = self._correcting()
             gradients = descent.gradients if shift is None else descent.gradients + shift
-            self._sent, gradients = self._sent.with_gradients(gradients)
+            self.sent, gradients = self.sent.with_gradients(gradients)
             report = replace(report, gradients=gradients)
         if "plain" in wanted and self._correction is not None:
             report = replace(report, plain=self._correction.plain, corrected=self._correction.corrected)
@@ -360,8 +367,8 @@ class Fleet:
             if self._evidence is not None:
                 losses, gradients = self._evidence.loss_change, self._evidence.steepest
             elif self._local is not None:
-                losses = np.abs(self._local.losses - descent.losses)
-                gradients = self._local.gradients - descent.gradients
+                losses = np.abs(self._local[0] - descent.losses)
+                gradients = self._local[1] - descent.gradients
             else:
                 none = np.full(len(self.shards), np.nan)
                 return none, none if self._searched is None else self._searched
@@ -378,9 +385,8 @@ class Fleet:
         if broadcast.work is None:
             going_on: Float32 = (broadcast.w - start) / np.float32(broadcast.eta * broadcast.tau)
             return np.repeat(going_on[None], len(self.shards), axis=0) if shift is None else shift + going_on
-        going_on = (broadcast.w - start) / (np.float32(broadcast.eta) * np.array(broadcast.work.updates, np.float32))[
-            :, None
-        ]
+        spans = np.float32(broadcast.eta) * np.array(broadcast.work.updates, np.float32)
+        going_on = (broadcast.w - start) / spans[:, None]
         return going_on if shift is None else shift + going_on
 
     def _correcting(self) -> Float32 | None:

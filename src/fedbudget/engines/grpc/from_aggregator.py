@@ -5,7 +5,7 @@ A broadcast's fields are sent in the order of the dataclass (layout.py), and the
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,10 +47,8 @@ def pack_broadcast(
         as they are when not given.
     """
     numbers, arrays = _LAYOUT.encode(broadcast if catch_up else replace(broadcast, catch_up=None))
-    vectors = b"".join(
-        differences[name] if name in differences else compression.encode("none", array)
-        for name, array in arrays.items()
-    )
+    parts = [differences[name] if name in differences else compression.raw(array) for name, array in arrays.items()]
+    vectors = b"".join(parts) if len(parts) > 1 else parts[0]
     message = pb.Broadcast(base_round=base_round, numbers=numbers, difference=bool(differences), **first_part(vectors))
     return [pb.FromAggregator(broadcast=message).SerializeToString(), *more_parts(_MORE, vectors)]
 
@@ -66,15 +64,16 @@ class EncodedBroadcast:
 
     Args:
       values: all but its vectors, as layout.py has them.
-      kinds: how its vectors are encoded, as they follow each other in `data`.
+      kinds: how its vectors are encoded.
       difference: whether w is told as the difference to the w before.
+      vectors: the bytes of each.
     """
 
     base_round: int
     values: tuple[Any, ...]
     kinds: Mapping[str, Kind]
     difference: bool
-    data: bytearray
+    vectors: Sequence[bytearray]
     task: Task
 
     @property
@@ -95,11 +94,9 @@ class EncodedBroadcast:
         return RoundRequest(broadcast, self.base_round)
 
     def _arrays(self, before: Float32 | None) -> dict[str, Float32]:
-        d, start = self.task.parameters, 0
         arrays: dict[str, Float32] = {}
-        for name, kind in self.kinds.items():
-            arrays[name] = decode_vector(kind, self.data, start, d)
-            start += compression.encoded_size(kind, d)
+        for (name, kind), data in zip(self.kinds.items(), self.vectors, strict=True):
+            arrays[name] = decode_vector(kind, data, self.task.parameters)
         if self.difference:
             if before is None:
                 raise PeerError("a difference to parameters that were never told")
@@ -167,9 +164,9 @@ class AggregatorReader:
         kinds: dict[str, Kind] = dict.fromkeys(names, "none")
         if difference:
             kinds |= dict.fromkeys(set(_DIFFERENCES) & kinds.keys(), _LAYOUT.value(values, "compress") or "none")
-        size = sum(compression.encoded_size(kind, task.parameters) for kind in kinds.values())
-        self._vectors = VectorBytes(size, message.size, message.vectors, _MORE)
-        self._broadcast = EncodedBroadcast(message.base_round, values, kinds, difference, self._vectors.data, task)
+        sizes = [compression.encoded_size(kind, task.parameters) for kind in kinds.values()]
+        self._vectors = VectorBytes(sizes, message.size, message.vectors, _MORE)
+        self._broadcast = EncodedBroadcast(message.base_round, values, kinds, difference, self._vectors.vectors, task)
 
     def _finish(self) -> EncodedBroadcast | None:
         if self._vectors is None or not self._vectors.complete:

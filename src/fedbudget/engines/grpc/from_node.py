@@ -37,7 +37,9 @@ def pack_refusal(reason: str) -> list[bytes]:
     return [pb.FromNode(refusal=reason[:_LONG_REASON]).SerializeToString()]
 
 
-def pack_report(report: Report, costs: NodeCosts, vectors: bytes, tallies: Sequence[Tally] = ()) -> list[bytes]:
+def pack_report(
+    report: Report, costs: NodeCosts, vectors: bytes | memoryview, tallies: Sequence[Tally] = ()
+) -> list[bytes]:
     """A report whose vectors are encoded already."""
     numbers = [getattr(report, name) for name in NUMBERS]
     message = pb.Report(
@@ -103,8 +105,8 @@ class NodeReader:
         due = 8 * len(nodes) * len(report_numbers(broadcast))
         if len(report.numbers) != due:
             raise PeerError(f"{len(report.numbers)} bytes of numbers where there should be {due}")
-        size = len(report_vectors(broadcast)) * len(nodes) * compression.encoded_size(kind, broadcast.w.size)
-        self._vectors = VectorBytes(size, report.size, report.vectors, _MORE)
+        sizes = [len(nodes) * compression.encoded_size(kind, broadcast.w.size) for _ in report_vectors(broadcast)]
+        self._vectors = VectorBytes(sizes, report.size, report.vectors, _MORE)
         report.ClearField("vectors")  # they were copied
         self._report = report
         self._expects = "more of a report"
@@ -112,20 +114,21 @@ class NodeReader:
     def _finish(self) -> Answer | None:
         if self._report is None or self._vectors is None or not self._vectors.complete or self._asked is None:
             return None
-        answer = _read_report(self._report, self._vectors.data, *self._asked)
+        answer = _read_report(self._report, self._vectors.vectors, *self._asked)
         self._report = self._vectors = self._asked = None
         self._expects = "nothing"
         return answer
 
 
-def _read_report(report: pb.Report, data: bytearray, broadcast: Broadcast, nodes: Int64, sizes: Int64) -> Answer:
+def _read_report(
+    report: pb.Report, encoded: Sequence[bytearray], broadcast: Broadcast, nodes: Int64, sizes: Int64
+) -> Answer:
     """A report, with all that was asked for and nothing else."""
     n, d, kind = len(nodes), broadcast.w.size, broadcast.compress or "none"
     numbers = np.frombuffer(report.numbers, "<f8").astype(np.float64).reshape(-1, n)
-    size = n * compression.encoded_size(kind, d)
     vectors = {
-        name: decode_vector(kind, data, index * size, d, n).reshape(n, d)
-        for index, name in enumerate(report_vectors(broadcast))
+        name: decode_vector(kind, data, d, n).reshape(n, d)
+        for name, data in zip(report_vectors(broadcast), encoded, strict=True)
     }
     if "w" in vectors and kind != "none":
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found in the result

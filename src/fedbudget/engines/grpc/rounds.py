@@ -24,6 +24,9 @@ from fedbudget.resources import most_within
 _NOT_FINITE = 3  # reports in a row that are not finite, until their node is dropped
 _NEVER = 1e6  # seconds that no timer waits for
 
+_Packed = dict[tuple[int, ...], list[bytes]]
+"""The broadcast to those that were in the round before, by how many updates they make."""
+
 
 class Rounds:
     """One round after the other.
@@ -40,8 +43,6 @@ class Rounds:
         self.pending: PendingRound[str] | None = None
         self._thread = thread
         self._compressor = compressor
-        # The broadcast to those that were in the round before, by how many updates they make.
-        self._packed: dict[tuple[int, ...], list[bytes]] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._error: Exception | None = None  # what went wrong on our side
         self._finished: concurrent.futures.Future[CollectedRound] | None = None
@@ -75,7 +76,6 @@ class Rounds:
             resting=self.members.with_any(resting),
         )
         self.pending.stopped = self._stopped  # an interruption between two rounds is not lost
-        self._packed = {}
         try:
             self._ask_idle(self.pending)
         except Exception as error:
@@ -152,16 +152,17 @@ class Rounds:
 
     def _ask_idle(self, pending: PendingRound[str]) -> None:
         """All that are idle, and have not answered in this round."""
+        packed: _Packed = {}
         for peer in self.peers:
             if peer.idle and pending.can_ask(peer.name):
-                self._ask(pending, peer)
+                self._ask(pending, peer, packed)
         if self.own is not None and not self.own.busy and pending.can_ask(OWN):
             pending.ask(OWN, OWN)
             member = self.members[OWN]
             request = RoundRequest(pending.broadcast.to(member.numbers), member.base_round)
             self.own.ask(request, partial(self._receive_own, pending.broadcast.round))
 
-    def _ask(self, pending: PendingRound[str], peer: Peer) -> None:
+    def _ask(self, pending: PendingRound[str], peer: Peer, packed: "_Packed") -> None:
         broadcast, member = pending.broadcast, self.members[peer.name]
         peer.asked, peer.asked_at = broadcast.round, self._thread.loop.time()
         pending.ask(peer.name, peer.hello.instance)
@@ -173,10 +174,10 @@ class Rounds:
             return
         differences = self._compressor.differences(broadcast) if base_round else {}
         updates = () if broadcast.work is None else broadcast.work.updates
-        if updates not in self._packed:
-            self._packed[updates] = pack_broadcast(broadcast, base_round, catch_up=False, differences=differences)
+        if updates not in packed:
+            packed[updates] = pack_broadcast(broadcast, base_round, catch_up=False, differences=differences)
         self.counters.saved += sum(4 * broadcast.w.size - len(difference) for difference in differences.values())
-        self.peers.send(peer, self._packed[updates])
+        self.peers.send(peer, packed[updates])
 
     def _receive_own(self, asked: int, answer: "asyncio.Future[Answer]") -> None:
         error = answer.exception()
@@ -206,9 +207,8 @@ class Rounds:
         collected = pending.close(self.members, {peer.name: peer.hello.instance for peer in self.peers})
         for name, doubts in collected.doubts.items():
             if not self.members[name].doubted:
-                LOG.warning(
-                    "%s says of %s what is out of all proportion; the others' is taken", name, ", ".join(doubts)
-                )
+                said = ", ".join(doubts)
+                LOG.warning("%s says of %s what is out of all proportion, and is not believed in that", name, said)
                 self.members[name].doubted = True
         for name in pending.answers:
             member, peer = self.members[name], self.peers.get(name)

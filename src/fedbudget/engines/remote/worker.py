@@ -163,6 +163,8 @@ class Worker:
             raise LocalError("an answer comes after a welcome")
         self.limits.require_round(request.broadcast)
         past = self._standing(request.base_round)
+        back = rounds_ahead(self._task.parameters) + 2  # the most to go back: what is not on disk, one before, this one
+        self._standings = [standing for standing in self._standings if standing.round <= past.round][-back:]
         fleet = past.fleet.fork()
         with self._working():
             report, costs = self._round(fleet, request.broadcast)
@@ -173,16 +175,16 @@ class Worker:
             costs = replace(costs, evaluation=evaluation)
             self._last_report = self._counters.read()
         self.made += 1
-        back = rounds_ahead(self._task.parameters) + 2  # the most to go back: what is not on disk, one before, this one
-        kept = [standing for standing in self._standings if standing.round <= past.round][-back:]
-        self._standings = [*kept, _Standing(request.broadcast.round, fleet, request.broadcast.w)]
+        if not rounds_ahead(self._task.parameters):
+            fleet.compact()
+        self._standings.append(_Standing(request.broadcast.round, fleet, request.broadcast.w))
         return Answer(report, costs, tallies)
 
-    def encode(self, report: Report) -> bytes:
+    def encode(self, report: Report) -> bytes | memoryview:
         """The vectors of the last report as they are sent."""
         if not self._standings or self._standings[-1].round != report.round:
             raise LocalError("what is encoded is the last report")
-        return self._standings[-1].fleet.encoded(report)
+        return self._standings[-1].fleet.sent.encoded(report)
 
     @contextmanager
     def _working(self) -> Iterator[None]:
