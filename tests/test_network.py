@@ -21,7 +21,14 @@ from fedbudget.models import TorchModel
 from fedbudget.result import Result
 from support.processes import made
 
-ASKED: dict[str, Any] = {"budget": "time=1000000s", "tau": 4, "rounds": 5, "seed": 3, "batch_size": 8}
+ASKED: dict[str, Any] = {
+    "budget": "time=1000000s",
+    "tau": 4,
+    "rounds": 5,
+    "seed": 3,
+    "batch_size": 8,
+    "compress": "none",
+}
 LONG = 60.0  # seconds that nothing takes
 
 

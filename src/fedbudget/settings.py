@@ -174,7 +174,7 @@ class Settings:
         "method",
         shown="by-speed where τ is adaptive and drift corrected",
     )
-    participation: Chance = option(1.0, "The chance of a node to take part in a round, simulated.", "method", _COMPARE)
+    participation: Chance = option(1.0, "The chance of a node to be asked in a round.", "method")
     attack: AttackName | None = option(
         None, "What some nodes do to the run: sign-flip, scale, noise or label-flip.", "method", _RUN, shown="nothing"
     )
@@ -256,7 +256,7 @@ class Settings:
         shown="from what rounds took",
     )
     compress: Compression | None = option(
-        None, "How parameters are sent: none, 16-bit, 8-bit, or auto.", "network", _NETWORK, shown="none"
+        None, "How parameters are sent: none, 16-bit, 8-bit, or auto.", "network", shown="auto; simulated, none"
     )
     max_share: Chance | None = option(
         None, "The most of the average that one node may be.", "network", _NETWORK, shown="0.5, of three or more"
@@ -279,8 +279,10 @@ class Settings:
 
             Partition.parse(self.partition)
         if self.method not in FEDERATED:
-            if self.drift_correction or self.delta or self.participation != 1:
-                raise UserError(f"{self.method} descent has no `drift_correction`, `delta` or `participation`")
+            if self.drift_correction or self.delta or self.participation != 1 or self.compress not in (None, "none"):
+                raise UserError(
+                    f"{self.method} descent has no `drift_correction`, `delta`, `participation` or `compress`"
+                )
             if self.update or self.step_fall or self.proximal or self.combine or self.attack:
                 raise UserError(
                     f"{self.method} descent has no `update`, `combine`, `attack`, `step_fall` or `proximal`"

@@ -47,8 +47,8 @@ class TestARun:
             ({"method": "centralized", "step-size": "auto"}, r"app.config\]: centralized descent needs a step-size"),
             ({"budget": "time=60s,love=3"}, "love"),
             ({"method": "centralized"}, "has no nodes; use accelerated, frugal or paper"),
-            ({"compress": "8-bit"}, "compress is not for Flower"),
-            ({"participation": 0.5}, "participation is simulated"),
+            ({"compress": "7-bit"}, "compress must be none, 16-bit, 8-bit or auto"),
+            ({"participation": 1.5}, "participation"),
             ({"out": 7}, "out = 7 must be a text"),
         ],
     )

@@ -80,6 +80,7 @@ def test_a_private_run() -> None:
         pytest.param({"method": "accelerated", "rounds": 8}, id="accelerated"),
         pytest.param({"participation": 0.3, "rounds": 10}, id="absent", marks=pytest.mark.slow),
         pytest.param({"speeds": "lognormal:1.0", "rounds": 8}, id="by speed"),
+        pytest.param({"method": "accelerated", "compress": "8-bit", "rounds": 8}, id="fewer bits"),
     ],
 )
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "paper": {"method": "paper", "tau_max": 8},
     "mini-batches": {"batch_size": 8, "tau_max": 8, "budget": ["time=3s", "bytes=1MB"]},
     "absences": {"participation": 0.5, "tau_max": 8},
+    "fewer bits": {"compress": "8-bit", "batch_size": 8, "tau_max": 8},
     "by speed": {"speeds": "lognormal:1.0", "participation": 0.8, "tau_max": 8},
     "own rule": {"update": ServerMomentum(0.5), "batch_size": 8},
     "rule by name": {"update": "fedadam", "server_step_size": 0.05, "tau": 4, "step_size": 0.1, "step_fall": 0.5},

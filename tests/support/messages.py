@@ -11,10 +11,10 @@ from fedbudget.arrays import Float32
 from fedbudget.data.moments import Moments
 from fedbudget.engines.grpc.from_aggregator import AggregatorReader, pack_welcome
 from fedbudget.engines.grpc.from_node import NodeReader
-from fedbudget.engines.remote.compression import KINDS, Kind, decode, encode
 from fedbudget.engines.remote.messages import Welcome
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.models.description import ModelDescription, TensorDescription
+from fedbudget.protocol.compression import KINDS, Kind, decode, encode
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, Report, Request
 from fedbudget.resources.usage import NodeCosts, Reading
 
@@ -127,7 +127,8 @@ def as_received(report: Report, broadcast: Broadcast, kind: Kind) -> tuple[Repor
 
 
 def _decoded(kind: Kind, data: bytes, like: Float32) -> Float32:
-    return decode(kind, data, like.size).reshape(like.shape)
+    rows, count = like.shape
+    return decode(kind, data, count, rows).reshape(like.shape)
 
 
 def welcomed(task: Task = TASK) -> AggregatorReader:
@@ -138,7 +139,7 @@ def welcomed(task: Task = TASK) -> AggregatorReader:
 
 def expecting(broadcast: Broadcast, n: int, kind: Kind = "none") -> NodeReader:
     reader = NodeReader()
-    reader.expect_report(broadcast, np.arange(n) + 7, np.arange(n) + 10, kind)
+    reader.expect_report(replace(broadcast, compress=kind), np.arange(n) + 7, np.arange(n) + 10)
     return reader
 
 

@@ -23,13 +23,13 @@ from fedbudget.engines.grpc import node as node_module
 from fedbudget.engines.grpc.node import run_node
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import Tokens
-from fedbudget.engines.remote.compression import BroadcastCompressor, Kind
 from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.engines.remote.task import Task, agree
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.aggregator import Aggregator, Outcome
+from fedbudget.protocol.compression import BroadcastCompressor, Kind
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method
 from fedbudget.spending import CarefulSpending, PaperSpending

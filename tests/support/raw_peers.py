@@ -16,9 +16,9 @@ from fedbudget.engines.grpc.from_aggregator import AggregatorReader, EncodedBroa
 from fedbudget.engines.grpc.from_node import pack_hello, pack_ready, pack_report
 from fedbudget.engines.grpc.stream import METHOD, NAME, TOKEN
 from fedbudget.engines.remote import wire_pb2 as pb
-from fedbudget.engines.remote.compression import encode
 from fedbudget.engines.remote.messages import Hello, report_numbers
 from fedbudget.engines.remote.task import SamplesDescription
+from fedbudget.protocol.compression import encode
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.resources.usage import NodeCosts
 from support.methods import bits

@@ -65,7 +65,14 @@ def test_every_example_is_run_above(path: Path) -> None:
 @pytest.mark.slow
 def test_a_network_of_ones_own_on_real_nodes_with_image_files_over_tls(tmp_path: Path) -> None:
     """The same w as in one process, to the bit; and under 25 lines of a person's own."""
-    trained: dict[str, Any] = {"tau": 3, "rounds": 6, "seed": 2, "batch_size": 25, "step_size": 0.05}
+    trained: dict[str, Any] = {
+        "tau": 3,
+        "rounds": 6,
+        "seed": 2,
+        "batch_size": 25,
+        "step_size": 0.05,
+        "compress": "none",
+    }
     options = [text for name, value in trained.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     real_nodes = EXAMPLES / "real_nodes"
     command = [sys.executable, str(real_nodes / "run.py"), str(tmp_path), "--budget", "time=1h", "--out", "run"]

@@ -54,7 +54,14 @@ def test_with_simulated_costs_all_is_the_same_as_in_one_process(
 @pytest.mark.parametrize("method", ["paper", "frugal"])
 @pytest.mark.parametrize("batch", ["full", 64])
 def test_with_a_fixed_tau_measured_costs_change_nothing_in_w(tmp_path: Path, method: str, batch: int | str) -> None:
-    options: dict[str, Any] = {"method": method, "tau": 7, "rounds": 15, "batch_size": batch, "seed": 4}
+    options: dict[str, Any] = {
+        "method": method,
+        "tau": 7,
+        "rounds": 15,
+        "batch_size": batch,
+        "seed": 4,
+        "compress": "none",
+    }
     run = local(tmp_path, "--costs", "measured", "--budget", "time=1h", *as_options(options))
     whole = train(dataset="digits", case=2, costs="measured", budget="time=1h", **options)
     assert_same_end(run, whole)

@@ -15,8 +15,9 @@ from fedbudget.engines.attack import Attack
 from fedbudget.engines.engine import Condition, Engine, Observer, Save
 from fedbudget.meters.meters import Meters
 from fedbudget.protocol.aggregator import Aggregator, Outcome
+from fedbudget.protocol.compression import Kind, saved_bytes
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, LocalError, Report
+from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, Report
 from fedbudget.protocol.state import AggregatorState, FleetState
 from fedbudget.protocol.sums import Reports
 from fedbudget.protocol.workload import NodeTimes
@@ -83,6 +84,7 @@ class SimulationEngine(Engine):
     Args:
       present: who takes part, where not all do.
       remembers: whether checkpoints hold what nodes remember; if not, nodes begin anew when the run goes on.
+      compress: how vectors would be sent.
     """
 
     aggregator: Aggregator
@@ -90,13 +92,14 @@ class SimulationEngine(Engine):
     meters: Meters
     present: Iterator[Flags] | None = None
     remembers: bool = True
+    compress: Kind = "none"
 
     def run(self, *, observe: Observer, interrupted: Condition = lambda: False, save: Save = lambda: None) -> Outcome:
         aggregator, meters, now = self.aggregator, self.meters, self.meters.counters().read
         message = aggregator.pending or aggregator.outcome or aggregator.start()
         mark = now()
         while isinstance(message, Broadcast):
-            broadcast = message
+            broadcast = message if self.compress == "none" else replace(message, compress=self.compress)
             report, took = self.nodes.answer(broadcast)
             whole = now() - mark
             mark += whole
@@ -153,9 +156,10 @@ class InProcessEngine(SimulationEngine):
         *,
         remembers: bool = True,
         attack: Attack | None = None,
+        compress: Kind = "none",
     ) -> None:
         nodes = InProcessNodes(meters.counters(), fleets, present, attack)
-        super().__init__(aggregator, nodes, meters, present, remembers)
+        super().__init__(aggregator, nodes, meters, present, remembers, compress)
 
 
 class InProcessNodes:
@@ -210,12 +214,9 @@ class InProcessNodes:
         took = now() - updating
         report = Report.merge([fleet.report() for fleet in fleets])
         self.took_part = report.nodes
-        nodes, informed = len(report.nodes), int(self._nodes[before & here].sum())
-        broadcasts = informed * broadcast.wire_bytes
-        if informed < nodes:
-            broadcasts += (nodes - informed) * broadcast.wire_bytes_with_catch_up
         readings = self._counters.readings(took, now() - began, max(1, broadcast.tau))
-        return report, NodeCosts(readings, nodes, broadcasts + report.wire_bytes, here=True)
+        wire_bytes = _wire_bytes(broadcast, report, informed=int(self._nodes[before & here].sum()))
+        return report, NodeCosts(readings, len(report.nodes), wire_bytes, here=True)
 
     def memory(self) -> tuple[NodeGroupState]:
         fleets = [fleet.memory().for_disk if met else None for fleet, met in zip(self._fleets, self.met, strict=True)]
@@ -230,6 +231,21 @@ class InProcessNodes:
             if known is not None:
                 fleet.recall(known)
         self.met, self._before = memory.met, memory.before
+
+
+def _wire_bytes(broadcast: Broadcast, report: Report, *, informed: int) -> int:
+    """What a round would take on the wire.
+
+    Args:
+      informed: how many of the nodes were in the round before, and need not be told what happened in it.
+    """
+    nodes, count, kind = len(report.nodes), broadcast.w.size, broadcast.compress or "none"
+    told = informed * broadcast.wire_bytes
+    if informed < nodes:
+        told += (nodes - informed) * broadcast.wire_bytes_with_catch_up
+    vectors = sum(getattr(report, name) is not None for name in VECTORS)
+    saved = saved_bytes(kind, nodes * vectors + informed * (1 + (broadcast.mean is not None)), count)
+    return told + report.wire_bytes - saved
 
 
 class Attendance(Iterator[Flags]):

@@ -12,7 +12,7 @@ from fedbudget.launch.method import build_method, require_known_workload
 from fedbudget.launch.node_data import dataset_to_test_on
 from fedbudget.launch.prepared import PreparedRun
 from fedbudget.launch.privacy import with_privacy
-from fedbudget.launch.task import NODES, agree_on_task, prepare_remote, warm_up
+from fedbudget.launch.task import NODES, agree_on_task, compression_of, prepare_remote, warm_up
 from fedbudget.models.description import describe
 
 
@@ -37,5 +37,7 @@ def on_flower(nodes: GridNodes, asked: FlowerRun) -> PreparedRun:
         method = replace(method, private=replace(method.private, nodes=number))
     meters = build_meters(settings, network=True)
     trials, delay = nodes.start(task, described), nodes.mailbox.round_trip
-    known: Any = {"task": task, "model": model, "test": table}
+    compress = compression_of(settings)
+    nodes.compressor.kind = "none" if compress == "auto" else compress
+    known: Any = {"task": task, "model": model, "test": table, "compressor": nodes.compressor}
     return prepare_remote(settings, method, meters, nodes, **known, trials=trials, delay=delay)

@@ -67,10 +67,6 @@ def read_run(config: Config, model: "OwnModel | None" = None) -> FlowerRun:
         raise UserError(f"{_WHERE}: {error.spelled(key)}") from None
     if settings.method not in FEDERATED:
         raise UserError(f"{_WHERE}: method = {settings.method!r} has no nodes; use {in_words(FEDERATED)}")
-    if settings.compress not in (None, "none"):
-        raise UserError(f"{_WHERE}: compress is not for Flower, whose messages carry arrays as they are")
-    if settings.participation != 1:
-        raise UserError(f"{_WHERE}: participation is simulated in one process only; here nodes are there or not")
     folder = None if out is None else Path(out).expanduser()
     if model is None:
         return FlowerRun(settings, folder, test)

@@ -18,10 +18,10 @@ from fedbudget.errors import UserError
 from fedbudget.launch.inputs import TrainingInputs, distribute, with_batch_size, with_nodes
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
-from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
+from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun, attendance
 from fedbudget.launch.privacy import with_privacy
 from fedbudget.launch.resume import require_engine, require_same_data
-from fedbudget.launch.simulate import attendance, build_fleets, recall, remember_nodes
+from fedbudget.launch.simulate import build_fleets, compressor_of, recall, remember_nodes
 from fedbudget.models.base import Model
 from fedbudget.option import in_words
 from fedbudget.resources.counters import ResourceCounters
@@ -75,11 +75,17 @@ def on_ray(
         began = time.perf_counter()
         trial = nodes.trial(trial_broadcast(method, w))
         trial_seconds = time.perf_counter() - began
-        statistics = inputs.model.statistics
+        compressor = compressor_of(settings)
         aggregator = build_aggregator(
-            method, meters, resumed or (w, trial), rounds=settings.rounds, statistics=statistics
+            method,
+            meters,
+            resumed or (w, trial),
+            rounds=settings.rounds,
+            quantize=compressor.quantize,
+            statistics=inputs.model.statistics,
         )
-        engine = SimulationEngine(aggregator, nodes, meters, present, remember_nodes(settings, inputs.model))
+        remembers = remember_nodes(settings, inputs.model)
+        engine = SimulationEngine(aggregator, nodes, meters, present, remembers, compressor.kind)
         if resumed is not None:
             recall(engine, resumed)
         inputs = replace(inputs, settings=settings)

@@ -10,12 +10,14 @@ from fedbudget.control import Controller
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.shards import Shards, Table
 from fedbudget.engines.engine import Engine
+from fedbudget.engines.in_process import Attendance
 from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import CombineRule
 from fedbudget.protocol.evaluation import EvaluationPoints
 from fedbudget.protocol.update import UpdateRule
+from fedbudget.randomness import Stream, generator
 from fedbudget.runs.checkpoint import Checkpoint, Conditions
 from fedbudget.runs.record import RoundRecord
 from fedbudget.runs.title import run_title
@@ -98,6 +100,13 @@ def evaluation_points(settings: Settings) -> EvaluationPoints:
     """When test samples are looked at in a run."""
     often = settings.keep == "best-on-test" or bool(settings.until)
     return EvaluationPoints(settings.evaluations * (_MORE_OFTEN if often else 1), often)
+
+
+def attendance(settings: Settings) -> Attendance | None:
+    """Says who takes part in which round, where not all do."""
+    assert settings.nodes is not None
+    rng = generator(settings.seed, Stream.ABSENCE)
+    return None if settings.participation == 1 else Attendance(settings.nodes, settings.participation, rng)
 
 
 def fingerprint(train: Table, test: Table | None) -> str:

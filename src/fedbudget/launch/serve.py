@@ -16,7 +16,6 @@ from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.service import PeerLimits
 from fedbudget.engines.grpc.tokens import TokenFile, check_name
 from fedbudget.engines.remote import descriptions
-from fedbudget.engines.remote.compression import BroadcastCompressor
 from fedbudget.engines.remote.engine import LARGE
 from fedbudget.engines.remote.members import Member
 from fedbudget.engines.remote.messages import Farewell
@@ -47,6 +46,7 @@ from fedbudget.models.base import Model
 from fedbudget.models.description import describe
 from fedbudget.option import in_words
 from fedbudget.persistence import keep_descriptors
+from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.resources.energy import energy_reader
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.record import RoundRecord

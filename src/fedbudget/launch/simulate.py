@@ -14,20 +14,20 @@ from fedbudget.engines.asynchronous import AsynchronousEngine, AsynchronousState
 from fedbudget.engines.attack import Attack, with_flipped_labels
 from fedbudget.engines.centralized import CentralizedEngine, CentralizedState
 from fedbudget.engines.engine import Engine
-from fedbudget.engines.in_process import Attendance, InProcessEngine, SimulationEngine, SimulationState
+from fedbudget.engines.in_process import InProcessEngine, SimulationEngine, SimulationState
 from fedbudget.errors import UserError, explained
 from fedbudget.launch.inputs import TrainingInputs, batch_of, distribute, with_batch_size
 from fedbudget.launch.meters import build_meters, drawn_speeds
 from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
-from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
+from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun, attendance
 from fedbudget.launch.privacy import with_privacy
 from fedbudget.launch.resume import recalling, require_engine, require_same_data
 from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
+from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.method import Method
-from fedbudget.randomness import Stream, generator
 from fedbudget.resources import round_usage
 from fedbudget.resources.usage import RoundUsage
 from fedbudget.runs.checkpoint import Checkpoint
@@ -96,13 +96,29 @@ def _engine(
         common: dict[str, Any] = {"w": w, "eta": eta, "batch": batch, "seed": settings.seed, "meters": meters}
         return None, _baseline(settings, inputs, shards, common, resumed)
     twin = Fleet(model, shards, batch=batch_of(settings), seed=settings.seed)
-    trial = round_usage([in_process.trial([twin], trial_broadcast(method, w), meters.counters())])
-    statistics = model.statistics
-    aggregator = build_aggregator(method, meters, resumed or (w, trial), rounds=settings.rounds, statistics=statistics)
+    compressor = compressor_of(settings)
+    first = replace(trial_broadcast(method, w), compress=None if compressor.kind == "none" else compressor.kind)
+    trial = round_usage([in_process.trial([twin], first, meters.counters())])
+    aggregator = build_aggregator(
+        method,
+        meters,
+        resumed or (w, trial),
+        rounds=settings.rounds,
+        quantize=compressor.quantize,
+        statistics=model.statistics,
+    )
     if meters.time.source == "measured":
         _rehearse(settings, method, (w, trial), Fleet(model, shards, batch=batch_of(settings), seed=settings.seed))
     fleets, remembers = build_fleets(settings, model, shards), remember_nodes(settings, model)
-    engine = InProcessEngine(aggregator, fleets, meters, attendance(settings), remembers=remembers, attack=attack)
+    engine = InProcessEngine(
+        aggregator,
+        fleets,
+        meters,
+        attendance(settings),
+        remembers=remembers,
+        attack=attack,
+        compress=compressor.kind,
+    )
     if resumed is not None:
         recall(engine, resumed)
     return aggregator, engine
@@ -168,6 +184,14 @@ def build_fleets(settings: Settings, model: Model, shards: Shards, first: int = 
     return [Fleet(model, part, batch=batch, seed=seed, numbers=[first + n for n in own]) for part, own in parts]
 
 
+def compressor_of(settings: Settings) -> BroadcastCompressor:
+    """How vectors would be sent; auto is 8 bits where bytes are budgeted, because no line is measured."""
+    compress = settings.compress or "none"
+    if compress == "auto":
+        compress = "8-bit" if "bytes" in settings.limits().limits else "none"
+    return BroadcastCompressor(compress)
+
+
 def attack_of(settings: Settings, nodes: int) -> Attack | None:
     """What some of so many nodes do to the run, if anything."""
     if settings.attack is None:
@@ -176,10 +200,3 @@ def attack_of(settings: Settings, nodes: int) -> Attack | None:
     if attackers >= nodes:
         raise UserError(f"`attackers` is {attackers} of {nodes} nodes: none would be honest")
     return Attack(settings.attack, nodes - attackers, settings.seed)
-
-
-def attendance(settings: Settings) -> Attendance | None:
-    """Says who takes part in which round, where not all do."""
-    assert settings.nodes is not None
-    rng = generator(settings.seed, Stream.ABSENCE)
-    return None if settings.participation == 1 else Attendance(settings.nodes, settings.participation, rng)

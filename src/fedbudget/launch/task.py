@@ -4,29 +4,32 @@ nodes that know their task a run is made.
 Every engine whose nodes are elsewhere comes through here, whatever carries its messages.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from fedbudget.arrays import Flags
 from fedbudget.control import AdaptiveTau, Controller, FixedTau
 from fedbudget.data.agreement import classes_of_some
 from fedbudget.data.shards import Table
-from fedbudget.engines.remote.compression import BroadcastCompressor, Compression
 from fedbudget.engines.remote.compression_choice import CompressionChoice
 from fedbudget.engines.remote.engine import RemoteEngine, RemoteNodes
 from fedbudget.engines.remote.members import OWN
+from fedbudget.engines.remote.participation import Participation
 from fedbudget.engines.remote.round_costs import believable_costs, evaluation_usage
 from fedbudget.engines.remote.tallies import expected_bytes
 from fedbudget.engines.remote.task import MOST_UPDATES, SamplesDescription, Task, agree
 from fedbudget.errors import UserError, flag
 from fedbudget.launch.inputs import batch_of, build_model, with_batch_size, with_model
 from fedbudget.launch.method import build_aggregator
-from fedbudget.launch.prepared import PreparedRun, evaluation_points
+from fedbudget.launch.prepared import PreparedRun, attendance, evaluation_points
 from fedbudget.meters.meters import Meters
 from fedbudget.models import catalogue
 from fedbudget.models.base import Model, loss_over
 from fedbudget.models.description import describe
 from fedbudget.protocol import tree
+from fedbudget.protocol.compression import BroadcastCompressor, Compression
 from fedbudget.protocol.messages import PeerError
 from fedbudget.protocol.method import Method
 from fedbudget.resources import round_usage
@@ -142,7 +145,7 @@ def model_for(settings: Settings, samples: SamplesDescription, own: Model | None
 
 
 def compression_of(settings: Settings) -> Compression:
-    return settings.compress or "none"
+    return settings.compress or "auto"
 
 
 def warm_up(model: Model, test: Table | None) -> None:
@@ -196,7 +199,8 @@ def prepare_remote(
     quantize, choice = None if compressor is None else compressor.quantize, None
     if compressor is not None and task.compress == "auto":
         measured = meters.time.source == "measured"
-        choice = CompressionChoice.first(compressor, budgeted="bytes" in meters.budget.limits, measured=measured)
+        budgeted = "bytes" in meters.budget.limits
+        choice = CompressionChoice.first(compressor, task.parameters, budgeted=budgeted, measured=measured)
     aggregator = build_aggregator(
         method, meters, start, rounds=settings.rounds, quantize=quantize, statistics=model.statistics
     )
@@ -210,6 +214,7 @@ def prepare_remote(
         points=evaluation_points(settings) if nodes_test else None,
         evaluation_seconds=evaluation_usage(trials, 0).seconds if nodes_test else 0.0,
         compression=choice,
+        participation=None if settings.participation == 1 else Participation(partial(_attendance, settings)),
     )
     return PreparedRun(
         settings=settings,
@@ -224,6 +229,13 @@ def prepare_remote(
         trial_seconds=trial.seconds,
         nodes_test=nodes_test,
     )
+
+
+def _attendance(settings: Settings) -> Iterator[Flags]:
+    """Who is asked in which round, as a simulated run would have it."""
+    drawn = attendance(settings)
+    assert drawn is not None
+    return drawn
 
 
 def _evaluation_costs(meters: Meters, task: Task, trials: Sequence[NodeCosts]) -> dict[str, float]:

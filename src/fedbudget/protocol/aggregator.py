@@ -122,7 +122,7 @@ class Aggregator:
       budget: what may be spent.
       expected: what a round is thought to cost before the first one has been made.
       rounds: the most rounds to make, besides the budget.
-      quantize: what nodes will hold of a new w; the w itself when left out.
+      quantize: what nodes will hold of vectors; these themselves when left out.
       statistics: how many of w's last numbers are running statistics, see statistics.py.
     """
 
@@ -215,7 +215,9 @@ class Aggregator:
             return self._answer(state.updated(phase=Phase.DONE, became_best=best))
         state = steps.with_times(state.updated(t=state.t + round(broadcast.effective)), broadcast, times)
         state, recover = steps.with_verdict(state, sums, adapts=method.step_size.adapts)
-        mean = None if recover else steps.combined(method.combine, report, sums)
+        combined = mean = None if recover else steps.combined(method.combine, report, sums)
+        if mean is not None:
+            mean = steps.unbiased(state, broadcast, mean)
         spent, before = progress(ledger, method.spending), progress(self.ledger, method.spending)
         inputs = StepSizeInputs(sums.largest_beta, spent, sums.mean_beta, best, max(0.0, spent - before))
         scale = steps.first_scale(method.step_size, state, broadcast, inputs)
@@ -232,6 +234,8 @@ class Aggregator:
             known = report if isinstance(report, Report) else sums.report
             anew = recover or report is not given  # or c would not be the mean of what nodes know of themselves
             state = steps.with_drift(state, state.drift, known, sums, broadcast, recover=anew, start=start)
+            if self._quantize is not None:
+                state = steps.with_bias(state, broadcast, None if recover else combined)
         round_ = self._round(state, broadcast, sums, kept=kept)
         round_ = replace(round_, work=WorkShares.of(broadcast, times), shortened=steps.changed(given, report))
         follow = method.step_size.recover if recover else method.step_size.next

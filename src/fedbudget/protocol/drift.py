@@ -43,6 +43,11 @@ or nothing.
 Where nodes go on with a part of the last move of w besides (messages.py, `momentum`), an interval starts from w(t₀) and
 that part: what nodes' gradients have done is the way from there, and w(t₀) stands for it in all of the above.
 
+Where fewer bits are sent (compression.py), c_i and c are made of what arrives. What nodes are told of w(t) is then not
+the mean of what they have told: c is off, and with it the mean of all shifts, by which everyone would go astray, in
+every round that follows. The aggregator knows it, s̄ ← α s̄ + P (w(t) - what is told of it) / ητ, and takes ητ α s̄ back
+from w(t) after the next interval; then what is left of it in c is of the last round alone.
+
 Where nodes make different numbers of updates (workload.py), what they report is as of τ_eff, which is τ in all of the
 above: (w(t₀) - w_i(t)) / ητ_eff is then what the τ_i updates of a node went along on average, and the proof holds.
 """

@@ -45,3 +45,9 @@ def first_steepness(model: Model, shards: Shards, indices: BatchIndices, w: Floa
     within = np.clip(steep, 1 / longest, 1 / steps[last])
     beta = np.where(short > 0, within, slopes[0])
     return np.where(lengths > 0, beta, np.nan)
+
+
+def own_steps(steepness: Float64, eta: float) -> Float32:
+    """η_i of each node in the first round, [nodes]: 1/β̂_i, or η where there is no β̂_i."""
+    known = np.isfinite(steepness) & (steepness > 0)
+    return np.asarray(np.divide(1.0, steepness, where=known, out=np.full(len(known), eta)), np.float32)

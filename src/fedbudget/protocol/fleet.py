@@ -25,6 +25,8 @@ of it, besides its step along the gradient. So gradients are those of where w wi
 
 Where nodes make different numbers of updates (workload.py), each makes its own, τ_i, and says where τ_eff of them would
 have taken it. All draw as many mini-batches as the node that makes most: so nodes draw the same, in one fleet or many.
+
+Where vectors are sent with fewer bits (compression.py), w_i is what will arrive of it, in all that follows here too.
 """
 
 import copy
@@ -37,9 +39,10 @@ from fedbudget.arrays import Float32, Float64
 from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards
 from fedbudget.models.base import Descent, Model
+from fedbudget.protocol.compression import SentVectors
 from fedbudget.protocol.drift import NOTHING, Correction, mean_gradient, next_mean
 from fedbudget.protocol.evidence import Evidence, gather, mini_batches, one_of
-from fedbudget.protocol.first_step import first_steepness
+from fedbudget.protocol.first_step import first_steepness, own_steps
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
 from fedbudget.protocol.norms import SAME, norms, slope
 from fedbudget.protocol.privacy import private_report
@@ -87,6 +90,7 @@ class Fleet:
         self._steepest: Float32 | None = None  # by how much ∇F_i changed there, [nodes, parameters]
         self._losses: Float64 | None = None  # F_i(w(t₀))
         self._best_losses: Float64 | None = None  # F_i(w^f)
+        self.sent = SentVectors()  # the last report's, where they are sent with fewer bits
 
     def fork(self) -> "Fleet":
         """Another fleet with the same memory, that goes its own way from here on; model and shards are shared."""
@@ -125,6 +129,7 @@ class Fleet:
             correction=self._correction,
             position=self.sampler.position,
             start=None if self._start is broadcast.w else self._start,
+            lost=self.sent.lost,
         )
 
     def recall(self, memory: FleetState) -> None:
@@ -137,6 +142,7 @@ class Fleet:
         self._best_known, self._steepest, self._correction = memory.best_known, memory.steepest, memory.correction
         self._start = memory.broadcast.w if memory.start is None else memory.start
         self._before, self._learned = None, False
+        self.sent = SentVectors(memory.lost)
         self.sampler.go_to(memory.position)
 
     def answer(self, broadcast: Broadcast) -> Report:
@@ -274,10 +280,11 @@ class Fleet:
             if best is not None:
                 self._best_losses = self.model.losses(best[None], self.shards, self._indices)
         else:
-            self._descent = self._descend(broadcast, self._indices, best)
-            self._losses, self._best_losses = self._descent.losses, self._descent.best_losses
-            self._w = self._descent.w
-            self._learn_drift(broadcast, self._w)
+            descent = self._descend(broadcast, self._indices, best)
+            self.sent, w = self.sent.next(broadcast.compress or "none", descent.w, broadcast.w)
+            self._descent, self._w = replace(descent, w=w), w
+            self._losses, self._best_losses = descent.losses, descent.best_losses
+            self._learn_drift(broadcast, w)
         if self._evidence is not None:
             self._losses, self._best_losses = self._evidence.losses, self._evidence.best_losses
         if self._best_losses is None:
@@ -287,7 +294,9 @@ class Fleet:
 
     def _descend(self, broadcast: Broadcast, indices: BatchIndices, best: Float32 | None) -> Descent:
         eta, start = broadcast.eta, self._start
-        own, scale = self._own_steps(broadcast), None
+        own = scale = None
+        if self._searched is not None and (broadcast.round == 1 or broadcast.private is not None):
+            own = own_steps(self._searched, eta)
         if own is not None and broadcast.private is None:
             scale = np.float32(eta) / own
         descent = self._local_updates(broadcast, indices, eta if own is None else own, best)
@@ -314,14 +323,6 @@ class Fleet:
             return model.descend(own, shards, one, eta, best if first else None, shift)
 
         return descend_near(update, w, indices, proximal, self._shift(), model.statistics)
-
-    def _own_steps(self, broadcast: Broadcast) -> Float32 | None:
-        """η_i of each node, [nodes], where it is searched for: in the first round, or in every one that is private."""
-        if self._searched is None or (broadcast.round > 1 and broadcast.private is None):
-            return None
-        known = np.isfinite(self._searched) & (self._searched > 0)
-        steps = np.divide(1.0, self._searched, where=known, out=np.full(len(known), broadcast.eta))
-        return np.asarray(steps, np.float32)
 
     def _learn_drift(self, broadcast: Broadcast, own: Float32) -> None:
         """c_i of this interval."""
@@ -352,7 +353,9 @@ class Fleet:
             report = replace(report, rho=rho, beta=beta)
         if "gradients" in wanted:
             shift = self._correcting()
-            report = replace(report, gradients=descent.gradients if shift is None else descent.gradients + shift)
+            gradients = descent.gradients if shift is None else descent.gradients + shift
+            self.sent, gradients = self.sent.with_gradients(gradients)
+            report = replace(report, gradients=gradients)
         if "plain" in wanted and self._correction is not None:
             report = replace(report, plain=self._correction.plain, corrected=self._correction.corrected)
         if "lasting" in wanted and self._correction is not None:
@@ -384,9 +387,8 @@ class Fleet:
         if broadcast.work is None:
             going_on: Float32 = (broadcast.w - start) / np.float32(broadcast.eta * broadcast.tau)
             return np.repeat(going_on[None], len(self.shards), axis=0) if shift is None else shift + going_on
-        going_on = (broadcast.w - start) / (np.float32(broadcast.eta) * np.array(broadcast.work.updates, np.float32))[
-            :, None
-        ]
+        spans = np.float32(broadcast.eta) * np.array(broadcast.work.updates, np.float32)
+        going_on = (broadcast.w - start) / spans[:, None]
         return going_on if shift is None else shift + going_on
 
     def _correcting(self) -> Float32 | None:

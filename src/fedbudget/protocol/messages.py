@@ -86,6 +86,11 @@ class Drift:
     share: float
     strength: float | None = None
 
+    @property
+    def used(self) -> float:
+        """The share of a shift that is used in this round; 0 where it is not corrected."""
+        return 0.0 if not self.correct else 1.0 if self.strength is None else self.strength
+
 
 @dataclass(frozen=True)
 class Work:

@@ -70,6 +70,7 @@ class AggregatorState(Generic[S, U]):
       times: what a local update takes at nodes, where faster ones make more of them.
       work: how many each makes in the round that was announced, where that is not τ for all.
       private: of the round that was announced, where rounds are private.
+      bias: the mean of nodes' shifts, [parameters], where vectors are sent with fewer bits (drift.py).
     """
 
     phase: Phase
@@ -100,6 +101,7 @@ class AggregatorState(Generic[S, U]):
     times: StepTimes | None = None
     work: Work | None = None
     private: Private | None = None
+    bias: Float32 | None = None
 
     @cached_property
     def broadcast(self) -> Broadcast:
@@ -163,13 +165,15 @@ class AggregatorState(Generic[S, U]):
             raise ValueError(f"w and best have shapes {self.w.shape} and {self.best.shape}")
         if not 0 <= self.statistics < self.w.size:
             raise ValueError(f"{self.statistics} statistics in {self.w.size} numbers")
-        if self.mean is not None and self.mean.shape != self.w.shape:
-            raise ValueError(f"w and mean have shapes {self.w.shape} and {self.mean.shape}")
+        for name in ("mean", "bias"):
+            if (vector := getattr(self, name)) is not None and vector.shape != self.w.shape:
+                raise ValueError(f"w and {name} have shapes {self.w.shape} and {vector.shape}")
         if self.before is not None and self.before.shape != self.w.shape:
             raise ValueError(f"w and the one before have shapes {self.w.shape} and {self.before.shape}")
         if not 0 <= self.momentum <= 1 or (self.momentum > 0) != (self.before is not None):
             raise ValueError(f"momentum is {self.momentum}")
-        if not all(np.isfinite(w).all() for w in (self.w, self.best, self.mean, self.before) if w is not None):
+        vectors = (self.w, self.best, self.mean, self.before, self.bias)
+        if not all(np.isfinite(vector).all() for vector in vectors if vector is not None):
             raise ValueError("w is not finite")
         self.ledger.require_possible()
         if self.estimates is not None and not (
@@ -206,6 +210,7 @@ class FleetState:
       correction: where drift is corrected.
       position: of the mini-batches.
       start: where the last updates started from, where that was not the broadcast's w, [parameters].
+      lost: what fewer bits did not tell of w_i(t), [n, parameters].
     """
 
     broadcast: Broadcast
@@ -217,6 +222,7 @@ class FleetState:
     correction: Correction | None
     position: Position
     start: Float32 | None = None
+    lost: Float32 | None = None
 
     @property
     def for_disk(self) -> "FleetState":

@@ -10,7 +10,7 @@ from fedbudget.arrays import Float32
 from fedbudget.control import Reason
 from fedbudget.errors import UserError
 from fedbudget.protocol.combine import CombineRule, averages, doubts
-from fedbudget.protocol.drift import Divergence, DriftState
+from fedbudget.protocol.drift import Divergence, DriftState, mean_gradient
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.statistics import with_statistics_of
@@ -20,7 +20,8 @@ from fedbudget.protocol.workload import NodeTimes
 from fedbudget.step_size import StepSize, StepSizeInputs
 
 Quantize = Callable[[Float32, Float32], Float32]
-"""What nodes will hold of a new w, from it and the w of the broadcast before."""
+"""What nodes will hold of a vector, from it and one that they know: of a new w, from the w of the broadcast before, and
+of what the w_i were combined to, from w."""
 
 _State = AggregatorState[Any, Any]
 
@@ -129,6 +130,8 @@ def moved(
     if w is mean:
         return state.updated(w=nodes_hold, mean=None, update=update), nodes_hold, recover
     told = mean if state.request.drift else None
+    if told is not None and quantize is not None:
+        told = quantize(told, nodes_hold)
     return state.updated(w=nodes_hold, mean=told, update=update), mean, recover
 
 
@@ -180,6 +183,27 @@ def with_drift(
     if after.coming.correct != drift.coming.correct:
         state = with_coming_delta(state, after)
     return state.updated(drift=after)
+
+
+def unbiased(state: _State, broadcast: Broadcast, mean: Float32) -> Float32:
+    """What the w_i(t) would have been combined to with shifts that cancel; see drift.py."""
+    used = 0.0 if broadcast.drift is None else broadcast.drift.used
+    return mean if state.bias is None or not used else mean + np.float32(used * broadcast.span) * state.bias
+
+
+def with_bias(state: _State, broadcast: Broadcast, mean: Float32 | None) -> _State:
+    """Knows the mean of the coming shifts, where nodes are not told all bits of what the w_i(t) were combined to.
+
+    Args:
+      mean: what they were.
+    """
+    told = state.w if state.mean is None else state.mean
+    if mean is None or told is mean or state.drift is None or broadcast.drift is None:
+        return state.updated(bias=None)
+    bias = np.float32(state.drift.coming.share) * mean_gradient(told, mean, -broadcast.span)
+    if state.bias is not None and broadcast.drift.used:
+        bias += np.float32(broadcast.drift.used) * state.bias
+    return state.updated(bias=with_statistics_of(np.zeros_like(bias), bias, state.statistics))
 
 
 def with_coming_delta(state: _State, drift: DriftState) -> _State:

@@ -30,6 +30,9 @@ class TestTheSameBits:
             {"method": "paper", "tau": "adaptive", "budget": "time=3s", "rounds": 12},
             {"method": "frugal", "tau": "adaptive", "budget": "time=3s", "rounds": 12},
             {"method": "accelerated", "tau": "adaptive", "budget": "time=3s", "rounds": 8, "speeds": "4,1,1"},
+            {"method": "accelerated", "compress": "8-bit"},
+            {"method": "paper", "compress": "16-bit"},
+            {"method": "accelerated", "participation": 0.6},
             pytest.param(
                 {"method": "paper", "model": "softmax", "drift_correction": True, "delta": "parameters"},
                 marks=pytest.mark.slow,

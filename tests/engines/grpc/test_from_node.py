@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from fedbudget.engines.grpc.from_node import NodeReader, pack_hello, pack_ready, pack_report
 from fedbudget.engines.remote import wire_pb2 as pb
-from fedbudget.engines.remote.compression import KINDS, ErrorFeedback
 from fedbudget.engines.remote.messages import Answer, Hello, Ready
 from fedbudget.engines.remote.task import SamplesDescription
+from fedbudget.protocol.compression import KINDS, with_feedback
 from fedbudget.protocol.messages import PeerError
 from fedbudget.resources.usage import NodeCosts
 from support.messages import (
@@ -64,15 +64,15 @@ def test_a_report(data: st.DataObject) -> None:
 
 
 def test_what_compression_lost_comes_with_the_next() -> None:
-    rng, feedback = np.random.default_rng(2), ErrorFeedback()
+    rng, lost = np.random.default_rng(2), None
     broadcast = a_broadcast(300, rng, NOTHING, round=1)
     report = report_to(broadcast, 2, rng)
     assert report.w is not None
     error = []
     for _ in range(2):
         reader = expecting(broadcast, 2, "8-bit")
-        vectors = feedback.send("8-bit", report.w - broadcast.w)
-        answer = reader.feed(pack_report(report, node_costs(1, 1), vectors)[0])
+        sent, lost = with_feedback("8-bit", report.w - broadcast.w, lost)
+        answer = reader.feed(pack_report(report, node_costs(1, 1), sent.to_bytes())[0])
         assert isinstance(answer, Answer)
         assert answer.report.w is not None
         error.append(answer.report.w.astype(np.float64) - report.w)

@@ -19,9 +19,9 @@ from fedbudget.engines.grpc.from_aggregator import (
     pack_welcome,
 )
 from fedbudget.engines.grpc.from_node import NodeReader, pack_hello, pack_ready, pack_report
-from fedbudget.engines.remote.compression import KINDS, Kind, encode
 from fedbudget.engines.remote.messages import Answer, Farewell, Hello, Ready, RoundRequest, Welcome
 from fedbudget.engines.remote.task import SamplesDescription, Task
+from fedbudget.protocol.compression import KINDS, Kind, encode
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report, Request
 from support.usage import node_costs
 
@@ -60,11 +60,11 @@ def report(kind: Kind) -> list[bytes]:
 
 
 def broadcasts(kind: Kind) -> list[list[bytes]]:
-    difference = encode(kind, W - BEFORE)
+    differences, said = {"w": encode(kind, W - BEFORE)}, replace(BROADCAST, compress=kind)
     return [
-        pack_broadcast(BROADCAST, 4, catch_up=False, difference=None),
-        pack_broadcast(BROADCAST, 4, catch_up=False, difference=difference),
-        pack_broadcast(BROADCAST, 2, catch_up=True, difference=None),
+        pack_broadcast(BROADCAST, 4, catch_up=False),
+        pack_broadcast(said, 4, catch_up=False, differences=differences),
+        pack_broadcast(BROADCAST, 2, catch_up=True),
     ]
 
 
@@ -81,7 +81,7 @@ def expecting_ready() -> NodeReader:
 def expecting_report(kind: Kind) -> Callable[[], NodeReader]:
     def make() -> NodeReader:
         reader = NodeReader()
-        reader.expect_report(BROADCAST, NUMBERS, SIZES, kind)
+        reader.expect_report(replace(BROADCAST, compress=kind), NUMBERS, SIZES)
         return reader
 
     return make

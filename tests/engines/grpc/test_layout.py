@@ -93,7 +93,7 @@ def test_a_new_field_of_a_broadcast_is_carried(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(from_aggregator, "_LAYOUT", MessageLayout(NewBroadcast, without={"request"}))
     w, velocity = np.zeros(3, np.float32), np.arange(3, dtype=np.float32)
     broadcast = NewBroadcast(1, w, 2, 0.1, NOTHING, False, False, momentum=0.9, velocity=velocity)
-    (message,) = pack_broadcast(broadcast, 0, catch_up=False, difference=None)
+    (message,) = pack_broadcast(broadcast, 0, catch_up=False)
     encoded = welcomed(replace(TASK, request=NOTHING)).feed(message)
     assert isinstance(encoded, EncodedBroadcast)
     arrived = encoded.request(None).broadcast

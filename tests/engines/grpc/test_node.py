@@ -308,7 +308,7 @@ def test_a_broadcast_that_cannot_be(other: dict[str, Any], reason: str, monkeypa
     monkeypatch.setattr(node_module, "_FIRST_WAIT", 0.001)
     start = aggregator().start()
     broadcast = replace(start, **{name: value for name, value in other.items() if hasattr(start, name)})
-    message = pb.FromAggregator.FromString(pack_broadcast(broadcast, 0, catch_up=False, difference=None)[0])
+    message = pb.FromAggregator.FromString(pack_broadcast(broadcast, 0, catch_up=False)[0])
     for name, value in other.items():
         if not hasattr(start, name):
             setattr(message.broadcast, name, value)

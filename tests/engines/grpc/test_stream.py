@@ -15,9 +15,9 @@ from fedbudget.engines.grpc.from_aggregator import AggregatorReader, EncodedBroa
 from fedbudget.engines.grpc.from_node import NodeReader, pack_hello, pack_report
 from fedbudget.engines.grpc.stream import LONGEST, PART
 from fedbudget.engines.remote import wire_pb2 as pb
-from fedbudget.engines.remote.compression import KINDS, Kind, encoded_size
 from fedbudget.engines.remote.messages import Answer, Hello, Welcome
 from fedbudget.engines.remote.task import SamplesDescription
+from fedbudget.protocol.compression import KINDS, Kind, encoded_size
 from fedbudget.protocol.messages import PeerError, Request
 from support.messages import EVERYTHING, NOTHING, TASK, a_broadcast, as_received, expecting, report_to, welcomed
 from support.methods import bits
@@ -44,7 +44,7 @@ def test_vectors_of_megabytes_come_in_parts(kind: Kind) -> None:
     assert answers[:-1] == [None] * (len(messages) - 1)
     assert bits(answers[-1]) == bits(Answer(expected, ONE))
 
-    messages = pack_broadcast(broadcast, 1, catch_up=True, difference=None)
+    messages = pack_broadcast(broadcast, 1, catch_up=True)
     assert len(messages) == -(-3 * 4 * d // PART)  # of three vectors
     other = welcomed(replace(TASK, parameters=d, request=request))
     *none, encoded = [other.feed(message) for message in messages]
@@ -57,7 +57,7 @@ SMALL = a_broadcast(3, np.random.default_rng(0), EVERYTHING)
 REPORT = pb.FromNode.FromString(pack_report(report_to(SMALL, 2, np.random.default_rng(0)), ONE, b"w" * 48)[0])
 HELLO = pb.FromNode.FromString(pack_hello(Hello("me", SamplesDescription((5,), (2, 3))))[0])
 WELCOME = pb.FromAggregator.FromString(pack_welcome(Welcome("run", TASK, (0, 1)))[0])
-BROADCAST = pb.FromAggregator.FromString(pack_broadcast(SMALL, 2, catch_up=True, difference=None)[0])
+BROADCAST = pb.FromAggregator.FromString(pack_broadcast(SMALL, 2, catch_up=True)[0])
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_another_report_before_the_end_of_one() -> None:
 
 
 def test_another_broadcast_before_the_end_of_one() -> None:
-    first, *_ = pack_broadcast(LARGE, 1, catch_up=False, difference=None)
+    first, *_ = pack_broadcast(LARGE, 1, catch_up=False)
     reader = welcomed(replace(TASK, parameters=PART, request=NOTHING))
     assert reader.feed(first) is None
     with pytest.raises(PeerError, match="'broadcast' where it was not expected"):

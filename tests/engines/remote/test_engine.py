@@ -268,8 +268,9 @@ def test_compression_costs_little_loss_and_saves_what_it_should() -> None:
     exact, nothing = trained("none")
     assert nothing == 0
     # 64 numbers take 256 bytes; with 16 bits 128, with 8 bits 64, and 4 for the scale of the one block.
-    # Each of three nodes is told w in all rounds but the first, the final one too, and reports it in all but the last.
-    vectors = 3 * (10 + 10)
+    # Each of three nodes is told w in all rounds but the first, the final one too, and what it would be without motion;
+    # and reports w in all but the last.
+    vectors = 3 * (10 + 10 + 10)
     cases: list[tuple[Compression, float, int]] = [("16-bit", 1e-3, 256 - 128 - 4), ("8-bit", 2e-2, 256 - 64 - 4)]
     for compress, margin, each in cases:
         loss, saved = trained(compress)

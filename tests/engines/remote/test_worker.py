@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from fedbudget.engines.remote import worker as worker_module
-from fedbudget.engines.remote.compression import Kind, decode
 from fedbudget.engines.remote.messages import RoundRequest, Welcome
 from fedbudget.engines.remote.task import rounds_ahead
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.aggregator import Outcome
+from fedbudget.protocol.compression import Kind, decode
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
 from fedbudget.resources.rapl import Rapl
 from fedbudget.resources.usage import Reading
@@ -117,17 +117,21 @@ def test_work_comes_after_a_welcome() -> None:
 
 @pytest.mark.parametrize("kind", ["16-bit", "8-bit"])
 def test_what_compression_lost_comes_with_the_next_report_also_after_going_back(kind: Kind) -> None:
-    broadcast, work = broadcasts("fixed"), started("fixed", kind)
+    work, exact = started("fixed", kind), started("fixed")
     lost = np.zeros((1, 6), np.float32)
-    for each in broadcast:
-        report = work.answer(RoundRequest(each, each.round - 1)).report
+    for each in broadcasts("fixed"):
+        asked = RoundRequest(replace(each, compress=kind), each.round - 1)
+        report = work.answer(asked).report
         sent = work.encode(report)
-        again = work.encode(work.answer(RoundRequest(each, each.round - 1)).report)
-        assert again == sent
+        assert work.encode(work.answer(asked).report) == sent
+        plain = exact.answer(RoundRequest(each, each.round - 1)).report
         assert report.w is not None
-        meant = report.w - each.w + lost
-        lost = meant - decode(kind, sent, 6).reshape(1, 6)
+        assert plain.w is not None
+        meant = plain.w - each.w + lost
+        told = decode(kind, sent, 6).reshape(1, 6)
+        lost = meant - told
         assert 0 < np.abs(lost).max() <= np.abs(meant).max() / 200
+        assert np.array_equal(report.w, each.w + told)  # what the node goes on with is what arrives
 
 
 # What a round took.
@@ -222,8 +226,8 @@ def test_all_hold_the_same_w_and_what_was_saved_is_counted(method: str, kind: Ki
         for work in works:
             assert bits(work.request) == bits(net.sent)
         # Six numbers of each vector: w in all reports, gradients in those of the paper's after the first, and w in all
-        # broadcasts after the first.
-        vectors = 5 + (4 if method == "paper" else 0) + 4
+        # broadcasts after the first, with what it would be without motion where there is some.
+        vectors = 5 + (4 if method in ("paper", "accelerated") else 0) + 4
         assert net.server.counters.saved == 3 * vectors * saved
         last = net.sent[-1].astype(np.float64)
     exact = without_network([[0, 1, 2]] * 5, method, batch=5)[-2]

@@ -10,7 +10,8 @@ another number: where it has the partition of a node that is gone, it is that no
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from flwr.app import Message, RecordDict
@@ -25,6 +26,7 @@ from fedbudget.engines.remote.task import SamplesDescription, Task, require_mode
 from fedbudget.errors import UserError, WorkError
 from fedbudget.models.description import ModelDescription
 from fedbudget.node_status import NodeStatus
+from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast, PeerError, Work
 from fedbudget.resources.usage import NodeCosts
 
@@ -68,6 +70,7 @@ class GridNodes:
     """
 
     def __init__(self, grid: Grid, run: str, max_share: float | None = None) -> None:
+        self.compressor = BroadcastCompressor("none")
         self.counters = Counters()
         self.members: Members[int] = Members(share=max_share)
         self.mailbox = Mailbox(grid, self.counters)
@@ -140,12 +143,22 @@ class GridNodes:
         return self.members.take_lost(coming, self.mailbox.online)
 
     def begin(
-        self, broadcast: Broadcast, *, least: int, timeout: float, left: float, needs_reports: bool = True
+        self,
+        broadcast: Broadcast,
+        *,
+        least: int,
+        timeout: float,
+        left: float,
+        needs_reports: bool = True,
+        resting: Collection[int] = (),
     ) -> None:
         now = time.monotonic()
+        if self.compressor.kind != "none":
+            broadcast = replace(broadcast, compress=self.compressor.kind)
         self.mailbox.keeps_errors = True  # from now on what Flower raises ends the run in order
         ends = now + timeout, now + left - POLL
-        self._pending = PendingRound(broadcast, least, *ends, needs_reports=needs_reports)
+        left_out = self.members.with_any(resting)
+        self._pending = PendingRound(broadcast, least, *ends, needs_reports=needs_reports, resting=left_out)
         self._ask(self._pending)
 
     def finish(self) -> CollectedRound:
@@ -203,7 +216,8 @@ class GridNodes:
             base_round, own = member.base_round, broadcast.to(member.numbers)
             if (base_round, own.work) not in requests:
                 catch_up = base_round != broadcast.round - 1
-                request = records.request_out(RoundRequest(own, base_round), catch_up=catch_up)
+                told = {} if catch_up or not base_round else self.compressor.differences(broadcast)
+                request = records.request_out(RoundRequest(own, base_round), catch_up=catch_up, differences=told)
                 requests[base_round, own.work] = request
             contents[node] = self._welcome(node)
             contents[node].update(requests[base_round, own.work])

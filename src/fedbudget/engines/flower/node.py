@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedbudget.engines.flower import records
-from fedbudget.engines.remote.messages import RoundRequest, Welcome
+from fedbudget.engines.remote.messages import Welcome
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
@@ -50,36 +50,39 @@ def reply(message: Message, context: Context, setup: Setup) -> Message:
     content, kind = message.content, message.metadata.message_type
     try:
         welcome = None if kind == "query.describe" else records.welcome_in(content)
-        request = None if kind.startswith("query") else records.request_in(content)
         node = setup(context)
         worker = Worker(node.data, device=node.device, model=node.model)
         if welcome is None:
             answer = records.hello_out(worker.hello(str(context.node_id)), node.partition)
-        elif request is None:
+        elif kind.startswith("query"):
             answer = records.costs_out(worker.start(welcome))
         else:
-            answer = _train(worker, welcome, request, context.state)
+            answer = _train(worker, welcome, content, context.state)
     except (UserError, PeerError) as error:
         answer = records.refusal_out(str(error))
     return Message(answer, reply_to=message)
 
 
-def _train(worker: Worker, welcome: Welcome, request: RoundRequest, state: RecordDict) -> RecordDict:
+def _train(worker: Worker, welcome: Welcome, content: RecordDict, state: RecordDict) -> RecordDict:
+    base_round = records.base_round_in(content)
     worker.accept(welcome)
     try:
         memories = recall(state, welcome)
         worker.recall(memories)
     except (LocalError, KeyError, ValueError) as error:
         return records.refusal_out(f"the memory cannot be read: {error}", lost=True)
-    if request.base_round not in (0, *memories):
-        reason = f"the memory cannot stand after round {request.base_round}, only after {sorted(memories)}"
+    if base_round not in (0, *memories):
+        reason = f"the memory cannot stand after round {base_round}, only after {sorted(memories)}"
         return records.refusal_out(reason, lost=True)
+    request = records.request_in(content, worker.w_after(base_round))
     if request.broadcast.tau > 0 and welcome.run not in _warm:
         worker.warm_up(request)
         _warm.add(welcome.run)
     answer = worker.answer(request)
     remember(state, welcome, worker.memories(_ROUNDS))
-    return records.answer_out(answer.report, answer.costs, answer.tallies)
+    fewer_bits = request.broadcast.compress not in (None, "none")
+    encoded = worker.encode(answer.report) if fewer_bits else None
+    return records.answer_out(answer.report, answer.costs, answer.tallies, encoded)
 
 
 def remember(state: RecordDict, welcome: Welcome, memories: dict[int, FleetState]) -> None:

@@ -15,18 +15,21 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedbudget.arrays import Float64, Int64
+from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.engines.remote import descriptions
 from fedbudget.engines.remote.costs import pack_costs, unpack_costs
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome, report_numbers, report_vectors
 from fedbudget.engines.remote.tallies import pack_tallies, unpack_tallies
 from fedbudget.models.tally import Tally
+from fedbudget.protocol.compression import decode, encoded_size
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, PeerError, Report
 from fedbudget.protocol.state import FleetState
 from fedbudget.protocol.structure import flatten, restore
 from fedbudget.resources.usage import NodeCosts
 
 _T = TypeVar("_T")
+_ENCODED = "encoded"  # vectors of a report, one after the other, with fewer bits
+NO_DIFFERENCES: Mapping[str, bytes] = {}
 
 
 def size(content: RecordDict) -> int:
@@ -83,35 +86,84 @@ def refusal_in(content: RecordDict) -> tuple[str, bool] | None:
 # A round.
 
 
-def request_out(request: RoundRequest, *, catch_up: bool) -> RecordDict:
+def request_out(
+    request: RoundRequest, *, catch_up: bool, differences: Mapping[str, bytes] = NO_DIFFERENCES
+) -> RecordDict:
     """A broadcast to nodes whose memory stands after the same round.
 
     Args:
       catch_up: whether they are told what they missed.
+      differences: w less the w that they know, and `mean` less w, where there is one, compressed.
     """
     broadcast = request.broadcast if catch_up else replace(request.broadcast, catch_up=None)
     arrays, numbers = _value_out(broadcast)
     numbers["base_round"] = request.base_round
-    return RecordDict({"vectors": arrays, "broadcast": numbers})
+    content = RecordDict({"vectors": arrays, "broadcast": numbers})
+    if differences:
+        content["vectors"] = ArrayRecord({name: array for name, array in arrays.items() if name not in differences})
+        content["differences"] = _arrays_out(
+            {name: np.frombuffer(data, np.uint8) for name, data in differences.items()}
+        )
+    return content
 
 
-def request_in(content: RecordDict) -> RoundRequest:
-    numbers = _config(content, "broadcast")
-    base_round = numbers.get("base_round")
+def base_round_in(content: RecordDict) -> int:
+    """The round after which a broadcast comes."""
+    base_round = _config(content, "broadcast").get("base_round")
     if not isinstance(base_round, int):
         raise PeerError("a broadcast that does not say after which round it comes")
+    return base_round
+
+
+def request_in(content: RecordDict, before: Float32 | None = None) -> RoundRequest:
+    """A broadcast.
+
+    Args:
+      before: the w that the node knows, [parameters].
+    """
+    base_round, arrays, differences = base_round_in(content), _arrays_in(content, "vectors"), {}
+    if "differences" in content.array_records:
+        differences = _arrays_in(content, "differences")
+        arrays |= dict.fromkeys(differences, np.empty(0, np.float32))
     try:
-        return RoundRequest(_value_in(Broadcast, _arrays_in(content, "vectors"), numbers), base_round)
+        broadcast = _value_in(Broadcast, arrays, _config(content, "broadcast"))
     except ValueError as error:
         raise PeerError(f"a broadcast that cannot be read: {error}") from None
+    return RoundRequest(_with_differences(broadcast, differences, before), base_round)
 
 
-def answer_out(report: Report, costs: NodeCosts, tallies: Sequence[Tally] = ()) -> RecordDict:
+def _with_differences(
+    broadcast: Broadcast, differences: Mapping[str, NDArray[Any]], before: Float32 | None
+) -> Broadcast:
+    """With w, and then with what is told as a difference to it."""
+    if not differences:
+        return broadcast
+    if before is None or broadcast.compress is None or not differences.keys() <= {"w", "mean"}:
+        raise PeerError("a difference to parameters that were never told")
+    for name in sorted(differences, reverse=True):
+        known = before if name == "w" else broadcast.w
+        told = decode(broadcast.compress, differences[name].tobytes(), before.size)
+        with np.errstate(over="ignore", invalid="ignore"):
+            broadcast = replace(broadcast, **{name: known + told})
+    return broadcast
+
+
+def answer_out(
+    report: Report, costs: NodeCosts, tallies: Sequence[Tally] = (), encoded: bytes | None = None
+) -> RecordDict:
+    """A report and what it cost.
+
+    Args:
+      encoded: its vectors, where they are sent with fewer bits.
+    """
     fields = {name: getattr(report, name) for name in (*NUMBERS, *VECTORS) if getattr(report, name) is not None}
     content = costs_out(costs)
     if tallies:
         content["tallies"] = ConfigRecord({"tallies": pack_tallies(tallies)})
-    content["vectors"] = _arrays_out({name: vector for name, vector in fields.items() if name in VECTORS})
+    vectors = {name: vector for name, vector in fields.items() if name in VECTORS}
+    if encoded is not None and vectors:
+        vectors = {_ENCODED: np.frombuffer(encoded, np.uint8)}
+    content["vectors"] = _arrays_out(vectors)
     numbers = {name: values.tolist() for name, values in fields.items() if name in NUMBERS}
     content["report"] = MetricRecord({"round": report.round, **numbers})
     return content
@@ -122,6 +174,8 @@ def answer_in(content: RecordDict, broadcast: Broadcast, nodes: Int64, sizes: In
     metrics, vectors = dict(content.metric_records.get("report", {})), _arrays_in(content, "vectors")
     if metrics.pop("round", None) != broadcast.round:
         raise PeerError(f"a report that is not of round {broadcast.round}")
+    if _ENCODED in vectors and broadcast.compress not in (None, "none"):
+        vectors = _decoded(vectors[_ENCODED].tobytes(), broadcast, len(nodes))
     for names, asked in ((metrics, report_numbers(broadcast)), (vectors, report_vectors(broadcast))):
         if names.keys() != set(asked):
             raise PeerError(f"a report with {sorted(names)} where {sorted(asked)} was asked for")
@@ -132,6 +186,19 @@ def answer_in(content: RecordDict, broadcast: Broadcast, nodes: Int64, sizes: In
     tallies = _bytes(content, "tallies") if "tallies" in content.config_records else b""
     report = Report(broadcast.round, nodes, sizes, **numbers, **vectors)  # type: ignore[arg-type]
     return Answer(report, costs_in(content), unpack_tallies(tallies, broadcast.tallies), len(tallies))
+
+
+def _decoded(data: bytes, broadcast: Broadcast, rows: int) -> dict[str, NDArray[Any]]:
+    """A report's vectors, which were told with fewer bits."""
+    kind, names, count = broadcast.compress or "none", report_vectors(broadcast), broadcast.w.size
+    size = rows * encoded_size(kind, count)
+    if len(data) != len(names) * size:
+        raise PeerError(f"{len(data)} bytes of vectors where there should be {len(names) * size}")
+    parts = {name: data[at * size : (at + 1) * size] for at, name in enumerate(names)}
+    vectors = {name: decode(kind, part, count, rows).reshape(rows, count) for name, part in parts.items()}
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found in the result
+        vectors["w"] = broadcast.w + vectors["w"]
+    return {**vectors}
 
 
 # What a node remembers.

@@ -14,20 +14,22 @@ import numpy as np
 from fedbudget.arrays import Float32
 from fedbudget.engines.grpc.layout import MessageLayout
 from fedbudget.engines.grpc.stream import VectorBytes, decode_vector, first_part, more_parts, parse, quoted
-from fedbudget.engines.remote import compression
 from fedbudget.engines.remote import wire_pb2 as pb
-from fedbudget.engines.remote.compression import Kind
 from fedbudget.engines.remote.descriptions import describe, read
 from fedbudget.engines.remote.messages import Farewell, RoundRequest, Welcome
 from fedbudget.engines.remote.task import Task
+from fedbudget.protocol import compression
+from fedbudget.protocol.compression import Kind
 from fedbudget.protocol.messages import Broadcast, PeerError
 
 _MORE = pb.FromAggregator.MORE_FIELD_NUMBER
 _MOST_NUMBERS, _BYTES_OF_UPDATES = 1000, 9  # bytes of all but vectors, and more of each node's number of updates
 _LAYOUT = MessageLayout(Broadcast, without={"request"})
-_NOTHING = np.empty(0, np.float32)
-_MEAN: dict[Kind, Kind] = {"8-bit": "16-bit"}
-"""What the w_i were combined to, where w has few bits: it is near w, and c follows from it, without error feedback."""
+_DIFFERENCES = ("w", "mean")
+"""What may be told as differences, to the w before and to w."""
+
+
+NO_DIFFERENCES: Mapping[str, bytes] = {}
 
 
 def pack_welcome(welcome: Welcome) -> list[bytes]:
@@ -35,25 +37,19 @@ def pack_welcome(welcome: Welcome) -> list[bytes]:
 
 
 def pack_broadcast(
-    broadcast: Broadcast, base_round: int, *, catch_up: bool, difference: bytes | None, kind: Kind = "none"
+    broadcast: Broadcast, base_round: int, *, catch_up: bool, differences: Mapping[str, bytes] = NO_DIFFERENCES
 ) -> list[bytes]:
     """A broadcast to nodes whose memory stands after the same round.
 
     Args:
       catch_up: whether they are told what they missed.
-      difference: w less the w that they know, compressed; w itself is sent when not given.
-      kind: how it was.
+      differences: w less the w that they know, and `mean` less w, where there is one, compressed; all vectors are sent
+        as they are when not given.
     """
     numbers, arrays = _LAYOUT.encode(broadcast if catch_up else replace(broadcast, catch_up=None))
-    parts: dict[str, bytes | memoryview] = {name: compression.raw(array) for name, array in arrays.items()}
-    if difference is not None:
-        parts["w"] = difference
-        if "mean" in parts and kind in _MEAN:
-            parts["mean"] = compression.encode(_MEAN[kind], arrays["mean"] - broadcast.w)
-    vectors = b"".join(parts.values()) if len(parts) > 1 else next(iter(parts.values()))
-    message = pb.Broadcast(
-        base_round=base_round, numbers=numbers, difference=difference is not None, **first_part(vectors)
-    )
+    parts = [differences[name] if name in differences else compression.raw(array) for name, array in arrays.items()]
+    vectors = b"".join(parts) if len(parts) > 1 else parts[0]
+    message = pb.Broadcast(base_round=base_round, numbers=numbers, difference=bool(differences), **first_part(vectors))
     return [pb.FromAggregator(broadcast=message).SerializeToString(), *more_parts(_MORE, vectors)]
 
 
@@ -106,7 +102,7 @@ class EncodedBroadcast:
                 raise PeerError("a difference to parameters that were never told")
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
                 arrays["w"] = before + arrays["w"]
-                if self.kinds.get("mean", "none") != "none":
+                if "mean" in arrays:
                     arrays["mean"] = arrays["w"] + arrays["mean"]
         if not all(np.isfinite(array).all() for array in arrays.values()):
             raise PeerError("parameters that are not finite")
@@ -171,8 +167,7 @@ class AggregatorReader:
         difference = message.difference
         kinds: dict[str, Kind] = dict.fromkeys(names, "none")
         if difference:
-            told = task.compression(_LAYOUT.build(values, dict.fromkeys(names, _NOTHING), request=task.request))
-            kinds |= {name: kind for name, kind in (("w", told), ("mean", _MEAN.get(told, "none"))) if name in kinds}
+            kinds |= dict.fromkeys(set(_DIFFERENCES) & kinds.keys(), _LAYOUT.value(values, "compress") or "none")
         sizes = [compression.encoded_size(kind, task.parameters) for kind in kinds.values()]
         self._vectors = VectorBytes(sizes, message.size, message.vectors, _MORE)
         self._broadcast = EncodedBroadcast(message.base_round, values, kinds, difference, self._vectors.vectors, task)

@@ -10,15 +10,14 @@ import numpy as np
 
 from fedbudget.arrays import Int64
 from fedbudget.engines.grpc.stream import VectorBytes, decode_vector, first_part, more_parts, parse, quoted
-from fedbudget.engines.remote import compression
 from fedbudget.engines.remote import wire_pb2 as pb
-from fedbudget.engines.remote.compression import Kind
 from fedbudget.engines.remote.costs import pack_costs, unpack_costs
 from fedbudget.engines.remote.descriptions import describe, read
 from fedbudget.engines.remote.messages import Answer, Hello, Ready, report_numbers, report_vectors
 from fedbudget.engines.remote.tallies import pack_tallies, unpack_tallies
 from fedbudget.errors import printable
 from fedbudget.models.tally import Tally
+from fedbudget.protocol import compression
 from fedbudget.protocol.messages import NUMBERS, Broadcast, PeerError, Report
 from fedbudget.resources.usage import NodeCosts
 
@@ -58,7 +57,7 @@ class NodeReader:
 
     def __init__(self) -> None:
         self._expects = "hello"
-        self._asked: tuple[Broadcast, Int64, Int64, Kind] | None = None
+        self._asked: tuple[Broadcast, Int64, Int64] | None = None
         self._report: pb.Report | None = None
         self._vectors: VectorBytes | None = None
 
@@ -70,10 +69,10 @@ class NodeReader:
     def expect_ready(self) -> None:
         self._expects = "ready"
 
-    def expect_report(self, broadcast: Broadcast, numbers: Int64, sizes: Int64, kind: Kind) -> None:
-        """The next report answers this, by nodes of these numbers and sizes, with vectors encoded so."""
+    def expect_report(self, broadcast: Broadcast, numbers: Int64, sizes: Int64) -> None:
+        """The next report answers this, by nodes of these numbers and sizes."""
         self._expects = "report"
-        self._asked = broadcast, numbers, sizes, kind
+        self._asked = broadcast, numbers, sizes
 
     def feed(self, data: bytes) -> Hello | Ready | Answer | None:
         """Gives a whole message when there is one."""
@@ -99,13 +98,14 @@ class NodeReader:
 
     def _begin(self, report: pb.Report) -> None:
         assert self._asked is not None
-        broadcast, nodes, _, kind = self._asked
+        broadcast, nodes, _ = self._asked
+        kind = broadcast.compress or "none"
         if report.round != broadcast.round:
             raise PeerError(f"a report of round {report.round} when asked for round {broadcast.round}")
         due = 8 * len(nodes) * len(report_numbers(broadcast))
         if len(report.numbers) != due:
             raise PeerError(f"{len(report.numbers)} bytes of numbers where there should be {due}")
-        sizes = [compression.encoded_size(kind, len(nodes) * broadcast.w.size) for _ in report_vectors(broadcast)]
+        sizes = [len(nodes) * compression.encoded_size(kind, broadcast.w.size) for _ in report_vectors(broadcast)]
         self._vectors = VectorBytes(sizes, report.size, report.vectors, _MORE)
         report.ClearField("vectors")  # they were copied
         self._report = report
@@ -121,18 +121,13 @@ class NodeReader:
 
 
 def _read_report(
-    report: pb.Report,
-    encoded: Sequence[bytearray],
-    broadcast: Broadcast,
-    nodes: Int64,
-    sizes: Int64,
-    kind: Kind,
+    report: pb.Report, encoded: Sequence[bytearray], broadcast: Broadcast, nodes: Int64, sizes: Int64
 ) -> Answer:
     """A report, with all that was asked for and nothing else."""
-    n, d = len(nodes), broadcast.w.size
+    n, d, kind = len(nodes), broadcast.w.size, broadcast.compress or "none"
     numbers = np.frombuffer(report.numbers, "<f8").astype(np.float64).reshape(-1, n)
     vectors = {
-        name: decode_vector(kind, data, n * d).reshape(n, d)
+        name: decode_vector(kind, data, d, n).reshape(n, d)
         for name, data in zip(report_vectors(broadcast), encoded, strict=True)
     }
     if "w" in vectors and kind != "none":

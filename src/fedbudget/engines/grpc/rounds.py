@@ -5,6 +5,7 @@ The bookkeeping of a round is in engines/remote/round.py; here messages are sent
 
 import asyncio
 import concurrent.futures
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 
@@ -12,11 +13,11 @@ from fedbudget.engines.grpc.event_loop import LoopThread
 from fedbudget.engines.grpc.from_aggregator import pack_broadcast
 from fedbudget.engines.grpc.own_node import OwnNode
 from fedbudget.engines.grpc.peers import LOG, Peer, Peers
-from fedbudget.engines.remote import compression
-from fedbudget.engines.remote.compression import BroadcastCompressor
 from fedbudget.engines.remote.members import OWN, Members
 from fedbudget.engines.remote.messages import Answer, RoundRequest
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
+from fedbudget.protocol import compression
+from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.messages import VECTORS, Broadcast, PeerError
 from fedbudget.resources import most_within
 
@@ -52,10 +53,28 @@ class Rounds:
         own = 0 if self.own is None else self.own.nodes
         return own + sum(len(peer.hello.samples.sizes) for peer in self.peers if peer.trial is not None or not ready)
 
-    def begin(self, broadcast: Broadcast, *, least: int, timeout: float, left: float, needs_reports: bool) -> None:
+    def begin(
+        self,
+        broadcast: Broadcast,
+        *,
+        least: int,
+        timeout: float,
+        left: float,
+        needs_reports: bool,
+        resting: Collection[int],
+    ) -> None:
         """Asks all that are idle."""
         now = self._thread.loop.time()
-        self.pending = PendingRound(broadcast, least, now + timeout, now + left, needs_reports=needs_reports)
+        if self._compressor.kind != "none":
+            broadcast = replace(broadcast, compress=self._compressor.kind)
+        self.pending = PendingRound(
+            broadcast,
+            least,
+            now + timeout,
+            now + left,
+            needs_reports=needs_reports,
+            resting=self.members.with_any(resting),
+        )
         self.pending.stopped = self._stopped  # an interruption between two rounds is not lost
         try:
             self._ask_idle(self.pending)
@@ -147,20 +166,17 @@ class Rounds:
         broadcast, member = pending.broadcast, self.members[peer.name]
         peer.asked, peer.asked_at = broadcast.round, self._thread.loop.time()
         pending.ask(peer.name, peer.hello.instance)
-        kind = broadcast.compress or self._compressor.kind
-        peer.reader.expect_report(broadcast, member.numbers, member.counted, kind)
+        peer.reader.expect_report(broadcast, member.numbers, member.counted)
         base_round, broadcast = member.base_round, broadcast.to(member.numbers)
         if base_round != broadcast.round - 1:
             catch_up = broadcast.catch_up is not None
-            self.peers.send(peer, pack_broadcast(broadcast, base_round, catch_up=catch_up, difference=None))
+            self.peers.send(peer, pack_broadcast(broadcast, base_round, catch_up=catch_up))
             return
-        difference = self._compressor.difference(broadcast) if base_round else None
+        differences = self._compressor.differences(broadcast) if base_round else {}
         updates = () if broadcast.work is None else broadcast.work.updates
         if updates not in packed:
-            told = pack_broadcast(broadcast, base_round, catch_up=False, difference=difference, kind=kind)
-            packed[updates] = told
-        if difference is not None:
-            self.counters.saved += 4 * broadcast.w.size - len(difference)
+            packed[updates] = pack_broadcast(broadcast, base_round, catch_up=False, differences=differences)
+        self.counters.saved += sum(4 * broadcast.w.size - len(difference) for difference in differences.values())
         self.peers.send(peer, packed[updates])
 
     def _receive_own(self, asked: int, answer: "asyncio.Future[Answer]") -> None:
@@ -179,12 +195,8 @@ class Rounds:
     def _saved(self, answer: Answer) -> int:
         """Bytes that compression has saved of a report."""
         assert self.pending is not None
-        kind, vectors = (
-            self.pending.broadcast.compress or self._compressor.kind,
-            [getattr(answer.report, name) for name in VECTORS],
-        )
-        sizes = [vector.size for vector in vectors if vector is not None]
-        return 0 if kind == "none" else sum(4 * size - compression.encoded_size(kind, size) for size in sizes)
+        kind, vectors = self.pending.broadcast.compress or "none", [getattr(answer.report, name) for name in VECTORS]
+        return sum(compression.saved_bytes(kind, *vector.shape) for vector in vectors if vector is not None)
 
     def _close(self, pending: PendingRound[str]) -> CollectedRound:
         if self._error is not None:

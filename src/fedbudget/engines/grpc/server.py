@@ -25,7 +25,6 @@ from fedbudget.engines.grpc.service import PeerLimits, Service
 from fedbudget.engines.grpc.stream import CHANNEL_OPTIONS, METHOD
 from fedbudget.engines.grpc.tokens import TokenFile, Tokens
 from fedbudget.engines.remote import descriptions
-from fedbudget.engines.remote.compression import BroadcastCompressor
 from fedbudget.engines.remote.members import OWN, Member, Members, name_order
 from fedbudget.engines.remote.messages import Farewell, Welcome
 from fedbudget.engines.remote.round import CollectedRound
@@ -34,6 +33,7 @@ from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from fedbudget.models.description import ModelDescription
 from fedbudget.node_status import NodeStatus
+from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast, PeerError
 from fedbudget.resources.usage import NodeCosts
 
@@ -230,12 +230,20 @@ class AggregatorServer:
         return {"run": self.run, "task": self._encoded_task, "members": members}
 
     def begin(
-        self, broadcast: Broadcast, *, least: int, timeout: float, left: float, needs_reports: bool = True
+        self,
+        broadcast: Broadcast,
+        *,
+        least: int,
+        timeout: float,
+        left: float,
+        needs_reports: bool = True,
+        resting: Collection[int] = (),
     ) -> None:
         """Sends a broadcast to all that are idle, as `RemoteNodes` says."""
+        options: Any = {"timeout": timeout, "left": left, "needs_reports": needs_reports, "resting": resting}
 
         def begin() -> None:
-            self._rounds.begin(broadcast, least=least, timeout=timeout, left=left, needs_reports=needs_reports)
+            self._rounds.begin(broadcast, least=least, **options)
             self._thread.loop.call_soon(self._began.set)  # after the first part of what is asked was written
 
         self._began.clear()

@@ -12,9 +12,9 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from fedbudget.arrays import Float32
-from fedbudget.engines.remote import compression
 from fedbudget.engines.remote import wire_pb2 as pb
-from fedbudget.engines.remote.compression import Kind
+from fedbudget.protocol import compression
+from fedbudget.protocol.compression import Kind
 from fedbudget.protocol.messages import PeerError
 
 METHOD = "/fedbudget.Aggregator/Converse"
@@ -104,11 +104,11 @@ def more_parts(field: int, vectors: bytes | memoryview) -> Iterator[bytes]:
         yield b"".join((_head(field, len(part)), part))
 
 
-def decode_vector(kind: Kind, data: bytearray, count: int) -> Float32:
-    """The vector; a raw one is not copied, because nobody else uses these bytes."""
+def decode_vector(kind: Kind, data: bytearray, count: int, rows: int = 1) -> Float32:
+    """The vectors; raw ones are not copied, because nobody else uses these bytes."""
     if kind == "none":
         return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
-    return compression.decode(kind, memoryview(data), count)
+    return compression.decode(kind, memoryview(data), count, rows)
 
 
 def parse(message: pb.FromNode | pb.FromAggregator, data: bytes) -> str | None:

@@ -12,7 +12,7 @@ makes them again.
 import logging
 import statistics
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -23,6 +23,7 @@ from fedbudget.engines.engine import Condition, Engine, Observer, Save
 from fedbudget.engines.remote.compression_choice import CompressionChoice
 from fedbudget.engines.remote.members import Counters
 from fedbudget.engines.remote.messages import Farewell
+from fedbudget.engines.remote.participation import Participation
 from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.engines.remote.round_costs import RoundCosts
 from fedbudget.meters.meters import Meters
@@ -62,7 +63,14 @@ class RemoteNodes(Protocol):
         """Numbers of nodes whose knowledge of drift is lost, as of the round to come; each is given once."""
 
     def begin(
-        self, broadcast: Broadcast, *, least: int, timeout: float, left: float, needs_reports: bool = True
+        self,
+        broadcast: Broadcast,
+        *,
+        least: int,
+        timeout: float,
+        left: float,
+        needs_reports: bool = True,
+        resting: Collection[int] = (),
     ) -> None:
         """Sends a broadcast to all that are idle.
 
@@ -71,6 +79,7 @@ class RemoteNodes(Protocol):
           timeout: seconds until those that have not are left out.
           left: seconds until the round ends whatever it has.
           needs_reports: whether every report is needed; where not, they may be added up as they come.
+          resting: numbers of nodes that are not asked, unless the others are too few.
         """
 
     def finish(self) -> CollectedRound:
@@ -100,6 +109,7 @@ class RemoteEngine(Engine):
       points: when nodes that have test samples are asked to evaluate w; None for never.
       evaluation_seconds: what that took at the slowest node, before the first round.
       compression: decides how vectors are sent, where that is left open.
+      participation: who is asked, where not all are.
     """
 
     checkpoint_interval: ClassVar[float] = 0.0
@@ -112,6 +122,7 @@ class RemoteEngine(Engine):
     points: EvaluationPoints | None = None
     evaluation_seconds: float = 0.0
     compression: CompressionChoice | None = None
+    participation: Participation | None = None
 
     def __post_init__(self) -> None:
         self._shortened: Counter[int] = Counter()  # how often, by nodes' numbers
@@ -150,7 +161,9 @@ class RemoteEngine(Engine):
             left = clock.left(aggregator, broadcast, read()[TIME.name] - began[TIME.name])
             needs_reports = aggregator.method.needs_reports or broadcast.w.size < LARGE
             timeout = clock.deadline(broadcast)
-            nodes.begin(broadcast, least=self.least, timeout=timeout, left=left, needs_reports=needs_reports)
+            resting = () if self.participation is None else self.participation.resting(broadcast.round)
+            options: Any = {"timeout": timeout, "left": left, "needs_reports": needs_reports}
+            nodes.begin(broadcast, least=self.least, resting=resting, **options)
             if last is not None:
                 observe(*last)
             collected = nodes.finish()
@@ -173,7 +186,8 @@ class RemoteEngine(Engine):
                 self._charge_evaluation(meters.expect(took.evaluation_usage()))
             costs = meters.read(usage)
             if self.compression is not None and not collected.missed:
-                self.compression.add(usage.seconds - usage.updates * usage.step_seconds, usage.seconds)
+                rest = usage.seconds - usage.updates * usage.step_seconds
+                self.compression.add(collected.line_seconds, rest, usage.seconds)
             usual = not collected.missed  # who did not answer was waited for, and is not asked again so soon
             known = broadcast.tau > 0 and (simulated is not None or meters.time.source == "measured")
             message = aggregator.receive(collected.reports, costs, usual=usual, times=times if known else None)
@@ -200,8 +214,6 @@ class RemoteEngine(Engine):
     def _asking(self, broadcast: Broadcast) -> Broadcast:
         """The broadcast, with which nodes are asked to evaluate w where it is time for it, and the budget bears it."""
         points, aggregator = self.points, self.aggregator
-        if self.compression is not None:
-            broadcast = replace(broadcast, compress=self.compression.compressor.kind)
         if points is None:
             return broadcast
         ledger, spending = aggregator.ledger, aggregator.method.spending

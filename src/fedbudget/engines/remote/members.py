@@ -7,7 +7,7 @@ the whole run, also while it is away and when it comes back under another key.
 import copy
 import math
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -168,6 +168,10 @@ class Members(dict[Key, Member]):
     def numbers(self, keys: Iterable[Key]) -> tuple[int, ...]:
         """Of all nodes of these members, rising."""
         return tuple(sorted(number for key in keys for number in self[key].numbers.tolist()))
+
+    def with_any(self, numbers: Collection[int]) -> frozenset[Key]:
+        """Those whose first node has one of these numbers: a member is asked as a whole."""
+        return frozenset(key for key, member in self.items() if int(member.numbers[0]) in numbers)
 
     def compare(self, keys: Iterable[Key]) -> None:
         """Who of these, that were in a round, has waited for whom."""

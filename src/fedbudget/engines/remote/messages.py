@@ -52,6 +52,12 @@ class Answer:
     tally_bytes: int = 0
     waited: float = 0.0
 
+    @property
+    def line_seconds(self) -> float:
+        """What the messages took on the way: all that was waited for but the node's own work."""
+        evaluation = self.costs.evaluation.get("time")
+        return max(0.0, self.waited - self.costs.seconds - (0.0 if evaluation is None else evaluation.whole))
+
 
 @dataclass(frozen=True)
 class Welcome:

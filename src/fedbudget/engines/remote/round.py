@@ -8,7 +8,7 @@ Rules here:
 - Nobody's standing changes before the round is closed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, Generic
@@ -64,6 +64,11 @@ class CollectedRound:
         return NodeTimes(np.concatenate([nodes for nodes, _ in parts]), np.concatenate([own for _, own in parts]))
 
     @property
+    def line_seconds(self) -> dict[int, float]:
+        """What the messages to each member and back took on the way, by the first number of its nodes."""
+        return {int(answer.report.nodes[0]): answer.line_seconds for answer in self.answers}
+
+    @property
     def reports(self) -> Report | Reports:
         """For the aggregator; there must be one."""
         return self.summed or Report.merge([answer.report for answer in self.answers])
@@ -84,6 +89,7 @@ class PendingRound(Generic[Key]):
       not_finite: whose answers are not.
       stopped: it is over with what it has.
       needs_reports: whether reports are kept, and not added up as they come.
+      resting: members that are not asked, unless the others are too few.
     """
 
     broadcast: Broadcast
@@ -99,13 +105,16 @@ class PendingRound(Generic[Key]):
     not_finite: set[Key] = field(default_factory=set)
     stopped: bool = False
     needs_reports: bool = True
+    resting: Collection[Key] = ()
 
     def __post_init__(self) -> None:
         self._finite, self._others = SummedReports(self.broadcast), SummedReports(self.broadcast)
 
     def can_ask(self, key: Key) -> bool:
         """Whether one that is idle has something to do in this round."""
-        return key not in self.owing and key not in self.answers and self.failures.get(key, 0) < FAILURES
+        if key in self.resting or key in self.owing or key in self.answers:
+            return False
+        return self.failures.get(key, 0) < FAILURES
 
     def ask(self, key: Key, instance: str = "") -> None:
         """One is asked, and owes a report from now on."""
@@ -157,6 +166,7 @@ class PendingRound(Generic[Key]):
             return NextStep.CLOSE
         if not self.owing and self.failures and min(self.failures.values()) >= FAILURES:
             return NextStep.GIVE_UP
+        self.resting = ()
         return NextStep.ASK
 
     def close(self, members: Members[Key], instances: Mapping[Key, str]) -> CollectedRound:

@@ -21,12 +21,12 @@ from fedbudget.data.dataset import Dataset, Part, Standardization
 from fedbudget.data.layout import Layout
 from fedbudget.data.moments import Moments
 from fedbudget.data.samples import SampleStore
-from fedbudget.engines.remote.compression import Compression, Kind
 from fedbudget.engines.remote.costs import MOST_READINGS
 from fedbudget.errors import UserError, flag
 from fedbudget.models.base import ModelOptions
 from fedbudget.models.description import ModelDescription
-from fedbudget.protocol.messages import Broadcast, PeerError, Request
+from fedbudget.protocol.compression import Compression
+from fedbudget.protocol.messages import PeerError, Request
 
 FEWEST = 10
 """The fewest samples whose mean may be told: those of fewer would tell too much of each."""
@@ -128,10 +128,6 @@ class Task:
     samples: SamplesDescription
     request: Request
     readings: Annotated[tuple[Name, ...], Meta(max_length=MOST_READINGS)] = ()
-
-    def compression(self, broadcast: Broadcast) -> Kind:
-        """How the vectors of a round are sent."""
-        return (broadcast.compress or "none") if self.compress == "auto" else self.compress
 
     @property
     def title(self) -> str:

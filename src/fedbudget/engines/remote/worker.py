@@ -6,7 +6,6 @@ after which round its memory must stand. It goes back to there, as if it had nev
 that is made again is the same to the bit.
 """
 
-import copy
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +17,6 @@ import numpy as np
 from fedbudget.arrays import Float32
 from fedbudget.data.shards import Table
 from fedbudget.engines import in_process
-from fedbudget.engines.remote import compression
-from fedbudget.engines.remote.compression import ErrorFeedback, Kind, raw
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome
 from fedbudget.engines.remote.node_data import NodeData, describe_own
 from fedbudget.engines.remote.node_limits import NodeLimits
@@ -29,7 +26,7 @@ from fedbudget.errors import explained
 from fedbudget.models.base import Model
 from fedbudget.models.tally import Tally
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, PeerError, Report
+from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
 from fedbudget.protocol.state import FleetState
 from fedbudget.resources import RESOURCES, TIME
 from fedbudget.resources.counters import ResourceCounters, Snapshot
@@ -39,18 +36,11 @@ from fedbudget.resources.usage import NodeCosts, Reading
 
 @dataclass(frozen=True)
 class _Standing:
-    """A fleet as it stands after a round, the w of that round's broadcast, what compression has lost until then, and
-    how the round's report is sent.
-    """
+    """A fleet as it stands after a round, and the w of that round's broadcast."""
 
     round: int
     fleet: Fleet
     w: Float32 | None
-    feedback: ErrorFeedback
-    kind: Kind = "none"
-
-    def fork(self) -> "_Standing":
-        return replace(self, fleet=self.fleet.fork(), feedback=copy.copy(self.feedback))
 
 
 class Worker:
@@ -153,12 +143,12 @@ class Worker:
         return {standing.round: standing.fleet.memory() for standing in self._standings[-last:]}
 
     def recall(self, memories: Mapping[int, FleetState]) -> None:
-        """Goes on with the task that was taken, from the memories of an earlier process; nothing was compressed."""
+        """Goes on with the task that was taken, from the memories of an earlier process."""
         self._standings = []
         for number in sorted(memories):
-            memory, fresh = memories[number], self._standing(0).fork()
-            fresh.fleet.recall(memory)
-            self._standings.append(replace(fresh, round=memory.broadcast.round, w=memory.broadcast.w))
+            memory, fleet = memories[number], self._standing(0).fleet.fork()
+            fleet.recall(memory)
+            self._standings.append(_Standing(memory.broadcast.round, fleet, memory.broadcast.w))
 
     def warm_up(self, request: RoundRequest) -> None:
         """Makes one update that does not count, so that what a new process has to load or compile for it is there.
@@ -183,38 +173,26 @@ class Worker:
         past = self._standing(request.base_round)
         back = rounds_ahead(self._task.parameters) + 2  # the most to go back: what is not on disk, one before, this one
         self._standings = [standing for standing in self._standings if standing.round <= past.round][-back:]
-        now = past.fork()
+        fleet = past.fleet.fork()
         with self._working():
-            report, costs = self._round(now.fleet, request.broadcast)
+            report, costs = self._round(fleet, request.broadcast)
         tallies: tuple[Tally, ...] = ()
         if asked := request.broadcast.tallies:
-            points = [request.broadcast.w, now.fleet.memory().best][:asked]
-            tallies, evaluation = self._evaluate(now.fleet.model, points, self._counters)
+            points = [request.broadcast.w, fleet.memory().best][:asked]
+            tallies, evaluation = self._evaluate(fleet.model, points, self._counters)
             costs = replace(costs, evaluation=evaluation)
             self._last_report = self._counters.read()
         self.made += 1
         if not rounds_ahead(self._task.parameters):
-            now.fleet.compact()
-        kind = self._task.compression(request.broadcast)
-        self._standings.append(replace(now, round=request.broadcast.round, w=request.broadcast.w, kind=kind))
+            fleet.compact()
+        self._standings.append(_Standing(request.broadcast.round, fleet, request.broadcast.w))
         return Answer(report, costs, tallies)
 
     def encode(self, report: Report) -> bytes | memoryview:
-        """The vectors of the last report as they are sent; what compression loses is remembered with that round."""
-        if self._task is None or not self._standings or self._standings[-1].round != report.round:
+        """The vectors of the last report as they are sent."""
+        if not self._standings or self._standings[-1].round != report.round:
             raise LocalError("what is encoded is the last report")
-        last, kind = self._standings[-1], self._standings[-1].kind
-        assert last.w is not None
-        if kind == "none":
-            last.feedback.forget()  # w is told as it is
-        parts: list[bytes | memoryview] = []
-        for name in VECTORS:
-            vector = getattr(report, name)
-            if name == "w" and vector is not None and kind != "none":  # a difference is what is compressed
-                parts.append(last.feedback.send(kind, vector - last.w))
-            elif vector is not None:
-                parts.append(raw(vector) if kind == "none" else compression.encode(kind, vector))
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return self._standings[-1].fleet.sent.encoded(report)
 
     @contextmanager
     def _working(self) -> Iterator[None]:
@@ -228,7 +206,7 @@ class Worker:
         if number == 0:
             if self._new is None:
                 raise LocalError("a round comes after a welcome")
-            return _Standing(0, self._new, None, ErrorFeedback())
+            return _Standing(0, self._new, None)
         for standing in self._standings:
             if standing.round == number:
                 return standing

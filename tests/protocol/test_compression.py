@@ -4,18 +4,18 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedbudget.arrays import Float32, Float64
-from fedbudget.engines.remote.compression import BroadcastCompressor, ErrorFeedback, Kind, decode, encode, encoded_size
+from fedbudget.protocol.compression import BroadcastCompressor, Kind, decode, encode, encoded_size, with_feedback
 from fedbudget.protocol.messages import LocalError, PeerError
 
 LARGEST = float(np.finfo(np.float32).max)
 FEWER: tuple[Kind, ...] = ("16-bit", "8-bit")
 KINDS: tuple[Kind, ...] = ("none", *FEWER)
-kinds = st.sampled_from(KINDS)
+kinds, fewer = st.sampled_from(KINDS), st.sampled_from(FEWER)
 
 
 @st.composite
@@ -111,9 +111,11 @@ class TestRoundTrip:
         assert passed(kind, vector)[256:] == pytest.approx(np.full(256, 1e-6), rel=1e-3)
 
     @given(kinds, vectors(most=300).filter(lambda vector: vector.size > 0))
-    def test_a_matrix_is_its_rows_one_after_the_other(self, kind: Kind, vector: Float32) -> None:
+    def test_rows_of_a_matrix_arrive_as_each_would_alone(self, kind: Kind, vector: Float32) -> None:
         rows = np.stack([vector, 2 * vector, -vector])
-        assert encode(kind, rows) == encode(kind, np.concatenate([vector, 2 * vector, -vector]))
+        arrived = decode(kind, encode(kind, rows), vector.size, rows=3).reshape(rows.shape)
+        assert np.array_equal(arrived, [passed(kind, row) for row in rows])
+        assert len(encode(kind, rows)) == 3 * encoded_size(kind, vector.size)
         assert encode(kind, rows.T) == encode(kind, rows.T.copy())
 
 
@@ -179,42 +181,58 @@ class TestOnTheWire:
         assert arrived.tolist() == [2.0] * 300
 
 
+def sent(kind: Kind, differences: list[Float32]) -> list[Float32]:
+    """What arrives of one vector's differences, one after the other."""
+    arrived, lost = [], None
+    for difference in differences:
+        told, lost = with_feedback(kind, difference[None], lost)
+        arrived.append(told.values[0])
+    return arrived
+
+
 class TestFeedback:
-    @given(kinds, st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=30), st.integers(-20, 20))
+    @settings(deadline=None)
+    @given(fewer, st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=30), st.integers(-20, 20))
     def test_what_is_lost_never_adds_up(self, kind: Kind, seeds: list[int], power: int) -> None:
         """The sum of what arrived is the sum of what was meant but for the error of one message."""
-        feedback, meant, arrived, most = ErrorFeedback(), np.zeros(300), np.zeros(300), np.zeros(300)
-        for seed in seeds:
-            difference = (10.0**power * np.random.default_rng(seed).normal(size=300)).astype(np.float32)
-            meant += difference
-            arrived += decode(kind, feedback.send(kind, difference), 300)
-            most = np.maximum(most, largest_of_block(difference))
-        one_message = most * {"none": 0, "16-bit": 2**-11, "8-bit": 1 / 254}[kind]
+        drawn = [np.random.default_rng(seed).normal(size=300) for seed in seeds]
+        differences = [(10.0**power * each).astype(np.float32) for each in drawn]
+        off = np.sum(sent(kind, differences), axis=0, dtype=np.float64) - np.sum(differences, axis=0, dtype=np.float64)
+        most = np.max([largest_of_block(difference) for difference in differences], axis=0)
+        one_message = most * {"16-bit": 2**-11, "8-bit": 1 / 254}[kind]
         roundings = len(seeds) * most * 2**-22
-        assert (np.abs(arrived - meant) <= 1.02 * one_message + roundings).all()  # 1.02: the error is sent with it
+        assert (np.abs(off) <= 1.02 * one_message + roundings).all()  # 1.02: the error is sent with it
 
     def test_without_feedback_it_does_add_up(self) -> None:
         """What the test above would see if the error were forgotten: 0.003 of 1 is lost every time."""
-        difference, feedback = np.array([1.0, 0.003], np.float32), ErrorFeedback()
+        difference = np.array([1.0, 0.003], np.float32)
         assert sum(passed("8-bit", difference)[1] for _ in range(1000)) == 0
-        arrived = sum(float(decode("8-bit", feedback.send("8-bit", difference), 2)[1]) for _ in range(1000))
-        assert arrived == pytest.approx(3.0, abs=1.02 / 254)
+        assert sum(float(each[1]) for each in sent("8-bit", [difference] * 1000)) == pytest.approx(3.0, abs=1.02 / 254)
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("kind", FEWER)
     @pytest.mark.parametrize("odd", [np.inf, -np.inf, np.nan])
     def test_a_memory_that_is_not_finite_is_forgotten(self, kind: Kind, odd: float) -> None:
-        difference, feedback = np.array([1.0, 0.3], np.float32), ErrorFeedback()
-        feedback.send(kind, difference)
-        assert not np.isfinite(decode(kind, feedback.send(kind, np.array([odd, 0.3], np.float32)), 2)[0])
-        assert feedback.send(kind, difference) == ErrorFeedback().send(kind, difference)
+        difference = np.array([1.0, 0.3], np.float32)
+        _, broken, after = sent(kind, [difference, np.array([odd, 0.3], np.float32), difference])
+        assert not np.isfinite(broken[0])
+        assert np.array_equal(after, sent(kind, [difference])[0])
+
+    @pytest.mark.parametrize("kind", FEWER)
+    def test_what_arrives_of_a_row_does_not_depend_on_other_rows(self, kind: Kind) -> None:
+        """Not even where one of them diverges."""
+        rows = np.random.default_rng(3).normal(size=(3, 5, 300)).astype(np.float32)  # of three rounds
+        rows[1, 4, 7] = np.inf
+        lost = None
+        for number, differences in enumerate(rows):
+            told, lost = with_feedback(kind, differences, lost)
+            for row in range(5):
+                assert np.array_equal(told.values[row], sent(kind, list(rows[:, row]))[number], equal_nan=True)
 
     def test_it_takes_matrices_but_always_of_the_same_shape(self) -> None:
-        feedback = ErrorFeedback()
         rows = np.array([[1.0, 0.3], [0.1, 0.7]], np.float32)
-        first, second = (feedback.send("8-bit", rows) for _ in range(2))
-        assert first != second
-        with pytest.raises(LocalError, match=r"shape \(2,\) after one of \(2, 2\)"):
-            feedback.send("8-bit", rows[0])
+        _, lost = with_feedback("8-bit", rows, None)
+        with pytest.raises(LocalError, match=r"shape \(1, 2\) after some of \(2, 2\)"):
+            with_feedback("8-bit", rows[:1], lost)
 
 
 class TestBroadcastCompressor:
