@@ -103,6 +103,4 @@ def _messages(case: "Case") -> tuple[list[bytes], list[bytes]]:
     more = {"rho": one, "beta": one, "plain": one, "corrected": one} if frugal else {}
     report = Report(9, np.arange(1), np.full(1, 4), one, one, w[None], **more)
     costs = NodeCosts({"time": Reading(1e-4, 1e-3)})
-    return pack_broadcast(broadcast, base_round=8, catch_up=False, difference=None), pack_report(
-        report, costs, w.tobytes()
-    )
+    return pack_broadcast(broadcast, base_round=8, catch_up=False), pack_report(report, costs, w.tobytes())

@@ -144,12 +144,13 @@ def _with_differences(
         known = before if name == "w" else broadcast.w
         told = decode(broadcast.compress, differences[name].tobytes(), before.size)
         with np.errstate(over="ignore", invalid="ignore"):
-            broadcast = replace(broadcast, **{name: known + told})
+            held: Any = {name: known + told}
+        broadcast = replace(broadcast, **held)
     return broadcast
 
 
 def answer_out(
-    report: Report, costs: NodeCosts, tallies: Sequence[Tally] = (), encoded: bytes | None = None
+    report: Report, costs: NodeCosts, tallies: Sequence[Tally] = (), encoded: bytes | memoryview | None = None
 ) -> RecordDict:
     """A report and what it cost.
 
