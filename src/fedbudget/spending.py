@@ -13,9 +13,9 @@ second time. So room is kept for what may happen:
   fewer, each is longer by its share of what would be left over, up to half as long again: several rounds that are a
   little longer are worth more than one that is much longer, or one of a few updates.
 - The final loss has had its room from the start. If the last round took so much of it that the final loss would more
-  likely than one time in ten end over the budget, or one time in 300 over it by more than a hundredth, it is left out,
-  and the run ends with w^f, whose loss is known. In a run of one round no w but w(0) was ever judged: then only the
-  second holds, and where it is left out the run ends with w(T).
+  likely than one time in ten end over the budget, or one time in 50 over it by more than a hundredth, it is left out,
+  and the run ends with w^f, whose loss is known. In a run of one round no w but w(0) was ever judged: then it is made if
+  it will more likely fit than not, and otherwise the run ends with w(T).
 
 `PrivateSpending` is the same for runs that are private, in which no loss is known and no w judged.
 
@@ -44,8 +44,8 @@ _LAST_ROUNDS = 10
 _LIKELY = 1.25
 """Deviations of one exchange, which is over in one of ten cases where only so much is left."""
 
-_TOLERABLE, _SURELY = 0.01, 2.7
-"""By this share of its budget a run may be over, and by more in one of 300 such cases: where exchanges are long beside
+_TOLERABLE, _SURELY = 0.01, 2.05
+"""By this share of its budget a run may be over, and by more in one of 50 such cases: where exchanges are long beside
 the budget, one of them may be far off."""
 
 
@@ -149,7 +149,8 @@ class CarefulSpending:
     def final_room(self, ledger: Ledger, *, judged: bool = True) -> Float64:
         statistics = ledger.statistics
         deviation = statistics.deviation((1,))
-        over = np.maximum(_LIKELY * judged * deviation, _SURELY * deviation - _TOLERABLE * ledger.budget.array)
+        careful = np.maximum(_LIKELY * deviation, _SURELY * deviation - _TOLERABLE * ledger.budget.array)
+        over = careful if judged else 0.0
         return _mean(statistics.mean, (1,)) + over + self._closing(ledger) + self._evaluation(ledger)
 
     def _closing(self, ledger: Ledger) -> Float64:
