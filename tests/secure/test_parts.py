@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbudget.secure import shamir
-from fedbudget.secure.fixed_point import LARGEST, STEP, decode, decode_figures, encode, encode_figures
+from fedbudget.secure.fixed_point import decode, decode_figures, encode, encode_figures, largest_beside
 from fedbudget.secure.graph import needed, neighbours
 from fedbudget.secure.masks import add_mask
 
@@ -52,15 +52,16 @@ def test_shares_of_different_secrets_are_refused() -> None:
 
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=30), st.floats(0, 1))
 def test_sums_of_encoded_vectors_are_those_of_vectors(values: list[float], weight: float) -> None:
-    vector = np.array(values, np.float32)
-    total = encode(vector, weight) + encode(-vector) + encode(vector)
-    assert np.abs(decode(total) - weight * vector.astype(np.float64)).max() <= 1.5 * STEP
+    vector, largest = np.array(values, np.float64), 2.0**20
+    total = encode(weight * vector, largest) + encode(-vector, largest) + encode(vector, largest)
+    assert np.abs(decode(total, largest) - weight * vector).max() <= 1.5 * largest * 2.0**-61 + 1e-15 * 1e6
 
 
 def test_the_largest_numbers_do_not_wrap() -> None:
-    vector = np.array([LARGEST, -LARGEST])
-    assert (decode(encode(vector)) == vector).all()
-    assert (decode(encode(vector) + encode(0.75 * vector)) == 1.75 * vector).all()
+    largest = largest_beside(np.array([3.0], np.float32))
+    vector = np.array([largest, -largest])
+    assert (decode(encode(vector, largest), largest) == vector).all()
+    assert (decode(encode(vector, largest) + encode(0.75 * vector, largest), largest) == 1.75 * vector).all()
 
 
 @given(st.lists(st.floats(-1e15, 1e15), min_size=1, max_size=20))

@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from fedbudget.arrays import UInt64
 from fedbudget.secure.identity import KeyIdentity, Trust
 from fedbudget.secure.masked_sum import MaskedSum
-from fedbudget.secure.masks import UInt64
 from fedbudget.secure.member import MaskingMember
 from fedbudget.secure.messages import Group, SignedKey
 

@@ -21,28 +21,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedbudget.arrays import Flags, Float64, Int64
+from fedbudget.arrays import Flags, Float64, Int64, UInt64
 from fedbudget.models.tally import BINS, ClassCounts, ErrorSums, Tally
 from fedbudget.protocol.messages import Broadcast, LocalError, Report
 from fedbudget.protocol.sums import ABSURD, Numbers, Sums, Vectors
 from fedbudget.protocol.tree import add_up
 from fedbudget.secure.fixed_point import (
-    LARGEST,
     LARGEST_FIGURE,
     PARTS,
     decode,
     decode_figures,
     encode,
     encode_figures,
+    largest_beside,
 )
-from fedbudget.secure.masks import UInt64
 from fedbudget.secure.messages import Group, TallyShape
 
 MOST_SCORED = 20
 """Classes, above which there are no histograms of scores here, and so no AUC: all bins are sent, also empty ones."""
 
 _FIGURES = len(Numbers._fields)
-_LARGEST_BETA = 2.0**28  # what is beyond counts as this
+_MOST_BETA = 2.0**28  # what is beyond counts as this
 _PLACE = 1 + 2 * PARTS
 
 
@@ -74,11 +73,13 @@ class Contents:
     Args:
       places: for the largest β̂; 0 where it was not asked for.
       parameters: 0 in the final round.
+      largest: of a number of w.
       tallies: how many.
     """
 
     places: int
     parameters: int
+    largest: float
     tally: TallyShape | None
     tallies: int
 
@@ -86,7 +87,9 @@ class Contents:
     def of(cls, broadcast: Broadcast, places: int, tally: TallyShape | None) -> "Contents":
         fields = broadcast.report_fields
         tallies = broadcast.tallies if tally is not None else 0
-        return cls(places if "beta" in fields else 0, broadcast.w.size if "w" in fields else 0, tally, tallies)
+        parameters = broadcast.w.size if "w" in fields else 0
+        largest = largest_beside(broadcast.w)
+        return cls(places if "beta" in fields else 0, parameters, largest, tally, tallies)
 
     @property
     def length(self) -> int:
@@ -94,13 +97,23 @@ class Contents:
         tallies = 0 if self.tally is None else self.tallies * _tally_length(self.tally)
         return PARTS * _FIGURES + _PLACE * self.places + self.parameters + tallies
 
+    def summands(self, report: Report, group: Group, tallies: Sequence[Tally] = ()) -> Summands:
+        """What a member's report adds to the sums."""
+        weights = np.array(group.weights, np.float64) / 2.0**group.scale
+        numbers = Numbers.of(report, np.ones(len(report.nodes), bool))
+        good = _possible(report, numbers, self.largest)
+        nodes, weights = report.nodes[good], weights[good]
+        figures = add_up(nodes, weights, numbers[good])
+        w = None if report.w is None else add_up(nodes, weights, report.w[good])
+        return Summands(figures, _largest_beta(report.beta, good), w, tuple(tallies))
+
     def encode(self, summands: Summands) -> UInt64:
         parts = [encode_figures(summands.figures.tolist())]
         if self.places:
             parts.append(_encode_place(self.places, summands.beta))
         if self.parameters:
             w = np.zeros(self.parameters) if summands.w is None else summands.w
-            parts.append(encode(w))
+            parts.append(encode(w, self.largest))
         if self.tally is not None:
             found = summands.tallies if len(summands.tallies) == self.tallies else (None,) * self.tallies
             parts += [_encode_tally(self.tally, each) for each in found]
@@ -115,20 +128,9 @@ class Contents:
         return Summands(
             decode_figures(figures),
             _decode_largest(places.reshape(-1, _PLACE)) if self.places else None,
-            decode(w) if self.parameters else None,
+            decode(w, self.largest) if self.parameters else None,
             tuple(each for each in decoded if each is not None),
         )
-
-
-def summands(report: Report, group: Group, tallies: Sequence[Tally] = ()) -> Summands:
-    """What a member's report adds to the sums."""
-    weights = np.array(group.weights, np.float64) / 2.0**group.scale
-    numbers = Numbers.of(report, np.ones(len(report.nodes), bool))
-    good = _possible(report, numbers)
-    nodes, weights = report.nodes[good], weights[good]
-    figures = add_up(nodes, weights, numbers[good])
-    w = None if report.w is None else add_up(nodes, weights, report.w[good])
-    return Summands(figures, _largest(report.beta, good), w, tuple(tallies))
 
 
 class OpenedReports:
@@ -162,19 +164,19 @@ class OpenedReports:
         raise LocalError("distances from the mean need every report, and only their sum was opened")
 
 
-def _possible(report: Report, numbers: Float64) -> Flags:
+def _possible(report: Report, numbers: Float64, largest: float) -> Flags:
     """Whether all that a node says is finite, and fits."""
     good = (np.abs(numbers) <= LARGEST_FIGURE / 2).all(axis=1)
     if report.w is not None:
-        good &= np.array([bool(each.min() >= -LARGEST and each.max() <= LARGEST) for each in report.w])
+        good &= np.array([bool(each.min() >= -largest and each.max() <= largest) for each in report.w])
     return np.asarray(good, bool)
 
 
-def _largest(beta: Float64 | None, good: Flags) -> float | None:
+def _largest_beta(beta: Float64 | None, good: Flags) -> float | None:
     if beta is None:
         return None
     sane = beta[good & (beta > 0) & (beta < ABSURD)]
-    return min(_LARGEST_BETA, float(sane.max())) if len(sane) else None
+    return min(_MOST_BETA, float(sane.max())) if len(sane) else None
 
 
 def _encode_place(places: int, beta: float | None) -> UInt64:

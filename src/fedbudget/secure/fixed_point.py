@@ -1,8 +1,9 @@
 """Real numbers as whole ones of 64 bits that are added modulo 2^64: masks hide these perfectly, and no float.
 
-A vector's numbers are in steps of 2^-36 (1.5e-11), and no sum may be beyond ±2^26 (7e7), half of what there is room
-for. Single figures, of which there are few and which may be squares, are in three parts of 40 bits with
-room for carries: in steps of 2^-60, up to ±2^58.
+How far a vector's numbers may go follows from the w that all nodes were sent: to 2^16 times its largest number, or 2^16
+where that is below 1. Steps are the 2^61st part of that (2.8e-14), far finer than those of float32, and there is twice
+as much room as is used. Single figures, of which there are few and which may be squares, are in three parts of 40 bits
+with room for carries: in steps of 2^-60, up to ±2^58.
 """
 
 import math
@@ -10,35 +11,43 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedbudget.arrays import Float32, Float64
-from fedbudget.secure.masks import UInt64
+from fedbudget.arrays import Float32, Float64, UInt64
 
-STEP = 2.0**-36
-LARGEST = 2.0**26
-"""Of a number in a vector."""
 PARTS = 3
 """Whole numbers that a figure takes."""
 LARGEST_FIGURE = 2.0**58
 
+_STEPS = 2.0**61  # from 0 to the largest
+_ROOM = 16  # a round takes no number further than so many times twofold
 _PART = 40  # bits
 _FIGURE_STEP = 60  # so many binary places
 _AT_ONCE = 2**16
 
 
-def encode(values: Float32 | Float64, weight: float = 1.0) -> UInt64:
-    """Weight times each number of a vector, rounded to a step."""
+def largest_beside(w: Float32) -> float:
+    """Of a number in a sum of vectors that come from this one.
+
+    >>> largest_beside(np.array([0.5, -3.0], np.float32)) == 2.0**18
+    True
+    """
+    most = float(np.abs(w).max(initial=1.0))
+    return 2.0 ** (math.ceil(math.log2(most)) + _ROOM)
+
+
+def encode(values: Float32 | Float64, largest: float) -> UInt64:
+    """A vector, rounded to steps."""
     whole = np.empty(len(values), np.int64)
     for first in range(0, len(values), _AT_ONCE):
         part = slice(first, first + _AT_ONCE)
-        scaled = np.multiply(values[part], weight / STEP, dtype=np.float64)
+        scaled = np.multiply(values[part], _STEPS / largest, dtype=np.float64)
         np.rint(scaled, out=scaled)
         whole[part] = scaled
     return whole.view(np.uint64)
 
 
-def decode(total: UInt64) -> Float64:
+def decode(total: UInt64, largest: float) -> Float64:
     """What was encoded, added up."""
-    return np.multiply(total.view(np.int64), STEP, dtype=np.float64)
+    return np.multiply(total.view(np.int64), largest / _STEPS, dtype=np.float64)
 
 
 def encode_figures(figures: Sequence[float]) -> UInt64:

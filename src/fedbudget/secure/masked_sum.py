@@ -13,10 +13,11 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from fedbudget.arrays import UInt64
 from fedbudget.protocol.messages import LocalError, PeerError
 from fedbudget.secure import shamir
 from fedbudget.secure.graph import needed, neighbours
-from fedbudget.secure.masks import SEED, UInt64, add_mask
+from fedbudget.secure.masks import SEED, add_mask
 from fedbudget.secure.member import sign_of
 from fedbudget.secure.messages import Opened, Relay, Shares, Survivors
 

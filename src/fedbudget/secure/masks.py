@@ -8,9 +8,8 @@ import sys
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from numpy.typing import NDArray
 
-UInt64 = NDArray[np.uint64]
+from fedbudget.arrays import UInt64
 
 SEED = 16
 """Bytes."""

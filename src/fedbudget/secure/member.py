@@ -31,11 +31,12 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from fedbudget.arrays import UInt64
 from fedbudget.protocol.messages import PeerError
 from fedbudget.secure import shamir
 from fedbudget.secure.graph import FEWEST, needed
 from fedbudget.secure.identity import Identity, Trust, UntrustedKey, signed_key
-from fedbudget.secure.masks import SEED, UInt64, add_mask
+from fedbudget.secure.masks import SEED, add_mask
 from fedbudget.secure.messages import Group, Opened, Relay, Shares, SignedKey, Survivors
 
 _NONCE = bytes(12)  # of keys that encrypt one message each
@@ -76,11 +77,14 @@ class MaskingMember:
             raise PeerError(f"a group with {unknown[0]}, whose key was never shown")
         self._last = group.attempt
         self._attempt = attempt = _Attempt(group, self._derive_all("mask", others, group))
-        own_seed, key = secrets.token_bytes(SEED), secrets.token_bytes(shamir.SECRET)
+        own_seed, pairs_key = secrets.token_bytes(SEED), secrets.token_bytes(shamir.SECRET)
         attempt.own_seed = own_seed
         count, threshold = len(group.names), group.threshold
         shares = zip(
-            group.names, shamir.split(own_seed, count, threshold), shamir.split(key, count, threshold), strict=True
+            group.names,
+            shamir.split(own_seed, count, threshold),
+            shamir.split(pairs_key, count, threshold),
+            strict=True,
         )
         sealed = {}
         for name, of_own, of_pairs in shares:
@@ -90,7 +94,7 @@ class MaskingMember:
                 box = AESGCM(self._derive("shares", name, group, self.name))
                 sealed[name] = box.encrypt(_NONCE, of_own + of_pairs, None)
         seeds = b"".join(attempt.seeds[name] for name in others)
-        return Shares(group.attempt, AESGCM(key).encrypt(_NONCE, seeds, None), sealed)
+        return Shares(group.attempt, AESGCM(pairs_key).encrypt(_NONCE, seeds, None), sealed)
 
     def mask(self, relay: Relay, vector: UInt64) -> None:
         """Masks a vector in place, once the neighbours' shares are here."""

@@ -1,6 +1,7 @@
 """What passes between a node and the aggregator for a masked sum, besides the masked vector itself.
 
-    node         SignedKey, once                       its key to agree on masks with
+    aggregator   Terms, once                           that sums are masked
+    node         Introduction, once                    its key to agree on masks with
     aggregator   Group, for every attempt at a round   who masks with whom
     node         Shares                                of its two secrets, encrypted for each neighbour
     aggregator   Relay                                 the neighbours' shares for this node
@@ -30,6 +31,12 @@ _SealedShares = Annotated[bytes, Meta(max_length=100)]
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Told apart by the name of its class."""
+
+
+class Terms(_Message, frozen=True):
+    """Sums are masked, and of each group such a share must stay."""
+
+    threshold: Annotated[float, Meta(ge=0, le=1)]
 
 
 class SignedKey(_Message, frozen=True):
@@ -118,7 +125,7 @@ class Opened(_Message, frozen=True):
 
 
 FromNode = Introduction | Shares | Opened
-FromAggregator = Group | Relay | Survivors
+FromAggregator = Terms | Group | Relay | Survivors
 
 # Made here, once: msgspec does not bear that two threads look at a type for the first time together.
 _FROM_NODE = msgspec.msgpack.Decoder(FromNode)

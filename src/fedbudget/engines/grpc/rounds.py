@@ -7,18 +7,20 @@ import asyncio
 import concurrent.futures
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
 from fedbudget.engines.grpc.event_loop import LoopThread
 from fedbudget.engines.grpc.from_aggregator import pack_broadcast
 from fedbudget.engines.grpc.own_node import OwnNode
 from fedbudget.engines.grpc.peers import LOG, Peer, Peers
 from fedbudget.engines.remote import compression
-from fedbudget.engines.remote.compression import BroadcastCompressor
+from fedbudget.engines.remote.compression import BroadcastCompressor, Kind
 from fedbudget.engines.remote.members import OWN, Members
-from fedbudget.engines.remote.messages import Answer, RoundRequest
+from fedbudget.engines.remote.messages import Answer, MaskedReport, RoundRequest
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
-from fedbudget.protocol.messages import VECTORS, Broadcast, PeerError
+from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, PeerError
 from fedbudget.resources import most_within
+from fedbudget.secure import messages as masking
 
 _NOT_FINITE = 3  # reports in a row that are not finite, until their node is dropped
 _NEVER = 1e6  # seconds that no timer waits for
@@ -30,6 +32,9 @@ class Rounds:
     Args:
       compressor: how vectors are sent.
     """
+
+    masked: ClassVar[bool] = False
+    """Whether reports are; see masked_rounds.py."""
 
     def __init__(self, thread: LoopThread, peers: Peers, compressor: BroadcastCompressor) -> None:
         self.peers = peers
@@ -82,6 +87,17 @@ class Rounds:
         waited = self._thread.loop.time() - peer.asked_at
         costs = answer.costs.within(most_within(waited), tau)
         self.receive(peer.name, asked, replace(answer, costs=costs, waited=waited))
+
+    def welcome(self) -> list[bytes]:
+        """What is said to a peer before it is welcomed."""
+        return []
+
+    def receive_masking(self, peer: Peer, message: masking.FromNode | MaskedReport) -> None:
+        """What is said for masked sums."""
+        raise LocalError("reports are not masked here")
+
+    def require_ready(self, peer: Peer) -> None:
+        """Refuses one that is not ready yet, whatever it says."""
 
     def receive(self, name: str, asked: int, answer: Answer) -> None:
         """A report, which counts in the round that it was asked for."""
@@ -147,7 +163,7 @@ class Rounds:
         peer.asked, peer.asked_at = broadcast.round, self._thread.loop.time()
         pending.ask(peer.name, peer.hello.instance)
         kind = broadcast.compress or self._compressor.kind
-        peer.reader.expect_report(broadcast, member.numbers, member.counted, kind)
+        self._expect(peer, broadcast, kind)
         base_round, broadcast = member.base_round, broadcast.to(member.numbers)
         if base_round != broadcast.round - 1:
             catch_up = broadcast.catch_up is not None
@@ -161,6 +177,11 @@ class Rounds:
         if difference is not None:
             self.counters.saved += 4 * broadcast.w.size - len(difference)
         self.peers.send(peer, self._packed[updates])
+
+    def _expect(self, peer: Peer, broadcast: Broadcast, kind: Kind) -> None:
+        """What the next report is that a peer sends."""
+        member = self.members[peer.name]
+        peer.reader.expect_report(broadcast, member.numbers, member.counted, kind)
 
     def _receive_own(self, asked: int, answer: "asyncio.Future[Answer]") -> None:
         error = answer.exception()

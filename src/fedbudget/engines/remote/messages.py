@@ -5,6 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from fedbudget.arrays import UInt64
 from fedbudget.engines.remote.task import MOST_NODES, Name, SamplesDescription, Task
 from fedbudget.models.description import ModelDescription
 from fedbudget.models.tally import Tally
@@ -51,6 +52,21 @@ class Answer:
     tallies: tuple[Tally, ...] = ()
     tally_bytes: int = 0
     waited: float = 0.0
+
+
+@dataclass(frozen=True)
+class MaskedReport:
+    """A report that nobody can read but in a sum with others, and what it cost.
+
+    Args:
+      attempt: at the round, that it is masked for.
+      vector: as secure/contents.py has it, masked.
+    """
+
+    round: int
+    attempt: int
+    vector: UInt64
+    costs: NodeCosts
 
 
 @dataclass(frozen=True)
