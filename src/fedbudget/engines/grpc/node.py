@@ -164,10 +164,7 @@ async def _converse(
                 tell(message.task)
         elif not isinstance(message, EncodedBroadcast):
             try:
-                if isinstance(message, Relay):
-                    answers = await inbox.beside(asyncio.to_thread(masked.answer, message))
-                else:
-                    answers = masked.answer(message)
+                answers = await inbox.beside(asyncio.to_thread(masked.answer, message))
             except UserError as error:
                 await _refuse(call, error)
             if answers:
