@@ -24,7 +24,7 @@ Eta = Positive | Literal["auto"]
 Chance = Annotated[float, Meta(gt=0, le=1)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-SecureShare = Annotated[float, Meta(gt=0.5, le=1)]
+Most = Annotated[float, Meta(gt=0.5, le=1)]
 Gamma = Annotated[float, Meta(ge=1)]
 Seed = Annotated[int, Meta(ge=0)]
 Names = tuple[str, ...]
@@ -78,7 +78,7 @@ class SettingsOptions(TypedDict, total=False):
     compress: Compression | None
     max_share: Chance | None
     secure_aggregation: bool
-    secure_threshold: SecureShare | None
+    secure_threshold: Most | None
     watts: NotNegative
     joules_per_byte: NotNegative
     price_per_hour: NotNegative

@@ -167,7 +167,7 @@ def group_of(members: Any, **other: Any) -> Group:
     keys = tuple(member.signed_key for member in members.values() if member.name != "node-0")
     names = tuple(sorted(members))
     known: dict[str, Any] = {"round": 1, "attempt": 1, "names": names, "threshold": len(names), "weights": (1,)}
-    known |= {"scale": 0, "places": 0, "tally": None, "keys": keys}
+    known |= {"scale": 0, "places": 0, "room": 8, "tally": None, "keys": keys}
     return Group(**{**known, **other})
 
 

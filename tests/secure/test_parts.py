@@ -58,7 +58,7 @@ def test_sums_of_encoded_vectors_are_those_of_vectors(values: list[float], weigh
 
 
 def test_the_largest_numbers_do_not_wrap() -> None:
-    largest = largest_beside(np.array([3.0], np.float32))
+    largest = largest_beside(np.array([3.0], np.float32), 8)
     vector = np.array([largest, -largest])
     assert (decode(encode(vector, largest), largest) == vector).all()
     assert (decode(encode(vector, largest) + encode(0.75 * vector, largest), largest) == 1.75 * vector).all()

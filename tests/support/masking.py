@@ -24,7 +24,7 @@ def group_for(
     names = summed.group(name)
     others = tuple(keys[other] for other in names if other != name)
     threshold = summed.threshold(name)
-    return Group(number, summed.attempt, names, threshold, tuple(weights), 0, 0, None, others)
+    return Group(number, summed.attempt, names, threshold, tuple(weights), 0, 0, 8, None, others)
 
 
 def begun(members: Mapping[str, MaskingMember], attempt: int, length: int, share: float = 2 / 3) -> MaskedSum:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedbudget.errors import UserError
 from fedbudget.option import REQUIRED, option
-from fedbudget.setting_types import LogFormat, LogLevel, Names, SecureShare
+from fedbudget.setting_types import LogFormat, LogLevel, Most, Names
 
 _OWN_DATA = ("serve", "join")
 
@@ -90,7 +90,7 @@ class JoinOptions:
     secure_aggregation: bool = option(
         False, "Take part only where sums are masked, so that the aggregator sees no report by itself.", "network"
     )
-    secure_threshold: SecureShare | None = option(
+    secure_threshold: Most | None = option(
         None, "The least share of a group, without which no sum is opened, that this node agrees to.", "network"
     )
     identity: Path | None = option(

@@ -11,7 +11,8 @@ A node whose report is not finite, or beyond what fits, has no part in any of th
 
 The largest of nodes' β̂_i is no sum. But every member puts its own into one of many places, drawn by chance, with 1 for
 how many are there, and its square: then the largest is known, and of no β̂_i whose it is. Where two have met in one
-place the larger follows from sum and squares, and of three and more an upper bound.
+place the larger follows from sum and squares, and of three and more an upper bound. All is done twice, with places
+drawn anew, and the smaller of both counts: it is too large only where it is in both.
 """
 
 import math
@@ -43,6 +44,7 @@ MOST_SCORED = 20
 _FIGURES = len(Numbers._fields)
 _MOST_BETA = 2.0**28  # what is beyond counts as this
 _PLACE = 1 + 2 * PARTS
+_TIMES = 2  # that places are drawn
 
 
 @dataclass(frozen=True)
@@ -84,18 +86,18 @@ class Contents:
     tallies: int
 
     @classmethod
-    def of(cls, broadcast: Broadcast, places: int, tally: TallyShape | None) -> "Contents":
+    def of(cls, broadcast: Broadcast, places: int, tally: TallyShape | None, room: int = 8) -> "Contents":
         fields = broadcast.report_fields
         tallies = broadcast.tallies if tally is not None else 0
         parameters = broadcast.w.size if "w" in fields else 0
-        largest = largest_beside(broadcast.w)
+        largest = largest_beside(broadcast.w, room)
         return cls(places if "beta" in fields else 0, parameters, largest, tally, tallies)
 
     @property
     def length(self) -> int:
         """Whole numbers."""
         tallies = 0 if self.tally is None else self.tallies * _tally_length(self.tally)
-        return PARTS * _FIGURES + _PLACE * self.places + self.parameters + tallies
+        return PARTS * _FIGURES + _TIMES * _PLACE * self.places + self.parameters + tallies
 
     def summands(self, report: Report, group: Group, tallies: Sequence[Tally] = ()) -> Summands:
         """What a member's report adds to the sums."""
@@ -110,7 +112,7 @@ class Contents:
     def encode(self, summands: Summands) -> UInt64:
         parts = [encode_figures(summands.figures.tolist())]
         if self.places:
-            parts.append(_encode_place(self.places, summands.beta))
+            parts += [_encode_place(self.places, summands.beta) for _ in range(_TIMES)]
         if self.parameters:
             w = np.zeros(self.parameters) if summands.w is None else summands.w
             parts.append(encode(w, self.largest))
@@ -121,13 +123,13 @@ class Contents:
 
     def decode(self, total: UInt64) -> Summands:
         """Of all members together; β̂ is the largest."""
-        cuts = np.cumsum([PARTS * _FIGURES, _PLACE * self.places, self.parameters])
+        cuts = np.cumsum([PARTS * _FIGURES, _TIMES * _PLACE * self.places, self.parameters])
         figures, places, w, tallies = np.split(total, cuts)
         found = [] if self.tally is None or not self.tallies else np.split(tallies, self.tallies)
         decoded = [None if self.tally is None else _decode_tally(self.tally, each) for each in found]
         return Summands(
             decode_figures(figures),
-            _decode_largest(places.reshape(-1, _PLACE)) if self.places else None,
+            _decode_largest(places.reshape(_TIMES, -1, _PLACE)) if self.places else None,
             decode(w, self.largest) if self.parameters else None,
             tuple(each for each in decoded if each is not None),
         )
@@ -140,10 +142,13 @@ class OpenedReports:
       opened: of all members.
       nodes, sizes: the numbers of all nodes in it, rising, and how many samples of each count.
       scale: as of the group.
+
+    `left_out` says whether some had no part in it.
     """
 
     def __init__(self, broadcast: Broadcast, opened: Summands, nodes: Int64, sizes: Int64, scale: int) -> None:
         numbers = Numbers(*(opened.figures * 2.0**scale).tolist())
+        self.left_out = round(numbers.data) < sizes.sum()
         if not round(numbers.data):  # nobody's report was finite
             numbers = numbers._replace(data=float(sizes.sum()), loss=math.inf, best_loss=math.inf)
         unknown = np.zeros(len(nodes))
@@ -189,9 +194,12 @@ def _encode_place(places: int, beta: float | None) -> UInt64:
 
 
 def _decode_largest(places: UInt64) -> float | None:
-    taken = places[places[:, 0] > 0]
-    if not len(taken):
-        return None
+    """From [times, places, numbers of each]."""
+    found = [_largest_in(each[each[:, 0] > 0]) for each in places if each[:, 0].any()]
+    return min(found, default=None)
+
+
+def _largest_in(taken: UInt64) -> float:
     sums, squares = decode_figures(np.ascontiguousarray(taken[:, 1:]).reshape(-1)).reshape(-1, 2).T
     count = taken[:, 0].astype(np.float64)
     mean = sums / count

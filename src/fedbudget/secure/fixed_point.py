@@ -1,9 +1,9 @@
 """Real numbers as whole ones of 64 bits that are added modulo 2^64: masks hide these perfectly, and no float.
 
-How far a vector's numbers may go follows from the w that all nodes were sent: to 2^16 times its largest number, or 2^16
-where that is below 1. Steps are the 2^61st part of that (2.8e-14), far finer than those of float32, and there is twice
-as much room as is used. Single figures, of which there are few and which may be squares, are in three parts of 40 bits
-with room for carries: in steps of 2^-60, up to ±2^58.
+How far a vector's numbers may go follows from the w that all nodes were sent: to 2^8 times its largest number, or 2^8
+where that is below 1, and further where that was too little. Steps are the 2^61st part of that (1e-16), far finer than
+those of float32, and there is twice as much room as is used. Single figures, of which there are few and which may be
+squares, are in three parts of 40 bits with room for carries: in steps of 2^-60, up to ±2^58.
 """
 
 import math
@@ -18,20 +18,22 @@ PARTS = 3
 LARGEST_FIGURE = 2.0**58
 
 _STEPS = 2.0**61  # from 0 to the largest
-_ROOM = 16  # a round takes no number further than so many times twofold
 _PART = 40  # bits
 _FIGURE_STEP = 60  # so many binary places
 _AT_ONCE = 2**16
 
 
-def largest_beside(w: Float32) -> float:
+def largest_beside(w: Float32, room: int) -> float:
     """Of a number in a sum of vectors that come from this one.
 
-    >>> largest_beside(np.array([0.5, -3.0], np.float32)) == 2.0**18
-    True
+    Args:
+      room: how often a number may have doubled.
+
+    >>> largest_beside(np.array([0.5, -3.0], np.float32), 8)
+    1024.0
     """
     most = float(np.abs(w).max(initial=1.0))
-    return 2.0 ** (math.ceil(math.log2(most)) + _ROOM)
+    return 2.0 ** (math.ceil(math.log2(most)) + room)
 
 
 def encode(values: Float32 | Float64, largest: float) -> UInt64:

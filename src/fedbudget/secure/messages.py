@@ -75,6 +75,7 @@ class Group(_Message, frozen=True):
       weights: how many samples count, of each node of the fleet that this is for.
       scale: the sum of all weights is at most 2 to the power of this.
       places: for numbers of which the largest counts.
+      room: how often a number of w may have doubled; see fixed_point.py.
       tally: what of test samples is added up, if anything.
       keys: of neighbours that were not told yet.
     """
@@ -86,6 +87,7 @@ class Group(_Message, frozen=True):
     weights: Annotated[tuple[_Count, ...], Meta(max_length=10_000)]
     scale: Annotated[int, Meta(ge=0, le=60)]
     places: Annotated[int, Meta(ge=0, le=2**20)]
+    room: Annotated[int, Meta(ge=0, le=40)]
     tally: TallyShape | None
     keys: Annotated[tuple[SignedKey, ...], Meta(max_length=200)]
 

@@ -38,7 +38,8 @@ _OPENING = 10.0  # seconds that a sum is waited for to be opened, at most
 _PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between attempts at one round, the more the longer
 _MOST_ATTEMPTS = 20
 _FEWEST_PLACES = 32  # for the largest β̂, and so many for each member
-_PLACES_EACH = 4
+_PLACES_EACH = 2
+_ROOM, _MORE_ROOM, _MOST_ROOM = 8, 8, 32  # how often a number of w may double in a round, and where it did oftener
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class MaskedRounds(Rounds):
         self._attempt: _Attempt | None = None
         self._owing: dict[str, int] = {}  # the attempt in which one was silent that is still connected
         self._last_attempt = 0
+        self._room = _ROOM
         self._timeout = 0.0
         self._failed = 0  # attempts at this round
         self._not_before = 0.0  # the next one
@@ -217,11 +219,9 @@ class MaskedRounds(Rounds):
         circle = tuple(sorted(names, key=lambda name: hashlib.sha256(self._circle + name.encode()).digest()))
         self._last_attempt = max(self._last_attempt + 1, int(1000 * time.time()))
         shapes = {self._introduced[name].tally for name in names} - {None}
-        contents = Contents.of(
-            pending.broadcast,
-            max(_FEWEST_PLACES, _PLACES_EACH * len(names)),
-            shapes.pop() if len(shapes) == 1 else None,
-        )
+        shape = shapes.pop() if len(shapes) == 1 else None
+        places = max(_FEWEST_PLACES, _PLACES_EACH * len(names))
+        contents = Contents.of(pending.broadcast, places, shape, self._room)
         if shapes:
             LOG.warning("nodes' test samples say different things, which cannot be added up, and are not asked for")
         keys = {name: self._introduced[name].key.public for name in names}
@@ -248,6 +248,7 @@ class MaskedRounds(Rounds):
             tuple(self.members[name].counted.tolist()),
             attempt.scale,
             contents.places,
+            self._room,
             contents.tally if contents.tallies else None,
             new,
         )
@@ -336,6 +337,9 @@ class MaskedRounds(Rounds):
         collected = super()._close(pending)
         nodes, sizes = self._nodes(pending.answers)
         reports = OpenedReports(pending.broadcast, result, nodes, sizes, attempt.scale)
+        if reports.left_out:
+            LOG.warning("reports with numbers that are not finite, or too large to be added up, are left out")
+            self._room = min(_MOST_ROOM, self._room + _MORE_ROOM)
         return replace(collected, summed=reports, tallies=result.tallies)
 
     def _nodes(self, names: Collection[str]) -> tuple[Int64, Int64]:

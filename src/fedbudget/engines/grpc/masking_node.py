@@ -116,7 +116,7 @@ class NodeMasking:
         broadcast, answer = trained
         if len(group.weights) != len(answer.report.nodes):
             raise PeerError(f"weights of {len(group.weights)} nodes, where there are {len(answer.report.nodes)}")
-        contents = Contents.of(broadcast, group.places, group.tally)
+        contents = Contents.of(broadcast, group.places, group.tally, group.room)
         summands = contents.summands(answer.report, group, answer.tallies)
         if self._options.noise is not None:
             summands = self._options.noise(summands)
