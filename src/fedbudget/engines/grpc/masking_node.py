@@ -130,7 +130,7 @@ class NodeMasking:
             from fedbudget.secure.member import MaskingMember
         except ImportError:
             raise BeyondLimits(
-                "masked sums need a library; install it with: pip install 'fedbudget[node,secure]'"
+                "masked sums need a library; install it with: pip install cryptography"
             ) from None
         options = self._options
         if self._identity is None:
