@@ -106,6 +106,11 @@ def test_what_needs_more_than_sums_is_refused(options: dict[str, Any], reason: s
         fedbudget.serve("127.0.0.1:0", model="softmax", secure_aggregation=True, quiet=True, **options)
 
 
+def test_a_simulation_does_not_pretend_to_mask() -> None:
+    with pytest.raises(UserError, match="is for nodes over gRPC"):
+        fedbudget.train(secure_aggregation=True, rounds=1)
+
+
 def test_a_threshold_goes_with_masks() -> None:
     with pytest.raises(UserError, match="secure_threshold goes with secure_aggregation"):
         fedbudget.serve("127.0.0.1:0", model="softmax", secure_threshold=0.8, quiet=True)

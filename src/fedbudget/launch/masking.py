@@ -41,6 +41,12 @@ def masking_terms(settings: Settings, client_ca: Path | None, *, own_data: bool)
     return MaskingTerms(settings.secure_threshold or THRESHOLD, trust_of(client_ca, None))
 
 
+def require_no_masks(settings: Settings) -> None:
+    """Refuses what would be left undone in silence, where messages are not carried by gRPC."""
+    if settings.secure_aggregation:
+        raise UserError("`secure_aggregation` is for nodes over gRPC: use fedbudget serve and join, or local")
+
+
 def with_sums_only(method: Method) -> Method:
     """The method where nothing of nodes but sums is known; refuses one that cannot do with these."""
     if method.combine.needs_reports:

@@ -109,10 +109,12 @@ class MaskedRounds(Rounds):
         self._room = _ROOM
         self._timeout = 0.0
         self._failed = 0  # attempts at this round
+        self._declined: set[frozenset[str]] = set()  # those that have opened this round with others before
         self._not_before = 0.0  # the next one
 
     def begin(self, broadcast: Broadcast, *, least: int, timeout: float, left: float, needs_reports: bool) -> None:
         self._attempt, self._timeout, self._failed, self._not_before = None, timeout, 0, 0.0
+        self._declined = set()
         super().begin(broadcast, least=least, timeout=timeout, left=left, needs_reports=True)
 
     def welcome(self) -> list[bytes]:
@@ -214,7 +216,8 @@ class MaskedRounds(Rounds):
         """Begins an attempt with all that are idle, if they are enough."""
         idle = [peer for peer in self.peers if peer.idle and pending.can_ask(peer.name)]
         names = [peer.name for peer in idle]
-        if self._attempt is not None or len(idle) < FEWEST or self.members.nodes(names) < pending.least:
+        few = len(idle) < FEWEST or self.members.nodes(names) < pending.least
+        if self._attempt is not None or few or frozenset(names) in self._declined:
             return
         circle = tuple(sorted(names, key=lambda name: hashlib.sha256(self._circle + name.encode()).digest()))
         self._last_attempt = max(self._last_attempt + 1, int(1000 * time.time()))
@@ -294,6 +297,8 @@ class MaskedRounds(Rounds):
         self._release(attempt)
         self._attempt = None
         self._failed += 1
+        if any(not opened.own for opened in attempt.sum.opened.values()):
+            self._declined.add(frozenset(attempt.sum.circle))
         pending.owing.clear()
         pending.answers.clear()
         if self._failed >= _MOST_ATTEMPTS:

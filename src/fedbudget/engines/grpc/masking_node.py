@@ -129,9 +129,7 @@ class NodeMasking:
             from fedbudget.secure.identity_files import identity_of, trust_of
             from fedbudget.secure.member import MaskingMember
         except ImportError:
-            raise BeyondLimits(
-                "masked sums need a library; install it with: pip install cryptography"
-            ) from None
+            raise BeyondLimits("masked sums need a library; install it with: pip install cryptography") from None
         options = self._options
         if self._identity is None:
             self._identity = identity_of(options.cert, options.key, options.identity)
