@@ -335,8 +335,11 @@ def test_noise_is_added_before_masks() -> None:
         for node in range(4):
             net.join(node, masking=MaskingOptions(noise=share_of_one))
         net.start(4)
-        collected = net.begin(), net.server.finish()
-        sums = collected[1].reports.sums
+        net.begin()
+        reports = net.server.finish().reports
+        assert isinstance(reports, OpenedReports)
+        sums = reports.sums
+        assert sums.w is not None
         weights = 2.0 ** (62 - 1).bit_length() / 62  # of the sum of all sizes, 62
         plain = without_network([[0, 1, 2, 3]], "fixed")[1]
         assert sums.mean(sums.w) == pytest.approx(plain + weights, rel=1e-5)
