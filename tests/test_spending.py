@@ -140,14 +140,18 @@ class TestCareful:
 
     @pytest.mark.parametrize(("limit", "wanted", "b"), [(3, 1, 0.13), (15, 10, 0.13), (15, 100, 0.13), (15, 30, 1.3)])
     def test_budgets_are_kept_and_used(self, limit: float, wanted: int, b: float) -> None:
-        """Of 300 runs: at most 2 % over, which 1 % exceeds by chance once in 30; little is left over."""
+        """Of 300 runs: at most 2 % over, which 1 % exceeds by chance once in 30, none of them far; little is left over.
+
+        Where an exchange is long beside the budget, its final loss is left out in one of six runs, not to be far over.
+        """
         rng = np.random.default_rng(wanted)
         runs = [made(rng, limit, Decision(wanted, Reason.MINIMUM), b=b) for _ in range(300)]
         over = np.array([ledger.overshoot[0] for ledger, _, _ in runs])
         left = np.array([limit - ledger.spent[0] for ledger, _, _ in runs])
         assert (over > 0).mean() <= 0.02
         assert left.mean() <= 2.6 * b  # a round's exchange, and what it and the final loss may take more
-        assert np.mean([judged for _, _, judged in runs]) >= 0.97
+        assert (over > 0.01 * limit).mean() <= 0.005
+        assert np.mean([judged for _, _, judged in runs]) >= (0.97 if 0.41 * b < 0.005 * limit else 0.83)
 
     def test_equal_costs_leave_less_than_a_round(self) -> None:
         ledger = Ledger.open(Budget({"time": 100.0}), costs([1], [4]))
@@ -187,12 +191,20 @@ class TestCareful:
         assert not late.fits(CAREFUL.final_room(late))
 
     def test_the_only_loss_there_will_be_is_made_if_it_likely_fits(self) -> None:
-        """A round costs 5s on average: with 5s left it fits every second time."""
-        ledger = two(100, 1000).charge(1, costs([2, 0], [3, 10]))
-        late = ledger.charge_besides(np.array([90.0, 0.0]))
+        """A round costs 5s on average: with 5s left it fits every second time, and 10s more are a hundredth."""
+        ledger = two(1000, 1000).charge(1, costs([2, 0], [3, 10]))
+        late = ledger.charge_besides(np.array([990.0, 0.0]))
         assert not late.fits(CAREFUL.final_room(late))
         assert late.fits(CAREFUL.final_room(late, judged=False))
         assert not late.charge_besides(np.array([0.1, 0.0])).fits(CAREFUL.final_room(late, judged=False))
+
+    def test_no_loss_is_made_that_may_end_far_over(self) -> None:
+        """With 5s left of 100s, as before, but a round that is 3s longer than on average is over by 3 %."""
+        ledger = two(100, 1000).charge(1, costs([2, 0], [3, 10]))
+        late = ledger.charge_besides(np.array([90.0, 0.0]))
+        assert not late.fits(CAREFUL.final_room(late, judged=False))
+        deviation = ledger.statistics.deviation((1,))[0]
+        assert stats.norm.sf((CAREFUL.final_room(late, judged=False)[0] - 5 + 1) / deviation) < 1 / 250
 
     def test_progress_ends_with_the_rounds(self) -> None:
         ledger = two(100, 1000)

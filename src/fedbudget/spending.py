@@ -6,16 +6,16 @@ A spending rule is a value, and what it says follows from the ledger alone. Ther
 second time. So room is kept for what may happen:
 
 - A round is begun only if the run will end within its budget with 99 % certainty: if the round and the final loss fit
-  with their mean cost and 2.16 times their deviation, more while few rounds have shown what that is (Student's t), and
+  with their mean cost and twice their deviation, more while few rounds have shown what that is (Student's t), and
   no less than the most that a single round went over of late: slow moments of machines and networks are not Gaussian.
 - τ is shortened to what fits. When nothing would fit after a round, it is the last, and what is left over would be
   lost: then τ is as long as fits, up to τ_max, unless the user has fixed it. Before that, when ten rounds are left or
   fewer, each is longer by its share of what would be left over, up to half as long again: several rounds that are a
   little longer are worth more than one that is much longer, or one of a few updates.
 - The final loss has had its room from the start. If the last round took so much of it that the final loss would more
-  likely than one time in six end over the budget, it is left out, and the run ends with w^f, whose loss is known. In a
-  run of one round no w but w(0) was ever judged: then it is made if it will more likely fit than not, and otherwise the
-  run ends with w(T).
+  likely than one time in ten end over the budget, or one time in 300 over it by more than a hundredth, it is left out,
+  and the run ends with w^f, whose loss is known. In a run of one round no w but w(0) was ever judged: then only the
+  second holds, and where it is left out the run ends with w(T).
 
 `PaperSpending` is Algorithm 2 to the letter: the last round's costs are what the next will cost, τ is chosen by those
 of the round before, and the final loss is evaluated whatever that takes. It goes over the budget as often as not.
@@ -32,15 +32,19 @@ from fedbudget.budget import PRIOR_ROUNDS, Budget, Costs, Ledger
 from fedbudget.control import Decision, Reason
 from fedbudget.errors import UserError
 
-_CERTAIN = 2.16
-"""Deviations of two exchanges x₁ + x₂ to leave room for. It is over in 1 % of cases: ∫ φ(x)Q(√2·2.16 - x)dx, over those
-x₁ = x after which the second is still made."""
+_CERTAIN = 2.0
+"""Deviations of two exchanges x₁ + x₂ to leave room for, where nothing more. It is over in 1 % of such cases,
+∫ φ(x)Q(√2·2 - x)dx over those x₁ = x after which the second is still made; most rounds begin with more room."""
 
 _LAST_ROUNDS = 10
 """How many are planned together, so that nothing is left over after them."""
 
-_LIKELY = 1.0
-"""Deviations of one exchange, which is over in 16 % of cases where only so much is left."""
+_LIKELY = 1.25
+"""Deviations of one exchange, which is over in one of ten cases where only so much is left."""
+
+_TOLERABLE, _SURELY = 0.01, 2.7
+"""By this share of its budget a run may be over, and by more in one of 300 such cases: where exchanges are long beside
+the budget, one of them may be far off."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,8 @@ class CarefulSpending:
 
     def final_room(self, ledger: Ledger, *, judged: bool = True) -> Float64:
         statistics = ledger.statistics
-        over = _LIKELY * statistics.deviation((1,)) if judged else 0.0
+        deviation = statistics.deviation((1,))
+        over = np.maximum(_LIKELY * judged * deviation, _SURELY * deviation - _TOLERABLE * ledger.budget.array)
         return _mean(statistics.mean, (1,)) + over + self._closing(ledger) + self._evaluation(ledger)
 
     def _closing(self, ledger: Ledger) -> Float64:
@@ -232,7 +237,7 @@ def _certain(rounds: int) -> float:
     """How many deviations that is where the deviation was estimated: a quantile of Student's t, nearly.
 
     >>> round(_certain(0), 1), round(_certain(20), 1), round(_certain(10_000), 2)
-    (2.6, 2.3, 2.24)
+    (2.4, 2.1, 2.06)
     """
     freedom, z = min(rounds + PRIOR_ROUNDS, 40), _CERTAIN
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
