@@ -141,7 +141,7 @@ def test_nobodys_own_seed_and_pairs_are_both_opened(data: st.DataObject) -> None
     for name, member in members.items():
         others = data.draw(st.sets(st.sampled_from([other for other in members if other != name])))
         try:
-            summed.opened[name] = member.open(Survivors(1, (name, *others), bytes(32)))
+            summed.opened[name] = member.open(Survivors(1, (name, *others), bytes(32)))  # as it comes, unchecked
         except PeerError:
             continue
     own, pairs = opened_so_far(summed)

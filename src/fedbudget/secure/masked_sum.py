@@ -58,11 +58,13 @@ class MaskedSum:
 
     def __post_init__(self) -> None:
         self.neighbours = neighbours(self.circle)
+        self._groups = {name: tuple(sorted((name, *others))) for name, others in self.neighbours.items()}
+        self._lacking: dict[str, int] = {}  # of secrets that are needed, by whose, how many shares
         self.total: UInt64 = np.zeros(self.length, np.uint64)
 
     def group(self, name: str) -> tuple[str, ...]:
         """A node and its neighbours, in the order in which its shares are numbered."""
-        return tuple(sorted((name, *self.neighbours[name])))
+        return self._groups[name]
 
     def threshold(self, name: str) -> int:
         return needed(len(self.group(name)), self.share)
@@ -99,6 +101,7 @@ class MaskedSum:
         """What each whose vector came is told. Raises `TooFewLeft`."""
         self._require(self.summed)
         self.phase = SumPhase.OPENED
+        self._lacking = {name: self.threshold(name) for name in self._needed()}
         everyone = digest({name: self.keys[name] for name in self.summed})
         return {
             name: Survivors(self.attempt, tuple(n for n in self.group(name) if n in self.summed), everyone)
@@ -115,10 +118,15 @@ class MaskedSum:
         if not declined and (opened.own.keys() != group & self.summed or opened.pairs.keys() != group - self.summed):
             raise PeerError("shares other than those that were asked for")
         self.opened[name] = opened
+        for owner in (*opened.own, *opened.pairs):
+            if owner in self._lacking:
+                self._lacking[owner] -= 1
+                if not self._lacking[owner]:
+                    del self._lacking[owner]
 
     def can_open(self) -> bool:
         """Whether there are shares enough of all secrets that are needed."""
-        return all(len(shares) >= self.threshold(name) for name, shares in self._shares().items())
+        return self.phase is SumPhase.OPENED and not self._lacking
 
     def open(self) -> UInt64:
         """The sum of all vectors that came. Raises `TooFewLeft`."""
@@ -145,13 +153,16 @@ class MaskedSum:
             if other in self.summed:
                 add_mask(self.total, seeds[SEED * at : SEED * (at + 1)], -sign_of(other, gone))
 
-    def _shares(self) -> dict[str, dict[int, bytes]]:
-        """Of each secret that is needed, by the number of the share: own seeds of those that are in the sum, and keys
-        to seeds of those that are not and share a mask with one that is.
+    def _needed(self) -> list[str]:
+        """Whose secrets are: own seeds of those that are in the sum, and keys to seeds of those that are not and share
+        a mask with one that is.
         """
         gone = [name for name in self.sent if name not in self.summed]
-        wanted = [*self.summed, *(name for name in gone if not self.summed.isdisjoint(self.neighbours[name]))]
-        found: dict[str, dict[int, bytes]] = {name: {} for name in wanted}
+        return [*self.summed, *(name for name in gone if not self.summed.isdisjoint(self.neighbours[name]))]
+
+    def _shares(self) -> dict[str, dict[int, bytes]]:
+        """Of each secret that is needed, by the number of the share."""
+        found: dict[str, dict[int, bytes]] = {name: {} for name in self._needed()}
         for name, shares in found.items():
             for number, holder in enumerate(self.group(name), start=1):
                 if (opened := self.opened.get(holder)) is not None:
