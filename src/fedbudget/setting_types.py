@@ -77,7 +77,7 @@ class SettingsOptions(TypedDict, total=False):
     round_timeout: Positive | None
     compress: Compression | None
     max_share: Chance | None
-    secure_aggregation: bool
+    secure_aggregation: bool | None
     secure_threshold: Most | None
     watts: NotNegative
     joules_per_byte: NotNegative

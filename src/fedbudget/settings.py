@@ -259,7 +259,7 @@ class Settings:
     max_share: Chance | None = option(
         None, "The most of the average that one node may be.", "network", _NETWORK, shown="0.5, of three or more"
     )
-    secure_aggregation: bool = option(False, "Mask reports: only their sum can be read.", "network", _NETWORK)
+    secure_aggregation: bool | None = option(None, "Mask reports: only their sum can be read.", "network", _NETWORK)
     secure_threshold: Most | None = option(None, "Share of a group that opens a sum.", "network", _NETWORK, shown="2/3")
     watts: NotNegative = option(5.0, "Power of a node, for energy.", "budget")
     joules_per_byte: NotNegative = option(1e-6, "Energy of sending a byte.", "budget", shown="1e-6")
