@@ -43,6 +43,7 @@ def served(pool: ThreadPoolExecutor, each: list[dict[str, Any]], joining: Any = 
     how: Any = {"give_up_after": LONG, "quiet": True, **(joining or {})}
     parts = [pool.submit(fedbudget.join, address, name=f"n{i}", **{**how, **own}) for i, own in enumerate(each)]
     asked: Any = {"model": "softmax", "costs": "simulated", "budget": "time=3s", "seed": 3, "batch_size": 8}
+    asked["round_timeout"] = LONG
     result = fedbudget.serve(address, nodes=len(each), quiet=True, **{**asked, **more})
     for part in parts:
         part.result(LONG)

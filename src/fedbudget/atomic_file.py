@@ -8,15 +8,15 @@ beside it. Of several writers at once the last one wins.
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Writes `content` to `path` in one step; an OSError when it cannot be, a full disk say."""
+def replace(path: Path, content: bytes | Sequence[bytes | memoryview]) -> None:
+    """Writes `content`, all of its parts, to `path` in one step; an OSError when it cannot be, a full disk say."""
     with replacing(path) as file:
-        file.write(content)
+        file.writelines([content] if isinstance(content, bytes) else content)
 
 
 @contextlib.contextmanager

@@ -98,7 +98,7 @@ def aggregate(grid: Grid, context: Context, *, model: "OwnModel | None" = None, 
 
     try:
         asked = read_run(context.run_config, model)
-        nodes = GridNodes(grid, run=secrets.token_hex(8), max_share=asked.settings.max_share or 0.5)
+        nodes = GridNodes(grid, run=secrets.token_hex(8), max_share=asked.settings.max_share)
         prepared = on_flower(nodes, asked)
         out = (asked.out or default_folder(prepared.settings)).absolute()
         result = execute(prepared, out=out, callbacks=[log_round], plot=plot)

@@ -1,5 +1,6 @@
 """A run folder that came from elsewhere: nothing but the folder is touched, and nothing in it reaches the terminal."""
 
+import json
 import re
 from pathlib import Path
 
@@ -38,3 +39,15 @@ def test_links_escapes_and_a_reason_that_is_not_known(
         assert "\x1b[2J" not in shown.out + shown.err
         assert "\x07" not in shown.out + shown.err
     assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("figures", ["[1]", '{"f1": []}', '{"f1": "0.9"}'])
+def test_figures_that_are_no_numbers(figures: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(budget="time=0.5s", out=tmp_path / "run")
+    summary = tmp_path / "run" / "summary.json"
+    kept = {**json.loads(summary.read_text()), "metrics": json.loads(figures)}
+    summary.write_text(json.dumps(kept))
+    with pytest.raises(SystemExit) as ended:
+        main(["show", str(tmp_path / "run")])
+    assert ended.value.code == 2
+    assert "metrics are not numbers by name" in capsys.readouterr().err

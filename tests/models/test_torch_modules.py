@@ -289,3 +289,11 @@ class TestRandomLayers:
 
 def _picked(positions: Sequence[int]) -> BatchIndices:
     return BatchIndices(np.array([[positions]], np.int32), np.zeros(1, np.int64))
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch, of scripted modules
+def test_a_scripted_module_is_refused() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 3)))
+    for module in (scripted, nn.Sequential(nn.Linear(5, 4), scripted)):
+        with pytest.raises(UserError, match=r"torch\.jit\.script"):
+            TorchModel(module)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedbudget import train
 from fedbudget.errors import UserError
-from fedbudget.protocol.combine import ClippedMean, CoordinateMedian, TrimmedMean, WeightedMean, without_outliers
+from fedbudget.protocol.combine import ClippedMean, CoordinateMedian, TrimmedMean, WeightedMean, mixed, without_outliers
 from fedbudget.protocol.messages import Report
 from fedbudget.protocol.steps import changed
 
@@ -23,12 +23,12 @@ def report(*updates: tuple[float, float], gradients: Any = None) -> Report:
 
 
 class TestClippedMean:
-    def test_an_update_too_long_gets_the_median_length(self) -> None:
-        """Lengths 1, 1, 2 and 100: the median of them is 1.5."""
+    def test_the_longer_an_update_was_the_shorter_it_gets(self) -> None:
+        """Lengths 1, 1, 2 and 100: the median of them is 1.5, and 1.5 / (100 / 1.5) = 0.0225."""
         given = report((1, 0), (0, 1), (2, 0), (0, -100))
-        found = ClippedMean(6.0).shortened(given, START, 2)
+        found = ClippedMean(6.0).believed(given, START, 2)
         assert found.w is not None
-        assert (found.w - START).tolist() == pytest.approx(np.array([[1, 0], [0, 1], [2, 0], [0, -1.5]]))
+        assert (found.w - START).tolist() == pytest.approx(np.array([[1, 0], [0, 1], [2, 0], [0, -0.0225]]))
         assert changed(given, found) == (3,)
 
     @given(st.integers(0, 2**32 - 1))
@@ -37,35 +37,35 @@ class TestClippedMean:
         start, w = rng.normal(size=9).astype(np.float32), rng.normal(size=(5, 9)).astype(np.float32)
         w[4] = start + 1000 * (w[4] - start)
         reported = Report(2, np.arange(5), np.full(5, 5), np.ones(5), np.ones(5), w=w)
-        found = ClippedMean().shortened(reported, start, 9)
+        found = ClippedMean().believed(reported, start, 9)
         assert found.w is not None
         assert found.w[:4].tobytes() == w[:4].tobytes()
         assert changed(reported, found) == (4,)
 
     def test_nothing_changes_where_none_is_too_long(self) -> None:
         given = report((1, 0), (0, 1), (5.9, 0))
-        assert ClippedMean(6.0).shortened(given, START, 2) is given
+        assert ClippedMean(6.0).believed(given, START, 2) is given
 
     def test_of_two_nobody_knows_which_one_is_too_long(self) -> None:
         given = report((1, 0), (0, 1e9))
-        assert ClippedMean(6.0).shortened(given, START, 2) is given
+        assert ClippedMean(6.0).believed(given, START, 2) is given
 
     def test_what_is_not_finite_is_left_to_others(self) -> None:
         given = report((1, 0), (0, 1), (2, 0), (np.nan, 0), (0, -100))
-        found = ClippedMean(6.0).shortened(given, START, 2)
+        found = ClippedMean(6.0).believed(given, START, 2)
         assert found.w is not None
         assert np.isnan(found.w[3]).any()
-        assert found.w[4] - START == pytest.approx(np.array([0, -1.5]))
+        assert found.w[4] - START == pytest.approx(np.array([0, -0.0225]))
 
     def test_gradients_are_held_too(self) -> None:
         gradients = np.array([[1, 0], [1, 0], [50, 0]], np.float32)
-        found = ClippedMean(6.0).shortened(report((1, 0), (0, 1), (1, 0), gradients=gradients), START, 2)
+        found = ClippedMean(6.0).believed(report((1, 0), (0, 1), (1, 0), gradients=gradients), START, 2)
         assert found.gradients is not None
-        assert found.gradients.tolist() == pytest.approx(np.array([[1, 0], [1, 0], [1, 0]]))
+        assert found.gradients.tolist() == pytest.approx(np.array([[1, 0], [1, 0], [0.02, 0]]))
 
     def test_running_statistics_are_not_looked_at(self) -> None:
         given = report((1, 0), (1, 0), (1, 1e6))
-        assert ClippedMean(6.0).shortened(given, START, 1) is given
+        assert ClippedMean(6.0).believed(given, START, 1) is given
 
     def test_an_honest_run_has_the_bits_of_the_mean(self) -> None:
         """SVM, Case 2: nobody is too long, and drift is corrected as with the mean."""
@@ -79,20 +79,46 @@ VECTORS = st.lists(st.tuples(st.floats(-1, 1, width=32), st.floats(-1, 1, width=
 
 @pytest.mark.parametrize("rule", [TrimmedMean(0.2), CoordinateMedian()])
 @given(honest=VECTORS, lie=st.floats(-(2.0**100), 2.0**100, width=32))
-def test_some_cannot_leave_what_others_span(rule: Any, honest: list[tuple[float, float]], lie: float) -> None:
-    """As many as a fifth of all nodes, with any number in any coordinate."""
+def test_some_cannot_take_w_far(rule: Any, honest: list[tuple[float, float]], lie: float) -> None:
+    """As many as a fifth of all nodes, with any number in any coordinate. Whoever is among the neighbours of an honest
+    node is no further from it than honest nodes are apart; so its mean is within what they span, and as much more as
+    the share of liars among the neighbours.
+    """
     liars = len(honest) // 4
     w = np.array([*honest, *[(lie, -lie)] * liars], np.float32)
     found = rule.combine(w, np.full(len(w), 7), np.arange(len(w)))
     values = np.array(honest, np.float32)
-    assert (values.min(axis=0) - 1e-6 <= found).all()
-    assert (found <= values.max(axis=0) + 1e-6).all()
+    apart = np.linalg.norm(values[:, None] - values, axis=2).max()
+    beyond = liars / (len(w) - rule.outliers(len(w))) * apart + 1e-6
+    assert (values.min(axis=0) - beyond <= found).all()
+    assert (found <= values.max(axis=0) + beyond).all()
 
 
-def test_trimmed_mean_by_hand() -> None:
-    """Of 1, 2, 3, 4, 100 with sizes 1, 1, 2, 1, 9 those in the middle: (2 + 2*3 + 4) / 4."""
-    w = np.array([[1], [2], [3], [4], [100]], np.float32)
-    assert TrimmedMean(0.2).combine(w, np.array([1, 1, 2, 1, 9]), np.arange(5)).tolist() == [3.0]
+@pytest.mark.parametrize("rule", [TrimmedMean(0.2), CoordinateMedian()])
+@given(seed=st.integers(0, 2**32 - 1))
+def test_far_from_all_has_no_part(rule: Any, seed: int) -> None:
+    """One of three, further from the two others than these are apart: what is left is their mean to the bit."""
+    rng = np.random.default_rng(seed)
+    w = rng.normal(size=(3, 9)).astype(np.float32)
+    w[1] += 100 * rng.choice([-1, 1], 9).astype(np.float32)
+    found = rule.combine(w, np.full(3, 7), np.arange(3))
+    honest = np.array([0, 2])
+    assert found.tobytes() == WeightedMean().combine(w[honest], np.full(2, 7), honest).tobytes()
+
+
+def test_means_of_neighbours_by_hand() -> None:
+    """Of 1, 2, 3, 4, 100 with sizes 1, 1, 2, 1, 9 the four nearest to each: 13 / 5 and, without the first, 912 / 13."""
+    w, sizes = np.array([[1], [2], [3], [4], [100]], np.float32), np.array([1, 1, 2, 1, 9])
+    assert mixed(w, sizes, np.arange(5), 4).ravel().tolist() == pytest.approx([2.6, 2.6, 2.6, 2.6, 912 / 13])
+
+
+def test_rules_by_hand() -> None:
+    """Means of four neighbours of 0, 10, 20, 30 and 40 are 15, 15, 15, 25 and 25, of which one is left out at either
+    end; of three, 10, 10, 20, 30 and 30.
+    """
+    w, sizes = np.array([[0], [10], [20], [30], [40]], np.float32), np.ones(5, np.int64)
+    assert TrimmedMean(0.2).combine(w, sizes, np.arange(5)).tolist() == pytest.approx([55 / 3])
+    assert CoordinateMedian().combine(w, sizes, np.arange(5)).tolist() == [20.0]
 
 
 def test_nothing_to_trim_is_the_weighted_mean() -> None:

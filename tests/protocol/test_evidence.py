@@ -51,9 +51,11 @@ def test_a_fleet_reports_them_where_mini_batches_are_small_and_the_step_size_ada
     request = Request(estimate=True, gradient=True, curvature=curvature)
     broadcast = Broadcast(1, case.start(1), 2, 0.1, request, best=False, stop=False)
     fleet.answer(broadcast)
-    report = fleet.answer(replace(broadcast, round=2, w=case.start(2)))
-    assert fleet._descent is not None
-    several = not np.array_equal(report.losses, fleet._descent.losses)
+    fleet.receive(replace(broadcast, round=2, w=case.start(2)))
+    fleet.update()
+    descent, report = fleet._descent, fleet.report()
+    assert descent is not None
+    several = not np.array_equal(report.losses, descent.losses)
     assert several == (curvature and batch < 32)
     assert report.rho is not None
     assert report.beta is not None

@@ -101,24 +101,29 @@ def train_beside(
     out: Path | None = None,
     honest: int = 2,
     wait_for: int | None = None,
+    first: bool = False,
     **settings: Any,
 ) -> Result:
     """A run with the honest nodes, and the liar if there is one.
 
     Args:
       wait_for: so many nodes, before the first round; all when not given.
+      first: whether the liar comes before all others.
     """
     known: dict[str, Any] = {"costs": "simulated", "budget": ("time=1000s",), "rounds": 45, "tau_max": 10, "seed": 1}
     nodes: list[Future[Any]] = []
     workers = {f"n{each}": Worker(share(each)) for each in range(1, honest + 1)}
     if lies is not None:
-        workers["liar"] = LyingWorker(share(3), lies)
+        liar = {"liar": LyingWorker(share(3), lies)}
+        workers = liar | workers if first else workers | liar
     with event_loop() as loop, patch.object(node_module, "_QUICK", 0.0):  # one loop serves all: none may work in it
 
         def connect(server: AggregatorServer) -> None:
             for name, worker in workers.items():
                 node = run_node(f"127.0.0.1:{server.port}", worker, name=name)
                 nodes.append(asyncio.run_coroutine_threadsafe(node, loop))
+                if first:
+                    server.wait_for(len(nodes), lambda: False)
 
         run = serving(
             Settings(model="softmax", nodes=wait_for or len(workers), **{**known, **settings}),

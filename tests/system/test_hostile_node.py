@@ -86,16 +86,22 @@ def test_what_it_reports(lies: Lies, told: str, alone: Result, caplog: pytest.Lo
     assert "n1" not in caplog.text.replace("n1 says of lasting", "")  # a quotient of what is nearly 0, now and then
 
 
-@pytest.mark.parametrize(("combine", "least"), [(None, 0.75), ("median", 0.85)])
-def test_how_many_samples_it_claims(combine: str | None, least: float) -> None:
-    """2^40 samples, and w = 0, which left 0.092: it counts as half of all. That is not as good as without it, which is
-    0.91; docs/robustness.md says so.
-    """
-    lies = moving(lambda start, w: 0 * w, lambda hello: with_samples(hello, 2**40 - 1))
-    found = train_beside(lies, combine=combine)
-    assert found.accuracy is not None
-    assert found.accuracy > least
-    assert all(np.isfinite(record.loss) for record in found.rounds)
+def zero_with(samples: int) -> Lies:
+    """So many samples, and w = 0, which left 0.092."""
+    return moving(lambda start, w: 0 * w, lambda hello: with_samples(hello, samples))
+
+
+def test_more_samples_than_anyone_has(alone: Result, caplog: pytest.LogCaptureFixture) -> None:
+    """It counts for nearly nothing, and a rule that does not trust it has nothing to do."""
+    with caplog.at_level(logging.WARNING):
+        assert_as_good(train_beside(zero_with(2**40 - 1)), alone)
+    assert "liar says of samples what is out of all proportion" in caplog.text
+
+
+@pytest.mark.parametrize("rule", ["trimmed", "median"])
+def test_as_many_samples_as_half_of_the_average(rule: str, alone: Result) -> None:
+    """A number that could be: it counts as half of all, which only rules that do not average get over."""
+    assert_as_good(train_beside(zero_with(500_000), combine=rule), alone)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +142,15 @@ def test_what_it_says_before_the_start(lie: Any, reason: str, caplog: pytest.Log
         found = train_beside(lies, honest=3, wait_for=3)
     assert reason in caplog.text
     assert {record.nodes for record in found.rounds} == {3}
+
+
+def test_other_columns_of_the_first_to_come(alone: Result, caplog: pytest.LogCaptureFixture) -> None:
+    """Of it and one honest node nobody knows who is right, and neither is refused; when the next has come, it is."""
+    lies = Lies(hello=lambda hello: replace(hello, samples=replace(hello.samples, shape=(65,))))
+    with caplog.at_level(logging.WARNING):
+        found = train_beside(lies, wait_for=2, first=True)
+    assert "liar's data do not fit" in caplog.text
+    assert found.w.tobytes() == alone.w.tobytes()
 
 
 def test_who_and_why_is_on_disk(tmp_path: Path, alone: Result) -> None:

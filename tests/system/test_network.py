@@ -247,3 +247,15 @@ def test_a_node_and_then_the_aggregator_are_told_to_stop(tmp_path: Path) -> None
     assert end["loss"] == found[-1].best_loss
     assert Run.open(run).model().w.shape == (3 * 7,)
     assert [record.nodes for record in found] == sorted((record.nodes for record in found), reverse=True)
+
+
+@pytest.mark.slow
+def test_where_no_run_begins_nodes_have_failed_too(tmp_path: Path) -> None:
+    """All three say why, and none ends as if there had been a run."""
+    with commands(tmp_path) as start:
+        aggregator = start.serve("--nodes", "2", "--model", "softmax", "--budget", "bytes=10")
+        nodes = start.nodes(aggregator.port, 2)
+        assert aggregator.end() == 2
+        assert [node.end() for node in nodes] == [1, 1]
+        for command in (aggregator, *nodes):
+            assert "bytes" in command.errors.splitlines()[-1]

@@ -37,7 +37,7 @@ def smooth(output, y):
     return nn.functional.cross_entropy(output, y, label_smoothing=0.2)
 """
 ROUNDS = 12
-TRAINED = {"tau": 3, "rounds": ROUNDS, "seed": 3, "method": "frugal", "step_size": 0.1}
+TRAINED = {"tau": 3, "rounds": ROUNDS, "seed": 3, "method": "frugal", "step_size": 0.1, "batch_size": 20}
 OPTIONS = [text for name, value in TRAINED.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 OPTIONS += ["--costs", "simulated", "--budget", "time=1000000s", "--out", "run"]
 MODEL = ["--model", "net.py:Net"]
@@ -176,9 +176,9 @@ def test_node_processes_are_told_where_the_model_is(tmp_path: Path) -> None:
             of_digits.replace("WIDTH", "8").replace("self.body(x)", "self.body(x.flatten(1))")
         )
         options = [*OPTIONS, *MODEL, "--nodes", "3", "--case", "2", "--rounds", "4"]
-        assert start.run("local", *options, "--batch-size", "20").end() == 0
+        assert start.run("local", *options).end() == 0
         (tmp_path / "run").rename(tmp_path / "over-network")
-        assert start.run("run", *options, "--batch-size", "20").end() == 0
+        assert start.run("run", *options).end() == 0
     assert (tmp_path / "run/model.safetensors").read_bytes() == (
         tmp_path / "over-network/model.safetensors"
     ).read_bytes()

@@ -11,6 +11,7 @@ import numpy as np
 from fedbudget.data.cells import category_name
 from fedbudget.data.dataset import Dataset
 from fedbudget.engines.grpc.credentials import aggregator_credentials, require_privacy
+from fedbudget.engines.grpc.peers import LOG
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.service import PeerLimits
 from fedbudget.engines.grpc.tokens import TokenFile, check_name
@@ -22,7 +23,7 @@ from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.node_data import NodeData, table_to_test_on
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.errors import UserError, explained
+from fedbudget.errors import UserError, explained, flag
 from fedbudget.launch.inputs import own_model, with_resolved_model
 from fedbudget.launch.masking import masking_terms, with_sums_only
 from fedbudget.launch.meters import build_meters
@@ -53,6 +54,11 @@ from fedbudget.secure.graph import FEWEST
 from fedbudget.settings import FEDERATED, Settings
 
 NO_SECURITY = SecurityOptions()
+
+_TRUSTING = (
+    "the model has %s parameters, and the nodes' updates are averaged as they are; the rule `clipped` would bound what "
+    "one of them can do, and hold all reports of a round in memory"
+)
 
 
 class Interrupted(Exception):
@@ -123,7 +129,7 @@ def serving(
             most=listen.max_nodes,
             model=settings.model if model is None else describe(model),
             classes=None if settings.classes is None else tuple(map(category_name, settings.classes)),
-            max_share=settings.max_share or 0.5,
+            max_share=settings.max_share,
             masking=masking,
             changed=count,
         )
@@ -138,7 +144,7 @@ def serving(
             prepared = _gather(settings, overrides, model, server, compressor, interrupted, test, resumed)
             yield replace(prepared, callbacks=(observe,), folder_made=server.open_audit)
         except UserError as error:
-            farewell = Farewell(str(error))
+            server.refuse_all(str(error))
             raise
         except Interrupted:
             farewell = Farewell("the aggregator was interrupted")
@@ -187,10 +193,13 @@ def _gather(
             for name, value in resumed.engine["counters"].items():
                 setattr(server.counters, name, int(value))
     trusted = settings.combine is not None or overrides.combine is not None or settings.secure_aggregation
-    if not trusted and task.parameters < LARGE:
+    if not trusted:
         # Where reports are all at hand anyway, none may take w further than others do: nodes elsewhere are not trusted.
-        settings = replace(settings, combine="clipped")
-        method = replace(method, combine=build_method(settings).combine)
+        if task.parameters < LARGE:
+            settings = replace(settings, combine="clipped")
+            method = replace(method, combine=build_method(settings).combine)
+        else:
+            LOG.warning(_TRUSTING, f"{task.parameters:,}")
     settings = with_resolved_model(replace(settings, nodes=nodes, dataset=NODES))
     over = resumed is not None and resumed.state.phase == "done"  # only its summary is missing: nodes have gone home
     if resumed is not None and resumed.conditions.extended_by(meters.budget.limits, settings.rounds):
@@ -215,12 +224,21 @@ def _gather(
 def _wait_for_nodes(
     server: AggregatorServer, nodes: int, interrupted: Callable[[], bool]
 ) -> dict[str, SamplesDescription]:
-    """What the samples of so many nodes are like, which go together; whose do not are refused by name."""
+    """What the samples of so many nodes are like, which go together; whose do not are refused by name.
+
+    Where as many are on either side, nobody knows who is right: who comes next decides.
+    """
+    undecided: set[str] = set()
     while True:
-        if not server.wait_for(nodes, interrupted):
+        if not server.wait_for(nodes, interrupted, other_than=undecided):
             raise Interrupted
         described = server.descriptions()
-        odd = misfits(described)
+        try:
+            odd = misfits(described)
+        except UserError as error:
+            LOG.warning("%s; waiting for another node, to see with whom most agree", error.spelled(flag))
+            undecided = set(described)
+            continue
         if not odd:
             return described
         for name, reason in odd.items():

@@ -87,7 +87,7 @@ def agree_on_task(
 def misfits(descriptions: Mapping[str, SamplesDescription]) -> dict[str, str]:
     """Of nodes whose data do not go with those of most: why not; the aggregator's own data are right.
 
-    Raises `UserError` where it cannot be said whose do not.
+    Raises `UserError` where it cannot be said whose do not, because no more than half go together.
     """
     names = list(descriptions)
     try:
@@ -98,7 +98,7 @@ def misfits(descriptions: Mapping[str, SamplesDescription]) -> dict[str, str]:
     found = [_misfits_with(seed, descriptions) for seed in ([OWN] if OWN in names else names[:_SEEDS])]
     fewest = min(found, key=len)
     rest = {name: each for name, each in descriptions.items() if name not in fewest}
-    if not fewest:
+    if not fewest or (OWN not in names and 2 * len(fewest) >= len(names)):
         raise disagreement
     agree(list(rest.values()), list(rest))
     return fewest

@@ -42,6 +42,8 @@ class FlatModule:
     """
 
     def __init__(self, module: nn.Module, *, average: bool = True, buffers: Sequence[str] = ()) -> None:
+        if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+            raise UserError("a module by torch.jit.script cannot be trained here; give the module that it was made of")
         self.module = module
         self._names = [label for label, parameter in module.named_parameters() if parameter.requires_grad]
         self.parameters, self.gradient = _flatten(module)

@@ -13,7 +13,7 @@ from fedbudget.control import ControlInputs, Decision, Reason
 from fedbudget.protocol.fednova import DataWorkload
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState
-from fedbudget.protocol.update import MovingRule
+from fedbudget.protocol.update import moves
 from fedbudget.protocol.workload import LEAST_GAIN, STRETCH, Workload
 
 _State = AggregatorState[Any, Any]
@@ -58,7 +58,7 @@ def _workload(method: Method, state: _State) -> Workload | None:
     drift = state.drift
     if method.by_speed is None or state.times is None or drift is None or not drift.coming.correct:
         return None
-    stretch = 1.0 if isinstance(method.update, MovingRule) else STRETCH
+    stretch = 1.0 if moves(method.update) else STRETCH
     workload = Workload.of(state.times, state.round + 1, method.by_speed, stretch)
     return workload if workload is not None and workload.gain >= LEAST_GAIN else None
 

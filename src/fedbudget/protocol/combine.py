@@ -4,13 +4,15 @@ A combination rule is a value with one pure function. The weighted mean needs on
 many nodes can make by itself (sums.py); any other rule is given every node's w_i, so that these must be here.
 
 Rules for who does not trust all nodes bound what one of them, or a few, can do to w: `ClippedMean` how far it takes w,
-`TrimmedMean` and `CoordinateMedian` (Yin et al., ICML 2018) which way in any coordinate, too. docs/robustness.md has
-what each of them survives, and what it costs where all are honest.
+`TrimmedMean` and `CoordinateMedian` (Yin et al., ICML 2018) which way in any coordinate, too. The latter two trim means
+of neighbours, not the w_i: where honest nodes' data differ, what is rare is in many of these means, and an attacker,
+far from all, in none (nearest-neighbour mixing, Allouah et al., AISTATS 2023). docs/robustness.md has what each of them
+survives, and what it costs where all are honest.
 """
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, TypeGuard
 
 import numpy as np
 
@@ -36,6 +38,22 @@ class CombineRule(Protocol):
         """
 
 
+class DoubtingRule(CombineRule, Protocol):
+    """A rule that looks at reports before anything is summed, and need not believe all of them."""
+
+    @property
+    def averages(self) -> bool:
+        """Whether it is the weighted mean of what it believes: then sums are enough, and drift can be corrected."""
+
+    def believed(self, report: Report, start: Float32, counted: int) -> Report:
+        """A report with what is believed of it; itself where that is all.
+
+        Args:
+          start: where updates start from, [parameters].
+          counted: how many of the first numbers of w are parameters, and not running statistics.
+        """
+
+
 @dataclass(frozen=True)
 class WeightedMean:
     """Σ D_i w_i / Σ D_i, eq. (5), along the tree of nodes (tree.py)."""
@@ -48,27 +66,26 @@ class WeightedMean:
 
 @dataclass(frozen=True)
 class ClippedMean:
-    """The weighted mean of updates of which none is much longer than most: one that is, is cut to the median length.
+    """The weighted mean of updates of which none is much longer than most: one that is, is cut.
 
-    Where none is, it is the weighted mean to the bit, and drift can be corrected.
+    It gets the median length, divided by how many times as long it was: the further from what most do, the less it is
+    believed, as with estimators that redescend. At the median length itself, one of three that goes the other way would
+    take half of the two others' way back, round by round. Where none is too long, it is the weighted mean to the bit,
+    and drift can be corrected.
 
     Args:
-      most: times the median length that an update may have; longer ones are not believed at all, and get the median.
+      most: times the median length that an update may have.
     """
 
     needs_reports: ClassVar[bool] = True
+    averages: ClassVar[bool] = True
     most: float = 6.0
 
     def combine(self, w: Float32, sizes: Int64, nodes: Int64) -> Float32:
         return WeightedMean().combine(w, sizes, nodes)
 
-    def shortened(self, report: Report, start: Float32, counted: int) -> Report:
-        """A report with updates, and gradients where there are any, of believable lengths; itself where all are.
-
-        Args:
-          start: where updates start from, [parameters].
-          counted: of how many of the first numbers of w the length is looked at.
-        """
+    def believed(self, report: Report, start: Float32, counted: int) -> Report:
+        """With updates, and gradients where there are any, of believable lengths."""
         if len(report.nodes) < _FEWEST:
             return report
         for name in VECTORS:
@@ -87,33 +104,31 @@ class ClippedMean:
         beyond = lengths > self.most * usual
         if usual == 0 or not beyond.any():
             return None
-        return np.where(beyond, usual / np.where(beyond, lengths, 1.0), 1.0).astype(np.float32)
-
-
-@runtime_checkable
-class TrimmingRule(CombineRule, Protocol):
-    """A rule that leaves out what is largest and smallest."""
-
-    def outliers(self, nodes: int) -> int:
-        """Of so many nodes, how many it leaves out at either end."""
+        return np.where(beyond, np.square(usual / np.where(beyond, lengths, 1.0)), 1.0).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class TrimmedMean:
-    """In every coordinate the weighted mean without the largest and the smallest values.
+    """In every coordinate the weighted mean without the largest and the smallest values, of means of neighbours.
 
     Args:
-      share: of the nodes, that is left out at either end; never all.
+      share: of the nodes, that may lie: so many are left out at either end, and of every node's neighbours; never all.
     """
 
     needs_reports: ClassVar[bool] = True
+    averages: ClassVar[bool] = False
     share: float = 0.2
 
     def outliers(self, nodes: int) -> int:
+        """Of so many nodes, how many may lie."""
         return min(math.ceil(self.share * nodes), (nodes - 1) // 2)
+
+    def believed(self, report: Report, start: Float32, counted: int) -> Report:
+        return without_outliers(report, self.outliers(len(report.nodes)))
 
     def combine(self, w: Float32, sizes: Int64, nodes: Int64) -> Float32:
         cut = self.outliers(len(w))
+        w = mixed(w, sizes, nodes, len(w) - cut)
         order = np.argsort(w, axis=0, kind="stable")[cut : len(w) - cut]
         weights = sizes.astype(np.float64)[order]
         kept = np.take_along_axis(w, order, axis=0)
@@ -122,15 +137,44 @@ class TrimmedMean:
 
 @dataclass(frozen=True)
 class CoordinateMedian:
-    """In every coordinate the median over nodes, each of which counts the same."""
+    """In every coordinate the median, of means of neighbours; each node counts the same, and nearly half may lie."""
 
     needs_reports: ClassVar[bool] = True
+    averages: ClassVar[bool] = False
 
     def outliers(self, nodes: int) -> int:
+        """Of so many nodes, how many may lie."""
         return (nodes - 1) // 2
 
+    def believed(self, report: Report, start: Float32, counted: int) -> Report:
+        return without_outliers(report, self.outliers(len(report.nodes)))
+
     def combine(self, w: Float32, sizes: Int64, nodes: Int64) -> Float32:
-        return np.asarray(np.median(w, axis=0), np.float32)
+        near = mixed(w, np.ones_like(sizes), nodes, len(w) - self.outliers(len(w)))
+        return np.asarray(np.median(near, axis=0), np.float32)
+
+
+def doubts(rule: CombineRule) -> TypeGuard[DoubtingRule]:
+    """Whether a rule looks at reports before anything is summed."""
+    return hasattr(rule, "believed")
+
+
+def averages(rule: CombineRule) -> bool:
+    """Whether a rule is the weighted mean of what it believes."""
+    return not rule.needs_reports or (doubts(rule) and rule.averages)
+
+
+def mixed(w: Float32, sizes: Int64, nodes: Int64, count: int) -> Float32:
+    """Of every node the weighted mean of so many w_i nearest to its own, which is one of them; [n, parameters].
+
+    Args:
+      w, sizes, nodes: as of `CombineRule.combine`.
+    """
+    found = np.empty_like(w)
+    for index, own in enumerate(w):
+        near = np.sort(np.argsort(_lengths(w, own), kind="stable")[:count])
+        found[index] = WeightedMean().combine(w[near], sizes[near], nodes[near])
+    return found
 
 
 def without_outliers(report: Report, count: int) -> Report:

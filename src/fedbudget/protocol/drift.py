@@ -54,7 +54,11 @@ import numpy as np
 
 from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.protocol.messages import Broadcast, Drift, Report
+from fedbudget.protocol.norms import norms, squared_norms
 from fedbudget.protocol.sums import LARGEST
+
+NOTHING = np.empty((0, 0), np.float32)
+"""In place of the c_i of nodes that can be learned again."""
 
 
 def mean_gradient(start: Float32, end: Float32, span: float) -> Float32:
@@ -252,7 +256,7 @@ class Correction:
         """-<c_i, s_i> with c_i as it was learned last, and ‖s_i‖², [n] each: see α above."""
         with np.errstate(over="ignore", invalid="ignore"):
             product = -np.einsum("ij,ij->i", self.own, self.shift, dtype=np.float64)
-            return product, np.square(self.shift, dtype=np.float64).sum(axis=1)
+            return product, squared_norms(self.shift)
 
     def forget(self) -> "Correction":
         """With c_i = 0: there was an interval without correction that these nodes missed."""
@@ -261,10 +265,4 @@ class Correction:
     def with_mean(self, mean: Float32) -> "Correction":
         """With c as it is now, and so the shifts of the coming interval."""
         shift = mean - self.own
-        return replace(self, mean=mean, shift=shift, plain=norms(shift), corrected=norms(shift - self.shift))
-
-
-def norms(vectors: Float32) -> Float64:
-    """‖v_i‖ of each node, [nodes, ...]; what diverged gives no number, and so no estimate."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.asarray(np.sqrt(np.square(vectors, dtype=np.float64).sum(axis=1)))
+        return replace(self, mean=mean, shift=shift, plain=norms(shift), corrected=norms(shift, self.shift))

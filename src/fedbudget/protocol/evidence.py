@@ -7,7 +7,7 @@ mean of the losses and the largest β̂_i. Where nodes hold the same data (Case 
 other node makes up for it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,8 +15,11 @@ from fedbudget.arrays import Float32, Float64
 from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards
 from fedbudget.models.base import Model
+from fedbudget.protocol.norms import squared_norms
 
 ENOUGH = 32
+
+_NOWHERE = np.empty((0, 0), np.float32)  # in place of a w that nobody needs, and that may be large
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,18 @@ def gather(model: Model, shards: Shards, indices: BatchIndices, w: Float32, best
     with np.errstate(over="ignore", invalid="ignore"):  # what diverged gives no number, and so no estimate
         for number in range(indices.updates):
             one = one_of(indices, number)
-            here = model.descend(w[None], shards, one, 0.0, best)
-            there = model.descend(points, shards, one, 0.0)
+            here = replace(model.descend(w[None], shards, one, 0.0, best), w=_NOWHERE)
+            there = replace(model.descend(points, shards, one, 0.0), w=_NOWHERE)
             assert here.best_losses is not None
             losses += here.losses
             best_losses += here.best_losses
             change += np.abs(there.losses - here.losses)
             change_of_gradient = there.gradients - here.gradients
-            squares = np.square(change_of_gradient, dtype=np.float64).sum(axis=1)
-            steepest = np.where((squares > size)[:, None], change_of_gradient, steepest)
+            del here, there
+            squares = squared_norms(change_of_gradient)
+            steeper = squares > size
+            steepest[steeper] = change_of_gradient[steeper]
             size = np.fmax(squares, size)
+            del change_of_gradient
     count = indices.updates
     return Evidence(losses / count, best_losses / count, change / count, steepest)

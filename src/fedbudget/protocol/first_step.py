@@ -16,7 +16,7 @@ from fedbudget.arrays import Float32, Float64
 from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards
 from fedbudget.models.base import Model
-from fedbudget.protocol.drift import norms
+from fedbudget.protocol.norms import norms
 
 STEPS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 _BEYOND = 3.0
@@ -34,7 +34,7 @@ def first_steepness(model: Model, shards: Shards, indices: BatchIndices, w: Floa
     with np.errstate(all="ignore"):  # a step far too long gives no number, and so is one
         for step in STEPS:
             there = model.descend(w - np.float32(step) * gradients, shards, indices, 0.0).gradients
-            beta = norms(there - gradients) / (step * lengths)
+            beta = norms(there, gradients) / (step * lengths)
             found.append(np.where(np.isfinite(beta), beta, np.inf))
     slopes, steps = np.array(found), np.array(STEPS)
     short = np.logical_and.accumulate(steps[:, None] * slopes <= 0.5, axis=0).sum(axis=0)  # how many are short enough

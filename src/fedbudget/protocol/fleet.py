@@ -39,16 +39,15 @@ from fedbudget.arrays import Float32, Float64
 from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards
 from fedbudget.models.base import Descent, Model
-from fedbudget.protocol.drift import Correction, mean_gradient, next_mean, norms
+from fedbudget.protocol.drift import NOTHING, Correction, mean_gradient, next_mean
 from fedbudget.protocol.evidence import Evidence, gather, mini_batches, one_of
 from fedbudget.protocol.first_step import first_steepness
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
+from fedbudget.protocol.norms import SAME, norms, slope
+from fedbudget.protocol.probe import probe_points
 from fedbudget.protocol.proximal import descend_near
 from fedbudget.protocol.state import FleetState, gone_on
 from fedbudget.protocol.statistics import with_statistics_of
-
-SAME = 1e-10
-"""Below this distance w_i(t) and w(t) count as equal, and ρ̂_i and β̂_i as 0."""
 
 
 class Fleet:
@@ -75,10 +74,12 @@ class Fleet:
         self._indices: BatchIndices | None = None
         self._w: Float32 | None = None  # w_i(t), [nodes, parameters], from the last updates
         self._start: Float32 | None = None  # w(t₀) and what was gone once more of the last way, [parameters]
+        self._before: Float32 | None = None  # the w that this way began at, where it is known
+        self._learned = False  # c_i of all nodes follow from the last updates
         self._correction: Correction | None = None
         self._best: Float32 | None = None  # our copy of w^f
         self._best_known: Float64 | None = None  # F_i(w^f) on whole shards
-        self._local: Descent | None = None  # F_i and ∇F_i at w_i(t₀)
+        self._local: tuple[Float64, Float32] | None = None  # F_i and ∇F_i at w_i(t₀)
         self._evidence: Evidence | None = None  # the same and more, of several mini-batches
         self._searched: Float64 | None = None  # β̂_i of nodes that have just joined
         self._distance: Float64 | None = None  # ‖w_i(t₀) - w(t₀)‖
@@ -94,13 +95,29 @@ class Fleet:
         twin.sampler = self.sampler.fork()
         return twin
 
+    def compact(self) -> None:
+        """Lets go of vectors that the next round can make again of others, where many fleets are remembered."""
+        if self._before is not None:
+            self._start = None
+        if self._correction is not None and self._learned:
+            self._correction = replace(self._correction, own=NOTHING)
+
+    def _expand(self) -> None:
+        """As before `compact`, to the bit."""
+        last = self._broadcast
+        if last is not None and self._start is None and self._before is not None:
+            self._start = gone_on(last.w, self._before, last.momentum, self.model.statistics)
+        if last is not None and self._w is not None and self._correction is not None and not self._correction.own.size:
+            self._learn_drift(last, self._w)
+
     def memory(self) -> FleetState:
         """All that is needed to go on from here, once a round was made."""
+        self._expand()
         broadcast, best, losses = self._broadcast, self._best, self._losses
         if broadcast is None or best is None or losses is None:
             raise LocalError("a fleet has something to remember after a round")
         return FleetState(
-            broadcast=replace(broadcast, catch_up=None),
+            broadcast=broadcast,
             w=self._w,
             best=best,
             losses=losses,
@@ -120,6 +137,7 @@ class Fleet:
         self._broadcast, self._w, self._best, self._losses = memory.broadcast, memory.w, memory.best, memory.losses
         self._best_known, self._steepest, self._correction = memory.best_known, memory.steepest, memory.correction
         self._start = memory.broadcast.w if memory.start is None else memory.start
+        self._before, self._learned = None, False
         self.sampler.go_to(memory.position)
 
     def answer(self, broadcast: Broadcast) -> Report:
@@ -139,12 +157,13 @@ class Fleet:
             len(work.updates) == len(self.shards) and min(work.updates) >= 1 and max(work.updates) <= work.most
         ):
             raise PeerError(f"{len(self.shards)} nodes are to make {work.updates} of {work.most} updates")
+        self._expand()
         self._follow_best(broadcast)
         before = self._broadcast
         if broadcast.drift is not None:
             self._follow_drift(broadcast, broadcast.drift)
         self._start = self._start_of(broadcast)
-        self._broadcast = broadcast
+        self._broadcast = replace(broadcast, mean=None, catch_up=None)  # which are vectors, and have been used
         more = mini_batches(self.sampler.batch) if broadcast.request.curvature else 1
         several = self.sampler.round(more, anew=True) if more > 1 else None
         anew = broadcast.request.curvature or not broadcast.request.estimate
@@ -161,7 +180,8 @@ class Fleet:
         if several is not None and self._best is not None:
             self._evidence = gather(self.model, self.shards, several, broadcast.w, self._best, points)
         elif broadcast.tau > 0:
-            self._local = self.model.descend(points, self.shards, one_of(self._indices, 0), 0.0)
+            local = self.model.descend(points, self.shards, one_of(self._indices, 0), 0.0)
+            self._local = local.losses, local.gradients
 
     def _points(self, own: Float32, broadcast: Broadcast, before: Broadcast) -> tuple[Float32, Float64]:
         """Where loss and gradient are compared with those at w(t₀), [nodes, parameters], and how far from there it is.
@@ -172,27 +192,15 @@ class Fleet:
         if broadcast.request.one_step:
             own = broadcast.w + (own - broadcast.combined) / np.float32(max(1, before.effective))
         own = with_statistics_of(broadcast.w, own, self.model.statistics)
-        distance = _distances(own, broadcast.w)
+        distance = norms(own, broadcast.w)
         same = distance <= SAME
         self._probes = broadcast.request.curvature and bool(same.any())
         if not self._probes:
             return own, distance
-        points = np.where(same[:, None], self._probe_points(broadcast.w, before), own)
-        return points, _distances(points, broadcast.w)
-
-    def _probe_points(self, w: Float32, before: Broadcast) -> Float32:
-        """Points a step's length from w, to measure β_i between, [nodes, parameters].
-
-        Each lies where the gradient changed the most the last time: done again and again, as in power iteration, this
-        turns to the steepest direction of all. The first time it lies where w came from.
-        """
-        way = (w - with_statistics_of(w, before.w, self.model.statistics)) / np.float32(max(1, before.effective))
-        if self._steepest is None:
-            return np.repeat((w + way)[None], len(self.shards), axis=0)
-        length = np.linalg.norm(way.astype(np.float64))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            direction = self._steepest / norms(self._steepest)[:, None]
-        return np.asarray(w + length * np.where(np.isfinite(direction), direction, 0), np.float32)
+        w, steps = broadcast.w, np.float32(max(1, before.effective))
+        way = (w - with_statistics_of(w, before.w, self.model.statistics)) / steps
+        points = np.where(same[:, None], probe_points(w, way, self._steepest, len(own)), own)
+        return points, norms(points, w)
 
     def _follow_best(self, broadcast: Broadcast) -> None:
         """Keeps our copy of w^f, and of its loss where that is always the same."""
@@ -216,6 +224,7 @@ class Fleet:
 
     def _start_of(self, broadcast: Broadcast) -> Float32:
         """Where gradients start from in a round: w(t₀), and as much of the last way as is gone once more."""
+        self._before = None
         if not broadcast.momentum:
             return broadcast.w
         last, catch_up = self._broadcast, broadcast.catch_up
@@ -226,6 +235,7 @@ class Fleet:
             before = last.w
         if before is None:
             raise PeerError(f"round {broadcast.round} goes on from a w that this node does not know")
+        self._before = before
         return gone_on(broadcast.w, before, broadcast.momentum, self.model.statistics)
 
     def _search(self, w: Float32, indices: BatchIndices) -> Float64:
@@ -241,7 +251,7 @@ class Fleet:
             return  # all was learned at the end that was not the last
         if correction is None or last is None or last.drift is None or self._w is None:
             mean = np.zeros_like(broadcast.w) if catch_up is None or catch_up.mean is None else catch_up.mean
-            self._correction = Correction.first(len(self.shards), mean)
+            self._correction, self._learned = Correction.first(len(self.shards), mean), False
             return
         if not missed:
             assert self._start is not None
@@ -253,7 +263,7 @@ class Fleet:
         else:
             mean = catch_up.mean
             correction = correction.forget() if catch_up.since > last.round else correction
-        self._correction = correction.with_mean(mean)
+        self._correction, self._learned = correction.with_mean(mean), False
 
     def update(self) -> None:
         """τ local updates, eq. (4); with τ=0 the loss at w."""
@@ -288,7 +298,9 @@ class Fleet:
         if scale is None or start is None:
             return descent
         with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged
-            scaled: Float32 = start + scale[:, None] * (descent.w - start)
+            scaled: Float32 = descent.w - start
+            scaled *= scale[:, None]
+            scaled += start
         return replace(descent, w=with_statistics_of(descent.w, scaled, self.model.statistics))
 
     def _local_updates(
@@ -319,12 +331,18 @@ class Fleet:
         own = with_statistics_of(self._start, own, self.model.statistics)
         gradients = mean_gradient(self._start, own, broadcast.span)
         self._correction = self._correction.learn(gradients, broadcast.drift)
+        self._learned = self._correction.own is gradients
 
     def report(self) -> Report:
-        if self._broadcast is None or self._losses is None or self._best_losses is None:
+        if self._broadcast is None or self._indices is None or self._losses is None or self._best_losses is None:
             raise LocalError("report comes after update")
-        broadcast, descent = self._broadcast, self._descent
-        report = Report(broadcast.round, self.numbers, self.shards.size, self._losses, self._best_losses)
+        report = self._report(self._broadcast, self._losses, self._best_losses)
+        self._indices = self._descent = self._local = self._evidence = None  # what a fleet remembers has fewer vectors
+        return report
+
+    def _report(self, broadcast: Broadcast, losses: Float64, best_losses: Float64) -> Report:
+        descent = self._descent
+        report = Report(broadcast.round, self.numbers, self.shards.size, losses, best_losses)
         if descent is None:
             return report
         report, wanted = replace(report, w=descent.w), broadcast.report_fields
@@ -347,15 +365,15 @@ class Fleet:
             if self._evidence is not None:
                 losses, gradients = self._evidence.loss_change, self._evidence.steepest
             elif self._local is not None:
-                losses = np.abs(self._local.losses - descent.losses)
-                gradients = self._local.gradients - descent.gradients
+                losses = np.abs(self._local[0] - descent.losses)
+                gradients = self._local[1] - descent.gradients
             else:
                 none = np.full(len(self.shards), np.nan)
                 return none, none if self._searched is None else self._searched
         assert self._distance is not None
         if self._probes:
             self._steepest = gradients
-        return _slope(losses, self._distance), _slope(norms(gradients), self._distance)
+        return slope(losses, self._distance), slope(norms(gradients), self._distance)
 
     def _shift(self) -> Float32 | None:
         """What is added to gradients in this round, [nodes, parameters]: against drift, and to go on."""
@@ -379,15 +397,3 @@ class Fleet:
         """w^f, unless its loss is known: whole shards give the same as ever, and w(t₀) may be w^f itself."""
         known = self._best_known is not None or self._broadcast is None or self._best is self._broadcast.w
         return None if known else self._best
-
-
-def _distances(ours: Float32, theirs: Float32) -> Float64:
-    """‖ours_i - theirs_i‖ of each node."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return norms(ours - theirs)
-
-
-def _slope(change: Float64, distance: Float64) -> Float64:
-    """change / distance, 0 where the distance counts as none."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(distance <= SAME, 0.0, change / distance)

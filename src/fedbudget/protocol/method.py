@@ -6,7 +6,7 @@ from typing import Any, Literal
 from fedbudget.arrays import Float32
 from fedbudget.control import Controller
 from fedbudget.errors import UserError
-from fedbudget.protocol.combine import ClippedMean, CombineRule, WeightedMean
+from fedbudget.protocol.combine import CombineRule, WeightedMean, averages
 from fedbudget.protocol.fednova import DataWorkload
 from fedbudget.protocol.messages import Request
 from fedbudget.protocol.state import AggregatorState
@@ -58,7 +58,7 @@ class Method:
         if not self.combine.needs_reports and not isinstance(self.combine, WeightedMean):
             name = type(self.combine).__name__
             raise UserError(f"{name} must say that it needs reports: sums give the weighted mean")
-        if self.correct_drift and not isinstance(self.combine, WeightedMean | ClippedMean):
+        if self.correct_drift and not averages(self.combine):
             # Nodes learn c from w(t₀) and what the w_i(t) were combined to: right only where that is their mean.
             raise UserError(
                 f"drift is corrected only where reports are averaged, not with {type(self.combine).__name__}: "

@@ -9,13 +9,13 @@ import numpy as np
 from fedbudget.arrays import Float32
 from fedbudget.control import Reason
 from fedbudget.errors import UserError
-from fedbudget.protocol.combine import ClippedMean, CombineRule, TrimmingRule, without_outliers
+from fedbudget.protocol.combine import CombineRule, averages, doubts
 from fedbudget.protocol.drift import Divergence, DriftState
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.statistics import with_statistics_of
 from fedbudget.protocol.sums import Reports, Sums
-from fedbudget.protocol.update import MovingRule, UpdateRule
+from fedbudget.protocol.update import UpdateRule, moves
 from fedbudget.protocol.workload import NodeTimes
 from fedbudget.step_size import StepSize, StepSizeInputs
 
@@ -58,7 +58,7 @@ def with_verdict(state: _State, sums: Sums, *, adapts: bool) -> tuple[_State, bo
 def with_retreat(state: _State, rule: UpdateRule, sums: Sums) -> _State:
     """Less motion where w(t₀) is worse than w^f, by a twentieth and more than chance would have it."""
     gap = state.loss - state.best_loss
-    if isinstance(rule, MovingRule) and gap > sums.loss_gap_error + state.best_loss / 20:
+    if moves(rule) and gap > sums.loss_gap_error + state.best_loss / 20:
         return state.updated(update=rule.retreat(state.update))
     return state
 
@@ -69,7 +69,7 @@ def at_pace(state: _State, rule: UpdateRule, broadcast: Broadcast, eta: float, *
     Args:
       eta: that w went by so far.
     """
-    if not isinstance(rule, MovingRule) or recover or _was_last(state):
+    if not moves(rule) or recover or _was_last(state):
         return state.updated(before=None, momentum=0.0)
     ratio = min(1.0, state.step_size.eta / eta) if eta > 0 else 1.0
     update = state.update if ratio == 1 else rule.paced(state.update, ratio)
@@ -79,10 +79,8 @@ def at_pace(state: _State, rule: UpdateRule, broadcast: Broadcast, eta: float, *
 
 def believed(rule: CombineRule, report: Report | Reports, state: _State) -> Report | Reports:
     """The report with what the rule believes of it; itself where it believes all."""
-    if isinstance(report, Report) and isinstance(rule, ClippedMean):
-        return rule.shortened(report, state.start, state.w.size - state.statistics)
-    if isinstance(report, Report) and isinstance(rule, TrimmingRule):
-        return without_outliers(report, rule.outliers(len(report.nodes)))
+    if isinstance(report, Report) and doubts(rule):
+        return rule.believed(report, state.start, state.w.size - state.statistics)
     return report
 
 
@@ -99,8 +97,7 @@ def changed(given: Report | Reports, believed: Report | Reports) -> tuple[int, .
 def combined(rule: CombineRule, report: Report | Reports, sums: Sums) -> Float32:
     """What the w_i(t) that are finite are combined to."""
     assert sums.w is not None  # or the report would have been refused
-    mean = not rule.needs_reports or isinstance(rule, ClippedMean)
-    if mean or not isinstance(report, Report) or report.w is None:
+    if averages(rule) or not isinstance(report, Report) or report.w is None:
         return sums.mean(sums.w)
     used = ~np.isin(report.nodes, sums.left_out)
     return _vector(rule, rule.combine(report.w[used], report.sizes[used], report.nodes[used]), report.w[0])
@@ -118,7 +115,7 @@ def moved(
     update, w = state.update, mean
     if mean is not None:
         aim = mean if scale == 1 else state.w + np.float32(scale) * (mean - state.w)
-        if isinstance(rule, MovingRule) and _was_last(state):
+        if moves(rule) and _was_last(state):
             w = aim
         else:
             reached = aim if state.before is None else aim - state.start + state.w  # by gradients alone

@@ -37,9 +37,11 @@ def flatten(value: object) -> tuple[Any, Arrays]:
     names: dict[int, str] = {}  # of arrays, by what they are
 
     def plain(part: Any, path: str) -> Any:
-        if type(part) in _PLAIN:
+        own: Any = type(part)
+        if own in _PLAIN:
             return part
-        if isinstance(part, np.ndarray):
+        kind = _kind(own)
+        if kind is np.ndarray:
             if id(part) in names:
                 return names[id(part)]
             if path in arrays:
@@ -47,11 +49,11 @@ def flatten(value: object) -> tuple[Any, Arrays]:
             arrays[path], names[id(part)] = part, path
             return path
         inside = f"{path}." if path else ""
-        if is_dataclass(part) and not isinstance(part, type):
-            return {name: plain(getattr(part, name), inside + name) for name in _names(type(part))}
-        if isinstance(part, Mapping):
+        if kind is object:
+            return {name: plain(getattr(part, name), inside + name) for name in _names(own)}
+        if kind is Mapping:
             return {str(name): plain(each, f"{inside}{name}") for name, each in part.items()}
-        if isinstance(part, list | tuple):
+        if kind is list:
             return [plain(each, f"{inside}{index}") for index, each in enumerate(part)]
         try:
             return msgspec.to_builtins(part.item() if isinstance(part, np.generic) else part)
@@ -88,6 +90,18 @@ def restore(kind: type[T], plain: Any, arrays: Mapping[str, NDArray[Any]]) -> T:
         raise ValueError(f"unknown arrays: {', '.join(sorted(arrays.keys() - used))}")
     _require_all_fields(value, plain, "")
     return value
+
+
+@cache
+def _kind(kind: type) -> type | None:
+    """What values of a class are taken as: arrays, dataclasses (`object`), mappings, lists, or None of these."""
+    if issubclass(kind, np.ndarray):
+        return np.ndarray
+    if is_dataclass(kind):
+        return object
+    if issubclass(kind, Mapping):
+        return Mapping
+    return list if issubclass(kind, list | tuple) else None
 
 
 @cache

@@ -18,6 +18,7 @@ import numpy as np
 
 from fedbudget.arrays import Flags, Float32, Float64, Int64
 from fedbudget.protocol.messages import Broadcast, LocalError, Report
+from fedbudget.protocol.norms import norms
 from fedbudget.protocol.tree import GrowingSum, add_up, branches
 
 ABSURD = 1e12
@@ -33,8 +34,6 @@ DIVERGENCES = ("plain", "corrected", "lasting", "shifted")
 """What nodes say of drift."""
 
 Vectors = Literal["w", "gradients"]
-
-_AT_ONCE = 2**20  # numbers
 
 
 class Numbers(NamedTuple):
@@ -216,7 +215,7 @@ class ReportsHere:
         )
 
     def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
-        return self._rows_of_usable(_distances(getattr(self._report, vectors), mean)[:, None])
+        return self._rows_of_usable(norms(getattr(self._report, vectors)[:, : mean.size], mean)[:, None])
 
     def _vectors(self, vectors: Float32 | None) -> Float64 | None:
         return None if vectors is None else self._rows_of_usable(vectors)
@@ -290,17 +289,9 @@ class SummedReports:
 
 def within(values: Float32 | Float64, largest: float = LARGEST) -> bool:
     """Whether all are finite, and not beyond what can be."""
+    if values.size == 1:  # as most are, and numpy would take its time
+        return -largest <= float(values.item()) <= largest
     return not values.size or bool(-largest <= values.min() and values.max() <= largest)
-
-
-def _distances(vectors: Float32, mean: Float32) -> Float64:
-    """‖v_i - mean‖ of each node."""
-    squares, rows = np.empty(len(vectors)), max(1, _AT_ONCE // mean.size)
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite gives an estimate that is kept out
-        for first in range(0, len(vectors), rows):  # in parts, because a copy of all would be much memory
-            some = slice(first, first + rows)
-            squares[some] = np.square(vectors[some, : mean.size] - mean, dtype=np.float64).sum(axis=1)
-    return np.sqrt(squares)
 
 
 def _largest(values: Float64 | None) -> float | None:

@@ -6,7 +6,7 @@ round to round: None, or a frozen dataclass of numbers and arrays, which is save
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
@@ -50,6 +50,17 @@ class MovingRule(UpdateRule, Protocol):
 
     def paced(self, state: Any, ratio: float) -> Any:
         """The state to go on with where η of the coming round is so many times that of the last."""
+
+
+_MOVES: dict[type, bool] = {}
+
+
+def moves(rule: UpdateRule) -> TypeGuard[MovingRule]:
+    """Whether it is a `MovingRule`: of each class looked at once, for every round asks several times."""
+    kind = type(rule)
+    if kind not in _MOVES:
+        _MOVES[kind] = isinstance(rule, MovingRule)
+    return _MOVES[kind]
 
 
 @dataclass(frozen=True)

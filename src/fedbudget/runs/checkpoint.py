@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from fedbudget import atomic_file
 from fedbudget.errors import UserError
@@ -28,6 +27,7 @@ from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.structure import Arrays, flatten, restore
 from fedbudget.runs.record import RoundRecord
+from fedbudget.runs.tensor_file import in_parts
 
 CHECKPOINT = "checkpoint.safetensors"
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class Checkpoint:
 
     def save(self, folder: Path) -> None:
         """Writes it, in place of the one before; an OSError, and the one before, when that cannot be."""
-        atomic_file.replace(folder / CHECKPOINT, self.to_bytes())
+        atomic_file.replace(folder / CHECKPOINT, self.in_parts())
 
     @classmethod
     def load(cls, folder: Path, method: Method) -> "Checkpoint":
@@ -108,7 +108,8 @@ class Checkpoint:
             raise UserError(f"{path}: the checkpoint cannot be read: {error}") from None
         return cls(state, records, engine, arrays, conditions)
 
-    def to_bytes(self) -> bytes:
+    def in_parts(self) -> "list[bytes | memoryview]":
+        """What the file has in it."""
         state, arrays = flatten(self.state)
         engine, more = flatten({_ENGINE: self.engine})
         arrays = {**arrays, **more, **self.arrays}
@@ -117,7 +118,7 @@ class Checkpoint:
         conditions, _ = flatten(self.conditions)
         plain = {"version": _VERSION, "state": state, "records": self.records, "conditions": conditions, **engine}
         text = json.dumps(plain, separators=(",", ":"))
-        return save(arrays, {_KIND: _checksum(arrays, text) + text})  # one key: several are written in any order
+        return in_parts(arrays, {_KIND: _checksum(arrays, text) + text})
 
 
 def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:

@@ -41,7 +41,7 @@ class CheckpointWriter:
       append: adds a record to rounds.jsonl.
       sync: returns when the records that were added are safe from a power cut. So they are before there is a checkpoint
         that does not hold them any more.
-      ahead: the most rounds that may wait for the disk.
+      ahead: the most rounds that may wait for the disk while the run goes on.
       records: that the last checkpoint on disk holds, as lines.
       interval: seconds between two checkpoints, at least.
       spare: whether space on the disk is kept back.
@@ -91,12 +91,13 @@ class CheckpointWriter:
         Raises what went wrong with an earlier one.
         """
         with self._changed:
-            self._changed.wait_for(lambda: len(self._waiting) < self._ahead or self._error is not None)
             self._raise_error()
             self._latest = state, engine, record
             if record is not None and not self._interval:
                 self._waiting.append(record)
             self._changed.notify_all()
+            self._changed.wait_for(lambda: len(self._waiting) <= self._ahead or self._error is not None)
+            self._raise_error()
 
     def flush(self) -> None:
         """Waits until all is on disk."""

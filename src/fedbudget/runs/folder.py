@@ -190,6 +190,10 @@ def _read_summary(path: Path) -> dict[str, Any] | None:
         summary: dict[str, Any] = printable_texts(json.loads((path / SUMMARY).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
+    for name in ("metrics", "to_beat", "spread"):
+        figures = summary.get(name) or {}
+        if not isinstance(figures, dict) or not all(isinstance(value, int | float) for value in figures.values()):
+            raise ValueError(f"in {SUMMARY}, {name} are not numbers by name")
     return summary
 
 

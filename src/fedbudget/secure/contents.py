@@ -26,7 +26,7 @@ from fedbudget.arrays import Flags, Float64, Int64, UInt64
 from fedbudget.models.tally import BINS, ClassCounts, ErrorSums, Tally
 from fedbudget.protocol.messages import Broadcast, LocalError, Report
 from fedbudget.protocol.sums import ABSURD, Numbers, Sums, Vectors
-from fedbudget.protocol.tree import add_up
+from fedbudget.protocol.tree import add_up_in_numpy
 from fedbudget.secure.fixed_point import (
     LARGEST_FIGURE,
     PARTS,
@@ -105,8 +105,8 @@ class Contents:
         numbers = Numbers.of(report, np.ones(len(report.nodes), bool))
         good = _possible(report, numbers, self.largest)
         nodes, weights = report.nodes[good], weights[good]
-        figures = add_up(nodes, weights, numbers[good])
-        w = None if report.w is None else add_up(nodes, weights, report.w[good])
+        figures = add_up_in_numpy(nodes, weights, numbers[good])
+        w = None if report.w is None else add_up_in_numpy(nodes, weights, report.w[good])
         return Summands(figures, _largest_beta(report.beta, good), w, tuple(tallies))
 
     def encode(self, summands: Summands) -> UInt64:

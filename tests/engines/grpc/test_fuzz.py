@@ -201,7 +201,7 @@ def other_than(rng: np.random.Generator, message: bytes, real: list[bytes]) -> b
 
 def held(reader: Any) -> int:
     """Bytes of vectors that a reader holds."""
-    return 0 if reader._vectors is None else len(reader._vectors.data)
+    return 0 if reader._vectors is None else int(reader._vectors.expected - reader._vectors._missing)
 
 
 def check(found: Any) -> None:

@@ -96,6 +96,21 @@ def test_none_has_more_than_its_share(sizes: list[int], share: float) -> None:
     assert all(ours == told for ours, told in zip(counted, sizes, strict=True) if told <= share * sum(counted) - 1)
 
 
+@pytest.mark.parametrize(
+    ("share", "size", "counts"), [(None, 150, 150), (None, 500_000, 220), (None, 2**40, 1), (0.5, 2**40, 220)]
+)
+def test_what_a_claim_counts_for(share: float | None, size: int, counts: int) -> None:
+    """Half of the average, beside nodes of 100 and 120 samples; beyond 10,000 times what most have, one sample, unless
+    a user has said what share one may have.
+    """
+    members: Members[str] = Members(share=share)
+    for name, each in (("a", 100), ("b", 120), ("c", size)):
+        members.join(name, [each])
+    assert members["c"].counted.tolist() == [counts]
+    assert members["c"].oversized == (counts == 1)
+    assert [members[name].counted.tolist() for name in "ab"] == [[100], [120]]
+
+
 def test_who_counts_for_less_than_before_has_to_learn_drift_anew() -> None:
     """The aggregator's own samples count in full."""
     members: Members[str] = Members(share=0.5)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fedbudget.engines.remote.members import Members
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.round import FAILURES, NextStep, PendingRound
+from fedbudget.models.tally import Tally
 from fedbudget.protocol.messages import Report
 from fedbudget.protocol.sums import SummedReports
 from support.hand_made import ONE, make, report
@@ -91,6 +92,17 @@ class TestNextStep:
     def test_nobody_to_ask_is_no_reason_to_give_up(self) -> None:
         """Someone may come."""
         assert pending().next_step(15.0, members()) is NextStep.ASK
+
+
+def test_what_is_not_believed_is_left_out_and_named() -> None:
+    """Of test samples that are too many, and of a claim of training samples."""
+    ours, fleet = pending(*NAMES), members()
+    for name, samples in zip(NAMES, (20, 30, 2**39), strict=True):
+        ours.receive(name, replace(answer(name), tallies=(Tally(samples, 0.5),)))
+    fleet["b"].oversized = True
+    found = ours.close(fleet, {})
+    assert [len(each.tallies) for each in found.answers] == [1, 1, 0]
+    assert found.doubts == {"b": ("samples",), "c": ("test samples",)}
 
 
 def test_what_was_not_asked_for_came_too_late() -> None:

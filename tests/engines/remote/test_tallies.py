@@ -1,5 +1,6 @@
 """Tallies as bytes and back; what cannot be is refused."""
 
+import math
 import zlib
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.engines.remote.tallies import LONGEST, expected_bytes, pack_tallies, unpack_tallies
+from fedbudget.engines.remote.tallies import LONGEST, believable_tallies, expected_bytes, pack_tallies, unpack_tallies
 from fedbudget.models.tally import BINS, ClassCounts, ErrorSums, Tally
 from fedbudget.protocol.messages import PeerError
 
@@ -120,3 +121,30 @@ def test_as_many_as_were_asked_for() -> None:
 def test_any_other_bytes(data: bytes) -> None:
     with pytest.raises(PeerError, match="tallies"):
         unpack_tallies(data, 1)
+
+
+@pytest.mark.parametrize(
+    ("lie", "believed"),
+    [
+        ({}, True),
+        ({"loss": 1e9}, True),
+        ({"loss": math.nan}, False),
+        ({"classes": None}, False),
+        ({"samples": 400_000}, True),
+        ({"samples": 2**40 - 1}, False),
+    ],
+)
+def test_one_of_three_does_not_decide_what_a_model_is_worth(lie: dict[str, Any], believed: bool) -> None:
+    honest = [(of_classes(seed, 50, 3),) for seed in (1, 2)]
+    other = (replace(of_classes(3, 50, 3), **lie),)
+    assert believable_tallies([honest[0], other, (), honest[1]]) == [True, believed, True, True]
+
+
+def test_of_two_nobody_knows_who_is_right() -> None:
+    odd = (replace(of_classes(1, 50, 3), loss=math.nan),)
+    assert believable_tallies([odd, (), (of_classes(2, 50, 3),)]) == [True, True, True]
+
+
+def test_where_most_have_diverged_their_figures_are_what_there_is() -> None:
+    diverged = [(replace(of_classes(seed, 50, 3), loss=math.nan),) for seed in (1, 2)]
+    assert believable_tallies([*diverged, (of_classes(3, 50, 3),)]) == [True, True, False]

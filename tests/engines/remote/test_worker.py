@@ -68,7 +68,7 @@ def test_a_round_that_was_not_counted_leaves_no_trace() -> None:
     assert bits(answers(work, broadcast[3:])) == bits(answers(other, broadcast[3:]))
 
 
-@pytest.mark.parametrize("ahead", [1, 4])
+@pytest.mark.parametrize("ahead", [0, 1, 4])
 def test_a_memory_goes_back_as_far_as_the_aggregator_may_and_no_further(
     ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +87,7 @@ def test_a_memory_goes_back_as_far_as_the_aggregator_may_and_no_further(
 
 
 def test_a_large_model_is_remembered_for_fewer_rounds() -> None:
-    assert rounds_ahead(784) > rounds_ahead(1_000_000) >= 1
+    assert rounds_ahead(784) > rounds_ahead(1_000_000) >= 0
 
 
 def test_another_run_or_task_begins_anew_and_the_same_does_not() -> None:

@@ -64,10 +64,10 @@ class GridNodes:
 
     Args:
       run: the run's name.
-      max_share: the largest share of the average that one node may have, where they are three or more.
+      max_share: the largest share of the average that one node may have, where they are three or more; see `Members`.
     """
 
-    def __init__(self, grid: Grid, run: str, max_share: float = 0.5) -> None:
+    def __init__(self, grid: Grid, run: str, max_share: float | None = None) -> None:
         self.counters = Counters()
         self.members: Members[int] = Members(share=max_share)
         self.mailbox = Mailbox(grid, self.counters)

@@ -5,7 +5,7 @@ A broadcast's fields are sent in the order of the dataclass (layout.py), and the
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,12 +46,12 @@ def pack_broadcast(
       kind: how it was.
     """
     numbers, arrays = _LAYOUT.encode(broadcast if catch_up else replace(broadcast, catch_up=None))
-    parts = {name: compression.encode("none", array) for name, array in arrays.items()}
+    parts: dict[str, bytes | memoryview] = {name: compression.raw(array) for name, array in arrays.items()}
     if difference is not None:
         parts["w"] = difference
         if "mean" in parts and kind in _MEAN:
             parts["mean"] = compression.encode(_MEAN[kind], arrays["mean"] - broadcast.w)
-    vectors = b"".join(parts.values())
+    vectors = b"".join(parts.values()) if len(parts) > 1 else next(iter(parts.values()))
     message = pb.Broadcast(
         base_round=base_round, numbers=numbers, difference=difference is not None, **first_part(vectors)
     )
@@ -73,15 +73,16 @@ class EncodedBroadcast:
 
     Args:
       values: all but its vectors, as layout.py has them.
-      kinds: how its vectors are encoded, as they follow each other in `data`.
+      kinds: how its vectors are encoded.
       difference: whether w is told as the difference to the w before.
+      vectors: the bytes of each.
     """
 
     base_round: int
     values: tuple[Any, ...]
     kinds: Mapping[str, Kind]
     difference: bool
-    data: bytearray
+    vectors: Sequence[bytearray]
     task: Task
 
     @property
@@ -102,11 +103,9 @@ class EncodedBroadcast:
         return RoundRequest(broadcast, self.base_round)
 
     def _arrays(self, before: Float32 | None) -> dict[str, Float32]:
-        d, start = self.task.parameters, 0
         arrays: dict[str, Float32] = {}
-        for name, kind in self.kinds.items():
-            arrays[name] = decode_vector(kind, self.data, start, d)
-            start += compression.encoded_size(kind, d)
+        for (name, kind), data in zip(self.kinds.items(), self.vectors, strict=True):
+            arrays[name] = decode_vector(kind, data, self.task.parameters)
         if self.difference:
             if before is None:
                 raise PeerError("a difference to parameters that were never told")
@@ -181,9 +180,9 @@ class AggregatorReader:
         if difference:
             told = task.compression(_LAYOUT.build(values, dict.fromkeys(names, _NOTHING), request=task.request))
             kinds |= {name: kind for name, kind in (("w", told), ("mean", _MEAN.get(told, "none"))) if name in kinds}
-        size = sum(compression.encoded_size(kind, task.parameters) for kind in kinds.values())
-        self._vectors = VectorBytes(size, message.size, message.vectors, _MORE)
-        self._broadcast = EncodedBroadcast(message.base_round, values, kinds, difference, self._vectors.data, task)
+        sizes = [compression.encoded_size(kind, task.parameters) for kind in kinds.values()]
+        self._vectors = VectorBytes(sizes, message.size, message.vectors, _MORE)
+        self._broadcast = EncodedBroadcast(message.base_round, values, kinds, difference, self._vectors.vectors, task)
 
     def _finish(self) -> EncodedBroadcast | None:
         if self._vectors is None or not self._vectors.complete:

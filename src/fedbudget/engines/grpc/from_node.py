@@ -40,7 +40,9 @@ def pack_refusal(reason: str) -> list[bytes]:
     return [pb.FromNode(refusal=reason[:_LONG_REASON]).SerializeToString()]
 
 
-def pack_report(report: Report, costs: NodeCosts, vectors: bytes, tallies: Sequence[Tally] = ()) -> list[bytes]:
+def pack_report(
+    report: Report, costs: NodeCosts, vectors: bytes | memoryview, tallies: Sequence[Tally] = ()
+) -> list[bytes]:
     """A report whose vectors are encoded already."""
     numbers = [getattr(report, name) for name in NUMBERS]
     message = pb.Report(
@@ -129,7 +131,7 @@ class NodeReader:
         length = self._lengths.get((report.round, attempt))
         if length is None:
             raise PeerError(f"a masked report of round {report.round} that was not asked for")
-        self._vectors = VectorBytes(8 * length, report.size, report.vectors, _MORE)
+        self._vectors = VectorBytes([8 * length], report.size, report.vectors, _MORE)
         report.ClearField("vectors")
         self._report = report
 
@@ -141,8 +143,8 @@ class NodeReader:
         due = 8 * len(nodes) * len(report_numbers(broadcast))
         if len(report.numbers) != due:
             raise PeerError(f"{len(report.numbers)} bytes of numbers where there should be {due}")
-        size = len(report_vectors(broadcast)) * compression.encoded_size(kind, len(nodes) * broadcast.w.size)
-        self._vectors = VectorBytes(size, report.size, report.vectors, _MORE)
+        sizes = [compression.encoded_size(kind, len(nodes) * broadcast.w.size) for _ in report_vectors(broadcast)]
+        self._vectors = VectorBytes(sizes, report.size, report.vectors, _MORE)
         report.ClearField("vectors")  # they were copied
         self._report = report
         self._expects = "more of a report"
@@ -151,29 +153,33 @@ class NodeReader:
         if self._report is None or self._vectors is None or not self._vectors.complete:
             return None
         if self._is_masked:
-            report, data = self._report, self._vectors.data
+            report, data = self._report, self._vectors.vectors[0]
             self._report = self._vectors = None
             vector = np.frombuffer(data, "<u8").astype(np.uint64, copy=False)
             attempt = int.from_bytes(report.numbers, "little")
             del self._lengths[report.round, attempt]
             return MaskedReport(report.round, attempt, vector, unpack_costs(report.costs))
         assert self._asked is not None
-        answer = _read_report(self._report, self._vectors.data, *self._asked)
+        answer = _read_report(self._report, self._vectors.vectors, *self._asked)
         self._report = self._vectors = self._asked = None
         self._expects = "nothing"
         return answer
 
 
 def _read_report(
-    report: pb.Report, data: bytearray, broadcast: Broadcast, nodes: Int64, sizes: Int64, kind: Kind
+    report: pb.Report,
+    encoded: Sequence[bytearray],
+    broadcast: Broadcast,
+    nodes: Int64,
+    sizes: Int64,
+    kind: Kind,
 ) -> Answer:
     """A report, with all that was asked for and nothing else."""
     n, d = len(nodes), broadcast.w.size
     numbers = np.frombuffer(report.numbers, "<f8").astype(np.float64).reshape(-1, n)
-    size = compression.encoded_size(kind, n * d)
     vectors = {
-        name: decode_vector(kind, data, index * size, n * d).reshape(n, d)
-        for index, name in enumerate(report_vectors(broadcast))
+        name: decode_vector(kind, data, n * d).reshape(n, d)
+        for name, data in zip(report_vectors(broadcast), encoded, strict=True)
     }
     if "w" in vectors and kind != "none":
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found in the result

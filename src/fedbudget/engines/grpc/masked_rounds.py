@@ -233,9 +233,10 @@ class MaskedRounds(Rounds):
         attempt = _Attempt(summed, contents, max(0, weight - 1).bit_length(), 0.0, set(names))
         self._attempt = attempt
         self._set_due(attempt, self._timeout)
+        packed: dict[tuple[int, ...], list[bytes]] = {}
         for peer in idle:
             self.peers.send(peer, pack_masking(self._group(attempt, peer.name, pending.broadcast)))
-            self._ask(pending, peer)
+            self._ask(pending, peer, packed)
 
     def _group(self, attempt: _Attempt, name: str, broadcast: Broadcast) -> Group:
         names, told = attempt.sum.group(name), self._told.setdefault(name, {})

@@ -197,6 +197,9 @@ async def _converse(
                 await _send(call, messages)
                 sent_at = time.monotonic()
                 sent(message.number, sum(map(len, messages)))
+                del messages
+            del answer
+        del message  # large ones are not held while the next is awaited
 
 
 class _Inbox:

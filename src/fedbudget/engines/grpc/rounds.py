@@ -25,6 +25,9 @@ from fedbudget.secure import messages as masking
 _NOT_FINITE = 3  # reports in a row that are not finite, until their node is dropped
 _NEVER = 1e6  # seconds that no timer waits for
 
+_Packed = dict[tuple[int, ...], list[bytes]]
+"""The broadcast to those that were in the round before, by how many updates they make."""
+
 
 class Rounds:
     """One round after the other.
@@ -44,8 +47,6 @@ class Rounds:
         self.pending: PendingRound[str] | None = None
         self._thread = thread
         self._compressor = compressor
-        # The broadcast to those that were in the round before, by how many updates they make.
-        self._packed: dict[tuple[int, ...], list[bytes]] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._error: Exception | None = None  # what went wrong on our side
         self._finished: concurrent.futures.Future[CollectedRound] | None = None
@@ -61,7 +62,6 @@ class Rounds:
         now = self._thread.loop.time()
         self.pending = PendingRound(broadcast, least, now + timeout, now + left, needs_reports=needs_reports)
         self.pending.stopped = self._stopped  # an interruption between two rounds is not lost
-        self._packed = {}
         try:
             self._ask_idle(self.pending)
         except Exception as error:
@@ -149,16 +149,17 @@ class Rounds:
 
     def _ask_idle(self, pending: PendingRound[str]) -> None:
         """All that are idle, and have not answered in this round."""
+        packed: _Packed = {}
         for peer in self.peers:
             if peer.idle and pending.can_ask(peer.name):
-                self._ask(pending, peer)
+                self._ask(pending, peer, packed)
         if self.own is not None and not self.own.busy and pending.can_ask(OWN):
             pending.ask(OWN, OWN)
             member = self.members[OWN]
             request = RoundRequest(pending.broadcast.to(member.numbers), member.base_round)
             self.own.ask(request, partial(self._receive_own, pending.broadcast.round))
 
-    def _ask(self, pending: PendingRound[str], peer: Peer) -> None:
+    def _ask(self, pending: PendingRound[str], peer: Peer, packed: "_Packed") -> None:
         broadcast, member = pending.broadcast, self.members[peer.name]
         peer.asked, peer.asked_at = broadcast.round, self._thread.loop.time()
         pending.ask(peer.name, peer.hello.instance)
@@ -171,12 +172,12 @@ class Rounds:
             return
         difference = self._compressor.difference(broadcast) if base_round else None
         updates = () if broadcast.work is None else broadcast.work.updates
-        if updates not in self._packed:
-            packed = pack_broadcast(broadcast, base_round, catch_up=False, difference=difference, kind=kind)
-            self._packed[updates] = packed
+        if updates not in packed:
+            told = pack_broadcast(broadcast, base_round, catch_up=False, difference=difference, kind=kind)
+            packed[updates] = told
         if difference is not None:
             self.counters.saved += 4 * broadcast.w.size - len(difference)
-        self.peers.send(peer, self._packed[updates])
+        self.peers.send(peer, packed[updates])
 
     def _expect(self, peer: Peer, broadcast: Broadcast, kind: Kind) -> None:
         """What the next report is that a peer sends."""
@@ -215,9 +216,8 @@ class Rounds:
         collected = pending.close(self.members, {peer.name: peer.hello.instance for peer in self.peers})
         for name, doubts in collected.doubts.items():
             if not self.members[name].doubted:
-                LOG.warning(
-                    "%s says of %s what is out of all proportion; the others' is taken", name, ", ".join(doubts)
-                )
+                said = ", ".join(doubts)
+                LOG.warning("%s says of %s what is out of all proportion, and is not believed in that", name, said)
                 self.members[name].doubted = True
         for name in pending.answers:
             member, peer = self.members[name], self.peers.get(name)

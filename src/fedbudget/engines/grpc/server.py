@@ -84,7 +84,7 @@ class AggregatorServer:
       most: the most nodes to let in.
       model: what will be trained, as of a task; nodes that have another are refused from the first.
       classes: all that there may be; nodes that have others are refused from the first.
-      max_share: the largest share of the average that one node may have, where they are three or more.
+      max_share: the largest share of the average that one node may have, where they are three or more; see `Members`.
       masking: how sums are masked, so that no report can be read by itself; None where they are not.
       changed: called when nodes come, are ready, or go, with how many are connected and how many of these are ready;
         in the server's thread.
@@ -103,7 +103,7 @@ class AggregatorServer:
         most: int = 1000,
         model: str | ModelDescription | None = None,
         classes: Sequence[str] | None = None,
-        max_share: float = 0.5,
+        max_share: float | None = None,
         masking: "MaskingTerms | None" = None,
         changed: Callable[[int, int], None] = lambda connected, ready: None,
     ) -> None:
@@ -171,6 +171,15 @@ class AggregatorServer:
 
         self._thread.read(refuse)
 
+    def refuse_all(self, reason: str) -> None:
+        """Lets all go, because there will be no run with them: for nodes it has failed too."""
+
+        def refuse() -> None:
+            for peer in self._peers:
+                self._peers.drop(peer, reason)
+
+        self._thread.read(refuse)
+
     def open_audit(self, folder: Path) -> None:
         """Who comes and goes is written to a file there, from now on and what was so far."""
         self._thread.post(self._peers.audit.open, folder)
@@ -179,9 +188,25 @@ class AggregatorServer:
         """Makes the aggregator a node too."""
         self._rounds.own = OwnNode(worker)
 
-    def wait_for(self, nodes: int, interrupted: Callable[[], bool], *, ready: bool = False) -> bool:
-        """Waits until so many nodes are connected, or ready; False when it was interrupted."""
-        self._thread.run(self._thread.until(lambda: interrupted() or self._rounds.count(ready=ready) >= nodes))
+    def wait_for(
+        self,
+        nodes: int,
+        interrupted: Callable[[], bool],
+        *,
+        ready: bool = False,
+        other_than: Collection[str] = (),
+    ) -> bool:
+        """Waits until so many nodes are connected, or ready; False when it was interrupted.
+
+        Args:
+          other_than: names, where it is waited until not just these are connected.
+        """
+
+        def enough() -> bool:
+            others = not other_than or set(other_than) != {peer.name for peer in self._peers}
+            return others and self._rounds.count(ready=ready) >= nodes
+
+        self._thread.run(self._thread.until(lambda: interrupted() or enough()))
         return not interrupted()
 
     def start(self, task: Task, members: Mapping[str, Member] | None = None) -> None:

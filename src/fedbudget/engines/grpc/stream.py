@@ -5,7 +5,7 @@ there is a whole. What breaks the rules raises `PeerError` with a reason. No mor
 announcement of any other size is refused before the first byte of it is kept.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,52 +39,61 @@ CHANNEL_OPTIONS = [
 
 
 class VectorBytes:
-    """The bytes of vectors, as they come in.
+    """The bytes of vectors, as they come in, each vector in memory of its own: one may be needed longer than others.
 
     Args:
-      expected: how many there must be.
-      announced: how many the sender says that there are.
+      sizes: how many bytes each must have.
+      announced: how many the sender says that there are in all.
       first: those in the first message.
       field: the number of the field that has the others.
     """
 
-    def __init__(self, expected: int, announced: int, first: bytes, field: int) -> None:
-        if announced != expected:
-            raise PeerError(f"{announced} bytes of vectors announced where there should be {expected}")
-        self.expected = expected
+    def __init__(self, sizes: Sequence[int], announced: int, first: bytes, field: int) -> None:
+        self.expected = sum(sizes)
+        if announced != self.expected:
+            raise PeerError(f"{announced} bytes of vectors announced where there should be {self.expected}")
+        self.vectors = [bytearray() for _ in sizes]
+        self._sizes = sizes
+        self._missing = self.expected
         self._field = field
-        self.data = bytearray()
         self.add(first)
 
     def add(self, part: bytes) -> None:
         """The next part, which is as long as it can be: so there are no more messages than needed."""
         if len(part) != self._due:
             raise PeerError(f"a part of vectors of {len(part)} bytes where there should be {self._due}")
-        self.data += part
+        self._write(memoryview(part))
 
     def add_message(self, data: bytes) -> bool:
         """Adds the next part from a message as `more_parts` writes it; False of any other message."""
         head = _head(self._field, self._due)
         if len(data) != len(head) + self._due or not data.startswith(head):
             return False
-        self.data += memoryview(data)[len(head) :]
+        self._write(memoryview(data)[len(head) :])
         return True
+
+    def _write(self, part: memoryview) -> None:
+        self._missing -= len(part)
+        for vector, size in zip(self.vectors, self._sizes, strict=True):
+            free = size - len(vector)
+            vector += part[:free]
+            part = part[free:]
 
     @property
     def _due(self) -> int:
-        return min(PART, self.expected - len(self.data))
+        return min(PART, self._missing)
 
     @property
     def complete(self) -> bool:
-        return len(self.data) == self.expected
+        return not self._missing
 
 
-def first_part(vectors: bytes) -> dict[str, Any]:
+def first_part(vectors: bytes | memoryview) -> dict[str, Any]:
     """What goes with the message itself: how many bytes there are, and as many of them as fit."""
-    return {"size": len(vectors), "vectors": vectors[:PART]}
+    return {"size": len(vectors), "vectors": bytes(vectors[:PART])}
 
 
-def more_parts(field: int, vectors: bytes) -> Iterator[bytes]:
+def more_parts(field: int, vectors: bytes | memoryview) -> Iterator[bytes]:
     """What does not fit in the first message: messages with nothing but a part of it.
 
     They are written and read by hand, as protobuf would, which copies every part twice.
@@ -95,11 +104,11 @@ def more_parts(field: int, vectors: bytes) -> Iterator[bytes]:
         yield b"".join((_head(field, len(part)), part))
 
 
-def decode_vector(kind: Kind, data: bytearray, start: int, count: int) -> Float32:
-    """The vector that begins there; a raw one is not copied, because nobody else uses these bytes."""
+def decode_vector(kind: Kind, data: bytearray, count: int) -> Float32:
+    """The vector; a raw one is not copied, because nobody else uses these bytes."""
     if kind == "none":
-        return np.frombuffer(data, "<f4", count, start).astype(np.float32, copy=False)
-    return compression.decode(kind, memoryview(data)[start : start + compression.encoded_size(kind, count)], count)
+        return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
+    return compression.decode(kind, memoryview(data), count)
 
 
 def parse(message: pb.FromNode | pb.FromAggregator, data: bytes) -> str | None:

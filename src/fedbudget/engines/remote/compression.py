@@ -46,10 +46,15 @@ def encoded_size(kind: Kind, count: int) -> int:
     return _WIDTHS[kind] * count + (0 if kind == "none" else _FLOAT.itemsize * _scale_count(count))
 
 
+def raw(vector: Float32) -> memoryview:
+    """The bytes of a vector as it is, which are not copied."""
+    return np.ascontiguousarray(vector, _FLOAT).reshape(-1).data.cast("B")
+
+
 def encode(kind: Kind, vector: Float32) -> bytes:
     """A vector [n], or the rows of a matrix [rows, n]."""
     if kind == "none":
-        return vector.astype(_FLOAT, copy=False).tobytes()
+        return bytes(raw(vector))
     blocks = _in_blocks(vector.reshape(-1))
     largest = np.abs(blocks).max(axis=1)
     if np.isfinite(largest).all():

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedbudget.arrays import Int64
 from fedbudget.node_status import NodeStatus
+from fedbudget.protocol.belief import FEWEST, MOST_SAMPLES
 from fedbudget.protocol.workload import idle_shares
 
 Key = TypeVar("Key", str, int)
@@ -22,7 +23,7 @@ Key = TypeVar("Key", str, int)
 OWN = "aggregator"
 """The name of the node that the aggregator is itself, where it holds data."""
 
-_FEWEST = 3  # members, of which none may have more than its share: of two, one has a half or more
+_SHARE = 0.5  # of the average that one may have, unless a user says
 
 GONE_FOR_GOOD = 10
 """A node that missed so many rounds in a row is no longer counted on."""
@@ -41,6 +42,7 @@ class Member:
       rounds, missed: how many it took part in, and how many it was asked to and did not.
       step_seconds: of a local update, lately.
       doubted: it has said what was not believed.
+      oversized: it says that it has more samples than is believed.
       updates: that each of its nodes made in the last round.
       idle, idle_equal: the share of that round's updates that it waited for others, and would have with the same τ.
     """
@@ -54,6 +56,7 @@ class Member:
     missed: int = 0
     step_seconds: float | None = None
     doubted: bool = False
+    oversized: bool = False
     updates: int | None = None
     idle: float | None = None
     idle_equal: float | None = None
@@ -105,10 +108,12 @@ class Members(dict[Key, Member]):
     """All members, by their keys, in the order in which they joined.
 
     Args:
-      share: the largest that one may have of the average, where they are three or more.
+      share: the largest that one may have of the average, where they are three or more. None for a half, and for
+        nearly nothing where it says that it has very many times as many samples as most: who would have half of the
+        average by such a word could have it by any.
     """
 
-    def __init__(self, members: Mapping[Key, Member] | None = None, *, share: float = 1.0) -> None:
+    def __init__(self, members: Mapping[Key, Member] | None = None, *, share: float | None = None) -> None:
         super().__init__()
         self.update(members or {})
         self._share = share
@@ -137,8 +142,14 @@ class Members(dict[Key, Member]):
     def _shares(self) -> dict[Key, Int64]:
         """How many samples of each count; the aggregator's own data are not in doubt."""
         told = {key: int(member.sizes.sum()) for key, member in self.items() if key != OWN}
-        most = _largest_within(list(told.values()), self._share) if len(told) >= _FEWEST else math.inf
         counted = {key: self[key].sizes for key in told}
+        usual = float(np.median(list(told.values()) or [0]))
+        for key, size in list(told.items()):
+            self[key].oversized = self._share is None and len(counted) >= FEWEST and size > MOST_SAMPLES * usual
+            if self[key].oversized:
+                counted[key] = np.ones_like(self[key].sizes)
+                del told[key]
+        most = _largest_within(list(told.values()), self._share or _SHARE) if len(told) >= FEWEST else math.inf
         for key, size in told.items():
             if size > most:
                 counted[key] = np.maximum(1, (self[key].sizes * (most / size)).astype(np.int64))

@@ -8,7 +8,7 @@ Rules here:
 - Nobody's standing changes before the round is closed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, Generic
@@ -19,6 +19,7 @@ from fedbudget.arrays import Float64
 from fedbudget.engines.remote.members import Key, Members
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.round_costs import believable_costs
+from fedbudget.engines.remote.tallies import believable_tallies
 from fedbudget.models.tally import Tally
 from fedbudget.protocol.belief import believable
 from fedbudget.protocol.evaluation import NodeEvaluation
@@ -195,25 +196,34 @@ class PendingRound(Generic[Key]):
         for key in missed:
             members[key].missed += 1
         summed = None if self.needs_reports else self._finite if finite else self._others
-        answers, doubts = _believed(counted, summed)
+        answers, doubts = _believed(counted, summed, [members[key].oversized for key in counted])
         enough = members.nodes(counted) >= self.least
         left_out, away = members.numbers(not_finite), members.numbers(missed)
         return CollectedRound(answers, left_out, away, enough, summed, doubts=doubts)
 
 
 def _believed(
-    counted: Mapping[Key, Answer], summed: SummedReports | None
+    counted: Mapping[Key, Answer], summed: SummedReports | None, oversized: Sequence[bool]
 ) -> tuple[list[Answer], dict[Key, tuple[str, ...]]]:
-    """The answers with what can be believed of them, in the order of nodes' numbers; and what could not."""
+    """The answers with what can be believed of them, in the order of nodes' numbers; and what could not.
+
+    Args:
+      oversized: whether each claims more samples than is believed.
+    """
     reports, of_reports = believable([answer.report for answer in counted.values()])
     costs, of_costs = believable_costs([answer.costs for answer in counted.values()])
+    sane = believable_tallies([answer.tallies for answer in counted.values()])
     if summed is not None:
         summed.believe(reports)
     doubts: dict[Key, tuple[str, ...]] = {}
     for at, key in enumerate(counted):
-        if doubt := of_reports[at] + of_costs[at]:
+        own = ("samples",) * oversized[at] + ("test samples",) * (not sane[at])
+        if doubt := own + of_reports[at] + of_costs[at]:
             doubts[key] = doubt
-    believed = [replace(answer, report=reports[at], costs=costs[at]) for at, answer in enumerate(counted.values())]
+    believed = [
+        replace(answer, report=reports[at], costs=costs[at], tallies=answer.tallies if sane[at] else ())
+        for at, answer in enumerate(counted.values())
+    ]
     return sorted(believed, key=lambda answer: int(answer.report.nodes[0])), doubts
 
 

@@ -7,6 +7,7 @@ sent without their empty bins, compressed, and not at all where that would be lo
 
 import math
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from fedbudget.arrays import Int64
 from fedbudget.models.tally import BINS, MOST_SCORED, ClassCounts, ErrorSums, Tally
+from fedbudget.protocol.belief import FEWEST, MOST_SAMPLES
 from fedbudget.protocol.messages import PeerError
 
 LONGEST = 2**17
@@ -82,6 +84,28 @@ def unpack_tallies(data: bytes, most: int) -> tuple[Tally, ...]:
     if len(sent) != most:
         raise PeerError(f"{len(sent)} tallies where {most} were asked for")
     return tuple(map(_in, sent))
+
+
+def believable_tallies(tallies: Sequence[Sequence[Tally]]) -> list[bool]:
+    """Of each peer, whether what its test samples say has a part in the sums; nobody can look at these samples.
+
+    It has not where nothing could be said of all if it had: a loss that is no number, or no classes, where most have
+    them; nor where it says that it has out of all proportion more samples than most.
+
+    Args:
+      tallies: of each, none where it has no test samples.
+    """
+    known = [each for each in tallies if each]
+    if len(known) < FEWEST:
+        return [True] * len(tallies)
+    usual = float(np.median([each[0].samples for each in known]))
+    (form, _), *_ = Counter(map(_form, known)).most_common()
+    most = MOST_SAMPLES * usual
+    return [not each or (_form(each) == form and all(part.samples <= most for part in each)) for each in tallies]
+
+
+def _form(tallies: Sequence[Tally]) -> tuple[tuple[bool, ...], ...]:
+    return tuple((math.isfinite(each.loss), each.classes is None, each.errors is None) for each in tallies)
 
 
 def _without_scores(tally: Tally) -> Tally:

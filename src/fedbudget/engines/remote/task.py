@@ -173,7 +173,7 @@ def require_model(theirs: str | ModelDescription | None, model: str | ModelDescr
 
 def rounds_ahead(parameters: int) -> int:
     """How many rounds an aggregator may be ahead of its disk; nodes remember as many, so fewer where that is much."""
-    return 4 if parameters <= 250_000 else 1
+    return 4 if parameters <= 250_000 else 0
 
 
 def agree(

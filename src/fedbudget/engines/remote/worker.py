@@ -19,7 +19,7 @@ from fedbudget.arrays import Float32
 from fedbudget.data.shards import Table
 from fedbudget.engines import in_process
 from fedbudget.engines.remote import compression
-from fedbudget.engines.remote.compression import ErrorFeedback, Kind
+from fedbudget.engines.remote.compression import ErrorFeedback, Kind, raw
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome
 from fedbudget.engines.remote.node_data import NodeData, describe_own
 from fedbudget.engines.remote.node_limits import NodeLimits
@@ -175,6 +175,8 @@ class Worker:
             raise LocalError("an answer comes after a welcome")
         self.limits.require_round(request.broadcast)
         past = self._standing(request.base_round)
+        back = rounds_ahead(self._task.parameters) + 2  # the most to go back: what is not on disk, one before, this one
+        self._standings = [standing for standing in self._standings if standing.round <= past.round][-back:]
         now = past.fork()
         with self._working():
             report, costs = self._round(now.fleet, request.broadcast)
@@ -185,13 +187,13 @@ class Worker:
             costs = replace(costs, evaluation=evaluation)
             self._last_report = self._counters.read()
         self.made += 1
-        back = rounds_ahead(self._task.parameters) + 2  # the most to go back: what is not on disk, one before, this one
-        kept = [standing for standing in self._standings if standing.round <= past.round][-back:]
+        if not rounds_ahead(self._task.parameters):
+            now.fleet.compact()
         kind = self._task.compression(request.broadcast)
-        self._standings = [*kept, replace(now, round=request.broadcast.round, w=request.broadcast.w, kind=kind)]
+        self._standings.append(replace(now, round=request.broadcast.round, w=request.broadcast.w, kind=kind))
         return Answer(report, costs, tallies)
 
-    def encode(self, report: Report) -> bytes:
+    def encode(self, report: Report) -> bytes | memoryview:
         """The vectors of the last report as they are sent; what compression loses is remembered with that round."""
         if self._task is None or not self._standings or self._standings[-1].round != report.round:
             raise LocalError("what is encoded is the last report")
@@ -199,14 +201,14 @@ class Worker:
         assert last.w is not None
         if kind == "none":
             last.feedback.forget()  # w is told as it is
-        parts = []
+        parts: list[bytes | memoryview] = []
         for name in VECTORS:
             vector = getattr(report, name)
             if name == "w" and vector is not None and kind != "none":  # a difference is what is compressed
                 parts.append(last.feedback.send(kind, vector - last.w))
             elif vector is not None:
-                parts.append(compression.encode(kind, vector))
-        return b"".join(parts)
+                parts.append(raw(vector) if kind == "none" else compression.encode(kind, vector))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     @contextmanager
     def _working(self) -> Iterator[None]:
