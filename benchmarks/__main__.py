@@ -28,6 +28,7 @@ from benchmarks import (
     privacy,
     rounds,
     scale,
+    secure,
     slow_line,
     startup,
     unequal,
@@ -168,6 +169,7 @@ SECTIONS: Mapping[str, Callable[[], Any]] = {
     "network_step": network_step.network_step,
     "rounds": rounds.round_trips,
     "large": rounds.aggregator_memory,
+    "secure": secure.beside_plain,
     "simulation": flower_simulation.beside_flower,
     "scale": scale.large_fleet,
 }

@@ -44,6 +44,7 @@ class Case:
     Args:
       rounds: in one turn.
       method, tau: as of `Settings`.
+      masked: whether by secure aggregation.
     """
 
     nodes: int
@@ -51,6 +52,7 @@ class Case:
     rounds: int
     method: MethodName = "paper"
     tau: Tau = 1
+    masked: bool = False
 
 
 CASES = (
@@ -225,6 +227,8 @@ def _aggregate_ours(case: Case, certificates: Path | None, opened: Callable[[int
         budget=("time=1000h",),
         rounds=case.rounds,
         tau_max=2,
+        combine="mean" if case.method == "accelerated" else None,
+        secure_aggregation=case.masked,
     )
     cert, key = (None, None) if certificates is None else (certificates / f"aggregator.{end}" for end in ("pem", "key"))
     ended: list[float] = []

@@ -12,7 +12,7 @@ ROOT = Path(fedbudget.__file__).parent
 
 BOTTOM = {"errors", "python_file", "arrays", "atomic_file", "persistence", "randomness", "node_status", "option"}
 CORE = {"theory", "resources", "budget", "control", "spending", "step_size", "protocol", "models", "data", "meters"}
-SETTINGS = {"setting_types", "settings"}
+SETTINGS = {"setting_checks", "setting_types", "settings"}
 BELOW: dict[str, set[str]] = {
     "theory": set(),
     "resources": set(),
@@ -24,15 +24,17 @@ BELOW: dict[str, set[str]] = {
     "models": {"data"},
     "meters": {"budget", "resources"},
     "protocol": {"control", "spending", "step_size", "budget", "theory", "models", "data"},
+    "secure": {"protocol", "models"},
     "targets": set(),
     "setting_types": set(),
-    "settings": {"setting_types", "budget", "resources", "data", "tasks", "targets"},
-    "engines": {"protocol", *CORE},
+    "setting_checks": {"data", "resources"},
+    "settings": {"setting_checks", "setting_types", "budget", "resources", "data", "tasks", "targets"},
+    "engines": {"protocol", "secure", *CORE},
     "runs": {"settings", *CORE},
     "forecasts": {"runs", "settings", "targets", *CORE},
     "tasks": set(),
     "trackers": {"runs", "settings", *CORE},
-    "launch": {"engines", "runs", *SETTINGS, *CORE},
+    "launch": {"engines", "runs", "secure", *SETTINGS, *CORE},
     "judge": {"launch", "runs", "settings", "targets", *CORE},
     "trained": {"runs", *CORE},
     "result": {"runs", "trained"},

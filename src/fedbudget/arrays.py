@@ -19,3 +19,6 @@ Samples: TypeAlias = NDArray[Any]
 
 Flags: TypeAlias = NDArray[np.bool_]
 """One yes or no per node."""
+
+UInt64: TypeAlias = NDArray[np.uint64]
+"""Numbers that are added modulo 2^64."""

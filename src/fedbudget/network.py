@@ -159,6 +159,10 @@ def join(
     min_batch: int = 8,
     max_tau: int = 10_000,
     min_interval: float = 0.0,
+    secure_aggregation: bool = False,
+    secure_threshold: float | None = None,
+    identity: File | None = None,
+    known_nodes: File | None = None,
     sent_log: File | None = None,
     give_up_after: float = 600.0,
     quiet: bool = False,
@@ -186,6 +190,10 @@ def join(
       pace, delay: to stand for a slower machine or network.
       min_batch, max_tau: the fewest samples in a mini-batch, and the most local updates in a round, that it will make.
       min_interval: seconds from one answer to the next, at least.
+      secure_aggregation: take part only where sums are masked, so that the aggregator sees no report by itself.
+      secure_threshold: the least share of a group, without which no sum is opened, that it agrees to.
+      identity: the file of its key for masked sums, where it has no certificate; made where there is none.
+      known_nodes: a file with a line NAME KEY for each other node.
       sent_log: a file that says what was sent.
       give_up_after: seconds until an aggregator that is not there is given up; `inf` for never.
       quiet: nothing is printed but what is wrong.
@@ -208,6 +216,10 @@ def join(
         min_batch=min_batch,
         max_tau=max_tau,
         min_interval=min_interval,
+        secure_aggregation=secure_aggregation,
+        secure_threshold=secure_threshold,
+        identity=_path(identity),
+        known_nodes=_path(known_nodes),
         sent_log=_path(sent_log),
         give_up_after=give_up_after,
         quiet=quiet,

@@ -25,6 +25,7 @@ Eta = Positive | Literal["auto"]
 Chance = Annotated[float, Meta(gt=0, le=1)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+Most = Annotated[float, Meta(gt=0.5, le=1)]
 Gamma = Annotated[float, Meta(ge=1)]
 Seed = Annotated[int, Meta(ge=0)]
 Names = tuple[str, ...]
@@ -79,6 +80,8 @@ class SettingsOptions(TypedDict, total=False):
     round_timeout: Positive | None
     compress: Compression | None
     max_share: Chance | None
+    secure_aggregation: bool | None
+    secure_threshold: Most | None
     watts: NotNegative
     joules_per_byte: NotNegative
     price_per_hour: NotNegative

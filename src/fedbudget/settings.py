@@ -16,6 +16,8 @@ import tomli_w
 from fedbudget import tasks
 from fedbudget.errors import UserError, key, unknown
 from fedbudget.option import Count, Impute, NotNegative, Positive, declarations, option, paths_from, read_toml
+from fedbudget.setting_checks import FEDERATED as FEDERATED
+from fedbudget.setting_checks import require_compatible
 from fedbudget.setting_types import (
     AttackName,
     BatchSize,
@@ -29,6 +31,7 @@ from fedbudget.setting_types import (
     Gamma,
     Keep,
     MethodName,
+    Most,
     Names,
     NoiseName,
     Seed,
@@ -49,7 +52,6 @@ SMALL_DATASETS = ("breast-cancer", "diabetes", "wine", "mnist-small", "fashion-m
 DATASETS = ("digits", "mnist", "fashion-mnist", "cifar-10", "energy", "user-knowledge", *SMALL_DATASETS)
 """Names, known without loading what they are the names of."""
 
-FEDERATED = ("accelerated", "frugal", "paper")
 
 _RUN, _COMPARE, _NETWORK = ("run",), ("run", "compare"), ("serve", "local")
 _ONE_RUN = ("run", "serve", "local")
@@ -150,7 +152,13 @@ class Settings:
         "most used",
     )
     privacy_delta: Chance | None = option(None, "δ of a privacy budget.", "budget", shown="1e-5, below 1/nodes²")
-    privacy_noise: NoiseName | None = option(None, "secret or seeded.", "budget", _COMPARE, shown="seeded if simulated")
+    privacy_noise: NoiseName | None = option(
+        None,
+        "Where a privacy budget's noise is from: secret (this machine's own) or seeded (a run that can be repeated).",
+        "budget",
+        _COMPARE,
+        shown="secret; simulated, seeded",
+    )
     costs: CostSource = option(
         "simulated",
         "simulated (the paper's prototype) or measured (clocks and meters of the machines).",
@@ -261,6 +269,8 @@ class Settings:
     max_share: Chance | None = option(
         None, "The most of the average that one node may be.", "network", _NETWORK, shown="0.5, of three or more"
     )
+    secure_aggregation: bool | None = option(None, "Mask reports: only their sum can be read.", "network", _NETWORK)
+    secure_threshold: Most | None = option(None, "Share of a group that opens a sum.", "network", _NETWORK, shown="2/3")
     watts: NotNegative = option(5.0, "Power of a node, for energy.", "budget")
     joules_per_byte: NotNegative = option(1e-6, "Energy of sending a byte.", "budget", shown="1e-6")
     price_per_hour: NotNegative = option(0.1, "Of a node, for money.", "budget")
@@ -272,27 +282,7 @@ class Settings:
                 object.__setattr__(self, name, declared.converted(value))
         self.limits()
         self.targets()
-        if len(set(self.classes or ())) < len(self.classes or ()):
-            raise UserError(f"`classes` has one twice: {', '.join(self.classes or ())}")
-        if self.partition is not None:
-            from fedbudget.data.partition import Partition
-
-            Partition.parse(self.partition)
-        if self.method not in FEDERATED:
-            if self.drift_correction or self.delta or self.participation != 1 or self.compress not in (None, "none"):
-                raise UserError(
-                    f"{self.method} descent has no `drift_correction`, `delta`, `participation` or `compress`"
-                )
-            if self.update or self.step_fall or self.proximal or self.combine or self.attack:
-                raise UserError(
-                    f"{self.method} descent has no `update`, `combine`, `attack`, `step_fall` or `proximal`"
-                )
-            if self.step_size == "auto":
-                raise UserError(f"{self.method} descent needs a `step_size` that is a number")
-        if self.speeds is not None:
-            from fedbudget.resources.speeds import require_possible
-
-            require_possible(self.speeds, self.method, self.costs)
+        require_compatible(self)
 
     def limits(self) -> "Budget":
         from fedbudget.budget import Budget

@@ -14,8 +14,8 @@ second time. So room is kept for what may happen:
   little longer are worth more than one that is much longer, or one of a few updates.
 - The final loss has had its room from the start. If the last round took so much of it that the final loss would more
   likely than one time in ten end over the budget, or one time in 50 over it by more than a hundredth, it is left out,
-  and the run ends with w^f, whose loss is known. In a run of one round no w but w(0) was ever judged: then it is made if
-  it will more likely fit than not, and otherwise the run ends with w(T).
+  and the run ends with w^f, whose loss is known. In a run of one round no w but w(0) was ever judged: then it is made
+  if it will more likely fit than not, and otherwise the run ends with w(T).
 
 `PrivateSpending` is the same for runs that are private, in which no loss is known and no w judged.
 

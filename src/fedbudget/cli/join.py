@@ -31,7 +31,7 @@ def join(
     training on them, losses, and what it cost. No sample is sent. But parameters tell of the samples they were trained
     on: an aggregator that means ill can infer some of them, the more the fewer samples are in a mini-batch and the
     fewer local updates in a round. So only join one that you trust as much as that; --min-batch says what is too few,
-    and --sent-log keeps a record.
+    and --sent-log keeps a record. With --secure-aggregation at both sides reports are masked, and it sees only sums.
 
     When the connection is lost, the node comes back by itself. A model of your own is in a file that both sides have;
     no code is sent. With --test-share or --test it holds samples back, and says what the model is worth on them, in

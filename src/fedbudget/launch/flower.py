@@ -7,6 +7,7 @@ from fedbudget.engines.flower.grid import GridNodes
 from fedbudget.engines.remote.node_data import table_to_test_on
 from fedbudget.launch.flower_configuration import FlowerRun
 from fedbudget.launch.inputs import own_model, with_resolved_model
+from fedbudget.launch.masking import require_no_masks
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_method, require_known_workload
 from fedbudget.launch.node_data import dataset_to_test_on
@@ -21,6 +22,7 @@ def on_flower(nodes: GridNodes, asked: FlowerRun) -> PreparedRun:
     settings = asked.settings
     test = None if asked.test is None else dataset_to_test_on(asked.test, settings)
     require_known_workload(settings)
+    require_no_masks(settings)
     method = build_method(settings)
     own = own_model(settings, asked.overrides)
     trained = settings.model if own is None else describe(own)

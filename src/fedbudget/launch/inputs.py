@@ -12,6 +12,7 @@ from fedbudget.data.dataset import Dataset
 from fedbudget.data.partition import Partition
 from fedbudget.data.shards import Table
 from fedbudget.errors import UserError
+from fedbudget.launch.masking import require_no_masks
 from fedbudget.launch.prepared import NOTHING, Overrides
 from fedbudget.models import catalogue
 from fedbudget.models.base import KernelModel, Model
@@ -42,6 +43,7 @@ class TrainingInputs:
     @classmethod
     def of(cls, settings: Settings, overrides: Overrides) -> "TrainingInputs":
         """From what was given, or as the settings say."""
+        require_no_masks(settings)
         dataset = overrides.dataset
         if dataset is None:
             dataset, settings = load_dataset(settings), from_any_folder(settings)

@@ -17,6 +17,7 @@ import platformdirs
 
 from fedbudget import python_file
 from fedbudget.engines.grpc.credentials import join_address, node_credentials, require_privacy, split_address
+from fedbudget.engines.grpc.masking_node import MaskingOptions
 from fedbudget.engines.grpc.node import RefusedByAggregator, run_node
 from fedbudget.engines.grpc.tokens import check_name, node_token
 from fedbudget.engines.remote.node_data import NodeData
@@ -97,6 +98,15 @@ def join(
     how: Any = {"device": device, "pace": options.pace, "model": own, "readers": readers}
     worker = Worker(data, **how, limits=limits, account=account)
     sent = SentLog(options.sent_log, where)
+    masking = MaskingOptions(
+        options.secure_aggregation,
+        options.secure_threshold or 0.5,
+        cert=security.cert,
+        key=security.key,
+        ca=security.ca,
+        identity=options.identity,
+        known=options.known_nodes,
+    )
 
     def report(text: str) -> None:
         if not options.quiet:
@@ -114,6 +124,7 @@ def join(
             credentials=credentials,
             patience=options.give_up_after,
             delay=options.delay,
+            masking=masking,
             heard=report,
             sent=sent.report,
         )

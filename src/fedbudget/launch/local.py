@@ -68,6 +68,7 @@ def on_this_machine(
         for number in range(1, nodes + 1):
             pace = None if paces is None else paces[number - 1]
             own = {"--pace": pace, "--delay": delay or None, "--energy-meter": energy_meter}
+            own["--secure-threshold"] = settings.secure_threshold
             process = _start(server.port, settings, f"{number}/{nodes}", own)
             processes.append(process)
             threading.Thread(target=_tell_end, args=(process, server), daemon=True).start()
@@ -104,6 +105,7 @@ def _start(
     command = [sys.executable, "-m", "fedbudget", "join", f"127.0.0.1:{port}", "--shard", shard]
     command += [*node_arguments(settings), "--give-up-after", "30", "--quiet"]
     command += ["--min-batch", "1", "--max-tau", str(MOST_UPDATES)]
+    command += ["--secure-aggregation"] if settings.secure_aggregation else []
     for option, value in own.items():
         if value is not None:
             command += [option, str(value)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedbudget.errors import UserError
 from fedbudget.option import REQUIRED, option
-from fedbudget.setting_types import LogFormat, LogLevel, Names
+from fedbudget.setting_types import LogFormat, LogLevel, Most, Names
 
 _OWN_DATA = ("serve", "join")
 
@@ -94,6 +94,24 @@ class JoinOptions:
         None, "The file that has what it told so far.", "network", shown="by the node's name, among the user's files"
     )
     privacy_delta: float = option(1e-5, "δ of that ε.", "network")
+    secure_aggregation: bool = option(
+        False, "Take part only where sums are masked, so that the aggregator sees no report by itself.", "network"
+    )
+    secure_threshold: Most | None = option(
+        None, "The least share of a group, without which no sum is opened, that this node agrees to.", "network"
+    )
+    identity: Path | None = option(
+        None,
+        "This node's key for masked sums, where it has no certificate; it is made where there is none.",
+        "network",
+        shown="a new one each time",
+    )
+    known_nodes: Path | None = option(
+        None,
+        "A file with a line NAME KEY for each other node; for masked sums with no others.",
+        "network",
+        shown="the key that each shows first",
+    )
     sent_log: Path | None = option(None, "A file that says what was sent, a line for each message.", "output")
     give_up_after: float = option(
         600.0, "Seconds until an aggregator that is not there is given up; inf for never.", "network"

@@ -24,6 +24,7 @@ from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, explained, flag
 from fedbudget.launch.inputs import own_model, with_resolved_model
+from fedbudget.launch.masking import masking_terms, with_sums_only
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_method, require_known_workload
 from fedbudget.launch.metrics import Metrics
@@ -50,6 +51,7 @@ from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.resources.energy import energy_reader
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.record import RoundRecord
+from fedbudget.secure.graph import FEWEST
 from fedbudget.settings import FEDERATED, Settings
 
 NO_SECURITY = SecurityOptions()
@@ -97,6 +99,7 @@ def serving(
         raise UserError(f"{settings.method} descent is not made over a network; use --method {in_words(FEDERATED)}")
     if energy_meter is not None and own is None:
         raise UserError("energy-meter is of a machine that holds data; give it to fedbudget join, or here with --data")
+    masking = masking_terms(settings, security.client_ca, own_data=own is not None)
     credentials = aggregator_credentials(security.cert, security.key, security.client_ca)
     require_privacy(listen.address, encrypted=credentials is not None, insecure=security.insecure)
     tokens = TokenFile(security.token_file)
@@ -128,6 +131,7 @@ def serving(
             model=settings.model if model is None else describe(model),
             classes=None if settings.classes is None else tuple(map(category_name, settings.classes)),
             max_share=settings.max_share,
+            masking=masking,
             changed=count,
         )
         if own is not None:
@@ -165,6 +169,8 @@ def _gather(
     nodes = max(settings.min_nodes or 1, settings.nodes or 1)
     settings = with_privacy(replace(settings, nodes=nodes), simulated=False) if is_private(settings) else settings
     method = build_method(settings, overrides)
+    if settings.secure_aggregation:
+        method, nodes = with_sums_only(method), max(nodes, FEWEST)
     remarks: tuple[str, ...] = ()
     if resumed is None:
         described = _wait_for_nodes(server, nodes, interrupted)
@@ -189,7 +195,8 @@ def _gather(
             meters.restore(resumed.engine["meters"])
             for name, value in resumed.engine["counters"].items():
                 setattr(server.counters, name, int(value))
-    if method.private is None and settings.combine is None and overrides.combine is None:
+    trusted = settings.combine is not None or overrides.combine is not None or settings.secure_aggregation
+    if method.private is None and not trusted:
         # Where reports are all at hand anyway, none may take w further than others do: nodes elsewhere are not trusted.
         if task.parameters < LARGE:
             settings = replace(settings, combine="clipped")

@@ -24,6 +24,7 @@ from fedbudget.errors import UserError, flag
 from fedbudget.launch.inputs import batch_of, build_model, with_batch_size, with_model
 from fedbudget.launch.method import build_aggregator
 from fedbudget.launch.prepared import PreparedRun, attendance, evaluation_points
+from fedbudget.launch.privacy import is_private
 from fedbudget.meters.meters import Meters
 from fedbudget.models import catalogue
 from fedbudget.models.base import Model, loss_over
@@ -145,6 +146,9 @@ def model_for(settings: Settings, samples: SamplesDescription, own: Model | None
 
 
 def compression_of(settings: Settings) -> Compression:
+    """How vectors are sent: where nothing is said, by what lines and budgets are, unless a run needs all bits."""
+    if settings.secure_aggregation or is_private(settings):
+        return "none"
     return settings.compress or "auto"
 
 

@@ -25,7 +25,6 @@ of it, besides its step along the gradient. So gradients are those of where w wi
 
 Where nodes make different numbers of updates (workload.py), each makes its own, τ_i, and says where τ_eff of them would
 have taken it. All draw as many mini-batches as the node that makes most: so nodes draw the same, in one fleet or many.
-
 Where vectors are sent with fewer bits (compression.py), w_i is what will arrive of it, in all that follows here too.
 """
 
@@ -294,11 +293,10 @@ class Fleet:
 
     def _descend(self, broadcast: Broadcast, indices: BatchIndices, best: Float32 | None) -> Descent:
         eta, start = broadcast.eta, self._start
-        own = scale = None
-        if self._searched is not None and (broadcast.round == 1 or broadcast.private is not None):
+        private, own, scale = broadcast.private is not None, None, None
+        if self._searched is not None and (broadcast.round == 1 or private):
             own = own_steps(self._searched, eta)
-        if own is not None and broadcast.private is None:
-            scale = np.float32(eta) / own
+            scale = None if private else np.float32(eta) / own
         descent = self._local_updates(broadcast, indices, eta if own is None else own, best)
         if broadcast.work is not None:
             counted = np.float32(broadcast.work.effective) / indices.updates_of.astype(np.float32)

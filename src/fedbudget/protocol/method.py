@@ -54,6 +54,7 @@ class Method:
         same number. See workload.py.
       by_data: who makes how many, where nodes make updates in proportion to their samples, see fednova.py.
       private: how rounds are private, where they are.
+      sums_only: whether nothing of nodes but sums is ever known; then δ̂ is what nodes say of the interval before.
     """
 
     controller: Controller
@@ -69,6 +70,7 @@ class Method:
     by_speed: int | None = None
     by_data: DataWorkload | None = None
     private: PrivateRule | None = None
+    sums_only: bool = False
 
     def __post_init__(self) -> None:
         if not self.combine.needs_reports and not isinstance(self.combine, WeightedMean):
@@ -103,9 +105,11 @@ class Method:
     def delta_from_nodes(self) -> bool:
         """Whether δ̂ is what nodes say of the interval before, and not taken from their reports of this one.
 
-        So it is where nobody decides by it, and nodes say how far they were apart because drift is corrected.
+        So it is where nobody decides by it, or nothing else is known, and nodes say how far they were apart because
+        drift is corrected.
         """
-        return self.correct_drift and self.delta == "parameters" and not self.controller.estimates
+        told_later = self.sums_only or not self.controller.estimates
+        return self.correct_drift and self.delta == "parameters" and told_later
 
     @property
     def needs_reports(self) -> bool:

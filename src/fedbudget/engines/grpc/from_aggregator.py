@@ -21,6 +21,7 @@ from fedbudget.engines.remote.task import Task
 from fedbudget.protocol import compression
 from fedbudget.protocol.compression import Kind
 from fedbudget.protocol.messages import Broadcast, PeerError
+from fedbudget.secure import messages as masking
 
 _MORE = pb.FromAggregator.MORE_FIELD_NUMBER
 _MOST_NUMBERS, _BYTES_OF_UPDATES = 1000, 9  # bytes of all but vectors, and more of each node's number of updates
@@ -51,6 +52,10 @@ def pack_broadcast(
     vectors = b"".join(parts) if len(parts) > 1 else parts[0]
     message = pb.Broadcast(base_round=base_round, numbers=numbers, difference=bool(differences), **first_part(vectors))
     return [pb.FromAggregator(broadcast=message).SerializeToString(), *more_parts(_MORE, vectors)]
+
+
+def pack_masking(message: masking.FromAggregator) -> list[bytes]:
+    return [pb.FromAggregator(masking=masking.pack(message)).SerializeToString()]
 
 
 def pack_farewell(farewell: Farewell) -> list[bytes]:
@@ -129,6 +134,10 @@ class EncodedBroadcast:
             raise PeerError("what was missed is not what a node has to know")
 
 
+FromAggregator = Welcome | EncodedBroadcast | Farewell | masking.FromAggregator
+"""Whole messages."""
+
+
 class AggregatorReader:
     """Reads what the aggregator sends: a welcome, then broadcasts, and a farewell at any time."""
 
@@ -138,7 +147,7 @@ class AggregatorReader:
         self._broadcast: EncodedBroadcast | None = None
         self._vectors: VectorBytes | None = None
 
-    def feed(self, data: bytes) -> Welcome | EncodedBroadcast | Farewell | None:
+    def feed(self, data: bytes) -> "FromAggregator | None":
         """Gives a whole message when there is one."""
         if self._vectors is not None and self._vectors.add_message(data):
             return self._finish()
@@ -152,6 +161,8 @@ class AggregatorReader:
             welcome = read(Welcome, message.welcome)
             self._task, self._nodes = welcome.task, len(welcome.numbers)
             return welcome
+        if kind == "masking" and self._vectors is None:
+            return masking.from_aggregator(message.masking)
         if kind == "more" and self._vectors is not None:
             self._vectors.add(message.more)
         elif kind == "broadcast" and self._task is not None and self._vectors is None:

@@ -17,8 +17,9 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from fedbudget.engines.grpc.from_aggregator import AggregatorReader, EncodedBroadcast
+from fedbudget.engines.grpc.from_aggregator import AggregatorReader, EncodedBroadcast, FromAggregator
 from fedbudget.engines.grpc.from_node import pack_hello, pack_ready, pack_refusal, pack_report
+from fedbudget.engines.grpc.masking_node import MaskingOptions, NodeMasking
 from fedbudget.engines.grpc.stream import CHANNEL_OPTIONS, LET_IN, METHOD, NAME, TOKEN
 from fedbudget.engines.grpc.suspension import SuspensionWatch
 from fedbudget.engines.remote.messages import Farewell, Welcome
@@ -27,6 +28,7 @@ from fedbudget.engines.remote.task import Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, flag, printable
 from fedbudget.protocol.messages import PeerError
+from fedbudget.secure.messages import Relay
 
 _FIRST_WAIT, _LONGEST_WAIT, _GROWTH = 0.2, 30.0, 1.7  # seconds between attempts
 
@@ -63,6 +65,7 @@ async def run_node(
     credentials: Any = None,
     patience: float | None = None,
     delay: float = 0.0,
+    masking: MaskingOptions | None = None,
     heard: Callable[[str], None] = lambda text: None,
     sent: Callable[[int, int], None] = lambda number, size: None,
 ) -> Farewell:
@@ -72,6 +75,7 @@ async def run_node(
       credentials: for TLS; None for plain text.
       patience: seconds after which an aggregator that cannot be reached is given up; None for never.
       delay: seconds that a welcome, a broadcast and the answer to it are held each, to stand for a slower network.
+      masking: what it insists on where sums are masked, or on that they are.
       heard: told in words what happens.
       sent: told of every report, by the round's number and its size in bytes.
     """
@@ -80,6 +84,7 @@ async def run_node(
     alone_since = loop.time()
     metadata = [(NAME, name)] + ([] if token is None else [(TOKEN, token)])
     connected = asyncio.Event()
+    masked = NodeMasking(name, masking or MaskingOptions(), heard)
 
     def tell(task: Task | None) -> None:
         connected.set()
@@ -96,7 +101,7 @@ async def run_node(
             async with _channel(address, credentials) as channel:
                 call = channel.stream_stream(METHOD)(metadata=metadata)
                 with closing(_Inbox(call)) as inbox, closing(SuspensionWatch()) as watch:
-                    farewell = await _converse(call, inbox, watch, worker, instance, tell, delay, sent)
+                    farewell = await _converse(call, inbox, watch, worker, instance, masked, tell, delay, sent)
             if not farewell.again:
                 return replace(farewell, reason=printable(farewell.reason))
             why = printable(farewell.reason)
@@ -124,6 +129,7 @@ async def _converse(
     watch: SuspensionWatch,
     worker: Worker,
     instance: str,
+    masked: NodeMasking,
     tell: Callable[[Task | None], None],
     delay: float,
     sent: Callable[[int, int], None],
@@ -135,6 +141,7 @@ async def _converse(
       sent: called with a round's number, and the bytes of the report, when it was sent.
     """
     seconds, sent_at = math.inf, -math.inf  # of a local update; when the last report was sent
+    masked.connect()
     await _send(call, pack_hello(worker.hello(instance)))
     if LET_IN in {key for key, _ in await call.initial_metadata()}:
         tell(None)
@@ -148,21 +155,33 @@ async def _converse(
         if isinstance(message, Welcome):
             try:
                 costs = await inbox.beside(asyncio.to_thread(worker.start, message))
+                introduction = masked.introduce(message.run, worker)
             except UserError as error:
                 await _refuse(call, error)
             await _hold(delay)
             if costs is not None:
-                await _send(call, pack_ready(costs))
+                await _send(call, [*introduction, *pack_ready(costs)])
                 tell(message.task)
+        elif not isinstance(message, EncodedBroadcast):
+            try:
+                answers = await inbox.beside(asyncio.to_thread(masked.answer, message))
+            except UserError as error:
+                await _refuse(call, error)
+            if answers:
+                await _hold(delay)
+                await _send(call, answers)
+            if answers and isinstance(message, Relay):
+                sent_at = time.monotonic()
+                sent(masked.round, sum(map(len, answers)))
         else:
             # A thread is for work that would keep the connection waiting; to hand it less takes longer than that.
             quick = seconds * max(1, message.updates) < _QUICK
             await _hold(sent_at + worker.limits.min_interval - time.monotonic())
             try:
                 if quick and not watch.just_resumed:
-                    answer: tuple[list[bytes], float] | None = _answer(worker, message)
+                    answer: tuple[list[bytes], float] | None = _answer(worker, masked, message)
                 else:
-                    answer = await inbox.beside(asyncio.to_thread(_answer, worker, message))
+                    answer = await inbox.beside(asyncio.to_thread(_answer, worker, masked, message))
             except BeyondLimits as error:
                 await _refuse(call, error)
             # While this machine was suspended the aggregator may have said farewell and gone. Then the first word to it
@@ -172,6 +191,8 @@ async def _converse(
             if answer is not None:
                 messages, took = answer
                 seconds = took / max(1, message.updates)
+                if not messages:  # it is sent when it can be masked
+                    continue
                 await _hold(delay)
                 await _send(call, messages)
                 sent_at = time.monotonic()
@@ -191,9 +212,9 @@ class _Inbox:
     def __init__(self, call: Any) -> None:
         self._call = call
         self._reader = AggregatorReader()
-        self._coming: asyncio.Task[Welcome | EncodedBroadcast | Farewell] | None = None
+        self._coming: asyncio.Task[FromAggregator] | None = None
 
-    async def next(self) -> Welcome | EncodedBroadcast | Farewell:
+    async def next(self) -> FromAggregator:
         """The next whole message."""
         coming, self._coming = self._coming, None
         return await (self._read() if coming is None else coming)
@@ -214,7 +235,7 @@ class _Inbox:
         if self._coming is not None and not self._coming.cancel() and not self._coming.cancelled():
             self._coming.exception()  # which nobody will ask for
 
-    async def _read(self) -> Welcome | EncodedBroadcast | Farewell:
+    async def _read(self) -> FromAggregator:
         while True:
             data = await self._call.read()
             if data is grpc.aio.EOF:
@@ -229,10 +250,14 @@ class _Inbox:
                 return message
 
 
-def _answer(worker: Worker, encoded: EncodedBroadcast) -> tuple[list[bytes], float]:
-    """The report, and how long it took to make."""
+def _answer(worker: Worker, masked: NodeMasking, encoded: EncodedBroadcast) -> tuple[list[bytes], float]:
+    """The report, and how long it took to make; none to send now where it is to be masked."""
     began = time.perf_counter()
-    answer = worker.answer(encoded.request(worker.w_after(encoded.base_round)))
+    request = encoded.request(worker.w_after(encoded.base_round))
+    answer = worker.answer(request)
+    if masked.on:
+        masked.hold(request.broadcast, answer)
+        return [], time.perf_counter() - began
     messages = pack_report(answer.report, answer.costs, worker.encode(answer.report), answer.tallies)
     return messages, time.perf_counter() - began
 

@@ -8,18 +8,20 @@ import concurrent.futures
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
 from fedbudget.engines.grpc.event_loop import LoopThread
 from fedbudget.engines.grpc.from_aggregator import pack_broadcast
 from fedbudget.engines.grpc.own_node import OwnNode
 from fedbudget.engines.grpc.peers import LOG, Peer, Peers
 from fedbudget.engines.remote.members import OWN, Members
-from fedbudget.engines.remote.messages import Answer, RoundRequest
+from fedbudget.engines.remote.messages import Answer, MaskedReport, RoundRequest
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
 from fedbudget.protocol import compression
 from fedbudget.protocol.compression import BroadcastCompressor
-from fedbudget.protocol.messages import VECTORS, Broadcast, PeerError
+from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, PeerError
 from fedbudget.resources import most_within
+from fedbudget.secure import messages as masking
 
 _NOT_FINITE = 3  # reports in a row that are not finite, until their node is dropped
 _NEVER = 1e6  # seconds that no timer waits for
@@ -34,6 +36,9 @@ class Rounds:
     Args:
       compressor: how vectors are sent.
     """
+
+    masked: ClassVar[bool] = False
+    """Whether reports are; see masked_rounds.py."""
 
     def __init__(self, thread: LoopThread, peers: Peers, compressor: BroadcastCompressor) -> None:
         self.peers = peers
@@ -102,6 +107,17 @@ class Rounds:
         costs = answer.costs.within(most_within(waited), tau)
         self.receive(peer.name, asked, replace(answer, costs=costs, waited=waited))
 
+    def welcome(self) -> list[bytes]:
+        """What is said to a peer before it is welcomed."""
+        return []
+
+    def receive_masking(self, peer: Peer, message: masking.FromNode | MaskedReport) -> None:
+        """What is said for masked sums."""
+        raise LocalError("reports are not masked here")
+
+    def require_ready(self, peer: Peer) -> None:
+        """Refuses one that is not ready yet, whatever it says."""
+
     def receive(self, name: str, asked: int, answer: Answer) -> None:
         """A report, which counts in the round that it was asked for."""
         if self.pending is None or not self.pending.owes(name, asked):
@@ -166,7 +182,7 @@ class Rounds:
         broadcast, member = pending.broadcast, self.members[peer.name]
         peer.asked, peer.asked_at = broadcast.round, self._thread.loop.time()
         pending.ask(peer.name, peer.hello.instance)
-        peer.reader.expect_report(broadcast, member.numbers, member.counted)
+        self._expect(peer, broadcast)
         base_round, broadcast = member.base_round, broadcast.to(member.numbers)
         if base_round != broadcast.round - 1:
             catch_up = broadcast.catch_up is not None
@@ -178,6 +194,11 @@ class Rounds:
             packed[updates] = pack_broadcast(broadcast, base_round, catch_up=False, differences=differences)
         self.counters.saved += sum(4 * broadcast.w.size - len(difference) for difference in differences.values())
         self.peers.send(peer, packed[updates])
+
+    def _expect(self, peer: Peer, broadcast: Broadcast) -> None:
+        """What the next report is that a peer sends."""
+        member = self.members[peer.name]
+        peer.reader.expect_report(broadcast, member.numbers, member.counted)
 
     def _receive_own(self, asked: int, answer: "asyncio.Future[Answer]") -> None:
         error = answer.exception()

@@ -11,9 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
+
+if TYPE_CHECKING:
+    from fedbudget.engines.grpc.masked_rounds import MaskingTerms
 
 from fedbudget.engines.grpc.admission import AdmissionControl
 from fedbudget.engines.grpc.event_loop import LoopThread
@@ -82,6 +85,7 @@ class AggregatorServer:
       model: what will be trained, as of a task; nodes that have another are refused from the first.
       classes: all that there may be; nodes that have others are refused from the first.
       max_share: the largest share of the average that one node may have, where they are three or more; see `Members`.
+      masking: how sums are masked, so that no report can be read by itself; None where they are not.
       changed: called when nodes come, are ready, or go, with how many are connected and how many of these are ready;
         in the server's thread.
     """
@@ -100,6 +104,7 @@ class AggregatorServer:
         model: str | ModelDescription | None = None,
         classes: Sequence[str] | None = None,
         max_share: float | None = None,
+        masking: "MaskingTerms | None" = None,
         changed: Callable[[int, int], None] = lambda connected, ready: None,
     ) -> None:
         self.run = run
@@ -116,7 +121,7 @@ class AggregatorServer:
         self._thread = LoopThread("fedbudget-server")
         self._peers = Peers(self._thread, self._left)
         self.counters = self._peers.counters
-        self._rounds = Rounds(self._thread, self._peers, compressor or BroadcastCompressor("none"))
+        self._rounds = self._make_rounds(compressor or BroadcastCompressor("none"), masking)
         self._admission = AdmissionControl(tokens, allowed)
         self._service = Service(
             run,
@@ -128,6 +133,13 @@ class AggregatorServer:
             classes=classes,
             limits=limits or PeerLimits(),
         )
+
+    def _make_rounds(self, compressor: BroadcastCompressor, masking: "MaskingTerms | None") -> Rounds:
+        if masking is None:
+            return Rounds(self._thread, self._peers, compressor)
+        from fedbudget.engines.grpc.masked_rounds import MaskedRounds  # which needs a library that others do not
+
+        return MaskedRounds(self._thread, self._peers, compressor, self.run, masking)
 
     @property
     def members(self) -> Members[str]:

@@ -18,11 +18,12 @@ from fedbudget.engines.grpc.from_node import NodeReader
 from fedbudget.engines.grpc.peers import FRAME, LOG, REVOKED, Peer
 from fedbudget.engines.grpc.room import Room
 from fedbudget.engines.grpc.rounds import Rounds
-from fedbudget.engines.remote.messages import Answer, Hello, Ready, Welcome
+from fedbudget.engines.remote.messages import Answer, Hello, MaskedReport, Ready, Welcome
 from fedbudget.engines.remote.task import MOST_NODES, Task, require_classes, require_model
 from fedbudget.models.description import ModelDescription
 from fedbudget.protocol.messages import PeerError
 from fedbudget.resources import most_within
+from fedbudget.secure import messages as masking
 
 _HELLO_PATIENCE = 20.0  # seconds until a peer that has connected must have said hello
 _READY_PATIENCE = 600.0  # to compile and try, on a small device
@@ -99,11 +100,12 @@ class Service:
             member.forget()
         peer.welcomed, peer.asked_at = True, asyncio.get_running_loop().time()
         peer.reader.expect_ready()
-        self.rounds.peers.send(peer, pack_welcome(Welcome(self.run, self.task, tuple(member.numbers.tolist()))))
+        welcome = pack_welcome(Welcome(self.run, self.task, tuple(member.numbers.tolist())))
+        self.rounds.peers.send(peer, [*self.rounds.welcome(), *welcome])
 
     async def _greet(self, name: str, token: str, context: Any) -> Peer:
         """The hello, and whether there is a place for who said it."""
-        reader = NodeReader()
+        reader = NodeReader(self.rounds.masked)
         data = await self._read(context, _HELLO_PATIENCE)
         if data is None:
             raise PeerError("it left without a word")
@@ -159,14 +161,17 @@ class Service:
         """Reads what a node says until it goes."""
         while (message := await self._next_message(peer)) is not None:
             if isinstance(message, Ready):
+                self.rounds.require_ready(peer)
                 waited = asyncio.get_running_loop().time() - peer.asked_at
                 peer.trial = message.costs.within(most_within(waited), 1)
                 self.changed()
             elif isinstance(message, Answer):
                 self.rounds.receive_from(peer, message)
+            elif not isinstance(message, Hello):
+                self.rounds.receive_masking(peer, message)
             message = None  # its vectors are not ours to hold, until the next one
 
-    async def _next_message(self, peer: Peer) -> Hello | Ready | Answer | None:
+    async def _next_message(self, peer: Peer) -> Hello | Ready | Answer | MaskedReport | masking.FromNode | None:
         """A whole one, for which a report that comes in parts waits for room; None when no more come."""
         patience = _READY_PATIENCE if peer.trial is None and self.task is not None else None
         data = await self._read(peer.context, patience)

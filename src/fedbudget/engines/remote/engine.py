@@ -30,7 +30,7 @@ from fedbudget.meters.meters import Meters
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.belief import FEWEST
-from fedbudget.protocol.evaluation import EvaluationPoints, NodeEvaluation, share_of
+from fedbudget.protocol.evaluation import EvaluationPoints, share_of
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.state import AggregatorState
 from fedbudget.protocol.workload import NodeTimes
@@ -293,9 +293,4 @@ def _completed(aggregator: Aggregator, collected: CollectedRound, broadcast: Bro
     last = aggregator.last
     assert last is not None
     left_out = tuple(sorted({*last.left_out, *collected.not_finite}))
-    tallies = [answer.tallies for answer in collected.answers if answer.tallies]
-    evaluation = None
-    if tallies:
-        best = [each[1] for each in tallies] if broadcast.tallies > 1 else ()
-        evaluation = NodeEvaluation([each[0] for each in tallies], best)
-    return replace(last, missed=collected.missed, left_out=left_out, evaluation=evaluation)
+    return replace(last, missed=collected.missed, left_out=left_out, evaluation=collected.evaluation(broadcast))

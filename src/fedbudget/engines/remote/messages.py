@@ -5,6 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from fedbudget.arrays import UInt64
 from fedbudget.engines.remote.task import MOST_NODES, Name, SamplesDescription, Task
 from fedbudget.models.description import ModelDescription
 from fedbudget.models.tally import Tally
@@ -57,6 +58,21 @@ class Answer:
         """What the messages took on the way: all that was waited for but the node's own work."""
         evaluation = self.costs.evaluation.get("time")
         return max(0.0, self.waited - self.costs.seconds - (0.0 if evaluation is None else evaluation.whole))
+
+
+@dataclass(frozen=True)
+class MaskedReport:
+    """A report that nobody can read but in a sum with others, and what it cost.
+
+    Args:
+      attempt: at the round, that it is masked for.
+      vector: as secure/contents.py has it, masked.
+    """
+
+    round: int
+    attempt: int
+    vector: UInt64
+    costs: NodeCosts
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ from fedbudget.engines.remote.members import Key, Members
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.round_costs import believable_costs
 from fedbudget.engines.remote.tallies import believable_tallies
+from fedbudget.models.tally import Tally
 from fedbudget.protocol.belief import believable
+from fedbudget.protocol.evaluation import NodeEvaluation
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.sums import Reports, SummedReports, within
 from fedbudget.protocol.workload import NodeTimes
@@ -49,19 +51,30 @@ class CollectedRound:
       enough: whether as many as were needed have answered.
       doubts: what was not believed of members' answers, by their keys (protocol/belief.py).
       summed: the reports, where they were added up as they came; those in `answers` have no vectors then.
+      tallies: of all nodes together, where those of each are not known.
     """
 
     answers: list[Answer]
     not_finite: tuple[int, ...]
     missed: tuple[int, ...]
     enough: bool
-    summed: SummedReports | None = None
+    summed: Reports | None = None
+    tallies: tuple[Tally, ...] = ()
     doubts: Mapping[Any, tuple[str, ...]] = field(default_factory=dict)
 
     def times(self, broadcast: Broadcast) -> NodeTimes:
         """Seconds of a local update at each node, as they have measured it."""
         parts = [(answer.report.nodes, _update_seconds(answer, broadcast)) for answer in self.answers]
         return NodeTimes(np.concatenate([nodes for nodes, _ in parts]), np.concatenate([own for _, own in parts]))
+
+    def evaluation(self, broadcast: Broadcast) -> NodeEvaluation | None:
+        """What nodes' test samples say, if they were asked and have some."""
+        tallies = [answer.tallies for answer in self.answers if answer.tallies]
+        tallies = [self.tallies] if self.tallies else tallies
+        if not tallies:
+            return None
+        best = [each[1] for each in tallies] if broadcast.tallies > 1 else ()
+        return NodeEvaluation([each[0] for each in tallies], best)
 
     @property
     def line_seconds(self) -> dict[int, float]:
@@ -195,7 +208,8 @@ class PendingRound(Generic[Key]):
         summed = None if self.needs_reports else self._finite if finite else self._others
         answers, doubts = _believed(counted, summed, [members[key].oversized for key in counted])
         enough = members.nodes(counted) >= self.least
-        return CollectedRound(answers, members.numbers(not_finite), members.numbers(missed), enough, summed, doubts)
+        left_out, away = members.numbers(not_finite), members.numbers(missed)
+        return CollectedRound(answers, left_out, away, enough, summed, doubts=doubts)
 
 
 def _believed(

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#fedbudget/engines/remote/wire.proto\x12\tfedbudget\"\xa6\x01\n\x08\x46romNode\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.fedbudget.DescriptionH\x00\x12!\n\x05ready\x18\x02 \x01(\x0b\x32\x10.fedbudget.ReadyH\x00\x12#\n\x06report\x18\x03 \x01(\x0b\x32\x11.fedbudget.ReportH\x00\x12\x0e\n\x04more\x18\x04 \x01(\x0cH\x00\x12\x11\n\x07refusal\x18\x05 \x01(\tH\x00\x42\x06\n\x04kind\"\xa7\x01\n\x0e\x46romAggregator\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.fedbudget.DescriptionH\x00\x12)\n\tbroadcast\x18\x02 \x01(\x0b\x32\x14.fedbudget.BroadcastH\x00\x12\x0e\n\x04more\x18\x03 \x01(\x0cH\x00\x12\'\n\x08\x66\x61rewell\x18\x04 \x01(\x0b\x32\x13.fedbudget.FarewellH\x00\x42\x06\n\x04kind\"-\n\x0b\x44\x65scription\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x16\n\x05Ready\x12\r\n\x05\x63osts\x18\x01 \x01(\x0c\"c\n\tBroadcast\x12\x12\n\nbase_round\x18\x01 \x01(\r\x12\x0f\n\x07numbers\x18\x02 \x01(\x0c\x12\x12\n\ndifference\x18\x03 \x01(\x08\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x0f\n\x07vectors\x18\x05 \x01(\x0c\"g\n\x06Report\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07numbers\x18\x02 \x01(\x0c\x12\r\n\x05\x63osts\x18\x03 \x01(\x0c\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x0f\n\x07vectors\x18\x05 \x01(\x0c\x12\x0f\n\x07tallies\x18\x06 \x01(\x0c\")\n\x08\x46\x61rewell\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05\x61gain\x18\x02 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#fedbudget/engines/remote/wire.proto\x12\tfedbudget\"\xb9\x01\n\x08\x46romNode\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.fedbudget.DescriptionH\x00\x12!\n\x05ready\x18\x02 \x01(\x0b\x32\x10.fedbudget.ReadyH\x00\x12#\n\x06report\x18\x03 \x01(\x0b\x32\x11.fedbudget.ReportH\x00\x12\x0e\n\x04more\x18\x04 \x01(\x0cH\x00\x12\x11\n\x07refusal\x18\x05 \x01(\tH\x00\x12\x11\n\x07masking\x18\x06 \x01(\x0cH\x00\x42\x06\n\x04kind\"\xba\x01\n\x0e\x46romAggregator\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.fedbudget.DescriptionH\x00\x12)\n\tbroadcast\x18\x02 \x01(\x0b\x32\x14.fedbudget.BroadcastH\x00\x12\x0e\n\x04more\x18\x03 \x01(\x0cH\x00\x12\'\n\x08\x66\x61rewell\x18\x04 \x01(\x0b\x32\x13.fedbudget.FarewellH\x00\x12\x11\n\x07masking\x18\x05 \x01(\x0cH\x00\x42\x06\n\x04kind\"-\n\x0b\x44\x65scription\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x16\n\x05Ready\x12\r\n\x05\x63osts\x18\x01 \x01(\x0c\"c\n\tBroadcast\x12\x12\n\nbase_round\x18\x01 \x01(\r\x12\x0f\n\x07numbers\x18\x02 \x01(\x0c\x12\x12\n\ndifference\x18\x03 \x01(\x08\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x0f\n\x07vectors\x18\x05 \x01(\x0c\"g\n\x06Report\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07numbers\x18\x02 \x01(\x0c\x12\r\n\x05\x63osts\x18\x03 \x01(\x0c\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x0f\n\x07vectors\x18\x05 \x01(\x0c\x12\x0f\n\x07tallies\x18\x06 \x01(\x0c\")\n\x08\x46\x61rewell\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05\x61gain\x18\x02 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,17 +32,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedbudget.engines.remote.wi
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FROMNODE']._serialized_start=51
-  _globals['_FROMNODE']._serialized_end=217
-  _globals['_FROMAGGREGATOR']._serialized_start=220
-  _globals['_FROMAGGREGATOR']._serialized_end=387
-  _globals['_DESCRIPTION']._serialized_start=389
-  _globals['_DESCRIPTION']._serialized_end=434
-  _globals['_READY']._serialized_start=436
-  _globals['_READY']._serialized_end=458
-  _globals['_BROADCAST']._serialized_start=460
-  _globals['_BROADCAST']._serialized_end=559
-  _globals['_REPORT']._serialized_start=561
-  _globals['_REPORT']._serialized_end=664
-  _globals['_FAREWELL']._serialized_start=666
-  _globals['_FAREWELL']._serialized_end=707
+  _globals['_FROMNODE']._serialized_end=236
+  _globals['_FROMAGGREGATOR']._serialized_start=239
+  _globals['_FROMAGGREGATOR']._serialized_end=425
+  _globals['_DESCRIPTION']._serialized_start=427
+  _globals['_DESCRIPTION']._serialized_end=472
+  _globals['_READY']._serialized_start=474
+  _globals['_READY']._serialized_end=496
+  _globals['_BROADCAST']._serialized_start=498
+  _globals['_BROADCAST']._serialized_end=597
+  _globals['_REPORT']._serialized_start=599
+  _globals['_REPORT']._serialized_end=702
+  _globals['_FAREWELL']._serialized_start=704
+  _globals['_FAREWELL']._serialized_end=745
 # @@protoc_insertion_point(module_scope)

@@ -5,30 +5,34 @@ from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Opti
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromNode(_message.Message):
-    __slots__ = ("hello", "ready", "report", "more", "refusal")
+    __slots__ = ("hello", "ready", "report", "more", "refusal", "masking")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    MASKING_FIELD_NUMBER: _ClassVar[int]
     hello: Description
     ready: Ready
     report: Report
     more: bytes
     refusal: str
-    def __init__(self, hello: _Optional[_Union[Description, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., more: _Optional[bytes] = ..., refusal: _Optional[str] = ...) -> None: ...
+    masking: bytes
+    def __init__(self, hello: _Optional[_Union[Description, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., more: _Optional[bytes] = ..., refusal: _Optional[str] = ..., masking: _Optional[bytes] = ...) -> None: ...
 
 class FromAggregator(_message.Message):
-    __slots__ = ("welcome", "broadcast", "more", "farewell")
+    __slots__ = ("welcome", "broadcast", "more", "farewell", "masking")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     BROADCAST_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     FAREWELL_FIELD_NUMBER: _ClassVar[int]
+    MASKING_FIELD_NUMBER: _ClassVar[int]
     welcome: Description
     broadcast: Broadcast
     more: bytes
     farewell: Farewell
-    def __init__(self, welcome: _Optional[_Union[Description, _Mapping]] = ..., broadcast: _Optional[_Union[Broadcast, _Mapping]] = ..., more: _Optional[bytes] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ...) -> None: ...
+    masking: bytes
+    def __init__(self, welcome: _Optional[_Union[Description, _Mapping]] = ..., broadcast: _Optional[_Union[Broadcast, _Mapping]] = ..., more: _Optional[bytes] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., masking: _Optional[bytes] = ...) -> None: ...
 
 class Description(_message.Message):
     __slots__ = ("version", "value")

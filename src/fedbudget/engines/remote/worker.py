@@ -84,6 +84,7 @@ class Worker:
         self._new: Fleet | None = None  # as it stands before its first round
         self._test: Table | None = None  # what it evaluates on, if anything
         self._standings: list[_Standing] = []
+        self.trial_tally: Tally | None = None  # what test samples said in the trial, if there are any
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -112,7 +113,8 @@ class Worker:
         failed = f"{fleet.model.name} cannot train on {self.node_data.dataset.name}"
         with nullcontext() if self._model is None or isinstance(self._model, str) else explained(failed):
             costs = in_process.trial([fleet], first, counters)
-            evaluation = [self._evaluate(fleet.model, [first.w], counters)[1] for _ in range(2)][-1]
+            tallies, evaluation = [self._evaluate(fleet.model, [first.w], counters) for _ in range(2)][-1]
+        self.trial_tally = tallies[0] if tallies else None
         seconds = costs.readings[TIME.name]
         slower = self._pace * seconds.step
         slowed = replace(seconds, step=slower, whole=seconds.whole - seconds.step + slower)

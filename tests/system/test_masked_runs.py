@@ -1,0 +1,78 @@
+"""Masked sums between processes: nodes that are killed in every phase of a round, and an aggregator that is."""
+
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from support.processes import Command, Commands, commands, records, summary
+
+OPTIONS = ["--costs", "simulated", "--budget", "time=4s", "--model", "softmax", "--secure-aggregation", "--seed", "2"]
+
+_KILLED = """
+import os, sys
+from fedbudget.cli.main import main
+from fedbudget.engines.grpc.masking_node import NodeMasking
+
+what, when, answer, rounds = sys.argv[1], int(sys.argv[2]), NodeMasking.answer, []
+
+def killed(self, message):
+    rounds.append(type(message).__name__)
+    if rounds.count(what) == when:
+        os.kill(os.getpid(), 9)
+    return answer(self, message)
+
+NodeMasking.answer = killed
+main(sys.argv[3:])
+"""
+
+
+def killed_at(start: Commands, port: int, node: int, what: str, when: int) -> Command:
+    """A node that is killed when it gets a message for the so many-th time."""
+    program = [sys.executable, "-c", _KILLED, what, str(when)]
+    own = ["--data", f"n{node}.npz", "--name", f"n{node}", "--secure-aggregation"]
+    return start.run("join", f"127.0.0.1:{port}", *own, program=program)
+
+
+@pytest.mark.slow
+def test_nodes_killed_in_every_phase(tmp_path: Path) -> None:
+    with commands(tmp_path) as start:
+        aggregator = start.serve("--nodes", "6", "--secure-threshold", "0.51", "--out", "run", *OPTIONS)
+        port = aggregator.port
+        start.write(6)
+        for node, (what, when) in enumerate([("Group", 3), ("Relay", 5), ("Survivors", 7)], 1):
+            killed_at(start, port, node, what, when)
+        others = [
+            start.join(port, "--data", f"n{node}.npz", "--secure-aggregation", name=f"n{node}") for node in (4, 5, 6)
+        ]
+        assert aggregator.end() == 0
+        assert [node.end() for node in others] == [0, 0, 0]
+    found = records(tmp_path / "run")
+    assert [each.nodes for each in found[:8]] == [6, 6, 5, 5, 4, 4, 4, 3]
+    assert summary(tmp_path / "run")["stopped_by"] == "time"
+
+
+def made_rounds(run: Path) -> bool:
+    return (run / "rounds.jsonl").exists() and len(records(run)) > 3
+
+
+@pytest.mark.slow
+def test_an_aggregator_that_was_killed_goes_on_with_the_same_nodes(tmp_path: Path) -> None:
+    ends = []
+    for killed in (False, True):
+        folder = tmp_path / str(killed)
+        folder.mkdir()
+        with commands(folder) as start:
+            aggregator = start.serve("--nodes", "4", "--out", "run", *OPTIONS)
+            port = aggregator.port
+            nodes = start.nodes(port, 4, "--secure-aggregation")
+            if killed:
+                aggregator.wait_until(partial(made_rounds, folder / "run"))
+                assert aggregator.end(signal.SIGKILL) == -signal.SIGKILL
+                aggregator = start.serve("--resume", "run", port=port)
+            assert aggregator.end() == 0
+            assert [node.end() for node in nodes] == [0] * 4
+        ends.append([each.loss for each in records(folder / "run")])
+    assert ends[0] == pytest.approx(ends[1], abs=1e-4)

@@ -1,0 +1,119 @@
+"""Secure aggregation from Python: runs come to what plain ones come to, and what does not go together is refused."""
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedbudget
+from fedbudget.engines.grpc import certificates
+from fedbudget.errors import UserError, WorkError
+from fedbudget.models.base import compiled_kernels
+from fedbudget.protocol.combine import CoordinateMedian
+from fedbudget.result import Result
+
+LONG = 60.0  # seconds that nothing takes
+FEATURES, CLASSES = 5, 3
+
+
+def made(seed: int, count: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    x = (rng.normal(size=(count, FEATURES)) + seed % 3 / 3).astype(np.float32)
+    scores = x @ np.random.default_rng(7).normal(size=(FEATURES, CLASSES)) + rng.normal(size=(count, CLASSES))
+    return x, scores.argmax(axis=1)
+
+
+NODES = [{"data": made(seed, 40 + 10 * seed), "test": made(10 + seed, 30 + seed)} for seed in range(4)]
+
+
+@pytest.fixture
+def nodes() -> Iterator[ThreadPoolExecutor]:
+    compiled_kernels()  # numba is not to be imported by several threads at once
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def served(pool: ThreadPoolExecutor, each: list[dict[str, Any]], joining: Any = None, **more: Any) -> Result:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    how: Any = {"give_up_after": LONG, "quiet": True, **(joining or {})}
+    parts = [pool.submit(fedbudget.join, address, name=f"n{i}", **{**how, **own}) for i, own in enumerate(each)]
+    asked: Any = {"model": "softmax", "costs": "simulated", "budget": "time=3s", "seed": 3, "batch_size": 8}
+    asked["round_timeout"] = LONG
+    result = fedbudget.serve(address, nodes=len(each), quiet=True, **{**asked, **more})
+    for part in parts:
+        part.result(LONG)
+    return result
+
+
+@pytest.mark.parametrize("method", [{}, {"method": "frugal", "tau": 5}, {"speeds": (4.0, 4.0, 1.0, 1.0)}])
+def test_a_run_comes_to_what_a_plain_one_does(nodes: ThreadPoolExecutor, method: dict[str, Any]) -> None:
+    """Losses to 1e-4 in all rounds, and all that was decided: τ, η, who takes part; and metrics of test samples."""
+    insisting = {"secure_aggregation": True}
+    masked = served(nodes, NODES, insisting, secure_aggregation=True, **method)
+    plain = served(nodes, NODES, combine="mean", **method)
+    assert [each.tau for each in masked.rounds] == [each.tau for each in plain.rounds]
+    for ours, theirs in zip(masked.rounds, plain.rounds, strict=True):
+        assert ours.loss == pytest.approx(theirs.loss, abs=1e-4)
+        assert ours.eta == pytest.approx(theirs.eta, rel=1e-2)
+        assert (ours.nodes, ours.corrected) == (theirs.nodes, theirs.corrected)
+    assert masked.accuracy == pytest.approx(plain.accuracy, abs=0.02)
+    assert masked.metrics.keys() == plain.metrics.keys()
+    assert masked.metrics == pytest.approx(dict(plain.metrics), abs=0.02)
+
+
+def test_certificates_say_whose_keys_are_right(nodes: ThreadPoolExecutor, tmp_path: Path) -> None:
+    names = [f"n{number}" for number in range(4)]
+    certificates.make(tmp_path, hosts=["localhost", "127.0.0.1"], nodes=names)
+    each = [
+        {**own, "cert": tmp_path / f"{n}.pem", "key": tmp_path / f"{n}.key"}
+        for n, own in zip(names, NODES, strict=True)
+    ]
+    joining = {"secure_aggregation": True, "ca": tmp_path / "ca.pem"}
+    server = {"cert": tmp_path / "aggregator.pem", "key": tmp_path / "aggregator.key", "client_ca": tmp_path / "ca.pem"}
+    result = served(nodes, each, joining, secure_aggregation=True, rounds=3, **server)
+    assert [each.nodes for each in result.rounds] == [4] * 4
+
+
+def test_nodes_that_are_known_are_the_only_ones(nodes: ThreadPoolExecutor, tmp_path: Path) -> None:
+    """A node whose list has another key for a name leaves, and says why."""
+    files = [tmp_path / f"n{number}.key" for number in range(4)]
+    (tmp_path / "known").write_text(f"# others\nn1 {'ab' * 32}\n")
+    each = [{**own, "identity": file} for own, file in zip(NODES, files, strict=True)]
+    each[0]["known_nodes"] = tmp_path / "known"
+    with pytest.raises(WorkError, match="identity is not the one that is known here"):
+        served(nodes, each, secure_aggregation=True, rounds=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"combine": "clipped"}, "ClippedMean must see every node's report.*combine must be mean"),
+        ({"combine": "trimmed", "drift_correction": False}, "TrimmedMean must see"),
+        ({"combine": CoordinateMedian(), "drift_correction": False}, "CoordinateMedian must see"),
+        ({"method": "paper"}, "estimates δ from every node's report"),
+        ({"method": "frugal", "drift_correction": False}, "estimates δ from every node's report"),
+        ({"compress": "8-bit"}, "compress 8-bit does not go with secure_aggregation"),
+        ({"nodes": 2}, "needs 3 nodes or more"),
+        ({"data": made(0, 20)}, "an aggregator that holds data itself"),
+    ],
+)
+def test_what_needs_more_than_sums_is_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        fedbudget.serve("127.0.0.1:0", model="softmax", secure_aggregation=True, quiet=True, **options)
+
+
+def test_a_simulation_does_not_pretend_to_mask() -> None:
+    with pytest.raises(UserError, match="is for nodes over gRPC"):
+        fedbudget.train(secure_aggregation=True, rounds=1)
+
+
+def test_a_threshold_goes_with_masks() -> None:
+    with pytest.raises(UserError, match="secure_threshold goes with secure_aggregation"):
+        fedbudget.serve("127.0.0.1:0", model="softmax", secure_threshold=0.8, quiet=True)
+    with pytest.raises(UserError, match="secure_threshold must be"):
+        fedbudget.serve("127.0.0.1:0", model="softmax", secure_aggregation=True, secure_threshold=0.4, quiet=True)
