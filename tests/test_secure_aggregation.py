@@ -98,6 +98,7 @@ def test_nodes_that_are_known_are_the_only_ones(nodes: ThreadPoolExecutor, tmp_p
         ({"method": "paper"}, "estimates δ from every node's report"),
         ({"method": "frugal", "drift_correction": False}, "estimates δ from every node's report"),
         ({"compress": "8-bit"}, "compress 8-bit does not go with secure_aggregation"),
+        ({"budget": ["privacy=4", "time=5s"]}, "a budget of privacy does not go with secure_aggregation"),
         ({"nodes": 2}, "needs 3 nodes or more"),
         ({"data": made(0, 20)}, "an aggregator that holds data itself"),
     ],

@@ -12,6 +12,7 @@ from fedbudget.engines.remote.task import agree
 from fedbudget.errors import UserError
 from fedbudget.launch.node_data import dataset_to_test_on, from_dataset, from_file
 from fedbudget.launch.simulate import simulate
+from fedbudget.launch.task import compression_of
 from fedbudget.models import Softmax
 from fedbudget.settings import Settings
 
@@ -55,3 +56,16 @@ class TestTestedOn:
             table_to_test_on(dataset_to_test_on(str(path), Settings()), agreed, Softmax(2, 2))
         with pytest.raises(UserError, match="has 64 features, and nodes' data 2"):
             table_to_test_on(dataset_to_test_on("digits", Settings()), replace(agreed, classes=()), Softmax(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "compress"),
+    [
+        (Settings(), "auto"),
+        (Settings(compress="16-bit"), "16-bit"),
+        (Settings(secure_aggregation=True), "none"),  # masks have all bits
+        (Settings(budget=("privacy=4",)), "none"),
+    ],
+)
+def test_fewer_bits_are_chosen_where_a_run_does_not_need_all(settings: Settings, compress: str) -> None:
+    assert compression_of(settings) == compress
