@@ -38,7 +38,8 @@ def explain(
         print(json.dumps({**about, "reason": explanation.reason, "curve": curve, **work}))
         return
     print(f"round {round}: τ = {explanation.tau}, chosen by {explanation.reason}: {explanation.sentence}.")
-    print(f"η = {explanation.eta:.4g}; local updates were {'' if explanation.corrected else 'not '}corrected for drift")
+    eta = f"η = {explanation.eta:.4g}" if explanation.eta else "η is each node's own, and not told"
+    print(f"{eta}; local updates were {'' if explanation.corrected else 'not '}corrected for drift")
     if explanation.work is not None:
         print(f"{explanation.shared}.")
         print("\n".join(work_table(explanation.work)))
