@@ -162,6 +162,16 @@ class TestClose:
         ours.close(fleet, {})
         assert fleet["b"].not_finite == 0
 
+    def test_where_most_have_diverged_nobody_is_believed_to_have_not(self) -> None:
+        """One of three that says all is well, of a w that it may have spoiled itself."""
+        ours = pending("a", "b", "c")
+        ours.receive("a", answer("a", float("nan")))
+        ours.receive("b", answer("b"))
+        ours.receive("c", answer("c", float("inf")))
+        collected = ours.close(members(), {})
+        assert [each.report.nodes.tolist() for each in collected.answers] == [[0], [2]]
+        assert collected.not_finite == (1,)
+
     def test_all_count_when_none_is_finite(self) -> None:
         ours, fleet = pending("a", "b"), members()
         for name in ("a", "b"):

@@ -21,7 +21,7 @@ from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.round_costs import believable_costs
 from fedbudget.engines.remote.tallies import believable_tallies
 from fedbudget.models.tally import Tally
-from fedbudget.protocol.belief import believable
+from fedbudget.protocol.belief import FEWEST, believable
 from fedbudget.protocol.evaluation import NodeEvaluation
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.sums import Reports, SummedReports, within
@@ -190,7 +190,9 @@ class PendingRound(Generic[Key]):
             it remembers nothing of this round.
         """
         finite = {key: answer for key, answer in self.answers.items() if key not in self.not_finite}
-        counted = finite or self.answers  # when none is, the aggregator knows what to do
+        if len(self.answers) >= FEWEST and 2 * len(finite) < len(self.answers):
+            finite = {}  # where most have diverged it is w that has, whatever the others say of it
+        counted = finite or {key: self.answers[key] for key in self.answers if key in self.not_finite}
         not_finite, missed = self.answers.keys() - counted.keys(), self.asked - self.answers.keys()
         for key, answer in counted.items():
             member = members[key]
