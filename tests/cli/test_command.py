@@ -32,15 +32,20 @@ def params(*arguments: str) -> dict[str, Any]:
     return found
 
 
+BOTH_SIDES = {"privacy_delta", "secure_aggregation", "secure_threshold"}
+"""What an aggregator is told for a run, and a node for itself, which it then holds the aggregator to."""
+
+
 class TestOptions:
     def test_every_option_is_declared_once(self) -> None:
         """Of those that commands share, none is a setting as well, or in two groups."""
         names = Counter(name for cls in (Settings, *OPTIONS) for name in declarations(cls))
-        assert {name for name, times in names.items() if times > 1} == {"address"}  # to listen on, and to connect to
+        twice = {name for name, times in names.items() if times > 1}
+        assert twice == {"address", *BOTH_SIDES}  # an address to listen on, and one to connect to
 
     @pytest.mark.parametrize("command", ["run", "serve", "join", "local", "compare", "sweep"])
     def test_a_command_has_the_settings_that_name_it(self, command: str) -> None:
-        has = {each.name for each in ROOT.commands[command].params}
+        has = {each.name for each in ROOT.commands[command].params} - (BOTH_SIDES if command == "join" else set())
         known = declarations(Settings)
         assert {name for name in known if name in has} == {name for name in known if known[name].within(command)}
 

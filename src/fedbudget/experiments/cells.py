@@ -53,11 +53,11 @@ COLUMNS: Mapping[RowKind, tuple[str, ...]] = {
     "round": tuple(
         field.name
         for field in fields(RoundRecord)
-        if field.name not in ("wall", "expected_c", "expected_b", "metrics", "spread", "work")
+        if field.name not in ("wall", "expected_c", "expected_b", "metrics", "spread", "work", "private")
     ),
 }
 """What is kept of a `Result` or of its `RoundRecord`s; not the wall clock, which is never the same twice, and not what
-was expected, was evaluated besides accuracy, or was shared by speed, which not every round has."""
+was expected, was evaluated besides accuracy, was shared by speed, or paid for by privacy, which not every round has."""
 
 
 @dataclass(frozen=True)

@@ -173,12 +173,12 @@ class SentVectors:
             sent, lost = with_feedback(kind, w - start, self.lost)
             return SentVectors(lost, {"w": sent}), start + sent.values
 
-    def with_gradients(self, gradients: Float32) -> "tuple[SentVectors, Float32]":
-        """The same with gradients besides, and what arrives of these."""
+    def besides(self, name: str, vectors: Float32) -> "tuple[SentVectors, Float32]":
+        """The same with other vectors of the report, by their field's name, and what arrives of these."""
         if not self.vectors:
-            return self, gradients
-        sent = quantize(self.vectors["w"].kind, gradients)
-        return replace(self, vectors={**self.vectors, "gradients": sent}), sent.values
+            return self, vectors
+        sent = quantize(self.vectors["w"].kind, vectors)
+        return replace(self, vectors={**self.vectors, name: sent}), sent.values
 
     def encoded(self, report: Report) -> bytes | memoryview:
         """The report's vectors as they are sent; a single one that is sent as it is is not copied."""

@@ -352,7 +352,7 @@ class Fleet:
         if "gradients" in wanted:
             shift = self._correcting()
             gradients = descent.gradients if shift is None else descent.gradients + shift
-            self.sent, gradients = self.sent.with_gradients(gradients)
+            self.sent, gradients = self.sent.besides("gradients", gradients)
             report = replace(report, gradients=gradients)
         if "plain" in wanted and self._correction is not None:
             report = replace(report, plain=self._correction.plain, corrected=self._correction.corrected)
