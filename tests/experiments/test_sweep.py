@@ -193,7 +193,7 @@ class TestTable:
                 for name in ("c", "b", "spent"):
                     row[f"{name}_time"] = row.pop(name)["time"]
                 row |= {name: list(getattr(record, name)) for name in ("kept", "left_out", "missed")}
-                for name in ("wall", "expected_c", "expected_b", "metrics", "spread", "work"):
+                for name in ("wall", "expected_c", "expected_b", "metrics", "spread", "work", "private"):
                     del row[name]
                 expected.append(row)
         assert table.to_pylist() == expected
