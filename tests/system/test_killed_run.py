@@ -49,7 +49,8 @@ def killed_append(self, record):
 
 def killed_replace(path, content):
     if path.name == CHECKPOINT and phase == "half of the checkpoint written" and now >= when:
-        path.with_name(f".{path.name}.new").write_bytes(content[:len(content) // 2])
+        whole = b"".join(content)
+        path.with_name(f".{path.name}.new").write_bytes(whole[:len(whole) // 2])
         die(phase)
     replace(path, content)
     die({CHECKPOINT: "checkpoint saved", MODEL: "model saved, no summary", CONFIG: "config written"}.get(path.name))

@@ -72,7 +72,8 @@ def killed_save(checkpoint, folder):
 
 def killed_replace(path, content):
     if phase == "half of the checkpoint written" and path.name == CHECKPOINT and now == when:
-        path.with_name(f".{path.name}.new").write_bytes(content[:len(content) // 2])
+        whole = b"".join(content)
+        path.with_name(f".{path.name}.new").write_bytes(whole[:len(whole) // 2])
         die()
     replace(path, content)
     if phase == "model saved, no summary" and path.name == MODEL:
