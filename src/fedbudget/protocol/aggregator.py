@@ -222,7 +222,7 @@ class Aggregator:
         inputs = StepSizeInputs(sums.largest_beta, spent, sums.mean_beta, best, max(0.0, spent - before))
         scale = steps.first_scale(method.step_size, state, broadcast, inputs)
         start, state = state.start, steps.with_retreat(state, method.update, sums)
-        state, mean, recover = steps.moved(state, method.update, mean, self._quantize, scale=scale)
+        state, mean, recover = steps.moved(state, method.update, mean, self._quantize, span=broadcast.span, scale=scale)
         kept: tuple[str, ...] = ()
         if broadcast.request.estimate:
             parameters = without_statistics(mean, state.statistics)
