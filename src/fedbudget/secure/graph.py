@@ -38,3 +38,13 @@ def needed(group: int, share: float) -> int:
     (3, 4, 6, 25)
     """
     return max(math.ceil(share * group - 1e-9), group // 2 + 1, FEWEST)
+
+
+def most_sharers(group: int, threshold: int) -> int:
+    """How many a sum may need to be opened, at most, by what a node can tell from its group: few have all in it.
+
+    >>> most_sharers(5, 4), most_sharers(33, 22)
+    (4, 256)
+    """
+    everyone = 2 ** ((group - 1) // 4)  # as of `side_of`
+    return everyone if everyone > group else threshold
