@@ -132,7 +132,10 @@ class NodeMasking:
         than is paid for, to whoever could open both.
         """
         if not FEWEST <= group.sharers <= most_sharers(len(group.names), group.threshold):
-            raise PeerError(f"noise for {group.sharers} nodes, in a group of {len(group.names)}")
+            raise BeyondLimits(
+                f"the aggregator asks for a share of noise as if {group.sharers} nodes added theirs, in a group of "
+                f"{len(group.names)} of which {group.threshold} open a sum"
+            )
         asked = broadcast.round, broadcast.tau, broadcast.private, broadcast.w.tobytes(), group.sharers, self._run
         if self._noisy is None or self._noisy[0] != asked:
             self._noisy = asked, PrivateContents.of(broadcast, group.sharers).encode(answer.report)
