@@ -24,7 +24,7 @@ def masked(method: str = "accelerated", threshold: float = 0.51, **more: Any) ->
 
 
 def started(net: Network, nodes: int = 4) -> list[Any]:
-    joined = [net.join(node) for node in range(nodes)]
+    joined = [net.join(node) for node in range(min(nodes, 4))]
     net.start(nodes)
     return joined
 

@@ -127,13 +127,15 @@ def test_a_round_that_is_opened_twice_is_paid_for_once(at_message: Any, monkeypa
             sums.append(self)
         return self is not sums[0] and can_open(self)
 
-    with masked("private") as net:
+    with masked("private", 2 / 3) as net:
         net.server.pay_before_opening(lambda round_, rho: paid.append(round_))
-        started(net)
+        net.join(3, name="node-4")
+        started(net, 5)
         monkeypatch.setattr(MaskedSum, "can_open", not_the_first)
+        at_message["node-4", Relay] = die
         assert numbers(net.round()) == [0, 1, 2, 3]
-        assert len(sums) == 2
-        assert sums[0].fewest == sums[1].fewest == 3
+        assert [len(each.circle) for each in sums] == [5, 4]
+        assert [each.fewest for each in sums] == [4, 4]  # of four alone it would be three
         assert paid == [1]
         assert numbers(net.round()) == [0, 1, 2, 3]
         assert paid == [1, 2]

@@ -131,15 +131,17 @@ class NodeMasking:
         """With its share of the noise. A round that is made again is answered with the same: new noise would tell more
         than is paid for, to whoever could open both.
         """
+        asked = broadcast.round, broadcast.tau, broadcast.private, broadcast.w.tobytes(), group.sharers, self._run
+        if self._noisy is not None and self._noisy[0] == asked:
+            return self._noisy[1]
         if not FEWEST <= group.sharers <= most_sharers(len(group.names), group.threshold):
             raise BeyondLimits(
                 f"the aggregator asks for a share of noise as if {group.sharers} nodes added theirs, in a group of "
                 f"{len(group.names)} of which {group.threshold} open a sum"
             )
-        asked = broadcast.round, broadcast.tau, broadcast.private, broadcast.w.tobytes(), group.sharers, self._run
-        if self._noisy is None or self._noisy[0] != asked:
-            self._noisy = asked, PrivateContents.of(broadcast, group.sharers).encode(answer.report)
-        return self._noisy[1]
+        vector = PrivateContents.of(broadcast, group.sharers).encode(answer.report)
+        self._noisy = asked, vector
+        return vector
 
     def _make_member(self, run: str) -> "MaskingMember":
         try:
