@@ -31,7 +31,7 @@ from fedbudget.launch.privacy import private_rule
 from fedbudget.protocol.method import PrivateRule
 from fedbudget.protocol.privacy import Noise
 from fedbudget.resources.privacy import rho_of
-from fedbudget.secure.graph import needed
+from fedbudget.secure.graph import needed, sharers
 
 DELTA = 1e-5
 EPSILONS = (2.0, 4.0, 8.0)
@@ -97,7 +97,7 @@ def noise_at_nodes(threshold: float) -> Iterator[None]:
 
     def rule_of(*given: Any) -> PrivateRule:
         rule = private_rule(*given)
-        excess = rule.nodes / needed(rule.nodes, threshold)
+        excess = rule.nodes / sharers(needed(rule.nodes, threshold))
         return replace(rule, noise=MoreNoise(rule.noise, excess), excess=excess)
 
     with patch("fedbudget.launch.method.private_rule", rule_of):

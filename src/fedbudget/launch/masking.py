@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedbudget.errors import UserError
 from fedbudget.launch.privacy import is_private
 from fedbudget.protocol.method import Method
-from fedbudget.secure.graph import FEWEST, needed
+from fedbudget.secure.graph import FEWEST, needed, sharers
 from fedbudget.settings import Settings
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def with_sums_only(method: Method, threshold: float | None) -> Method:
         )
     method = replace(method, sums_only=True)
     if (rule := method.private) is not None:
-        excess = rule.nodes / needed(rule.nodes, threshold or THRESHOLD)
+        excess = rule.nodes / sharers(needed(rule.nodes, threshold or THRESHOLD))
         method = replace(method, private=replace(rule, excess=max(1.0, excess)))
     if method.needs_reports:
         raise UserError(

@@ -78,7 +78,7 @@ class Group(_Message, frozen=True):
       room: how often a number of w may have doubled; see fixed_point.py.
       tally: what of test samples is added up, if anything.
       keys: of neighbours that were not told yet.
-      sharers: the fewest nodes, of all, whose sum is opened, where the round is private; see private_contents.py.
+      sharers: for how many nodes' noise each adds its share, where the round is private; see private_contents.py.
     """
 
     round: _Number

@@ -3,8 +3,8 @@
     counts    how many updates are no longer than C, or than each octave: h or -h for each node, as whole numbers
     updates   Σ clip(Δ_i), in steps, where w moves
 
-So that noise is never less than what is paid for, each member adds as much as is right if only m have a part in the
-sum, and no sum of fewer is ever opened. A share has s = 2^20 steps (discrete_gaussian.py), m of them have √m s, and
+So that noise is never less than what is paid for, each member adds as much as is right if m others have a part in the
+sum, and no sum of m members or fewer is ever opened: one of them knows its own share. A share has s = 2^20 steps (discrete_gaussian.py), m of them have √m s, and
 what one node can change is made to fit to that: with noise of σ times the sensitivity this is S = √m s/σ steps, which C
 stands for, or the counts of one node. Where n > m have a part, there is n/m times as much noise (its variance).
 
@@ -38,7 +38,7 @@ class PrivateContents:
 
     Args:
       parameters: 0 where only lengths are asked for.
-      sharers: m, the fewest members whose sum is opened.
+      sharers: m, whose noise is as much as is paid for.
     """
 
     private: Private

@@ -29,7 +29,7 @@ from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast, PeerError, Report
 from fedbudget.resources import most_within
 from fedbudget.secure.contents import Contents, OpenedReports
-from fedbudget.secure.graph import FEWEST, needed
+from fedbudget.secure.graph import FEWEST, needed, sharers
 from fedbudget.secure.identity import Trust, UntrustedKey
 from fedbudget.secure.masked_sum import MaskedSum, SumPhase, TooFewLeft
 from fedbudget.secure.messages import FromNode, Group, Introduction, Opened, Shares, Terms
@@ -113,7 +113,7 @@ class MaskedRounds(Rounds):
         self._failed = 0  # attempts at this round
         self._declined: set[frozenset[str]] = set()  # those that have opened this round with others before
         self._not_before = 0.0  # the next one
-        self._sharers = 0  # of this round's noise, once an attempt was asked to be opened
+        self._fewest = 0  # whose sum is opened of a private round, once an attempt was asked to be
 
     def begin(
         self,
@@ -126,7 +126,7 @@ class MaskedRounds(Rounds):
         resting: Collection[int],
     ) -> None:
         self._attempt, self._timeout, self._failed, self._not_before = None, timeout, 0, 0.0
-        self._declined, self._sharers = set(), 0
+        self._declined, self._fewest = set(), 0
         super().begin(broadcast, least=least, timeout=timeout, left=left, needs_reports=True, resting=resting)
 
     def welcome(self) -> list[bytes]:
@@ -216,9 +216,9 @@ class MaskedRounds(Rounds):
 
     def _pay(self, broadcast: Broadcast, attempt: _Attempt) -> None:
         """Before anybody is asked to open a private round; once, for whatever is opened of it is the same."""
-        if isinstance(attempt.contents, PrivateContents) and broadcast.private is not None and not self._sharers:
+        if broadcast.private is not None and not self._fewest:
             self.pay(broadcast.round, broadcast.private.rho)
-            self._sharers = attempt.contents.sharers
+            self._fewest = attempt.sum.fewest
 
     def _set_due(self, attempt: _Attempt, seconds: float) -> None:
         attempt.due = self._thread.loop.time() + seconds
@@ -238,14 +238,14 @@ class MaskedRounds(Rounds):
         """Begins an attempt with all that are idle, if they are enough."""
         idle = [peer for peer in self.peers if peer.idle and pending.can_ask(peer.name)]
         names = [peer.name for peer in idle]
-        few = len(idle) < max(FEWEST, self._sharers) or self.members.nodes(names) < pending.least
+        few = len(idle) < max(FEWEST, self._fewest) or self.members.nodes(names) < pending.least
         if self._attempt is not None or few or frozenset(names) in self._declined:
             return
         circle = tuple(sorted(names, key=lambda name: hashlib.sha256(self._circle + name.encode()).digest()))
         self._last_attempt = max(self._last_attempt + 1, int(1000 * time.time()))
-        contents = self._contents(pending.broadcast, names)
+        fewest = 1 if pending.broadcast.private is None else self._fewest or needed(len(names), self._terms.threshold)
+        contents = self._contents(pending.broadcast, names, fewest)
         keys = {name: self._introduced[name].key.public for name in names}
-        fewest = contents.sharers if isinstance(contents, PrivateContents) else 1
         summed = MaskedSum(self._last_attempt, circle, self._terms.threshold, contents.length, keys, fewest)
         weight = sum(int(self.members[name].counted.sum()) for name in names)
         attempt = _Attempt(summed, contents, max(0, weight - 1).bit_length(), 0.0, set(names))
@@ -256,10 +256,10 @@ class MaskedRounds(Rounds):
             self.peers.send(peer, pack_masking(self._group(attempt, peer.name, pending.broadcast)))
             self._ask(pending, peer, packed)
 
-    def _contents(self, broadcast: Broadcast, names: Collection[str]) -> Contents | PrivateContents:
+    def _contents(self, broadcast: Broadcast, names: Collection[str], fewest: int) -> Contents | PrivateContents:
         """What these are asked for."""
         if broadcast.private is not None:
-            return PrivateContents.of(broadcast, self._sharers or needed(len(names), self._terms.threshold))
+            return PrivateContents.of(broadcast, sharers(fewest))
         shapes = {self._introduced[name].tally for name in names} - {None}
         shape = shapes.pop() if len(shapes) == 1 else None
         if shapes:
@@ -283,7 +283,7 @@ class MaskedRounds(Rounds):
             self._room,
             contents.tally if contents.tallies else None,
             new,
-            attempt.sum.fewest if broadcast.private is not None else 0,
+            contents.sharers if isinstance(contents, PrivateContents) else 0,
         )
 
     def _expect(self, peer: Peer, broadcast: Broadcast) -> None:

@@ -17,7 +17,7 @@ from fedbudget.engines.remote.node_limits import BeyondLimits
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.messages import Broadcast, PeerError
 from fedbudget.secure.contents import Contents, shape_of
-from fedbudget.secure.graph import FEWEST, most_sharers
+from fedbudget.secure.graph import most_sharers
 from fedbudget.secure.messages import FromAggregator, Group, Introduction, Relay, Survivors, Terms
 from fedbudget.secure.private_contents import PrivateContents
 
@@ -134,7 +134,7 @@ class NodeMasking:
         asked = broadcast.round, broadcast.tau, broadcast.private, broadcast.w.tobytes(), group.sharers, self._run
         if self._noisy is not None and self._noisy[0] == asked:
             return self._noisy[1]
-        if not FEWEST <= group.sharers <= most_sharers(len(group.names), group.threshold):
+        if not 1 <= group.sharers <= most_sharers(len(group.names), group.threshold):
             raise BeyondLimits(
                 f"the aggregator asks for a share of noise as if {group.sharers} nodes added theirs, in a group of "
                 f"{len(group.names)} of which {group.threshold} open a sum"
