@@ -3,10 +3,11 @@
     counts    how many updates are no longer than C, or than each octave: h or -h for each node, as whole numbers
     updates   Σ clip(Δ_i), in steps, where w moves
 
-So that noise is never less than what is paid for, each member adds as much as is right if m others have a part in the
-sum, and no sum of m members or fewer is ever opened: one of them knows its own share. A share has s = 2^20 steps (discrete_gaussian.py), m of them have √m s, and
-what one node can change is made to fit to that: with noise of σ times the sensitivity this is S = √m s/σ steps, which C
-stands for, or the counts of one node. Where n > m have a part, there is n/m times as much noise (its variance).
+So that noise is never less than what is paid for, each member adds as much as is right if m of them have a part in the
+sum, and no sum of m or fewer is ever opened: each knows its own share. A share has s = 2^20 steps as its deviation
+(discrete_gaussian.py), m of them have √m s, and what one node can change is made to fit to that: with noise of σ times
+the sensitivity this is S = √m s/σ steps, which C stands for, or the counts of one node. Where n > m have a part, there
+is n/m times as much noise (its variance).
 
 Rounding is paid for: an update of d numbers is cut to S - √d/2 steps before it is rounded, and so is S at most after
 that. h is rounded down. The sum of m shares is no discrete Gaussian itself, but what it costs is more than ρ = S²/2ms²
