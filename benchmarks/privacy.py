@@ -8,6 +8,7 @@ With `--threshold 0.9`: the plan alone, with as much noise as there is where nod
 """
 
 import json
+import math
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -88,7 +89,7 @@ class MoreNoise:
     times: float
 
     def draw(self, round_: int, rho: float, size: int) -> Float64:
-        return np.sqrt(self.times) * self.source.draw(round_, rho, size)
+        return math.sqrt(self.times) * self.source.draw(round_, rho, size)
 
 
 @contextmanager

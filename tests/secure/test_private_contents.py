@@ -14,6 +14,7 @@ from fedbudget.resources.privacy import epsilon_of
 from fedbudget.secure.graph import needed
 from fedbudget.secure.graph import sharers as sharers_for
 from fedbudget.secure.masked_sum import TooFewLeft
+from fedbudget.secure.messages import Shares
 from fedbudget.secure.private_contents import SHARE_BITS, PrivateContents
 from support.masking import begun, masked_round, members_of
 from support.private import DELTA, aggregator, carry_out
@@ -146,7 +147,7 @@ def test_a_sum_of_fewer_is_not_opened() -> None:
     members = members_of(60)
     summed = begun(members, 1, 5, 0.5)
     summed.fewest = 58
-    summed.sent = dict.fromkeys(list(members)[3:], None)  # type: ignore[arg-type]
+    summed.sent = dict.fromkeys(list(members)[3:], Shares(1, b"", {}))
     with pytest.raises(TooFewLeft, match="57 are left, and 58 are needed"):
         summed.relay()
 
