@@ -32,7 +32,7 @@ class RoundRecord:
         `mean_idle_equal`, the share of that time that nodes waited, and would have with the same τ; and of up to 200
         nodes the lists `node`, `updates`, `idle` and `idle_equal`.
       private: of a private round: `clip`, the longest update that counted; `noise` and `count_noise`, in multiples of
-        what one node can change; and `rho`, what it cost.
+        what one node can change, at least where nodes add it; and `rho`, what it cost.
     """
 
     round: int

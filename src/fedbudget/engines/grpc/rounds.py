@@ -5,7 +5,7 @@ The bookkeeping of a round is in engines/remote/round.py; here messages are sent
 
 import asyncio
 import concurrent.futures
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -52,6 +52,7 @@ class Rounds:
         self._error: Exception | None = None  # what went wrong on our side
         self._finished: concurrent.futures.Future[CollectedRound] | None = None
         self._stopped = False  # the run was interrupted
+        self.pay: Callable[[int, float], None] = lambda round_, rho: None  # see masked_rounds.py
 
     def count(self, *, ready: bool = False) -> int:
         """Nodes that are connected, or ready, the aggregator's own among them."""

@@ -188,6 +188,10 @@ class AggregatorServer:
         """Makes the aggregator a node too."""
         self._rounds.own = OwnNode(worker)
 
+    def pay_before_opening(self, pay: Callable[[int, float], None]) -> None:
+        """Where sums are masked, calls this with a private round's number and ρ before nodes are asked to open it."""
+        self._rounds.pay = pay
+
     def wait_for(
         self,
         nodes: int,
