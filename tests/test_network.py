@@ -41,6 +41,18 @@ def wide() -> nn.Module:
     return Net(9)
 
 
+def deep() -> nn.Sequential:
+    torch.manual_seed(5)  # layers that are frozen have to be the same everywhere
+    return nn.Sequential(nn.Linear(6, 60), nn.Tanh(), nn.Linear(60, 60), nn.Tanh(), nn.Linear(60, 3))
+
+
+def only_scores() -> nn.Sequential:
+    """The same with all but its last layer frozen."""
+    net = deep()
+    net[:-1].requires_grad_(False)
+    return net
+
+
 def smooth(output: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(output, y, label_smoothing=0.1)
 
@@ -124,6 +136,25 @@ def test_w_is_the_same_as_in_process(nodes: ThreadPoolExecutor, address: str, mo
     whole = fedbudget.train(model=model, shards=shards, costs="measured", **ASKED)
     assert over_network.w.tobytes() == whole.w.tobytes()
     assert [record.loss for record in over_network.rounds] == [record.loss for record in whole.rounds]
+
+
+@pytest.mark.parametrize(("method", "vectors"), [("frugal", 2), ("accelerated", 3)])
+def test_layers_that_are_frozen_are_not_sent(
+    nodes: ThreadPoolExecutor, address: str, method: str, vectors: int
+) -> None:
+    """By the bytes that were counted on the line, of which each parameter has four in each vector of a round."""
+    asked = {"method": method, "budget": ["time=1h", "bytes=1GB"]}
+    whole, part = (run(nodes, address, model, made(2), **asked) for model in (deep, only_scores))
+    frozen = sum(each.numel() for each in only_scores().parameters() if not each.requires_grad)
+    assert whole.w.size - part.w.size == frozen
+    rounds = [np.diff([record.spent["bytes"] for record in result.rounds[:-1]]) for result in (whole, part)]
+    np.testing.assert_allclose(rounds[0] - rounds[1], 2 * vectors * 4 * frozen, rtol=1e-3)  # two nodes; headers
+    assert part.spent["bytes"] < 0.06 * whole.spent["bytes"]  # 183 of 4,263 parameters are 4.3 %, besides headers
+
+    before, after = only_scores(), TorchModel(only_scores).trained(part.w)
+    changed = [not torch.equal(*pair) for pair in zip(before.parameters(), after.parameters(), strict=True)]
+    assert changed == [False] * 4 + [True] * 2
+    assert part.rounds[-1].loss < part.rounds[0].loss
 
 
 @pytest.mark.parametrize("model", ["softmax", Net])
