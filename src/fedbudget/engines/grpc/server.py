@@ -340,8 +340,10 @@ class AggregatorServer:
                 self._peers.drop(peer, f"{peer.name}'s data do not fit: {error}")
             else:
                 self._service.welcome(peer)
+        self._peers.audit.under_way = True
 
     async def _close(self, farewell: Farewell) -> None:
+        self._peers.audit.under_way = False
         for peer in self._peers:
             self._peers.send(peer, pack_farewell(farewell))
         # Nodes close the stream on a farewell, in the middle of a round too. To one that does not we close it in order,
@@ -356,6 +358,8 @@ class AggregatorServer:
 
     def _left(self, peer: Peer) -> None:
         self._rounds.withdraw(peer)
+        if self._peers.audit.under_way:
+            self._rounds.tell_too_few()
         self._changed()
 
     def _changed(self) -> None:
