@@ -241,6 +241,28 @@ def test_a_node_with_another_model_is_refused_and_the_others_go_on(
         assert any(name in each and words in each for each in caplog.messages)
 
 
+def test_samples_without_a_finite_loss_are_refused_by_their_own_node(
+    nodes: ThreadPoolExecutor, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    samples = list(zip(*made(1)[0], strict=True))  # in a list, of which each is looked at when it is needed
+    no_numbers = [(row * np.float32("nan"), label) for row, label in samples]
+    words = "the loss of net is nan before any training: either samples have numbers that are not finite"
+    ill = joined(nodes, address, "ill", model=Net, data=no_numbers)
+
+    def join_when_ill_is_gone() -> int:
+        assert words in str(ill.exception(LONG))
+        return joined(nodes, address, "well", model=Net, data=samples).result(LONG)
+
+    well = nodes.submit(join_when_ill_is_gone)
+    with caplog.at_level(logging.WARNING, "fedbudget.network"):
+        result = fedbudget.serve(address, model=Net, nodes=1, quiet=True, **ASKED)
+    assert well.result(LONG) == len(result.rounds)
+    assert [each.split(" at ")[0] for each in caplog.messages] == ["ill"]  # one line, which says why
+    assert words in caplog.messages[0]
+    with pytest.raises(UserError, match=words):
+        fedbudget.train(model=Net, shards=[no_numbers], budget="time=1s")
+
+
 def test_one_that_joins_late_takes_part_with_a_number_of_its_own(nodes: ThreadPoolExecutor, address: str) -> None:
     shards = made(3)
     taking_part = [joined(nodes, address, f"n{i}", model=Net, data=shards[i]) for i in (0, 1)]

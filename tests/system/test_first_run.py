@@ -10,7 +10,7 @@ from support.processes import Command, Commands, commands, records, summary
 
 LONG = 20.0
 """Times what a round with its τ usually takes: what is beyond goes to something else, as to a kernel that is compiled
-in it, which takes a hundred rounds' time and more. On a busy machine, rounds of several times the usual are no fault."""
+in it, which takes a hundred rounds' time and more. A busy machine makes rounds several times as long, at worst."""
 
 
 def caches(folder: Path) -> dict[str, float]:

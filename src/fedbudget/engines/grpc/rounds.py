@@ -138,7 +138,7 @@ class Rounds:
     def tell_too_few(self) -> None:
         """Says so where a round has to wait for nodes that are not there."""
         if self.pending is not None and self.count() < self.pending.least:
-            LOG.warning("%d of the %d nodes that a round needs are here; waiting", self.count(), self.pending.least)
+            LOG.warning("a round waits for nodes: %d here, %d needed", self.count(), self.pending.least)
 
     def _forget_stranger(self, name: str) -> None:
         """One that has gone and never took part leaves nothing behind: names can be made up without end."""

@@ -255,6 +255,7 @@ class AggregatorServer:
         options: Any = {"timeout": timeout, "left": left, "needs_reports": needs_reports, "resting": resting}
 
         def begin() -> None:
+            self._peers.audit.under_way = True
             self._rounds.begin(broadcast, least=least, **options)
             self._thread.loop.call_soon(self._began.set)  # after the first part of what is asked was written
 
@@ -340,7 +341,6 @@ class AggregatorServer:
                 self._peers.drop(peer, f"{peer.name}'s data do not fit: {error}")
             else:
                 self._service.welcome(peer)
-        self._peers.audit.under_way = True
 
     async def _close(self, farewell: Farewell) -> None:
         self._peers.audit.under_way = False
