@@ -12,7 +12,6 @@ import pytest
 import fedbudget
 from fedbudget.engines.grpc import certificates
 from fedbudget.errors import UserError, WorkError
-from fedbudget.models.base import compiled_kernels
 from fedbudget.protocol.combine import CoordinateMedian
 from fedbudget.result import Result
 
@@ -32,7 +31,6 @@ NODES = [{"data": made(seed, 40 + 10 * seed), "test": made(10 + seed, 30 + seed)
 
 @pytest.fixture
 def nodes() -> Iterator[ThreadPoolExecutor]:
-    compiled_kernels()  # numba is not to be imported by several threads at once
     with ThreadPoolExecutor(4) as pool:
         yield pool
 
