@@ -16,7 +16,6 @@ import fedbudget
 from fedbudget.engines.grpc import certificates
 from fedbudget.errors import UserError, WorkError
 from fedbudget.launch.noise import paid_in
-from fedbudget.models.base import compiled_kernels
 from fedbudget.protocol.combine import CoordinateMedian
 from fedbudget.resources.privacy import epsilon_of
 from fedbudget.result import Result
@@ -38,7 +37,6 @@ NODES = [{"data": made(seed, 40 + 10 * seed), "test": made(10 + seed, 30 + seed)
 
 @pytest.fixture
 def nodes() -> Iterator[ThreadPoolExecutor]:
-    compiled_kernels()  # numba is not to be imported by several threads at once
     with ThreadPoolExecutor(4) as pool:
         yield pool
 

@@ -136,6 +136,11 @@ class Rounds:
         if self.pending is None or peer.name not in self.pending.asked:
             self._forget_stranger(peer.name)
 
+    def tell_too_few(self) -> None:
+        """Says so where a round has to wait for nodes that are not there."""
+        if self.pending is not None and self.count() < self.pending.least:
+            LOG.warning("a round waits for nodes: %d here, %d needed", self.count(), self.pending.least)
+
     def _forget_stranger(self, name: str) -> None:
         """One that has gone and never took part leaves nothing behind: names can be made up without end."""
         member = self.members.get(name)
