@@ -208,6 +208,8 @@ class RemoteEngine(Engine):
     def _usage(self, broadcast: Broadcast, took: RoundCosts, times: NodeTimes) -> RoundUsage:
         """What a round took, with the time of the slowest node where that is simulated."""
         tau = max(1, broadcast.tau)
+        if self.meters.speeds is None:
+            return took.usage(tau)
         slowness = self.meters.slowness(times.nodes, broadcast.updates(times.nodes), tau)
         return replace(took.usage(tau), slowness=slowness)
 
