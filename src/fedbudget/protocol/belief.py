@@ -64,6 +64,8 @@ def middle(figures: Sequence[float]) -> float:
 
 def _bound_slopes(reports: list[Report], doubts: list[set[str]]) -> None:
     for name, times in SLOPES.items():
+        if any(getattr(report, name) is None for report in reports):
+            continue
         most = times * reference(_medians(reports, name))
 
         def unknown(report: Report, beyond: Any, name: str = name) -> Report:

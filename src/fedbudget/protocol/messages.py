@@ -190,6 +190,11 @@ class Broadcast:
         return self if self.work is None else replace(self, work=self.work.of(nodes, self.tau))
 
     @property
+    def remembered(self) -> "Broadcast":
+        """Without vectors that are of use only once."""
+        return self if self.mean is None and self.catch_up is None else replace(self, mean=None, catch_up=None)
+
+    @property
     def effective(self) -> float:
         """τ, or τ_eff where nodes make different numbers of updates."""
         return self.tau if self.work is None else self.work.effective

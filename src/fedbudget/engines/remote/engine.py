@@ -294,5 +294,8 @@ def _completed(aggregator: Aggregator, collected: CollectedRound, broadcast: Bro
     """The round's record, with who was asked and is not in the average, and what test samples say."""
     last = aggregator.last
     assert last is not None
+    evaluation = collected.evaluation(broadcast)
+    if not collected.missed and not collected.not_finite and evaluation is None:
+        return last
     left_out = tuple(sorted({*last.left_out, *collected.not_finite}))
-    return replace(last, missed=collected.missed, left_out=left_out, evaluation=collected.evaluation(broadcast))
+    return replace(last, missed=collected.missed, left_out=left_out, evaluation=evaluation)
