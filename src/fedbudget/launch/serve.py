@@ -117,6 +117,7 @@ def serving(
             metrics.observe(record)
             metrics.count(**vars(server.counters))
 
+        callbacks = () if listen.metrics_port is None else (observe,)
         model = own_model(settings, overrides)
         compress = compression_of(settings)
         compressor = BroadcastCompressor("none" if compress == "auto" else compress)
@@ -144,7 +145,7 @@ def serving(
         try:
             opened(server)
             prepared = _gather(settings, overrides, model, server, compressor, interrupted, test, resumed)
-            yield replace(prepared, callbacks=(observe,), folder_made=server.open_audit)
+            yield replace(prepared, callbacks=callbacks, folder_made=server.open_audit)
         except UserError as error:
             server.refuse_all(str(error))
             raise

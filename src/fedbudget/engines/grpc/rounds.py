@@ -92,9 +92,13 @@ class Rounds:
                 self._timers.append(self._thread.loop.call_at(max(now, when), self.check, when))
 
     def finish(self, finished: "concurrent.futures.Future[CollectedRound]") -> None:
-        """Gives what came of the round as soon as it is over."""
+        """Gives what came of the round as soon as it is over; from the aggregator's thread.
+
+        Where answers are still to come, whoever brings the last looks for it, and the event loop is not woken up.
+        """
         self._finished = finished
-        self.check()
+        if self.pending is None or not self.pending.waits(self._thread.loop.time()):
+            self._thread.post(self.check)
 
     def receive_from(self, peer: Peer, answer: Answer) -> None:
         """What a peer was asked for; it has taken no longer than since then, whatever it says, and has as many test

@@ -270,7 +270,7 @@ class AggregatorServer:
     def finish(self) -> CollectedRound:
         """Waits until the round is over."""
         finished: concurrent.futures.Future[CollectedRound] = concurrent.futures.Future()
-        self._thread.post(self._rounds.finish, finished)
+        self._rounds.finish(finished)
         return finished.result()
 
     def wake(self) -> None:
