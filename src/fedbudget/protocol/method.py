@@ -27,11 +27,13 @@ class PrivateRule:
       nodes: how many there are, as everyone may know.
       noise: where it comes from.
       tau: the same in every round, where that is fixed.
+      per_sample: single samples are protected, by noise of the nodes' own; then `noise` only keeps the account.
     """
 
     nodes: int
     noise: Noise
     tau: int | None = None
+    per_sample: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,9 @@ class Method:
         """What nodes are asked for."""
         adapts = self.step_size.adapts
         if self.private is not None:
-            return Request(one_step=adapts, proximal=self.proximal, private=True)
+            per_sample = self.private.per_sample  # in which an η_i by samples of one's own would tell of them
+            one_step = adapts and not per_sample
+            return Request(one_step=one_step, proximal=self.proximal, private=True, per_sample=per_sample)
         return Request(
             estimate=self.controller.estimates or adapts,
             gradient=self.delta == "gradient",
