@@ -7,44 +7,18 @@ import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from fedbudget.budget import Budget
-from fedbudget.control import FixedTau
 from fedbudget.launch.accounting import accounted_epsilon
 from fedbudget.launch.noise import SeededNoise
 from fedbudget.protocol.messages import Broadcast, Private, Report
-from fedbudget.protocol.method import Method, PrivateRule
 from fedbudget.protocol.privacy import multipliers
 from fedbudget.protocol.sample_plan import CLIP, MOST_UPDATES
 from fedbudget.protocol.sample_rounds import SampleAggregator, first_clip
 from fedbudget.protocol.sample_updates import noise_multiplier
 from fedbudget.protocol.state import Phase
 from fedbudget.resources.privacy import epsilon_of, rho_of
-from fedbudget.spending import PrivateSpending
-from fedbudget.step_size import AutoStep, FixedStep, StepSize
-from support.private import DELTA, RecordedNoise
+from fedbudget.step_size import FixedStep
+from support.private import DELTA, RecordedNoise, sample_aggregator
 from support.problems import costs
-
-
-def aggregator(
-    limits: dict[str, float],
-    nodes: int = 5,
-    parameters: int = 20,
-    noise: RecordedNoise | None = None,
-    rounds: int | None = None,
-    tau: int | None = None,
-    step: StepSize | None = None,
-) -> SampleAggregator:
-    """Of a run whose update costs 0.01 s, and whose aggregation costs 0.1 s."""
-    rule = PrivateRule(nodes, noise or SeededNoise(0), tau, per_sample=True)
-    method = Method(FixedTau(1), step or AutoStep(), spending=PrivateSpending(50), private=rule)
-    each = [[given.get(name, 0.0) for name in limits] for given in ({"time": 0.01}, {"time": 0.1, "bytes": 100.0})]
-    return SampleAggregator(
-        np.zeros(parameters, np.float32),
-        method=method,
-        budget=Budget(limits, DELTA),
-        expected=costs(*each),
-        rounds=rounds,
-    )
 
 
 def answer(broadcast: Broadcast, samples: int, nodes: int = 5, octaves: float = 1.0) -> Report:
@@ -77,7 +51,7 @@ def test_random_budgets_are_kept(seed: int) -> None:
     rounds = int(rng.integers(1, 30)) if rng.random() < 0.3 else None
     tau = int(rng.integers(1, 20)) if rng.random() < 0.3 else None
     noise = RecordedNoise(SeededNoise(seed))
-    run = aggregator(limits, nodes, parameters, noise, rounds, tau)
+    run = sample_aggregator(limits, nodes, parameters, noise, rounds, tau)
     heard = carry_out(run, nodes * int(rng.integers(1, 2000)), nodes)
     assert noise.paid == paid(heard)
     spent = run.ledger.budget.totals(run.ledger.spent)
@@ -92,7 +66,7 @@ def test_random_budgets_are_kept(seed: int) -> None:
 def test_epsilon_is_the_librarys_for_every_update(seed: int) -> None:
     """Of whole shards every update of a round is a Gaussian mechanism on each sample: dp-accounting composes them."""
     rng = np.random.default_rng([seed, 27])
-    run = aggregator({"time": float(rng.uniform(2, 15)), "privacy": float(rng.uniform(0.5, 8))})
+    run = sample_aggregator({"time": float(rng.uniform(2, 15)), "privacy": float(rng.uniform(0.5, 8))})
     heard = carry_out(run, int(rng.integers(50, 5000)))
     accountant = PLDAccountant()
     for each in heard:
@@ -116,14 +90,14 @@ def test_epsilon_is_the_librarys_for_every_update(seed: int) -> None:
     ],
 )
 def test_the_limit_that_binds_ends_the_run(limits: dict[str, float], samples: int, stopped_by: str) -> None:
-    run = aggregator(limits)
+    run = sample_aggregator(limits)
     carry_out(run, samples)
     assert run.outcome is not None
     assert run.outcome.stopped_by == stopped_by
 
 
 def test_updates_cost_privacy_and_aggregations_none() -> None:
-    run = aggregator({"time": 20.0, "privacy": 4.0})
+    run = sample_aggregator({"time": 20.0, "privacy": 4.0})
     heard = [run.start()]
     for _ in range(4):
         coming = run.receive(answer(heard[-1], 2000), run.ledger.costs)
@@ -137,7 +111,7 @@ def test_updates_cost_privacy_and_aggregations_none() -> None:
 
 
 def test_the_first_round_moves_nothing_and_gives_the_clip() -> None:
-    run = aggregator({"time": 20.0, "privacy": 4.0})
+    run = sample_aggregator({"time": 20.0, "privacy": 4.0})
     first = run.start()
     assert first.private is not None
     assert first.private.measures
@@ -156,7 +130,7 @@ def test_a_node_that_lies_of_lengths_counts_for_no_more_than_its_samples() -> No
 
 
 def test_nodes_count_by_their_samples() -> None:
-    run = aggregator({"time": 20.0, "privacy": 4.0})
+    run = sample_aggregator({"time": 20.0, "privacy": 4.0})
     second = run.receive(answer(run.start(), 500), run.ledger.costs)
     assert isinstance(second, Broadcast)
     w = np.stack([np.zeros(20), np.ones(20)]).astype(np.float32)
@@ -167,21 +141,21 @@ def test_nodes_count_by_their_samples() -> None:
 
 def test_tau_is_the_fewest_with_which_all_updates_fit() -> None:
     """Little privacy for many parameters wants few updates, and nodes agree after each."""
-    few = carry_out(aggregator({"time": 20.0, "privacy": 0.5}, parameters=400), 200)
+    few = carry_out(sample_aggregator({"time": 20.0, "privacy": 0.5}, parameters=400), 200)
     assert {each.tau for each in few} == {1}
-    many = carry_out(aggregator({"time": 20.0, "privacy": 8.0}, parameters=5), 100_000)
+    many = carry_out(sample_aggregator({"time": 20.0, "privacy": 8.0}, parameters=5), 100_000)
     assert max(each.tau for each in many) == MOST_UPDATES
     assert len(many) >= 12
 
 
 def test_a_step_size_that_is_given_stays() -> None:
-    heard = carry_out(aggregator({"time": 5.0, "privacy": 4.0}, step=FixedStep(0.25)), 500)
+    heard = carry_out(sample_aggregator({"time": 5.0, "privacy": 4.0}, step=FixedStep(0.25)), 500)
     assert {each.eta for each in heard} == {0.25}
 
 
 def test_a_round_that_does_not_come_together_is_paid_for() -> None:
     """Nodes were asked, and what they answered is known."""
-    run = aggregator({"time": 20.0, "privacy": 4.0})
+    run = sample_aggregator({"time": 20.0, "privacy": 4.0})
     second = run.receive(answer(run.start(), 500), run.ledger.costs)
     assert isinstance(second, Broadcast)
     before = run.ledger.budget.of_noise(run.ledger.spent)
@@ -190,7 +164,7 @@ def test_a_round_that_does_not_come_together_is_paid_for() -> None:
 
 
 def test_what_was_paid_twice_leaves_less_for_the_rest() -> None:
-    run = aggregator({"time": 20.0, "privacy": 4.0})
+    run = sample_aggregator({"time": 20.0, "privacy": 4.0})
     second = run.receive(answer(run.start(), 500), run.ledger.costs)
     assert isinstance(second, Broadcast)
     run.charge(costs([0.0, 0.0], [0.0, 0.999 * rho_of(4.0, DELTA) - sum(run.ledger.spent[1:])]))
