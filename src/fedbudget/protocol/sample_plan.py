@@ -10,13 +10,14 @@ as far as noise says: only the product ηT matters, and ηT = D/√(2s) = (D/C) 
 
     q = n √(ρ/dN)
 
-is how many times the noise of a run's sum of gradients a single gradient is, over all samples. C is half of what
-gradients are long at w(0), C₀ (the geometric mean). Scores change by a few units, and so D is some multiple of 1/C₀.
-Steps are written as η = h/C C₀; a loss whose gradients change by C₀² over a unit is descended with h = 1, and more
-updates with smaller ones are as good for noise, and better otherwise. So it is planned, with what trials on four
-settings say of the multiple (docs/privacy.md),
+says how much of C all samples together are against the noise of a whole run. C is half of C₀, which is how long
+gradients are at w(0) (their geometric mean, from the first round). Where scores are linear in features of the length
+C₀ they change by C₀D, however features are scaled, and a step η = h/CC₀ with h = 1 is about as long as the loss allows.
+So hT = C₀D q, and trials (docs/theory.md) say that C₀D is about 30:
 
-    T = 60 q updates with h = ½, or as many as fit, down to 30 q with h = 1, and fewer with h = 1.
+    T = 60 q updates with h = ½, or as many as fit: down to 30 q with larger h, and fewer with h = 1.
+
+More updates with smaller steps are as good for noise, and better otherwise.
 
 Nodes should agree often, and an aggregation costs no privacy: τ is the smallest with which T updates fit in time and
 the rest, up to fifty. It is made anew before every round, from what is left: ρ of a round is its share of what is left.
