@@ -76,6 +76,7 @@ def test_nodes_that_protect_samples_keep_a_limit_of_samples(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_killed_aggregator_has_paid_for_what_it_asked_of_samples(tmp_path: Path) -> None:
+    """It dies in round 7, which nodes have been asked for."""
     run = tmp_path / "run"
     with commands(tmp_path) as start:
         start.write(2)
@@ -83,7 +84,7 @@ def test_a_killed_aggregator_has_paid_for_what_it_asked_of_samples(tmp_path: Pat
         port = aggregator.port
         start.held(port, 1, 7)
         start.join(port, "--data", "n2.npz", name="n2")
-        aggregator.wait_until(lambda: (run / PAID).exists() and len((run / PAID).read_text().splitlines()) == 6)
+        aggregator.wait_until(lambda: (run / PAID).exists() and len((run / PAID).read_text().splitlines()) == 7)
         assert aggregator.end(signal.SIGKILL) == -signal.SIGKILL
         died_with = paid_in(run)
         again = start.serve("--resume", "run", port=port)

@@ -30,7 +30,6 @@ def test_samples_are_protected_by_noise_of_the_nodes_own(tmp_path: Path) -> None
     options = {**PRIVATE, "privacy_unit": "sample"}
     found = run(tmp_path, **options, budget=BUDGET)
     expected = here(**options, budget=BUDGET.split(","))
-    assert found.spent["privacy"] == pytest.approx(expected.spent["privacy"]) <= 8
+    assert found.spent["privacy"] == pytest.approx(expected.spent["privacy"], rel=1e-6)
+    assert found.spent["privacy"] <= 8
     assert not np.allclose(found.w, expected.w)
-    assert found.accuracy is not None
-    assert found.accuracy > 0.5
