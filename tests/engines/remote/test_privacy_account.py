@@ -79,7 +79,7 @@ def test_a_limit_that_means_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_an_account_is_of_nodes_or_of_samples(tmp_path: Path) -> None:
     account = PrivacyAccount(tmp_path / "told.json", 2.0, 1e-5, per_sample=True)
-    with pytest.raises(BeyondLimits, match="protects nodes, and this node.s .?privacy_limit.? is of single samples"):
+    with pytest.raises(BeyondLimits, match=r"protects nodes, and this node.s .?privacy_limit.? is of single samples"):
         account.pay("one", round_of(0.01))
     first = Broadcast.first(np.zeros(3, np.float32), 0.1, Request(private=True, per_sample=True))
     account.pay("one", replace(first, private=Private(1.0, 0.02, 100)))
