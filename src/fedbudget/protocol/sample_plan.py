@@ -48,7 +48,7 @@ FEWEST_UPDATES = 10
 
 
 @dataclass(frozen=True)
-class Progress:
+class SampleProgress:
     """Where a run is.
 
     Args:
@@ -100,7 +100,7 @@ def plan_lengths(ledger: Ledger) -> SampleRoundPlan:
 
 
 def plan_updates(
-    rule: PrivateRule, spending: SpendingRule, ledger: Ledger, progress: Progress
+    rule: PrivateRule, spending: SpendingRule, ledger: Ledger, progress: SampleProgress
 ) -> SampleRoundPlan | None:
     """The next round, as if all after it were like it; None when there is no ρ left."""
     left = rho_left(ledger)
@@ -121,7 +121,7 @@ def plan_updates(
     )
 
 
-def _chosen(taus: Int64, rounds: Float64, progress: Progress) -> int:
+def _chosen(taus: Int64, rounds: Float64, progress: SampleProgress) -> int:
     """The place of the smallest τ with which all updates fit; of the largest that leaves enough rounds otherwise."""
     enough = taus * rounds >= progress.wanted
     if enough.any():

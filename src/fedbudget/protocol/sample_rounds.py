@@ -18,7 +18,7 @@ from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.messages import Broadcast, Private, Report
 from fedbudget.protocol.private_plan import RoundPlan, rho_total
 from fedbudget.protocol.private_rounds import PrivateAggregator
-from fedbudget.protocol.sample_plan import CLIP, Progress, SampleRoundPlan, plan_lengths, plan_updates, quality
+from fedbudget.protocol.sample_plan import CLIP, SampleProgress, SampleRoundPlan, plan_lengths, plan_updates, quality
 from fedbudget.protocol.sample_updates import OCTAVES
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.sums import Reports, ReportsHere
@@ -79,7 +79,7 @@ class SampleAggregator(PrivateAggregator):
         samples = 0 if state.private is None else state.private.samples or 0
         worth = quality(rule, rho_total(ledger.budget), state.w.size, samples)
         made = state.round - state.final_rounds
-        progress = Progress(state.t, made, None if rounds is None else made + rounds, worth)
+        progress = SampleProgress(state.t, made, None if rounds is None else made + rounds, worth)
         return plan_updates(rule, self.method.spending, ledger, progress)
 
     def _with_plan(self, state: _State, plan: RoundPlan, clip: float) -> _State:
