@@ -176,3 +176,13 @@ def test_what_was_paid_twice_leaves_less_for_the_rest() -> None:
     run.receive(answer(pending, 500), run.ledger.costs)
     assert run.state.phase is Phase.DONE
     assert run.ledger.budget.totals(run.ledger.spent)["privacy"] <= 4
+
+
+def test_rounds_that_are_given_share_the_privacy() -> None:
+    """All of them are made, though the plan would have made fewer updates."""
+    run = sample_aggregator({"time": 100.0, "privacy": 1.0}, rounds=9, tau=20)
+    heard = carry_out(run, 200)
+    assert [each.tau for each in heard] == [1] + 8 * [20]
+    assert paid(heard)[1:] == pytest.approx(8 * [0.95 * rho_of(1.0, DELTA) / 8], rel=1e-3)
+    assert run.outcome is not None
+    assert run.outcome.stopped_by == "rounds"

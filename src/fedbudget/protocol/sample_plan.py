@@ -110,7 +110,8 @@ def plan_updates(
     fits, scarce = _rounds_that_fit(spending, ledger, taus)
     rounds = np.minimum(fits, progress.rounds_left)
     at = _chosen(taus, rounds, progress)
-    tau, needed = int(taus[at]), math.ceil(progress.wanted / int(taus[at]))
+    tau = int(taus[at])
+    needed = math.ceil(progress.wanted / tau) if progress.most_rounds is None else progress.rounds_left
     planned = max(1.0, min(float(rounds[at]), float(needed)))
     made = progress.updates + planned * tau
     return SampleRoundPlan(
@@ -133,7 +134,7 @@ def _chosen(taus: Int64, rounds: Float64, progress: SampleProgress) -> int:
 def _rounds_that_fit(spending: SpendingRule, ledger: Ledger, taus: Int64) -> tuple[Float64, str]:
     """How many rounds of each τ are left of everything but privacy, [taus], and of what there is least."""
     costs, budget = spending.costs(ledger), ledger.budget
-    each = np.array([budget.but_noise(tau * costs.step + costs.aggregation) for tau in taus.tolist()])
+    each = np.outer(taus, budget.but_noise(costs.step)) + budget.but_noise(costs.aggregation)
     with np.errstate(divide="ignore", invalid="ignore"):
         fits = np.where(each > 0, (budget.array - ledger.spent) / each, np.inf)
     return np.maximum(1.0, np.floor(fits.min(axis=1))), list(budget.limits)[int(fits[-1].argmin())]
