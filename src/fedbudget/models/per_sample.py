@@ -26,7 +26,8 @@ Rows = NDArray[np.int32]
 
 _NUMBERS = 2**23
 """Of gradients that are written out at once."""
-_MOST_ROWS = 1024
+_MOST_ROWS = 128
+"""Which the caches of a core hold, of rows of a thousand features."""
 _SHRINK = 1 - 1e-6
 """A clipped gradient is by so much shorter than C, or rounding to 32 bits could make it longer."""
 
@@ -48,19 +49,25 @@ class OuterGradients:
 
     Args:
       slopes: e_j, [samples, scores].
-      x: x_j, with 1 for a bias where there is one, [samples, features].
+      x: x_j, [samples, features].
+      bias: whether a 1 follows in each x_j.
     """
 
     slopes: Float64
     x: Float64
+    bias: bool = False
 
     @property
     def lengths(self) -> Float64:
-        return np.asarray(np.sqrt(np.square(self.slopes).sum(axis=1)) * np.sqrt(np.square(self.x).sum(axis=1)))
+        squares = np.einsum("ij,ij->i", self.x, self.x) + self.bias
+        return np.asarray(np.sqrt(np.square(self.slopes).sum(axis=1)) * np.sqrt(squares))
 
     def total(self, weights: Float64) -> Float64:
         used = weights > 0
-        return np.asarray((self.slopes[used] * weights[used, None]).T @ self.x[used]).ravel()
+        x = self.x if used.all() else self.x[used]
+        slopes = (self.slopes[used] * weights[used, None]).T
+        total = slopes @ x
+        return (np.column_stack([total, slopes.sum(axis=1)]) if self.bias else total).ravel()
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,12 @@ def gradients_in_turn(model: Model, w: Float32, table: Table, rows: Rows) -> Gra
     ones = Shards(table, rows, np.arange(len(rows)), np.ones(len(rows), np.int64))
     indices = BatchIndices(np.zeros((1, 1, 1), np.int32), np.zeros(len(rows), np.int64))
     return GradientRows(model.descend(w[None], ones, indices, 0.0).gradients)
+
+
+def features(table: Table, rows: Rows) -> Float64:
+    """Of some rows, as numbers, [rows, features]."""
+    table.require_arrays()
+    return np.multiply(table.x[rows], table.scale, dtype=np.float64)
 
 
 def require_per_sample(model: Model) -> None:

@@ -9,7 +9,7 @@ from fedbudget.arrays import Float32, Float64
 from fedbudget.data.shards import Table
 from fedbudget.models.base import KernelModel
 from fedbudget.models.description import TensorDescription
-from fedbudget.models.per_sample import OuterGradients, Rows
+from fedbudget.models.per_sample import OuterGradients, Rows, features
 
 
 @dataclass(frozen=True)
@@ -36,5 +36,5 @@ class ScoreModel(KernelModel):
 
     def sample_gradients(self, w: Float32, table: Table, rows: Rows) -> OuterGradients:
         """Of single samples, without regularization."""
-        x = table.scaled(rows).astype(np.float64)
+        x = features(table, rows)
         return OuterGradients(self.slopes(x @ w.astype(np.float64), table.y[rows])[:, None], x)

@@ -9,7 +9,7 @@ from fedbudget.arrays import Float32
 from fedbudget.data.shards import Table
 from fedbudget.models.base import KernelModel, Target
 from fedbudget.models.description import TensorDescription
-from fedbudget.models.per_sample import OuterGradients, Rows
+from fedbudget.models.per_sample import OuterGradients, Rows, features
 from fedbudget.models.terms import SoftmaxTerms
 
 
@@ -55,9 +55,9 @@ class Softmax(KernelModel):
 
     def sample_gradients(self, w: Float32, table: Table, rows: Rows) -> OuterGradients:
         """Of single samples, without regularization."""
-        x = np.column_stack([table.scaled(rows), np.ones(len(rows))]).astype(np.float64)
-        scores = x @ w.reshape(self.classes, -1).T.astype(np.float64)
+        x, weights = features(table, rows), w.reshape(self.classes, -1).astype(np.float64)
+        scores = x @ weights[:, :-1].T + weights[:, -1]
         slopes = np.exp(scores - scores.max(axis=1, keepdims=True))
         slopes /= slopes.sum(axis=1, keepdims=True)
         slopes[np.arange(len(rows)), table.y[rows].astype(np.int64)] -= 1
-        return OuterGradients(slopes, x)
+        return OuterGradients(slopes, x, bias=True)
