@@ -10,6 +10,7 @@ from fedbudget.arrays import Float32
 from fedbudget.data.shards import Shards, Table
 from fedbudget.engines.node_noise import SecretNodeNoise
 from fedbudget.models.linear import LinearRegression
+from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.resources.privacy import rho_of
@@ -31,7 +32,8 @@ def evidence(*, there: bool) -> float:
     """What speaks for the sample, by the best test there is: along its own gradient, each release by its noise."""
     run = sample_aggregator({"time": 2.0, "privacy": EPSILON}, nodes=1, parameters=3, tau=1)
     fleet = Fleet(LinearRegression(3), Shards.whole(table(there=there)), batch=None, seed=0, noise=SecretNodeNoise())
-    message, found = run.start(), 0.0
+    message: Broadcast | Outcome = run.start()
+    found = 0.0
     while isinstance(message, Broadcast):
         report, private = fleet.answer(message), message.private
         assert private is not None
@@ -42,11 +44,11 @@ def evidence(*, there: bool) -> float:
             assert report.w is not None
             noisy = (message.w - report.w[0]).astype(np.float64) / message.eta * 6
             found += float(noisy @ direction(message.w)) / private.clip / sigma**2
-        message = run.receive(report, run.ledger.costs)  # type: ignore[assignment]
+        message = run.receive(report, run.ledger.costs)
     return found
 
 
-def direction(w: Float32) -> np.ndarray:  # type: ignore[type-arg]
+def direction(w: Float32) -> np.ndarray:
     """Of the sample's gradient at w."""
     gradient = (TARGET.astype(np.float64) @ w - 50.0) * TARGET.astype(np.float64)
     return np.asarray(gradient / np.linalg.norm(gradient))

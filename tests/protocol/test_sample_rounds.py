@@ -11,7 +11,8 @@ from fedbudget.launch.accounting import accounted_epsilon
 from fedbudget.launch.noise import SeededNoise
 from fedbudget.protocol.messages import Broadcast, Private, Report
 from fedbudget.protocol.privacy import multipliers
-from fedbudget.protocol.sample_plan import CLIP, MOST_UPDATES
+from fedbudget.protocol.private_plan import MOST_UPDATES
+from fedbudget.protocol.sample_plan import CLIP
 from fedbudget.protocol.sample_rounds import SampleAggregator, first_clip
 from fedbudget.protocol.sample_updates import noise_multiplier
 from fedbudget.protocol.state import Phase
@@ -27,7 +28,7 @@ def answer(broadcast: Broadcast, samples: int, nodes: int = 5, octaves: float = 
     assert private is not None
     sizes, nothing = np.full(nodes, samples // nodes), np.zeros(nodes)
     report = {"length": octaves * sizes} if private.measures else {"w": np.repeat(broadcast.w[None] + 1, nodes, axis=0)}
-    return Report(broadcast.round, numbers, sizes, nothing, nothing, **report)  # type: ignore[arg-type]
+    return Report(broadcast.round, numbers, sizes, nothing, nothing, **report)
 
 
 def carry_out(run: SampleAggregator, samples: int, nodes: int = 5) -> list[Broadcast]:
@@ -119,7 +120,7 @@ def test_the_first_round_moves_nothing_and_gives_the_clip() -> None:
     assert isinstance(second, Broadcast)
     assert second.private == Private(CLIP * 8, second.private.rho, 500)  # type: ignore[union-attr]
     assert not second.w.any()
-    assert second.eta * second.private.clip * 8 <= 1 + 1e-9  # type: ignore[union-attr]
+    assert second.eta * second.private.clip * 8 <= 1 + 1e-9
 
 
 def test_a_node_that_lies_of_lengths_counts_for_no_more_than_its_samples() -> None:
