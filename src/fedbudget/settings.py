@@ -161,7 +161,7 @@ class Settings:
         shown="secret; simulated, seeded",
     )
     privacy_unit: PrivacyUnit | None = option(
-        None, "What a privacy budget protects: a node with all its samples, or each sample.", "budget", shown="node"
+        None, "What a privacy budget protects: node (with all its samples) or sample (each).", "budget", shown="node"
     )
     costs: CostSource = option(
         "simulated",

@@ -6,7 +6,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from fedbudget.arrays import Float32, Float64
+from fedbudget.arrays import Float32
 from fedbudget.data.shards import Shards, Table
 from fedbudget.engines.node_noise import SecretNodeNoise
 from fedbudget.models.linear import LinearRegression

@@ -95,7 +95,7 @@ class JoinOptions:
     )
     privacy_delta: float = option(1e-5, "δ of that ε.", "network")
     privacy_unit: PrivacyUnit = option(
-        "node", "What that ε is of: this node with all its samples, or each sample.", "network"
+        "node", "What that ε is of: node (with all its samples) or sample (each).", "network"
     )
     secure_aggregation: bool = option(
         False, "Take part only where sums are masked, so that the aggregator sees no report by itself.", "network"
