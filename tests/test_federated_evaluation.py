@@ -19,7 +19,6 @@ from torch import Tensor, nn
 import fedbudget
 from fedbudget.errors import UserError
 from fedbudget.models import TorchModel
-from fedbudget.models.base import compiled_kernels
 from fedbudget.models.softmax import Softmax
 from fedbudget.result import Result
 from fedbudget.runs.folder import Run
@@ -46,7 +45,6 @@ TESTS = [made(10 + seed, 40 + 5 * seed) for seed in range(4)]
 
 @pytest.fixture
 def nodes() -> Iterator[ThreadPoolExecutor]:
-    compiled_kernels()  # numba is not to be imported by several threads at once
     with ThreadPoolExecutor(4) as pool:
         yield pool
 

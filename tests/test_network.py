@@ -41,6 +41,18 @@ def wide() -> nn.Module:
     return Net(9)
 
 
+def deep() -> nn.Sequential:
+    torch.manual_seed(5)  # layers that are frozen have to be the same everywhere
+    return nn.Sequential(nn.Linear(6, 60), nn.Tanh(), nn.Linear(60, 60), nn.Tanh(), nn.Linear(60, 3))
+
+
+def only_scores() -> nn.Sequential:
+    """The same with all but its last layer frozen."""
+    net = deep()
+    net[:-1].requires_grad_(False)
+    return net
+
+
 def smooth(output: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(output, y, label_smoothing=0.1)
 
@@ -126,6 +138,25 @@ def test_w_is_the_same_as_in_process(nodes: ThreadPoolExecutor, address: str, mo
     assert [record.loss for record in over_network.rounds] == [record.loss for record in whole.rounds]
 
 
+@pytest.mark.parametrize(("method", "vectors"), [("frugal", 2), ("accelerated", 3)])
+def test_layers_that_are_frozen_are_not_sent(
+    nodes: ThreadPoolExecutor, address: str, method: str, vectors: int
+) -> None:
+    """By the bytes that were counted on the line, of which each parameter has four in each vector of a round."""
+    asked = {"method": method, "budget": ["time=1h", "bytes=1GB"]}
+    whole, part = (run(nodes, address, model, made(2), **asked) for model in (deep, only_scores))
+    frozen = sum(each.numel() for each in only_scores().parameters() if not each.requires_grad)
+    assert whole.w.size - part.w.size == frozen
+    rounds = [np.diff([record.spent["bytes"] for record in result.rounds[:-1]]) for result in (whole, part)]
+    np.testing.assert_allclose(rounds[0] - rounds[1], 2 * vectors * 4 * frozen, rtol=1e-3)  # two nodes; headers
+    assert part.spent["bytes"] < 0.06 * whole.spent["bytes"]  # 183 of 4,263 parameters are 4.3 %, besides headers
+
+    before, after = only_scores(), TorchModel(only_scores).trained(part.w)
+    changed = [not torch.equal(*pair) for pair in zip(before.parameters(), after.parameters(), strict=True)]
+    assert changed == [False] * 4 + [True] * 2
+    assert part.rounds[-1].loss < part.rounds[0].loss
+
+
 @pytest.mark.parametrize("model", ["softmax", Net])
 def test_nodes_of_different_speeds_share_rounds_as_in_process(
     nodes: ThreadPoolExecutor, address: str, model: Any
@@ -208,6 +239,28 @@ def test_a_node_with_another_model_is_refused_and_the_others_go_on(
         assert str(error).startswith(f"{address} refused {name}: {name} cannot take part: ")
         assert words in str(error)
         assert any(name in each and words in each for each in caplog.messages)
+
+
+def test_samples_without_a_finite_loss_are_refused_by_their_own_node(
+    nodes: ThreadPoolExecutor, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    samples = list(zip(*made(1)[0], strict=True))  # in a list, of which each is looked at when it is needed
+    no_numbers = [(row * np.float32("nan"), label) for row, label in samples]
+    words = "the loss of net is nan before any training: either samples have numbers that are not finite"
+    ill = joined(nodes, address, "ill", model=Net, data=no_numbers)
+
+    def join_when_ill_is_gone() -> int:
+        assert words in str(ill.exception(LONG))
+        return joined(nodes, address, "well", model=Net, data=samples).result(LONG)
+
+    well = nodes.submit(join_when_ill_is_gone)
+    with caplog.at_level(logging.WARNING, "fedbudget.network"):
+        result = fedbudget.serve(address, model=Net, nodes=1, quiet=True, **ASKED)
+    assert well.result(LONG) == len(result.rounds)
+    assert [each.split(" at ")[0] for each in caplog.messages] == ["ill"]  # one line, which says why
+    assert words in caplog.messages[0]
+    with pytest.raises(UserError, match=words):
+        fedbudget.train(model=Net, shards=[no_numbers], budget="time=1s")
 
 
 def test_one_that_joins_late_takes_part_with_a_number_of_its_own(nodes: ThreadPoolExecutor, address: str) -> None:

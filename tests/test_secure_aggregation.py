@@ -1,20 +1,25 @@
 """Secure aggregation from Python: runs come to what plain ones come to, and what does not go together is refused."""
 
+import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting.pld import PLDAccountant
 
 import fedbudget
 from fedbudget.engines.grpc import certificates
 from fedbudget.errors import UserError, WorkError
-from fedbudget.models.base import compiled_kernels
+from fedbudget.launch.noise import paid_in
 from fedbudget.protocol.combine import CoordinateMedian
+from fedbudget.resources.privacy import epsilon_of
 from fedbudget.result import Result
+from fedbudget.runs.folder import Run
 
 LONG = 60.0  # seconds that nothing takes
 FEATURES, CLASSES = 5, 3
@@ -32,7 +37,6 @@ NODES = [{"data": made(seed, 40 + 10 * seed), "test": made(10 + seed, 30 + seed)
 
 @pytest.fixture
 def nodes() -> Iterator[ThreadPoolExecutor]:
-    compiled_kernels()  # numba is not to be imported by several threads at once
     with ThreadPoolExecutor(4) as pool:
         yield pool
 
@@ -64,6 +68,41 @@ def test_a_run_comes_to_what_a_plain_one_does(nodes: ThreadPoolExecutor, method:
     assert masked.accuracy == pytest.approx(plain.accuracy, abs=0.02)
     assert masked.metrics.keys() == plain.metrics.keys()
     assert masked.metrics == pytest.approx(dict(plain.metrics), abs=0.02)
+
+
+def test_a_private_run_is_accounted_as_the_library_does(nodes: ThreadPoolExecutor, tmp_path: Path) -> None:
+    """With noise at nodes: ε of all that was made known, by dp-accounting, and the same in a node's own account."""
+    account = tmp_path / "n0.json"
+    each = [{**own, "secure_aggregation": True} for own in NODES]
+    each[0] |= {"privacy_limit": 9.0, "privacy_account": account}
+    asked: Any = {"budget": ["time=6s", "privacy=8"], "out": tmp_path / "run"}
+    result = served(nodes, each, secure_aggregation=True, **asked)
+    accountant = PLDAccountant()
+    for record in result.rounds:
+        assert record.private is not None
+        assert record.nodes == 4
+        for name in ("noise", "count_noise"):
+            if name in record.private:
+                accountant.compose(dp_accounting.GaussianDpEvent(record.private[name]))
+    assert result.stopped_by == "privacy"
+    assert result.spent["privacy"] == pytest.approx(accountant.get_epsilon(1e-5), abs=1e-4)
+    assert accountant.get_epsilon(1e-5) <= 8
+    told = sum(record.private["rho"] for record in result.rounds if record.private is not None)
+    assert paid_in(tmp_path / "run") == pytest.approx(told, rel=1e-12)
+    assert json.loads(account.read_text())["rho"] == pytest.approx(told, rel=1e-12)
+
+
+def test_a_node_with_a_limit_leaves_a_masked_run(nodes: ThreadPoolExecutor, tmp_path: Path) -> None:
+    """It refuses beyond its limit, and says so; the others go on with the noise that is due."""
+    each = [{**own, "secure_aggregation": True} for own in NODES]
+    each[0] |= {"privacy_limit": 4.0, "privacy_account": tmp_path / "n0.json"}
+    asked: Any = {"budget": ["time=6s", "privacy=8"], "secure_threshold": 0.51, "out": tmp_path / "run"}
+    with pytest.raises(WorkError, match="privacy-limit is ε = 4"):
+        served(nodes, each, secure_aggregation=True, **asked)
+    found = [record.nodes for record in Run.open(tmp_path / "run").rounds]
+    assert found[0] == 4
+    assert found[-1] == 3
+    assert epsilon_of(json.loads((tmp_path / "n0.json").read_text())["rho"], 1e-5) < 4
 
 
 def test_certificates_say_whose_keys_are_right(nodes: ThreadPoolExecutor, tmp_path: Path) -> None:
@@ -98,7 +137,7 @@ def test_nodes_that_are_known_are_the_only_ones(nodes: ThreadPoolExecutor, tmp_p
         ({"method": "paper"}, "estimates δ from every node's report"),
         ({"method": "frugal", "drift_correction": False}, "estimates δ from every node's report"),
         ({"compress": "8-bit"}, "compress 8-bit does not go with secure_aggregation"),
-        ({"budget": ["privacy=4", "time=5s"]}, "a budget of privacy does not go with secure_aggregation"),
+        ({"budget": ["privacy=4", "time=5s"], "privacy_noise": "seeded"}, "privacy_noise seeded does not go with"),
         ({"nodes": 2}, "needs 3 nodes or more"),
         ({"data": made(0, 20)}, "an aggregator that holds data itself"),
     ],

@@ -220,8 +220,13 @@ class TestSearchedStep:
         state = self.RULE.next(self.RULE.first(), StepSizeInputs(8.0, 0.0, 2.0))
         assert state.eta == pytest.approx(1 / 2)
         for _ in range(20):
-            state = self.RULE.next(state, StepSizeInputs(80.0, 0.0, 20.0))
+            state = self.RULE.next(state, StepSizeInputs(9.0, 0.0, 4.0))
         assert state.eta == pytest.approx(1 / 4)
+
+    def test_it_falls_further_only_where_it_would_not_be_stable(self) -> None:
+        """Gradient descent is stable below 2/β: where all β̂ are 40 that is 0.05, far below the 1/4 of the search."""
+        assert self.after(4.0, *[7.9] * 20).eta == pytest.approx(1 / 4)
+        assert self.after(4.0, *[40.0] * 30).eta == pytest.approx(2 / 40)
 
     @pytest.mark.parametrize(("share", "eta"), [(0.0, 0.125), (0.07, 0.1), (0.35, 0.005)])
     def test_of_long_rounds_it_is_that_of_the_middle(self, share: float, eta: float) -> None:
@@ -237,8 +242,9 @@ class TestSearchedStep:
         assert max(b / a for a, b in pairwise(grown)) == pytest.approx(2)
         assert grown[-1] > 10 * grown[0]
 
-    def test_a_steeper_loss_does_not_lower_it(self) -> None:
-        assert self.after(4.0, 400.0).eta == pytest.approx(0.25)
+    def test_one_steep_round_does_not_lower_it(self) -> None:
+        """Half old and half new, log β̂ is that of 7.7, with which 1/4 is stable."""
+        assert self.after(4.0, 15.0).eta == pytest.approx(0.25)
 
     def test_it_falls_at_the_end_and_after_going_back(self) -> None:
         assert self.after(4.0, spent=0.825).eta == pytest.approx(0.125)

@@ -30,7 +30,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     try:
         with beside.open("xb") as file:
             yield file
-        move(beside, path)
+            file.flush()
+            os.fsync(file.fileno())
+        _put(beside, path)
     except BaseException:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
@@ -41,6 +43,10 @@ def move(beside: Path, path: Path) -> None:
     """Puts a complete file, written in the same folder, at `path`."""
     with beside.open("rb+") as file:
         os.fsync(file.fileno())
+    _put(beside, path)
+
+
+def _put(beside: Path, path: Path) -> None:
     beside.replace(path)
     _sync_folder(path.parent)
 

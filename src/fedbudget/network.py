@@ -159,6 +159,9 @@ def join(
     min_batch: int = 8,
     max_tau: int = 10_000,
     min_interval: float = 0.0,
+    privacy_limit: float | None = None,
+    privacy_account: File | None = None,
+    privacy_delta: float = 1e-5,
     secure_aggregation: bool = False,
     secure_threshold: float | None = None,
     identity: File | None = None,
@@ -190,6 +193,8 @@ def join(
       pace, delay: to stand for a slower machine or network.
       min_batch, max_tau: the fewest samples in a mini-batch, and the most local updates in a round, that it will make.
       min_interval: seconds from one answer to the next, at least.
+      privacy_limit, privacy_delta: the most ε, at this δ, that it tells in all private runs together.
+      privacy_account: the file that has what it told so far.
       secure_aggregation: take part only where sums are masked, so that the aggregator sees no report by itself.
       secure_threshold: the least share of a group, without which no sum is opened, that it agrees to.
       identity: the file of its key for masked sums, where it has no certificate; made where there is none.
@@ -216,6 +221,9 @@ def join(
         min_batch=min_batch,
         max_tau=max_tau,
         min_interval=min_interval,
+        privacy_limit=privacy_limit,
+        privacy_account=_path(privacy_account),
+        privacy_delta=privacy_delta,
         secure_aggregation=secure_aggregation,
         secure_threshold=secure_threshold,
         identity=_path(identity),

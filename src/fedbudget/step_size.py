@@ -251,8 +251,9 @@ class SearchedStep:
         η ← max(least, min(1/β̄, 2η)),      β̂ = √(mean_i β̂_i · max_i β̂_i),      β̄ as of `AutoStep`
 
     - It grows, where the loss becomes flatter, and only after a round that began with the best w so far.
-    - It does not fall below 1/β̂ of the search. The β̂ of a network rises as it is trained, until ηβ is near 2: an η that
-      follows it down gains nothing.
+    - It does not fall below `least`, 1/β̂ of the search, while that is stable: below 2 over the running mean of β̂. The β̂
+      of a network rises as it is trained, until ηβ is near 2, and an η that follows it down gains nothing. But where
+      nodes have few classes each it may rise far beyond.
     - Where the loss is much worse it halves, with 0.7 of its limits. That is less than with `AutoStep`, because the
       update rule's motion is given up at the same time, and had its part in it.
     - It falls as that of `AutoStep` at the end of the budget, but has in every round what it should have in the middle
@@ -279,7 +280,9 @@ class SearchedStep:
         state = _with_beta(state, beta)
         if beta is not None:
             most = self.growth * state.steady if inputs.improved else state.steady
-            state = replace(state, steady=max(state.least, min(state.kappa / _upper(state, beta), most)))
+            assert state.level is not None
+            least = min(state.least, 2 / math.exp(state.level))
+            state = replace(state, steady=max(least, min(state.kappa / _upper(state, beta), most)))
         return self._falling(state, inputs)
 
     def recover(self, state: SearchedStepState, inputs: StepSizeInputs) -> SearchedStepState:

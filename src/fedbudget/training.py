@@ -27,7 +27,7 @@ from fedbudget.judge import Judge
 from fedbudget.launch.accounting import accounted_epsilon, noise_multipliers
 from fedbudget.launch.arguments import read_arguments
 from fedbudget.launch.launch import launch
-from fedbudget.launch.noise import keep_account
+from fedbudget.launch.noise import keep_account, paid_in
 from fedbudget.launch.prepared import Callback, PreparedRun
 from fedbudget.models.base import loss_over
 from fedbudget.protocol.aggregator import Outcome, Round
@@ -329,7 +329,10 @@ def _result(
     figures = judge.final(w)
     sources, spent = prepared.meters.sources, budget.totals(ledger.spent)
     if private is not None and budget.delta is not None:
-        paid = noise_multipliers(records, budget.of_noise(ledger.spent))
+        rho = budget.of_noise(ledger.spent)
+        if out is not None:
+            rho = max(rho, paid_in(out))  # of a last round, which nodes may have opened though it was never closed
+        paid = noise_multipliers(records, rho)
         spent[private] = accounted_epsilon(paid, budget.delta)
     return Result(
         loss=loss,

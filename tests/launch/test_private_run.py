@@ -14,7 +14,7 @@ from fedbudget import train
 from fedbudget.engines.in_process import SimulationState
 from fedbudget.errors import UserError
 from fedbudget.launch.method import build_method
-from fedbudget.launch.noise import paid_in
+from fedbudget.launch.noise import PAID, paid_in
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Report
 from fedbudget.resources.privacy import epsilon_of, rho_of
@@ -91,6 +91,19 @@ def dies_after(rounds: int) -> Any:
             raise Died
 
     return [callback]
+
+
+def test_what_was_paid_for_and_never_closed_is_told(tmp_path: Path) -> None:
+    """As of a last round that nodes may have opened, and that was given up."""
+
+    def pay(record: RoundRecord) -> None:
+        if record.round == 2:
+            with (tmp_path / "run" / PAID).open("a") as file:
+                file.write(json.dumps({"round": 3, "rho": 0.01}) + "\n")
+
+    result = train(**SHORT, rounds=3, out=tmp_path / "run", privacy_noise="secret", callbacks=[pay])
+    told = sum(record.private["rho"] for record in result.rounds if record.private is not None)
+    assert result.spent["privacy"] == pytest.approx(epsilon_of(told + 0.01, 1e-5), abs=1e-6)
 
 
 def test_a_resumed_run_does_not_get_its_epsilon_back(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_what_is_frozen_must_have_the_same_values() -> None:
         return TorchModel(module)
 
     assert difference(frozen(1.0), frozen(1.0)) is None
-    assert str(difference(frozen(1.0), frozen(2.0))).startswith("what is frozen is ")
+    assert str(difference(frozen(1.0), frozen(2.0))).startswith("what is frozen has other numbers here than there (")
 
 
 def test_statistics_that_are_frozen_must_have_the_same_values() -> None:
@@ -106,7 +106,7 @@ def test_statistics_that_are_frozen_must_have_the_same_values() -> None:
         return TorchModel(nn.Sequential(nn.Linear(3, 4), layer))
 
     assert difference(frozen(1.0), frozen(1.0)) is None
-    assert str(difference(frozen(1.0), frozen(2.0))).startswith("what is frozen is ")
+    assert str(difference(frozen(1.0), frozen(2.0))).startswith("what is frozen has other numbers here than there (")
 
 
 def test_losses_of_one_name_that_are_written_otherwise_differ() -> None:

@@ -1,5 +1,7 @@
 """The drivers: the same bits however the work is shared out, and digits that last for large shards."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -119,3 +121,27 @@ def test_no_step_leaves_w_where_it_was() -> None:
     found = case.model.descend(w[None], Shards.whole(case.table), BatchIndices.whole(1), 0.0)
     np.testing.assert_array_equal(found.w[0], w)
     assert found.best_losses is None
+
+
+def test_threads_of_a_new_program_do_not_import_kernels_at_once() -> None:
+    """In a process of its own, in which nothing is imported yet; modules of numba import each other."""
+    program = """
+import sys, threading
+from fedbudget.models.compiling import import_kernels
+
+names = ["fedbudget.models.compiled.kernels", "fedbudget.protocol.tree_kernel", "fedbudget.models.layer_kernels"]
+began, made = threading.Barrier(len(names)), []
+
+def load(name):
+    began.wait()
+    made.append(import_kernels(name).__name__)
+
+threads = [threading.Thread(target=load, args=(name,)) for name in names]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+sys.exit(sorted(made) != sorted(names))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

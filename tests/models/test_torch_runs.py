@@ -23,6 +23,21 @@ from fedbudget.settings import Settings
 from support.networks import by_autograd, flat, network, random_w, table
 
 
+class TestFlatStart:
+    """PyTorch's own first weights make the output of several layers nearly the same for all samples."""
+
+    @pytest.mark.parametrize("partition", ["dirichlet:0.5", "labels:2"])
+    def test_a_network_of_five_layers_is_trained(self, partition: str) -> None:
+        """With steps as long as a flat start allows it would die, and tell all classes alike: log 10 = 2.30."""
+        torch.manual_seed(0)
+        layers: list[nn.Module] = [nn.Flatten(), nn.Linear(64, 48), nn.ReLU()]
+        for _ in range(3):
+            layers += [nn.Linear(48, 48), nn.ReLU()]
+        module = nn.Sequential(*layers, nn.Linear(48, 10))
+        result = fedbudget.train(model=module, dataset="digits", nodes=10, partition=partition, budget="time=10s")
+        assert result.loss < 0.7
+
+
 class TestStart:
     def test_a_module_starts_from_its_own_parameters_whatever_the_seed(self) -> None:
         module = network()

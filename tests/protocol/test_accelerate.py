@@ -14,7 +14,7 @@ from fedbudget.models import FunctionModel
 from fedbudget.protocol.drift import Correction, Divergence, DriftState
 from fedbudget.protocol.first_step import first_steepness
 from fedbudget.protocol.messages import Broadcast, Drift, Report, Request
-from fedbudget.protocol.steps import at_pace, with_losses, with_retreat
+from fedbudget.protocol.steps import at_pace, moved, with_losses, with_retreat
 from fedbudget.protocol.sums import ReportsHere
 from fedbudget.protocol.update import Accelerate, Average, Motion
 from support.hand_made import make
@@ -99,6 +99,28 @@ class TestAccelerate:
             assert (after.before, after.momentum) == (None, 0)
 
 
+class TestTrust:
+    """A mean update is shortened where gradients have become long all of a sudden."""
+
+    def test_by_hand(self) -> None:
+        """Three halves of the longest are believed, of which nine tenths are remembered."""
+        rule, state, shares, rates = Accelerate(), Accelerate().first(vector(0)), [], []
+        for rate in (2.0, 1.0, 8.0, 8.0):
+            state, share = rule.trust(state, rate)
+            shares.append(share)
+            rates.append(state.rate)
+        assert shares == pytest.approx([1, 1, 2.7 / 8, 4.05 / 8])
+        assert rates == pytest.approx([2, 1.8, 2.7, 4.05])
+
+    def test_a_round_leads_no_further_than_it_is_trusted(self) -> None:
+        """Of updates of 1 and then of 10, with η τ = 0.5 each, the second is taken as one of 1.5."""
+        rule = Accelerate()
+        state = make().state.updated(update=rule.first(vector(0, 0)))
+        state, _, _ = moved(state, rule, vector(0.6, 0.8), None, span=0.5)
+        state, before = moved(state, rule, state.w + vector(6, 8), None, span=0.5)[0], state.w
+        assert state.w - before == pytest.approx(0.95 * before + 1.4 * 1.5 * vector(0.6, 0.8), rel=1e-5)
+
+
 class TestRetreat:
     """Four nodes of one sample each, whose losses at w(t₀) and at w^f are given."""
 
@@ -151,6 +173,16 @@ class TestFirstSteepness:
         w = vector(1, 2)
         found = first_steepness(model, shards, BatchIndices.whole(1), w, np.float32(beta) * w[None])
         assert found == pytest.approx([max(beta, 1 / 30)], rel=1e-3)  # a first step is at most 30
+
+    def test_where_the_loss_becomes_ever_steeper_it_is_that_of_where_many_updates_lead(self) -> None:
+        """F = w⁴/4 at w = 1: s β(s) = (s - 1)³ + 1 is 300 at s = 7.69, where β̂ at w itself is 3."""
+
+        def loss(w: Float32, x: object, y: object) -> tuple[float, Float32]:
+            return float((w**4).sum() / 4), w**3
+
+        model, (_, shards) = FunctionModel(loss, initial=np.ones(1)), quadratic(vector(1))
+        found = first_steepness(model, shards, BatchIndices.whole(1), vector(1), np.ones((1, 1), np.float32))
+        assert found == pytest.approx([300 / 7.69], rel=0.1)  # between steps of 1 and 10
 
     def test_where_there_is_no_gradient_nothing_is_known(self) -> None:
         model, shards = quadratic(vector(1, 1))

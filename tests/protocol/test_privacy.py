@@ -19,7 +19,6 @@ from fedbudget.protocol.privacy import (
     multipliers,
     next_clip,
     no_longer,
-    noise_share,
     noise_size,
     release,
     told_lengths,
@@ -84,12 +83,6 @@ def test_noise_is_as_much_as_is_paid_for() -> None:
     moved = [release(still, private, rng.standard_normal(51)).update for _ in range(400)]
     deviation = np.std(np.array(moved, np.float64)) * nodes
     assert deviation == pytest.approx(sigma.updates * 2.0, rel=0.02)
-
-
-def test_shares_of_noise_add_up_to_what_the_aggregator_would_add() -> None:
-    rng = np.random.default_rng(2)
-    shares = sum(noise_share(2.0, 3.0, 25, rng.standard_normal(20_000)) for _ in range(25))
-    assert np.std(shares) == pytest.approx(6.0, rel=0.02)
 
 
 def test_the_first_c_is_what_a_quarter_stay_below() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from fedbudget import atomic_file, persistence
 from fedbudget.protocol.state import AggregatorState
+from fedbudget.runs import checkpoint_writer
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.checkpoint_writer import CheckpointWriter
 from fedbudget.runs.record import RoundRecord
@@ -103,6 +104,29 @@ def test_what_a_slow_disk_has_no_time_for_is_written_together(tmp_path: Path, mo
     saver.flush()
     assert (appended, rounds_of(tmp_path)) == ([1, 2, 3, 4], (4, [2, 3, 4]))
     assert disk.writes == 2
+    saver.close()
+
+
+def test_quick_rounds_share_a_checkpoint_before_any_of_them_has_to_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a checkpoint the next is put off, here for ever, but not until a run is as far ahead as it may be."""
+    monkeypatch.setattr(checkpoint_writer, "_REST", 1e6)
+    disk, appended = Disk(monkeypatch), list[int]()
+    saver = CheckpointWriter(tmp_path, lambda record: appended.append(record.round), ahead=4)
+    saver.save(state(1), {}, record(1))
+    for _ in range(9):
+        disk.may.release()
+    saver.flush()
+    for number in (2, 3, 4):
+        saver.save(state(number), {}, record(number))
+    disk.begun.acquire()
+    disk.begun.acquire()
+    saver.flush()
+    assert (appended, rounds_of(tmp_path), disk.writes) == ([1, 2, 3, 4], (4, [2, 3, 4]), 2)
+    saver.save(state(5), {}, record(5))
+    saver.flush()  # which is not put off
+    assert (rounds_of(tmp_path), disk.writes) == ((5, [5]), 3)
     saver.close()
 
 

@@ -31,7 +31,7 @@ class Cuts:
             self._safe[found.st_ino] = found.st_size
 
         monkeypatch.setattr(os, "fsync", forced)
-        for module, name in ((atomic_file, "move"), (RunWriter, "_append"), (RunWriter, "sync")):
+        for module, name in ((atomic_file, "_put"), (RunWriter, "_append"), (RunWriter, "sync")):
             monkeypatch.setattr(module, name, self._then_cut(getattr(module, name)))
 
     def _then_cut(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,14 +28,16 @@ from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.engines.remote.task import Task, agree
 from fedbudget.engines.remote.worker import Worker
+from fedbudget.launch.noise import PaidNoise
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.compression import BroadcastCompressor, Kind
 from fedbudget.protocol.messages import Broadcast, Report
-from fedbudget.protocol.method import Method
-from fedbudget.spending import CarefulSpending, PaperSpending
+from fedbudget.protocol.method import Method, PrivateRule
+from fedbudget.protocol.private_rounds import PrivateAggregator
+from fedbudget.spending import CarefulSpending, PaperSpending, PrivateSpending
 from fedbudget.step_size import FixedStep
 from support.methods import accelerated
-from support.problems import CHEAP
+from support.problems import CHEAP, costs
 from support.usage import node_costs
 
 FEATURES = 6
@@ -55,6 +57,13 @@ METHODS = {
         spending=CarefulSpending(tau_max=8),
     ),
     "accelerated": accelerated(tau_max=8),
+    "private": Method(
+        FixedTau(1),
+        FixedStep(0.1),
+        spending=PrivateSpending(50),
+        private=PrivateRule(4, PaidNoise(), tau=3),
+        sums_only=True,
+    ),
 }
 
 _SIZES = (14, 20, 11, 17)
@@ -83,6 +92,9 @@ def aggregator(method: str = "frugal", **more: Any) -> Aggregator:
     """With costs that do not matter."""
     start = np.zeros(FEATURES, np.float32)
     known: dict[str, Any] = {"method": METHODS[method], "budget": Budget({"time": 1e6}), "expected": CHEAP}
+    if METHODS[method].private is not None:
+        private: dict[str, Any] = {"budget": Budget({"time": 1e6, "privacy": 1.0}, 1e-5), "rounds": 200}
+        return PrivateAggregator(start, **{**known, **private, "expected": costs([0.01, 0.0], [0.01, 0.0]), **more})
     return Aggregator(start, **{**known, **more})
 
 
@@ -136,6 +148,7 @@ class Network:
         self.server = server
         self.task = task(method, compress, batch)
         self.aggregator = aggregator(method, quantize=compressor.quantize)
+        self.private = METHODS[method].private is not None
         self.sent: list[Float32] = []  # the w of all broadcasts
         self.on_close: list[Callable[[], None]] = []
         self._loop = asyncio.new_event_loop()
@@ -192,7 +205,7 @@ class Network:
     def finish(self) -> CollectedRound:
         collected = self.server.finish()
         if collected.enough:
-            self.aggregator.receive(collected.reports, CHEAP)
+            self.aggregator.receive(collected.reports, self.aggregator.ledger.costs if self.private else CHEAP)
         return collected
 
     def round(self, **how: Any) -> CollectedRound:

@@ -11,7 +11,7 @@ from fedbudget.control import FixedTau
 from fedbudget.launch.noise import SeededNoise
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method, PrivateRule
-from fedbudget.protocol.privacy import Noise, private_report
+from fedbudget.protocol.privacy import Noise, NoisySums, private_report
 from fedbudget.protocol.private_rounds import PrivateAggregator
 from fedbudget.protocol.sample_rounds import SampleAggregator
 from fedbudget.spending import PrivateSpending
@@ -79,7 +79,7 @@ def report(broadcast: Broadcast, updates: Float32, numbers: list[int] | None = N
     return private_report(broadcast, broadcast.private, nodes, broadcast.w + updates)
 
 
-def carry_out(run: PrivateAggregator, answer: Callable[[Broadcast], Report]) -> list[Broadcast]:
+def carry_out(run: PrivateAggregator, answer: Callable[[Broadcast], Report | NoisySums]) -> list[Broadcast]:
     """Makes the run; gives all that was broadcast."""
     heard = [run.start()]
     while isinstance(coming := run.receive(answer(heard[-1]), run.ledger.costs), Broadcast):

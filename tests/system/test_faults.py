@@ -3,6 +3,7 @@
 Nodes fail in the middle of a round, after the broadcast and before the report, each time at the same place.
 """
 
+import re
 import signal
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def test_nodes_killed_in_the_middle_of_a_round_until_one_is_left(tmp_path: Path)
         assert aggregator.end() == 0
         assert stays.end() == 0
         assert [node.end() for node in others] == [-signal.SIGKILL, -signal.SIGKILL]
+        assert re.findall(r"(n\d) has left", aggregator.errors) == ["n2", "n3"]  # and not who stays to the end
     run = Run.open(tmp_path / "run")
     assert [record.nodes for record in run.rounds] == [3, 3, 3, 2, 2, 2, 1, 1, 1, 1, 1]
     assert {record.round: record.missed for record in run.rounds if record.missed} == {4: (1,), 7: (2,)}
@@ -126,7 +128,9 @@ def test_with_too_few_nodes_others_are_waited_for(tmp_path: Path) -> None:
         stays = start.join(aggregator.port, "--data", "n1.npz", name="n1")
         killed = start.failing(aggregator.port, 2, 6, signal.SIGKILL)
         assert killed.end() == -signal.SIGKILL
+        aggregator.wait_for("n2 has left\n.* a round waits for nodes: 1 here, 2 needed")
         other = start.join(aggregator.port, "--data", "n3.npz", name="n3")
+        aggregator.wait_for("n3 has joined: 60 samples")
         assert aggregator.end() == 0
         assert [node.end() for node in (stays, other)] == [0, 0]
     found = records(run)

@@ -2,10 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedbudget.models.compiling import COMPILING
-from support.processes import Command, Commands, commands
+from support.processes import Command, Commands, commands, records, summary
+
+LONG = 20.0
+"""Times what a round with its τ usually takes: what is beyond goes to something else, as to a kernel that is compiled
+in it, which takes a hundred rounds' time and more. A busy machine makes rounds several times as long, at worst."""
 
 
 def caches(folder: Path) -> dict[str, float]:
@@ -33,6 +38,7 @@ def test_an_aggregator_and_two_nodes_each_with_an_empty_cache(tmp_path: Path) ->
     made = caches(tmp_path)
     assert {Path(path).relative_to(tmp_path).parts[0] for path in made} == {"cache-0", "cache-1", "cache-2"}
     assert max(made.values()) <= (tmp_path / "run" / "config.toml").stat().st_mtime  # before the first round
+    assert 0.98 < share_of_rounds(tmp_path / "run") <= 1
 
 
 @pytest.mark.slow
@@ -43,6 +49,20 @@ def test_a_run_in_one_process_with_an_empty_cache(tmp_path: Path) -> None:
         assert run.errors.count(COMPILING) == 1
         assert run.errors.index(COMPILING) < run.errors.index("round")
     assert max(caches(tmp_path).values()) <= (tmp_path / "run" / "config.toml").stat().st_mtime
+
+
+def share_of_rounds(run: Path) -> float:
+    """Of the time that may be spent, what rounds took by the run's record.
+
+    The rest is what was before the first and between two of them, what rounds took beyond what is usual, and what was
+    left at the end.
+    """
+    rounds = records(run)
+    step, rest = (np.array([getattr(each, name)["time"] for each in rounds]) for name in ("c", "b"))
+    updates = np.array([each.tau for each in rounds])
+    usual = updates * np.median(step) + np.median(rest)
+    share: float = np.minimum(updates * step + rest, LONG * usual).sum() / summary(run)["budget"]["time"]
+    return share
 
 
 def cold(start: Commands, *arguments: str) -> Command:

@@ -71,7 +71,7 @@ def killed_save(checkpoint, folder):
     save(checkpoint, folder)
 
 def killed_replace(path, content):
-    if phase == "half of the checkpoint written" and path.name == CHECKPOINT and now == when:
+    if phase == "half of the checkpoint written" and path.name == CHECKPOINT and now >= when:
         whole = b"".join(content)
         path.with_name(f".{path.name}.new").write_bytes(whole[:len(whole) // 2])
         die()

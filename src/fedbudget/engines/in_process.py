@@ -13,6 +13,7 @@ import numpy as np
 from fedbudget.arrays import Flags, Int64
 from fedbudget.engines.attack import Attack
 from fedbudget.engines.engine import Condition, Engine, Observer, Save
+from fedbudget.errors import UserError
 from fedbudget.meters.meters import Meters
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.compression import Kind, saved_bytes
@@ -279,7 +280,8 @@ def trial(fleets: Sequence[Fleet], first: Broadcast, counters: ResourceCounters)
 
     The first one made does not count, because it compiles kernels and has nothing to estimate from; of two more the
     quicker one does, so that a slow moment of the machine is not taken for the cost of a round. A final round, which
-    only evaluates, has kernels of its own.
+    only evaluates, has kernels of its own. Where no node's loss is a number, no round would change that: the samples or
+    the model are refused.
 
     Args:
       first: what a run's first broadcast says, but for τ and stop.
@@ -287,5 +289,10 @@ def trial(fleets: Sequence[Fleet], first: Broadcast, counters: ResourceCounters)
     """
     nodes = InProcessNodes(counters, fleets)
     _, *tried = (nodes.answer(replace(first, round=number, tau=1, stop=False))[1][0] for number in (1, 2, 3))
-    nodes.answer(replace(first, round=4, tau=0, stop=True))
+    report, _ = nodes.answer(replace(first, round=4, tau=0, stop=True))
+    if not np.isfinite(report.losses).any():
+        raise UserError(
+            f"the loss of {fleets[0].model.name} is {report.losses[0]} before any training: either samples have numbers"
+            " that are not finite, or the model makes such numbers of them"
+        )
     return min(tried, key=lambda costs: costs.seconds)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedbudget.errors import UserError
 from fedbudget.launch.privacy import is_private
 from fedbudget.protocol.method import Method
-from fedbudget.secure.graph import FEWEST
+from fedbudget.secure.graph import FEWEST, needed, sharers
 from fedbudget.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,8 +34,12 @@ def masking_terms(settings: Settings, client_ca: Path | None, *, own_data: bool)
         raise UserError("an aggregator that holds data itself cannot have `secure_aggregation`: start a node beside it")
     if settings.compress not in (None, "none"):
         raise UserError(f"`compress` {settings.compress} does not go with `secure_aggregation`: masks have all bits")
-    if is_private(settings):
-        raise UserError("a budget of privacy does not go with `secure_aggregation` yet: its noise is the aggregator's")
+    if is_private(settings) and settings.privacy_noise == "seeded":
+        raise UserError("`privacy_noise` seeded does not go with `secure_aggregation`, where nodes draw it in secret")
+    if settings.privacy_unit == "sample":
+        raise UserError(
+            "`privacy_unit` sample does not go with `secure_aggregation` yet: nodes have added noise to all they send"
+        )
     if settings.nodes is not None and settings.nodes < FEWEST:
         raise UserError(f"`secure_aggregation` needs {FEWEST} nodes or more: a sum of fewer tells too much of each")
     from fedbudget.engines.grpc.masked_rounds import MaskingTerms
@@ -50,14 +54,21 @@ def require_no_masks(settings: Settings) -> None:
         raise UserError("`secure_aggregation` is for nodes over gRPC: use fedbudget serve and join, or local")
 
 
-def with_sums_only(method: Method) -> Method:
-    """The method where nothing of nodes but sums is known; refuses one that cannot do with these."""
+def with_sums_only(method: Method, threshold: float | None) -> Method:
+    """The method where nothing of nodes but sums is known; refuses one that cannot do with these.
+
+    Args:
+      threshold: the share of nodes that must stay, where it is not the usual.
+    """
     if method.combine.needs_reports:
-        rule = type(method.combine).__name__
+        name = type(method.combine).__name__
         raise UserError(
-            f"{rule} must see every node's report, which `secure_aggregation` hides: `combine` must be mean"
+            f"{name} must see every node's report, which `secure_aggregation` hides: `combine` must be mean"
         )
     method = replace(method, sums_only=True)
+    if (rule := method.private) is not None:
+        excess = rule.nodes / sharers(needed(rule.nodes, threshold or THRESHOLD))
+        method = replace(method, private=replace(rule, excess=max(1.0, excess)))
     if method.needs_reports:
         raise UserError(
             "this method estimates δ from every node's report, which `secure_aggregation` hides; use `method` "

@@ -2,7 +2,8 @@
 
 Noise that somebody can make again hides nothing. So it comes from the system's own randomness (`SecretNoise`), whenever
 nodes are other machines. It is not kept anywhere, and what was drawn is paid for even where nothing comes of it
-(`PaidNoise`): an aggregator that was killed, and makes a round again, has made known two.
+(`PaidNoise`): an aggregator that was killed, and makes a round again, has made known two. Where nodes add the noise, a
+round is paid for before they are asked to open its sum.
 
 Where single samples are protected, noise is the nodes' own (engines/node_noise.py), and only the account
 is kept here.
@@ -56,7 +57,8 @@ class PaidNoise:
     def keep_in(self, folder: Path) -> None:
         self.path = folder / PAID
 
-    def draw(self, round_: int, rho: float, size: int) -> Float64:
+    def pay(self, round_: int, rho: float) -> None:
+        """For what a round makes known, before it does."""
         if self.path is not None:
             line = json.dumps({"round": round_, "rho": rho}) + "\n"
             try:
@@ -66,6 +68,9 @@ class PaidNoise:
                     os.fsync(file.fileno())
             except OSError as error:
                 raise WorkError(f"{self.path} cannot be written to: {error.strerror}") from None
+
+    def draw(self, round_: int, rho: float, size: int) -> Float64:
+        self.pay(round_, rho)
         return self.source.draw(round_, rho, size)
 
 

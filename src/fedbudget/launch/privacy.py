@@ -84,7 +84,7 @@ def private_rule(settings: "Settings", overrides: Overrides, nodes: int) -> Priv
         raise UserError("`proximal` does not go with `privacy_unit` sample")
     seeded = settings.privacy_noise == "seeded"
     tau = None if settings.tau == "adaptive" else FixedTau(settings.tau).tau
-    return PrivateRule(nodes, SeededNoise(settings.seed) if seeded else PaidNoise(), tau, per_sample)
+    return PrivateRule(nodes, SeededNoise(settings.seed) if seeded else PaidNoise(), tau, per_sample=per_sample)
 
 
 def node_noise(settings: "Settings") -> NodeNoise | None:

@@ -29,6 +29,7 @@ from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_method, require_known_workload
 from fedbudget.launch.metrics import Metrics
 from fedbudget.launch.metrics import serving as serving_metrics
+from fedbudget.launch.noise import PaidNoise
 from fedbudget.launch.options import ListenOptions, SecurityOptions
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.launch.privacy import is_private, with_privacy
@@ -116,6 +117,7 @@ def serving(
             metrics.observe(record)
             metrics.count(**vars(server.counters))
 
+        callbacks = () if listen.metrics_port is None else (observe,)
         model = own_model(settings, overrides)
         compress = compression_of(settings)
         compressor = BroadcastCompressor("none" if compress == "auto" else compress)
@@ -143,7 +145,7 @@ def serving(
         try:
             opened(server)
             prepared = _gather(settings, overrides, model, server, compressor, interrupted, test, resumed)
-            yield replace(prepared, callbacks=(observe,), folder_made=server.open_audit)
+            yield replace(prepared, callbacks=callbacks, folder_made=server.open_audit)
         except UserError as error:
             server.refuse_all(str(error))
             raise
@@ -170,7 +172,10 @@ def _gather(
     settings = with_privacy(replace(settings, nodes=nodes), simulated=False) if is_private(settings) else settings
     method = build_method(settings, overrides)
     if settings.secure_aggregation:
-        method, nodes = with_sums_only(method), max(nodes, FEWEST)
+        nodes = max(nodes, FEWEST)
+        method = with_sums_only(method, settings.secure_threshold)
+        if method.private is not None and isinstance(method.private.noise, PaidNoise):
+            server.pay_before_opening(method.private.noise.pay)
     remarks: tuple[str, ...] = ()
     if resumed is None:
         described = _wait_for_nodes(server, nodes, interrupted)

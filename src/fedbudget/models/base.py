@@ -9,7 +9,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
-from fedbudget.models.compiling import has_numba
+from fedbudget.models.compiling import import_kernels
 
 Target = Literal["auto", "binary", "classes", "real", "raw", "none"]
 """What a model learns to predict: a class number where the data has classes and a real number otherwise, ±1, a class
@@ -314,14 +313,9 @@ def _arrays(shards: Shards, indices: BatchIndices) -> tuple[Any, ...]:
     return table.x, table.y, np.float32(table.scale), *own, indices.positions, indices.group
 
 
-@cache
 def compiled_kernels() -> Any | None:
-    """The module of them, where numba is installed; imported when it is first needed, because that takes time."""
-    if not has_numba():
-        return None
-    from fedbudget.models.compiled import kernels
-
-    return kernels
+    """The module of them, where numba is installed."""
+    return import_kernels("fedbudget.models.compiled.kernels")
 
 
 def _plain(vectors: Float32) -> Float32:

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
+from threading import Lock
 from typing import Any
 
 COMPILING = "compiling kernels for this machine, which is done once and can take a minute"
 
 _listeners: list[Callable[[], None]] = []
+_importing = Lock()
 
 
 def has_numba() -> bool:
@@ -23,6 +26,19 @@ def numba_if_installed() -> Any | None:
     import numba
 
     return numba
+
+
+@cache
+def import_kernels(module: str) -> Any | None:
+    """The module of kernels with this name, where numba is installed; it is slow to import, and so not until it is
+    needed.
+
+    By one thread at a time: modules of numba import each other, and two threads that do it at once get halves.
+    """
+    if not has_numba():
+        return None
+    with _importing:
+        return import_module(module)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from fedbudget.errors import UserError
 from fedbudget.models.base import Model
 
 Text = Annotated[str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*\Z")]  # it is shown where it was not written
+_FROZEN = "what is frozen"
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,14 @@ class ModelDescription:
         ours, theirs = self._facts(), other._facts()
         for what in (*ours, *theirs):
             own, others = ours.get(what, "missing"), theirs.get(what, "missing")
-            if own != others:
-                return f"{what} is {own} {here}, and {others} {there}"
+            if own == others:
+                continue
+            if what == _FROZEN and self.frozen and other.frozen:
+                digests = f"{own} and {others}"
+                return (
+                    f"{what} has other numbers {here} than {there} ({digests}): they must be loaded, or made, the same"
+                )
+            return f"{what} is {own} {here}, and {others} {there}"
         for own, others in zip(ours, theirs, strict=True):
             if own != others:
                 return f"{own} comes {here} where {others} comes {there}"
@@ -86,7 +93,7 @@ class ModelDescription:
             **{f"parameter {each.name}": str(each) for each in self.tensors},
             "the loss": self.loss,
             "what is learned from": self.target,
-            "what is frozen": self.frozen or "nothing",
+            _FROZEN: self.frozen or "nothing",
         }
 
     def __str__(self) -> str:

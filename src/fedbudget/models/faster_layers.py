@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedbudget.models.compiling import has_numba
+from fedbudget.models.compiling import has_numba, import_kernels
 
 
 class FasterLayers(TorchFunctionMode):
@@ -78,10 +78,7 @@ if has_numba():
 
 
 def _kernels() -> Any:
-    """Imported when the first layer needs them: most modules have none that does."""
-    from fedbudget.models import layer_kernels
-
-    return layer_kernels
+    return import_kernels("fedbudget.models.layer_kernels")
 
 
 def _is_known(x: Tensor) -> bool:

@@ -222,7 +222,7 @@ class Aggregator:
         inputs = StepSizeInputs(sums.largest_beta, spent, sums.mean_beta, best, max(0.0, spent - before))
         scale = steps.first_scale(method.step_size, state, broadcast, inputs)
         start, state = state.start, steps.with_retreat(state, method.update, sums)
-        state, mean, recover = steps.moved(state, method.update, mean, self._quantize, scale=scale)
+        state, mean, recover = steps.moved(state, method.update, mean, self._quantize, span=broadcast.span, scale=scale)
         kept: tuple[str, ...] = ()
         if broadcast.request.estimate:
             parameters = without_statistics(mean, state.statistics)
@@ -236,8 +236,8 @@ class Aggregator:
             state = steps.with_drift(state, state.drift, known, sums, broadcast, recover=anew, start=start)
             if self._quantize is not None:
                 state = steps.with_bias(state, broadcast, None if recover else combined)
-        round_ = self._round(state, broadcast, sums, kept=kept)
-        round_ = replace(round_, work=WorkShares.of(broadcast, times), shortened=steps.changed(given, report))
+        work, shortened = WorkShares.of(broadcast, times), steps.changed(given, report)
+        round_ = self._round(state, broadcast, sums, kept=kept, work=work, shortened=shortened)
         follow = method.step_size.recover if recover else method.step_size.next
         state = state.updated(step_size=follow(state.step_size, inputs))
         state = steps.at_pace(state, method.update, broadcast, broadcast.eta * scale, recover=recover)
@@ -379,7 +379,7 @@ class Aggregator:
         assert answer is not None
         return answer
 
-    def _round(self, state: _State, broadcast: Broadcast, sums: Sums, *, kept: tuple[str, ...]) -> Round:
+    def _round(self, state: _State, broadcast: Broadcast, sums: Sums, **more: Any) -> Round:
         return Round(
             round=broadcast.round,
             t=state.t,
@@ -389,11 +389,11 @@ class Aggregator:
             loss=state.loss,
             best_loss=state.best_loss,
             estimates=state.estimates,
-            kept=kept,
             ledger=state.ledger,
             expected=self.method.spending.costs(state.ledger),
             nodes=sums.nodes,
             left_out=sums.left_out,
             corrected=broadcast.drift is not None and broadcast.drift.correct and broadcast.tau > 0,
             divergence=None if state.drift is None else state.drift.divergence,
+            **more,
         )

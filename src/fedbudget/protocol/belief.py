@@ -51,10 +51,10 @@ def reference(figures: Sequence[float]) -> float:
     known = [abs(figure) for figure in figures if math.isfinite(figure)]
     if not known:
         return 0.0
-    return _middle(known) or sorted(known)[max(0, len(known) - 2)]
+    return middle(known) or sorted(known)[max(0, len(known) - 2)]
 
 
-def _middle(figures: Sequence[float]) -> float:
+def middle(figures: Sequence[float]) -> float:
     """What numpy's median gives, which takes ten times as long for a few."""
     if any(map(math.isnan, figures)):
         return math.nan
@@ -64,6 +64,8 @@ def _middle(figures: Sequence[float]) -> float:
 
 def _bound_slopes(reports: list[Report], doubts: list[set[str]]) -> None:
     for name, times in SLOPES.items():
+        if any(getattr(report, name) is None for report in reports):
+            continue
         most = times * reference(_medians(reports, name))
 
         def unknown(report: Report, beyond: Any, name: str = name) -> Report:
@@ -83,7 +85,7 @@ def _bound_losses(reports: list[Report], doubts: list[set[str]]) -> None:
         _replace_beyond(reports, doubts, name, _LOSS * usual, median)
     gaps = [report.losses - report.best_losses for report in reports]
     middles = _each_median(gaps)
-    usual, of_loss = _middle(middles), reference(_medians(reports, "best_losses"))
+    usual, of_loss = middle(middles), reference(_medians(reports, "best_losses"))
     most = max(_GAP * reference(middles), _NOISE * of_loss)
     if (np.abs(np.concatenate(gaps)) <= most).all():
         return
@@ -97,7 +99,7 @@ def _bound_losses(reports: list[Report], doubts: list[set[str]]) -> None:
 def _bound_divergences(reports: list[Report], doubts: list[set[str]]) -> None:
     names = [name for name in DIVERGENCES if getattr(reports[0], name) is not None]
     middles = {name: _medians(reports, name) for name in names}
-    usual = {name: _middle(values) for name, values in middles.items()}
+    usual = {name: middle(values) for name, values in middles.items()}
 
     def as_usual(report: Report, beyond: Any) -> Report:
         return _with(report, {name: np.where(beyond, usual[name], getattr(report, name)) for name in names})

@@ -17,6 +17,7 @@ from typing import ClassVar, Protocol, TypeGuard
 import numpy as np
 
 from fedbudget.arrays import Float32, Float64, Int64
+from fedbudget.protocol.belief import middle
 from fedbudget.protocol.messages import VECTORS, Report
 from fedbudget.protocol.tree import add_up
 
@@ -89,8 +90,11 @@ class ClippedMean:
         if len(report.nodes) < _FEWEST:
             return report
         for name in VECTORS:
-            vectors, origin = getattr(report, name), start if name == "w" else np.zeros_like(start)
-            scale = None if vectors is None else self._scale(_lengths(vectors[:, :counted], origin[:counted]))
+            vectors = getattr(report, name)
+            if vectors is None:
+                continue
+            origin = start if name == "w" else np.zeros_like(start)
+            scale = self._scale(_lengths(vectors[:, :counted], origin[:counted]))
             if scale is not None:
                 with np.errstate(over="ignore", invalid="ignore"):  # what is not finite stays so, and is left out
                     cut = origin + scale[:, None] * (vectors - origin)
@@ -99,8 +103,8 @@ class ClippedMean:
 
     def _scale(self, lengths: Float64) -> Float32 | None:
         """What each is to be multiplied with, [n]; None where all stay as they are."""
-        known = lengths[np.isfinite(lengths)]
-        usual = float(np.median(known)) if len(known) else 0.0
+        known = [length for length in lengths.tolist() if math.isfinite(length)]
+        usual = middle(known) if known else 0.0
         beyond = lengths > self.most * usual
         if usual == 0 or not beyond.any():
             return None

@@ -176,7 +176,7 @@ class Fleet:
         if broadcast.drift is not None:
             self._follow_drift(broadcast, broadcast.drift)
         self._start = self._start_of(broadcast)
-        self._broadcast = replace(broadcast, mean=None, catch_up=None)  # which are vectors, and have been used
+        self._broadcast = broadcast.remembered
         more = mini_batches(self.sampler.batch) if broadcast.request.curvature else 1
         several = self.sampler.round(more, anew=True) if more > 1 else None
         anew = broadcast.request.curvature or not broadcast.request.estimate
@@ -286,7 +286,7 @@ class Fleet:
         else:
             descent = self._descend(broadcast, self._indices, best)
             self.sent, w = self.sent.next(broadcast.compress or "none", descent.w, broadcast.w)
-            self._descent, self._w = replace(descent, w=w), w
+            self._descent, self._w = descent if w is descent.w else replace(descent, w=w), w
             self._losses, self._best_losses = descent.losses, descent.best_losses
             self._learn_drift(broadcast, w)
         if self._evidence is not None:
@@ -342,14 +342,13 @@ class Fleet:
         return report
 
     def _report(self, broadcast: Broadcast, losses: Float64, best_losses: Float64) -> Report:
-        descent = self._descent
+        descent, w = self._descent, None if self._descent is None else self._descent.w
         if broadcast.private is not None:
-            return self._private.report(broadcast, broadcast.private, None if descent is None else descent.w)
-        report = Report(broadcast.round, self.numbers, self.shards.size, losses, best_losses)
+            return self._private.report(broadcast, broadcast.private, w)
+        report = Report(broadcast.round, self.numbers, self.shards.size, losses, best_losses, w)
         if descent is None:
             return report
-        report, wanted = replace(report, w=descent.w), broadcast.report_fields
-        if "rho" in wanted:
+        if "rho" in (wanted := broadcast.report_fields):
             rho, beta = self._slopes(descent)
             report = replace(report, rho=rho, beta=beta)
         if "gradients" in wanted:

@@ -202,6 +202,11 @@ class Broadcast:
         return self if self.work is None else replace(self, work=self.work.of(nodes, self.tau))
 
     @property
+    def remembered(self) -> "Broadcast":
+        """Without vectors that are of use only once."""
+        return self if self.mean is None and self.catch_up is None else replace(self, mean=None, catch_up=None)
+
+    @property
     def effective(self) -> float:
         """τ, or τ_eff where nodes make different numbers of updates."""
         return self.tau if self.work is None else self.work.effective
@@ -314,21 +319,22 @@ class Report:
         if len(reports) == 1:
             return reports[0]
         nodes = np.concatenate([report.nodes for report in reports])
-        order = np.argsort(nodes, kind="stable")
-        in_order = bool((order[1:] > order[:-1]).all())  # then vectors, which may be large, need not be copied again
-        if len(np.unique(nodes)) != len(nodes):
-            raise PeerError(f"a node reported twice in round {reports[0].round}")
+        order: Int64 | None = None  # none is needed where they come in it, and then vectors are not copied again
+        if not (nodes[1:] > nodes[:-1]).all():
+            order = np.argsort(nodes, kind="stable")
+            if len(np.unique(nodes)) != len(nodes):
+                raise PeerError(f"a node reported twice in round {reports[0].round}")
 
         def join(name: str) -> NDArray[Any] | None:
             parts = [getattr(report, name) for report in reports]
-            present = [part is not None for part in parts]
-            if any(present) and not all(present):
-                raise PeerError(f"some reports of round {reports[0].round} have {name} and some have not")
-            if not all(present):
+            absent = sum(part is None for part in parts)
+            if absent == len(parts):
                 return None
+            if absent:
+                raise PeerError(f"some reports of round {reports[0].round} have {name} and some have not")
             try:
                 joined = np.concatenate(parts)
-                return joined if in_order else joined[order]
+                return joined if order is None else joined[order]
             except (ValueError, IndexError):
                 raise PeerError(f"reports of round {reports[0].round} have {name} of different shapes") from None
 

@@ -27,12 +27,15 @@ class PrivateRule:
       nodes: how many there are, as everyone may know.
       noise: where it comes from.
       tau: the same in every round, where that is fixed.
+      excess: how many times as much noise there is, by its variance, as is paid for: where nodes add it, for some may
+        drop out.
       per_sample: single samples are protected, by noise of the nodes' own; then `noise` only keeps the account.
     """
 
     nodes: int
     noise: Noise
     tau: int | None = None
+    excess: float = 1.0
     per_sample: bool = False
 
 
@@ -119,7 +122,7 @@ class Method:
     def needs_reports(self) -> bool:
         """Whether every report must be at hand once all have come; sums are enough otherwise, made as they come."""
         return (
-            self.private is not None
+            (self.private is not None and not self.sums_only)
             or self.combine.needs_reports
             or (self.request.estimate and not self.delta_from_nodes)
         )

@@ -16,7 +16,7 @@ known of C before the first round, so that this one makes known nothing but how 
 Nothing else leaves a node: no loss, no ρ̂_i or β̂_i, no test result. So no w is judged, and the last is the result.
 
 Noise is added by the aggregator (`noisy`), who is trusted to. Where sums are all that the aggregator gets to see, each
-node would add a share of it instead (`noise_share`).
+node adds a share of it instead, in whole numbers (secure/private_contents.py), and sums come with noise (`NoisySums`).
 """
 
 import math
@@ -26,7 +26,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from fedbudget.arrays import Float32, Float64, Int64
-from fedbudget.protocol.messages import Broadcast, Private, Report
+from fedbudget.protocol.messages import Broadcast, LocalError, Private, Report
+from fedbudget.protocol.sums import Numbers, Sums, Vectors
 from fedbudget.protocol.tree import add_up
 
 MEASURED = 0.05
@@ -115,13 +116,26 @@ def noisy(sums: Float64, sensitivity: float, sigma: float, noise: Float64) -> Fl
     return sums + sigma * sensitivity * noise
 
 
-def noise_share(sensitivity: float, sigma: float, nodes: int, noise: Float64) -> Float64:
-    """The part of that noise which each of so many nodes would add: together they are as much.
+@dataclass(frozen=True)
+class NoisySums:
+    """The reports of a round of which only sums are known, with noise in them already.
 
     Args:
-      nodes: the fewest whose sum is ever made known; where more report there is more noise than is paid for.
+      sums: Σ clip(Δ_i) is their w, where it was asked for.
+      counts: Σ (b_i - ½), of C or of each octave.
     """
-    return sigma * sensitivity / math.sqrt(nodes) * noise
+
+    sums: Sums
+    counts: Float64
+
+    @classmethod
+    def of(cls, round_: int, nodes: Int64, counts: Float64, updates: Float64 | None) -> "NoisySums":
+        nothing = np.zeros((1, len(Numbers._fields)))
+        w = None if updates is None else updates[None]
+        return cls(Sums(round_, len(nodes), (), nodes[:1], nothing, w, None, slopes=False, largest_beta=None), counts)
+
+    def distance_sums(self, vectors: Vectors, mean: object) -> Float64:
+        raise LocalError("distances from the mean need every report, and only sums with noise are known")
 
 
 @dataclass(frozen=True)
@@ -143,16 +157,31 @@ def release(report: Report, private: Private, noise: Float64) -> Release:
     Args:
       noise: [parameters + 1], or one for each octave where only lengths are looked at.
     """
-    sigma, nodes = multipliers(private), len(report.nodes)
-    assert report.length is not None
+    sigma, total = multipliers(private), None
+    counts = _total(report, counted(report, private))
     if private.measures:
-        counts = noisy(_total(report, no_longer(report.length, _OCTAVES)), ALL_OCTAVES, sigma.counts, noise)
-        return Release(None, first_clip(counts / nodes + 0.5))
-    assert report.w is not None
-    total = noisy(_total(report, clipped(report.w, private.clip)), private.clip, sigma.updates, noise[:-1])
-    within = no_longer(report.length, np.array([math.log2(private.clip)]))
-    share = float(noisy(_total(report, within), 0.5, sigma.counts, noise[-1:])[0]) / nodes + 0.5
-    return Release(total / nodes, next_clip(private.clip, share))
+        counts = noisy(counts, ALL_OCTAVES, sigma.counts, noise)
+    else:
+        assert report.w is not None
+        total = noisy(_total(report, clipped(report.w, private.clip)), private.clip, sigma.updates, noise[:-1])
+        counts = noisy(counts, 0.5, sigma.counts, noise[-1:])
+    return release_sums(NoisySums.of(report.round, report.nodes, counts, total), private)
+
+
+def release_sums(known: NoisySums, private: Private) -> Release:
+    """What a round makes known, from sums that have noise."""
+    shares = known.counts / known.sums.nodes + 0.5
+    if private.measures:
+        return Release(None, first_clip(shares))
+    assert known.sums.w is not None
+    return Release(known.sums.w[0] / known.sums.nodes, next_clip(private.clip, float(shares[0])))
+
+
+def counted(report: Report, private: Private) -> Float64:
+    """b_i - ½ of each node, [n, 1], or of each octave where only lengths are looked at, [n, octaves]."""
+    assert report.length is not None
+    octaves = _OCTAVES if private.measures else np.array([math.log2(private.clip)])
+    return no_longer(report.length, octaves)
 
 
 def no_longer(lengths: Float64, octaves: Float64) -> Float64:

@@ -71,7 +71,7 @@ def plan_round(
 
 def rho_of_round(rule: PrivateRule, total: float, parameters: int) -> float:
     """ρ with which noise is √2 as long as an update, where that leaves enough rounds."""
-    return min(parameters / (4 * rule.nodes**2), (1 - MEASURED) * total / FEWEST_ROUNDS)
+    return min(rule.excess * parameters / (4 * rule.nodes**2), (1 - MEASURED) * total / FEWEST_ROUNDS)
 
 
 def rounds_that_fit(rule: PrivateRule, spending: SpendingRule, ledger: Ledger) -> tuple[float, str]:

@@ -2,7 +2,8 @@
 
     READY --start--> ROUND (lengths) --receive--> ROUND --receive--> ... DONE
 
-The order of things in one `receive`: noise is drawn, and with that paid for, whatever comes of it; what the round makes
+The order of things in one `receive`: noise is drawn, and with that paid for, whatever comes of it, unless sums have it
+already (then it was paid for before they were opened); what the round makes
 known moves w, by the update rule; the ledger is charged with what the round cost, ρ included; the next is planned
 (private_plan.py). No loss is known, so that w^f is always the last w, and there is no final round.
 
@@ -19,7 +20,7 @@ from fedbudget.errors import UserError
 from fedbudget.protocol import steps
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.messages import Broadcast, LocalError, Private, Report
-from fedbudget.protocol.privacy import noise_size, release
+from fedbudget.protocol.privacy import NoisySums, noise_size, release, release_sums
 from fedbudget.protocol.private_plan import RoundPlan, plan_round, private_of, rho_left
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.sums import Reports
@@ -44,11 +45,14 @@ class PrivateAggregator(Aggregator):
     ) -> Broadcast | Outcome:
         broadcast, rule = self._require_pending(report), self.method.private
         private = broadcast.private
-        assert isinstance(report, Report)
         assert rule is not None
         assert private is not None
-        size = noise_size(private, broadcast.w.size)
-        released = release(report, private, rule.noise.draw(broadcast.round, private.rho, size))
+        if isinstance(report, NoisySums):  # which were paid for before they were opened
+            nodes, released = report.sums.nodes, release_sums(report, private)
+        else:
+            assert isinstance(report, Report)
+            noise = rule.noise.draw(broadcast.round, private.rho, noise_size(private, broadcast.w.size))
+            nodes, released = len(report.nodes), release(report, private, noise)
         budget = self.ledger.budget
         rest = budget.but_noise(costs.aggregation) + budget.noise(private.rho)
         paid = Costs(budget.but_noise(costs.step), rest)
@@ -59,7 +63,7 @@ class PrivateAggregator(Aggregator):
                 state.updated(t=state.t + broadcast.tau), self.method.update, mean, self._quantize
             )
         state = state.updated(best=state.w)
-        round_ = self._private_round(state, broadcast, report, private)
+        round_ = self._private_round(state, broadcast, nodes, private)
         state = self._announce_private(state, released.clip)
         self.last = round_
         return self._answer(state)
@@ -117,7 +121,7 @@ class PrivateAggregator(Aggregator):
             )
         return coming
 
-    def _private_round(self, state: _State, broadcast: Broadcast, report: Report, private: Private) -> Round:
+    def _private_round(self, state: _State, broadcast: Broadcast, nodes: int, private: Private) -> Round:
         own_steps = broadcast.request.one_step
         return Round(
             round=broadcast.round,
@@ -131,7 +135,7 @@ class PrivateAggregator(Aggregator):
             kept=(),
             ledger=state.ledger,
             expected=self.method.spending.costs(state.ledger),
-            nodes=len(report.nodes),
+            nodes=nodes,
             left_out=(),
             private=private,
         )

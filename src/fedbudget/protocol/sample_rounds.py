@@ -52,7 +52,7 @@ class SampleAggregator(PrivateAggregator):
             state = state.updated(t=state.t + broadcast.tau)
             state, _, _ = steps.moved(state, self.method.update, mean, self._quantize)
         state = state.updated(best=state.w, private=private)
-        round_ = self._private_round(state, broadcast, report, private)
+        round_ = self._private_round(state, broadcast, len(report.nodes), private)
         state = self._announce_private(state, clip)
         self.last = round_
         return self._answer(state)

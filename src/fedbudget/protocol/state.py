@@ -142,10 +142,12 @@ class AggregatorState(Generic[S, U]):
 
     def updated(self, **changes: Any) -> Self:
         """As `dataclasses.replace`, which would take a tenth of a round's time: every step of a round makes a state."""
-        known = {name: value for name, value in vars(self).items() if name != "broadcast"}  # which follows from these
-        assert changes.keys() <= known.keys()
         new = object.__new__(type(self))
-        new.__dict__.update(known, **changes)
+        known = new.__dict__
+        known.update(vars(self))
+        known.pop("broadcast", None)  # which follows from these
+        assert changes.keys() <= known.keys()
+        known.update(changes)
         return new
 
     def recovered(self, update: U) -> Self:

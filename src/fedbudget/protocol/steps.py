@@ -1,5 +1,6 @@
 """Steps of a round at the aggregator, each from one state to the next; aggregator.py says in which order."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,10 +13,11 @@ from fedbudget.errors import UserError
 from fedbudget.protocol.combine import CombineRule, averages, doubts
 from fedbudget.protocol.drift import Divergence, DriftState, mean_gradient
 from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.norms import norms
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.statistics import with_statistics_of
 from fedbudget.protocol.sums import Reports, Sums
-from fedbudget.protocol.update import UpdateRule, moves
+from fedbudget.protocol.update import MovingRule, UpdateRule, moves
 from fedbudget.protocol.workload import NodeTimes
 from fedbudget.step_size import StepSize, StepSizeInputs
 
@@ -105,12 +107,19 @@ def combined(rule: CombineRule, report: Report | Reports, sums: Sums) -> Float32
 
 
 def moved(
-    state: _State, rule: UpdateRule, mean: Float32 | None, quantize: Quantize | None, *, scale: float = 1.0
+    state: _State,
+    rule: UpdateRule,
+    mean: Float32 | None,
+    quantize: Quantize | None,
+    *,
+    span: float = 0.0,
+    scale: float = 1.0,
 ) -> tuple[_State, Float32, bool]:
     """With w(t); and what the w_i(t) are compared with, and whether w(t) is w^f, for want of a mean that is finite.
 
     Args:
       mean: what the w_i(t) were combined to; None to go back to w^f.
+      span: η τ that they were made with; 0 where nodes have steps of their own.
       scale: how many times as far w would have come with the η that is right.
     """
     update, w = state.update, mean
@@ -120,7 +129,10 @@ def moved(
             w = aim
         else:
             reached = aim if state.before is None else aim - state.start + state.w  # by gradients alone
-            update, w = rule.next(update, state.w, with_statistics_of(state.w, reached, state.statistics))
+            reached = with_statistics_of(state.w, reached, state.statistics)
+            if moves(rule):
+                update, reached = _trusted(rule, update, state.w, reached, span * scale)
+            update, w = rule.next(update, state.w, reached)
         w = with_statistics_of(mean, _vector(rule, w, state.w), state.statistics)
     recover = w is None or not np.isfinite(w).all()
     if w is None or mean is None or recover:
@@ -133,6 +145,15 @@ def moved(
     if told is not None and quantize is not None:
         told = quantize(told, nodes_hold)
     return state.updated(w=nodes_hold, mean=told, update=update), mean, recover
+
+
+def _trusted(rule: MovingRule, state: Any, w: Float32, reached: Float32, span: float) -> tuple[Any, Float32]:
+    """The rule's state, and as much of the way from w as it trusts."""
+    rate = float(norms(reached[None], w)[0]) / span if span > 0 else 0.0
+    if not 0 < rate < math.inf:  # of w that is not finite: it will be gone back from
+        return state, reached
+    state, share = rule.trust(state, rate)
+    return state, reached if share == 1 else w + np.float32(share) * (reached - w)
 
 
 def _was_last(state: _State) -> bool:

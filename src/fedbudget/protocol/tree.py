@@ -17,13 +17,12 @@ Vectors that come one by one, in any order, are added as soon as both halves of 
 """
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from fedbudget.arrays import Float32, Float64, Int64
-from fedbudget.models.compiling import has_numba
+from fedbudget.models.compiling import import_kernels
 
 _MANY = 2**16  # columns: numpy is as quick from there on
 _COLUMNS = 2**15  # at a time, so that what is added stays in the cache
@@ -137,14 +136,9 @@ def prepare() -> None:
     _kernel()
 
 
-@cache
 def _kernel() -> Any | None:
-    """The compiled loop, where numba is installed; it is slow to import, and not needed to read a run's records."""
-    if not has_numba():
-        return None
-    from fedbudget.protocol import tree_kernel
-
-    return tree_kernel
+    """The compiled loop, where numba is installed."""
+    return import_kernels("fedbudget.protocol.tree_kernel")
 
 
 def branches(first: int, end: int) -> Int64:

@@ -5,7 +5,7 @@ round to round: None, or a frozen dataclass of numbers and arrays, which is save
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
@@ -44,6 +44,13 @@ class MovingRule(UpdateRule, Protocol):
     @property
     def carried(self) -> float:
         """The share of the last move of w that nodes make once more, while η stays what it is; at most 1."""
+
+    def trust(self, state: Any, rate: float) -> tuple[Any, float]:
+        """The state to go on with, and which share of a mean update to take.
+
+        Args:
+          rate: how long it is, over the η τ that it was made with, which is how long gradients are; more than 0.
+        """
 
     def retreat(self, state: Any) -> Any:
         """The state to go on with after a round that began with a w worse than one before, by more than chance."""
@@ -114,10 +121,15 @@ class ServerMomentum:
 
 @dataclass(frozen=True)
 class Motion:
-    """What `Accelerate` remembers: where w is moving, and the gain of each parameter, [parameters]."""
+    """What `Accelerate` remembers: where w is moving, and the gain of each parameter, [parameters].
+
+    Args:
+      rate: how long mean gradients were of late, at most; 0 where none is known.
+    """
 
     velocity: Float32
     gains: Float32
+    rate: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -134,6 +146,10 @@ class Accelerate:
     falls with η (`paced`), or noise of long steps would outlast them; it does not rise with η, as longer steps have not
     agreed yet. The last round moves w to the mean, without more.
 
+    A mean update whose gradients are more than half as long again as any of late comes from where the loss has become
+    steep all of a sudden, as where a network leaves a flat start. η and gains are of before: so it is shortened to that
+    (`trust`), and takes some rounds in which both can follow.
+
     Most of the motion, a v with a = 0.95 · 0.7, is made by nodes, a part of it with each local update: then gradients
     are those of where w is going, and where the loss is steep they take back what goes too far within the round, as
     Nesterov's do. Where it is flat they leave it be. (Momentum in local updates: Karimireddy et al., Mime, 2020; Xu et
@@ -145,6 +161,8 @@ class Accelerate:
       rise, fall: what a gain is multiplied with where a parameter goes on, and where it turns back.
       most: the largest gain.
       kept: how much of its velocity a parameter keeps that turns back, and of all motion what is kept in a retreat.
+      growth: how many times longer than those of late a mean gradient may be.
+      memory: how much of the longest is remembered from round to round.
 
     >>> rule, w = Accelerate(), np.zeros(1, np.float32)
     >>> state, w = rule.next(rule.first(w), w, w + 1)
@@ -158,6 +176,8 @@ class Accelerate:
     fall: float = 0.5
     most: float = 100.0
     kept: float = 0.5
+    growth: float = 1.5
+    memory: float = 0.9
 
     @property
     def carried(self) -> float:
@@ -174,11 +194,15 @@ class Accelerate:
             gains = np.clip(state.gains * factor, np.float32(1), np.float32(self.most))
             velocity = np.where(agree < 0, np.float32(self.kept) * velocity, velocity)
             velocity = np.float32(self.momentum) * velocity + gains * step
-            return Motion(velocity, gains), w + velocity
+            return replace(state, velocity=velocity, gains=gains), w + velocity
+
+    def trust(self, state: Motion, rate: float) -> tuple[Motion, float]:
+        taken = min(rate, self.growth * state.rate) if state.rate else rate
+        return replace(state, rate=max(taken, self.memory * state.rate)), taken / rate
 
     def retreat(self, state: Motion) -> Motion:
         kept = np.float32(self.kept)
-        return Motion(kept * state.velocity, 1 + kept * (state.gains - 1))
+        return replace(state, velocity=kept * state.velocity, gains=1 + kept * (state.gains - 1))
 
     def paced(self, state: Motion, ratio: float) -> Motion:
-        return Motion(np.float32(min(1.0, ratio)) * state.velocity, state.gains)
+        return replace(state, velocity=np.float32(min(1.0, ratio)) * state.velocity)

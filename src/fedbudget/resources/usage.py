@@ -3,6 +3,7 @@
 Readings go by the name of their resource. What was not read is not in them, which is not zero.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -61,11 +62,12 @@ class NodeCosts:
 
 
 def _held(readings: Mapping[str, Reading], limits: Mapping[str, float], updates: int) -> Mapping[str, Reading]:
-    held = dict(readings)
-    for name in readings.keys() & limits.keys():
-        most, reading = limits[name], readings[name]
-        held[name] = replace(reading, step=min(reading.step, most / updates), whole=min(reading.whole, most))
-    return readings if held == readings else held
+    held = {}
+    for name, reading in readings.items():
+        most = limits.get(name, math.inf)
+        if reading.step > most / updates or reading.whole > most:
+            held[name] = replace(reading, step=min(reading.step, most / updates), whole=min(reading.whole, most))
+    return {**readings, **held} if held else readings
 
 
 @dataclass(frozen=True)

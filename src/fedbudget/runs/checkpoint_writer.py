@@ -1,8 +1,9 @@
 """Checkpoints are written in a thread of their own, so that rounds need not wait for the disk.
 
 When rounds are quicker than the disk, the latest checkpoint is written and those before it are passed over; a run is
-never more than some rounds ahead of its disk. Records of rounds are added to rounds.jsonl when a checkpoint that holds
-them is on disk, and not before.
+never more than some rounds ahead of its disk. Rounds of a few milliseconds share checkpoints: after one, the next waits
+for a moment, or until as many rounds wait for it as may. Records of rounds are added to rounds.jsonl when a checkpoint
+that holds them is on disk, and not before.
 
 Where rounds can be made again, checkpoints are some time apart, the longer the longer it takes to make one, so that
 they take a small share of a run's time; records do not wait for them.
@@ -28,6 +29,8 @@ Append = Callable[[RoundRecord], None]
 SPARE = ".spare"
 """Space on the disk that is kept back, and let go when there is no other."""
 _LEAST_SPARE = 2**18  # bytes
+
+_REST = 0.02  # seconds after a checkpoint in which no other is begun, unless rounds would have to wait for it
 
 SHARE = 0.04
 """Of a run's time, that checkpoints take at most where they are some time apart."""
@@ -73,7 +76,8 @@ class CheckpointWriter:
         self._waiting: list[RoundRecord] = []
         self._latest: tuple[AggregatorState[Any, Any], object, RoundRecord | None] | None = None
         self._error: Exception | None = None
-        self._busy = self._over = False
+        self._busy = self._over = self._flushed = False
+        self._rested = 0.0  # when the next checkpoint may be begun
         self._thread = threading.Thread(target=self._work, name="fedbudget-checkpoints", daemon=True)
         self._thread.start()
 
@@ -95,14 +99,18 @@ class CheckpointWriter:
             self._latest = state, engine, record
             if record is not None and not self._interval:
                 self._waiting.append(record)
-            self._changed.notify_all()
+            if self._urgent or time.monotonic() >= self._rested:  # or the thread wakes up by itself
+                self._changed.notify_all()
             self._changed.wait_for(lambda: len(self._waiting) <= self._ahead or self._error is not None)
             self._raise_error()
 
     def flush(self) -> None:
         """Waits until all is on disk."""
         with self._changed:
+            self._flushed = True
+            self._changed.notify_all()
             self._changed.wait_for(lambda: (self._latest is None and not self._busy) or self._error is not None)
+            self._flushed = False
             self._raise_error()
 
     def close(self) -> None:
@@ -114,6 +122,11 @@ class CheckpointWriter:
         if self._spare is not None:
             self._spare.release()
 
+    @property
+    def _urgent(self) -> bool:
+        """Whether the next checkpoint is not put off."""
+        return self._over or self._flushed or bool(self._interval) or len(self._waiting) >= max(1, self._ahead - 1)
+
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
@@ -121,6 +134,7 @@ class CheckpointWriter:
     def _work(self) -> None:
         while True:
             with self._changed:
+                self._changed.wait_for(lambda: self._urgent, timeout=max(0.0, self._rested - time.monotonic()))
                 self._changed.wait_for(lambda: self._latest is not None or self._over)
                 if self._latest is None:
                     return
@@ -139,7 +153,7 @@ class CheckpointWriter:
                 del self._waiting[: len(records)]
                 self._busy = False
                 now = time.monotonic()
-                self._next = now + max(self._interval, (now - self._asked) / SHARE)
+                self._next, self._rested = now + max(self._interval, (now - self._asked) / SHARE), now + _REST
                 self._changed.notify_all()
 
     def _write(self, state: AggregatorState[Any, Any], engine: object, records: list[RoundRecord]) -> None:
@@ -148,8 +162,7 @@ class CheckpointWriter:
         self._sync()
         persistently(lambda: content.save(self._folder), spare=self._spare)
         if self._spare is not None:
-            size = (self._folder / CHECKPOINT).stat().st_size
-            self._spare.keep(max(_LEAST_SPARE, 2 * size))
+            self._spare.keep(max(_LEAST_SPARE, 2 * (self._folder / CHECKPOINT).stat().st_size))
         self._last = lines[-1:]
         for record in records:
             self._append(record)

@@ -32,7 +32,7 @@ class RoundRecord:
         `mean_idle_equal`, the share of that time that nodes waited, and would have with the same τ; and of up to 200
         nodes the lists `node`, `updates`, `idle` and `idle_equal`.
       private: of a private round: `clip`, the longest update that counted; `noise` and `count_noise`, in multiples of
-        what one node can change; and `rho`, what it cost.
+        what one node can change, at least where nodes add it; and `rho`, what it cost.
     """
 
     round: int
@@ -81,7 +81,7 @@ class RoundRecord:
     def of(cls, round_: "Round", *, accuracy: float | None, wall: float, **figures: Any) -> "RoundRecord":
         """What has the same name in both is the same in both."""
         ledger, costs, label = round_.ledger, round_.ledger.costs, round_.ledger.budget.label
-        values: dict[str, Any] = {each.name: getattr(round_, each.name, None) for each in fields(cls)}
+        values: dict[str, Any] = {name: getattr(round_, name, None) for name in _NAMES}
         values |= {"reason": str(round_.reason), "accuracy": accuracy, "wall": wall, **figures}
         values |= {"c": label(costs.step), "b": label(costs.aggregation), "spent": ledger.budget.totals(ledger.spent)}
         if (expected := round_.expected) is not None:
@@ -110,6 +110,8 @@ class RoundRecord:
         fields["reason"] = printable(str(fields["reason"]))
         return cls(**fields)
 
+
+_NAMES = tuple(each.name for each in fields(RoundRecord))
 
 MOST_NODES = 200
 """Of more, only means are kept in a round's record."""

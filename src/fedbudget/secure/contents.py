@@ -17,7 +17,7 @@ drawn anew, and the smaller of both counts: it is too large only where it is in 
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,10 +62,6 @@ class Summands:
     beta: float | None
     w: Float64 | None
     tallies: tuple[Tally, ...] = ()
-
-
-Noise = Callable[[Summands], Summands]
-"""What a node does to its summands before they are masked: adds its share of the noise of differential privacy, say."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +129,18 @@ class Contents:
             decode(w, self.largest) if self.parameters else None,
             tuple(each for each in decoded if each is not None),
         )
+
+    def open(
+        self, broadcast: Broadcast, total: UInt64, nodes: Int64, sizes: Int64, scale: int
+    ) -> "tuple[OpenedReports, tuple[Tally, ...]]":
+        """What is known of all members together: their reports' sums, and what test samples say.
+
+        Args:
+          nodes, sizes: the numbers of their nodes, rising, and how many samples of each count.
+          scale: as of the group.
+        """
+        opened = self.decode(total)
+        return OpenedReports(broadcast, opened, nodes, sizes, scale), opened.tallies
 
 
 class OpenedReports:

@@ -38,3 +38,20 @@ def needed(group: int, share: float) -> int:
     (3, 4, 6, 25)
     """
     return max(math.ceil(share * group - 1e-9), group // 2 + 1, FEWEST)
+
+
+def sharers(fewest: int) -> int:
+    """For how many nodes' noise a share is sized, where a sum of fewer than some is never opened: each of these knows
+    its own share, and must not learn more of the others by that.
+    """
+    return fewest - 1
+
+
+def most_sharers(group: int, threshold: int) -> int:
+    """The same as far as a node can tell, from its group and how many of it are needed: small groups have all in them.
+
+    >>> most_sharers(5, 4), most_sharers(33, 22)
+    (3, 255)
+    """
+    everyone = 2 ** ((group - 1) // 4)  # as of `side_of`
+    return sharers(everyone if everyone > group else threshold)

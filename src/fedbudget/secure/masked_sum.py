@@ -44,6 +44,7 @@ class MaskedSum:
       share: of each group, that must stay.
       length: of vectors.
       keys: the public key of each.
+      fewest: that a sum is opened of, in all groups together.
     """
 
     attempt: int
@@ -51,6 +52,7 @@ class MaskedSum:
     share: float
     length: int
     keys: Mapping[str, bytes]
+    fewest: int = 1
     phase: SumPhase = SumPhase.SHARES
     sent: dict[str, Shares] = field(default_factory=dict)  # who has sent shares
     summed: set[str] = field(default_factory=set)  # whose vectors are in the sum
@@ -173,8 +175,8 @@ class MaskedSum:
 
     def _require(self, present: Collection[str]) -> None:
         """Raises `TooFewLeft` where a group has lost too many, of those whose secrets will be needed."""
-        if not present:
-            raise TooFewLeft("nobody is left")
+        if len(present) < self.fewest:
+            raise TooFewLeft(f"{len(present)} are left, and {self.fewest} are needed")
         here = set(present)
         for name in self.sent:
             group = self.group(name)

@@ -78,6 +78,7 @@ class Group(_Message, frozen=True):
       room: how often a number of w may have doubled; see fixed_point.py.
       tally: what of test samples is added up, if anything.
       keys: of neighbours that were not told yet.
+      sharers: for how many nodes' noise each adds its share, where the round is private; see private_contents.py.
     """
 
     round: _Number
@@ -90,6 +91,7 @@ class Group(_Message, frozen=True):
     room: Annotated[int, Meta(ge=0, le=40)]
     tally: TallyShape | None
     keys: Annotated[tuple[SignedKey, ...], Meta(max_length=200)]
+    sharers: _Count = 0
 
 
 class Shares(_Message, frozen=True):

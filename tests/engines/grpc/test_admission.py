@@ -141,6 +141,16 @@ class TestCertificates:
     def test_plain_text(self, net: Network) -> None:
         assert RawPeer(net, "node-0").ended()[0] == grpc.StatusCode.UNAVAILABLE
 
+    def test_a_node_says_what_it_may_lack(self, net: Network, folder: Path) -> None:
+        """Neither plain text nor TLS without a certificate is let in, which cannot know why, but says what may help."""
+        for credentials, words in (
+            (None, "--ca"),
+            (node_credentials(folder / "ca.pem", None, None), "--cert and --key"),
+        ):
+            node = net.join(2, credentials=credentials, patience=0.0)
+            with pytest.raises(RefusedByAggregator, match=f"it hung up without a word; .* needed, {words}$"):
+                node.result(LONG)
+
 
 def shown(folder: Path, name: str) -> Any:
     return node_credentials(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key")

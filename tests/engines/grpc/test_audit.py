@@ -45,6 +45,25 @@ def test_refusals_by_the_hundred_are_a_line_a_second(tmp_path: Path, monkeypatch
     assert [each["node"] for each in found if each["event"] == "dropped"] == ["n0", "n1", "n2"]
 
 
+def test_who_comes_and_goes_while_rounds_are_made_is_told_to_everyone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ten at once, and one a second when they are more."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    audit = AuditLog(LOG)
+    with caplog.at_level(logging.WARNING, LOG.name):
+        audit.record("joined", "before", "ipv4:192.0.2.1:40000", "14 samples")
+        audit.under_way = True
+        for each in range(1000):
+            audit.record("left", f"n{each}", "ipv4:192.0.2.1:40000")
+            now[0] += 0.1 if each >= 500 else 0.0
+        audit.under_way = False
+        audit.record("left", "after", "ipv4:192.0.2.1:40000")
+    assert caplog.messages[:10] == [f"n{each} has left" for each in range(10)]
+    assert len(caplog.messages) in (59, 60)
+
+
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "target").write_text("mine")
     (tmp_path / AUDIT).symlink_to(tmp_path / "target")

@@ -1,66 +1,22 @@
 """Masked sums over a real network stack: what they give, who drops out when, and what the aggregator gets to see."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fedbudget.engines.grpc import masking_node
-from fedbudget.engines.grpc.masked_rounds import MaskedRounds, MaskingTerms
-from fedbudget.engines.grpc.masking_node import MaskingOptions, NodeMasking
+from fedbudget.engines.grpc.masked_rounds import MaskedRounds
+from fedbudget.engines.grpc.masking_node import MaskingOptions
 from fedbudget.engines.grpc.node import RefusedByAggregator
-from fedbudget.engines.grpc.service import Service
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.secure.contents import OpenedReports
 from fedbudget.secure.identity import KeyIdentity, signed_key
 from fedbudget.secure.messages import Group, Opened, Relay, Shares, Survivors, from_node
-from support.networked import FEATURES, LONG, Network, network, until, without_network
-
-PHASES = [Group, Relay, Survivors]
-
-
-class Died(Exception):
-    """A node's process has ended."""
-
-
-@contextmanager
-def masked(method: str = "accelerated", threshold: float = 0.51, **more: Any) -> Iterator[Network]:
-    with network(method, masking=MaskingTerms(threshold), **more) as net:
-        yield net
-
-
-def started(net: Network, nodes: int = 4) -> list[Any]:
-    joined = [net.join(node) for node in range(nodes)]
-    net.start(nodes)
-    return joined
-
-
-@pytest.fixture
-def at_message(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, type], Callable[[], None]]:
-    """What happens at a node when it gets a message of a kind, before it answers."""
-    happens: dict[tuple[str, type], Callable[[], None]] = {}
-    answer = NodeMasking.answer
-
-    def answering(self: NodeMasking, message: Any) -> list[bytes]:
-        happens.pop((self._name, type(message)), lambda: None)()
-        return answer(self, message)
-
-    monkeypatch.setattr(NodeMasking, "answer", answering)
-    return happens
-
-
-def die() -> None:
-    raise Died
-
-
-def numbers(collected: Any) -> list[int]:
-    return [int(answer.report.nodes[0]) for answer in collected.answers]
+from support.masked_network import PHASES, chi_square, die, masked, numbers, started
+from support.networked import LONG, Network, network, until, without_network
 
 
 def assert_close(net: Network, present: list[list[int]], method: str = "accelerated") -> None:
@@ -177,27 +133,6 @@ def test_a_round_is_made_again_with_the_same_nodes_alone() -> None:
 
 
 # What the aggregator gets to see.
-
-
-@pytest.fixture
-def received(monkeypatch: pytest.MonkeyPatch) -> list[pb.FromNode]:
-    """All that the aggregator reads, from now on."""
-    found: list[pb.FromNode] = []
-    read = Service._read
-
-    async def reading(self: Service, context: Any, patience: float | None) -> bytes | None:
-        data = await read(self, context, patience)
-        if data is not None:
-            found.append(pb.FromNode.FromString(data))
-        return data
-
-    monkeypatch.setattr(Service, "_read", reading)
-    return found
-
-
-def chi_square(data: bytes) -> float:
-    counts, expected = np.bincount(np.frombuffer(data, np.uint8), minlength=256), len(data) / 256
-    return float(((counts - expected) ** 2 / expected).sum())
 
 
 def test_all_that_is_received_looks_like_chance(received: list[pb.FromNode], at_message: Any) -> None:
@@ -323,26 +258,6 @@ def test_a_node_refuses_a_threshold_below_its_own() -> None:
         net.server.start(net.task)
         with pytest.raises(RefusedByAggregator, match=r"secure-threshold is 0.6, and this node's is 0.75"):
             joined.result(LONG)
-
-
-def test_noise_is_added_before_masks() -> None:
-    """The seam for differential privacy: here each node adds its share of 1 to the mean of every parameter."""
-
-    def share_of_one(summands: Any) -> Any:
-        return replace(summands, w=summands.w + 0.25 * np.ones(FEATURES))
-
-    with masked("fixed") as net:
-        for node in range(4):
-            net.join(node, masking=MaskingOptions(noise=share_of_one))
-        net.start(4)
-        net.begin()
-        reports = net.server.finish().reports
-        assert isinstance(reports, OpenedReports)
-        sums = reports.sums
-        assert sums.w is not None
-        weights = 2.0 ** (62 - 1).bit_length() / 62  # of the sum of all sizes, 62
-        plain = without_network([[0, 1, 2, 3]], "fixed")[1]
-        assert sums.mean(sums.w) == pytest.approx(plain + weights, rel=1e-5)
 
 
 def test_the_library_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from time import monotonic
 from typing import Any
 
 import grpc
@@ -58,6 +59,21 @@ def test_a_slow_node_is_left_out_and_comes_back_as_if_it_had_never_heard_of_the_
         here = [[0, 1, 2], [0, 1, 2], [0, 1], [0, 1], [0, 1, 2], [0, 1, 2], [0, 1, 2]]
         assert bits(net.all_w) == bits(without_network(here, method, batch))
         assert slow.made == 6  # one of them for nothing
+
+
+def test_a_deadline_that_passes_before_the_round_is_waited_for() -> None:
+    """As where the aggregator had much else to do meanwhile: nothing wakes it up any more."""
+    slow = HeldWorker(node_data(1))
+    with network() as net:
+        net.join(0), net.join(1, worker=slow)
+        net.start(2)
+        slow.go.clear()
+        net.begin(least=1, timeout=0.02)
+        pending = net.server._rounds.pending
+        assert pending is not None
+        until(lambda: pending.owing == {"node-1"} and monotonic() > pending.deadline + 0.05)
+        assert numbers(net.finish()) == [0]
+        slow.go.set()
 
 
 def test_a_late_report_is_not_taken_for_one_of_the_next_round() -> None:

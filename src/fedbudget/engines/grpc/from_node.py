@@ -78,6 +78,7 @@ class NodeReader:
         self._is_masked = masked
         self._lengths: dict[tuple[int, int], int] = {}  # of masked vectors, by round and attempt
         self._asked: tuple[Broadcast, Int64, Int64] | None = None
+        self._names: tuple[Sequence[str], Sequence[str]] = (), ()  # of the report's fields
         self._report: pb.Report | None = None
         self._vectors: VectorBytes | None = None
 
@@ -140,10 +141,11 @@ class NodeReader:
         kind = broadcast.compress or "none"
         if report.round != broadcast.round:
             raise PeerError(f"a report of round {report.round} when asked for round {broadcast.round}")
-        due = 8 * len(nodes) * len(report_numbers(broadcast))
+        self._names = report_numbers(broadcast), report_vectors(broadcast)
+        due = 8 * len(nodes) * len(self._names[0])
         if len(report.numbers) != due:
             raise PeerError(f"{len(report.numbers)} bytes of numbers where there should be {due}")
-        sizes = [len(nodes) * compression.encoded_size(kind, broadcast.w.size) for _ in report_vectors(broadcast)]
+        sizes = [len(nodes) * compression.encoded_size(kind, broadcast.w.size) for _ in self._names[1]]
         self._vectors = VectorBytes(sizes, report.size, report.vectors, _MORE)
         report.ClearField("vectors")  # they were copied
         self._report = report
@@ -160,26 +162,34 @@ class NodeReader:
             del self._lengths[report.round, attempt]
             return MaskedReport(report.round, attempt, vector, unpack_costs(report.costs))
         assert self._asked is not None
-        answer = _read_report(self._report, self._vectors.vectors, *self._asked)
+        answer = _read_report(self._report, self._vectors.vectors, self._names, *self._asked)
         self._report = self._vectors = self._asked = None
         self._expects = "nothing"
         return answer
 
 
 def _read_report(
-    report: pb.Report, encoded: Sequence[bytearray], broadcast: Broadcast, nodes: Int64, sizes: Int64
+    report: pb.Report,
+    encoded: Sequence[bytearray],
+    names: tuple[Sequence[str], Sequence[str]],
+    broadcast: Broadcast,
+    nodes: Int64,
+    sizes: Int64,
 ) -> Answer:
-    """A report, with all that was asked for and nothing else."""
+    """A report, with all that was asked for and nothing else.
+
+    Args:
+      names: of its fields with numbers, and with vectors.
+    """
     n, d, kind = len(nodes), broadcast.w.size, broadcast.compress or "none"
     numbers = np.frombuffer(report.numbers, "<f8").astype(np.float64).reshape(-1, n)
     vectors = {
-        name: decode_vector(kind, data, d, n).reshape(n, d)
-        for name, data in zip(report_vectors(broadcast), encoded, strict=True)
+        name: decode_vector(kind, data, d, n).reshape(n, d) for name, data in zip(names[1], encoded, strict=True)
     }
     if "w" in vectors and kind != "none":
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found in the result
             vectors["w"] += broadcast.w  # differences are what is compressed
-    fields = {**dict(zip(report_numbers(broadcast), numbers, strict=True)), **vectors}
+    fields = {**dict(zip(names[0], numbers, strict=True)), **vectors}
     read = Report(broadcast.round, nodes, sizes, **fields)  # type: ignore[arg-type]
     tallies = unpack_tallies(report.tallies, broadcast.tallies)
     return Answer(read, unpack_costs(report.costs), tallies, len(report.tallies))

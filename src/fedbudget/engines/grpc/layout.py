@@ -45,6 +45,7 @@ class MessageLayout(Generic[T]):
             self._fields.append((name, inside if is_array else "", layout))
             sent = str if is_array else one if layout is None else layout.type
             types.append(sent | None if optional else sent)
+        self._index = {name: at for at, (name, *_) in enumerate(self._fields)}
         self.type: Any = tuple[tuple(types)]  # type: ignore[misc]
         self._decoder = msgspec.msgpack.Decoder(self.type)
 
@@ -82,7 +83,7 @@ class MessageLayout(Generic[T]):
 
     def value(self, values: tuple[Any, ...], field: str) -> Any:
         """One of the values that `decode` gave, by the name of its field."""
-        return values[[name for name, *_ in self._fields].index(field)]
+        return values[self._index[field]]
 
     def _unreadable(self, error: Exception) -> PeerError:
         return PeerError(f"a {self._kind.__name__.lower()} that cannot be read: {error}")

@@ -28,11 +28,12 @@ from fedbudget.errors import WorkError
 from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast, PeerError, Report
 from fedbudget.resources import most_within
-from fedbudget.secure.contents import Contents, OpenedReports, Summands
-from fedbudget.secure.graph import FEWEST
+from fedbudget.secure.contents import Contents, OpenedReports
+from fedbudget.secure.graph import FEWEST, needed, sharers
 from fedbudget.secure.identity import Trust, UntrustedKey
 from fedbudget.secure.masked_sum import MaskedSum, SumPhase, TooFewLeft
 from fedbudget.secure.messages import FromNode, Group, Introduction, Opened, Shares, Terms
+from fedbudget.secure.private_contents import PrivateContents
 
 _OPENING = 10.0  # seconds that a sum is waited for to be opened, at most
 _PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between attempts at one round, the more the longer
@@ -64,15 +65,16 @@ class _Attempt:
       due: when the phase is over, by the event loop's clock.
       here: names of those that take part and have not left.
       opening: whether all that is needed has come.
+      result: the sum, once it is open.
     """
 
     sum: MaskedSum
-    contents: Contents
+    contents: Contents | PrivateContents
     scale: int
     due: float
     here: set[str]
     opening: bool = False
-    result: Summands | None = None
+    result: UInt64 | None = None
 
     @property
     def awaited(self) -> set[str]:
@@ -111,6 +113,7 @@ class MaskedRounds(Rounds):
         self._failed = 0  # attempts at this round
         self._declined: set[frozenset[str]] = set()  # those that have opened this round with others before
         self._not_before = 0.0  # the next one
+        self._fewest = 0  # whose sum is opened of a private round, once an attempt was asked to be
 
     def begin(
         self,
@@ -123,7 +126,7 @@ class MaskedRounds(Rounds):
         resting: Collection[int],
     ) -> None:
         self._attempt, self._timeout, self._failed, self._not_before = None, timeout, 0, 0.0
-        self._declined = set()
+        self._declined, self._fewest = set(), 0
         super().begin(broadcast, least=least, timeout=timeout, left=left, needs_reports=True, resting=resting)
 
     def welcome(self) -> list[bytes]:
@@ -200,12 +203,22 @@ class MaskedRounds(Rounds):
                     messages = {name: pack_masking(relay) for name, relay in found.relay().items()}
                 else:
                     messages = {name: pack_masking(survivors) for name, survivors in found.survivors().items()}
+                    self._pay(pending.broadcast, attempt)
                 self._set_due(attempt, self._timeout if before_shares else min(self._timeout, _OPENING))
                 for name, message in messages.items():
                     if name in attempt.here and (peer := self.peers.get(name)) is not None:
                         self.peers.send(peer, message)
         except TooFewLeft as error:
             self._give_up_attempt(pending, attempt, str(error))
+        except WorkError as error:  # nothing was opened
+            self._fail(error)
+            self._finish(pending)
+
+    def _pay(self, broadcast: Broadcast, attempt: _Attempt) -> None:
+        """Before anybody is asked to open a private round; once, for whatever is opened of it is the same."""
+        if broadcast.private is not None and not self._fewest:
+            self.pay(broadcast.round, broadcast.private.rho)
+            self._fewest = attempt.sum.fewest
 
     def _set_due(self, attempt: _Attempt, seconds: float) -> None:
         attempt.due = self._thread.loop.time() + seconds
@@ -225,19 +238,15 @@ class MaskedRounds(Rounds):
         """Begins an attempt with all that are idle, if they are enough."""
         idle = [peer for peer in self.peers if peer.idle and pending.can_ask(peer.name)]
         names = [peer.name for peer in idle]
-        few = len(idle) < FEWEST or self.members.nodes(names) < pending.least
+        few = len(idle) < max(FEWEST, self._fewest) or self.members.nodes(names) < pending.least
         if self._attempt is not None or few or frozenset(names) in self._declined:
             return
         circle = tuple(sorted(names, key=lambda name: hashlib.sha256(self._circle + name.encode()).digest()))
         self._last_attempt = max(self._last_attempt + 1, int(1000 * time.time()))
-        shapes = {self._introduced[name].tally for name in names} - {None}
-        shape = shapes.pop() if len(shapes) == 1 else None
-        places = max(_FEWEST_PLACES, _PLACES_EACH * len(names))
-        contents = Contents.of(pending.broadcast, places, shape, self._room)
-        if shapes:
-            LOG.warning("nodes' test samples say different things, which cannot be added up, and are not asked for")
+        fewest = 1 if pending.broadcast.private is None else self._fewest or needed(len(names), self._terms.threshold)
+        contents = self._contents(pending.broadcast, names, fewest)
         keys = {name: self._introduced[name].key.public for name in names}
-        summed = MaskedSum(self._last_attempt, circle, self._terms.threshold, contents.length, keys)
+        summed = MaskedSum(self._last_attempt, circle, self._terms.threshold, contents.length, keys, fewest)
         weight = sum(int(self.members[name].counted.sum()) for name in names)
         attempt = _Attempt(summed, contents, max(0, weight - 1).bit_length(), 0.0, set(names))
         self._attempt = attempt
@@ -246,6 +255,16 @@ class MaskedRounds(Rounds):
         for peer in idle:
             self.peers.send(peer, pack_masking(self._group(attempt, peer.name, pending.broadcast)))
             self._ask(pending, peer, packed)
+
+    def _contents(self, broadcast: Broadcast, names: Collection[str], fewest: int) -> Contents | PrivateContents:
+        """What these are asked for."""
+        if broadcast.private is not None:
+            return PrivateContents.of(broadcast, sharers(fewest))
+        shapes = {self._introduced[name].tally for name in names} - {None}
+        shape = shapes.pop() if len(shapes) == 1 else None
+        if shapes:
+            LOG.warning("nodes' test samples say different things, which cannot be added up, and are not asked for")
+        return Contents.of(broadcast, max(_FEWEST_PLACES, _PLACES_EACH * len(names)), shape, self._room)
 
     def _group(self, attempt: _Attempt, name: str, broadcast: Broadcast) -> Group:
         names, told = attempt.sum.group(name), self._told.setdefault(name, {})
@@ -264,6 +283,7 @@ class MaskedRounds(Rounds):
             self._room,
             contents.tally if contents.tallies else None,
             new,
+            contents.sharers if isinstance(contents, PrivateContents) else 0,
         )
 
     def _expect(self, peer: Peer, broadcast: Broadcast) -> None:
@@ -298,7 +318,7 @@ class MaskedRounds(Rounds):
         if isinstance(error, Exception):
             self._fail(error)
         else:
-            attempt.result = attempt.contents.decode(opened.result())
+            attempt.result = opened.result()
         self.check()
 
     def _give_up_attempt(self, pending: PendingRound[str], attempt: _Attempt, reason: str) -> None:
@@ -351,11 +371,11 @@ class MaskedRounds(Rounds):
             return replace(super()._close(pending), enough=False)
         collected = super()._close(pending)
         nodes, sizes = self._nodes(pending.answers)
-        reports = OpenedReports(pending.broadcast, result, nodes, sizes, attempt.scale)
-        if reports.left_out:
+        reports, tallies = attempt.contents.open(pending.broadcast, result, nodes, sizes, attempt.scale)
+        if isinstance(reports, OpenedReports) and reports.left_out:
             LOG.warning("reports with numbers that are not finite, or too large to be added up, are left out")
             self._room = min(_MOST_ROOM, self._room + _MORE_ROOM)
-        return replace(collected, summed=reports, tallies=result.tallies)
+        return replace(collected, summed=reports, tallies=tallies)
 
     def _nodes(self, names: Collection[str]) -> tuple[Int64, Int64]:
         """The numbers of all nodes of these members, rising, and how many samples of each count."""

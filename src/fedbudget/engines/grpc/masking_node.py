@@ -1,7 +1,8 @@
 """A node's part in masked sums: what it answers to each message about them, and what it insists on.
 
 What it has trained is held back until its neighbours' shares are here, and is then sent masked. It keeps its key for as
-long as its process lasts, also when the connection is lost: the aggregator cannot have it made anew.
+long as its process lasts, also when the connection is lost: the aggregator cannot have it made anew. In a private run
+it adds its share of the noise, which no one else ever sees by itself.
 """
 
 from collections.abc import Callable
@@ -9,13 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedbudget.arrays import UInt64
 from fedbudget.engines.grpc.from_node import pack_masked, pack_masking
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.node_limits import BeyondLimits
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.messages import Broadcast, PeerError
-from fedbudget.secure.contents import Contents, Noise, shape_of
+from fedbudget.secure.contents import Contents, shape_of
+from fedbudget.secure.graph import most_sharers
 from fedbudget.secure.messages import FromAggregator, Group, Introduction, Relay, Survivors, Terms
+from fedbudget.secure.private_contents import PrivateContents
 
 if TYPE_CHECKING:
     from fedbudget.secure.identity import Identity, Trust
@@ -32,7 +36,6 @@ class MaskingOptions:
       cert, key, ca: by which it shows who it is, and others to it; a key of its own where it has none.
       identity: the file of that key, made where it is not there; one for this process when not given.
       known: identities of other nodes by name; the first that each shows when not given.
-      noise: what is done to what it sends, before it is masked.
     """
 
     required: bool = False
@@ -42,7 +45,6 @@ class MaskingOptions:
     ca: Path | None = None
     identity: Path | None = None
     known: Path | None = None
-    noise: Noise | None = None
 
 
 class NodeMasking:
@@ -58,6 +60,7 @@ class NodeMasking:
         self._run = ""
         self._group: Group | None = None
         self._trained: tuple[Broadcast, Answer] | None = None
+        self._noisy: tuple[object, UInt64] | None = None  # of which private round, and what it sent before masks
 
     @property
     def on(self) -> bool:
@@ -116,13 +119,29 @@ class NodeMasking:
         broadcast, answer = trained
         if len(group.weights) != len(answer.report.nodes):
             raise PeerError(f"weights of {len(group.weights)} nodes, where there are {len(answer.report.nodes)}")
-        contents = Contents.of(broadcast, group.places, group.tally, group.room)
-        summands = contents.summands(answer.report, group, answer.tallies)
-        if self._options.noise is not None:
-            summands = self._options.noise(summands)
-        vector = contents.encode(summands)
+        if broadcast.private is None:
+            contents = Contents.of(broadcast, group.places, group.tally, group.room)
+            vector = contents.encode(contents.summands(answer.report, group, answer.tallies))
+        else:
+            vector = self._with_noise(group, broadcast, answer).copy()
         member.mask(relay, vector)
         return pack_masked(group.round, group.attempt, vector, answer.costs)
+
+    def _with_noise(self, group: Group, broadcast: Broadcast, answer: Answer) -> UInt64:
+        """With its share of the noise. A round that is made again is answered with the same: new noise would tell more
+        than is paid for, to whoever could open both.
+        """
+        asked = broadcast.round, broadcast.tau, broadcast.private, broadcast.w.tobytes(), group.sharers, self._run
+        if self._noisy is not None and self._noisy[0] == asked:
+            return self._noisy[1]
+        if not 1 <= group.sharers <= most_sharers(len(group.names), group.threshold):
+            raise BeyondLimits(
+                f"the aggregator asks for a share of noise as if {group.sharers} nodes added theirs, in a group of "
+                f"{len(group.names)} of which {group.threshold} open a sum"
+            )
+        vector = PrivateContents.of(broadcast, group.sharers).encode(answer.report)
+        self._noisy = asked, vector
+        return vector
 
     def _make_member(self, run: str) -> "MaskingMember":
         try:

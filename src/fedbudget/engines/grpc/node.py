@@ -109,6 +109,8 @@ async def run_node(
             if error.code() in _FINAL:
                 raise RefusedByAggregator(f"{address} refused {name}: {printable(error.details() or '')}") from None
             why = _in_words(error)
+            if why == _LOST and not connected.is_set():
+                why = _HUNG_UP["TLS" if credentials is not None else "plain text"]
         except PeerError as error:
             why = f"it said what it should not: {error}"
         if connected.is_set():
@@ -307,10 +309,17 @@ def _in_words(error: Any) -> str:
     return printable(details[0], 200) if details else code.name.lower().replace("_", " ")
 
 
+_LOST = "the connection was lost"
+_HUNG_UP = {
+    "plain text": "it hung up without a word; if it listens with TLS, the certificate of its CA is needed, --ca",
+    "TLS": "it hung up without a word; if it asks for certificates of nodes, one is needed, --cert and --key",
+}
+"""Before we were let in, by how we speak."""
+
 _WORDS = {
     "Connection refused": "nobody listens there",
-    "Connection reset": "the connection was lost",
-    "Socket closed": "the connection was lost",
+    "Connection reset": _LOST,
+    "Socket closed": _LOST,
     "DNS resolution failed": "its name is not known",
     "SSL_ERROR": "it does not speak TLS, or its certificate is not one that is trusted here",
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not one that is trusted here",

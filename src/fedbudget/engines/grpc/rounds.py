@@ -5,7 +5,7 @@ The bookkeeping of a round is in engines/remote/round.py; here messages are sent
 
 import asyncio
 import concurrent.futures
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -52,6 +52,7 @@ class Rounds:
         self._error: Exception | None = None  # what went wrong on our side
         self._finished: concurrent.futures.Future[CollectedRound] | None = None
         self._stopped = False  # the run was interrupted
+        self.pay: Callable[[int, float], None] = lambda round_, rho: None  # see masked_rounds.py
 
     def count(self, *, ready: bool = False) -> int:
         """Nodes that are connected, or ready, the aggregator's own among them."""
@@ -91,9 +92,13 @@ class Rounds:
                 self._timers.append(self._thread.loop.call_at(max(now, when), self.check, when))
 
     def finish(self, finished: "concurrent.futures.Future[CollectedRound]") -> None:
-        """Gives what came of the round as soon as it is over."""
+        """Gives what came of the round as soon as it is over; from the aggregator's thread.
+
+        Where answers are still to come, whoever brings the last looks for it, and the event loop is not woken up.
+        """
         self._finished = finished
-        self.check()
+        if self.pending is None or not self.pending.waits(self._thread.loop.time()):
+            self._thread.post(self.check)
 
     def receive_from(self, peer: Peer, answer: Answer) -> None:
         """What a peer was asked for; it has taken no longer than since then, whatever it says, and has as many test
@@ -134,6 +139,11 @@ class Rounds:
             self.pending.withdraw(peer.name)
         if self.pending is None or peer.name not in self.pending.asked:
             self._forget_stranger(peer.name)
+
+    def tell_too_few(self) -> None:
+        """Says so where a round has to wait for nodes that are not there."""
+        if self.pending is not None and self.count() < self.pending.least:
+            LOG.warning("a round waits for nodes: %d here, %d needed", self.count(), self.pending.least)
 
     def _forget_stranger(self, name: str) -> None:
         """One that has gone and never took part leaves nothing behind: names can be made up without end."""

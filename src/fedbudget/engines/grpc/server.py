@@ -188,6 +188,10 @@ class AggregatorServer:
         """Makes the aggregator a node too."""
         self._rounds.own = OwnNode(worker)
 
+    def pay_before_opening(self, pay: Callable[[int, float], None]) -> None:
+        """Where sums are masked, calls this with a private round's number and ρ before nodes are asked to open it."""
+        self._rounds.pay = pay
+
     def wait_for(
         self,
         nodes: int,
@@ -255,6 +259,7 @@ class AggregatorServer:
         options: Any = {"timeout": timeout, "left": left, "needs_reports": needs_reports, "resting": resting}
 
         def begin() -> None:
+            self._peers.audit.under_way = True
             self._rounds.begin(broadcast, least=least, **options)
             self._thread.loop.call_soon(self._began.set)  # after the first part of what is asked was written
 
@@ -265,7 +270,7 @@ class AggregatorServer:
     def finish(self) -> CollectedRound:
         """Waits until the round is over."""
         finished: concurrent.futures.Future[CollectedRound] = concurrent.futures.Future()
-        self._thread.post(self._rounds.finish, finished)
+        self._rounds.finish(finished)
         return finished.result()
 
     def wake(self) -> None:
@@ -342,6 +347,7 @@ class AggregatorServer:
                 self._service.welcome(peer)
 
     async def _close(self, farewell: Farewell) -> None:
+        self._peers.audit.under_way = False
         for peer in self._peers:
             self._peers.send(peer, pack_farewell(farewell))
         # Nodes close the stream on a farewell, in the middle of a round too. To one that does not we close it in order,
@@ -356,6 +362,8 @@ class AggregatorServer:
 
     def _left(self, peer: Peer) -> None:
         self._rounds.withdraw(peer)
+        if self._peers.audit.under_way:
+            self._rounds.tell_too_few()
         self._changed()
 
     def _changed(self) -> None:

@@ -88,7 +88,7 @@ class Service:
             await self._refuse(name, context, refusal)
         finally:
             if peer is not None:
-                if peer.welcomed and peer.trial is None:
+                if peer.welcomed and peer.trial is None and peer.fault is None:
                     LOG.warning("%s has left before it was ready to train; it says why", name)
                 self.rounds.peers.remove(peer)
 
@@ -215,5 +215,6 @@ class Service:
         event = "revoked" if fault == REVOKED else "dropped"
         self.rounds.peers.audit.record(event, name, context.peer(), fault)
         if peer is not None:
+            peer.fault = fault  # which is told, and not that it has left
             self.rounds.peers.remove(peer)
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault[:1000])

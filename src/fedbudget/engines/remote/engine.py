@@ -208,6 +208,8 @@ class RemoteEngine(Engine):
     def _usage(self, broadcast: Broadcast, took: RoundCosts, times: NodeTimes) -> RoundUsage:
         """What a round took, with the time of the slowest node where that is simulated."""
         tau = max(1, broadcast.tau)
+        if self.meters.speeds is None:
+            return took.usage(tau)
         slowness = self.meters.slowness(times.nodes, broadcast.updates(times.nodes), tau)
         return replace(took.usage(tau), slowness=slowness)
 
@@ -292,5 +294,8 @@ def _completed(aggregator: Aggregator, collected: CollectedRound, broadcast: Bro
     """The round's record, with who was asked and is not in the average, and what test samples say."""
     last = aggregator.last
     assert last is not None
+    evaluation = collected.evaluation(broadcast)
+    if not collected.missed and not collected.not_finite and evaluation is None:
+        return last
     left_out = tuple(sorted({*last.left_out, *collected.not_finite}))
-    return replace(last, missed=collected.missed, left_out=left_out, evaluation=collected.evaluation(broadcast))
+    return replace(last, missed=collected.missed, left_out=left_out, evaluation=evaluation)

@@ -16,7 +16,6 @@ import numpy as np
 from fedbudget.arrays import Int64
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.belief import FEWEST, MOST_SAMPLES
-from fedbudget.protocol.workload import idle_shares
 
 Key = TypeVar("Key", str, int)
 
@@ -175,11 +174,12 @@ class Members(dict[Key, Member]):
 
     def compare(self, keys: Iterable[Key]) -> None:
         """Who of these, that were in a round, has waited for whom."""
-        took = [self[key] for key in keys]
-        times = np.array([member.step_seconds or 0.0 for member in took])
-        waited = idle_shares(times, np.array([member.updates or 1 for member in took]))
-        for member, own, equal in zip(took, waited, idle_shares(times, np.ones(len(took))), strict=True):
-            member.idle, member.idle_equal = round(float(own), 3), round(float(equal), 3)
+        each = [(self[key].step_seconds or 0.0, self[key]) for key in keys]
+        longest = max((seconds * (member.updates or 1) for seconds, member in each), default=0.0)
+        slowest = max((seconds for seconds, _ in each), default=0.0)
+        for seconds, member in each:
+            member.idle = _idle_share(seconds * (member.updates or 1), longest)
+            member.idle_equal = _idle_share(seconds, slowest)
 
     def any_lost(self, coming: int, present: Container[Key]) -> bool:
         """Whether `take_lost` would give any; from any thread."""
@@ -206,6 +206,11 @@ class Members(dict[Key, Member]):
         # A member that changes meanwhile is copied as it was before or after: nothing in `copy` lets another thread in
         # between two of its fields.
         return {key: copy.copy(member) for key, member in list(self.items())}
+
+
+def _idle_share(took: float, longest: float) -> float:
+    """Of the time that the longest took, to a thousandth; in numpy, that of a few takes ten times as long."""
+    return round(1 - took / longest, 3) if longest > 0 else 0.0
 
 
 @dataclass

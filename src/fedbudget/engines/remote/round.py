@@ -64,8 +64,11 @@ class CollectedRound:
 
     def times(self, broadcast: Broadcast) -> NodeTimes:
         """Seconds of a local update at each node, as they have measured it."""
-        parts = [(answer.report.nodes, _update_seconds(answer, broadcast)) for answer in self.answers]
-        return NodeTimes(np.concatenate([nodes for nodes, _ in parts]), np.concatenate([own for _, own in parts]))
+        nodes = np.concatenate([answer.report.nodes for answer in self.answers])
+        if broadcast.work is None:
+            counts = [len(answer.report.nodes) for answer in self.answers]
+            return NodeTimes(nodes, np.repeat([answer.costs.step_seconds for answer in self.answers], counts))
+        return NodeTimes(nodes, np.concatenate([_update_seconds(answer, broadcast) for answer in self.answers]))
 
     def evaluation(self, broadcast: Broadcast) -> NodeEvaluation | None:
         """What nodes' test samples say, if they were asked and have some."""
@@ -170,6 +173,10 @@ class PendingRound(Generic[Key]):
         self.asked.discard(key)
         self.failures.pop(key, None)
 
+    def waits(self, now: float) -> bool:
+        """Whether nothing is to be done before someone answers or goes, or time passes; from any thread."""
+        return bool(self.owing) and not self.stopped and now < min(self.deadline, self.end)
+
     def next_step(self, now: float, members: Members[Key]) -> NextStep:
         if self.stopped or now >= self.end:
             return NextStep.CLOSE
@@ -198,8 +205,7 @@ class PendingRound(Generic[Key]):
             member = members[key]
             member.not_finite = 0
             member.rounds += 1
-            seconds, updates = _update_seconds(answer, self.broadcast), self.broadcast.updates(answer.report.nodes)
-            member.step_seconds, member.updates = float(seconds.mean()), int(updates.max())
+            member.step_seconds, member.updates = _pace(answer, self.broadcast)
             if instances.get(key, self.instances[key]) == self.instances[key]:
                 member.base_round = self.broadcast.round
         members.compare(counted)
@@ -234,7 +240,9 @@ def _believed(
             doubts[key] = doubt
     believed = [
         replace(answer, report=reports[at], costs=costs[at], tallies=answer.tallies if sane[at] else ())
-        for at, answer in enumerate(counted.values())
+        if key in doubts
+        else answer
+        for at, (key, answer) in enumerate(counted.items())
     ]
     return sorted(believed, key=lambda answer: int(answer.report.nodes[0])), doubts
 
@@ -242,6 +250,14 @@ def _believed(
 def _update_seconds(answer: Answer, broadcast: Broadcast) -> Float64:
     """Of one local update at each node of a member; what it has measured is of τ."""
     return answer.costs.step_seconds * max(1, broadcast.tau) / broadcast.updates(answer.report.nodes)
+
+
+def _pace(answer: Answer, broadcast: Broadcast) -> tuple[float, int]:
+    """Seconds of a local update at a member, and how many it made; means, where its nodes differ."""
+    if broadcast.work is None:
+        return answer.costs.step_seconds, max(1, broadcast.tau)
+    updates = broadcast.updates(answer.report.nodes)
+    return float(_update_seconds(answer, broadcast).mean()), int(updates.max())
 
 
 def _is_possible(report: Report) -> bool:

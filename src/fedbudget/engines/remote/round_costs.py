@@ -37,7 +37,10 @@ class RoundCosts:
 
     @classmethod
     def of(cls, answers: Sequence[Answer], own: Snapshot, wire_bytes: int) -> "RoundCosts":
-        costs = [replace(answer.costs, nodes=len(answer.report.nodes)) for answer in answers]
+        costs = [
+            answer.costs if answer.costs.nodes == nodes else replace(answer.costs, nodes=nodes)
+            for answer, nodes in ((answer, len(answer.report.nodes)) for answer in answers)
+        ]
         return cls(costs, own, wire_bytes, sum(answer.tally_bytes for answer in answers))
 
     @property

@@ -218,15 +218,22 @@ class Worker:
         now, updates = self._counters.read, max(1, broadcast.tau)
         began = self._began(now())
         fleet.receive(broadcast)
-        updating, computing = now(), time.thread_time()
-        fleet.update()
-        if self._pace > 1:  # of the time it computes: what other processes take of this machine is not multiplied
-            time.sleep((self._pace - 1) * (time.thread_time() - computing))
+        updating = now()
+        if self._pace > 1:
+            self._update_slowly(fleet)
+        else:
+            fleet.update()
         took = now() - updating
         report = fleet.report()
         self._last_report = now()
         readings = self._counters.readings(took, self._last_report - began, updates)
         return report, NodeCosts(readings, len(report.nodes))
+
+    def _update_slowly(self, fleet: Fleet) -> None:
+        """Waits in proportion to what it computes: what other processes take of this machine is not multiplied."""
+        computing = time.thread_time()
+        fleet.update()
+        time.sleep((self._pace - 1) * (time.thread_time() - computing))
 
     def _evaluate(
         self, model: Model, points: Sequence[Float32], counters: ResourceCounters

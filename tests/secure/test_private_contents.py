@@ -1,0 +1,157 @@
+"""Shares of noise are never less than what is paid for, whoever drops out, and nobody's part is too large for them."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedbudget.arrays import Float32
+from fedbudget.protocol.messages import Broadcast, PeerError, Private, Report, Request
+from fedbudget.protocol.privacy import ALL_OCTAVES, NoisySums, multipliers, private_report, release, release_sums
+from fedbudget.resources.privacy import epsilon_of
+from fedbudget.secure.graph import needed
+from fedbudget.secure.graph import sharers as sharers_for
+from fedbudget.secure.masked_sum import TooFewLeft
+from fedbudget.secure.messages import Shares
+from fedbudget.secure.private_contents import SHARE_BITS, PrivateContents
+from support.masking import begun, masked_round, members_of
+from support.private import DELTA, aggregator, carry_out
+
+PARAMETERS = 4000
+
+
+def broadcast_of(private: Private, parameters: int = PARAMETERS) -> Broadcast:
+    w = np.zeros(parameters, np.float32)
+    return Broadcast(3, w, 5, 0.1, Request(private=True), best=False, stop=False, private=private)
+
+
+def report_of(broadcast: Broadcast, updates: Float32, first: int = 0) -> Report:
+    assert broadcast.private is not None
+    return private_report(broadcast, broadcast.private, first + np.arange(len(updates)), broadcast.w + updates)
+
+
+def opened(broadcast: Broadcast, reports: list[Report], sharers: int) -> NoisySums:
+    contents = PrivateContents.of(broadcast, sharers)
+    vectors = [contents.encode(report) for report in reports]
+    assert {len(vector) for vector in vectors} == {contents.length}
+    nodes = np.concatenate([report.nodes for report in reports])
+    return contents.open(broadcast, np.sum(vectors, axis=0, dtype=np.uint64), nodes, np.ones_like(nodes), 0)[0]
+
+
+@pytest.mark.parametrize(("nodes", "dropped"), [(10, 0), (10, 2), (10, 3), (40, 0), (40, 10)])
+def test_noise_of_the_sum_is_never_below_plan(nodes: int, dropped: int) -> None:
+    """Masked and opened, with nodes that drop out in the middle. Its variance is n/m of what is paid for."""
+    private, fewest = Private(2.0, 0.01), needed(nodes, 2 / 3)
+    sharers = sharers_for(fewest)
+    broadcast = broadcast_of(private)
+    contents = PrivateContents.of(broadcast, sharers)
+    still = report_of(broadcast, np.zeros((1, PARAMETERS), np.float32))
+    members = members_of(nodes)
+    vectors = {name: contents.encode(still) for name in members}
+    total, summed = masked_round(members, vectors, before_vectors=list(members)[:: nodes // max(1, dropped)][:dropped])
+    assert len(summed) == nodes - dropped >= fewest
+    numbers = np.arange(len(summed))
+    known = contents.open(broadcast, total, numbers, np.ones_like(numbers), 0)[0]
+    assert known.sums.w is not None
+    found = np.var(known.sums.w[0]) / (multipliers(private).updates * private.clip) ** 2
+    assert found == pytest.approx(len(summed) / sharers, rel=0.15)  # nearly seven standard errors
+    assert found - 1 / sharers > 0.85  # without the share of one that looks
+
+
+@pytest.mark.parametrize("nodes", [4, 9])
+def test_noise_of_counts_is_never_below_plan(nodes: int) -> None:
+    sharers = needed(nodes, 2 / 3)
+    for private, sensitivity in ((Private(2.0, 0.1), 0.5), (Private(0.0, 0.1), ALL_OCTAVES)):
+        broadcast = broadcast_of(private, 3)
+        short = report_of(broadcast, np.zeros((1, 3), np.float32))
+        drawn = np.array([opened(broadcast, [short] * sharers, sharers).counts for _ in range(600)])
+        noise = drawn - 0.5 * sharers
+        planned = multipliers(private).counts * sensitivity
+        assert np.std(noise) == pytest.approx(planned, rel=0.2)  # nearly seven standard errors of the fewest numbers
+        assert abs(np.mean(noise)) < 6 * planned / math.sqrt(noise.size)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 3000), st.floats(1e-4, 5.0), st.integers(3, 200), st.floats(-8, 8))
+def test_no_update_is_longer_than_what_noise_is_for(
+    seed: int, parameters: int, rho: float, sharers: int, octave: float
+) -> None:
+    """Whatever it is: in steps, and after rounding, its length is S at most, which is √m shares' deviation over σ."""
+    private = Private(2.0**octave, rho)
+    contents = PrivateContents.of(broadcast_of(private, parameters), sharers)
+    rng = np.random.default_rng(seed)
+    kind = rng.integers(4)
+    update = rng.standard_normal(parameters) * 10.0 ** rng.uniform(-6, 6)
+    if kind == 1:
+        update = np.full(parameters, private.clip / math.sqrt(parameters))
+    elif kind == 2:
+        update = np.where(np.arange(parameters) == 0, private.clip, 0.0)
+    elif kind == 3:
+        update[0] = np.nan
+    steps = contents.rounded(update.astype(np.float32)).tolist()
+    limit = math.sqrt(sharers) * 2**SHARE_BITS / multipliers(private).updates
+    assert sum(step * step for step in steps) <= limit * limit
+    counts = contents.length - contents.parameters
+    assert contents.height**2 * counts <= sharers * 4**SHARE_BITS / multipliers(private).counts ** 2
+
+
+def test_rounding_takes_little() -> None:
+    private = Private(1.0, 0.02)
+    contents = PrivateContents.of(broadcast_of(private), 10)
+    update = np.random.default_rng(0).standard_normal(PARAMETERS).astype(np.float32)
+    update /= np.float32(np.linalg.norm(update))
+    back = contents.rounded(update) / contents.largest
+    assert np.linalg.norm(back - update) < 1e-3
+
+
+def test_sums_move_w_as_the_aggregators_noise_would() -> None:
+    """With hardly any noise, both come to the same: the mean of clipped updates, and the next C."""
+    rng = np.random.default_rng(1)
+    updates = rng.standard_normal((9, 30)).astype(np.float32)
+    for clip in (4.0, 0.0):
+        broadcast = broadcast_of(Private(clip, 1e7), 30)
+        assert broadcast.private is not None
+        parts = [report_of(broadcast, updates[:2]), *(report_of(broadcast, updates[i : i + 1], i) for i in range(2, 9))]
+        known = release_sums(opened(broadcast, parts, 6), broadcast.private)
+        plain = release(report_of(broadcast, updates), broadcast.private, np.zeros(17 if clip == 0 else 31))
+        assert known.clip == pytest.approx(plain.clip, rel=1e-2)
+        if clip:
+            assert known.update == pytest.approx(plain.update, abs=5e-3)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_runs_keep_their_budget(seed: int) -> None:
+    """Of an aggregator that gets nothing but sums with noise, of all nodes or of the fewest there may be."""
+    rng = np.random.default_rng(seed)
+    nodes, parameters, epsilon = int(rng.integers(3, 40)), int(rng.integers(1, 30)), float(rng.uniform(0.2, 12))
+    run = aggregator({"time": float(rng.uniform(2, 20)), "privacy": epsilon}, nodes, parameters)
+    sharers = needed(nodes, 2 / 3)
+
+    def answer(broadcast: Broadcast) -> NoisySums:
+        here = int(rng.integers(sharers, nodes + 1))
+        updates = rng.standard_normal((here, 1, parameters)).astype(np.float32) * np.float32(rng.uniform(0.01, 30))
+        return opened(broadcast, [report_of(broadcast, each, at) for at, each in enumerate(updates)], sharers)
+
+    rounds = carry_out(run, answer)
+    told = sum(multipliers(each.private).rho for each in rounds if each.private is not None)
+    spent = run.ledger.budget.totals(run.ledger.spent)
+    assert spent["privacy"] == pytest.approx(epsilon_of(told, DELTA), rel=1e-9)
+    assert spent["privacy"] <= epsilon
+    assert np.isfinite(run.state.w).all()
+
+
+def test_a_sum_of_fewer_is_not_opened() -> None:
+    """In a circle of many a threshold of each group is not one of all: the sum has its own."""
+    members = members_of(60)
+    summed = begun(members, 1, 5, 0.5)
+    summed.fewest = 58
+    summed.sent = dict.fromkeys(list(members)[3:], Shares(1, b"", {}))
+    with pytest.raises(TooFewLeft, match="57 are left, and 58 are needed"):
+        summed.relay()
+
+
+def test_more_noise_than_fits_is_refused() -> None:
+    with pytest.raises(PeerError, match="more noise than can be added up"):
+        PrivateContents.of(broadcast_of(Private(1.0, 1e-15)), 3)

@@ -1,0 +1,65 @@
+"""Private runs with masked sums between processes: nodes that are killed in every phase, and an aggregator that is."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from fedbudget.launch.noise import PAID, paid_in
+from fedbudget.resources.privacy import epsilon_of, rho_of
+from support.masked_processes import killed_at
+from support.processes import commands, records, summary
+
+OPTIONS = ["--costs", "simulated", "--model", "softmax", "--secure-aggregation", "--out", "run"]
+BUDGETS = ["--budget", "time=20s", "--budget", "privacy=6"]
+
+
+def told_by(run: Path) -> float:
+    """ρ of all rounds in the records."""
+    return sum(each.private["rho"] for each in records(run) if each.private is not None)
+
+
+@pytest.mark.slow
+def test_nodes_killed_in_every_phase(tmp_path: Path) -> None:
+    """Rounds go on with the others; ε is never exceeded, and a node's own account has what it answered."""
+    account = tmp_path / "told.json"
+    with commands(tmp_path) as start:
+        aggregator = start.serve("--nodes", "6", "--secure-threshold", "0.51", *OPTIONS, *BUDGETS)
+        port = aggregator.port
+        start.write(6)
+        for node, (what, when) in enumerate([("Group", 3), ("Relay", 5), ("Survivors", 7)], 1):
+            killed_at(start, port, node, what, when)
+        limited = ("--privacy-limit", "6.5", "--privacy-account", str(account))
+        masked = "--secure-aggregation"
+        others = [start.join(port, "--data", "n4.npz", masked, *limited, name="n4")]
+        others += [start.join(port, "--data", f"n{node}.npz", masked, name=f"n{node}") for node in (5, 6)]
+        assert aggregator.end() == 0
+        assert [node.end() for node in others] == [0, 0, 0]
+    run = tmp_path / "run"
+    assert [each.nodes for each in records(run)[:8]] == [6, 6, 5, 5, 4, 4, 4, 3]
+    assert summary(run)["stopped_by"] == "privacy"
+    assert summary(run)["spent"]["privacy"] <= 6
+    assert summary(run)["spent"]["privacy"] == pytest.approx(epsilon_of(told_by(run), 1e-5), abs=1e-3)
+    assert paid_in(run) == pytest.approx(told_by(run), rel=1e-9)
+    assert json.loads(account.read_text())["rho"] >= told_by(run) * (1 - 1e-9)
+
+
+@pytest.mark.slow
+def test_a_killed_aggregator_has_paid_for_what_nodes_opened(tmp_path: Path) -> None:
+    """It goes on with the same nodes, which answer a round that they made already with what they said then."""
+    run = tmp_path / "run"
+    with commands(tmp_path) as start:
+        aggregator = start.serve("--nodes", "4", *OPTIONS, *BUDGETS)
+        port = aggregator.port
+        nodes = start.nodes(port, 4, "--secure-aggregation")
+        aggregator.wait_until(lambda: (run / PAID).exists() and len((run / PAID).read_text().splitlines()) >= 4)
+        assert aggregator.end(signal.SIGKILL) == -signal.SIGKILL
+        died_with = paid_in(run)
+        again = start.serve("--resume", "run", port=port)
+        assert again.end() == 0
+        assert [node.end() for node in nodes] == [0] * 4
+    assert 0 < died_with < paid_in(run) <= rho_of(6.0, 1e-5)
+    assert told_by(run) <= paid_in(run) * (1 + 1e-9)
+    assert summary(run)["spent"]["privacy"] <= 6
+    assert summary(run)["stopped_by"] == "privacy"
