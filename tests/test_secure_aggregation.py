@@ -138,6 +138,7 @@ def test_nodes_that_are_known_are_the_only_ones(nodes: ThreadPoolExecutor, tmp_p
         ({"method": "frugal", "drift_correction": False}, "estimates δ from every node's report"),
         ({"compress": "8-bit"}, "compress 8-bit does not go with secure_aggregation"),
         ({"budget": ["privacy=4", "time=5s"], "privacy_noise": "seeded"}, "privacy_noise seeded does not go with"),
+        ({"budget": ["privacy=4", "time=5s"], "privacy_unit": "sample"}, "privacy_unit sample does not go with"),
         ({"nodes": 2}, "needs 3 nodes or more"),
         ({"data": made(0, 20)}, "an aggregator that holds data itself"),
     ],

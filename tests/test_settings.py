@@ -97,6 +97,7 @@ def test_a_file_has_the_names_of_the_options_and_all_of_them(tmp_path: Path) -> 
         workload="by-speed",
         secure_aggregation=True,
         secure_threshold=0.75,
+        privacy_unit="sample",
     )
     written = read(tmp_path, everything.to_toml())
     assert written.keys() == {field.name for field in fields(Settings)}

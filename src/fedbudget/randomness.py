@@ -8,6 +8,7 @@
 from enum import IntEnum, unique
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 @unique
@@ -23,6 +24,7 @@ class Stream(IntEnum):
     SPEEDS = 6
     ATTACK = 7
     PRIVACY = 8
+    SAMPLE_PRIVACY = 9
 
 
 def generator(seed: int, stream: Stream, *part: int) -> np.random.Generator:
@@ -34,3 +36,15 @@ def generator(seed: int, stream: Stream, *part: int) -> np.random.Generator:
       part: of the stream: of a round, say, so that a run that goes on need not know where it had come to.
     """
     return np.random.default_rng([seed, stream, *part])
+
+
+def random_bytes(size: int) -> int:
+    """How many `gaussian` makes so many numbers of."""
+    return 16 * ((size + 1) // 2)
+
+
+def gaussian(random: bytes, size: int) -> NDArray[np.float64]:
+    """Standard Gaussian numbers, [size], of random bytes, by the method of Box and Muller."""
+    bits = np.frombuffer(random, np.uint64).reshape(2, (size + 1) // 2) >> np.uint64(11)
+    radius, angle = np.sqrt(-2 * np.log((bits[0] + 1) * 2.0**-53)), 2 * np.pi * (bits[1] * 2.0**-53)
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]

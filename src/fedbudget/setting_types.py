@@ -18,6 +18,7 @@ CombineName = Literal["mean", "clipped", "trimmed", "median"]
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 NoiseName = Literal["secret", "seeded"]
+PrivacyUnit = Literal["node", "sample"]
 AttackName = Literal["sign-flip", "scale", "noise", "label-flip"]
 Tau = Count | Literal["adaptive"]
 BatchSize = Count | Literal["full"]
@@ -53,6 +54,7 @@ class SettingsOptions(TypedDict, total=False):
     costs: CostSource
     privacy_delta: Chance | None
     privacy_noise: NoiseName | None
+    privacy_unit: PrivacyUnit | None
     aggregation_factor: Positive
     speeds: tuple[float, ...] | str | None
     workload: WorkloadName | None

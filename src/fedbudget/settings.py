@@ -34,6 +34,7 @@ from fedbudget.setting_types import (
     Most,
     Names,
     NoiseName,
+    PrivacyUnit,
     Seed,
     SettingsOptions,
     Share,
@@ -158,6 +159,9 @@ class Settings:
         "budget",
         _COMPARE,
         shown="secret; simulated, seeded",
+    )
+    privacy_unit: PrivacyUnit | None = option(
+        None, "What a privacy budget protects: node (with all its samples) or sample (each).", "budget", shown="node"
     )
     costs: CostSource = option(
         "simulated",

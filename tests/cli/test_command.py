@@ -32,7 +32,7 @@ def params(*arguments: str) -> dict[str, Any]:
     return found
 
 
-BOTH_SIDES = {"privacy_delta", "secure_aggregation", "secure_threshold"}
+BOTH_SIDES = {"privacy_delta", "privacy_unit", "secure_aggregation", "secure_threshold"}
 """What an aggregator is told for a run, and a node for itself, which it then holds the aggregator to."""
 
 

@@ -70,6 +70,15 @@ def test_a_private_run() -> None:
     assert lines[0] == lines[1]
 
 
+def test_a_run_that_protects_samples() -> None:
+    """Every node adds noise of its own, whichever process it is in."""
+    private = replace(SMALL, budget=("time=3s", "privacy=8"), privacy_unit="sample", partition="case:1", rounds=4)
+    one, other = on_cluster(private, actors=2), execute(simulate(private))
+    assert one.w.tobytes() == other.w.tobytes()
+    lines = [[replace(record, wall=0.0).to_json() for record in each.rounds] for each in (one, other)]
+    assert lines[0] == lines[1]
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -13,8 +13,9 @@ from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method, PrivateRule
 from fedbudget.protocol.privacy import Noise, NoisySums, private_report
 from fedbudget.protocol.private_rounds import PrivateAggregator
+from fedbudget.protocol.sample_rounds import SampleAggregator
 from fedbudget.spending import PrivateSpending
-from fedbudget.step_size import FixedStep
+from fedbudget.step_size import AutoStep, FixedStep, StepSize
 from support.problems import costs
 
 DELTA = 1e-5
@@ -45,6 +46,28 @@ def aggregator(
         method=method,
         budget=Budget(limits, DELTA),
         expected=costs(step, rest),
+        rounds=rounds,
+    )
+
+
+def sample_aggregator(
+    limits: dict[str, float],
+    nodes: int = 5,
+    parameters: int = 20,
+    noise: Noise | None = None,
+    rounds: int | None = None,
+    tau: int | None = None,
+    step: StepSize | None = None,
+) -> SampleAggregator:
+    """Of a run that protects single samples, whose update costs 0.01 s, and whose aggregation costs 0.1 s."""
+    rule = PrivateRule(nodes, noise or SeededNoise(0), tau, per_sample=True)
+    method = Method(FixedTau(1), step or AutoStep(), spending=PrivateSpending(50), private=rule)
+    each = [[given.get(name, 0.0) for name in limits] for given in ({"time": 0.01}, {"time": 0.1, "bytes": 100.0})]
+    return SampleAggregator(
+        np.zeros(parameters, np.float32),
+        method=method,
+        budget=Budget(limits, DELTA),
+        expected=costs(*each),
         rounds=rounds,
     )
 

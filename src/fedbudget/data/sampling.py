@@ -95,14 +95,17 @@ class Sampler:
         self._last: NDArray[np.int32] | None = None
         self._last_used = 0
 
-    def round(self, updates: int, *, anew: bool = False) -> BatchIndices:
+    def round(self, updates: int, *, anew: bool = False, epoch: bool = False) -> BatchIndices:
         """The mini-batches of a round with so many updates; with none, the last one again, to evaluate on.
 
         Args:
           anew: every update has a new one, the first after an aggregation too.
+          epoch: a new epoch begins, whatever is left of the one before.
         """
         if self.batch is None:
             return BatchIndices.whole(self._nodes, max(1, updates))
+        for stream in self._streams if epoch else ():
+            stream.left = stream.left[:0]
         positions = np.empty((len(self._streams), max(1, updates), self.batch), np.int32)
         reused = 0
         if self._last is not None and (updates == 0 or (not anew and (updates > 1 or self._last_used < 2))):

@@ -39,7 +39,8 @@ class Attack:
         attackers = report.nodes >= self.first
         if report.w is None or self.name == "label-flip" or not attackers.any():
             return report
-        start = broadcast.w if broadcast.private is None else np.zeros_like(broadcast.w)  # where updates are sent alone
+        updates_alone = broadcast.private is not None and not broadcast.private.per_sample  # are sent, and not w_i
+        start = np.zeros_like(broadcast.w) if updates_alone else broadcast.w
         w, update = report.w.copy(), report.w[attackers] - start
         if self.name == "noise":
             noise = generator(self.seed, Stream.ATTACK, broadcast.round).standard_normal(update.shape, np.float32)

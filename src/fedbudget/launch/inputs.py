@@ -145,6 +145,8 @@ def with_nodes(settings: Settings, dataset: Dataset) -> Settings:
 
 def with_batch_size(settings: Settings, sizes: Sequence[int]) -> Settings:
     """The settings with the size of mini-batches, from those of shards: no more than half of them have."""
+    if settings.batch_size is None and settings.privacy_unit == "sample":
+        return replace(settings, batch_size="full")  # with which noise is the least for what it costs (docs/privacy.md)
     if settings.batch_size is None:
         return replace(settings, batch_size=min(DEFAULT_BATCH, int(np.median(sizes))))
     batch = batch_of(settings)

@@ -161,8 +161,10 @@ def privacy_account(options: JoinOptions, name: str) -> PrivacyAccount | None:
     """What the node has told of itself, where it has a limit for that."""
     if options.privacy_limit is None:
         return None
-    path = options.privacy_account or platformdirs.user_state_path("fedbudget") / f"privacy-{name}.json"
-    return PrivacyAccount(path, options.privacy_limit, options.privacy_delta)
+    per_sample = options.privacy_unit == "sample"
+    kept = f"privacy-samples-{name}.json" if per_sample else f"privacy-{name}.json"
+    path = options.privacy_account or platformdirs.user_state_path("fedbudget") / kept
+    return PrivacyAccount(path, options.privacy_limit, options.privacy_delta, per_sample)
 
 
 def _alone() -> bool:

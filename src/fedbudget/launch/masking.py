@@ -36,6 +36,10 @@ def masking_terms(settings: Settings, client_ca: Path | None, *, own_data: bool)
         raise UserError(f"`compress` {settings.compress} does not go with `secure_aggregation`: masks have all bits")
     if is_private(settings) and settings.privacy_noise == "seeded":
         raise UserError("`privacy_noise` seeded does not go with `secure_aggregation`, where nodes draw it in secret")
+    if settings.privacy_unit == "sample":
+        raise UserError(
+            "`privacy_unit` sample does not go with `secure_aggregation` yet: nodes have added noise to all they send"
+        )
     if settings.nodes is not None and settings.nodes < FEWEST:
         raise UserError(f"`secure_aggregation` needs {FEWEST} nodes or more: a sum of fewer tells too much of each")
     from fedbudget.engines.grpc.masked_rounds import MaskingTerms

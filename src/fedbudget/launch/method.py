@@ -19,6 +19,7 @@ from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.method import Delta, Method
 from fedbudget.protocol.private_rounds import PrivateAggregator
 from fedbudget.protocol.rivals import UPDATE_RULES
+from fedbudget.protocol.sample_rounds import SampleAggregator
 from fedbudget.protocol.steps import Quantize
 from fedbudget.protocol.update import UpdateRule
 from fedbudget.resources.usage import RoundUsage
@@ -142,7 +143,7 @@ def build_aggregator(
       quantize: what nodes will hold of a new w; the w itself when left out.
       statistics: how many of w's last numbers are running statistics; a checkpoint knows.
     """
-    budget, kind = meters.budget, Aggregator if method.private is None else PrivateAggregator
+    budget, kind = meters.budget, _kind(method)
     if method.private is not None and statistics:
         raise UserError(
             "a private run has no place for running statistics of normalization layers: use group normalization"
@@ -163,6 +164,12 @@ def build_aggregator(
     )
     aggregator.start()  # before the first checkpoint, which is of a run that has
     return aggregator
+
+
+def _kind(method: Method) -> type[Aggregator]:
+    if method.private is None:
+        return Aggregator
+    return SampleAggregator if method.private.per_sample else PrivateAggregator
 
 
 def trial_broadcast(method: Method, w: Float32) -> Broadcast:

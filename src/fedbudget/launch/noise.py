@@ -5,6 +5,9 @@ nodes are other machines. It is not kept anywhere, and what was drawn is paid fo
 (`PaidNoise`): an aggregator that was killed, and makes a round again, has made known two. Where nodes add the noise, a
 round is paid for before they are asked to open its sum.
 
+Where single samples are protected, noise is the nodes' own (engines/node_noise.py), and only the account
+is kept here.
+
 A simulation is to be repeated, and its noise follows from the seed (`SeededNoise`). It shows what privacy costs. Its
 model is private only towards people who do not know the seed.
 """
@@ -21,7 +24,7 @@ from fedbudget.budget import Costs
 from fedbudget.errors import UserError, WorkError
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.privacy import Noise
-from fedbudget.randomness import Stream, generator
+from fedbudget.randomness import Stream, gaussian, generator, random_bytes
 
 PAID = "privacy.jsonl"
 
@@ -41,10 +44,7 @@ class SecretNoise:
     """From the operating system, by the method of Box and Muller."""
 
     def draw(self, round_: int, rho: float, size: int) -> Float64:
-        pairs = (size + 1) // 2
-        bits = np.frombuffer(os.urandom(16 * pairs), np.uint64).reshape(2, pairs) >> np.uint64(11)
-        radius, angle = np.sqrt(-2 * np.log((bits[0] + 1) * 2.0**-53)), 2 * np.pi * (bits[1] * 2.0**-53)
-        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
+        return gaussian(os.urandom(random_bytes(size)), size)
 
 
 @dataclass
@@ -86,6 +86,9 @@ def keep_account(aggregator: Aggregator | None, folder: Path, *, resumed: bool) 
     more = paid_in(folder) - ledger.budget.of_noise(ledger.spent)
     if resumed and more > 0:
         aggregator.charge(Costs(np.zeros_like(ledger.spent), ledger.budget.noise(more)))
+    pending = aggregator.pending
+    if rule.per_sample and pending is not None and pending.private is not None:
+        rule.noise.draw(pending.round, pending.private.rho, 0)  # nodes are asked as soon as the run begins, or goes on
 
 
 def paid_in(folder: Path) -> float:

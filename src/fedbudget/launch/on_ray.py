@@ -19,7 +19,7 @@ from fedbudget.launch.inputs import TrainingInputs, distribute, with_batch_size,
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun, attendance
-from fedbudget.launch.privacy import with_privacy
+from fedbudget.launch.privacy import require_own_samples, with_privacy
 from fedbudget.launch.resume import require_engine, require_same_data
 from fedbudget.launch.simulate import build_fleets, compressor_of, recall, remember_nodes
 from fedbudget.models.base import Model
@@ -57,7 +57,9 @@ def on_ray(
     inputs = TrainingInputs.of(settings, overrides)
     settings = with_nodes(inputs.settings, inputs.dataset)
     sizes = _sizes(settings, inputs.dataset)
-    settings = with_privacy(with_batch_size(settings, sizes))
+    if settings.privacy_unit == "sample":
+        require_own_samples(settings, inputs.model, distribute(settings, inputs.dataset)[1])
+    settings = with_privacy(with_batch_size(settings, sizes), samples=sum(sizes))
     assert settings.nodes is not None
     sizes = sizes if len(sizes) == settings.nodes else sizes * settings.nodes
     if resumed is not None:

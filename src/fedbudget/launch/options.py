@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedbudget.errors import UserError
 from fedbudget.option import REQUIRED, option
-from fedbudget.setting_types import LogFormat, LogLevel, Most, Names
+from fedbudget.setting_types import LogFormat, LogLevel, Most, Names, PrivacyUnit
 
 _OWN_DATA = ("serve", "join")
 
@@ -94,6 +94,9 @@ class JoinOptions:
         None, "The file that has what it told so far.", "network", shown="by the node's name, among the user's files"
     )
     privacy_delta: float = option(1e-5, "δ of that ε.", "network")
+    privacy_unit: PrivacyUnit = option(
+        "node", "What that ε is of: node (with all its samples) or sample (each).", "network"
+    )
     secure_aggregation: bool = option(
         False, "Take part only where sums are masked, so that the aggregator sees no report by itself.", "network"
     )

@@ -1,15 +1,24 @@
 """What makes a run private: of which δ, with which noise, and what cannot be had with it."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedbudget.budget import Budget
 from fedbudget.control import FixedTau
+from fedbudget.engines.node_noise import SecretNodeNoise, SeededNodeNoise
 from fedbudget.errors import UserError
 from fedbudget.launch.noise import PaidNoise, SeededNoise
 from fedbudget.launch.prepared import Overrides
+from fedbudget.models.base import Model
+from fedbudget.models.per_sample import require_per_sample
 from fedbudget.protocol.method import PrivateRule
+from fedbudget.protocol.sample_updates import NodeNoise
 from fedbudget.resources.privacy import default_delta
 
 if TYPE_CHECKING:
@@ -24,21 +33,27 @@ def run_budget(settings: "Settings") -> Budget:
     """The settings' budget, with δ where it limits privacy."""
     budget = settings.limits()
     if budget.by_noise is None:
-        if settings.privacy_delta is not None or settings.privacy_noise is not None:
-            raise UserError("`privacy_delta` and `privacy_noise` go with a budget of privacy, as privacy=4")
+        if any(each is not None for each in (settings.privacy_delta, settings.privacy_noise, settings.privacy_unit)):
+            raise UserError(
+                "`privacy_delta`, `privacy_noise` and `privacy_unit` go with a budget of privacy, as privacy=4"
+            )
         return budget
     return replace(budget, delta=settings.privacy_delta or default_delta(settings.nodes or 1))
 
 
-def with_privacy(settings: "Settings", *, simulated: bool = True) -> "Settings":
+def with_privacy(settings: "Settings", *, simulated: bool = True, samples: int = 0) -> "Settings":
     """The settings of a private run with δ, and where its noise is from, so that a run that goes on has the same.
 
     Args:
       simulated: whether nodes are; noise that hides real ones is secret, unless it is asked for otherwise.
+      samples: of all nodes, where that is known: if it is these that are protected, δ is below one over their number.
     """
     if not is_private(settings):
         return settings
-    delta = settings.privacy_delta or default_delta(settings.nodes or 1)
+    if settings.privacy_unit == "sample" and settings.privacy_noise == "seeded" and not simulated:
+        raise UserError("`privacy_unit` sample has noise of the nodes' own, which is secret: `privacy_noise` is none")
+    many = math.ceil(math.sqrt(samples)) if settings.privacy_unit == "sample" else settings.nodes or 1
+    delta = settings.privacy_delta or default_delta(many)
     noise = settings.privacy_noise or ("seeded" if simulated else "secret")
     return replace(settings, privacy_delta=delta, privacy_noise=noise)
 
@@ -64,6 +79,33 @@ def private_rule(settings: "Settings", overrides: Overrides, nodes: int) -> Priv
         )
     if any(target.metric == "loss" for target in settings.targets()):
         raise UserError("`until` loss cannot be judged in a private run, in which no loss is told")
+    per_sample = settings.privacy_unit == "sample"
+    if per_sample and settings.proximal is not None:
+        raise UserError("`proximal` does not go with `privacy_unit` sample")
     seeded = settings.privacy_noise == "seeded"
     tau = None if settings.tau == "adaptive" else FixedTau(settings.tau).tau
-    return PrivateRule(nodes, SeededNoise(settings.seed) if seeded else PaidNoise(), tau)
+    return PrivateRule(nodes, SeededNoise(settings.seed) if seeded else PaidNoise(), tau, per_sample=per_sample)
+
+
+def node_noise(settings: "Settings") -> NodeNoise | None:
+    """Of simulated nodes, where it is single samples that are protected."""
+    if not is_private(settings) or settings.privacy_unit != "sample":
+        return None
+    return SeededNodeNoise(settings.seed) if settings.privacy_noise == "seeded" else SecretNodeNoise()
+
+
+def require_own_samples(settings: "Settings", model: Model, rows: Sequence[NDArray[Any]]) -> None:
+    """Refuses what single samples cannot be protected in.
+
+    Args:
+      rows: of each node.
+    """
+    if settings.privacy_unit != "sample":
+        return
+    require_per_sample(model)
+    every = np.concatenate(rows)
+    if len(np.unique(every)) < len(every):
+        raise UserError(
+            "`privacy_unit` sample is of samples that one node has, and here some are at several, each of which would "
+            "tell of them: choose another `partition`"
+        )

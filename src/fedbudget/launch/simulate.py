@@ -20,7 +20,7 @@ from fedbudget.launch.inputs import TrainingInputs, batch_of, distribute, with_b
 from fedbudget.launch.meters import build_meters, drawn_speeds
 from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun, attendance
-from fedbudget.launch.privacy import with_privacy
+from fedbudget.launch.privacy import node_noise, require_own_samples, with_privacy
 from fedbudget.launch.resume import recalling, require_engine, require_same_data
 from fedbudget.meters.meters import Meters
 from fedbudget.models.base import Model
@@ -57,7 +57,8 @@ def simulate(settings: Settings, overrides: Overrides = NOTHING, *, resumed: Che
     shards, attack = Shards.of(inputs.train, rows), attack_of(settings, len(rows))
     if attack is not None and attack.name == "label-flip":
         shards = with_flipped_labels(shards, attack.first)
-    settings = with_privacy(with_batch_size(settings, shards.size.tolist()))
+    require_own_samples(settings, inputs.model, rows)
+    settings = with_privacy(with_batch_size(settings, shards.size.tolist()), samples=int(shards.size.sum()))
     meters = build_meters(settings)
     if resumed is not None:
         require_engine(resumed, "in-process")
@@ -95,7 +96,8 @@ def _engine(
         eta, batch = method.step_size.first().eta, batch_of(settings)
         common: dict[str, Any] = {"w": w, "eta": eta, "batch": batch, "seed": settings.seed, "meters": meters}
         return None, _baseline(settings, inputs, shards, common, resumed)
-    twin = Fleet(model, shards, batch=batch_of(settings), seed=settings.seed)
+    fleet: Any = {"batch": batch_of(settings), "seed": settings.seed, "noise": node_noise(settings)}
+    twin = Fleet(model, shards, **fleet)
     compressor = compressor_of(settings)
     first = replace(trial_broadcast(method, w), compress=None if compressor.kind == "none" else compressor.kind)
     trial = round_usage([in_process.trial([twin], first, meters.counters())])
@@ -108,7 +110,7 @@ def _engine(
         statistics=model.statistics,
     )
     if meters.time.source == "measured":
-        _rehearse(settings, method, (w, trial), Fleet(model, shards, batch=batch_of(settings), seed=settings.seed))
+        _rehearse(settings, method, (w, trial), Fleet(model, shards, **fleet))
     fleets, remembers = build_fleets(settings, model, shards), remember_nodes(settings, model)
     engine = InProcessEngine(
         aggregator,
@@ -180,8 +182,8 @@ def build_fleets(settings: Settings, model: Model, shards: Shards, first: int = 
     """Nodes as one fleet or, where they may be absent, each as its own; their numbers in the run begin with `first`."""
     nodes = range(len(shards))
     parts = [(shards, nodes)] if settings.participation == 1 else [(shards.only([n]), range(n, n + 1)) for n in nodes]
-    batch, seed = batch_of(settings), settings.seed
-    return [Fleet(model, part, batch=batch, seed=seed, numbers=[first + n for n in own]) for part, own in parts]
+    common: Any = {"batch": batch_of(settings), "seed": settings.seed, "noise": node_noise(settings)}
+    return [Fleet(model, part, **common, numbers=[first + n for n in own]) for part, own in parts]
 
 
 def compressor_of(settings: Settings) -> BroadcastCompressor:

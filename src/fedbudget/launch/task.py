@@ -29,6 +29,7 @@ from fedbudget.meters.meters import Meters
 from fedbudget.models import catalogue
 from fedbudget.models.base import Model, loss_over
 from fedbudget.models.description import describe
+from fedbudget.models.per_sample import require_per_sample
 from fedbudget.protocol import tree
 from fedbudget.protocol.compression import BroadcastCompressor, Compression
 from fedbudget.protocol.messages import PeerError
@@ -72,6 +73,8 @@ def agree_on_task(
             "features are to be standardised by means that nodes tell, which a private run does not pay for: "
             "use `standardise` false, here and at nodes"
         )
+    if method.request.per_sample:
+        require_per_sample(model)
     assert settings.model is not None
     task = Task(
         settings.model if own is None else describe(own),

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedbudget.arrays import Float32
+from fedbudget.arrays import Float32, Float64
 from fedbudget.models.base import Target
 from fedbudget.models.score_model import ScoreModel
 from fedbudget.models.terms import LinearTerms
@@ -22,3 +22,6 @@ class LinearRegression(ScoreModel):
     def sums(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
         errors = np.asarray(x @ w - y, np.float32)
         return 0.5 * float(np.square(errors, dtype=np.float64).sum()), errors @ x
+
+    def slopes(self, scores: Float64, y: Float32) -> Float64:
+        return np.asarray(scores - y)

@@ -6,8 +6,10 @@ from typing import ClassVar
 import numpy as np
 
 from fedbudget.arrays import Float32
+from fedbudget.data.shards import Table
 from fedbudget.models.base import KernelModel, Target
 from fedbudget.models.description import TensorDescription
+from fedbudget.models.per_sample import OuterGradients, Rows, features
 from fedbudget.models.terms import SoftmaxTerms
 
 
@@ -50,3 +52,12 @@ class Softmax(KernelModel):
     def scores(self, w: Float32, x: Float32) -> Float32:
         weights = w.reshape(self.classes, -1)
         return x @ weights[:, :-1].T + weights[:, -1]
+
+    def sample_gradients(self, w: Float32, table: Table, rows: Rows) -> OuterGradients:
+        """Of single samples, without regularization."""
+        x, weights = features(table, rows), w.reshape(self.classes, -1).astype(np.float64)
+        scores = x @ weights[:, :-1].T + weights[:, -1]
+        slopes = np.exp(scores - scores.max(axis=1, keepdims=True))
+        slopes /= slopes.sum(axis=1, keepdims=True)
+        slopes[np.arange(len(rows)), table.y[rows].astype(np.int64)] -= 1
+        return OuterGradients(slopes, x, bias=True)

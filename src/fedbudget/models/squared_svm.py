@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedbudget.arrays import Float32
+from fedbudget.arrays import Float32, Float64
 from fedbudget.models.base import Target
 from fedbudget.models.score_model import ScoreModel
 from fedbudget.models.terms import SquaredSvmTerms
@@ -23,3 +23,6 @@ class SquaredSvm(ScoreModel):
     def sums(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
         slack = np.maximum(np.float32(1) - y * (x @ w), np.float32(0))
         return 0.5 * float(np.square(slack, dtype=np.float64).sum()), -(y * slack) @ x
+
+    def slopes(self, scores: Float64, y: Float32) -> Float64:
+        return np.asarray(-y * np.maximum(1 - y * scores, 0))

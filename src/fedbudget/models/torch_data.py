@@ -8,7 +8,7 @@ workers, and wherever the shard lies.
 
 import random
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, default_collate
 from torch.utils.data import Dataset as MapDataset
 
 from fedbudget.data.samples import LABELS, SampleStore
-from fedbudget.data.shards import Table
+from fedbudget.data.sampling import BatchIndices
+from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError
 from fedbudget.models.base import Target
 
@@ -66,6 +67,22 @@ class BatchReader:
         for found in self._read(table.store, places):
             inputs, y = _inputs_and_target(found)
             yield self._on_device(inputs), self._typed(self._on_device(y))
+
+    def of_updates(
+        self, shards: Shards, indices: BatchIndices, updates: Sequence[tuple[int, int]], at_once: int
+    ) -> Iterator[tuple[Rows, Iterator[tuple[Rows, Batch]]]]:
+        """Of each (node, update) the positions in the shard, and these in parts with the batch of each; it is read when
+        it is used.
+        """
+
+        def positions(node: int, update: int) -> Rows:
+            return indices.of(node, update, int(shards.size[node]))
+
+        every = ((shards.rows_of(node), in_parts(positions(node, update), at_once)) for node, update in updates)
+        picked = ((rows[part], seed_of(part)) for rows, parts in every for part in parts)
+        read = self.batches(shards.table, picked)
+        for each in updates:
+            yield positions(*each), zip(in_parts(positions(*each), at_once), read, strict=False)
 
     def batch(self, table: Table, rows: Rows) -> Batch:
         """Some rows of arrays."""

@@ -32,9 +32,11 @@ from fedbudget.errors import UserError, unknown
 from fedbudget.models.base import BaseModel, Descent, Target, Targets, first_alike, step_sizes
 from fedbudget.models.description import TensorDescription, in_words
 from fedbudget.models.faster_layers import FasterLayers
-from fedbudget.models.torch_data import Batch, BatchReader, Collate, Rows, all_in_parts, call, in_parts, seed_of
+from fedbudget.models.per_sample import GradientRows, gradients_in_turn
+from fedbudget.models.torch_data import Batch, BatchReader, Collate, Rows, all_in_parts, call, seed_of
 from fedbudget.models.torch_loss import Loss, Metric, beside, classes_right, default_loss, device_named, signs_right
 from fedbudget.models.torch_parameters import FlatModule, made
+from fedbudget.models.torch_per_sample import PerSample
 
 Statistics = Literal["average", "local"]
 """What becomes of running statistics."""
@@ -130,6 +132,9 @@ class TorchModel(BaseModel):
         self._convolves = any(isinstance(part, _Convolution) for part in own.modules())
         alone = self._convolves or self._flat.keeps_statistics or autocast
         self._together = self.parameters <= _SMALL and not alone
+        self._per_sample = PerSample(
+            self._flat, self._reader, self._loss_at, partial(self._alone, train=True, plain=True)
+        )
         self._predicted: tuple[Table, Float32, tuple[Tensor, Tensor]] | None = None
 
     @property
@@ -214,7 +219,7 @@ class TorchModel(BaseModel):
         best_losses, first = None, first_alike(shards, indices, w, shift, eta=eta)
         updates = [(node, update) for node in range(nodes) if first[node] == node for update in range(count[node])]
         with self._alone(train=True):
-            batches = self._batches(shards, indices, updates, _ROWS)
+            batches = self._reader.of_updates(shards, indices, updates, _ROWS)
             for node in range(nodes):
                 if first[node] < node:
                     out[node], losses[node], gradients[node] = (each[first[node]] for each in (out, losses, gradients))
@@ -263,6 +268,10 @@ class TorchModel(BaseModel):
         """Of one node's batch, as a function of the parameters, as torch.func wants it."""
         return self._mean_loss(functional_call(self._flat.module, parameters, (x,)), y)
 
+    def sample_gradients(self, w: Float32, table: Table, rows: Rows) -> GradientRows:
+        """Of single samples."""
+        return self._per_sample.gradients(w, table, rows) or gradients_in_turn(self, w, table, rows)
+
     def outputs(self, w: Float32, table: Table) -> Float32 | None:
         """The module's, where that is one number or one row of numbers for each sample."""
         return self.outputs_and_targets(w, table)[0]
@@ -300,7 +309,7 @@ class TorchModel(BaseModel):
     def _evaluate(self, w: Float32, shards: Shards, indices: BatchIndices) -> Float64:
         losses, at_once = np.empty(len(shards)), _ROWS if self._flat.module.training else _PREDICTED
         first = first_alike(shards, indices, w)
-        batches = self._batches(
+        batches = self._reader.of_updates(
             shards, indices, [(node, 0) for node, other in enumerate(first) if node == other], at_once
         )
         for node, other in enumerate(first):
@@ -311,22 +320,6 @@ class TorchModel(BaseModel):
             positions, parts = next(batches)
             losses[node] = sum(float(self._loss_of(part, batch)) * len(part) / len(positions) for part, batch in parts)
         return losses
-
-    def _batches(
-        self, shards: Shards, indices: BatchIndices, updates: Sequence[tuple[int, int]], at_once: int
-    ) -> "Iterator[tuple[Rows, Iterator[tuple[Rows, Batch]]]]":
-        """Of each (node, update) the positions in the shard, and these in parts with the batch of each; it is read when
-        it is used.
-        """
-
-        def positions(node: int, update: int) -> Rows:
-            return indices.of(node, update, int(shards.size[node]))
-
-        every = ((shards.rows_of(node), in_parts(positions(node, update), at_once)) for node, update in updates)
-        picked = ((rows[part], seed_of(part)) for rows, parts in every for part in parts)
-        read = self._reader.batches(shards.table, picked)
-        for each in updates:
-            yield positions(*each), zip(in_parts(positions(*each), at_once), read, strict=False)
 
     def _backward(self, positions: Rows, parts: Iterator[tuple[Rows, Batch]]) -> Tensor:
         """Loss at the module's w, with its gradient in `self._flat.gradient`."""
@@ -380,10 +373,10 @@ class TorchModel(BaseModel):
         return self._predicted[2]
 
     @contextmanager
-    def _alone(self, *, train: bool) -> Iterator[None]:
-        """The module for ourselves, and the program's random numbers as they were."""
+    def _alone(self, *, train: bool, plain: bool = False) -> Iterator[None]:
+        """The module for ourselves, with PyTorch's `plain` layers or faster ones, and random numbers as they were."""
         devices = [self._device] if self._device.type == "cuda" else []
-        layers = FasterLayers() if self._convolves and not self._autocast else nullcontext()
+        layers = FasterLayers() if self._convolves and not self._autocast and not plain else nullcontext()
         with _ONE_AT_A_TIME, torch.random.fork_rng(devices=devices), layers:
             self._flat.train(training=train)
             yield

@@ -75,6 +75,12 @@ def _far_steepness(slopes: Float64) -> Float64:
     return np.where(beyond.any(axis=0), _UPDATES / far, 0.0)
 
 
+def searched_steepness(model: Model, shards: Shards, indices: BatchIndices, w: Float32) -> Float64:
+    """β̂_i of nodes that have no w_i(t₀) to compare with, [nodes]: along their own gradient."""
+    gradients = model.descend(w[None], shards, indices, 0.0).gradients
+    return first_steepness(model, shards, indices, w, gradients)
+
+
 def own_steps(steepness: Float64, eta: float) -> Float32:
     """η_i of each node in the first round, [nodes]: 1/β̂_i, or η where there is no β̂_i."""
     known = np.isfinite(steepness) & (steepness > 0)

@@ -41,14 +41,14 @@ from fedbudget.models.base import Descent, Model
 from fedbudget.protocol.compression import SentVectors
 from fedbudget.protocol.drift import NOTHING, Correction, mean_gradient, next_mean
 from fedbudget.protocol.evidence import Evidence, gather, mini_batches, one_of
-from fedbudget.protocol.first_step import first_steepness, own_steps
+from fedbudget.protocol.first_step import own_steps, searched_steepness
 from fedbudget.protocol.messages import Broadcast, Drift, LocalError, PeerError, Report
 from fedbudget.protocol.norms import SAME, norms, slope
-from fedbudget.protocol.privacy import private_report
 from fedbudget.protocol.probe import probe_points
 from fedbudget.protocol.proximal import descend_near
-from fedbudget.protocol.state import FleetState, gone_on
-from fedbudget.protocol.statistics import with_statistics_of
+from fedbudget.protocol.sample_updates import NodeNoise, SampleUpdates
+from fedbudget.protocol.state import FleetState, gone_on, motion_of
+from fedbudget.protocol.statistics import scaled_from, with_statistics_of
 
 
 class Fleet:
@@ -60,10 +60,18 @@ class Fleet:
       batch: samples in a mini-batch; None for whole shards, that is deterministic gradient descent.
       seed: of the mini-batches; the same for all nodes of all fleets.
       numbers: the nodes' numbers among all nodes of the run; 0..n-1 when left out.
+      noise: of the nodes' own, where single samples are to be protected.
     """
 
     def __init__(
-        self, model: Model, shards: Shards, *, batch: int | None, seed: int, numbers: Sequence[int] | None = None
+        self,
+        model: Model,
+        shards: Shards,
+        *,
+        batch: int | None,
+        seed: int,
+        numbers: Sequence[int] | None = None,
+        noise: NodeNoise | None = None,
     ) -> None:
         self.model = model
         self.shards = shards
@@ -71,6 +79,7 @@ class Fleet:
         if len(self.numbers) != len(shards) or (np.diff(self.numbers) <= 0).any():
             raise ValueError("a fleet's nodes need one number each, in rising order")
         self.sampler = Sampler(shards.size, batch, seed)
+        self._private = SampleUpdates(model, shards, self.numbers, noise)
         self._broadcast: Broadcast | None = None
         self._indices: BatchIndices | None = None
         self._w: Float32 | None = None  # w_i(t), [nodes, parameters], from the last updates
@@ -171,14 +180,15 @@ class Fleet:
         more = mini_batches(self.sampler.batch) if broadcast.request.curvature else 1
         several = self.sampler.round(more, anew=True) if more > 1 else None
         anew = broadcast.request.curvature or not broadcast.request.estimate
-        self._indices = self.sampler.round(broadcast.tau if work is None else work.most, anew=anew)
+        made, epoch = broadcast.tau if work is None else work.most, broadcast.request.per_sample
+        self._indices = self.sampler.round(made, anew=anew, epoch=epoch)
         if work is not None:
             self._indices = replace(self._indices, counts=np.array(work.updates))
         self._descent = self._losses = self._best_losses = self._local = self._distance = self._evidence = None
         self._searched = None
         if not broadcast.request.estimate or self._w is None or before is None:
             if broadcast.request.one_step and broadcast.tau > 0:
-                self._searched = self._search(broadcast.w, one_of(self._indices, 0))
+                self._searched = searched_steepness(self.model, self.shards, one_of(self._indices, 0), broadcast.w)
             return
         points, self._distance = self._points(self._w, broadcast, before)
         if several is not None and self._best is not None:
@@ -242,11 +252,6 @@ class Fleet:
         self._before = before
         return gone_on(broadcast.w, before, broadcast.momentum, self.model.statistics)
 
-    def _search(self, w: Float32, indices: BatchIndices) -> Float64:
-        """β̂_i of nodes that have no w_i(t₀) to compare with: along their own gradient."""
-        gradients = self.model.descend(w[None], self.shards, indices, 0.0).gradients
-        return first_steepness(self.model, self.shards, indices, w, gradients)
-
     def _follow_drift(self, broadcast: Broadcast, drift: Drift) -> None:
         """Learns c from the interval before, or as we are told it where we missed it."""
         last, correction, catch_up = self._broadcast, self._correction, broadcast.catch_up
@@ -303,17 +308,15 @@ class Fleet:
             scale = counted if scale is None else scale * counted
         if scale is None or start is None:
             return descent
-        with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged
-            scaled: Float32 = descent.w - start
-            scaled *= scale[:, None]
-            scaled += start
-        return replace(descent, w=with_statistics_of(descent.w, scaled, self.model.statistics))
+        return replace(descent, w=scaled_from(start, descent.w, scale, self.model.statistics))
 
     def _local_updates(
         self, broadcast: Broadcast, indices: BatchIndices, eta: float | Float32, best: Float32 | None
     ) -> Descent:
         """The updates of a round, with all that is added to gradients."""
         model, shards, w, proximal = self.model, self.shards, broadcast.w, broadcast.request.proximal
+        if broadcast.request.per_sample:
+            return self._private.descend(broadcast, indices)
         if proximal is None:
             return model.descend(w[None], shards, indices, eta, best, self._shift())
 
@@ -341,7 +344,7 @@ class Fleet:
     def _report(self, broadcast: Broadcast, losses: Float64, best_losses: Float64) -> Report:
         descent, w = self._descent, None if self._descent is None else self._descent.w
         if broadcast.private is not None:
-            return private_report(broadcast, broadcast.private, self.numbers, w)
+            return self._private.report(broadcast, broadcast.private, w)
         report = Report(broadcast.round, self.numbers, self.shards.size, losses, best_losses, w)
         if descent is None:
             return report
@@ -381,12 +384,8 @@ class Fleet:
         broadcast, start, shift = self._broadcast, self._start, self._correcting()
         if broadcast is None or start is None or start is broadcast.w:
             return shift
-        if broadcast.work is None:
-            going_on: Float32 = (broadcast.w - start) / np.float32(broadcast.eta * broadcast.tau)
-            return np.repeat(going_on[None], len(self.shards), axis=0) if shift is None else shift + going_on
-        spans = np.float32(broadcast.eta) * np.array(broadcast.work.updates, np.float32)
-        going_on = (broadcast.w - start) / spans[:, None]
-        return going_on if shift is None else shift + going_on
+        motion = motion_of(broadcast, start)
+        return np.repeat(motion, len(self.shards) // len(motion), axis=0) if shift is None else shift + motion
 
     def _correcting(self) -> Float32 | None:
         """What is added to gradients against drift, [nodes, parameters]."""

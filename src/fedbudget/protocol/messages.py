@@ -42,6 +42,7 @@ class Request:
         round a node makes its updates with an η_i of its own, 1/β̂_i, and says where η would have taken it.
       proximal: μ of FedProx, by which local updates are held near w(t₀), see proximal.py.
       private: nothing but what privacy.py has; with `one_step`, a node makes all its updates with an η_i of its own.
+      per_sample: it is single samples that are protected, by noise that nodes add themselves (sample_updates.py).
     """
 
     estimate: bool = False
@@ -52,6 +53,7 @@ class Request:
     one_step: bool = False
     proximal: float | None = None
     private: bool = False
+    per_sample: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,20 @@ class Private:
     """What a broadcast says of a round that is private, see privacy.py.
 
     Args:
-      clip: C, the longest update that is sent; 0 where only lengths are asked for.
-      rho: ρ that the round costs each node.
+      clip: C, the longest update that is sent; 0 where only lengths are asked for. Where single samples are protected,
+        the longest gradient of one.
+      rho: ρ that the round costs each node, or each sample.
+      samples: where single samples are protected, how many all nodes have, as far as that is known.
     """
 
     clip: float
     rho: float
+    samples: int | None = None
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether single samples are protected, and not nodes."""
+        return self.samples is not None
 
     @property
     def measures(self) -> bool:
@@ -175,6 +185,8 @@ class Broadcast:
     def __post_init__(self) -> None:
         if self.request.private != (self.private is not None):
             raise ValueError("a broadcast says what a private round is where that is asked for, and only there")
+        if self.private is not None and self.request.per_sample != self.private.per_sample:
+            raise ValueError("a private round is of nodes or of samples, as a run asks for")
         if self.request.drift != (self.drift is not None):
             raise ValueError("a broadcast says how drift is corrected where that is asked for, and only there")
 
@@ -182,7 +194,7 @@ class Broadcast:
     def first(cls, w: Float32, eta: float, request: Request) -> "Broadcast":
         """What a run begins with, with τ=1: for a trial round, say."""
         drift = Drift(correct=True, share=1.0) if request.drift else None
-        private = Private(1.0, 0.0) if request.private else None
+        private = Private(1.0, 1.0, 0 if request.per_sample else None) if request.private else None
         return cls(1, w, 1, eta, request, best=False, stop=False, drift=drift, private=private)
 
     def to(self, nodes: Int64) -> "Broadcast":
@@ -221,7 +233,8 @@ class Broadcast:
         if self.tau == 0:
             return frozenset()
         if self.private is not None:
-            return frozenset({"length"} if self.private.measures else {"length", "w"})
+            lengths = {"length"} if self.private.measures or not self.private.per_sample else set()
+            return frozenset(lengths if self.private.measures else {*lengths, "w"})
         names = {"w"}
         if self.request.estimate and (self.round > 1 or self.request.one_step):
             names |= {"rho", "beta", "gradients"} if self.request.gradient else {"rho", "beta"}
@@ -262,7 +275,7 @@ class Report:
         with it, where drift is corrected; see drift.py.
       lasting, shifted: -<c_i, s_i> of this round, and ‖s_i‖², [n], where asked for.
       length: of the update before it was clipped, as privacy.py tells it, [n], where rounds are private; then sizes are
-        1, and losses 0.
+        1, and losses 0. Where single samples are protected, of gradients, as sample_updates.py tells it.
     """
 
     round: int

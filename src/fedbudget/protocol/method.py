@@ -29,12 +29,14 @@ class PrivateRule:
       tau: the same in every round, where that is fixed.
       excess: how many times as much noise there is, by its variance, as is paid for: where nodes add it, for some may
         drop out.
+      per_sample: single samples are protected, by noise of the nodes' own; then `noise` only keeps the account.
     """
 
     nodes: int
     noise: Noise
     tau: int | None = None
     excess: float = 1.0
+    per_sample: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ class Method:
         """What nodes are asked for."""
         adapts = self.step_size.adapts
         if self.private is not None:
-            return Request(one_step=adapts, proximal=self.proximal, private=True)
+            per_sample = self.private.per_sample  # in which an η_i by samples of one's own would tell of them
+            one_step = adapts and not per_sample
+            return Request(one_step=one_step, proximal=self.proximal, private=True, per_sample=per_sample)
         return Request(
             estimate=self.controller.estimates or adapts,
             gradient=self.delta == "gradient",

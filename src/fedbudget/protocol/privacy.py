@@ -69,6 +69,8 @@ def multipliers(private: Private) -> Multipliers:
     """Of a round that costs so much."""
     if private.measures:
         return Multipliers(math.inf, math.sqrt(1 / (2 * private.rho)))
+    if private.per_sample:  # what nodes have added, to all updates of a round together
+        return Multipliers(math.sqrt(1 / (2 * private.rho)), math.inf)
     return Multipliers(
         math.sqrt(1 / (2 * (1 - COUNTED) * private.rho)),
         math.sqrt(1 / (2 * COUNTED * private.rho)),

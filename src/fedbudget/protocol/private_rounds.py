@@ -10,6 +10,7 @@ known moves w, by the update rule; the ledger is charged with what the round cos
 A round that does not come together makes nothing known, and costs no privacy.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from fedbudget.protocol import steps
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.messages import Broadcast, LocalError, Private, Report
 from fedbudget.protocol.privacy import NoisySums, noise_size, release, release_sums
-from fedbudget.protocol.private_plan import plan_round, private_of, rho_left
+from fedbudget.protocol.private_plan import RoundPlan, plan_round, private_of, rho_left
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.sums import Reports
 from fedbudget.protocol.workload import NodeTimes
@@ -73,7 +74,7 @@ class PrivateAggregator(Aggregator):
         state, left = self.state, rho_left(self.ledger)
         if state.phase is Phase.ROUND and state.private is not None and state.private.rho > left:
             done = {"phase": Phase.DONE, "stopped_by": self.ledger.budget.by_noise}
-            self.state = state.updated(**({"private": Private(state.private.clip, left)} if left > 0 else done))
+            self.state = state.updated(**({"private": replace(state.private, rho=left)} if left > 0 else done))
 
     def _announce_private(self, state: _State, clip: float) -> _State:
         """The next round, as far as there is privacy and the rest for it; or the end.
@@ -81,21 +82,33 @@ class PrivateAggregator(Aggregator):
         Args:
           clip: C of it; 0 where it only asks for lengths.
         """
-        rule, spending = self.method.private, self.method.spending
-        assert rule is not None
-        made, first = state.round - state.final_rounds, clip == 0
+        made, spending = state.round - state.final_rounds, self.method.spending
         if self._rounds is not None and made >= self._rounds:
             return state.updated(phase=Phase.DONE, stopped_by="rounds")
         more = None if self._rounds is None else self._rounds - made
-        plan = plan_round(rule, spending, state.ledger, state.w.size, first=first, rounds=more)
+        plan = self._plan(state, clip, more)
         if plan is None:
             return state.updated(phase=Phase.DONE, stopped_by=state.stopped_by or state.ledger.budget.by_noise)
         fitting = spending.plan(state.ledger, plan.decision)
         if fitting.decision is None:
             return state.updated(phase=Phase.DONE, stopped_by=fitting.stopped_by)
-        private, decision = private_of(plan, clip), fitting.decision
+        decision = fitting.decision
         state = state.updated(round=state.round + 1, tau=decision.tau, decision=decision)
-        return state.updated(private=private, stopped_by=plan.bound_by)
+        return self._with_plan(state, plan, clip).updated(stopped_by=plan.bound_by)
+
+    def _plan(self, state: _State, clip: float, rounds: int | None) -> RoundPlan | None:
+        """The next round; None when there is no privacy left.
+
+        Args:
+          rounds: that are to be made, with this one, where that is given.
+        """
+        rule, spending = self.method.private, self.method.spending
+        assert rule is not None
+        return plan_round(rule, spending, state.ledger, state.w.size, first=clip == 0, rounds=rounds)
+
+    def _with_plan(self, state: _State, plan: RoundPlan, clip: float) -> _State:
+        """With what nodes are told of it."""
+        return state.updated(private=private_of(plan, clip))
 
     def _extended(self, state: _State) -> _State:
         if state.phase is Phase.ROUND:

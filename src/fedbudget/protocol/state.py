@@ -36,6 +36,15 @@ class Phase(StrEnum):
     DONE = "done"
 
 
+def motion_of(broadcast: Broadcast, start: Float32) -> Float32:
+    """What is added to gradients so that nodes go on from `start` to w(t₀), [nodes, parameters], or [1, parameters]."""
+    if broadcast.work is None:
+        motion: Float32 = (broadcast.w - start) / np.float32(broadcast.eta * broadcast.tau)
+        return motion[None]
+    spans = np.float32(broadcast.eta) * np.array(broadcast.work.updates, np.float32)
+    return np.asarray((broadcast.w - start) / spans[:, None])
+
+
 def gone_on(w: Float32, before: Float32, momentum: float, statistics: int) -> Float32:
     """Where w comes to that goes so much of its last way once more, [parameters]; running statistics do not."""
     return with_statistics_of(w, w + np.float32(momentum) * (w - before), statistics)

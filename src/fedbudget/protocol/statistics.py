@@ -28,3 +28,16 @@ def with_statistics_of(other: Float32, w: Float32, statistics: int) -> Float32:
 def without_statistics(w: Float32, statistics: int) -> Float32:
     """The parameters alone."""
     return w[..., : w.shape[-1] - statistics]
+
+
+def scaled_from(start: Float32, w: Float32, scale: Float32, statistics: int) -> Float32:
+    """Where nodes would be who have come from `start` to w, [nodes, parameters], had they gone so many times as far.
+
+    Args:
+      scale: [nodes]; statistics stay as they are.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged
+        scaled: Float32 = w - start
+        scaled *= scale[:, None]
+        scaled += start
+    return with_statistics_of(w, scaled, statistics)

@@ -59,6 +59,13 @@ class Explanation:
         """How much was made known of the nodes, in a sentence; empty where nothing was planned."""
         if self.release is None or "noise" not in self.release:
             return ""
+        if "samples" in self.release:
+            return (
+                f"privacy was shared out over as many local updates as are worth their noise, and τ = {self.tau} is "
+                f"the fewest with which they fit: gradients of samples were cut to {self.release['clip']:.3g}, and all "
+                f"uses of a sample in this round together had noise of {self.release['noise']:.3g} times that, for "
+                f"ρ = {self.release['rho']:.3g}"
+            )
         return (
             f"privacy was shared out over as many rounds as give updates the length of their noise or more: this one "
             f"had noise of {self.release['noise']:.3g} times the longest update, {self.release['clip']:.3g}, and paid "

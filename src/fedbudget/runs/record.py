@@ -137,6 +137,7 @@ def _private(private: "Private") -> dict[str, float]:
 
     sigma = multipliers(private)
     told = {"clip": private.clip, "noise": sigma.updates, "count_noise": sigma.counts, "rho": private.rho}
+    told |= {} if private.samples is None else {"samples": private.samples}
     return {name: value for name, value in told.items() if 0 < value < math.inf}
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from support.flower_runs import here, run
 
@@ -22,3 +23,13 @@ def test_noise_is_secret(tmp_path: Path) -> None:
     found = run(tmp_path, **PRIVATE, budget=BUDGET)
     assert not np.allclose(found.w, here(**PRIVATE, budget=BUDGET.split(",")).w)
     assert (tmp_path / "run" / "privacy.jsonl").is_file()
+
+
+def test_samples_are_protected_by_noise_of_the_nodes_own(tmp_path: Path) -> None:
+    """Whose parameters are never the same, and whose ε is what the same run costs in one process."""
+    options = {**PRIVATE, "privacy_unit": "sample"}
+    found = run(tmp_path, **options, budget=BUDGET)
+    expected = here(**options, budget=BUDGET.split(","))
+    assert found.spent["privacy"] == pytest.approx(expected.spent["privacy"], rel=1e-6)
+    assert found.spent["privacy"] <= 8
+    assert not np.allclose(found.w, expected.w)

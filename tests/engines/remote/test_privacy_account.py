@@ -75,3 +75,14 @@ def test_a_limit_that_means_nothing_is_refused(tmp_path: Path) -> None:
         PrivacyAccount(tmp_path / "told.json", 0.0, 1e-5)
     with pytest.raises(UserError, match="privacy_delta"):
         PrivacyAccount(tmp_path / "told.json", 2.0, 1.0)
+
+
+def test_an_account_is_of_nodes_or_of_samples(tmp_path: Path) -> None:
+    account = PrivacyAccount(tmp_path / "told.json", 2.0, 1e-5, per_sample=True)
+    with pytest.raises(BeyondLimits, match=r"protects nodes, and this node.s .?privacy_limit.? is of single samples"):
+        account.pay("one", round_of(0.01))
+    first = Broadcast.first(np.zeros(3, np.float32), 0.1, Request(private=True, per_sample=True))
+    account.pay("one", replace(first, private=Private(1.0, 0.02, 100)))
+    assert account.spent == pytest.approx(epsilon_of(0.02, 1e-5))
+    with pytest.raises(UserError, match="it is of single samples"):
+        PrivacyAccount(tmp_path / "told.json", 2.0, 1e-5).pay("one", round_of(0.01))

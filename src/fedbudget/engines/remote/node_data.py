@@ -12,6 +12,7 @@ from fedbudget.data.layout import in_words
 from fedbudget.data.moments import Moments
 from fedbudget.data.partition import Rows
 from fedbudget.data.shards import Shards, Table
+from fedbudget.engines.node_noise import SecretNodeNoise
 from fedbudget.engines.remote.task import ANY_KIND, FEWEST, SamplesDescription, Task, require_model
 from fedbudget.errors import UserError
 from fedbudget.models import catalogue
@@ -90,7 +91,8 @@ class NodeData:
             raise UserError(
                 f"mini-batches of {task.batch} samples are asked for, and this node has {shards.size.max()}"
             )
-        return Fleet(model, shards, batch=task.batch, seed=task.seed, numbers=numbers)
+        noise = SecretNodeNoise() if task.request.per_sample else None
+        return Fleet(model, shards, batch=task.batch, seed=task.seed, numbers=numbers, noise=noise)
 
     def unseen(self, agreed: SamplesDescription) -> str:
         """In words, the categories of a table that were agreed on without; nothing where there are none."""

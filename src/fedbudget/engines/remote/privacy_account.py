@@ -4,7 +4,9 @@
 
 ρ of all runs adds up, whoever the aggregators were. A node pays before it answers, also for an answer that is lost or
 made again: it cannot know what became of it. It takes the aggregator's word that noise is added for what a round says
-it costs. Two nodes with the same samples need the same file, and take turns with it.
+it costs; where single samples are protected, it adds the noise itself. What is told of a node and of a sample does not
+add up to one figure: an account is of one of them, and says so where that is samples ("unit": "sample"). Two nodes with
+the same samples need the same file, and take turns with it.
 """
 
 import fcntl
@@ -23,6 +25,8 @@ from fedbudget.errors import UserError, WorkError
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.resources.privacy import epsilon_of, rho_of
 
+_UNITS = {False: "nodes", True: "single samples"}
+
 
 @dataclass(frozen=True)
 class PrivacyAccount:
@@ -32,11 +36,13 @@ class PrivacyAccount:
       path: of the file.
       limit: ε of all runs together.
       delta: δ.
+      per_sample: it is of each sample, and not of the node with all of them.
     """
 
     path: Path
     limit: float
     delta: float
+    per_sample: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
@@ -52,6 +58,7 @@ class PrivacyAccount:
         """Refuses a run that is not private, or that there is nothing left for."""
         if not task.request.private:
             raise BeyondLimits("this run is not private, and this node has a `privacy_limit`")
+        self._require_unit(task.request.per_sample)
         self._require(self._read(), 0.0)
 
     def pay(self, run: str, broadcast: Broadcast) -> None:
@@ -59,6 +66,7 @@ class PrivacyAccount:
         private = broadcast.private
         if private is None or not 0 < private.rho < math.inf:
             raise BeyondLimits("this round is not private, and this node has a `privacy_limit`")
+        self._require_unit(private.per_sample)
         with self._locked():
             known = self._read()
             self._require(known, private.rho)
@@ -68,6 +76,13 @@ class PrivacyAccount:
                 atomic_file.replace(self.path, json.dumps({**known, "rho": known["rho"] + private.rho}).encode())
             except OSError as error:
                 raise WorkError(f"{self.path} cannot be written: {error.strerror}") from None
+
+    def _require_unit(self, per_sample: bool) -> None:
+        if per_sample != self.per_sample:
+            raise BeyondLimits(
+                f"this run protects {_UNITS[per_sample]}, and this node's `privacy_limit` is of "
+                f"{_UNITS[self.per_sample]}: they do not add up (`privacy_unit`)"
+            )
 
     def _require(self, known: dict[str, Any], more: float) -> None:
         after = known["rho"] + more
@@ -83,8 +98,10 @@ class PrivacyAccount:
             known = json.loads(self.path.read_text(encoding="utf-8"))
             if not (0 <= known["rho"] < math.inf and isinstance(known["runs"], dict)):
                 raise ValueError(f"ρ is {known['rho']}")
+            if known.get("unit", "node") != ("sample" if self.per_sample else "node"):
+                raise ValueError(f"it is of {_UNITS[not self.per_sample]}, and `privacy_unit` says otherwise")
         except FileNotFoundError:
-            return {"rho": 0.0, "runs": {}}
+            return {"rho": 0.0, "runs": {}, **({"unit": "sample"} if self.per_sample else {})}
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise UserError(f"{self.path} is not a node's account of privacy: {error}") from None
         return dict(known)
