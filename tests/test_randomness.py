@@ -23,7 +23,7 @@ def test_numbers_are_unique_and_kept() -> None:
     """A number that changes changes runs; one that is there twice gives two things the same draws."""
     numbers = {name: stream.value for name, stream in Stream.__members__.items()}
     first = {"MINI_BATCHES": 0, "PARTITION": 1, "COSTS": 2, "SAMPLES": 3, "ABSENCE": 4, "FORECASTS": 5}
-    assert numbers == {**first, "SPEEDS": 6, "ATTACK": 7, "PRIVACY": 8}
+    assert numbers == {**first, "SPEEDS": 6, "ATTACK": 7, "PRIVACY": 8, "SAMPLE_PRIVACY": 9}
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32, 2**64 - 1])

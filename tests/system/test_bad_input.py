@@ -19,7 +19,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, with files that have something wrong."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDBUDGET_DATA", "nothing")
-    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # which counts only as a whole path
     good = "a,b,y\n" + "1,2,0\n3,5,1\n" * 10
     for name, text in {
         "good.csv": good,

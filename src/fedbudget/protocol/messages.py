@@ -81,6 +81,10 @@ class Private:
         """Whether only lengths are asked for."""
         return self.clip == 0
 
+    def at_cost(self, rho: float) -> "Private":
+        """The same round with another ρ."""
+        return replace(self, rho=rho)
+
 
 @dataclass(frozen=True)
 class Drift:

@@ -10,7 +10,6 @@ known moves w, by the update rule; the ledger is charged with what the round cos
 A round that does not come together makes nothing known, and costs no privacy.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,7 +73,7 @@ class PrivateAggregator(Aggregator):
         state, left = self.state, rho_left(self.ledger)
         if state.phase is Phase.ROUND and state.private is not None and state.private.rho > left:
             done = {"phase": Phase.DONE, "stopped_by": self.ledger.budget.by_noise}
-            self.state = state.updated(**({"private": replace(state.private, rho=left)} if left > 0 else done))
+            self.state = state.updated(**({"private": state.private.at_cost(left)} if left > 0 else done))
 
     def _announce_private(self, state: _State, clip: float) -> _State:
         """The next round, as far as there is privacy and the rest for it; or the end.
