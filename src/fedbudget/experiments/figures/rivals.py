@@ -125,7 +125,10 @@ class Rivals(Figure):
         axis.axvline(1, color=BASELINE, linewidth=1)
         colours = [COLOURS[1] if ratio >= 1 else COLOURS[2] for ratio in ratios]
         axis.scatter(ratios, [row["method"] for row in others], color=colours)
-        axis.set_xscale("log")
+        if max(ratios, default=1) > 10 * min(ratios, default=1):
+            axis.set_xscale("log")
+        else:  # where a logarithmic axis has no room for its numbers
+            axis.locator_params(axis="x", nbins=4)
         axis.invert_yaxis()
         finish(axis, "loss, times the default's", "")
 
