@@ -1,11 +1,13 @@
 """A model of a person's own, given as what they have."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from fedbudget.errors import UserError
@@ -74,3 +76,22 @@ def test_what_cannot_be_made_is_refused_with_the_name(tmp_path: Path) -> None:
     (tmp_path / "needs_more.py").write_text("from torch import nn\nclass Net(nn.Module):\n  def __init__(self, n): ...")
     with pytest.raises(UserError, match=r"needs_more\.py:Net: Net cannot be made: missing a required argument: 'n'"):
         load_model(f"{tmp_path}/needs_more.py:Net")
+
+
+def test_modules_made_by_several_threads_at_once_have_the_numbers_of_one_made_alone() -> None:
+    """Nodes may be threads of one program, and PyTorch's random numbers are one sequence for all of them."""
+
+    def make() -> nn.Module:
+        torch.manual_seed(5)
+        layers = nn.Sequential(nn.Linear(6, 60), nn.Tanh(), nn.Linear(60, 60), nn.Tanh(), nn.Linear(60, 3))
+        layers[:-1].requires_grad_(False)
+        return layers
+
+    def frozen(_: int) -> str:
+        model = as_model(make)
+        assert isinstance(model, TorchModel)
+        return model.frozen
+
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(30):
+            assert len({frozen(0), *pool.map(frozen, range(3))}) == 1

@@ -8,6 +8,7 @@ from fedbudget import python_file
 from fedbudget.errors import UserError, explained
 from fedbudget.models.base import Model
 from fedbudget.models.description import require_no_arguments
+from fedbudget.models.torch_random import ALONE
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,7 +31,8 @@ def as_model(given: Any, *, device: str = "auto") -> Model:
         return _torch_model(given, device)
     if callable(given):
         require_no_arguments(given)
-        made = given()
+        with ALONE:  # a function may seed PyTorch
+            made = given()
         if _is_model(made):
             return _complete(made)
         if _is_module(made):

@@ -12,7 +12,6 @@ because torch.func does not know it, takes turns. Modules with convolutions have
 """
 
 import copy
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -37,11 +36,11 @@ from fedbudget.models.torch_data import Batch, BatchReader, Collate, Rows, all_i
 from fedbudget.models.torch_loss import Loss, Metric, beside, classes_right, default_loss, device_named, signs_right
 from fedbudget.models.torch_parameters import FlatModule, made
 from fedbudget.models.torch_per_sample import PerSample
+from fedbudget.models.torch_random import ALONE
 
 Statistics = Literal["average", "local"]
 """What becomes of running statistics."""
 
-_ONE_AT_A_TIME = threading.Lock()  # of all models: PyTorch's random numbers are one sequence for all threads
 _SMALL, _MANY = 50_000, 10  # parameters up to which, and nodes from which on, nodes are batched
 _ROWS = 1000  # samples that a gradient is taken of at once, when a shard is larger
 _PREDICTED = 200  # the same without a gradient: what layers give to each other then stays in the caches
@@ -180,7 +179,7 @@ class TorchModel(BaseModel):
         table = dataset.table(dataset.train, self.target)
         reader = BatchReader(self.target, torch.device("cpu"), collate=self._options["collate"], workers=0)
         passes = (partial(_pass, inputs) for inputs, _ in reader.batches(table, all_in_parts(table, _PREDICTED)))
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with ALONE, torch.random.fork_rng(devices=[]), torch.no_grad():
             return self._flat.measured(w, passes)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -377,7 +376,7 @@ class TorchModel(BaseModel):
         """The module for ourselves, with PyTorch's `plain` layers or faster ones, and random numbers as they were."""
         devices = [self._device] if self._device.type == "cuda" else []
         layers = FasterLayers() if self._convolves and not self._autocast and not plain else nullcontext()
-        with _ONE_AT_A_TIME, torch.random.fork_rng(devices=devices), layers:
+        with ALONE, torch.random.fork_rng(devices=devices), layers:
             self._flat.train(training=train)
             yield
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fedbudget.arrays import Float32
 from fedbudget.errors import UserError, unknown
 from fedbudget.models.description import TensorDescription, digest, require_no_arguments
+from fedbudget.models.torch_random import ALONE
 
 MakeModule = Callable[[], nn.Module]
 
@@ -162,7 +163,7 @@ class FlatModule:
 
 def made(make: MakeModule, seed: int) -> nn.Module:
     """The module that a function makes, with PyTorch seeded."""
-    with torch.random.fork_rng(devices=[]):
+    with ALONE, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if callable(make):
             require_no_arguments(make)
