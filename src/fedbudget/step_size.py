@@ -57,7 +57,7 @@ class StepSizeInputs:
       beta: the last round's max_i β̂_i, if there was any.
       spent: the share of the budget spent.
       mean_beta: the mean of the β̂_i, if there was any.
-      improved: whether the w that the last round began with is the best so far.
+      improved: whether the w that the last round began with is better than the best before it, by more than chance.
       round_share: the share of the budget that the last round took.
     """
 
@@ -250,7 +250,9 @@ class SearchedStep:
 
         η ← max(least, min(1/β̄, 2η)),      β̂ = √(mean_i β̂_i · max_i β̂_i),      β̄ as of `AutoStep`
 
-    - It grows, where the loss becomes flatter, and only after a round that began with the best w so far.
+    - It grows, where the loss becomes flatter, and only after a round that began with a w better than any before, by
+      more than chance: in noise every second w seems to be. And the β̂ of nodes that long steps have taken far apart is
+      small where gradients are bounded, however steep the loss is between them: η would follow its own length upwards.
     - It does not fall below `least`, 1/β̂ of the search, while that is stable: below 2 over the running mean of β̂. The β̂
       of a network rises as it is trained, until ηβ is near 2, and an η that follows it down gains nothing. But where
       nodes have few classes each it may rise far beyond.

@@ -11,6 +11,7 @@ from fedbudget.launch.method import build_method
 from fedbudget.launch.prepared import Overrides
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.rivals import FedAdam, FedYogi
+from fedbudget.protocol.split_centres import SplitCentres
 from fedbudget.protocol.update import Accelerate, Average, ServerMomentum
 from fedbudget.settings import Settings
 from fedbudget.step_size import AutoStep, FallingStep, FixedStep, SearchedStep
@@ -81,7 +82,9 @@ def test_the_accelerated_method() -> None:
     ("settings", "rule"),
     [
         (Settings(), Accelerate()),
-        (Settings(model="kmeans"), Average()),
+        (Settings(model="kmeans", clusters=7), SplitCentres(7)),
+        (Settings(model="kmeans", update="average"), Average()),
+        (Settings(model="kmeans", method="frugal"), Average()),
         (Settings(method="frugal"), Average()),
         (Settings(update="average"), Average()),
         (Settings(update="fedavgm"), ServerMomentum(0.9, step_size=1.0)),
@@ -93,7 +96,7 @@ def test_the_accelerated_method() -> None:
 def test_update_rule_as_named(settings: Settings, rule: object) -> None:
     method = build_method(settings)
     assert method.update == rule
-    assert method.correct_drift == isinstance(rule, (Average, Accelerate))
+    assert method.correct_drift == isinstance(rule, (Average, Accelerate, SplitCentres))
 
 
 def test_options_that_a_rule_does_not_have_are_refused() -> None:

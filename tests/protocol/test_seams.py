@@ -76,6 +76,14 @@ class Decaying:
 
 
 @dataclass(frozen=True)
+class Listening(FixedStep):
+    """Settled while w improves."""
+
+    def next(self, state: StepSizeState, inputs: StepSizeInputs) -> StepSizeState:
+        return replace(state, settled=inputs.improved)
+
+
+@dataclass(frozen=True)
 class Halfway:
     """w moves half of the way to the mean."""
 
@@ -144,6 +152,14 @@ class TestStepSize:
         aggregator = make(step_size=Decaying(0.6))
         lost = replace(report(aggregator.start(), 1.0), w=np.full((2, 2), np.nan, np.float32))
         assert go_on(aggregator.receive(lost, ONE)).eta == pytest.approx(0.3)
+
+    @pytest.mark.parametrize(("losses", "improved"), [((0.8, 0.9), True), ((0.5, 1.2), False), ((1.1, 1.2), False)])
+    def test_hears_of_better_w_unless_by_chance(self, losses: tuple[float, float], improved: bool) -> None:
+        """Of two nodes that both had 1 before; the second pair is better on average by 0.15, give or take 0.35."""
+        aggregator = make(step_size=Listening(0.1))
+        second = go_on(aggregator.receive(report(aggregator.start(), 1.0), ONE))
+        aggregator.receive(replace(report(second, 1.0), losses=np.array(losses), best_losses=np.ones(2)), ONE)
+        assert aggregator.state.step_size.settled is improved
 
     def test_must_be_a_number(self) -> None:
         with pytest.raises(ValueError, match="must be a number of 0 or more, not nan"):

@@ -4,6 +4,7 @@ it, the aggregator.
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 from fedbudget.arrays import Float32
 from fedbudget.control import AdaptiveTau, BalancedTau, Controller, FixedTau
@@ -11,7 +12,6 @@ from fedbudget.errors import UserError
 from fedbudget.launch.prepared import NOTHING, Overrides
 from fedbudget.launch.privacy import is_private, private_rule
 from fedbudget.meters.meters import Meters
-from fedbudget.models import catalogue
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import COMBINE_RULES
 from fedbudget.protocol.fednova import DataWorkload
@@ -20,6 +20,7 @@ from fedbudget.protocol.method import Delta, Method
 from fedbudget.protocol.private_rounds import PrivateAggregator
 from fedbudget.protocol.rivals import UPDATE_RULES
 from fedbudget.protocol.sample_rounds import SampleAggregator
+from fedbudget.protocol.split_centres import SplitCentres
 from fedbudget.protocol.steps import Quantize
 from fedbudget.protocol.update import UpdateRule
 from fedbudget.resources.usage import RoundUsage
@@ -112,11 +113,13 @@ def _step_size(settings: Settings) -> StepSize:
 
 
 def _update(settings: Settings) -> UpdateRule:
-    name = settings.update or "average"
-    known = catalogue.MODELS.get(settings.model or "")
-    if settings.update is None and settings.method == "accelerated" and (known is None or known.accelerates):
-        name = "accelerate"
-    rule, given = UPDATE_RULES[name], {}
+    own = settings.method == "accelerated" and settings.update is None
+    # The motion of a centre is that of samples which may be another's by now: K-means does without.
+    name = "accelerate" if own and settings.model != "kmeans" else settings.update or "average"
+    rule: type[Any] = UPDATE_RULES[name]
+    given: dict[str, Any] = {}
+    if own and settings.model == "kmeans":
+        rule, given = SplitCentres, {"clusters": settings.clusters}
     for option in ("step_size", "momentum", "beta2", "epsilon"):
         if (value := getattr(settings, f"server_{option}")) is not None:
             if option not in {field.name for field in fields(rule)}:

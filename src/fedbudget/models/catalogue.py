@@ -22,13 +22,10 @@ class ModelEntry:
     Args:
       build: (dataset, options, device) to a model that fits the dataset's features and classes.
       options: what may be chosen of it, with what is chosen otherwise.
-      accelerates: whether w may go on where rounds agree on the way; not centres, whose way was that of samples which
-        may be another's by now.
     """
 
     build: Callable[[Dataset, dict[str, Any], str], Model]
     options: ModelOptions = field(default_factory=dict)
-    accelerates: bool = True
 
 
 _LEAST_SIDE = {"cnn": 1, "lenet": 16}
@@ -57,9 +54,7 @@ def _network(name: str, dataset: Dataset, _: dict[str, Any], device: str) -> Mod
 MODELS: Mapping[str, ModelEntry] = {
     "svm": ModelEntry(lambda dataset, *_: SquaredSvm(dataset.features)),
     "linear": ModelEntry(lambda dataset, *_: LinearRegression(dataset.features)),
-    "kmeans": ModelEntry(
-        lambda dataset, options, _: KMeans(dataset.features, **options), KMeans.OPTIONS, accelerates=False
-    ),
+    "kmeans": ModelEntry(lambda dataset, options, _: KMeans(dataset.features, **options), KMeans.OPTIONS),
     "softmax": ModelEntry(lambda dataset, *_: Softmax(dataset.features, max(1, len(dataset.classes)))),
     "mlp": ModelEntry(partial(_network, "mlp")),
     "cnn": ModelEntry(partial(_network, "cnn")),

@@ -219,7 +219,8 @@ class Aggregator:
         if mean is not None:
             mean = steps.unbiased(state, broadcast, mean)
         spent, before = progress(ledger, method.spending), progress(self.ledger, method.spending)
-        inputs = StepSizeInputs(sums.largest_beta, spent, sums.mean_beta, best, max(0.0, spent - before))
+        improved = best and sums.loss_gap < -sums.loss_gap_error
+        inputs = StepSizeInputs(sums.largest_beta, spent, sums.mean_beta, improved, max(0.0, spent - before))
         scale = steps.first_scale(method.step_size, state, broadcast, inputs)
         start, state = state.start, steps.with_retreat(state, method.update, sums)
         state, mean, recover = steps.moved(state, method.update, mean, self._quantize, span=broadcast.span, scale=scale)

@@ -17,7 +17,7 @@ from fedbudget.protocol.norms import norms
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.statistics import with_statistics_of
 from fedbudget.protocol.sums import Reports, Sums
-from fedbudget.protocol.update import MovingRule, UpdateRule, moves
+from fedbudget.protocol.update import MovingRule, UpdateRule, moves, restarted
 from fedbudget.protocol.workload import NodeTimes
 from fedbudget.step_size import StepSize, StepSizeInputs
 
@@ -60,8 +60,7 @@ def with_verdict(state: _State, sums: Sums, *, adapts: bool) -> tuple[_State, bo
 
 def with_retreat(state: _State, rule: UpdateRule, sums: Sums) -> _State:
     """Less motion where w(t₀) is worse than w^f, by a twentieth and more than chance would have it."""
-    gap = state.loss - state.best_loss
-    if moves(rule) and gap > sums.loss_gap_error + state.best_loss / 20:
+    if moves(rule) and sums.loss_gap > sums.loss_gap_error + state.best_loss / 20:
         return state.updated(update=rule.retreat(state.update))
     return state
 
@@ -137,7 +136,7 @@ def moved(
     recover = w is None or not np.isfinite(w).all()
     if w is None or mean is None or recover:
         w = mean = state.best
-        update = rule.first(w)
+        update = restarted(rule, state.update, w)
     nodes_hold = w if quantize is None else quantize(w, state.w)
     if w is mean:
         return state.updated(w=nodes_hold, mean=None, update=update), nodes_hold, recover

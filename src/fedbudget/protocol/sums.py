@@ -159,10 +159,15 @@ class Sums:
         return self.totals.lasting / shifted if 0 < shifted < math.inf else math.nan
 
     @property
+    def loss_gap(self) -> float:
+        """F(w(t₀)) - F(w^f), on the same samples; above 0 where w(t₀) is worse."""
+        return (self.totals.loss - self.totals.best_loss) / self.totals.data
+
+    @property
     def loss_gap_error(self) -> float:
         """The standard error of F(w(t₀)) - F(w^f), were nodes drawn by chance; 0 where there is one node."""
-        data, gap = self.totals.data, (self.totals.loss - self.totals.best_loss) / self.totals.data
-        return math.sqrt(max(0.0, self.totals.squared_loss_gap / data - gap * gap) / max(1, self.nodes - 1))
+        mean_square = self.totals.squared_loss_gap / self.totals.data
+        return math.sqrt(max(0.0, mean_square - self.loss_gap**2) / max(1, self.nodes - 1))
 
     def mean(self, rows: Float64) -> Float32:
         """Σ D_i v_i / Σ D_i of vectors; there must be a node that is not left out."""

@@ -18,7 +18,7 @@ class UpdateRule(Protocol):
     """Moves w, round by round."""
 
     def first(self, w: Float32) -> Any:
-        """The state to begin with, and after the run went back to w^f.
+        """The state to begin with, and after the run went back to w^f, but for a `RestartingRule`.
 
         Args:
           w: where the run is, [parameters].
@@ -57,6 +57,23 @@ class MovingRule(UpdateRule, Protocol):
 
     def paced(self, state: Any, ratio: float) -> Any:
         """The state to go on with where η of the coming round is so many times that of the last."""
+
+
+@runtime_checkable
+class RestartingRule(UpdateRule, Protocol):
+    """A rule that remembers something beyond where a run goes back."""
+
+    def restart(self, state: Any, w: Float32) -> Any:
+        """The state to go on with after the run went back to w^f.
+
+        Args:
+          w: w^f, [parameters].
+        """
+
+
+def restarted(rule: UpdateRule, state: Any, w: Float32) -> Any:
+    """The rule's state after the run went back to w^f."""
+    return rule.restart(state, w) if isinstance(rule, RestartingRule) else rule.first(w)
 
 
 _MOVES: dict[type, bool] = {}

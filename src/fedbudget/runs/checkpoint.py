@@ -26,6 +26,7 @@ from fedbudget.errors import UserError
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState, Phase
 from fedbudget.protocol.structure import Arrays, flatten, restore
+from fedbudget.protocol.update import restarted
 from fedbudget.runs.record import RoundRecord
 from fedbudget.runs.tensor_file import in_parts
 
@@ -99,7 +100,7 @@ class Checkpoint:
             arrays = {name: tensors.pop(name) for name in list(tensors) if name.startswith(f"{_ENGINE}.")}
             state = restore(method.state_type(tensors["w"]), plain["state"], tensors)
             if state.best.shape == state.w.shape:
-                state = state.recovered(method.update.first(state.best))
+                state = state.recovered(restarted(method.update, state.update, state.best))
             state.require_possible()
             rest = [plain["records"], plain[_ENGINE], plain["conditions"]]
             records, engine, conditions = restore(tuple[tuple[str, ...], dict[str, Any], Conditions], rest, {})
