@@ -26,7 +26,7 @@ class TestSplitting:
 
     def test_doubles_round_by_round(self) -> None:
         rule, w = SplitCentres(8), centres(*range(8))
-        state, counts = rule.first(w), []
+        state, counts = rule.first(w), list[int]()
         for _ in range(4):
             mean = w + np.where(np.arange(8) < max(1, 2 ** len(counts)), np.float32(1), np.float32(0))
             state, w = rule.next(state, w, mean)
