@@ -71,8 +71,9 @@ def private_rule(settings: "Settings", overrides: Overrides, nodes: int) -> Priv
             f"a budget of privacy has a method of its own, and goes with no other `method`, as {settings.method}"
         )
     for name in ("drift_correction", "combine", "compress", "workload", "patience", "delta", "phi"):
-        if getattr(settings, name) not in (None, False, "none", "mean", "equal"):
-            raise UserError(f"`{name}` {getattr(settings, name)} needs more of nodes than a private run is told")
+        if (value := getattr(settings, name)) not in (None, False, "none", "mean", "equal"):
+            asked = f"`{name}`" if value is True else f"`{name}` {value}"
+            raise UserError(f"{asked} needs more of nodes than a private run is told")
     if overrides.controller is not None or overrides.combine is not None or overrides.step_size is not None:
         raise UserError(
             "a private run chooses τ, noise and step sizes together: give no controller, combine or step size"
