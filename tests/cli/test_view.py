@@ -145,6 +145,13 @@ class TestPrivateRun:
         print_result(execute(simulate(self.PLAN, Overrides(dataset=DIGITS))))
         assert re.search(r"^privacy: ε = [\d.]+ of 4 spent \(accounted, at δ = 1e-05\)$", capsys.readouterr().out, re.M)
 
+    @pytest.mark.parametrize("tau", ["adaptive", 1])
+    def test_says_when_nothing_was_trained(self, tau: Tau, capsys: pytest.CaptureFixture[str]) -> None:
+        for seconds, nothing in (("0.3s", True), ("0.5s", False)):
+            settings = replace(self.PLAN, budget=(f"time={seconds}", "privacy=4"), tau=tau)
+            print_result(execute(simulate(settings, Overrides(dataset=DIGITS))))
+            assert ("nothing was trained: it ended with the first round" in capsys.readouterr().out) == nothing
+
 
 def test_columns_of_a_log_stay_in_line(capsys: pytest.CaptureFixture[str]) -> None:
     watched(plan_of("time=5s"))

@@ -158,6 +158,8 @@ def print_result(result: Result, *, json: bool = False) -> None:
         updates = f"{result.local_updates} local updates per node, average τ {result.average_tau:.1f}"
         made = f"{result.aggregations} aggregations, {updates}"
     print(f"{made}; {'' if result.stopped_by == 'interrupted' else 'stopped by '}{result.stopped_by}")
+    if result.privacy_delta and result.rounds and result.rounds[-1].t == 0:
+        print("nothing was trained: it ended with the first round, in which nodes only tell how long updates are")
     for target, reached in result.until.items():
         print(f"target {target} {'reached' if reached else 'not reached'}")
     if result.overfitting is not None:
