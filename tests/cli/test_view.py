@@ -5,6 +5,7 @@ import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -116,15 +117,26 @@ class TestPrivateRun:
         [
             ({}, False, "ε is of each node with all its samples; noise follows from --seed, and hides nothing from"),
             ({"privacy_unit": "sample"}, False, "ε is of each sample; noise follows from --seed"),
+            (
+                {"privacy_delta": 0.06},
+                False,
+                "; --privacy-delta 0.06 allows a node to be told as it is: take less than 1/20;",
+            ),
+            ({"privacy_delta": 0.04}, False, "each node with all its samples; noise follows"),
+            (
+                {"privacy_delta": 0.04, "privacy_unit": "sample"},
+                False,
+                "allows a sample to be told as it is: take less",
+            ),
             ({"privacy_noise": "secret"}, False, "ε is of each node with all its samples\n"),
             ({}, True, "means and deviations of columns are in the model as they are, and ε does not cover them\n"),
         ],
     )
     def test_says_what_epsilon_is_of(
-        self, changes: dict[str, str], standardised: bool, told: str, capsys: pytest.CaptureFixture[str]
+        self, changes: dict[str, Any], standardised: bool, told: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         dataset = data.load("breast-cancer") if standardised else DIGITS
-        tell_of_privacy(simulate(replace(self.PLAN, **changes), Overrides(dataset=dataset)))  # type: ignore[arg-type]
+        tell_of_privacy(simulate(replace(self.PLAN, **changes), Overrides(dataset=dataset)))
         said = capsys.readouterr().err
         assert said.startswith("privacy: ")
         assert told in said

@@ -134,6 +134,8 @@ def test_the_same_to_the_bit_when_it_goes_on(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"method": "paper"}, "goes with no other"),
+        ({"method": "centralized", "step_size": 0.1}, "goes with no other"),
+        ({"method": "asynchronous", "step_size": 0.1}, "goes with no other"),
         ({"drift_correction": True}, "drift_correction"),
         ({"combine": "median"}, "combine"),
         ({"until": "loss=0.1"}, "no loss is told"),

@@ -110,7 +110,11 @@ def tell_of_privacy(prepared: PreparedRun) -> None:
     settings, dataset = prepared.settings, prepared.dataset
     if prepared.budget.by_noise is None:
         return
-    remarks = ["ε is of " + ("each sample" if settings.privacy_unit == "sample" else "each node with all its samples")]
+    per_sample, delta = settings.privacy_unit == "sample", prepared.budget.delta or 0.0
+    remarks = ["ε is of " + ("each sample" if per_sample else "each node with all its samples")]
+    if (many := len(dataset.train) if per_sample else settings.nodes or 1) * delta >= 1 and many > 1:
+        one = "sample" if per_sample else "node"
+        remarks += [f"`privacy_delta` {delta:g} allows a {one} to be told as it is: take less than 1/{many}"]
     if settings.privacy_noise == "seeded":
         remarks += ["noise follows from `seed`, and hides nothing from who knows it (else `privacy_noise` secret)"]
     if dataset.standardization is not None:
