@@ -64,6 +64,13 @@ class TestHelp:
         examples = " ".join(help_of(command).split("Examples:")[1].split("Most used:")[0].split())
         assert [each for each in options if each not in examples] == []
 
+    @pytest.mark.parametrize(
+        "command", [name for name, each in ROOT.commands.items() if "Examples:" in (each.help or "")]
+    )
+    def test_no_option_of_an_example_is_broken_in_two(self, command: str) -> None:
+        examples = help_of(command).split("Examples:")[1].split("\n\n")
+        assert [each for each in examples if each.lstrip().startswith("fedbudget") and "-\n" in each] == []
+
     def test_summaries_are_whole(self) -> None:
         listed = ROOT.get_help(click.Context(ROOT, info_name="fedbudget")).split("Commands:\n")[1].splitlines()
         assert len(listed) == len(ROOT.commands)

@@ -24,7 +24,7 @@ def run(*, given: Given, resume: Path | None = RESUME, engine: EngineOptions, ou
 
       fedbudget run --nodes 100 --budget time=15s --budget privacy=4
 
-      fedbudget run --nodes 5 --budget time=15s --budget privacy=4 --privacy-unit sample
+      fedbudget run --nodes 5 --privacy-unit sample --budget time=15s --budget privacy=4
 
       fedbudget run --tau 10 --costs measured --budget time=5s --json
 

@@ -45,7 +45,7 @@ def serve(
 
       fedbudget serve --nodes 100 --secure-aggregation --budget time=1h --budget privacy=4
 
-      fedbudget serve --nodes 5 --budget time=1h --budget privacy=4 --privacy-unit sample
+      fedbudget serve --nodes 5 --privacy-unit sample --budget time=1h --budget privacy=4
 
       fedbudget serve --resume runs/NAME
 
