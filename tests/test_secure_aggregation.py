@@ -131,9 +131,9 @@ def test_nodes_that_are_known_are_the_only_ones(nodes: ThreadPoolExecutor, tmp_p
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"combine": "clipped"}, "ClippedMean must see every node's report.*combine must be mean"),
-        ({"combine": "trimmed", "drift_correction": False}, "TrimmedMean must see"),
-        ({"combine": CoordinateMedian(), "drift_correction": False}, "CoordinateMedian must see"),
+        ({"combine": "clipped"}, "combine clipped must see every node's report.*combine must be mean"),
+        ({"combine": "trimmed", "drift_correction": False}, "combine trimmed must see"),
+        ({"combine": CoordinateMedian(), "drift_correction": False}, "combine median must see"),
         ({"method": "paper"}, "estimates δ from every node's report"),
         ({"method": "frugal", "drift_correction": False}, "estimates δ from every node's report"),
         ({"compress": "8-bit"}, "compress 8-bit does not go with secure_aggregation"),
@@ -146,6 +146,17 @@ def test_nodes_that_are_known_are_the_only_ones(nodes: ThreadPoolExecutor, tmp_p
 def test_what_needs_more_than_sums_is_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         fedbudget.serve("127.0.0.1:0", model="softmax", secure_aggregation=True, quiet=True, **options)
+
+
+def test_a_node_says_in_python_what_its_limit_is_of(tmp_path: Path) -> None:
+    (tmp_path / "told.json").write_text('{"rho": 0.1, "runs": {}, "unit": "sample"}')
+    how: Any = {"data": made(0, 20), "privacy_limit": 4.0, "privacy_account": tmp_path / "told.json"}
+    with pytest.raises(UserError, match=r"told\.json is not a node's account of privacy: it is of single samples"):
+        fedbudget.join("127.0.0.1:7", **how)
+    with pytest.raises(UserError, match="privacy_unit must be node or sample, not 'nobody'"):
+        fedbudget.join("127.0.0.1:7", **how, privacy_unit="nobody")  # type: ignore[arg-type]
+    with pytest.raises(WorkError, match="could not be reached"):
+        fedbudget.join("127.0.0.1:7", **how, privacy_unit="sample", give_up_after=0.1)
 
 
 def test_a_simulation_does_not_pretend_to_mask() -> None:

@@ -18,7 +18,7 @@ from fedbudget.option import Impute
 from fedbudget.protocol.combine import CombineRule
 from fedbudget.protocol.update import UpdateRule
 from fedbudget.result import Result
-from fedbudget.setting_types import SettingsOptions
+from fedbudget.setting_types import PrivacyUnit, SettingsOptions
 from fedbudget.settings import Settings
 from fedbudget.step_size import StepSize
 from fedbudget.trackers import make_trackers
@@ -162,6 +162,7 @@ def join(
     privacy_limit: float | None = None,
     privacy_account: File | None = None,
     privacy_delta: float = 1e-5,
+    privacy_unit: PrivacyUnit = "node",
     secure_aggregation: bool = False,
     secure_threshold: float | None = None,
     identity: File | None = None,
@@ -194,6 +195,7 @@ def join(
       min_batch, max_tau: the fewest samples in a mini-batch, and the most local updates in a round, that it will make.
       min_interval: seconds from one answer to the next, at least.
       privacy_limit, privacy_delta: the most ε, at this δ, that it tells in all private runs together.
+      privacy_unit: what that ε is of: `node`, with all its samples, or each `sample`.
       privacy_account: the file that has what it told so far.
       secure_aggregation: take part only where sums are masked, so that the aggregator sees no report by itself.
       secure_threshold: the least share of a group, without which no sum is opened, that it agrees to.
@@ -224,6 +226,7 @@ def join(
         privacy_limit=privacy_limit,
         privacy_account=_path(privacy_account),
         privacy_delta=privacy_delta,
+        privacy_unit=privacy_unit,
         secure_aggregation=secure_aggregation,
         secure_threshold=secure_threshold,
         identity=_path(identity),

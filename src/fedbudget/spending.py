@@ -238,10 +238,11 @@ def open_ledger(budget: Budget, expected: Costs, rule: SpendingRule) -> Ledger:
         budget.resources, budget.array, expected.step + expected.aggregation, rule.room(ledger, 1), strict=True
     ):
         if limit < needed * (1 - 1e-12):
+            final = "" if budget.by_noise else " and as much again is needed for the final loss,"
             raise UserError(
                 f"budget {resource.name}={resource.format(limit)} is too small: one round costs about "
-                f"{resource.format(round_cost)}, and as much again is needed for the final loss, "
-                f"so at least {resource.name}={resource.format(_rounded_up(needed))}"
+                f"{resource.format(round_cost)},{final} so at least "
+                f"{resource.name}={resource.format(_rounded_up(needed))}"
                 + (" to be on the safe side" if needed > 2 * round_cost * (1 + 1e-9) else "")
             )
     return ledger

@@ -51,6 +51,26 @@ class TestHelp:
     def test_defaults_are_those_of_the_command(self, command: str, line: str) -> None:
         assert line.split() in _windows(help_of(command).split(), len(line.split()))
 
+    @pytest.mark.parametrize(
+        ("command", "options"),
+        [
+            ("run", ("privacy=4", "--privacy-unit sample")),
+            ("serve", ("privacy=4", "--privacy-unit sample", "--secure-aggregation")),
+            ("local", ("privacy=8", "--secure-aggregation")),
+            ("join", ("--privacy-limit 4", "--secure-aggregation --identity")),
+        ],
+    )
+    def test_examples_have_what_protects_data(self, command: str, options: tuple[str, ...]) -> None:
+        examples = " ".join(help_of(command).split("Examples:")[1].split("Most used:")[0].split())
+        assert [each for each in options if each not in examples] == []
+
+    @pytest.mark.parametrize(
+        "command", [name for name, each in ROOT.commands.items() if "Examples:" in (each.help or "")]
+    )
+    def test_no_option_of_an_example_is_broken_in_two(self, command: str) -> None:
+        examples = help_of(command).split("Examples:")[1].split("\n\n")
+        assert [each for each in examples if each.lstrip().startswith("fedbudget") and "-\n" in each] == []
+
     def test_summaries_are_whole(self) -> None:
         listed = ROOT.get_help(click.Context(ROOT, info_name="fedbudget")).split("Commands:\n")[1].splitlines()
         assert len(listed) == len(ROOT.commands)

@@ -1,11 +1,13 @@
 """`fedbudget show`: what is printed of a run, whole where nobody's terminal is the limit."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedbudget.cli.show import show
-from support.made_runs import make_run, record
+from support.made_runs import SETTINGS, make_run, record
 
 
 def test_nothing_is_cut_when_piped(
@@ -39,3 +41,14 @@ def test_the_loss_of_the_best_parameters_has_its_own_heading(
     heading = next(line for line in out.splitlines() if line.startswith("round"))
     assert heading.split()[3:9] == ["chosen", "by", "loss", "loss", "wᶠ", "accuracy"]
     assert "loss wᶠ: of the best so far; both on the round's samples, so either can rise" in out
+
+
+def test_a_private_run_has_epsilon_and_no_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = replace(SETTINGS, method="accelerated", budget=("time=20s", "privacy=4"))
+    rounds = [record(1, loss=math.nan, best_loss=math.nan, spent={"time": 1.0, "privacy": 3.25})]
+    summary = {"loss": None, "privacy_delta": 1e-6}
+    show(run=make_run(tmp_path / "run", rounds, settings=settings, summary=summary))
+    out = capsys.readouterr().out
+    assert "loss" not in out
+    assert "3.25    81%" in out
+    assert "\nprivacy: ε = 3.25 of 4, at δ = 1e-06\n" in out

@@ -5,13 +5,14 @@ import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from fedbudget import data
 from fedbudget.cli import view
-from fedbudget.cli.view import cells, nodes_table, preparing, print_result, watching
+from fedbudget.cli.view import cells, nodes_table, preparing, print_result, tell_of_privacy, watching
 from fedbudget.launch.launch import launch
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import SimulatedRun, simulate
@@ -94,6 +95,80 @@ def test_a_terminal_gets_gauges_of_all_budgets_and_the_latest_rounds(
     assert "━" in last
     assert f"{result.rounds[-1].loss:.4f}" in last
     assert "loss at the end" in last
+
+
+class TestPrivateRun:
+    """No loss is told, and so none is shown; ε is, and what it is of."""
+
+    PLAN = Settings(model="softmax", nodes=20, partition="case:1", budget=("time=2s", "privacy=4"))
+
+    def test_the_log_has_epsilon_under_its_heading(self, capsys: pytest.CaptureFixture[str]) -> None:
+        result = watched(simulate(self.PLAN, Overrides(dataset=DIGITS)))
+        title, headings, *lines = capsys.readouterr().err.splitlines()
+        assert title == "softmax on digits, 20 nodes, case:1, adaptive τ, private nodes; budget time=2s, privacy=4"
+        assert headings.split() == ["round", "τ", "η", "chosen", "by", "accuracy", "ε", "spent"]
+        assert {len(line) for line in lines} == {len(headings)}
+        end = headings.index("ε") + 1
+        shown = [float(line[:end].split()[-1]) for line in lines]
+        assert shown == pytest.approx([own.spent["privacy"] for own in result.rounds], rel=1e-3)
+
+    @pytest.mark.parametrize(
+        ("changes", "standardised", "told"),
+        [
+            ({}, False, "ε is of each node with all its samples; noise follows from --seed, and hides nothing from"),
+            ({"privacy_unit": "sample"}, False, "ε is of each sample; noise follows from --seed"),
+            (
+                {"privacy_delta": 0.06},
+                False,
+                "; --privacy-delta 0.06 allows a node to be told as it is: take less than 1/20;",
+            ),
+            ({"privacy_delta": 0.04}, False, "each node with all its samples; noise follows"),
+            (
+                {"privacy_delta": 0.04, "privacy_unit": "sample"},
+                False,
+                "allows a sample to be told as it is: take less",
+            ),
+            ({"privacy_noise": "secret"}, False, "ε is of each node with all its samples\n"),
+            ({}, True, "means and deviations of columns are in the model as they are, and ε does not cover them\n"),
+        ],
+    )
+    def test_says_what_epsilon_is_of(
+        self, changes: dict[str, Any], standardised: bool, told: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        dataset = data.load("breast-cancer") if standardised else DIGITS
+        tell_of_privacy(simulate(replace(self.PLAN, **changes), Overrides(dataset=dataset)))
+        said = capsys.readouterr().err
+        assert said.startswith("privacy: ")
+        assert told in said
+
+    def test_nothing_is_said_where_there_is_no_epsilon(self, capsys: pytest.CaptureFixture[str]) -> None:
+        tell_of_privacy(plan_of("time=2s"))
+        assert capsys.readouterr() == ("", "")
+
+    def test_a_terminal_is_told_of_no_loss(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "xterm-256color")
+        watched(simulate(self.PLAN, Overrides(dataset=DIGITS)))
+        assert "loss" not in capsys.readouterr().err
+
+    def test_the_result_names_epsilon(self, capsys: pytest.CaptureFixture[str]) -> None:
+        print_result(execute(simulate(self.PLAN, Overrides(dataset=DIGITS))))
+        assert re.search(r"^privacy: ε = [\d.]+ of 4 spent \(accounted, at δ = 1e-05\)$", capsys.readouterr().out, re.M)
+
+    @pytest.mark.parametrize("tau", ["adaptive", 1])
+    def test_says_when_nothing_was_trained(self, tau: Tau, capsys: pytest.CaptureFixture[str]) -> None:
+        for seconds, nothing in (("0.3s", True), ("0.5s", False)):
+            settings = replace(self.PLAN, budget=(f"time={seconds}", "privacy=4"), tau=tau)
+            print_result(execute(simulate(settings, Overrides(dataset=DIGITS))))
+            assert ("nothing was trained: it ended with the first round" in capsys.readouterr().out) == nothing
+
+
+def test_columns_of_a_log_stay_in_line(capsys: pytest.CaptureFixture[str]) -> None:
+    watched(plan_of("time=5s"))
+    _, headings, *lines = capsys.readouterr().err.splitlines()
+    assert {len(line) for line in lines} == {len(headings)}
 
 
 class TestResultInLines:

@@ -62,6 +62,7 @@ def test_accuracy_rises() -> None:
         (rounds(7), LIMITS, "7 rounds are over, and 8 are needed"),
         (rounds(50, best_loss=0.5), LIMITS, "loss has not become better so far"),
         (rounds(50, best_loss=float("nan")), LIMITS, "0 rounds are over"),
+        (rounds(50, best_loss=float("nan"), private={"rho": 0.1}), LIMITS, "a private run tells no loss"),
         (rounds(10), LIMITS, "that is 20 times what was spent, and these rounds can tell for 2.5 times at most"),
         (rounds(20), {"time": 1.0, "bytes": 2e6}, "no more than that was spent already"),
     ],

@@ -134,12 +134,18 @@ def test_the_same_to_the_bit_when_it_goes_on(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"method": "paper"}, "goes with no other"),
+        ({"method": "centralized", "step_size": 0.1}, "goes with no other"),
+        ({"method": "asynchronous", "step_size": 0.1}, "goes with no other"),
         ({"drift_correction": True}, "drift_correction"),
         ({"combine": "median"}, "combine"),
         ({"until": "loss=0.1"}, "no loss is told"),
         ({"patience": 20}, "patience"),
         ({"privacy_delta": 1e-5, "budget": "time=2s"}, "go with a budget of privacy"),
         ({"budget": "privacy=200"}, "hides nothing"),
+        ({"tau_max": 7}, "tau_max is not of use to a private run"),
+        ({"gamma": 2.0}, "gamma is not of use to a private run"),
+        ({"rounds": 1}, "rounds 1 trains nothing"),
+        ({"budget": ["privacy=4", "time=0.1s"]}, r"one round costs about 0\.\d+s, so at least time="),
     ],
 )
 def test_what_would_tell_more_is_refused(options: dict[str, Any], words: str) -> None:

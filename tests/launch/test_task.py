@@ -9,10 +9,11 @@ import pytest
 
 from fedbudget.engines.remote.node_data import table_to_test_on
 from fedbudget.engines.remote.task import agree
-from fedbudget.errors import UserError
+from fedbudget.errors import UserError, flag
+from fedbudget.launch.method import build_method
 from fedbudget.launch.node_data import dataset_to_test_on, from_dataset, from_file
 from fedbudget.launch.simulate import simulate
-from fedbudget.launch.task import compression_of
+from fedbudget.launch.task import agree_on_task, compression_of
 from fedbudget.models import Softmax
 from fedbudget.settings import Settings
 
@@ -69,3 +70,15 @@ class TestTestedOn:
 )
 def test_fewer_bits_are_chosen_where_a_run_does_not_need_all(settings: Settings, compress: str) -> None:
     assert compression_of(settings) == compress
+
+
+def test_a_private_run_is_told_no_means(tmp_path: Path) -> None:
+    """And says how a node leaves them out, which a run then goes on with."""
+    settings = Settings(model="softmax", nodes=2, budget=("time=5s", "privacy=4"), privacy_delta=1e-5)
+    method = build_method(settings)
+    paths = [write(tmp_path / f"{i}.csv", rows) for i, rows in enumerate((ONE, OTHER))]
+    with pytest.raises(UserError) as refused:
+        agree_on_task(settings, method, [from_file(path).samples() for path in paths])
+    assert refused.value.spelled(flag).endswith("switch --standardise off at nodes (--no-standardise)")
+    held = [from_file(path, standardise=False) for path in paths]
+    assert agree_on_task(settings, method, [each.samples() for each in held])[1].request.private

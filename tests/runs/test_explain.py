@@ -127,6 +127,8 @@ def test_a_round_that_was_not_made_is_refused_with_those_that_were(number: int) 
     run, _ = run_of(tau=7, budget=("time=2s",))
     with pytest.raises(UserError, match=rf"has no round {number}; it has rounds 1 to {len(run.rounds)}"):
         explain(run, number)
+    with pytest.raises(UserError, match=f"has no round {number}; it has none yet"):
+        explain(replace(run, rounds=[]), number)
 
 
 @pytest.mark.parametrize("reason", ["warm-up", "minimum of the regret", ""])

@@ -139,6 +139,30 @@ WRONG = [
         ["join", "127.0.0.1:7700", "--dataset", "digits", "--shard", "1/2", "--delay", "-1"],
         "--delay is in seconds, 0 or",
     ),
+    *(
+        (["join", "127.0.0.1:7700", "--data", "good.csv", *options], message)
+        for options, message in (
+            (["--privacy-limit", "0"], "--privacy-limit is an ε of more than 0 and at most 100, not 0"),
+            (
+                ["--privacy-account", "a.json"],
+                "--privacy-account goes with a --privacy-limit, as 4: without one nothing",
+            ),
+            (["--privacy-delta", "1e-6"], "--privacy-delta goes with a --privacy-limit"),
+            (["--privacy-unit", "sample"], "--privacy-unit goes with a --privacy-limit"),
+            (["--privacy-limit", "4", "--privacy-account", "file"], "file is not a node's account of privacy"),
+            (["--privacy-limit", "4", "--privacy-account", "full"], "full is not a node's account of privacy"),
+            (["--identity", "good.csv"], "good.csv is not a private key in PEM format"),
+            (["--known-nodes", "nothing.txt", "--identity", "new.key"], "cannot read nothing.txt"),
+        )
+    ),
+    (
+        ["run", "--budget", "privacy=4", "--drift-correction"],
+        "--drift-correction needs more of nodes than a",
+    ),
+    (
+        ["compare", "--rivals", "--budget", "privacy=4"],
+        "runs are compared by their loss, which private ones do not tell",
+    ),
     (["local", "--pace", "1,x"], "--pace must be a list of numbers, not '1,x'"),
     (["compare", "--cases", "1,5"], "case 5 does not exist"),
     (["compare", "--taus", "1,x"], "--taus must be a list of whole numbers of at least 1, not '1,x'"),

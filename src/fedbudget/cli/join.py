@@ -49,6 +49,8 @@ def join(
 
       fedbudget join gateway.local:7700 --data ward.npz --privacy-limit 4
 
+      fedbudget join gateway.local:7700 --data ward.npz --secure-aggregation --identity ward.key
+
       fedbudget join 127.0.0.1:7700 --dataset digits --case 2 --shard 1/5
 
       fedbudget join 127.0.0.1:7700 --dataset digits --shard 2/5 --pace 4

@@ -32,6 +32,8 @@ def local(
 
       fedbudget local --pace 25,25,100,100,100 --delay 0.065 --dataset mnist --budget time=30s
 
+      fedbudget local --nodes 5 --secure-aggregation --budget time=15s --budget privacy=8
+
       fedbudget local --tau 10 --rounds 20 --costs simulated --json
     """
     require_network()

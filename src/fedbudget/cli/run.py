@@ -24,6 +24,8 @@ def run(*, given: Given, resume: Path | None = RESUME, engine: EngineOptions, ou
 
       fedbudget run --nodes 100 --budget time=15s --budget privacy=4
 
+      fedbudget run --nodes 5 --privacy-unit sample --budget time=15s --budget privacy=4
+
       fedbudget run --tau 10 --costs measured --budget time=5s --json
 
       fedbudget run --engine ray --nodes 100000 --partition draw:30 --rounds 20 --method paper

@@ -43,6 +43,10 @@ def serve(
 
       fedbudget serve 0.0.0.0:7700 --cert a.pem --key a.key --token-file tokens --allow edge-1,edge-2 --combine trimmed
 
+      fedbudget serve --nodes 100 --secure-aggregation --budget time=1h --budget privacy=4
+
+      fedbudget serve --nodes 5 --privacy-unit sample --budget time=1h --budget privacy=4
+
       fedbudget serve --resume runs/NAME
 
       fedbudget serve --resume runs/NAME --budget time=+1h

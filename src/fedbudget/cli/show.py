@@ -30,7 +30,7 @@ def show(*, run: Path = RUN, all: bool = option(False, "Show every round."), out
         return
 
     from fedbudget.cli.console import console
-    from fedbudget.cli.view import LOSSES, rounds_table
+    from fedbudget.cli.view import LOSSES, PRIVACY, rounds_table
     from fedbudget.runs.figures import metrics_text, spread_text
     from fedbudget.runs.record import average_tau
     from fedbudget.runs.title import run_title
@@ -43,14 +43,19 @@ def show(*, run: Path = RUN, all: bool = option(False, "Show every round."), out
         records = [opened.rounds[round(step * row)] for row in range(_ROWS)]
         out.print(f"{_ROWS} of {len(opened.rounds)} rounds; --all shows every one", style="dim")
     out.print(rounds_table(records, limits))
-    out.print(LOSSES, style="dim")
+    if PRIVACY not in limits:
+        out.print(LOSSES, style="dim")
     if opened.summary is None:
         out.print("the run has not finished")
     else:
         # From the records: summaries of earlier versions have another average.
         summary = opened.summary | {"average_tau": average_tau([own.effective_tau for own in opened.rounds if own.tau])}
         for name in ("loss", "accuracy", "average_tau", "aggregations", "local_updates", "stopped_by", "status"):
-            out.print(f"{name.replace('_', ' ')}: {summary[name]}", highlight=False)
+            if name != "loss" or PRIVACY not in limits:
+                out.print(f"{name.replace('_', ' ')}: {summary[name]}", highlight=False)
+        if PRIVACY in limits:
+            epsilon, delta = summary["spent"][PRIVACY], summary["privacy_delta"]
+            out.print(f"privacy: ε = {epsilon:.4g} of {limits[PRIVACY]:g}, at δ = {delta:g}", highlight=False)
         metrics = metrics_text(summary["accuracy"], summary.get("metrics", {}), summary.get("to_beat"))
         spread = summary.get("spread") and spread_text(
             summary["spread"], "rmse" if summary["accuracy"] is None else "accuracy"

@@ -36,11 +36,27 @@ from fedbudget.runs.record import RoundRecord
 from fedbudget.trackers.tracker import Tracker
 from fedbudget.training import default_folder, execute
 
+PRIVACY = "privacy"  # as budgets have it
 _PATIENCE = 1.0  # seconds before a person is told what takes so long
 _LOG_LINES = 25  # of a plain log, at most, over the whole budget
 _NODES = 12  # of those shown, at most
 _ROUNDS = 12  # the same of the latest
-_COLUMNS = ("round", "τ", "η", "chosen by", "loss", "loss wᶠ", "accuracy", "ρ̂", "β̂", "δ̂", "spent")
+_WIDTHS = {
+    "round": 5,
+    "τ": 4,
+    "η": 8,
+    "chosen by": 22,
+    "loss": 8,
+    "loss wᶠ": 8,
+    "accuracy": 8,
+    "ρ̂": 7,
+    "β̂": 7,
+    "δ̂": 7,
+    "ε": 7,
+    "spent": 6,
+}
+"""All columns of a table of rounds, and how wide they are in a plain log."""
+_NEVER_TOLD = ("loss", "loss wᶠ", "ρ̂", "β̂", "δ̂")  # by nodes of a private run
 LOSSES = "loss: of the latest parameters; loss wᶠ: of the best so far; both on the round's samples, so either can rise"
 
 
@@ -78,6 +94,7 @@ def make_run(
     folder = folder or output.out or default_folder(prepared.settings)
     if not output.json:
         tell_of_data(prepared.dataset)
+        tell_of_privacy(prepared)
     with beside(folder, wanted=output.dashboard), watching(prepared, quiet=output.json) as callbacks:
         return execute(prepared, out=folder, callbacks=callbacks, trackers=trackers)
 
@@ -86,6 +103,23 @@ def tell_of_data(dataset: Dataset) -> None:
     """What a person should know of the data before the start."""
     for remark in (*dataset.remarks, *dataset.warnings):
         print(f"data: {UserError(remark).spelled(flag)}", file=sys.stderr, flush=True)
+
+
+def tell_of_privacy(prepared: PreparedRun) -> None:
+    """What ε is of, and what it does not cover; nothing where there is none."""
+    settings, dataset = prepared.settings, prepared.dataset
+    if prepared.budget.by_noise is None:
+        return
+    per_sample, delta = settings.privacy_unit == "sample", prepared.budget.delta or 0.0
+    remarks = ["ε is of " + ("each sample" if per_sample else "each node with all its samples")]
+    if (many := len(dataset.train) if per_sample else settings.nodes or 1) * delta >= 1 and many > 1:
+        one = "sample" if per_sample else "node"
+        remarks += [f"`privacy_delta` {delta:g} allows a {one} to be told as it is: take less than 1/{many}"]
+    if settings.privacy_noise == "seeded":
+        remarks += ["noise follows from `seed`, and hides nothing from who knows it (else `privacy_noise` secret)"]
+    if dataset.standardization is not None:
+        remarks += ["means and deviations of columns are in the model as they are, and ε does not cover them"]
+    print(f"privacy: {UserError('; '.join(remarks)).spelled(flag)}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -128,6 +162,8 @@ def print_result(result: Result, *, json: bool = False) -> None:
         updates = f"{result.local_updates} local updates per node, average τ {result.average_tau:.1f}"
         made = f"{result.aggregations} aggregations, {updates}"
     print(f"{made}; {'' if result.stopped_by == 'interrupted' else 'stopped by '}{result.stopped_by}")
+    if result.privacy_delta and result.rounds and result.rounds[-1].t == 0:
+        print("nothing was trained: it ended with the first round, in which nodes only tell how long updates are")
     for target, reached in result.until.items():
         print(f"target {target} {'reached' if reached else 'not reached'}")
     if result.overfitting is not None:
@@ -143,10 +179,10 @@ def print_result(result: Result, *, json: bool = False) -> None:
         if result.stopped_by in ("target", "plateau"):
             beyond = f", {resource.format(result.left[name])} left"
         spent = f"{resource.format(result.spent[name])} of {resource.format(limit)} spent{beyond}"
-        known = (
-            f"{result.sources[name]}, at δ = {result.privacy_delta:g}" if name == "privacy" else result.sources[name]
-        )
-        print(f"{name}: {spent} ({known})")
+        if name == PRIVACY:
+            print(f"{name}: ε = {spent} ({result.sources[name]}, at δ = {result.privacy_delta:g})")
+        else:
+            print(f"{name}: {spent} ({result.sources[name]})")
     if "measured" in result.sources.values() and result.trial_seconds:
         print(
             f"not in this: {RESOURCES['time'].format(result.trial_seconds)} of trial rounds, before the clock started"
@@ -158,25 +194,33 @@ def print_result(result: Result, *, json: bool = False) -> None:
         print(f"run: {result.run}")
 
 
+def headings(budget: Mapping[str, float]) -> tuple[str, ...]:
+    """Of a table of rounds: where privacy is limited, ε is in it in place of what nodes do not tell then."""
+    left_out = _NEVER_TOLD if PRIVACY in budget else ("ε",)
+    return tuple(name for name in _WIDTHS if name not in left_out)
+
+
 def cells(record: RoundRecord, budget: Mapping[str, float]) -> tuple[str, ...]:
     """A round as a row of text, under the headings of a table of rounds."""
 
     def number(value: float | None, form: str = ".4f") -> str:
-        return "" if value is None or (math.isnan(value) and record.private) else format(value, form)
+        return "" if value is None else format(value, form)
 
-    return (
-        str(record.round),
-        record.tau_text,
-        number(record.eta if record.tau and record.eta else None, ".3g"),
-        record.reason,
-        number(record.loss),
-        number(record.best_loss),
-        number(record.accuracy),
-        number(record.rho, ".3f"),
-        number(record.beta, ".3f"),
-        number(record.delta, ".3f"),
-        f"{_share(record, budget):.0%}",
-    )
+    texts = {
+        "round": str(record.round),
+        "τ": record.tau_text,
+        "η": number(record.eta if record.tau and record.eta else None, ".3g"),
+        "chosen by": record.reason,
+        "loss": number(record.loss),
+        "loss wᶠ": number(record.best_loss),
+        "accuracy": number(record.accuracy),
+        "ρ̂": number(record.rho, ".3f"),
+        "β̂": number(record.beta, ".3f"),
+        "δ̂": number(record.delta, ".3f"),
+        "ε": number(record.spent.get(PRIVACY), ".4g"),
+        "spent": f"{_share(record, budget):.0%}",
+    }
+    return tuple(texts[name] for name in headings(budget))
 
 
 def _share(record: RoundRecord, budget: Mapping[str, float]) -> float:
@@ -185,7 +229,7 @@ def _share(record: RoundRecord, budget: Mapping[str, float]) -> float:
 
 
 def rounds_table(records: list[RoundRecord], budget: Mapping[str, float]) -> Table:
-    table = plain_table(_COLUMNS, left=("chosen by",), no_wrap=True)
+    table = plain_table(headings(budget), left=("chosen by",), no_wrap=True)
     for record in records:
         table.add_row(*cells(record, budget))
     return table
@@ -217,10 +261,15 @@ class _LiveView:
             Text(self._title, style="bold"),
             gauges,
             *(Text(line) for line in (self._metrics, self._spread) if line),
-            Text(_forecast_text(self._forecasts.of(self._records, self._budget))),
-            rounds_table(self._records[-_ROUNDS:], self._budget),
-            Text(LOSSES, style="dim"),
         ]
+        if PRIVACY in self._budget:
+            parts += [rounds_table(self._records[-_ROUNDS:], self._budget)]
+        else:
+            parts += [
+                Text(_forecast_text(self._forecasts.of(self._records, self._budget))),
+                rounds_table(self._records[-_ROUNDS:], self._budget),
+                Text(LOSSES, style="dim"),
+            ]
         if nodes := self._node_statuses():
             parts += [Text(""), nodes_table(nodes)]
         return Group(*parts)
@@ -252,11 +301,11 @@ def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
 def _plain_log(prepared: PreparedRun) -> Callback:
     """One line now and then, evenly over the budget, with the first rounds and the last."""
     budget = prepared.budget.limits
-    widths = (5, 4, 7, 13, 8, 8, 8, 7, 7, 7, 6)
+    columns = headings(budget)
     next_share, first = 0.0, True
 
     def line(texts: tuple[str, ...]) -> None:
-        aligned = [text.rjust(width) for text, width in zip(texts, widths, strict=True)]
+        aligned = [text.rjust(_WIDTHS[name]) for text, name in zip(texts, columns, strict=True)]
         print("  ".join(aligned), file=sys.stderr, flush=True)
 
     def watch(record: RoundRecord) -> None:
@@ -264,7 +313,7 @@ def _plain_log(prepared: PreparedRun) -> Callback:
         if first:
             first = False
             print(f"{prepared.title}; budget {prepared.budget}", file=sys.stderr)
-            line(_COLUMNS)
+            line(columns)
         share = _share(record, budget)
         if record.round > 3 and share < next_share and record.tau > 0:
             return

@@ -170,7 +170,9 @@ def choice(snapshot: RunSnapshot, number: int) -> dict[str, Any]:
     at = bisect_left(rounds, number, key=lambda record: record.round)
     if at == len(rounds) or rounds[at].round != number:
         last = rounds[-1].round if rounds else 0
-        raise UserError(f"{snapshot.name} has no round {number}; it has rounds 1 to {last}")
+        raise UserError(
+            f"{snapshot.name} has no round {number}; it has {f'rounds 1 to {last}' if last else 'none yet'}"
+        )
     record = rounds[at]
     two = replace(snapshot.run, rounds=rounds[max(0, at - 1) : at + 1])  # all that is needed of the run
     explanation = explain(two, number, build_method(snapshot.run.settings).controller)

@@ -87,10 +87,7 @@ def compare(
     """
     if not (cases and taus and seeds):
         raise UserError("compare needs at least one case, one tau and one seed")
-    if settings.limits().by_noise is not None:
-        raise UserError(
-            "runs are compared by their loss, which private ones do not tell: leave privacy out of `budget`"
-        )
+    require_losses(settings)
     data = Overrides(dataset=load_dataset(settings))
     choices: list[Tau] = ["adaptive", *taus]
     own = None if settings.step_size == "auto" else settings.step_size
@@ -104,6 +101,14 @@ def compare(
         progress(done, len(grid))
     means = {key: MeanResult.mean(own, None if key[1] == "adaptive" else key[1]) for key, own in results.items()}
     return [CaseComparison(case, means[case, "adaptive"], tuple(means[case, tau] for tau in taus)) for case in cases]
+
+
+def require_losses(settings: Settings) -> None:
+    """Refuses runs that cannot be compared."""
+    if settings.limits().by_noise is not None:
+        raise UserError(
+            "runs are compared by their loss, which private ones do not tell: leave privacy out of `budget`"
+        )
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -23,7 +23,7 @@ from typing import Any
 
 from fedbudget.errors import UserError
 from fedbudget.experiments.cells import CellStore, attempt, made_ready
-from fedbudget.experiments.compare import PLAIN_UPDATE
+from fedbudget.experiments.compare import PLAIN_UPDATE, require_losses
 from fedbudget.experiments.pool import check_backend, unordered
 from fedbudget.launch.inputs import from_any_folder
 from fedbudget.option import in_words
@@ -208,6 +208,7 @@ def compare_rivals(
         raise UserError(f"{settings.method} descent has no rivals: use `method` {in_words(FEDERATED)}")
     if not (seeds and all(values for rival in rivals for values in rival.grid.values())):
         raise UserError("rivals need at least one seed, and one value of each knob")
+    require_losses(settings)
     check_backend(jobs, None)
     with made_ready(replace(settings, seed=seeds[0])) as prepared:  # refuses what cannot work
         title = task_title(prepared.settings, prepared.dataset.name, prepared.dataset.note)

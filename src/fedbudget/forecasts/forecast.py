@@ -203,6 +203,7 @@ class Forecaster:
         self.limits = dict(limits)
         self.known = None if known is None else {name: json_value(known.get(name)) for name in _FIGURES}
         self.spent = dict(records[-1].spent) if records else dict.fromkeys(limits, 0.0)
+        self._private = any(record.private is not None for record in records)
         self._records = [record for record in records if math.isfinite(record.best_loss)]
 
     @property
@@ -272,6 +273,8 @@ class Forecaster:
 
     def _unknown(self, figure: str) -> str:
         """Why nothing can be said; nothing where something can."""
+        if self._private:
+            return "a private run tells no loss, from which forecasts are made"
         if len(self._records) < ROUNDS:
             return f"{len(self._records)} rounds are over, and {ROUNDS} are needed"
         if not self._records[-1].spent[self._resource] > 0:

@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import platformdirs
 
@@ -24,12 +25,14 @@ from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.node_limits import NodeLimits
 from fedbudget.engines.remote.privacy_account import PrivacyAccount
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.errors import UserError, WorkError, flag
+from fedbudget.errors import UserError, WorkError, flag, needing
 from fedbudget.launch.options import JoinOptions, NodeOptions, SecurityOptions
 from fedbudget.models.base import Model
 from fedbudget.models.compiling import COMPILING, on_compiling
 from fedbudget.models.own import as_model, load_model
+from fedbudget.option import in_words
 from fedbudget.resources.energy import energy_reader
+from fedbudget.setting_types import PrivacyUnit
 
 if TYPE_CHECKING:
     from fedbudget.models.own import OwnModel
@@ -95,6 +98,7 @@ def join(
     limits = NodeLimits(options.min_batch, options.max_tau, options.min_interval)
     own = _own_model(model, device)
     account = privacy_account(options, name)
+    _require_identities(options, security)
     how: Any = {"device": device, "pace": options.pace, "model": own, "readers": readers}
     worker = Worker(data, **how, limits=limits, account=account)
     sent = SentLog(options.sent_log, where)
@@ -158,13 +162,31 @@ def join(
 
 
 def privacy_account(options: JoinOptions, name: str) -> PrivacyAccount | None:
-    """What the node has told of itself, where it has a limit for that."""
+    """What the node has told of itself, where it has a limit for that; refuses a file that does not say so."""
     if options.privacy_limit is None:
+        usual = {each.name: each.default for each in fields(JoinOptions)}
+        for without in ("privacy_account", "privacy_delta", "privacy_unit"):
+            if getattr(options, without) != usual[without]:
+                raise UserError(f"`{without}` goes with a `privacy_limit`, as 4: without one nothing is counted")
         return None
+    if options.privacy_unit not in get_args(PrivacyUnit):
+        raise UserError(f"`privacy_unit` must be {in_words(get_args(PrivacyUnit))}, not {options.privacy_unit!r}")
     per_sample = options.privacy_unit == "sample"
     kept = f"privacy-samples-{name}.json" if per_sample else f"privacy-{name}.json"
     path = options.privacy_account or platformdirs.user_state_path("fedbudget") / kept
-    return PrivacyAccount(path, options.privacy_limit, options.privacy_delta, per_sample)
+    account = PrivacyAccount(path, options.privacy_limit, options.privacy_delta, per_sample)
+    account.require_readable()
+    return account
+
+
+def _require_identities(options: JoinOptions, security: SecurityOptions) -> None:
+    """Refuses files of keys that are none, before anybody is asked for a run."""
+    if options.identity is None and options.known_nodes is None:
+        return
+    with needing("a masked sum", "network"):
+        from fedbudget.secure.identity_files import identity_of, trust_of
+    trust_of(security.ca if security.cert is not None else None, options.known_nodes)
+    identity_of(security.cert, security.key, options.identity)
 
 
 def _alone() -> bool:

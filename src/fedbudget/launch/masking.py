@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedbudget.errors import UserError
 from fedbudget.launch.privacy import is_private
+from fedbudget.protocol.combine import COMBINE_RULES
 from fedbudget.protocol.method import Method
 from fedbudget.secure.graph import FEWEST, needed, sharers
 from fedbudget.settings import Settings
@@ -61,7 +62,8 @@ def with_sums_only(method: Method, threshold: float | None) -> Method:
       threshold: the share of nodes that must stay, where it is not the usual.
     """
     if method.combine.needs_reports:
-        name = type(method.combine).__name__
+        own = type(method.combine)
+        name = next((f"`combine` {name}" for name, rule in COMBINE_RULES.items() if rule is own), own.__name__)
         raise UserError(
             f"{name} must see every node's report, which `secure_aggregation` hides: `combine` must be mean"
         )

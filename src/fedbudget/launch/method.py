@@ -65,13 +65,14 @@ def build_method(settings: Settings, overrides: Overrides = NOTHING, sizes: Sequ
 
 def _private_method(settings: Settings, overrides: Overrides, nodes: int) -> Method:
     """Of a run that is private: drift is not corrected, and w goes on by nothing but sums with noise."""
+    rule = private_rule(settings, overrides, nodes)  # refuses other methods, which have no update either
     return Method(
         FixedTau(settings.tau) if settings.tau != "adaptive" else BalancedTau(settings.tau_max),
         _step_size(settings),
         overrides.update or _update(replace(settings, update=settings.update or "average")),
         proximal=settings.proximal,
         spending=PrivateSpending(settings.tau_max),
-        private=private_rule(settings, overrides, nodes),
+        private=rule,
     )
 
 

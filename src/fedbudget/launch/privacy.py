@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -71,8 +71,17 @@ def private_rule(settings: "Settings", overrides: Overrides, nodes: int) -> Priv
             f"a budget of privacy has a method of its own, and goes with no other `method`, as {settings.method}"
         )
     for name in ("drift_correction", "combine", "compress", "workload", "patience", "delta", "phi"):
-        if getattr(settings, name) not in (None, False, "none", "mean", "equal"):
-            raise UserError(f"`{name}` {getattr(settings, name)} needs more of nodes than a private run is told")
+        if (value := getattr(settings, name)) not in (None, False, "none", "mean", "equal"):
+            asked = f"`{name}`" if value is True else f"`{name}` {value}"
+            raise UserError(f"{asked} needs more of nodes than a private run is told")
+    usual = {each.name: each.default for each in fields(settings)}
+    for name in ("gamma", "tau_max"):
+        if getattr(settings, name) != usual[name]:
+            raise UserError(
+                f"`{name}` is not of use to a private run, which plans τ by itself: fix `tau`, or leave it out"
+            )
+    if settings.rounds == 1:
+        raise UserError("`rounds` 1 trains nothing: in the first of a private run nodes only tell how long updates are")
     if overrides.controller is not None or overrides.combine is not None or overrides.step_size is not None:
         raise UserError(
             "a private run chooses τ, noise and step sizes together: give no controller, combine or step size"

@@ -71,7 +71,7 @@ def agree_on_task(
     if method.private is not None and samples.features is not None:
         raise UserError(
             "features are to be standardised by means that nodes tell, which a private run does not pay for: "
-            "use `standardise` false, here and at nodes"
+            "switch `standardise` off at nodes (--no-standardise)"
         )
     if method.request.per_sample:
         require_per_sample(model)

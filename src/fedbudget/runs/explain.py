@@ -112,7 +112,7 @@ def explain(run: Run, number: int, controller: Controller) -> Explanation:
     by_number = {record.round: record for record in run.rounds}
     if number not in by_number:
         last = max(by_number, default=0)
-        raise UserError(f"{run.path} has no round {number}; it has rounds 1 to {last}")
+        raise UserError(f"{run.path} has no round {number}; it has {f'rounds 1 to {last}' if last else 'none yet'}")
     record, before = by_number[number], by_number.get(number - 1)
     candidates, curve, estimates = np.empty(0, np.int64), np.empty(0), None
     from_g = record.reason in _FROM_G

@@ -20,13 +20,22 @@ def run_title(settings: Settings, dataset: str | None = None, note: str = "") ->
     'linear on homes.csv (1000 samples), centralized'
     >>> run_title(Settings(model="svm", tau=10, update="fedadam"))
     'svm on digits, τ = 10, fedadam, accelerated'
+    >>> run_title(Settings(model="svm", budget=("privacy=4",), privacy_unit="sample"))
+    'svm on digits, adaptive τ, private samples'
     """
     if settings.method == "centralized":
         settings = replace(settings, nodes=None, partition=None)
     parts = [task_title(settings, dataset, note)]
     parts += [tau_text(settings)] if settings.method not in ("centralized", "asynchronous") else []
     parts += [settings.update] if settings.update is not None else []
-    return ", ".join([*parts, settings.method])
+    return ", ".join([*parts, method_title(settings)])
+
+
+def method_title(settings: Settings) -> str:
+    """By which method; a private run has one of its own, and says what it protects."""
+    if settings.limits().by_noise is None:
+        return settings.method
+    return "private samples" if settings.privacy_unit == "sample" else "private nodes"
 
 
 def task_title(settings: Settings, dataset: str | None = None, note: str = "") -> str:

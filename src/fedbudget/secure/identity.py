@@ -108,7 +108,10 @@ class Trust:
         if self.known is not None and self.known.get(key.name) != key.credential:
             raise UntrustedKey(f"{key.name}'s identity is not the one that is known here")
         if before is not None and self._changed(before, key):
-            raise UntrustedKey(f"{key.name} has shown another identity in this run before")
+            raise UntrustedKey(
+                f"{key.name} has shown another identity in this run before; a node that may be started again keeps its "
+                "own with --identity FILE, or has a certificate"
+            )
         if before is not None and key.made <= before.made:
             raise UntrustedKey(f"{key.name}'s key is older than the one that it had before: it is replayed")
         try:

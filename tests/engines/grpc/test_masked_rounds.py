@@ -65,8 +65,8 @@ def test_a_silent_node_is_left_out_and_comes_back(phase: type, at_message: Any) 
             pytest.fail("it never came back")
 
 
-def test_too_few_are_waited_for(at_message: Any, tmp_path: Path) -> None:
-    """Two of four have gone, and three are needed: the round is made when one is back."""
+def test_too_few_are_waited_for(at_message: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Two of four have gone, and three are needed: that is said, and the round is made when one is back."""
     options = MaskingOptions(identity=tmp_path / "node-2.key")
     with masked() as net:
         for node in (0, 1, 3):
@@ -77,6 +77,7 @@ def test_too_few_are_waited_for(at_message: Any, tmp_path: Path) -> None:
         at_message["node-2", Relay] = at_message["node-3", Relay] = die
         net.begin()
         until(lambda: len(net.server.descriptions()) == 2)
+        until(lambda: "a round waits for nodes: 2 here, 3 needed" in caplog.text)
         net.join(2, masking=options)
         assert len(net.finish().answers) == 3
 

@@ -71,7 +71,7 @@ def test_processes_take_turns(tmp_path: Path) -> None:
 
 
 def test_a_limit_that_means_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="ε is more than 0"):
+    with pytest.raises(UserError, match="privacy_limit is an ε of more than 0"):
         PrivacyAccount(tmp_path / "told.json", 0.0, 1e-5)
     with pytest.raises(UserError, match="privacy_delta"):
         PrivacyAccount(tmp_path / "told.json", 2.0, 1.0)

@@ -187,6 +187,9 @@ class MaskedRounds(Rounds):
         elif not attempt.opening:
             self._go_on(pending, attempt, now)
 
+    def fewest(self, pending: PendingRound[str]) -> int:
+        return max(super().fewest(pending), FEWEST, self._fewest)
+
     def _go_on(self, pending: PendingRound[str], attempt: _Attempt, now: float) -> None:
         """To the next phase, where this one is over."""
         found = attempt.sum

@@ -142,8 +142,12 @@ class Rounds:
 
     def tell_too_few(self) -> None:
         """Says so where a round has to wait for nodes that are not there."""
-        if self.pending is not None and self.count() < self.pending.least:
-            LOG.warning("a round waits for nodes: %d here, %d needed", self.count(), self.pending.least)
+        if self.pending is not None and self.count() < (least := self.fewest(self.pending)):
+            LOG.warning("a round waits for nodes: %d here, %d needed", self.count(), least)
+
+    def fewest(self, pending: PendingRound[str]) -> int:
+        """Nodes without which the round is not made."""
+        return pending.least
 
     def _forget_stranger(self, name: str) -> None:
         """One that has gone and never took part leaves nothing behind: names can be made up without end."""

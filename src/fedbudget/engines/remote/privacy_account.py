@@ -23,7 +23,7 @@ from fedbudget.engines.remote.node_limits import BeyondLimits
 from fedbudget.engines.remote.task import Task
 from fedbudget.errors import UserError, WorkError
 from fedbudget.protocol.messages import Broadcast
-from fedbudget.resources.privacy import epsilon_of, rho_of
+from fedbudget.resources.privacy import MOST, epsilon_of, rho_of
 
 _UNITS = {False: "nodes", True: "single samples"}
 
@@ -47,12 +47,17 @@ class PrivacyAccount:
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
             raise UserError(f"`privacy_delta` is between 0 and 1, not {self.delta:g}")
-        rho_of(self.limit, self.delta)
+        if not 0 < self.limit <= MOST:
+            raise UserError(f"`privacy_limit` is an ε of more than 0 and at most {MOST:g}, not {self.limit:g}")
 
     @property
     def spent(self) -> float:
         """ε of all runs until now."""
         return epsilon_of(self._read()["rho"], self.delta)
+
+    def require_readable(self) -> None:
+        """Refuses a file that is there, and is no account."""
+        self._read()
 
     def require_private(self, task: Task) -> None:
         """Refuses a run that is not private, or that there is nothing left for."""
