@@ -146,7 +146,14 @@ def chosen(*names: str, with_cnn: bool = False, engine: str = "in-process") -> l
 
 def test_all_leaves_out_what_takes_hours_unless_asked_for() -> None:
     here = {name for name, figure in FIGURES.items() if figure.engine == "in-process"}
-    assert here - set(chosen("all")) == {"cnn-mnist", "cnn-fashion-mnist", "cnn-cifar-10", "rivals", "niid-bench"}
+    assert here - set(chosen("all")) == {
+        "cnn-mnist",
+        "cnn-fashion-mnist",
+        "cnn-cifar-10",
+        "rivals",
+        "more-rivals",
+        "niid-bench",
+    }
     assert set(chosen("all", with_cnn=True)) == here
     assert chosen("nodes", "cnn-mnist") == ["cnn-mnist", "nodes"]
 

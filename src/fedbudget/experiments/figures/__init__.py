@@ -9,7 +9,7 @@ from fedbudget.experiments.figures.methods import Methods, NoKnobs
 from fedbudget.experiments.figures.niid_bench import TASKS as NIID_TASKS
 from fedbudget.experiments.figures.niid_bench import NiidBench
 from fedbudget.experiments.figures.one_phi import OnePhi
-from fedbudget.experiments.figures.rivals import TASKS, Rivals
+from fedbudget.experiments.figures.rivals import MORE_TASKS, TASKS, Rivals
 from fedbudget.experiments.figures.sensitivity import Sensitivity
 from fedbudget.experiments.figures.synchrony import SingleSynchrony, Synchrony
 from fedbudget.experiments.figures.varying import AGGREGATION, BUDGET, NODES, Varying
@@ -52,6 +52,13 @@ FIGURES: Mapping[str, Figure] = {
         Methods("methods", "The paper's method and frugal", _QUICK),
         NoKnobs("no-knobs", "The paper's method, and frugal with a step size of its own", _QUICK),
         Rivals("rivals", "The default with nothing tuned, and tuned rivals", tuple(TASKS), long=True),
+        Rivals(
+            "more-rivals",
+            "Further settings: the default with nothing tuned, and tuned rivals",
+            tuple(MORE_TASKS),
+            long=True,
+            settings_of=MORE_TASKS,
+        ),
         NiidBench(
             "niid-bench",
             "NIID-Bench, the default with nothing tuned, and tuned rivals",

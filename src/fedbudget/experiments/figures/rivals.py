@@ -68,6 +68,44 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 """Their settings, where they are not the default; 5 nodes and 15 seconds otherwise."""
 
+_TEN: dict[str, Any] = {"nodes": 10, "batch_size": 32}
+MORE_TASKS: Mapping[str, Mapping[str, Any]] = {
+    "softmax, Fashion-MNIST 14x14, Case 2, 10 nodes, 30 s": {
+        **_TEN, "model": "softmax", "dataset": "fashion-mnist-small", "partition": "case:2", "budget": ("time=30s",),
+    },
+    "one hidden layer, Fashion-MNIST 14x14, Dirichlet 0.3, 10 nodes": {
+        **_TEN, "model": "mlp", "dataset": "fashion-mnist-small", "partition": "dirichlet:0.3",
+    },
+    "softmax, MNIST 14x14, one label a node, 10 nodes, 60 s": {
+        "model": "softmax", "dataset": "mnist-small", "partition": "labels:1", "nodes": 10, "batch_size": 50,
+        "budget": ("time=60s",),
+    },
+    "SVM, MNIST 14x14, Case 4": {"model": "svm", "dataset": "mnist-small", "partition": "case:4", "batch_size": 100},
+    "linear, energy, Case 2": {"model": "linear", "dataset": "energy", "partition": "case:2", "batch_size": 100},
+    "one hidden layer, diabetes, Case 1": {"model": "mlp", "dataset": "diabetes", "batch_size": 20},
+    "softmax, breast cancer, Case 2, 60 s, 200 kB": {
+        "model": "softmax", "dataset": "breast-cancer", "partition": "case:2", "batch_size": 20,
+        "budget": ("time=60s", "bytes=200kB"),
+    },
+    "SVM, breast cancer, Case 3, 10 s": {
+        "model": "svm", "dataset": "breast-cancer", "partition": "case:3", "batch_size": "full",
+        "budget": ("time=10s",),
+    },
+    "softmax, students' knowledge, Dirichlet 0.5, 8 nodes": {
+        "model": "softmax", "dataset": "user-knowledge", "partition": "dirichlet:0.5", "nodes": 8,
+        "batch_size": "full",
+    },
+    "K-means, digits, Case 2": {**_DIGITS, "model": "kmeans", "clusters": 10, "batch_size": 50},
+    "softmax, digits, Case 1, 50 nodes, 10 s": {
+        "model": "softmax", "dataset": "digits", "nodes": 50, "batch_size": 10, "budget": ("time=10s",),
+    },
+    "one hidden layer, digits, Dirichlet 0.1, 20 nodes, 5 s": {
+        "model": "mlp", "dataset": "digits", "partition": "dirichlet:0.1", "nodes": 20, "batch_size": 16,
+        "budget": ("time=5s",),
+    },
+}  # fmt: skip
+"""Settings that the default was not developed on: other data, numbers of nodes, mini-batches and budgets."""
+
 
 @dataclass(frozen=True)
 class Rivals(Figure):
