@@ -12,7 +12,7 @@ from fedbudget.launch.noise import SeededNoise
 from fedbudget.protocol.messages import Broadcast, Private, Report
 from fedbudget.protocol.privacy import multipliers
 from fedbudget.protocol.private_plan import MOST_UPDATES
-from fedbudget.protocol.sample_plan import CLIP
+from fedbudget.protocol.sample_plan import CLIP, SampleProgress, plan_updates
 from fedbudget.protocol.sample_rounds import SampleAggregator, first_clip
 from fedbudget.protocol.sample_updates import noise_multiplier
 from fedbudget.protocol.state import Phase
@@ -187,3 +187,14 @@ def test_rounds_that_are_given_share_the_privacy() -> None:
     assert paid(heard)[1:] == pytest.approx(8 * [0.95 * rho_of(1.0, DELTA) / 8], rel=1e-3)
     assert run.outcome is not None
     assert run.outcome.stopped_by == "rounds"
+
+
+def test_after_many_rounds_no_time_is_left_over() -> None:
+    """Of the updates that are wanted 70 fit into 0.91 s, in two rounds of 35; one of 50 would leave 0.31 s."""
+    run = sample_aggregator({"time": 0.91, "privacy": 4.0})
+    rule, progress = run.method.private, SampleProgress(500, rounds=20, most_rounds=None, quality=25.0)
+    assert rule is not None
+    plan = plan_updates(rule, run.method.spending, run.ledger, progress)
+    assert plan is not None
+    assert plan.decision.tau == 35
+    assert plan.rho == pytest.approx(rho_of(4.0, DELTA) / 2, rel=1e-4)

@@ -123,12 +123,13 @@ def plan_updates(
 
 
 def _chosen(taus: Int64, rounds: Float64, progress: SampleProgress) -> int:
-    """The place of the smallest τ with which all updates fit; of the largest that leaves enough rounds otherwise."""
-    enough = taus * rounds >= progress.wanted
-    if enough.any():
+    """The place of the smallest τ with which all updates fit; or else of the one with which most do, while there are
+    enough rounds."""
+    updates = taus * rounds
+    if (enough := updates >= progress.wanted).any():
         return int(np.argmax(enough))
     often = rounds >= min(FEWEST_ROUNDS - progress.rounds, progress.rounds_left)
-    return int(np.flatnonzero(often).max(initial=0))
+    return int(np.argmax(np.where(often, updates, 0)))
 
 
 def _rounds_that_fit(spending: SpendingRule, ledger: Ledger, taus: Int64) -> tuple[Float64, str]:
