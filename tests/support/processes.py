@@ -36,7 +36,9 @@ from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
 
 FEDBUDGET = str(Path(sys.executable).with_name("fedbudget"))
-PATIENCE = 300.0  # seconds: not how long things take, but when a test gives up; kernels may have to be compiled first, on a busy machine
+PATIENCE = 300.0
+"""Seconds: not how long things take, but when a test gives up; kernels may have to be compiled first, on a busy
+machine."""
 
 # One thread each: several in every process would only be in each other's way.
 _ENVIRONMENT = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
