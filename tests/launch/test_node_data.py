@@ -86,5 +86,5 @@ class TestHeldOfAFile:
 def test_a_model_in_a_file_that_data_do_not_fit_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "net_of_five.py").write_text("from torch import nn\ndef net(): return nn.Linear(5, 2)\n")
     for method in ("frugal", "centralized"):
-        with pytest.raises(UserError, match=r"^linear cannot train on digits: RuntimeError: mat1 and mat2 shapes"):
+        with pytest.raises(UserError, match=r"^linear cannot train on digits: .* RuntimeError: mat1 and mat2 shapes"):
             simulate(replace(TRIAL, model=f"{tmp_path}/net_of_five.py:net", method=method))
