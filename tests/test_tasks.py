@@ -1,13 +1,12 @@
 """The paper's tasks: each is a file of settings that works, can be copied, and can be changed by options."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from fedbudget import data, tasks
 from fedbudget.cli.main import main
@@ -53,15 +52,6 @@ def fedbudget(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: p
         return written.out
 
     return run
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """On a busy machine PyTorch's threads wait for each other longer than a few small steps take."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -234,7 +224,7 @@ class TestOnRealData:
             assert int(plan.shards.size.sum()) == 1000
         assert not np.array_equal(first.train.x, second.train.x)
 
-    @pytest.mark.usefixtures("one_thread")
+    @pytest.mark.usefixtures("one_torch_thread")
     @pytest.mark.parametrize(
         ("name", "parameters"),
         [("cnn-mnist", 430_698), ("cnn-fashion-mnist", 430_698), ("cnn-cifar-10", 555_178)],

@@ -2,12 +2,10 @@
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 
@@ -24,17 +22,10 @@ from fedbudget.protocol.update import Average, ServerMomentum
 from fedbudget.settings import Settings
 from fedbudget.step_size import FixedStep
 
+pytestmark = pytest.mark.usefixtures("one_numba_thread")
+
 SHORT = Settings(model="svm", budget=("time=1s",), nodes=3, partition="case:2")
 AVERAGING = Rival("FedAvg", {}, {"tau": (2, 9), "step_size": (0.01, 0.2)})
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Runs this small are not worth sharing out among threads; the figures are the same bits."""
-    threads = numba.get_num_threads()
-    numba.set_num_threads(1)
-    yield
-    numba.set_num_threads(threads)
 
 
 class TestGrid:
