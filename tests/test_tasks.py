@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fedbudget import data, tasks
-from fedbudget.cli.main import main
 from fedbudget.cli.options import settings_from
 from fedbudget.control import AdaptiveTau
 from fedbudget.errors import UserError
@@ -21,6 +20,7 @@ from fedbudget.protocol.method import Method
 from fedbudget.settings import Settings
 from fedbudget.spending import PaperSpending
 from fedbudget.step_size import AutoStep, FixedStep
+from support.commands import run_command
 from support.real_data import folder_with
 
 TASKS = {
@@ -44,12 +44,9 @@ def fedbudget(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
 
     def run(command: str) -> str:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main(command.split())
-        written = capsys.readouterr()
-        assert end.value.code == 0, written.err
-        return written.out
+        code, out, err = run_command(capsys, *command.split())
+        assert code == 0, err
+        return out
 
     return run
 
