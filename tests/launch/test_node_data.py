@@ -1,6 +1,5 @@
 """What a node holds."""
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,17 +12,9 @@ from fedbudget.launch.node_data import from_dataset, from_file
 from fedbudget.launch.simulate import simulate
 from fedbudget.models.softmax import Softmax
 from fedbudget.settings import Settings
+from support.kinds import ONE, write
 
 TRIAL = Settings(model="svm", nodes=5, partition="case:4", seed=3)
-
-
-def write(path: Path, rows: list[tuple[float, float, str]]) -> Path:
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([("a", "b", "kind"), *rows])
-    return path
-
-
-ONE = [(float(i), 10.0 * i, "red" if i % 2 else "blue") for i in range(12)]
 
 
 class TestHeldOfADataset:
