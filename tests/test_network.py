@@ -21,6 +21,8 @@ from fedbudget.models import TorchModel
 from fedbudget.result import Result
 from support.processes import made
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 ASKED: dict[str, Any] = {
     "budget": "time=1000000s",
     "tau": 4,
@@ -85,15 +87,6 @@ def several_texts(samples: list[tuple[list[int], int]]) -> tuple[Any, Tensor]:
     ends = np.cumsum([len(text) for text, _ in samples])
     tokens = torch.tensor([word for text, _ in samples for word in text])
     return (tokens, torch.tensor([0, *ends[:-1]])), torch.tensor([label for _, label in samples])
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """More add up in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -1,16 +1,14 @@
 """The paper's tasks: each is a file of settings that works, can be copied, and can be changed by options."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from fedbudget import data, tasks
-from fedbudget.cli.main import main
 from fedbudget.cli.options import settings_from
 from fedbudget.control import AdaptiveTau
 from fedbudget.errors import UserError
@@ -22,6 +20,7 @@ from fedbudget.protocol.method import Method
 from fedbudget.settings import Settings
 from fedbudget.spending import PaperSpending
 from fedbudget.step_size import AutoStep, FixedStep
+from support.commands import run_command
 from support.real_data import folder_with
 
 TASKS = {
@@ -45,23 +44,11 @@ def fedbudget(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
 
     def run(command: str) -> str:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main(command.split())
-        written = capsys.readouterr()
-        assert end.value.code == 0, written.err
-        return written.out
+        code, out, err = run_command(capsys, *command.split())
+        assert code == 0, err
+        return out
 
     return run
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """On a busy machine PyTorch's threads wait for each other longer than a few small steps take."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -234,7 +221,7 @@ class TestOnRealData:
             assert int(plan.shards.size.sum()) == 1000
         assert not np.array_equal(first.train.x, second.train.x)
 
-    @pytest.mark.usefixtures("one_thread")
+    @pytest.mark.usefixtures("one_torch_thread")
     @pytest.mark.parametrize(
         ("name", "parameters"),
         [("cnn-mnist", 430_698), ("cnn-fashion-mnist", 430_698), ("cnn-cifar-10", 555_178)],

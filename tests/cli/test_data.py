@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from fedbudget.cli import fetching
-from fedbudget.cli.main import main
 from fedbudget.data.published import catalogue
 from fedbudget.data.published.sources import mirror
+from support.commands import run_command
 from support.web import Web, dataset_of, serving
 
 CONTENTS = {"one.bin": b"one" * 1000, "two.bin": b"two"}
@@ -45,11 +45,7 @@ class Command:
         self._capsys = capsys
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main(["data", *arguments])
-        out, err = self._capsys.readouterr()
-        assert isinstance(end.value.code, int)
-        return end.value.code, out, err
+        return run_command(self._capsys, "data", *arguments)
 
 
 def put(folder: Path, **changed: bytes) -> None:

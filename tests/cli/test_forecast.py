@@ -5,17 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.cli.main import main
 from fedbudget.forecasts.forecast import forecast
+from support.commands import run_command
 from support.made_runs import make_run
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(["forecast", *arguments])
-    assert ended.value.code == code
-    streams = capsys.readouterr()
-    return streams.err if code else streams.out
+    ended, out, err = run_command(capsys, "forecast", *arguments)
+    assert ended == code
+    return err if code else out
 
 
 def test_tables_and_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

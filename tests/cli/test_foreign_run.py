@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedbudget import train
-from fedbudget.cli.main import main
+from support.commands import run_command
 
 EVIL = "\\u001b[2Jevil\\u0007"
 
@@ -32,12 +32,10 @@ def test_links_escapes_and_a_reason_that_is_not_known(
         (run / name).write_text(changed)
     (tmp_path / "report.html").symlink_to(mine)
     for command in (["show", "run"], ["report", "run"], ["explain", "run", "--round", "2"], ["runs", "."]):
-        with pytest.raises(SystemExit) as ended:
-            main(command)
-        shown = capsys.readouterr()
-        assert ended.value.code == 0, shown.err
-        assert "\x1b[2J" not in shown.out + shown.err
-        assert "\x07" not in shown.out + shown.err
+        code, out, err = run_command(capsys, *command)
+        assert code == 0, err
+        assert "\x1b[2J" not in out + err
+        assert "\x07" not in out + err
     assert mine.read_text() == "mine"
 
 
@@ -47,7 +45,6 @@ def test_figures_that_are_no_numbers(figures: str, tmp_path: Path, capsys: pytes
     summary = tmp_path / "run" / "summary.json"
     kept = {**json.loads(summary.read_text()), "metrics": json.loads(figures)}
     summary.write_text(json.dumps(kept))
-    with pytest.raises(SystemExit) as ended:
-        main(["show", str(tmp_path / "run")])
-    assert ended.value.code == 2
-    assert "metrics are not numbers by name" in capsys.readouterr().err
+    code, _, err = run_command(capsys, "show", str(tmp_path / "run"))
+    assert code == 2
+    assert "metrics are not numbers by name" in err

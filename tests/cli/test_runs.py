@@ -7,16 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.cli.main import main
+from support.commands import run_command
 from support.made_runs import make_run
-
-
-def fedbudget(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, and what was printed."""
-    with pytest.raises(SystemExit) as ended:
-        main([*arguments])
-    printed = capsys.readouterr()
-    return int(ended.value.code or 0), printed.out, printed.err
 
 
 @pytest.fixture
@@ -29,7 +21,7 @@ def test_a_list(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(here / "runs" / "first", summary={"loss": 0.25, "stopped_by": "target"})
     make_run(here / "runs" / "second", 3, finished=False)
     (make_run(here / "elsewhere" / "third") / "config.toml").write_text("colour = 'blue'")
-    code, out, _ = fedbudget(capsys, "runs", "runs", "elsewhere/third")
+    code, out, _ = run_command(capsys, "runs", "runs", "elsewhere/third")
     rows = {line.split()[0]: line for line in out.splitlines()}
     assert code == 0
     assert ("finished" in rows["runs/first"], "0.2500" in rows["runs/first"]) == (True, True)
@@ -37,38 +29,38 @@ def test_a_list(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "2s (10%), 100kB (5%)" in rows["runs/first"]
     assert "broken off" in rows["runs/second"]
     assert "unknown key 'colour'" in rows["elsewhere/third"]
-    found = json.loads(fedbudget(capsys, "runs", "--json")[1])["runs"]
+    found = json.loads(run_command(capsys, "runs", "--json")[1])["runs"]
     assert {each["run"]: each["state"] for each in found} == {"runs/first": "finished", "runs/second": "broken off"}
 
 
 def test_no_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fedbudget(capsys, "runs") == (0, "no runs in runs\n", "")
-    assert fedbudget(capsys, "runs", "list", "--json")[1] == '{"runs": []}\n'
-    assert fedbudget(capsys, "runs", "nothing")[0] == 2
+    assert run_command(capsys, "runs") == (0, "no runs in runs\n", "")
+    assert run_command(capsys, "runs", "list", "--json")[1] == '{"runs": []}\n'
+    assert run_command(capsys, "runs", "nothing")[0] == 2
 
 
 class TestRemove:
     def test_names_and_paths(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for name in ("one", "two", "three"):
             make_run(here / "runs" / name, 1)
-        code, out, _ = fedbudget(capsys, "runs", "remove", "one", "runs/two", "--yes")
+        code, out, _ = run_command(capsys, "runs", "remove", "one", "runs/two", "--yes")
         assert (code, out) == (0, "runs/one is removed\nruns/two is removed\n")
         assert [path.name for path in (here / "runs").iterdir()] == ["three"]
 
     def test_asks(self, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         run = make_run(here / "runs" / "one", 1)
-        code, _, err = fedbudget(capsys, "runs", "remove", "one")
+        code, _, err = run_command(capsys, "runs", "remove", "one")
         assert (code, "--yes" in err, run.exists()) == (2, True, True)
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         for answer, stays in (("", True), ("n", True), ("y", False)):
             monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
-            fedbudget(capsys, "runs", "remove", "one")
+            run_command(capsys, "runs", "remove", "one")
             assert run.exists() == stays
 
     def test_all_or_none(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         run = make_run(here / "runs" / "one", 1)
         (here / "runs" / "mine").mkdir()
-        code, _, err = fedbudget(capsys, "runs", "remove", "one", "mine", "--yes")
+        code, _, err = run_command(capsys, "runs", "remove", "one", "mine", "--yes")
         assert (code, "is not the folder of a run" in err) == (2, True)
         assert run.exists()
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.cli.main import main
 from fedbudget.engines.grpc.tokens import Tokens
+from support.commands import run_command
 
 
 def test_add_list_and_revoke(
@@ -14,10 +14,7 @@ def test_add_list_and_revoke(
     monkeypatch.chdir(tmp_path)
 
     def said(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(["tokens", *arguments])
-        shown = capsys.readouterr()
-        return int(ended.value.code or 0), shown.out, shown.err
+        return run_command(capsys, "tokens", *arguments)
 
     code, token, _ = said("add", "edge-1")
     assert code == 0

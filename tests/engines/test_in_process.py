@@ -2,10 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 
@@ -211,16 +209,7 @@ class TestEnd:
         assert [round_.tau > 0 for round_, _ in history] == [True] * 4 + [False]
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Hundreds of runs this small are not worth sharing out among threads; the figures are the same bits."""
-    threads = numba.get_num_threads()
-    numba.set_num_threads(1)
-    yield
-    numba.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("one_numba_thread")
 class TestBudgetIsKept:
     """Over 200 runs with random budgets, costs, controllers and data distributions."""
 

@@ -1,11 +1,9 @@
 """Adaptive τ against fixed τ: the regret by hand, the means by separate runs, and what the method promises."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 
@@ -17,16 +15,9 @@ from fedbudget.setting_types import MethodName, Tau
 from fedbudget.settings import Settings
 from fedbudget.training import execute
 
+pytestmark = pytest.mark.usefixtures("one_numba_thread")
+
 FIXED = (MeanResult(1, 0.9, 0.5), MeanResult(10, 0.4, 0.8), MeanResult(100, 0.6, 0.7))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Hundreds of runs this small are not worth sharing out among threads; the figures are the same bits."""
-    threads = numba.get_num_threads()
-    numba.set_num_threads(1)
-    yield
-    numba.set_num_threads(threads)
 
 
 class TestRegret:

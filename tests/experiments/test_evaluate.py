@@ -1,5 +1,6 @@
 """A trained model applied to data, against the same figures worked out in numpy from the files alone."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,13 +8,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
+from scipy.special import logsumexp
 from sklearn.datasets import load_digits
+from torch import nn
 
 import fedbudget
 from fedbudget.data.tables import TableOptions
 from fedbudget.errors import UserError
 from fedbudget.experiments.evaluate import evaluate
 from fedbudget.runs.folder import Run
+from support.commands import run_command
 
 ROWS = 60
 
@@ -125,6 +129,56 @@ def test_samples_of_a_python_file_keep_the_class_numbers_of_training(tmp_path: P
     assert found.accuracy > 0.8
     with pytest.raises(UserError, match=r"some_rows\.py:other: class '8' is not one of 3, 7"):
         evaluate(run, f"{tmp_path}/some_rows.py:other")
+
+
+@pytest.fixture(scope="module")
+def own_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of a module that was given from Python, and a file that has the like."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "nets.py").write_text(
+        "from torch import nn\n"
+        "def flat(*sizes): return nn.Sequential(nn.Flatten(), nn.Linear(*sizes))\n"
+        "def net(): return flat(64, 10)\n"
+        "def wide(): return flat(64, 12)\n"
+    )
+    train(folder, model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    return folder
+
+
+def test_a_module_that_was_given_from_python_is_given_again(
+    own_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(own_run)
+    code, written, _ = run_command(capsys, "evaluate", "run", "--dataset", "digits", "--model", "nets.py:net", "--json")
+    found, tensors, known = json.loads(written), load_file("run/model.safetensors"), load_digits()
+    scores = known.data[1437:] / 16 @ tensors["1.weight"].T.astype(np.float64) + tensors["1.bias"]
+    y = known.target[1437:]
+    assert (code, found["samples"]) == (0, 360)
+    assert found["loss"] == pytest.approx(np.mean(logsumexp(scores, axis=1) - scores[np.arange(360), y]), rel=1e-5)
+    assert found["accuracy"] == pytest.approx(np.mean(scores.argmax(axis=1) == y))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("digits",), "has a model that was given from Python, sequential: give it again, as --model; a file and"),
+        (("digits", "--model", "nets.py:wide"), "1.weight is 10 x 64 in run, and 12 x 64 in sequential"),
+        (("digits", "--model", "nets.py:none"), "nets.py has no none"),
+        (("wine", "--model", "nets.py:net"), "sequential cannot be evaluated on wine: RuntimeError: mat1 and mat2"),
+    ],
+)
+def test_another_module_is_refused_in_a_line(
+    own_run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.chdir(own_run)
+    code, _, complaint = run_command(capsys, "evaluate", "run", "--dataset", *options)
+    assert code == 2
+    assert message in complaint
+    assert len(complaint.splitlines()) == 1
 
 
 def test_a_model_that_was_given_from_python_is_said_to_be(tmp_path: Path) -> None:

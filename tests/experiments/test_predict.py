@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import fedbudget
-from fedbudget.cli.main import main
 from fedbudget.errors import UserError
 from fedbudget.experiments.predict import predict
+from support.commands import run_command
 
 
 @pytest.fixture(scope="module")
@@ -29,20 +29,12 @@ def wards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        main(list(arguments))
-    written = capsys.readouterr()
-    return int(end.value.code or 0), written.out, written.err
-
-
 def test_a_table_in_another_order_has_its_predictions_beside_its_id(
     wards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "new.csv").write_text("sex,id,age\nm,p9,\nf,p3,30\n\nx,p4,90\n")
     out = tmp_path / "predictions.csv"
-    code, said, remarks = printed(
+    code, said, remarks = run_command(
         capsys, "predict", str(wards / "run"), "--data", str(tmp_path / "new.csv"), "--out", str(out)
     )
     assert (code, said) == (0, f"{out}\n")
@@ -57,10 +49,10 @@ def test_a_table_in_another_order_has_its_predictions_beside_its_id(
 
 def test_the_target_may_be_there(wards: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(wards / "run")
-    _, said, _ = printed(capsys, "predict", run, "--data", str(wards / "ward.csv"))
+    _, said, _ = run_command(capsys, "predict", run, "--data", str(wards / "ward.csv"))
     rows = list(csv.DictReader(said.splitlines()))
     right = np.mean([row["prediction"] == row["outcome"] for row in rows])
-    _, judged, _ = printed(capsys, "evaluate", run, "--dataset", str(wards / "ward.csv"))
+    _, judged, _ = run_command(capsys, "evaluate", run, "--dataset", str(wards / "ward.csv"))
     assert f"accuracy {right:.4f}" in judged
 
 
@@ -76,7 +68,7 @@ def test_columns_that_are_not_those_of_training_are_refused_by_name(
     wards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, wrong: str
 ) -> None:
     (tmp_path / "new.csv").write_text(text)
-    code, _, said = printed(capsys, "predict", str(wards / "run"), "--data", str(tmp_path / "new.csv"))
+    code, _, said = run_command(capsys, "predict", str(wards / "run"), "--data", str(tmp_path / "new.csv"))
     assert code == 2
     assert wrong in said
 
@@ -84,7 +76,7 @@ def test_columns_that_are_not_those_of_training_are_refused_by_name(
 def test_what_is_dropped_besides(wards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "new.csv").write_text("age,sex,weight\n90,m,70\n")
     arguments = ("predict", str(wards / "run"), "--data", str(tmp_path / "new.csv"), "--drop", "weight")
-    _, said, _ = printed(capsys, *arguments)
+    _, said, _ = run_command(capsys, *arguments)
     assert said.splitlines()[1].startswith("70,ill,")
 
 
@@ -108,7 +100,7 @@ def test_arrays_of_a_file(tmp_path: Path) -> None:
 
 
 def test_an_exported_file_is_in_the_run_s_folder(wards: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, said, _ = printed(capsys, "export", str(wards / "run"), "--to", "numpy")
+    code, said, _ = run_command(capsys, "export", str(wards / "run"), "--to", "numpy")
     assert (code, said) == (0, f"{wards / 'run' / 'model.npz'}\n")
     with np.load(wards / "run" / "model.npz") as found:
         assert found["feature_names"].tolist() == ["age", "sex=f", "sex=m"]

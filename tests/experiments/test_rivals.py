@@ -2,17 +2,14 @@
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 
 import fedbudget
-from fedbudget.cli.main import main
 from fedbudget.control import FixedTau
 from fedbudget.errors import UserError
 from fedbudget.experiments import rivals as module
@@ -23,18 +20,12 @@ from fedbudget.protocol.rivals import FedAdam, FedYogi
 from fedbudget.protocol.update import Average, ServerMomentum
 from fedbudget.settings import Settings
 from fedbudget.step_size import FixedStep
+from support.commands import run_command
+
+pytestmark = pytest.mark.usefixtures("one_numba_thread")
 
 SHORT = Settings(model="svm", budget=("time=1s",), nodes=3, partition="case:2")
 AVERAGING = Rival("FedAvg", {}, {"tau": (2, 9), "step_size": (0.01, 0.2)})
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Runs this small are not worth sharing out among threads; the figures are the same bits."""
-    threads = numba.get_num_threads()
-    numba.set_num_threads(1)
-    yield
-    numba.set_num_threads(threads)
 
 
 class TestGrid:
@@ -213,9 +204,9 @@ class TestCommand:
         np.savetxt("homes.csv", rows, delimiter=",", header="size,age,price", comments="")
 
     def printed(self, options: str, capsys: pytest.CaptureFixture[str]) -> str:
-        with pytest.raises(SystemExit, match="0"):
-            main([*self.COMMAND.split(), *options.split()])
-        return capsys.readouterr().out
+        code, out, _ = run_command(capsys, *self.COMMAND.split(), *options.split())
+        assert code == 0
+        return out
 
     def test_prints_what_its_json_says(self, capsys: pytest.CaptureFixture[str]) -> None:
         (found,) = json.loads(self.printed("--partition dirichlet:0.5 --json", capsys))["comparisons"]

@@ -1,6 +1,5 @@
 """What a node holds."""
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,17 +12,9 @@ from fedbudget.launch.node_data import from_dataset, from_file
 from fedbudget.launch.simulate import simulate
 from fedbudget.models.softmax import Softmax
 from fedbudget.settings import Settings
+from support.kinds import ONE, write
 
 TRIAL = Settings(model="svm", nodes=5, partition="case:4", seed=3)
-
-
-def write(path: Path, rows: list[tuple[float, float, str]]) -> Path:
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([("a", "b", "kind"), *rows])
-    return path
-
-
-ONE = [(float(i), 10.0 * i, "red" if i % 2 else "blue") for i in range(12)]
 
 
 class TestHeldOfADataset:
@@ -86,5 +77,5 @@ class TestHeldOfAFile:
 def test_a_model_in_a_file_that_data_do_not_fit_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "net_of_five.py").write_text("from torch import nn\ndef net(): return nn.Linear(5, 2)\n")
     for method in ("frugal", "centralized"):
-        with pytest.raises(UserError, match=r"^linear cannot train on digits: RuntimeError: mat1 and mat2 shapes"):
+        with pytest.raises(UserError, match=r"^linear cannot train on digits: .* RuntimeError: mat1 and mat2 shapes"):
             simulate(replace(TRIAL, model=f"{tmp_path}/net_of_five.py:net", method=method))

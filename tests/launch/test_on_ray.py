@@ -212,20 +212,17 @@ def test_a_model_and_shards_of_ones_own() -> None:
     assert_same_run(fedbudget.train(**asked), fedbudget.train(**asked, engine="ray", actors=2))
 
 
+@pytest.mark.usefixtures("one_torch_thread")
 def test_a_module_and_samples_of_ones_own() -> None:
     """Each process makes the module anew, and reads the samples that its nodes need; running statistics travel.
 
     Ray's processes have one thread, and with more of them PyTorch's batch normalization adds in another order.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     data = table(samples=40)
     samples = [(torch.from_numpy(x), int(y)) for x, y in zip(data.x, data.y, strict=True)]
     module = nn.Sequential(network(), nn.BatchNorm1d(3), nn.Dropout(0.2))
     asked: dict[str, Any] = {"model": module, "dataset": samples, "nodes": 4, "budget": "time=1s", "batch_size": 5}
-    here = fedbudget.train(**asked)
-    torch.set_num_threads(threads)
-    assert_same_run(here, fedbudget.train(**asked, engine="ray", actors=2))
+    assert_same_run(fedbudget.train(**asked), fedbudget.train(**asked, engine="ray", actors=2))
 
 
 def test_a_model_in_a_file_and_what_it_imports_go_to_the_actors(tmp_path: Path) -> None:

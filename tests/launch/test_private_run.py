@@ -5,10 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.pld import PLDAccountant
 
 from fedbudget import train
 from fedbudget.engines.in_process import SimulationState
@@ -21,30 +19,28 @@ from fedbudget.resources.privacy import epsilon_of, rho_of
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
+from support.private_runs import OF_NODES, OF_SAMPLES, Died, dies_after, epsilon_by_library
 
-SHORT: dict[str, Any] = {"model": "softmax", "dataset": "digits", "nodes": 20, "budget": ["time=6s", "privacy=4"]}
+OF_ANY_UNIT = pytest.mark.parametrize("asked", [OF_NODES, OF_SAMPLES], ids=["nodes", "samples"])
 
 
-def test_epsilon_of_a_run_is_the_librarys(tmp_path: Path) -> None:
-    result = train(**SHORT, out=tmp_path / "run")
-    accountant = PLDAccountant()
-    for record in Run.open(tmp_path / "run").rounds:
-        assert record.private is not None
-        for name in ("noise", "count_noise"):
-            if name in record.private:
-                accountant.compose(dp_accounting.GaussianDpEvent(record.private[name]))
+@OF_ANY_UNIT
+def test_epsilon_of_a_run_is_the_librarys(asked: dict[str, Any], tmp_path: Path) -> None:
+    result = train(**asked, out=tmp_path / "run")
+    epsilon = epsilon_by_library(tmp_path / "run", 1e-5)
     assert result.privacy_delta == 1e-5
-    assert result.spent["privacy"] == pytest.approx(accountant.get_epsilon(1e-5), abs=1e-4)
-    assert accountant.get_epsilon(1e-5) <= 4
+    assert result.spent["privacy"] == pytest.approx(epsilon, abs=1e-4)
+    assert epsilon <= 4
     assert result.rounds[-1].spent["privacy"] == pytest.approx(result.spent["privacy"], abs=1e-6)
-    assert result.stopped_by == "privacy"
+    assert result.stopped_by == ("privacy" if asked is OF_NODES else "time")
     assert math.isnan(result.loss)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["loss"] is None
     assert summary["spent"]["privacy"] <= 4
 
 
-def test_nothing_but_updates_and_lengths_leaves_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+@OF_ANY_UNIT
+def test_nothing_but_vectors_and_lengths_leaves_a_node(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Report] = []
     report = Fleet.report
 
@@ -53,19 +49,20 @@ def test_nothing_but_updates_and_lengths_leaves_a_node(monkeypatch: pytest.Monke
         return sent[-1]
 
     monkeypatch.setattr(Fleet, "report", seen)
-    train(**SHORT, rounds=4)
+    train(**asked, rounds=4)
     for each in sent:
         told = {name for name, value in vars(each).items() if value is not None}
         assert told <= {"round", "nodes", "sizes", "losses", "best_losses", "w", "length"}
-        assert (each.sizes == 1).all()
+        assert asked is OF_SAMPLES or (each.sizes == 1).all()
         assert not each.losses.any()
         assert not each.best_losses.any()
 
 
-def test_a_seeded_run_can_be_repeated_and_a_secret_one_cannot() -> None:
-    one, two = (train(**SHORT, rounds=4) for _ in range(2))
+@OF_ANY_UNIT
+def test_a_seeded_run_can_be_repeated_and_a_secret_one_cannot(asked: dict[str, Any]) -> None:
+    one, two = (train(**asked, rounds=4) for _ in range(2))
     assert one.w.tobytes() == two.w.tobytes()
-    secret = train(**SHORT, rounds=4, privacy_noise="secret")
+    secret = train(**asked, rounds=4, privacy_noise="secret")
     assert not np.allclose(secret.w, one.w)
     assert secret.spent == pytest.approx(one.spent)
 
@@ -73,24 +70,12 @@ def test_a_seeded_run_can_be_repeated_and_a_secret_one_cannot() -> None:
 @pytest.mark.parametrize("attack", ["scale", "noise"])
 def test_a_node_that_does_not_clip_is_clipped(attack: Any) -> None:
     """Updates of five are ten times as long as they may be, and take w no further than their share of 2C each."""
-    honest, attacked = train(**SHORT, rounds=2), train(**SHORT, rounds=2, attack=attack, attackers=5)
+    honest, attacked = train(**OF_NODES, rounds=2), train(**OF_NODES, rounds=2, attack=attack, attackers=5)
     told = attacked.rounds[-1].private
     assert told is not None
     assert honest.rounds[-1].private == told
     apart = float(np.linalg.norm(honest.w - attacked.w))
     assert 0 < apart <= 5 * 2 * told["clip"] / 20
-
-
-class Died(Exception):
-    """The process, in the middle of a run."""
-
-
-def dies_after(rounds: int) -> Any:
-    def callback(record: RoundRecord) -> None:
-        if record.round == rounds:
-            raise Died
-
-    return [callback]
 
 
 def test_what_was_paid_for_and_never_closed_is_told(tmp_path: Path) -> None:
@@ -101,7 +86,7 @@ def test_what_was_paid_for_and_never_closed_is_told(tmp_path: Path) -> None:
             with (tmp_path / "run" / PAID).open("a") as file:
                 file.write(json.dumps({"round": 3, "rho": 0.01}) + "\n")
 
-    result = train(**SHORT, rounds=3, out=tmp_path / "run", privacy_noise="secret", callbacks=[pay])
+    result = train(**OF_NODES, rounds=3, out=tmp_path / "run", privacy_noise="secret", callbacks=[pay])
     told = sum(record.private["rho"] for record in result.rounds if record.private is not None)
     assert result.spent["privacy"] == pytest.approx(epsilon_of(told + 0.01, 1e-5), abs=1e-6)
 
@@ -110,7 +95,7 @@ def test_a_resumed_run_does_not_get_its_epsilon_back(tmp_path: Path) -> None:
     """Its checkpoint may be of a round long before, and all that it had made known since is paid for."""
     folder = tmp_path / "run"
     with pytest.raises(Died):
-        train(**SHORT, out=folder, privacy_noise="secret", callbacks=dies_after(5))
+        train(**OF_NODES, out=folder, privacy_noise="secret", callbacks=dies_after(5))
     died_with = paid_in(folder)
     before = epsilon_of(died_with, 1e-5)
     assert 0 < before < 4
@@ -123,10 +108,11 @@ def test_a_resumed_run_does_not_get_its_epsilon_back(tmp_path: Path) -> None:
     assert 4 < more.spent["privacy"] <= 5
 
 
-def test_the_same_to_the_bit_when_it_goes_on(tmp_path: Path) -> None:
-    whole = train(**SHORT)
+@pytest.mark.parametrize("asked", [OF_NODES, {**OF_SAMPLES, "batch_size": 40}], ids=["nodes", "samples"])
+def test_the_same_to_the_bit_when_it_goes_on(asked: dict[str, Any], tmp_path: Path) -> None:
+    whole = train(**asked)
     with pytest.raises(Died):
-        train(**SHORT, out=tmp_path / "run", callbacks=dies_after(6))
+        train(**asked, out=tmp_path / "run", callbacks=dies_after(6))
     assert train(resume=tmp_path / "run").w.tobytes() == whole.w.tobytes()
 
 
@@ -150,18 +136,18 @@ def test_the_same_to_the_bit_when_it_goes_on(tmp_path: Path) -> None:
 )
 def test_what_would_tell_more_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        train(**{**SHORT, **options})
+        train(**{**OF_NODES, **options})
 
 
 def test_absent_nodes_cost_nothing_but_their_updates() -> None:
-    result = train(**{**SHORT, "nodes": 6}, participation=0.5, rounds=3)
+    result = train(**{**OF_NODES, "nodes": 6}, participation=0.5, rounds=3)
     assert {record.nodes for record in result.rounds} != {6}
     assert result.spent["privacy"] <= 4
 
 
 def test_a_checkpoint_has_nothing_of_a_node_alone(tmp_path: Path) -> None:
     with pytest.raises(Died):
-        train(**SHORT, out=tmp_path / "run", callbacks=dies_after(6))
+        train(**OF_NODES, out=tmp_path / "run", callbacks=dies_after(6))
     checkpoint = Checkpoint.load(tmp_path / "run", build_method(Run.open(tmp_path / "run").settings))
     state = checkpoint.engine_state(SimulationState)
     assert state.groups is not None

@@ -1,76 +1,27 @@
 """Runs that protect single samples, from settings to result: in this process, and what is refused."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
-import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.pld import PLDAccountant
 
 from fedbudget import train
 from fedbudget.engines.node_noise import SecretNodeNoise, SeededNodeNoise
 from fedbudget.errors import UserError
 from fedbudget.launch.noise import paid_in
 from fedbudget.launch.privacy import node_noise, with_privacy
-from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Report
 from fedbudget.resources.privacy import epsilon_of, rho_of
-from fedbudget.runs.folder import Run
-from fedbudget.runs.record import RoundRecord
 from fedbudget.settings import Settings
-
-SHORT: dict[str, Any] = {
-    "model": "softmax",
-    "dataset": "digits",
-    "nodes": 5,
-    "budget": ["time=4s", "privacy=4"],
-    "privacy_unit": "sample",
-}
+from support.private_runs import OF_SAMPLES, Died, dies_after
 
 
-def test_epsilon_of_a_run_is_the_librarys(tmp_path: Path) -> None:
-    result = train(**SHORT, out=tmp_path / "run")
-    accountant = PLDAccountant()
-    for record in Run.open(tmp_path / "run").rounds:
-        assert record.private is not None
-        for name in ("noise", "count_noise"):
-            if name in record.private:
-                accountant.compose(dp_accounting.GaussianDpEvent(record.private[name]))
-    assert result.spent["privacy"] == pytest.approx(accountant.get_epsilon(1e-5), abs=1e-4)
-    assert accountant.get_epsilon(1e-5) <= 4
-    assert math.isnan(result.loss)
+def test_whole_shards_learn_digits(tmp_path: Path) -> None:
+    result = train(**OF_SAMPLES, out=tmp_path / "run")
     assert result.accuracy is not None
     assert result.accuracy > 0.5
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["spent"]["privacy"] <= 4
     assert 'batch-size = "full"' in (tmp_path / "run" / "config.toml").read_text()
-
-
-def test_nothing_but_parameters_with_noise_leaves_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[Report] = []
-    report = Fleet.report
-
-    def seen(fleet: Fleet) -> Report:
-        sent.append(report(fleet))
-        return sent[-1]
-
-    monkeypatch.setattr(Fleet, "report", seen)
-    train(**SHORT, rounds=4)
-    for each in sent:
-        told = {name for name, value in vars(each).items() if value is not None}
-        assert told <= {"round", "nodes", "sizes", "losses", "best_losses", "w", "length"}
-        assert not each.losses.any()
-        assert not each.best_losses.any()
-
-
-def test_a_seeded_run_can_be_repeated_and_a_secret_one_cannot() -> None:
-    one, two = (train(**SHORT, rounds=4) for _ in range(2))
-    assert one.w.tobytes() == two.w.tobytes()
-    secret = train(**SHORT, rounds=4, privacy_noise="secret")
-    assert not np.allclose(secret.w, one.w)
-    assert secret.spent == pytest.approx(one.spent)
 
 
 def test_noise_is_of_the_settings() -> None:
@@ -96,7 +47,7 @@ def test_noise_is_of_the_settings() -> None:
     ids=["batches", "small nodes", "svm", "linear", "absent", "bytes"],
 )
 def test_any_run_keeps_its_budget(options: dict[str, Any]) -> None:
-    result = train(**{**SHORT, **options})
+    result = train(**{**OF_SAMPLES, **options})
     assert result.spent["privacy"] <= result.budget["privacy"]
     assert all(result.spent[name] <= limit * (1 + 1e-12) for name, limit in result.budget.items())
     assert np.isfinite(result.w).all()
@@ -105,28 +56,16 @@ def test_any_run_keeps_its_budget(options: dict[str, Any]) -> None:
 
 def test_a_network() -> None:
     pytest.importorskip("torch")
-    result = train(**{**SHORT, "model": "mlp", "rounds": 6})
+    result = train(**{**OF_SAMPLES, "model": "mlp", "rounds": 6})
     assert result.accuracy is not None
     assert result.accuracy > 0.2
-
-
-class Died(Exception):
-    """The process, in the middle of a run."""
-
-
-def dies_after(rounds: int) -> Any:
-    def callback(record: RoundRecord) -> None:
-        if record.round == rounds:
-            raise Died
-
-    return [callback]
 
 
 def test_a_resumed_run_does_not_get_its_epsilon_back(tmp_path: Path) -> None:
     """Nor that of the round which nodes had been asked for when it died."""
     folder = tmp_path / "run"
     with pytest.raises(Died):
-        train(**SHORT, out=folder, privacy_noise="secret", callbacks=dies_after(5))
+        train(**OF_SAMPLES, out=folder, privacy_noise="secret", callbacks=dies_after(5))
     died_with = paid_in(folder)
     lines = [json.loads(line)["round"] for line in (folder / "privacy.jsonl").read_text().splitlines()]
     assert lines == [1, 2, 3, 4, 5, 6]
@@ -137,13 +76,6 @@ def test_a_resumed_run_does_not_get_its_epsilon_back(tmp_path: Path) -> None:
     assert paid_in(folder) - died_with > 0
     more = train(resume=folder, budget=["privacy=+1", "time=+6s"])
     assert 4 < more.spent["privacy"] <= 5
-
-
-def test_the_same_to_the_bit_when_it_goes_on(tmp_path: Path) -> None:
-    whole = train(**SHORT, batch_size=40)
-    with pytest.raises(Died):
-        train(**SHORT, batch_size=40, out=tmp_path / "run", callbacks=dies_after(6))
-    assert train(resume=tmp_path / "run").w.tobytes() == whole.w.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -160,7 +92,7 @@ def test_the_same_to_the_bit_when_it_goes_on(tmp_path: Path) -> None:
 )
 def test_what_would_tell_more_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        train(**{**SHORT, **options})
+        train(**{**OF_SAMPLES, **options})
 
 
 def test_a_noise_that_others_know_is_refused_where_nodes_are_real() -> None:

@@ -1,6 +1,5 @@
 """What is tested on, by what all have agreed on."""
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,17 +15,9 @@ from fedbudget.launch.simulate import simulate
 from fedbudget.launch.task import agree_on_task, compression_of
 from fedbudget.models import Softmax
 from fedbudget.settings import Settings
+from support.kinds import ONE, write
 
 TRIAL = Settings(model="svm", nodes=5, partition="case:4", seed=3)
-
-
-def write(path: Path, rows: list[tuple[float, float, str]]) -> Path:
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([("a", "b", "kind"), *rows])
-    return path
-
-
-ONE = [(float(i), 10.0 * i, "red" if i % 2 else "blue") for i in range(12)]
 OTHER = [(100.0 + i, 3.0 - i, "green" if i % 3 else "blue") for i in range(15)]
 
 

@@ -88,7 +88,6 @@ class TestTrain:
             (3, "model must be a name, a PyTorch module or a model, not a int"),
             (dict, "model must be a name, a PyTorch module or a model, not a dict"),
             (nn.Linear(64, 1), r"gives \(\d+, 1\), which are no scores of classes; give a loss too"),
-            (nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), "scores of 7 classes: Target [789] is out of bounds"),
             (nn.GRU(64, 10), "gives a tuple, of which a loss of your own must make a number"),
         ],
     )

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import fedbudget
 from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards
 from fedbudget.errors import UserError
 from fedbudget.models import TorchModel, loss_over
-from support.networks import by_autograd, flat, random_w, table, three_nodes
+from fedbudget.models.base import batch_rows
+from support.networks import by_autograd, flat, random_w, table, three_nodes, train_by_sgd
 
 
 def normalized(momentum: float | None = 0.1, seed: int = 0) -> nn.Sequential:
@@ -41,14 +41,7 @@ class TestWithW:
         found = model.descend(w[None], shards, indices, 0.3, best=w, shift=shift)
         for node in range(3):
             module = model.trained(w).train()
-            optimizer = torch.optim.SGD(module.parameters(), lr=0.3)
-            for update in range(4):
-                rows = shards.rows_of(node)[indices.of(node, update, int(shards.size[node]))]
-                optimizer.zero_grad()
-                F.cross_entropy(
-                    module(torch.from_numpy(data.x[rows])), torch.from_numpy(data.y[rows]).long()
-                ).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
+            train_by_sgd(module, data, (batch_rows(shards, indices, node, update) for update in range(4)), 0.3)
             layer = module.get_submodule("1")
             expected = flat([*module.parameters(), layer.running_mean, layer.running_var])  # type: ignore[list-item]
             np.testing.assert_allclose(found.w[node], expected, atol=1e-5)

@@ -15,8 +15,8 @@ from fedbudget.arrays import Float32
 from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards, Table
 from fedbudget.models import LinearRegression, Softmax, TorchModel, loss_over, torch_model
-from fedbudget.models.base import Descent
-from support.networks import by_autograd, flat, network, random_w, table, three_nodes
+from fedbudget.models.base import Descent, batch_rows
+from support.networks import by_autograd, flat, network, random_w, table, three_nodes, train_by_sgd
 
 
 class TestAgainstPlainPyTorch:
@@ -45,14 +45,7 @@ class TestAgainstPlainPyTorch:
         found = model.descend(random_w(model, 1)[None], shards, indices, 0.3)
         for node in range(3):
             module = model.trained(random_w(model, 1))
-            optimizer = torch.optim.SGD(module.parameters(), lr=0.3)
-            for update in range(4):
-                rows = shards.rows_of(node)[indices.of(node, update, int(shards.size[node]))]
-                optimizer.zero_grad()
-                F.cross_entropy(
-                    module(torch.from_numpy(data.x[rows])), torch.from_numpy(data.y[rows]).long()
-                ).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
+            train_by_sgd(module, data, (batch_rows(shards, indices, node, update) for update in range(4)), 0.3)
             np.testing.assert_allclose(found.w[node], flat(list(module.parameters())), atol=1e-5)
 
     def test_a_shard_of_thousands_is_taken_in_pieces_with_the_same_loss_and_gradient(self) -> None:

@@ -7,20 +7,11 @@ import pytest
 
 from fedbudget.arrays import Float32
 from fedbudget.control import Reason
-from fedbudget.protocol.aggregator import Aggregator
-from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report, Request
+from fedbudget.protocol.messages import LocalError, PeerError, Report
 from fedbudget.protocol.state import Phase
-from support.hand_made import ONE, go_on, last, make, report, w_of
+from support.hand_made import FIRST, ONE, go_on, last, make, make_started, report, w_of
 from support.methods import bits, new_aggregator, nodes, one_round, simulated_time
 from support.problems import costs
-
-FIRST = Broadcast(1, np.zeros(2, np.float32), 3, 0.1, Request(), False, False)
-
-
-def make_and_first(seconds: float) -> Aggregator:
-    aggregator = make(seconds)
-    aggregator.start()
-    return aggregator
 
 
 class TestAverage:
@@ -69,13 +60,13 @@ class TestPeerErrors:
     )
     def test_what_the_protocol_does_not_allow_is_said(self, wrong: dict[str, object], message: str) -> None:
         with pytest.raises(PeerError, match=message):
-            make_and_first(1000).receive(replace(report(FIRST, 1), **wrong), ONE)  # type: ignore[arg-type]
+            make_started().receive(replace(report(FIRST, 1), **wrong), ONE)  # type: ignore[arg-type]
 
     def test_a_report_of_nobody(self) -> None:
         none = np.empty(0)
         nobody = Report(1, none.astype(np.int64), none.astype(np.int64), none, none, np.empty((0, 2), np.float32))
         with pytest.raises(PeerError, match="a report needs nodes"):
-            make_and_first(1000).receive(nobody, ONE)
+            make_started().receive(nobody, ONE)
 
     @pytest.mark.parametrize("wrong", [{"round": 9}, {"w": None}, {"corrected": None}, {"plain": np.zeros(3)}])
     def test_a_refused_report_changes_nothing(self, wrong: dict[str, object]) -> None:
@@ -90,7 +81,7 @@ class TestPeerErrors:
         assert go_on(aggregator.receive(right, ONE)).round == 3
 
     def test_nor_do_costs_that_are_wrong(self) -> None:
-        aggregator = make_and_first(1000)
+        aggregator = make_started()
         before = bits(aggregator.state)
         with pytest.raises(ValueError, match="costs of 1 resources are wanted"):
             aggregator.receive(report(FIRST, 1), costs([1, 1], [1, 1]))
@@ -100,14 +91,14 @@ class TestPeerErrors:
 class TestOrder:
     def test_no_second_start(self) -> None:
         with pytest.raises(LocalError, match="has started already"):
-            make_and_first(1000).start()
+            make_started().start()
 
     def test_no_report_before_the_start(self) -> None:
         with pytest.raises(LocalError, match="no report is expected: the run is ready"):
             make(1000).receive(report(FIRST, 1), ONE)
 
     def test_no_report_after_the_end(self) -> None:
-        aggregator = make_and_first(1000)
+        aggregator = make_started()
         aggregator.interrupt()
         with pytest.raises(LocalError, match="no report is expected: the run is done"):
             aggregator.receive(report(FIRST, 1), ONE)
@@ -125,7 +116,7 @@ class TestInterrupt:
         assert aggregator.state.phase is Phase.DONE
 
     def test_before_the_first_report_it_is_the_first_w(self) -> None:
-        assert make_and_first(1000).interrupt().w.tolist() == [0, 0]
+        assert make_started().interrupt().w.tolist() == [0, 0]
 
     def test_what_the_unfinished_round_has_cost_can_be_charged(self) -> None:
         aggregator = make(1000)
@@ -135,7 +126,7 @@ class TestInterrupt:
         assert outcome.ledger.costs is ONE
 
     def test_not_twice(self) -> None:
-        aggregator = make_and_first(1000)
+        aggregator = make_started()
         aggregator.interrupt()
         with pytest.raises(LocalError, match="has ended already"):
             aggregator.interrupt()
@@ -163,7 +154,7 @@ class TestGivingUp:
     def test_there_must_be_a_round(self) -> None:
         with pytest.raises(LocalError, match="no round to give up: the run is ready"):
             make().give_up(ONE, "time")
-        aggregator = make_and_first(1000)
+        aggregator = make_started()
         aggregator.interrupt()
         with pytest.raises(LocalError, match="no round to give up: the run is done"):
             aggregator.give_up(ONE, "time")

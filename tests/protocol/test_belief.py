@@ -19,9 +19,13 @@ def report(node: int, **other: Any) -> Report:
     return Report(3, np.arange(node, node + nodes), np.full(nodes, 10), **numbers)
 
 
-@given(st.lists(st.floats(0.2, 5.0), min_size=3, max_size=12), st.sampled_from(sorted(USUAL)))
-def test_honest_reports_stay_as_they_are(factors: list[float], name: str) -> None:
-    reports = [report(node, **{name: factor * USUAL[name]}) for node, factor in enumerate(factors)]
+@given(
+    st.lists(st.floats(0.2, 5.0), min_size=3, max_size=12),
+    st.sampled_from([("losses", "best_losses"), ("rho",), ("beta",), ("plain",), ("corrected",)]),
+)
+def test_honest_reports_stay_as_they_are(factors: list[float], names: tuple[str, ...]) -> None:
+    """A node's two losses are of the same samples, and differ from others' together."""
+    reports = [report(node, **{name: factor * USUAL[name] for name in names}) for node, factor in enumerate(factors)]
     believed, doubts = believable(reports)
     assert not any(doubts)
     assert all(ours is theirs for ours, theirs in zip(believed, reports, strict=True))

@@ -8,12 +8,10 @@ import pytest
 
 from fedbudget.control import AdaptiveTau, Estimates, FixedTau
 from fedbudget.protocol.aggregator import Aggregator, Round
-from fedbudget.protocol.messages import Broadcast, Report, Request
+from fedbudget.protocol.messages import Report
 from support.fleets import sorted_parts, together
-from support.hand_made import ONE, go_on, last, make, report
+from support.hand_made import FIRST, ONE, go_on, last, make, report
 from support.problems import converse, problem
-
-FIRST = Broadcast(1, np.zeros(2, np.float32), 3, 0.1, Request(), False, False)
 
 
 class TestEstimates:

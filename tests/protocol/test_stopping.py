@@ -7,22 +7,15 @@ from fedbudget.budget import Budget, Costs
 from fedbudget.control import FixedTau, Reason
 from fedbudget.errors import UserError
 from fedbudget.protocol.aggregator import Aggregator, Outcome
-from fedbudget.protocol.messages import Broadcast, Request
+from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import Phase
 from fedbudget.spending import PaperSpending
 from fedbudget.step_size import FixedStep
-from support.hand_made import ONE, ended, go_on, last, make, report, w_of
+from support.hand_made import FIRST, ONE, ended, go_on, last, make, make_started, report, w_of
 from support.problems import costs
 
 METHOD_5 = Method(FixedTau(5), FixedStep(0.1), spending=PaperSpending())
-FIRST = Broadcast(1, np.zeros(2, np.float32), 3, 0.1, Request(), False, False)
-
-
-def make_and_first(seconds: float) -> Aggregator:
-    aggregator = make(seconds)
-    aggregator.start()
-    return aggregator
 
 
 class TestStopRule:
@@ -70,7 +63,7 @@ class TestStopRule:
         assert aggregator.state.phase is Phase.DONE
 
     def test_what_was_overspent_is_told(self) -> None:
-        aggregator = make_and_first(7)
+        aggregator = make_started(7)
         final = go_on(aggregator.receive(report(FIRST, 1), costs([3], [1])))
         outcome = ended(aggregator.receive(report(final, 1), costs([3], [1])))
         assert outcome.ledger.overshoot.tolist() == [7]

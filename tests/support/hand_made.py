@@ -8,7 +8,7 @@ from fedbudget.arrays import Float32
 from fedbudget.budget import Budget, Costs
 from fedbudget.control import Controller, FixedTau
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
-from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.messages import Broadcast, Report, Request
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.steps import Quantize
 from fedbudget.spending import PaperSpending, SpendingRule
@@ -17,6 +17,8 @@ from support.problems import costs
 
 ONE = costs([1], [1])
 """A local update takes 1s, the rest of a round 1s."""
+FIRST = Broadcast(1, np.zeros(2, np.float32), 3, 0.1, Request(), False, False)
+"""What an aggregator that is made here begins with."""
 
 
 def make(
@@ -43,6 +45,13 @@ def make(
         rounds=rounds,
         quantize=quantize,
     )
+
+
+def make_started(seconds: float = 1000.0) -> Aggregator:
+    """One that has sent `FIRST`."""
+    aggregator = make(seconds)
+    aggregator.start()
+    return aggregator
 
 
 def go_on(answer: Broadcast | Outcome) -> Broadcast:

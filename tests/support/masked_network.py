@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from fedbudget.engines.grpc.masked_rounds import MaskingTerms
+from fedbudget.engines.remote.round import CollectedRound
+from fedbudget.protocol.messages import Broadcast
 from fedbudget.secure.messages import Group, Relay, Survivors
-from support.networked import Network, network
+from support.networked import LONG, Network, network
 
 PHASES = [Group, Relay, Survivors]
 
@@ -33,8 +35,16 @@ def die() -> None:
     raise Died
 
 
-def numbers(collected: Any) -> list[int]:
-    return [int(answer.report.nodes[0]) for answer in collected.answers]
+def made_again(net: Network, broadcast: Broadcast, left: float = LONG) -> CollectedRound:
+    """A round that was made already, as after a crash of the aggregator, which has forgotten it.
+
+    Args:
+      left: seconds until it ends whatever it has.
+    """
+    for member in net.server.members.values():
+        member.base_round = broadcast.round - 1
+    net.server.begin(broadcast, least=1, timeout=LONG, left=left)
+    return net.server.finish()
 
 
 def chi_square(data: bytes) -> float:

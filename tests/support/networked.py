@@ -7,7 +7,7 @@ Four nodes have small shards of one dataset each. What a run with them must come
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from fedbudget.engines.grpc import node as node_module
 from fedbudget.engines.grpc.node import run_node
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import Tokens
+from fedbudget.engines.remote.members import Member
 from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.round import CollectedRound
@@ -112,6 +113,11 @@ def without_network(
         broadcast = ours.receive(Report.merge([fleets[node].answer(broadcast) for node in here]), CHEAP)
     assert isinstance(broadcast, Broadcast)
     return [*sent, broadcast.w]
+
+
+def numbers(collected: CollectedRound) -> list[int]:
+    """Of the nodes that a round has heard, one of each report."""
+    return [int(answer.report.nodes[0]) for answer in collected.answers]
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -211,6 +217,15 @@ class Network:
     def round(self, **how: Any) -> CollectedRound:
         self.begin(**how)
         return self.finish()
+
+    def restart(self, members: Mapping[str, Member], farewell: str) -> None:
+        """Another aggregator at the same address goes on with these members."""
+        address = self.address
+        self.server.close(Farewell(farewell, again=True))
+        self.server = AggregatorServer(address, run=RUN, tokens=Tokens())
+        self.server.open()
+        self.server.start(self.task, members)
+        self.ready(len(members))
 
     @property
     def all_w(self) -> list[Float32]:

@@ -1,6 +1,6 @@
 """Small networks and data for them, shared by the tests of PyTorch models."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,16 @@ def random_w(model: TorchModel, seed: int) -> Float32:
 def flat(tensors: Sequence[Tensor]) -> Float32:
     found: Float32 = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).numpy()
     return found
+
+
+def train_by_sgd(module: nn.Module, data: Table, batches: Iterable[Any], rate: float) -> None:
+    """Steps of PyTorch's own SGD, one for the rows of each mini-batch."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=rate)
+    for rows in batches:
+        optimizer.zero_grad()
+        x, y = torch.from_numpy(data.x[rows]), torch.from_numpy(data.y[rows]).long()
+        F.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
 
 
 def by_autograd(module: nn.Module, data: Table, rows: Any, loss: Any = F.cross_entropy) -> tuple[float, Float32]:

@@ -22,7 +22,7 @@ from fedbudget.protocol.compression import encode
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.resources.usage import NodeCosts
 from support.methods import bits
-from support.networked import COSTS, FEATURES, Network, node_data, without_network
+from support.networked import COSTS, FEATURES, Network, node_data, numbers, without_network
 
 EVERY = [[0, 1]] * 5
 
@@ -39,7 +39,7 @@ def two_rounds(net: Network, **how: Any) -> None:
 def assert_undisturbed(net: Network) -> None:
     """The two nodes make five rounds in all, as if nothing had happened."""
     while len(net.sent) < len(EVERY):
-        assert [int(answer.report.nodes[0]) for answer in net.round().answers] == [0, 1]
+        assert numbers(net.round()) == [0, 1]
     assert bits(net.all_w) == bits(without_network(EVERY))
 
 

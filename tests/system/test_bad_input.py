@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbudget.cli.main import main
+from support.commands import run_command
 
 FEDBUDGET = Path(sys.executable).with_name("fedbudget")
 RUN = ["run", "--out", "out"]
@@ -190,11 +190,8 @@ def test_one_line_exit_code_two_and_nothing_written(
     arguments: list[str], message: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = everything(place)
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    out, err = capsys.readouterr()
-    assert end.value.code == 2
-    assert out == ""
+    code, out, err = run_command(capsys, *arguments)
+    assert (code, out) == (2, "")
     assert re.fullmatch(rf"fedbudget: .*{message}.*\n", err), err
     assert everything(place) == before
 
@@ -205,14 +202,10 @@ def test_one_line_exit_code_two_and_nothing_written(
 def test_a_round_that_was_not_made_cannot_be_explained(
     number: str, message: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        main([*RUN, "--budget", "time=1s", "--json"])
-    capsys.readouterr()
+    run_command(capsys, *RUN, "--budget", "time=1s", "--json")
     before = everything(place)
-    with pytest.raises(SystemExit) as end:
-        main(["explain", "out", "--round", number])
-    out, err = capsys.readouterr()
-    assert (end.value.code, out) == (2, "")
+    code, out, err = run_command(capsys, "explain", "out", "--round", number)
+    assert (code, out) == (2, "")
     assert re.fullmatch(rf"fedbudget: .*{message}.*\n", err)
     assert everything(place) == before
 

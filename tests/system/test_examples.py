@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fedbudget import train
 from fedbudget.python_file import load
@@ -63,6 +62,7 @@ def test_every_example_is_run_above(path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_torch_thread")
 def test_a_network_of_ones_own_on_real_nodes_with_image_files_over_tls(tmp_path: Path) -> None:
     """The same w as in one process, to the bit; and under 25 lines of a person's own."""
     trained: dict[str, Any] = {
@@ -80,13 +80,10 @@ def test_a_network_of_ones_own_on_real_nodes_with_image_files_over_tls(tmp_path:
     subprocess.run([*command, *options], check=True, env=one_thread, capture_output=True)
 
     images = load(f"{real_nodes}/ward.py:Images")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     shards = [images(tmp_path / name / "images") for name in ("east", "north", "south")]  # nodes' numbers go by names
     net = load(f"{real_nodes}/net.py:net")
     test = images(tmp_path / "aggregator/images")
     whole = train(model=net, shards=shards, test=test, budget="time=1h", costs="measured", **trained)
-    torch.set_num_threads(before)
     run = Run.open(tmp_path / "aggregator/run")
     assert run.model().w.tobytes() == whole.w.tobytes()
     assert run.summary is not None

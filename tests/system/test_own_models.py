@@ -5,12 +5,10 @@ Nothing but a file with the model is at each of them. Each of these processes ha
 
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fedbudget import Settings
 from fedbudget.data.files import from_arrays
@@ -19,7 +17,7 @@ from fedbudget.models.own import load_model
 from fedbudget.runs.folder import Run
 from support.processes import Commands, checkpoint, commands, made, records, with_absences
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_torch_thread")]
 
 NET = """
 from torch import nn
@@ -55,15 +53,6 @@ def in_one_process(folder: Path, present: list[list[int]]) -> bytes:
     nodes = 1 + max(node for there in present for node in there)
     overrides = Overrides(dataset=from_arrays(made(nodes), None), model=load_model(f"{folder}/net.py:Net"))
     return with_absences(Settings(**known), overrides, present)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As the processes have: more add up in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_an_aggregator_that_is_killed_goes_on_to_the_same_w(tmp_path: Path) -> None:

@@ -30,16 +30,20 @@ def test_a_node_refuses_beyond_its_limit(tmp_path: Path) -> None:
     assert rho_of(3.9, 1e-5) <= json.loads(told.read_text())["rho"] < rho_of(4.0, 1e-5)
 
 
-@pytest.mark.slow
-def test_a_killed_aggregator_has_paid_for_what_it_made_known(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with commands(tmp_path) as start:
+def assert_paid_when_killed(folder: Path, rounds: int, *options: str) -> None:
+    """The aggregator dies in round 7, which nodes have been asked for, and goes on to the end.
+
+    Args:
+      rounds: that were paid for by then.
+    """
+    run = folder / "run"
+    with commands(folder) as start:
         start.write(2)
-        aggregator = start.serve(*RUN, "--budget", "privacy=4")
+        aggregator = start.serve(*RUN, *options)
         port = aggregator.port
         start.held(port, 1, 7)
         start.join(port, "--data", "n2.npz", name="n2")
-        aggregator.wait_until(lambda: (run / PAID).exists() and len((run / PAID).read_text().splitlines()) == 6)
+        aggregator.wait_until(lambda: (run / PAID).exists() and len((run / PAID).read_text().splitlines()) == rounds)
         assert aggregator.end(signal.SIGKILL) == -signal.SIGKILL
         died_with = paid_in(run)
         again = start.serve("--resume", "run", port=port)
@@ -47,7 +51,12 @@ def test_a_killed_aggregator_has_paid_for_what_it_made_known(tmp_path: Path) -> 
         assert again.end() == 0
     assert 0 < died_with < paid_in(run) <= rho_of(4.0, 1e-5)
     assert summary(run)["spent"]["privacy"] <= 4
-    assert summary(run)["stopped_by"] == "privacy"
+
+
+@pytest.mark.slow
+def test_a_killed_aggregator_has_paid_for_what_it_made_known(tmp_path: Path) -> None:
+    assert_paid_when_killed(tmp_path, 6, "--budget", "privacy=4")
+    assert summary(tmp_path / "run")["stopped_by"] == "privacy"
 
 
 SAMPLES = ("--budget", "privacy=4", "--privacy-unit", "sample")
@@ -76,19 +85,5 @@ def test_nodes_that_protect_samples_keep_a_limit_of_samples(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_killed_aggregator_has_paid_for_what_it_asked_of_samples(tmp_path: Path) -> None:
-    """It dies in round 7, which nodes have been asked for."""
-    run = tmp_path / "run"
-    with commands(tmp_path) as start:
-        start.write(2)
-        aggregator = start.serve(*RUN, *SAMPLES)
-        port = aggregator.port
-        start.held(port, 1, 7)
-        start.join(port, "--data", "n2.npz", name="n2")
-        aggregator.wait_until(lambda: (run / PAID).exists() and len((run / PAID).read_text().splitlines()) == 7)
-        assert aggregator.end(signal.SIGKILL) == -signal.SIGKILL
-        died_with = paid_in(run)
-        again = start.serve("--resume", "run", port=port)
-        start.let_go()
-        assert again.end() == 0
-    assert 0 < died_with < paid_in(run) <= rho_of(4.0, 1e-5)
-    assert summary(run)["spent"]["privacy"] <= 4
+    """Of the seventh round too."""
+    assert_paid_when_killed(tmp_path, 7, *SAMPLES)

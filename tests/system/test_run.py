@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 from sklearn.datasets import load_digits
 
-from fedbudget.cli.main import main
+from support.commands import run_command
 
 FEDBUDGET = Path(sys.executable).with_name("fedbudget")
 OPTIONS = "--dataset digits --model svm --nodes 4 --case 2 --seed 5 --batch-size 40"
@@ -22,12 +22,9 @@ BUDGET = "--budget time=4s --budget energy=5kJ --watts 2.5"
 
 def fedbudget(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
     """Runs a command that should work; gives what it wrote to standard output and standard error."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        main(command.split())
-    written = capsys.readouterr()
-    assert end.value.code == 0, written.err
-    return written.out, written.err
+    code, out, err = run_command(capsys, *command.split())
+    assert code == 0, err
+    return out, err
 
 
 def rounds_of(run: Path) -> list[str]:

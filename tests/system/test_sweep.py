@@ -15,20 +15,16 @@ from pathlib import Path
 import pytest
 from pyarrow import parquet
 
-from fedbudget.cli.main import main
 from fedbudget.experiments.sweep import Sweep, run
+from support.commands import run_command
 
 FEDBUDGET = Path(sys.executable).with_name("fedbudget")
 PATIENCE = 120.0  # seconds, for a machine that has to compile first
 GRID = "nodes = 4\nbudget = 'time=12s'\n[grid]\ncase = [1, 2]\ntau = ['adaptive', 1, 10]\nseeds = 5\n"
 
 
-def fedbudget(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[object, str, str]:
-    """Runs a command here; gives its exit code and what it wrote to standard output and standard error."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        main(command.split())
-    return end.value.code, *capsys.readouterr()
+def fedbudget(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    return run_command(capsys, *command.split())
 
 
 @pytest.fixture(autouse=True)

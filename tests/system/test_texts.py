@@ -4,7 +4,6 @@ Token ids are read from that file too, a list for each node, and a function in i
 """
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from fedbudget.models.own import load_model
 from fedbudget.python_file import load
 from fedbudget.runs.folder import Run
 from support.processes import commands
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 TEXTS = '''
 import random
@@ -71,15 +72,6 @@ test = texts(9, (50, 50, 50))
 '''
 TRAINED: dict[str, Any] = {"tau": 5, "rounds": 30, "seed": 3, "step_size": 0.5, "batch_size": 20, "compress": "none"}
 OPTIONS = [text for name, value in TRAINED.items() for text in (f"--{name.replace('_', '-')}", str(value))]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As the processes have: more add up in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_a_classifier_with_attention_learns_over_a_network_what_it_learns_in_process(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import fedbudget
-from fedbudget.cli.main import main
 from fedbudget.runs.folder import Run
 from fedbudget.trackers.tensorboard import TensorBoard
 from fedbudget.trackers.tracker import RunInfo, TimedRecord
+from support.commands import run_command
 
 ROUNDS = 500
 
@@ -142,14 +142,12 @@ def test_the_command_tells_trackers_and_refuses_those_it_does_not_know(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["run", "--rounds", "3", "--budget", "time=1000s", "--out", str(tmp_path / "run"), "--json", "--track"]
-    with pytest.raises(SystemExit) as refused:
-        main([*command, "sundial"])
-    assert (refused.value.code, (tmp_path / "run").exists()) == (2, False)
-    assert capsys.readouterr().err == "fedbudget: unknown tracker 'sundial'; known are mlflow, tensorboard\n"
-    with pytest.raises(SystemExit) as done:
-        main([*command, "tensorboard"])
-    assert done.value.code == 0
-    assert json.loads(capsys.readouterr().out)["aggregations"] == 3
+    refused, _, err = run_command(capsys, *command, "sundial")
+    assert (refused, (tmp_path / "run").exists()) == (2, False)
+    assert err == "fedbudget: unknown tracker 'sundial'; known are mlflow, tensorboard\n"
+    done, out, _ = run_command(capsys, *command, "tensorboard")
+    assert done == 0
+    assert json.loads(out)["aggregations"] == 3
     assert [event.step for event in read(tmp_path / "run").Scalars("tau")] == [1, 2, 3]
 
 

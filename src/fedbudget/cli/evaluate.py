@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from fedbudget.cli.command import command
-from fedbudget.cli.options import RUN, Given, OutputOptions
+from fedbudget.cli.options import OWN_MODEL, RUN, Given, OutputOptions
 from fedbudget.option import REQUIRED, option
 
 
@@ -13,6 +13,7 @@ def evaluate(
     *,
     run: Path = RUN,
     dataset: str = option(REQUIRED, "A dataset's name, a path, or NAME.py:NAME; its test samples if any, else all."),
+    model: str | None = OWN_MODEL,
     given: Given,
     output: OutputOptions,
 ) -> None:
@@ -25,6 +26,8 @@ def evaluate(
       fedbudget evaluate runs/NAME --dataset new.csv --target price
 
       fedbudget evaluate runs/NAME --dataset ward.py:samples
+
+      fedbudget evaluate runs/NAME --dataset digits --model net.py:Net
     """
     from fedbudget.cli.options import settings_from
     from fedbudget.experiments.evaluate import evaluate as apply
@@ -32,7 +35,7 @@ def evaluate(
     from fedbudget.runs.folder import Run
 
     options = settings_from({name: given[name] for name in ("target", "drop")}).table_options()
-    result = apply(Run.open(run), dataset, options, given["data_dir"])
+    result = apply(Run.open(run), dataset, options, given["data_dir"], model=model)
     if output.json:
         print(json.dumps(vars(result)))
         return

@@ -29,6 +29,8 @@ def export(
       fedbudget export runs/NAME --to torch --out ward.pt2
 
       fedbudget export runs/NAME --to numpy --out ward.npz
+
+      fedbudget export runs/NAME --to torch --model net.py:Net
     """
     from fedbudget.trained.export import export as write
     from fedbudget.trained.export import file_name

@@ -8,12 +8,14 @@ from fedbudget.data.dataset import Dataset
 from fedbudget.data.files import load_all
 from fedbudget.data.read_tables import PLAIN
 from fedbudget.data.tables import TableOptions
-from fedbudget.errors import UserError
-from fedbudget.launch.inputs import build_model, require_known_model
+from fedbudget.errors import UserError, explained
+from fedbudget.launch.inputs import build_model
 from fedbudget.launch.node_data import from_file
+from fedbudget.models.base import Model
 from fedbudget.models.tally import Tally
 from fedbudget.runs.folder import Run
 from fedbudget.runs.saved_model import SavedModel
+from fedbudget.trained.model import rebuild
 
 
 @dataclass(frozen=True)
@@ -33,25 +35,36 @@ class Evaluation:
     to_beat: dict[str, float]
 
 
-def evaluate(run: Run, name: str, options: TableOptions = PLAIN, data_dir: str | None = None) -> Evaluation:
+def evaluate(
+    run: Run, name: str, options: TableOptions = PLAIN, data_dir: str | None = None, *, model: str | None = None
+) -> Evaluation:
     """Loss and metrics of a run's model on a dataset's test samples, or on all samples where it names none.
 
     Args:
       options: of a table, besides what the model knows of those that it was trained on.
+      model: where it was given from Python or is elsewhere now, a file and a name in it.
     """
     saved = run.model()
-    require_known_model(run.path, saved.model)
     own = run.settings.table_options()
     options = replace(own, target=options.target or own.target, drop=(*(own.drop), *options.drop))
     dataset = _dataset(name, options, data_dir or run.settings.data_dir, saved)
-    model = build_model(replace(run.settings, model=saved.model, device="auto"), dataset)
-    if model.parameters != len(saved.w):
-        raise UserError(f"{name} does not fit the model of {run.path}: it would need {model.parameters} parameters, "
-                        f"the model has {len(saved.w)}")  # fmt: skip
-    table = dataset.table(dataset.train, model.target)
-    tally = Tally.of(model, saved.w, table, dataset.standardization)
+
+    def build(known: str) -> Model:
+        fitting = build_model(replace(run.settings, model=known, device="auto"), dataset)
+        if fitting.parameters != len(saved.w):
+            raise UserError(
+                f"{name} does not fit the model of {run.path}: it would need {fitting.parameters} parameters, the "
+                f"model has {len(saved.w)}"
+            )
+        return fitting
+
+    trained = rebuild(run.path, saved, model, build)
+    table = dataset.table(dataset.train, trained.target)
+    with explained(f"{trained.name} cannot be evaluated on {name}"):
+        tally = Tally.of(trained, saved.w, table, dataset.standardization)
+        accuracy = trained.accuracy(saved.w, table)
     metrics = {name: value for name, value in tally.metrics().items() if name != "accuracy"}
-    return Evaluation(len(table), tally.loss, model.accuracy(saved.w, table), metrics, tally.to_beat())
+    return Evaluation(len(table), tally.loss, accuracy, metrics, tally.to_beat())
 
 
 def _dataset(name: str, options: TableOptions, data_dir: str | None, saved: SavedModel) -> Dataset:

@@ -15,14 +15,14 @@ from fedbudget.data.shards import Shards
 from fedbudget.engines.in_process import SimulationEngine, SimulationState
 from fedbudget.engines.node_group import NodeGroup
 from fedbudget.errors import UserError
-from fedbudget.launch.inputs import TrainingInputs, distribute, with_batch_size, with_nodes
+from fedbudget.launch.inputs import TrainingInputs, batch_of, distribute, with_batch_size, with_nodes
 from fedbudget.launch.meters import build_meters
 from fedbudget.launch.method import build_aggregator, build_method, trial_broadcast
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun, attendance
 from fedbudget.launch.privacy import require_own_samples, with_privacy
 from fedbudget.launch.resume import require_engine, require_same_data
 from fedbudget.launch.simulate import build_fleets, compressor_of, recall, remember_nodes
-from fedbudget.models.base import Model
+from fedbudget.models.base import Model, require_fit
 from fedbudget.option import in_words
 from fedbudget.resources.counters import ResourceCounters
 from fedbudget.resources.resource import Resource
@@ -60,6 +60,7 @@ def on_ray(
     if settings.privacy_unit == "sample":
         require_own_samples(settings, inputs.model, distribute(settings, inputs.dataset)[1])
     settings = with_privacy(with_batch_size(settings, sizes), samples=sum(sizes))
+    require_fit(inputs.model, inputs.dataset.name, inputs.train, batch_of(settings), inputs.test)
     assert settings.nodes is not None
     sizes = sizes if len(sizes) == settings.nodes else sizes * settings.nodes
     if resumed is not None:

@@ -23,7 +23,7 @@ from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun, attendanc
 from fedbudget.launch.privacy import node_noise, require_own_samples, with_privacy
 from fedbudget.launch.resume import recalling, require_engine, require_same_data
 from fedbudget.meters.meters import Meters
-from fedbudget.models.base import Model
+from fedbudget.models.base import Model, require_fit
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.fleet import Fleet
@@ -59,6 +59,7 @@ def simulate(settings: Settings, overrides: Overrides = NOTHING, *, resumed: Che
         shards = with_flipped_labels(shards, attack.first)
     require_own_samples(settings, inputs.model, rows)
     settings = with_privacy(with_batch_size(settings, shards.size.tolist()), samples=int(shards.size.sum()))
+    require_fit(inputs.model, inputs.dataset.name, inputs.train, batch_of(settings), inputs.test)
     meters = build_meters(settings)
     if resumed is not None:
         require_engine(resumed, "in-process")

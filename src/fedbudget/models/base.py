@@ -306,6 +306,20 @@ def loss_over(model: Model, w: Float32, table: Table) -> float:
     return float(model.losses(w[None], shards, BatchIndices.whole(1))[0])
 
 
+def require_fit(model: Model, data: str, train: Table, batch: int | None, test: Table | None = None) -> None:
+    """Refuses a model that cannot be trained on such samples, before anything is; a model says so by a method of this
+    name, if it has one.
+
+    Args:
+      data: what samples are called.
+      batch: samples in a mini-batch; None for all.
+      test: the samples to test on, where they are at hand.
+    """
+    own = getattr(model, "require_fit", None)
+    if own is not None:
+        own(data, train, batch, test)
+
+
 def _arrays(shards: Shards, indices: BatchIndices) -> tuple[Any, ...]:
     table = shards.table
     table.require_arrays()

@@ -99,6 +99,17 @@ class BatchReader:
             x *= table.scale
         return x.view(len(rows), *table.shape) if table.shape else x, every_y[index]
 
+    def first(self, table: Table, batch: int | None, at_once: int) -> tuple[Rows, Batch]:
+        """A batch as it is in training: of so many samples, repeated where there are fewer, and in parts.
+
+        Args:
+          batch: None for all samples.
+        """
+        rows = np.resize(np.arange(len(table), dtype=np.int32), batch or len(table))
+        part = next(in_parts(rows, at_once))
+        (found,) = self.batches(table, [(part, seed_of(part))])
+        return part, found
+
     def tensor(self, array: NDArray[Any]) -> Tensor:
         """On a CPU the very same memory, where it may be written to; a tensor promises that."""
         return torch.from_numpy(array if array.flags.writeable else array.copy()).to(self._device)
@@ -162,6 +173,15 @@ def seed_of(positions: Rows) -> int:
       positions: within the shard, which are the same where the shard is a table of its own.
     """
     return zlib.crc32(np.asarray(positions, np.int32).tobytes())
+
+
+def seed_random(device: torch.device, seed: int) -> None:
+    """Of what is random in a module."""
+    # Seeding everything keeps a printed stack for every kind of device that is not here: slower than a small step.
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def in_parts(rows: Rows, size: int) -> Iterator[Rows]:

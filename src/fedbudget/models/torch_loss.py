@@ -42,6 +42,11 @@ def default_loss(target: Target, class_weights: Sequence[float] | None, device: 
                 f"the module gives a {type(output).__name__}, of which a loss of your own must make a number"
             )
         if y.is_floating_point():
+            if output.shape != y.shape:  # PyTorch would repeat one beside the other, and the loss be of other pairs
+                raise UserError(
+                    f"the module gives {tuple(output.shape)}, and targets are {tuple(y.shape)}: give it an output for "
+                    "each target, or give a loss too"
+                )
             return F.mse_loss(output, y)
         if output.ndim < 2 or output.shape[1] < 2:
             raise UserError(f"the module gives {tuple(output.shape)}, which are no scores of classes; give a loss too")
@@ -51,7 +56,10 @@ def default_loss(target: Target, class_weights: Sequence[float] | None, device: 
             # Divided by the number of samples and not by their weights, so that losses of nodes and of parts add up.
             return F.cross_entropy(output, y, weights, reduction="sum") / y.numel()
         except IndexError as error:
-            raise UserError(f"the module gives scores of {output.shape[1]} classes: {error}") from None
+            scores, found = output.shape[1], str(error).rstrip(".")
+            raise UserError(
+                f"the module gives scores of {scores} classes: {found}; give it an output for each class, or a loss too"
+            ) from None
 
     return loss
 

@@ -32,7 +32,8 @@ from fedbudget.models.base import BaseModel, Descent, Target, Targets, first_ali
 from fedbudget.models.description import TensorDescription, in_words
 from fedbudget.models.faster_layers import FasterLayers
 from fedbudget.models.per_sample import GradientRows, gradients_in_turn
-from fedbudget.models.torch_data import Batch, BatchReader, Collate, Rows, all_in_parts, call, seed_of
+from fedbudget.models.torch_data import Batch, BatchReader, Collate, Rows, all_in_parts, call, seed_of, seed_random
+from fedbudget.models.torch_fit import FirstBatch, refuse_single_sample
 from fedbudget.models.torch_loss import Loss, Metric, beside, classes_right, default_loss, device_named, signs_right
 from fedbudget.models.torch_parameters import FlatModule, made
 from fedbudget.models.torch_per_sample import PerSample
@@ -186,6 +187,17 @@ class TorchModel(BaseModel):
         """To other processes, as it was made."""
         return partial(TorchModel, **self._options), (self._make or self._flat.copied(self._own),)
 
+    def require_fit(self, data: str, train: Table, batch: int | None, test: Table | None = None) -> None:
+        with self._alone(train=True), self._flat.buffers_kept():
+            self._flat.write(self._own)
+            rows, (inputs, y) = self._reader.first(train, batch, _ROWS)
+            first = FirstBatch(f"{self.name} cannot train on {data}", self._flat.module, inputs, y)
+            seed_random(self._device, seed_of(rows))
+            output = first.passed(self._output)
+            if self._options["loss"] is None:
+                first.require_score_of_each_class(output, [train] if test is None else [train, test])
+            first.scored(self._mean_loss, output)
+
     def losses(self, w: Float32, shards: Shards, indices: BatchIndices) -> Float64:
         # On whole shards this is the figure to report, and on a mini-batch one to compare with that of a local update.
         with self._alone(train=indices.positions.shape[2] > 0), torch.no_grad():
@@ -333,7 +345,7 @@ class TorchModel(BaseModel):
         return total
 
     def _loss_of(self, positions: Rows, batch: Batch) -> Tensor:
-        self._seed(seed_of(positions))
+        seed_random(self._device, seed_of(positions))
         inputs, y = batch
         return self._mean_loss(self._output(inputs), y)
 
@@ -342,12 +354,8 @@ class TorchModel(BaseModel):
             with torch.autocast(self._device.type, dtype=torch.bfloat16) if self._autocast else nullcontext():
                 output = call(self._flat.module, inputs)
         except ValueError as error:
-            if "more than 1 value per channel" not in str(error):
-                raise
-            raise UserError(
-                f"{self.name} normalizes by mini-batches; one sample is too few: use a larger `batch_size`, "
-                "and no node with a single sample"
-            ) from None
+            refuse_single_sample(self.name, error)
+            raise
         return output.float() if self._autocast and isinstance(output, Tensor) else output
 
     def _mean_loss(self, output: Any, y: Tensor) -> Tensor:
@@ -379,13 +387,6 @@ class TorchModel(BaseModel):
         with ALONE, torch.random.fork_rng(devices=devices), layers:
             self._flat.train(training=train)
             yield
-
-    def _seed(self, seed: int) -> None:
-        # Seeding everything keeps a printed stack for every kind of device that is not here: slower than a small step.
-        if self._device.type == "cpu":
-            torch.default_generator.manual_seed(seed)
-        else:
-            torch.manual_seed(seed)
 
 
 def _pass(inputs: Any, module: nn.Module) -> None:

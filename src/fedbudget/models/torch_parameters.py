@@ -11,7 +11,8 @@ normalization layer whose parameters are frozen is frozen with its statistics.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,17 @@ class FlatModule:
             layer.training = False
         for layer in self._normalize_by_batch:
             layer.training = True
+
+    @contextmanager
+    def buffers_kept(self) -> Iterator[None]:
+        """What buffers change to within is forgotten."""
+        before = {label: buffer.clone() for label, buffer in self.module.named_buffers()}
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for label, buffer in before.items():
+                    self.module.get_buffer(label).copy_(buffer)
 
     def _write_statistics(self, module: nn.Module, w: Tensor) -> None:
         used = self.parameters.numel()

@@ -211,7 +211,7 @@ class Aggregator:
         sums, ledger = reports.sums, self.ledger.charge(max(1, broadcast.tau), costs, usual=usual)
         state, best = steps.with_losses(self.state.updated(ledger=ledger), sums)
         if state.phase is Phase.FINAL:
-            self.last = self._round(state, broadcast, sums, kept=())
+            self.last = self._round(state, broadcast, sums)
             return self._answer(state.updated(phase=Phase.DONE, became_best=best))
         state = steps.with_times(state.updated(t=state.t + round(broadcast.effective)), broadcast, times)
         state, recover = steps.with_verdict(state, sums, adapts=method.step_size.adapts)
@@ -238,7 +238,7 @@ class Aggregator:
             if self._quantize is not None:
                 state = steps.with_bias(state, broadcast, None if recover else combined)
         work, shortened = WorkShares.of(broadcast, times), steps.changed(given, report)
-        round_ = self._round(state, broadcast, sums, kept=kept, work=work, shortened=shortened)
+        round_ = replace(self._round(state, broadcast, sums), kept=kept, work=work, shortened=shortened)
         follow = method.step_size.recover if recover else method.step_size.next
         state = state.updated(step_size=follow(state.step_size, inputs))
         state = steps.at_pace(state, method.update, broadcast, broadcast.eta * scale, recover=recover)
@@ -380,7 +380,7 @@ class Aggregator:
         assert answer is not None
         return answer
 
-    def _round(self, state: _State, broadcast: Broadcast, sums: Sums, **more: Any) -> Round:
+    def _round(self, state: _State, broadcast: Broadcast, sums: Sums) -> Round:
         return Round(
             round=broadcast.round,
             t=state.t,
@@ -390,11 +390,11 @@ class Aggregator:
             loss=state.loss,
             best_loss=state.best_loss,
             estimates=state.estimates,
+            kept=(),
             ledger=state.ledger,
             expected=self.method.spending.costs(state.ledger),
             nodes=sums.nodes,
             left_out=sums.left_out,
             corrected=broadcast.drift is not None and broadcast.drift.correct and broadcast.tau > 0,
             divergence=None if state.drift is None else state.drift.divergence,
-            **more,
         )

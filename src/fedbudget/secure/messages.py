@@ -13,7 +13,7 @@
 Sizes are bounded by the types; what is more is checked where it is used.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -142,17 +142,18 @@ def pack(message: FromNode | FromAggregator) -> bytes:
 
 def from_node(data: bytes) -> FromNode:
     """Refuses what cannot be with `PeerError`."""
-    try:
-        found: FromNode = _FROM_NODE.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise PeerError(f"a message of masked sums that cannot be read: {error}") from None
+    found: FromNode = _decoded(_FROM_NODE, data)
     return found
 
 
 def from_aggregator(data: bytes) -> FromAggregator:
     """Refuses what cannot be with `PeerError`."""
+    found: FromAggregator = _decoded(_FROM_AGGREGATOR, data)
+    return found
+
+
+def _decoded(decoder: "msgspec.msgpack.Decoder[Any]", data: bytes) -> Any:
     try:
-        found: FromAggregator = _FROM_AGGREGATOR.decode(data)
+        return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise PeerError(f"a message of masked sums that cannot be read: {error}") from None
-    return found

@@ -1,6 +1,7 @@
 """`TrainedModel`: what a run gives, and what `fedbudget.load` finds in its folder."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -134,17 +135,42 @@ def load(run: str | os.PathLike[str], *, model: "str | OwnModel | None" = None, 
             f"{path} is of an earlier version, and does not say what samples are like; `fedbudget evaluate` still can "
             "apply it to whole datasets"
         )
-    own = _model(path, saved, model, device)
-    saved.tensors.require_same(NamedTensors.of(own), f"in {path}", f"in {own.name}")
-    return TrainedModel(saved.model, own, saved.w, saved.samples)
 
-
-def _model(path: Path, saved: SavedModel, given: "str | OwnModel | None", device: str) -> Model:
-    if given is not None and not isinstance(given, str):
-        return as_model(given, device=device)
-    name = given or saved.model
-    if python_file.is_reference(name):
-        return load_model(name, device=device)
-    if name in catalogue.MODELS:
+    def build(name: str) -> Model:
         return catalogue.build(name, saved.samples, saved.options, device=device)
-    raise UserError(f"{path} has a model that was given from Python, {name}: give it again, as `model`")
+
+    return TrainedModel(saved.model, rebuild(path, saved, model, build, device=device), saved.w, saved.samples)
+
+
+def rebuild(
+    path: Path,
+    saved: SavedModel,
+    given: "str | OwnModel | None",
+    build: Callable[[str], Model],
+    *,
+    device: str = "auto",
+) -> Model:
+    """What was trained, without its parameters; refuses another that has other tensors.
+
+    Args:
+      path: where it was saved.
+      given: as of `load`.
+      build: makes one that goes by a name.
+    """
+    name = saved.model if given is None else given
+    if not isinstance(name, str):
+        model = as_model(name, device=device)
+    elif python_file.is_reference(name):
+        model = load_model(name, device=device)
+    elif name in catalogue.MODELS:
+        model = build(name)
+    else:
+        raise UserError(
+            f"{path} has a model that was given from Python, {name}: give it again, as `model`; a file and a name in "
+            "it will do, net.py:Net"
+        )
+    if saved.complete:
+        saved.tensors.require_same(NamedTensors.of(model), f"in {path}", f"in {model.name}")
+    elif model.parameters != len(saved.w):
+        raise UserError(f"{path} has {len(saved.w)} parameters, and {model.name} has {model.parameters}")
+    return model

@@ -1,12 +1,10 @@
 """Models of one's own over a grid, through both of the real apps and all of Flower's serialisation."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import Context, RecordDict
 from torch import nn
 
@@ -17,6 +15,8 @@ from fedbudget.result import Result
 from fedbudget.runs.folder import Run
 from support.flower_grid import LocalGrid, asked
 from support.processes import made
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 SHARDS = made(2)
 HOW: dict[str, Any] = {"seed": 3, "tau": 4, "rounds": 4, "costs": "simulated", "budget": "time=1000s", "batch_size": 8}
@@ -41,15 +41,6 @@ def least_squares(w: Any, x: Any, y: Any) -> tuple[float, Any]:
 
 def samples(context: Context) -> Any:
     return SHARDS[int(context.node_config["which"])]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """More add up in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def grid(config: dict[str, Any], model: Any) -> LocalGrid:

@@ -1,6 +1,6 @@
-"""What happens to messages of masked sums, and what the aggregator reads."""
+"""A network that has made rounds; what happens to messages of masked sums, and what the aggregator reads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -8,6 +8,16 @@ import pytest
 from fedbudget.engines.grpc.masking_node import NodeMasking
 from fedbudget.engines.grpc.service import Service
 from fedbudget.engines.remote import wire_pb2 as pb
+from support.networked import Network, network
+from support.raw_peers import two_rounds
+
+
+@pytest.fixture
+def net() -> Iterator[Network]:
+    """Two nodes that have made two rounds."""
+    with network() as ours:
+        two_rounds(ours)
+        yield ours
 
 
 @pytest.fixture

@@ -26,14 +26,6 @@ from support.raw_peers import (
 SHARED, OWN = "a-shared-token-0123456789", "another-token-9876543210"
 
 
-@pytest.fixture
-def net() -> Iterator[Network]:
-    """Two nodes that have made two rounds."""
-    with network() as ours:
-        two_rounds(ours)
-        yield ours
-
-
 # Who is let in.
 
 

@@ -11,12 +11,11 @@ from fedbudget.engines.grpc.masked_rounds import MaskedRounds
 from fedbudget.engines.grpc.masking_node import MaskingOptions
 from fedbudget.engines.grpc.node import RefusedByAggregator
 from fedbudget.engines.remote import wire_pb2 as pb
-from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.secure.contents import OpenedReports
 from fedbudget.secure.identity import KeyIdentity, signed_key
 from fedbudget.secure.messages import Group, Opened, Relay, Shares, Survivors, from_node
-from support.masked_network import PHASES, chi_square, die, masked, numbers, started
-from support.networked import LONG, Network, network, until, without_network
+from support.masked_network import PHASES, chi_square, die, made_again, masked, started
+from support.networked import LONG, Network, network, numbers, until, without_network
 
 
 def assert_close(net: Network, present: list[list[int]], method: str = "accelerated") -> None:
@@ -117,20 +116,12 @@ def test_a_round_is_made_again_with_the_same_nodes_alone() -> None:
         joined = started(net)
         net.round()
         broadcast, first = net.begin(), net.server.finish()
-        how: Any = {"least": 1, "timeout": LONG}
-
-        def again(left: float) -> CollectedRound:
-            for member in net.server.members.values():
-                member.base_round = 1
-            net.server.begin(broadcast, left=left, **how)
-            return net.server.finish()
-
-        same = again(LONG)
+        same = made_again(net, broadcast)
         assert isinstance(first.summed, OpenedReports)
         assert isinstance(same.summed, OpenedReports)
         assert (same.summed.sums.w == first.summed.sums.w).all()  # type: ignore[union-attr]
         net.leave(joined[3])
-        assert not again(0.5).enough
+        assert not made_again(net, broadcast, left=0.5).enough
 
 
 # What the aggregator gets to see.

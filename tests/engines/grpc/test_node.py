@@ -14,9 +14,7 @@ from fedbudget.engines.grpc import node as node_module
 from fedbudget.engines.grpc.from_aggregator import AggregatorReader, pack_broadcast, pack_farewell, pack_welcome
 from fedbudget.engines.grpc.from_node import pack_hello
 from fedbudget.engines.grpc.node import RefusedByAggregator, run_node
-from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.stream import METHOD
-from fedbudget.engines.grpc.tokens import Tokens
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.descriptions import read
 from fedbudget.engines.remote.messages import Farewell, Hello, Welcome
@@ -168,13 +166,7 @@ def test_a_node_goes_on_with_an_aggregator_that_comes_back() -> None:
         joined = [net.join(node, heard=heard.append) for node in (0, 1)]
         net.start(2)
         net.round(), net.round()
-        members = net.server.members.snapshot()
-        address = net.address
-        net.server.close(Farewell("back soon", again=True))
-        net.server = AggregatorServer(address, run=RUN, tokens=Tokens())
-        net.server.open()
-        net.server.start(net.task, members)
-        net.ready(2)
+        net.restart(net.server.members.snapshot(), "back soon")
         net.round(), net.round()
         assert bits(net.all_w) == bits(without_network([[0, 1]] * 4, batch=5))
         assert any("back soon" in text for text in heard)
@@ -189,16 +181,12 @@ def test_a_round_that_the_aggregator_never_counted_is_made_again() -> None:
             net.join(node, worker=works[node])
         net.start(2)
         net.round()
-        members, address, broadcast = net.server.members.snapshot(), net.address, net.aggregator.pending
+        members, broadcast = net.server.members.snapshot(), net.aggregator.pending
         assert broadcast is not None
         net.server.begin(broadcast, least=2, timeout=LONG, left=LONG)  # and crashes when the nodes have answered
         until(lambda: [work.made for work in works] == [2, 2])
         net.server.finish()
-        net.server.close(Farewell("a crash, say", again=True))
-        net.server = AggregatorServer(address, run=RUN, tokens=Tokens())
-        net.server.open()
-        net.server.start(net.task, members)
-        net.ready(2)
+        net.restart(members, "a crash, say")
         net.round(), net.round()
         assert bits(net.all_w) == bits(without_network([[0, 1]] * 3, batch=5))
 

@@ -14,8 +14,8 @@ from fedbudget.errors import WorkError
 from fedbudget.protocol.privacy import NoisySums, multipliers
 from fedbudget.secure.masked_sum import MaskedSum
 from fedbudget.secure.messages import Group, Relay, Shares, Survivors, from_node
-from support.masked_network import PHASES, chi_square, die, masked, numbers, started
-from support.networked import LONG, Network
+from support.masked_network import PHASES, chi_square, die, made_again, masked, started
+from support.networked import LONG, Network, numbers
 
 
 def known(collected: CollectedRound) -> NoisySums:
@@ -89,19 +89,11 @@ def test_a_round_that_is_made_again_has_the_same_noise() -> None:
         net.round()
         net.round()
         broadcast, first = net.begin(), net.server.finish()
-        how: Any = {"least": 1, "timeout": LONG}
-
-        def again(left: float) -> CollectedRound:
-            for member in net.server.members.values():
-                member.base_round = 2
-            net.server.begin(broadcast, left=left, **how)
-            return net.server.finish()
-
-        same = again(LONG)
+        same = made_again(net, broadcast)
         assert (known(same).sums.w == known(first).sums.w).all()  # type: ignore[union-attr]
         assert (known(same).counts == known(first).counts).all()
         net.leave(joined[3])
-        assert not again(0.5).enough
+        assert not made_again(net, broadcast, left=0.5).enough
 
 
 def test_a_round_is_paid_for_before_it_is_opened(at_message: Any) -> None:

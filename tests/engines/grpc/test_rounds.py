@@ -1,7 +1,6 @@
 """Rounds with nodes that are slow, late, away, back, or not finite."""
 
 import threading
-from collections.abc import Iterator
 from time import monotonic
 from typing import Any
 
@@ -13,26 +12,13 @@ from fedbudget.engines.remote.members import GONE_FOR_GOOD
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.resources.usage import NodeCosts, Reading
 from support.methods import bits
-from support.networked import COSTS, LONG, HeldWorker, Network, network, node_data, until, without_network
+from support.networked import COSTS, LONG, HeldWorker, Network, network, node_data, numbers, until, without_network
 from support.raw_peers import (
     RawPeer,
     assert_undisturbed,
     heard,
     report_of,
-    two_rounds,
 )
-
-
-@pytest.fixture
-def net() -> Iterator[Network]:
-    """Two nodes that have made two rounds."""
-    with network() as ours:
-        two_rounds(ours)
-        yield ours
-
-
-def numbers(collected: Any) -> list[int]:
-    return [int(answer.report.nodes[0]) for answer in collected.answers]
 
 
 @pytest.mark.parametrize("method", ["fixed", "paper", "frugal", "accelerated"])

@@ -1,7 +1,6 @@
 """The aggregator's end of all connections: who is connected, what passes, and the end."""
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -18,16 +17,7 @@ from support.raw_peers import (
     RawPeer,
     report_of,
     samples,
-    two_rounds,
 )
-
-
-@pytest.fixture
-def net() -> Iterator[Network]:
-    """Two nodes that have made two rounds."""
-    with network() as ours:
-        two_rounds(ours)
-        yield ours
 
 
 def test_waiting_for_nodes_ends_when_interrupted() -> None:

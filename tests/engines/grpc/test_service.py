@@ -2,7 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,15 +30,6 @@ from support.raw_peers import (
     samples,
     two_rounds,
 )
-
-
-@pytest.fixture
-def net() -> Iterator[Network]:
-    """Two nodes that have made two rounds."""
-    with network() as ours:
-        two_rounds(ours)
-        yield ours
-
 
 # What is said first.
 

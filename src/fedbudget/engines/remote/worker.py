@@ -23,7 +23,7 @@ from fedbudget.engines.remote.node_limits import NodeLimits
 from fedbudget.engines.remote.privacy_account import PrivacyAccount
 from fedbudget.engines.remote.task import Task, rounds_ahead
 from fedbudget.errors import explained
-from fedbudget.models.base import Model
+from fedbudget.models.base import Model, require_fit
 from fedbudget.models.tally import Tally
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
@@ -110,6 +110,7 @@ class Worker:
         fleet, task = self.accept(welcome).fork(), welcome.task
         first = Broadcast.first(np.asarray(fleet.model.initial(task.seed)), 1e-3, task.request)
         counters = ResourceCounters.of(each for each in self._resources if not each.machine_wide)
+        require_fit(fleet.model, self.node_data.dataset.name, fleet.shards.table, task.batch, self._test)
         failed = f"{fleet.model.name} cannot train on {self.node_data.dataset.name}"
         with nullcontext() if self._model is None or isinstance(self._model, str) else explained(failed):
             costs = in_process.trial([fleet], first, counters)

@@ -1,0 +1,14 @@
+"""A command in this process."""
+
+import pytest
+
+from fedbudget.cli.main import main
+
+
+def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Its exit code, and what it wrote to standard output and to standard error."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, *capsys.readouterr()
