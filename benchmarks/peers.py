@@ -39,7 +39,16 @@ PEERS = {
     "pfl_research": ("pfl-research", ["pfl>=0.6,<0.7"]),
     "fedjax": (
         "FedJAX",  # which is no longer changed, and needs JAX and others of its time
-        ["fedjax==0.0.17", "jax<0.4.26", "jaxlib<0.4.26", "numpy<2", "scipy<1.13", "optax<0.2.3", "chex<0.1.87"],
+        [
+            "fedjax==0.0.17",
+            "jax<0.4.26",
+            "jaxlib<0.4.26",
+            "numpy<2",
+            "scipy<1.13",
+            "optax<0.2.3",
+            "chex<0.1.87",
+            "dm-haiku<0.0.13",
+        ],
     ),
     "nvflare": ("NVIDIA FLARE", ["nvflare>=2.9,<2.10"]),
 }
