@@ -28,6 +28,7 @@ from benchmarks.budgets import RESULTS
 from fedbudget.arrays import Float64
 from fedbudget.data import load
 from fedbudget.data.dataset import Dataset
+from fedbudget.experiments.cells import uninterrupted
 from fedbudget.launch.privacy import private_rule
 from fedbudget.protocol.method import PrivateRule
 from fedbudget.protocol.privacy import Noise
@@ -67,14 +68,16 @@ def accuracy(task: str, epsilon: float, seed: int, pair: tuple[int, int] | None 
     """
     fixed: Any = {} if pair is None else {"tau": pair[0], "rounds": pair[1] + 1}  # and one that asks for lengths
     options: dict[str, Any] = {**TASKS[task], "dataset": dataset(TASKS[task]["dataset"])}
-    result = fedbudget.train(
-        model="softmax",
-        budget=["time=15s", f"privacy={epsilon:g}"],
-        privacy_delta=DELTA,
-        seed=seed,
-        evaluations=1,
-        **options,
-        **fixed,
+    result = uninterrupted(
+        fedbudget.train(
+            model="softmax",
+            budget=["time=15s", f"privacy={epsilon:g}"],
+            privacy_delta=DELTA,
+            seed=seed,
+            evaluations=1,
+            **options,
+            **fixed,
+        )
     )
     assert result.accuracy is not None
     assert result.spent["privacy"] <= epsilon
