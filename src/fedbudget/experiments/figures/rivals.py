@@ -104,7 +104,7 @@ MORE_TASKS: Mapping[str, Mapping[str, Any]] = {
         "budget": ("time=5s",),
     },
 }  # fmt: skip
-"""Settings that the default was not developed on: other data, numbers of nodes, mini-batches and budgets."""
+"""Further settings: other data, numbers of nodes, mini-batches and budgets."""
 
 
 @dataclass(frozen=True)
