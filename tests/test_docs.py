@@ -84,7 +84,7 @@ def test_the_reference_has_every_command_and_every_option() -> None:
 
 
 def test_the_glossary_has_every_letter_and_word_once() -> None:
-    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([^|]+) \|", text, re.MULTILINE)
     rows = [re.sub(r"\(.*?\)", "", row) for row in rows if row not in ("letter", "word")]
     terms = [term.strip() for row in rows for term in row.split(",")]
