@@ -1,8 +1,8 @@
-"""The reference of the command line, as Markdown, from the commands themselves.
+"""Generates the command line reference, as Markdown, from the commands themselves.
 
-    python docs/command_line.py        # prints it
+    python docs/command_line.py        # prints the page
 
-Nothing here knows a command or an option by its name: what `--help` says is what the page says.
+This file names no command or option: the page contains the texts of `--help`.
 """
 
 import inspect
@@ -13,28 +13,30 @@ from typing import Any, get_args
 import typer
 
 from fedbudget.cli.main import app
-from fedbudget.option import Group
+from fedbudget.settings.option import Group
 
 _GROUPS = [*get_args(Group), "options"]
 _DEFAULT = re.compile(r"\s*\\?\[default: (?P<value>.*)\]\s*$", re.DOTALL)
 
 
 def markdown() -> str:
-    """The whole page."""
+    """Return the whole page."""
     root = typer.main.get_command(app)
     lines = ["# Command line", "", *_paragraphs(root.help), ""]
     lines += ["| command | |", "|---|---|"]
     commands = list(_commands(root, "fedbudget"))
     for name, command in commands:
-        lines.append(f"| [`{name}`](#{_anchor(name)}) | {_cell(_first(command.help))} |")
-    lines += ["", "Exit codes: 0 done, 1 the work failed, 2 the command was wrong.", ""]
+        lines.append(
+            f"| [`{name}`](#{_anchor(name)}) | {_cell(_first(command.help))} |"
+        )
+    lines += ["", "Exit codes: 0 success, 1 failure, 2 invalid command.", ""]
     for name, command in commands:
         lines += _section(name, command)
     return "\n".join(lines)
 
 
 def _commands(group: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """All commands that do something, those of groups within groups included."""
+    """Yield every command with its full name, including nested groups."""
     for part, command in group.commands.items():
         full = f"{name} {part}"
         if hasattr(command, "commands"):
@@ -45,8 +47,18 @@ def _commands(group: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def _section(name: str, command: Any) -> list[str]:
     arguments = [each for each in command.params if each.param_type_name == "argument"]
-    options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
-    usage = " ".join([name, *(["[OPTIONS]"] if options else []), *(_place(each) for each in arguments)])
+    options = [
+        each
+        for each in command.params
+        if each.param_type_name == "option" and not each.hidden
+    ]
+    usage = " ".join(
+        [
+            name,
+            *(["[OPTIONS]"] if options else []),
+            *(_place(each) for each in arguments),
+        ]
+    )
     lines = [f"## {name} {{ #{_anchor(name)} }}", "", "```text", usage, "```", ""]
     lines += [*_paragraphs(command.help), ""]
     if arguments:
@@ -61,7 +73,7 @@ def _section(name: str, command: Any) -> list[str]:
 
 
 def _group(option: Any) -> str:
-    """What the option belongs to, in help and here."""
+    """Return the heading under which `--help` lists the option."""
     return getattr(option, "rich_help_panel", None) or "options"
 
 
@@ -77,17 +89,21 @@ def _names(option: Any) -> str:
 
 
 def _row(names: str, parameter: Any) -> str:
-    """What it means and, in a column of its own, what holds where it is not given."""
-    said = parameter.help or ""
-    found = _DEFAULT.search(said)
+    """Return a table row: names, meaning and default."""
+    text = parameter.help or ""
+    found = _DEFAULT.search(text)
     default = found["value"] if found else ""
     if found:
-        said = said[: found.start()]
+        text = text[: found.start()]
     elif parameter.required:
         default = "required"
-    elif not parameter.is_eager and isinstance(parameter.default, str | int | float) and parameter.default is not False:
+    elif (
+        not parameter.is_eager
+        and isinstance(parameter.default, str | int | float)
+        and parameter.default is not False
+    ):
         default = str(parameter.default)
-    return f"| {names} | {_cell(said)} | {_cell(default)} |"
+    return f"| {names} | {_cell(text)} | {_cell(default)} |"
 
 
 def _cell(text: str) -> str:
@@ -99,7 +115,7 @@ def _first(text: str | None) -> str:
 
 
 def _paragraphs(text: str | None) -> list[str]:
-    """A docstring; what is indented in it are commands and files, and stays as it is."""
+    """Convert a docstring to Markdown; indented parts become code blocks."""
     lines: list[str] = []
     for block in inspect.cleandoc(text or "").replace("\b\n", "").split("\n\n"):
         if not block.startswith("  "):

@@ -1,11 +1,16 @@
-"""Doctests of docstrings as code blocks: Markdown would take their `>>>` for quotations. An extension of griffe's."""
+"""Griffe extension that turns doctests into code blocks.
+
+Without it, Markdown renders their `>>>` as quotations.
+"""
 
 import re
 from typing import Any
 
 import griffe
 
-_DOCTEST = re.compile(r"^(?P<indent> *)>>> .*(?:\n(?P=indent)\S.*|\n(?P=indent) +\S.*)*", re.MULTILINE)
+_DOCTEST = re.compile(
+    r"^(?P<indent> *)>>> .*(?:\n(?P=indent)\S.*|\n(?P=indent) +\S.*)*", re.MULTILINE
+)
 
 
 class Doctests(griffe.Extension):

@@ -1,8 +1,9 @@
-"""What the documentation takes from the code while it is built: the command line's reference, and source files.
+"""Adds pages generated from the code: the command line reference, and source files.
 
-Pages link to source files and folders as they lie in the repository (`../src/fedbudget/control.py`), so that links work
-where the repository is read. In the site each of them is a page of its own, and a link to one that is not there is a
-warning, which `--strict` does not let pass.
+Pages link to source files and folders by their path in the repository
+(`../src/fedbudget/budget/control.py`), so that links also work in a repository browser.
+In the site, each linked file or folder becomes a page. A link to a missing file is a
+warning, which fails a build with `--strict`.
 """
 
 import logging
@@ -19,19 +20,21 @@ sys.path.insert(0, str(Path(__file__).parent))
 import command_line
 
 _ROOT = Path(__file__).parents[1]
-_LINK = re.compile(r"\]\((?P<path>(?:\.\./)+(?:src|examples|benchmarks|docker)/[^)#\s]+)\)")
+_LINK = re.compile(
+    r"\]\((?P<path>(?:\.\./)+(?:src|examples|benchmarks|docker)/[^)#\s]+)\)"
+)
 _LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown"}
 _log = logging.getLogger("mkdocs.hooks")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that are made from the code."""
+    """Add the pages that are generated from the code."""
     pages = {"reference/command-line.md": command_line.markdown()}
     for file in files.documentation_pages():
         for found in _LINK.finditer(file.content_string):
             path = _in_repository(file.src_uri, found["path"])
             if not (_ROOT / path).exists():
-                _log.warning("%s links to %s, which is not there", file.src_uri, path)
+                _log.warning("%s links to %s, which does not exist", file.src_uri, path)
                 continue
             pages[_page_of(path)] = _source(path)
     for uri, content in pages.items():
@@ -39,8 +42,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """Turns links to source files into links to their pages."""
+def on_page_markdown(
+    markdown: str, page: Any, config: MkDocsConfig, files: Files
+) -> str:
+    """Turn links to source files into links to their pages."""
     here = page.file.src_uri
 
     def linked(found: re.Match[str]) -> str:
@@ -51,7 +56,7 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
 
 
 def _in_repository(page: str, link: str) -> str:
-    """The path of what a page links to, from the repository's top."""
+    """Return the path of a link's target, relative to the repository root."""
     return posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), link))
 
 
@@ -60,11 +65,16 @@ def _page_of(path: str) -> str:
 
 
 def _source(path: str) -> str:
-    """A page of one file, or of all files of a folder."""
-    files = [_ROOT / path] if (_ROOT / path).is_file() else sorted((_ROOT / path).glob("*.*"))
+    """Return a page with one file, or with all files of a folder."""
+    files = (
+        [_ROOT / path]
+        if (_ROOT / path).is_file()
+        else sorted((_ROOT / path).glob("*.*"))
+    )
     page = f"---\nsearch:\n  exclude: true\nhide: [toc]\n---\n# {path}\n"
     for file in files:
         language = _LANGUAGES.get(file.suffix, "text")
         title = "" if len(files) == 1 else f"\n## {file.name}\n"
-        page += f'{title}\n````{language} linenums="1"\n{file.read_text(encoding="utf-8")}````\n'
+        text = file.read_text(encoding="utf-8")
+        page += f'{title}\n````{language} linenums="1"\n{text}````\n'
     return page

@@ -1,8 +1,9 @@
-"""The plots of these pages, from real runs with simulated costs, which repeat to the bit.
+"""Draws the plots of the documentation from real runs with simulated costs.
 
-    python docs/pictures.py [NAME...]        # about a minute; writes docs/pictures/*.png
+    python docs/pictures.py [NAME...]    # about a minute; writes docs/pictures/*.png
 
-Colours are never all that tells two things apart: lines differ in their dashes, points in their marks.
+The runs repeat bit for bit. Lines also differ in their dashes and points in their
+markers, so that plots are readable without colour.
 """
 
 import sys
@@ -14,23 +15,33 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedbudget.control import Reason
+from fedbudget.api import train
+from fedbudget.budget.control import Reason
 from fedbudget.experiments.compare import compare
-from fedbudget.experiments.figures.style import COLOURS, LINES, MARKERS, finish, log_scale, picture
+from fedbudget.experiments.figures.figure import (
+    COLOURS,
+    LINES,
+    MARKERS,
+    finish,
+    log_scale,
+    picture,
+)
 from fedbudget.launch.method import build_method
 from fedbudget.runs.explain import Explanation, explain
 from fedbudget.runs.folder import Run
 from fedbudget.runs.plot import GREY, VERMILION
-from fedbudget.settings import Settings
-from fedbudget.training import train
+from fedbudget.settings.settings import Settings
 
 _FOLDER = Path(__file__).parent / "pictures"
 _TAUS = (1, 2, 3, 5, 7, 10, 20, 30, 50, 70, 100)
-_KINDS = {1: "every node has data of all kinds (Case 1)", 4: "nodes have data of different kinds (Case 4)"}
+_KINDS = {
+    1: "every node has data of all kinds (Case 1)",
+    4: "nodes have data of different kinds (Case 4)",
+}
 
 
 def loss_against_tau() -> Figure:
-    """Why τ matters: what a fixed τ gives, and what fedbudget finds by itself, in two cases."""
+    """Plot the final loss of fixed values of τ and of fedbudget, in two cases."""
     drawn = picture(9, 3.6)
     axes: list[Axes] = list(drawn.subplots(1, 2, sharey=True))
     compared = compare(Settings(), cases=list(_KINDS), taus=_TAUS, seeds=range(3))
@@ -46,31 +57,63 @@ def loss_against_tau() -> Figure:
             label="a fixed τ, plain averaging",
         )
         axis.axhline(found.adaptive.loss, color=GREY, linewidth=1)
-        axis.plot([found.adaptive.tau], [found.adaptive.loss], "*", color="black", markersize=13, label="fedbudget")
+        axis.plot(
+            [found.adaptive.tau],
+            [found.adaptive.loss],
+            "*",
+            color="black",
+            markersize=13,
+            label="fedbudget",
+        )
         axis.set_title(_KINDS[case], fontsize="medium")
         log_scale(axis, (1, 3, 10, 30, 100))
-        finish(axis, "τ, local updates between aggregations", "loss when the budget is spent", legend=True)
+        finish(
+            axis,
+            "τ, local updates between aggregations",
+            "loss when the budget is spent",
+            legend=True,
+        )
     axes[1].set_ylabel("")
     return drawn
 
 
 def accuracy_against_epsilon() -> Figure:
-    """What privacy costs: accuracy by ε, with few nodes and with many."""
+    """Plot accuracy against ε, for several numbers of nodes."""
     drawn = picture(6, 3.6)
     axis: Axes = drawn.subplots()
     epsilons = (0.5, 1, 2, 4, 8, 16)
-    common: Any = {"model": "softmax", "dataset": "digits", "partition": "dirichlet:0.3", "evaluations": 1}
+    common: Any = {
+        "model": "softmax",
+        "dataset": "digits",
+        "partition": "dirichlet:0.3",
+        "evaluations": 1,
+    }
     for at, nodes in enumerate((50, 100, 200), 1):
         private: Any = {**common, "nodes": nodes, "privacy_delta": 1e-5}
         found = [
-            [train(budget=["time=15s", f"privacy={each}"], seed=seed, **private).accuracy or 0.0 for seed in range(3)]
+            [
+                train(
+                    budget=["time=15s", f"privacy={each}"], seed=seed, **private
+                ).accuracy
+                or 0.0
+                for seed in range(3)
+            ]
             for each in epsilons
         ]
         means = [sum(each) / len(each) for each in found]
-        look: Any = {"color": COLOURS[at], "marker": MARKERS[at], "linestyle": LINES[at]}
+        look: Any = {
+            "color": COLOURS[at],
+            "marker": MARKERS[at],
+            "linestyle": LINES[at],
+        }
         axis.plot(epsilons, means, markersize=4, label=f"{nodes} nodes", **look)
     open_accuracy = train(budget="time=15s", nodes=100, **common).accuracy or 0.0
-    axis.axhline(open_accuracy, color=GREY, linewidth=1, label=f"without privacy, {open_accuracy:.3f}")
+    axis.axhline(
+        open_accuracy,
+        color=GREY,
+        linewidth=1,
+        label=f"without privacy, {open_accuracy:.3f}",
+    )
     log_scale(axis, epsilons)
     axis.margins(y=0.1)
     finish(axis, "ε, at δ = 1e-5", "accuracy", legend=True)
@@ -78,13 +121,17 @@ def accuracy_against_epsilon() -> Figure:
 
 
 def curves() -> Figure:
-    """What decides: G(τ) with data that differ less or more, and with aggregations that cost less or more."""
+    """Plot G(τ) for similar and different data, and for two costs of aggregation."""
     drawn = picture(9, 3.6)
     left, right = drawn.subplots(1, 2)
     for case, words in ((1, "data alike (Case 1)"), (4, "data different (Case 4)")):
         _curve(left, _chosen(case=case), words, COLOURS[case], LINES[case])
     for factor, colour, line in ((1, COLOURS[4], LINES[4]), (10, VERMILION, "-")):
-        words = "a usual aggregation" if factor == 1 else f"one that takes {factor} times as long"
+        words = (
+            "a usual aggregation"
+            if factor == 1
+            else f"one that takes {factor} times as long"
+        )
         _curve(right, _chosen(case=4, aggregation_factor=factor), words, colour, line)
     left.set_title("how different the nodes' data are", fontsize="medium")
     right.set_title("what an aggregation costs", fontsize="medium")
@@ -96,34 +143,63 @@ def curves() -> Figure:
 
 
 def loss_against_budget() -> Figure:
-    """Choosing a budget: what more of it buys, and where it stops to buy much."""
+    """Plot loss and accuracy against the budget."""
     drawn = picture(9, 3.6)
     left, right = drawn.subplots(1, 2)
     seconds = (1, 2, 4, 8, 15, 30, 60)
     for case in (1, 4):
-        made = [train(model="softmax", case=case, budget=f"time={each}s") for each in seconds]
-        style = {"color": COLOURS[case], "marker": MARKERS[case], "linestyle": LINES[case], "label": f"Case {case}"}
+        made = [
+            train(model="softmax", case=case, budget=f"time={each}s")
+            for each in seconds
+        ]
+        style = {
+            "color": COLOURS[case],
+            "marker": MARKERS[case],
+            "linestyle": LINES[case],
+            "label": f"Case {case}",
+        }
         left.plot(seconds, [each.loss for each in made], **style)
         right.plot(seconds, [each.accuracy for each in made], **style)
-    for axis, words in ((left, "loss when it is spent"), (right, "accuracy on test samples")):
+    for axis, words in (
+        (left, "loss when it is spent"),
+        (right, "accuracy on test samples"),
+    ):
         log_scale(axis, seconds)
         finish(axis, "budget of time (s)", words, legend=True)
     return drawn
 
 
 def _chosen(**options: Any) -> Explanation:
-    """A typical choice of the paper's method: of all that the minimum of G decided, the one with the middle τ."""
+    """Return the decision with the median τ among those made by the minimum of G."""
     with tempfile.TemporaryDirectory() as folder:
-        train(model="svm", method="paper", budget="time=15s", out=Path(folder) / "run", **options)
+        train(
+            model="svm",
+            method="paper",
+            budget="time=15s",
+            out=Path(folder) / "run",
+            **options,
+        )
         run = Run.open(Path(folder) / "run")
-        decided = sorted((record.tau, record.round) for record in run.rounds if record.reason == Reason.MINIMUM)
-        return explain(run, decided[len(decided) // 2][1], build_method(run.settings).controller)
+        decided = sorted(
+            (record.tau, record.round)
+            for record in run.rounds
+            if record.reason == Reason.MINIMUM
+        )
+        return explain(
+            run, decided[len(decided) // 2][1], build_method(run.settings).controller
+        )
 
 
 def _curve(axis: Axes, choice: Explanation, words: str, colour: str, line: str) -> None:
     assert choice.minimum is not None
     shown = choice.candidates <= 60
-    axis.plot(choice.candidates[shown], choice.curve[shown], color=colour, linestyle=line, label=words)
+    axis.plot(
+        choice.candidates[shown],
+        choice.curve[shown],
+        color=colour,
+        linestyle=line,
+        label=words,
+    )
     axis.plot([choice.minimum], [choice.curve.min()], "o", color=colour)
     axis.annotate(
         f"τ* = {choice.minimum}",
