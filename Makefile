@@ -1,4 +1,4 @@
-# The two commands of a newcomer are `make run` and `make test`. Each makes .venv when it is missing.
+# Start with `make run` and `make test`. Both create .venv if it is missing.
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -24,14 +24,14 @@ check: .venv/installed-dev
 	$(BIN)/mypy
 	$(MAKE) -s docs
 
-# The documentation as a site; whatever is wrong in it ends the build.
+# Builds the documentation site; any warning fails the build.
 docs: .venv/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
 bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks
 
-# What a release has: sdist and wheel, in dist/. `python tools/try_wheel.py --all` then installs and uses the wheel.
+# Builds the sdist and the wheel of a release in dist/. `python tools/try_wheel.py --all` then tests the wheel.
 dist:
 	rm -rf dist .venv-dist
 	$(PYTHON) -m venv .venv-dist
@@ -40,7 +40,7 @@ dist:
 	.venv-dist/bin/twine check --strict dist/*
 	rm -rf .venv-dist
 
-# The messages on the wire. An older compiler on purpose: what it writes works with protobuf 5.29 and newer.
+# Generates the wire messages. The compiler is old on purpose: its output works with protobuf 5.29 and newer.
 proto: .venv/bin/python
 	$(PYTHON) -m venv .venv-proto
 	.venv-proto/bin/pip install -q grpcio-tools==1.71.2 setuptools

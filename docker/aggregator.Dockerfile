@@ -1,5 +1,6 @@
-# The aggregator: `docker build -f docker/aggregator.Dockerfile -t fedbudget-aggregator .` in a clone.
-# Runs are written to /runs, and kernels are compiled once and kept in /cache: mount both to keep them.
+# Image of the aggregator. Build it in a clone:
+#   docker build -f docker/aggregator.Dockerfile -t fedbudget-aggregator .
+# Runs are written to /runs, and compiled kernels to /cache. Mount both to keep them.
 FROM python:3.13-slim AS build
 COPY pyproject.toml README.md LICENSE constraints.txt /source/
 COPY src /source/src

@@ -1,5 +1,7 @@
-# A node: `docker build -f docker/node.Dockerfile -t fedbudget-node .` in a clone. It has what a node needs and no more;
-# EXTRAS=node,full compiles kernels, EXTRAS=node,torch trains PyTorch's models. Data are mounted, and read only there.
+# Image of a node. Build it in a clone:
+#   docker build -f docker/node.Dockerfile -t fedbudget-node .
+# It contains only the packages that a node needs. EXTRAS=node,full adds compiled kernels,
+# EXTRAS=node,torch adds PyTorch models. Mount the data as a read-only volume.
 FROM python:3.13-slim AS build
 ARG EXTRAS=node
 COPY pyproject.toml README.md LICENSE constraints.txt /source/
