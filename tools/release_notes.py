@@ -1,7 +1,9 @@
-"""`python tools/release_notes.py 1.2.3`: the changelog's section of that version, for the page of a release.
+"""Prints the changelog section of a version, for its release page.
 
-It ends with an error where the version is not the one in the code, in CITATION.cff, or newest in the changelog: then
-nothing is released. It needs nothing but Python.
+    python tools/release_notes.py 1.2.3
+
+Exits with an error, which stops the release, if the version differs from the one in the
+code, in CITATION.cff, or in the newest section of the changelog. It needs only Python.
 """
 
 import re
@@ -12,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def notes(version: str, root: Path = ROOT) -> str:
-    """The text of the section.
+    """Return the text of the section.
 
     Raises:
       SystemExit: the files do not agree on the version.
@@ -20,15 +22,21 @@ def notes(version: str, root: Path = ROOT) -> str:
     changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
     headings = list(re.finditer(r"^## (\S+)(.*)$", changelog, re.MULTILINE))
     places = {
-        "src/fedbudget/__init__.py": _found(root / "src/fedbudget/__init__.py", r'^__version__ = "(.+)"$'),
+        "src/fedbudget/__init__.py": _found(
+            root / "src/fedbudget/__init__.py", r'^__version__ = "(.+)"$'
+        ),
         "CITATION.cff": _found(root / "CITATION.cff", r"^version: (.+)$"),
         "the newest section of CHANGELOG.md": headings[0][1] if headings else "",
     }
     for place, has in places.items():
         if has != version:
-            raise SystemExit(f"release_notes: {place} has {has or 'no version'}, not {version}")
+            raise SystemExit(
+                f"release_notes: {place} has {has or 'no version'}, not {version}"
+            )
     if "unreleased" in headings[0][2]:
-        raise SystemExit(f"release_notes: CHANGELOG.md says that {version} is unreleased; give it a date")
+        raise SystemExit(
+            f"release_notes: CHANGELOG.md marks {version} as unreleased; add a date"
+        )
     end = headings[1].start() if len(headings) > 1 else len(changelog)
     return changelog[headings[0].end() : end].strip() + "\n"
 

@@ -1,8 +1,11 @@
-"""`python tools/try_wheel.py [EXTRA ...]`: installs the wheel in dist/ into an empty environment each, and uses it.
+"""Installs the wheel in dist/ into clean environments and tests it there.
 
-Without names it is the core alone, with `--all` the core, every extra alone, and all extras together. Each environment
-is made, used and removed in a temporary folder, with the versions of constraints.txt. What an extra is for is done with
-it, by the command that people would use; `pip check` must find nothing missing. It needs nothing but Python.
+    python tools/try_wheel.py [EXTRA ...]
+
+Without names, it tests the core. With `--all`, it tests the core, every extra alone,
+and all extras together. Each environment lives in a temporary folder, uses the versions
+of constraints.txt, and must pass `pip check`. Each extra is tested with the commands it
+exists for. This script needs only Python.
 """
 
 import argparse
@@ -17,7 +20,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-_MODULE = "import torch\n\ndef net():\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))\n"
+_MODULE = """
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+"""
 _SWEEP = "rounds = 2\n\n[grid]\ntau = [1, 10]\n"
 _CORE = (
     ["--version"],
@@ -26,41 +34,114 @@ _CORE = (
     ["explain", "first", "--round", "3"],
     ["export", "first", "--to", "numpy", "--out", "first.npz"],
 )
-_LOCAL = ["local", "--nodes", "2", "--rounds", "3", "--budget", "time=1min", "--out", "nodes"]
+_LOCAL = [
+    "local",
+    "--nodes",
+    "2",
+    "--rounds",
+    "3",
+    "--budget",
+    "time=1min",
+    "--out",
+    "nodes",
+]
 _ADDRESS = "127.0.0.1:7791"
-_SERVE = ["serve", _ADDRESS, "--nodes", "1", "--model", "softmax", "--rounds", "3", "--out", "served"]
-_JOIN = ["join", _ADDRESS, "--dataset", "digits", "--shard", "1/1", "--give-up-after", "60"]
+_SERVE = [
+    "serve",
+    _ADDRESS,
+    "--nodes",
+    "1",
+    "--model",
+    "softmax",
+    "--rounds",
+    "3",
+    "--out",
+    "served",
+]
+_JOIN = [
+    "join",
+    _ADDRESS,
+    "--dataset",
+    "digits",
+    "--shard",
+    "1/1",
+    "--give-up-after",
+    "60",
+]
 _COMMANDS: dict[str, tuple[list[str], ...]] = {
-    "full": (["compare", "--taus", "1,10", "--cases", "1", "--seeds", "1", "--budget", "time=1s"],),
+    "full": (
+        [
+            "compare",
+            "--taus",
+            "1,10",
+            "--cases",
+            "1",
+            "--seeds",
+            "1",
+            "--budget",
+            "time=1s",
+        ],
+    ),
     "onnx": (["export", "first", "--to", "onnx", "--out", "first.onnx"],),
     "torch": (["run", "--model", "net.py:net", "--rounds", "3", "--out", "module"],),
     "sweep": (["sweep", "sweep.toml", "--out", "swept"],),
     "network": (["certs", "certs"], _LOCAL),
-    "privacy": (["run", "--nodes", "50", "--budget", "time=2s", "--budget", "privacy=8", "--out", "private"],),
-    "ray": (["run", "--engine", "ray", "--nodes", "20", "--rounds", "3", "--out", "on-ray"],),
+    "privacy": (
+        [
+            "run",
+            "--nodes",
+            "50",
+            "--budget",
+            "time=2s",
+            "--budget",
+            "privacy=8",
+            "--out",
+            "private",
+        ],
+    ),
+    "ray": (
+        ["run", "--engine", "ray", "--nodes", "20", "--rounds", "3", "--out", "on-ray"],
+    ),
     "dashboard": (["report", "first", "--out", "first.html"],),
     "mlflow": (["run", "--track", "mlflow", "--rounds", "3", "--out", "followed"],),
-    "tensorboard": (["run", "--track", "tensorboard", "--rounds", "3", "--out", "followed-too"],),
+    "tensorboard": (
+        ["run", "--track", "tensorboard", "--rounds", "3", "--out", "followed-too"],
+    ),
 }
 _PROGRAMS = {
     "flower": "import fedbudget.flower",
     "docs": "import mkdocs, mkdocstrings",
     "xls": "import xlrd",
-    "codecarbon": "from fedbudget.resources.carbon import CodeCarbon; CodeCarbon.start()",
+    "codecarbon": (
+        "from fedbudget.resources.carbon import CodeCarbon; CodeCarbon.start()"
+    ),
 }
-"""What extras are for that are no command of ours."""
+"""Python code that tests extras without a fedbudget command."""
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("extras", nargs="*", metavar="EXTRA", help="such as full, or several: full,torch")
-    parser.add_argument("--all", action="store_true", help="the core, each extra, and all of them")
-    parser.add_argument("--keep-going", action="store_true", help="try the others where one fails")
+    parser.add_argument(
+        "extras",
+        nargs="*",
+        metavar="EXTRA",
+        help="one extra, such as full, or several, such as full,torch",
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="test the core, each extra, and all extras together",
+    )
+    parser.add_argument(
+        "--keep-going", action="store_true", help="continue after a failure"
+    )
     asked = parser.parse_args(arguments)
     wheels = sorted((ROOT / "dist").glob("*.whl"))
     if len(wheels) != 1:
-        raise SystemExit(f"try_wheel: dist/ has {len(wheels)} wheels; `make dist` makes one")
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+        raise SystemExit(f"try_wheel: dist/ has {len(wheels)} wheels; run `make dist`")
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]["optional-dependencies"]
     names = [name for name in known if name != "dev"]
     failed = []
     for extras in ["", *names, ",".join(names)] if asked.all else asked.extras or [""]:
@@ -72,17 +153,18 @@ def main(arguments: Sequence[str]) -> None:
             if not asked.keep_going:
                 break
     if failed:
-        raise SystemExit(f"try_wheel: it does not work with {'; '.join(failed)}")
+        raise SystemExit(f"try_wheel: failed with {'; '.join(failed)}")
 
 
 def try_extras(wheel: Path, extras: str) -> None:
-    """Installs, and does what the extras are for.
+    """Install the wheel with extras and run their commands.
 
     Args:
-      extras: their names, between commas.
+      wheel: The wheel file.
+      extras: Names of extras, separated by commas; empty for the core.
 
     Raises:
-      subprocess.CalledProcessError: of the first command that failed.
+      subprocess.CalledProcessError: A command failed.
     """
     with tempfile.TemporaryDirectory(prefix="fedbudget-") as name:
         folder = Path(name)
@@ -91,13 +173,13 @@ def try_extras(wheel: Path, extras: str) -> None:
         (folder / "sweep.toml").write_text(_SWEEP, encoding="utf-8")
         for command in _commands(extras):
             _run(folder, python, *command)
-        if extras == "node":  # which cannot be alone
+        if extras == "node":  # a node needs an aggregator
             _join(folder, python, _installed(wheel, "network", folder, "aggregator"))
     print(f"ok: {extras or 'the core alone'}", flush=True)
 
 
 def _installed(wheel: Path, extras: str, folder: Path, name: str) -> Path:
-    """The Python of a new environment that has the wheel."""
+    """Create an environment with the wheel; return its Python."""
     venv.create(folder / name, with_pip=True)
     python = folder / name / "bin" / "python"
     what = f"{wheel}[{extras}]" if extras else str(wheel)
@@ -108,8 +190,10 @@ def _installed(wheel: Path, extras: str, folder: Path, name: str) -> Path:
 
 
 def _join(folder: Path, python: Path, aggregator: Path) -> None:
-    """A node takes part in a run."""
-    served = subprocess.Popen([aggregator, "-m", "fedbudget", *_SERVE], cwd=folder, env=_environment())
+    """Let a node join a run."""
+    served = subprocess.Popen(
+        [aggregator, "-m", "fedbudget", *_SERVE], cwd=folder, env=_environment()
+    )
     try:
         _run(folder, python, "-m", "fedbudget", *_JOIN)
         if served.wait(60):
@@ -119,24 +203,28 @@ def _join(folder: Path, python: Path, aggregator: Path) -> None:
 
 
 def _commands(extras: str) -> Iterator[list[str]]:
-    """What is done with some extras, for `python`."""
+    """Yield the arguments of `python` that test the extras."""
     yield from (["-m", "fedbudget", *command] for command in _CORE)
     for extra in filter(None, extras.split(",")):
-        yield from (["-m", "fedbudget", *command] for command in _COMMANDS.get(extra, ()))
+        yield from (
+            ["-m", "fedbudget", *command] for command in _COMMANDS.get(extra, ())
+        )
         if extra in _PROGRAMS:
             yield ["-c", _PROGRAMS[extra]]
 
 
 def _run(folder: Path, *command: str | Path) -> None:
-    """Runs a command in the folder; what it prints is shown if it fails."""
-    done = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, text=True)
+    """Run a command in the folder; print its output if it fails."""
+    done = subprocess.run(
+        command, cwd=folder, env=_environment(), capture_output=True, text=True
+    )
     if done.returncode:
         print(done.stdout[-3000:], done.stderr[-3000:], sep="\n", flush=True)
     done.check_returncode()
 
 
 def _environment() -> dict[str, str]:
-    """Without what would lead to a fedbudget, or to data, that are not of this trial."""
+    """Return the environment without variables that point to other installations."""
     foreign = ("PYTHONPATH", "VIRTUAL_ENV", "FEDBUDGET_DATA")
     return {name: value for name, value in os.environ.items() if name not in foreign}
 

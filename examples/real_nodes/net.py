@@ -1,21 +1,23 @@
-"""A small residual network with batch normalization, for images of 8 x 8. All machines have it; it is not sent."""
+"""A small residual network with batch normalization, for 8 x 8 images.
+
+Every machine needs a copy of this file; no code is sent.
+"""
 
 from torch import Tensor, nn
 
 
 def layer(inputs: int, outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU())
+    convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU())
 
 
-class Residual(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(layer(width, width), layer(width, width))
-
+class Residual(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.body(x)  # type: ignore[no-any-return]
+        return x + super().forward(x)  # type: ignore[no-any-return]
 
 
 def net() -> nn.Module:
-    ends = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)
-    return nn.Sequential(layer(1, 8), Residual(8), nn.MaxPool2d(2), layer(8, 16), Residual(16), *ends)
+    first = layer(1, 8), Residual(layer(8, 8), layer(8, 8)), nn.MaxPool2d(2)
+    second = layer(8, 16), Residual(layer(16, 16), layer(16, 16))
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)
+    return nn.Sequential(*first, *second, *head)

@@ -1,4 +1,7 @@
-"""The images of the machine that this runs on, images/LABEL/*.png, each read when a mini-batch needs it."""
+"""The local images of a machine, images/LABEL/*.png.
+
+Each image is read when a mini-batch needs it.
+"""
 
 from pathlib import Path
 
