@@ -35,10 +35,10 @@ from benchmarks import (
 )
 from benchmarks.measure import exponent, take_turns
 from benchmarks.workload import FEATURES, NODES, SAMPLES, TAU, dataset, settings
+from fedbudget.launch.execute import execute
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
-from fedbudget.setting_types import Tau
-from fedbudget.training import execute
+from fedbudget.settings.types import Tau
 
 RESULTS = Path(__file__).parent / "results"
 _CONSOLE = Console()
@@ -64,7 +64,10 @@ def speed() -> list[dict[str, Any]]:
                 {
                     "batch": "full" if full else 100,
                     "nodes": nodes,
-                    **{f"{name}_node_steps_per_second": round(rate) for name, rate in rates.items()},
+                    **{
+                        f"{name}_node_steps_per_second": round(rate)
+                        for name, rate in rates.items()
+                    },
                     "ours_over_numpy": rates["ours"] / rates["numpy"],
                     "ours_over_bare": rates["ours"] / rates["bare"],
                 }
@@ -136,7 +139,9 @@ def growth() -> dict[str, float]:
     which stay in the cores' caches, and so grows more slowly.
     """
 
-    def seconds(nodes: int, tau: int = TAU, features: int = FEATURES, samples: int | None = None) -> float:
+    def seconds(
+        nodes: int, tau: int = TAU, features: int = FEATURES, samples: int | None = None
+    ) -> float:
         found = dataset(samples or 120 * nodes, features)
         rounds, best = max(5, 20_000 // (nodes * tau)), float("inf")
         for _ in range(5):
@@ -149,9 +154,13 @@ def growth() -> dict[str, float]:
     nodes, taus, widths = [50, 100, 200, 500], [10, 20, 50, 100], [196, 392, 784, 1568]
     return {
         "nodes_50_to_500": exponent(nodes, [seconds(each) for each in nodes]),
-        "nodes_50_to_500_sharing_60000_samples": exponent(nodes, [seconds(n, samples=SAMPLES) for n in nodes]),
+        "nodes_50_to_500_sharing_60000_samples": exponent(
+            nodes, [seconds(n, samples=SAMPLES) for n in nodes]
+        ),
         "tau_10_to_100": exponent(taus, [seconds(50, tau) for tau in taus]),
-        "features_196_to_1568": exponent(widths, [seconds(50, features=width) for width in widths]),
+        "features_196_to_1568": exponent(
+            widths, [seconds(50, features=width) for width in widths]
+        ),
     }
 
 
@@ -196,35 +205,82 @@ def _startup() -> dict[str, float]:
     startup.first_round_seconds()  # fills the cache of compiled kernels
     imports = min(startup.import_seconds() for _ in range(5))
     first = min(startup.first_round_seconds() for _ in range(5))
-    return {"import_seconds": imports, "first_round_seconds": first, "ratio": first / imports}
+    return {
+        "import_seconds": imports,
+        "first_round_seconds": first,
+        "ratio": first / imports,
+    }
 
 
 def _print(found: dict[str, Any]) -> None:
-    table = Table(title=f"W1 on {found['cores']} cores: node-steps per second", title_justify="left", box=None)
-    for heading in ("batch", "nodes", "numpy loop", "fedbudget", "bare kernel", "over numpy", "of bare"):
+    table = Table(
+        title=f"W1 on {found['cores']} cores: node-steps per second",
+        title_justify="left",
+        box=None,
+    )
+    for heading in (
+        "batch",
+        "nodes",
+        "numpy loop",
+        "fedbudget",
+        "bare kernel",
+        "over numpy",
+        "of bare",
+    ):
         table.add_column(heading, justify="right")
     for row in found["speed"]:
-        rates = [f"{row[f'{name}_node_steps_per_second']:,}" for name in ("numpy", "ours", "bare")]
+        rates = [
+            f"{row[f'{name}_node_steps_per_second']:,}"
+            for name in ("numpy", "ours", "bare")
+        ]
         ratios = f"{row['ours_over_numpy']:.1f}x", f"{row['ours_over_bare']:.2f}"
         table.add_row(str(row["batch"]), str(row["nodes"]), *rates, *ratios)
     _CONSOLE.print(table)
     if "rounds" in found:
         _print_rounds(found["rounds"])
     if "simulation" in found:
-        _CONSOLE.print(f"simulation: {_beside_simulation(found['simulation'])}", highlight=False, markup=False)
-    for section in [name for name in SECTIONS if name in found and name not in ("speed", "rounds", "simulation")]:
+        _CONSOLE.print(
+            f"simulation: {_beside_simulation(found['simulation'])}",
+            highlight=False,
+            markup=False,
+        )
+    for section in [
+        name
+        for name in SECTIONS
+        if name in found and name not in ("speed", "rounds", "simulation")
+    ]:
         for name, value in found[section].items():
-            _CONSOLE.print(f"{section}: {name.replace('_', ' ')}: {value:.3g}", highlight=False)
+            _CONSOLE.print(
+                f"{section}: {name.replace('_', ' ')}: {value:.3g}", highlight=False
+            )
 
 
 def _print_rounds(rows: list[dict[str, Any]]) -> None:
-    table = Table(title="Rounds over a network: milliseconds beyond local work", title_justify="left", box=None)
-    for heading in ("nodes", "d", "method", "tau", "TLS", "fedbudget", "saving", "bare echo", "of bare"):
+    table = Table(
+        title="Rounds over a network: milliseconds beyond local work",
+        title_justify="left",
+        box=None,
+    )
+    for heading in (
+        "nodes",
+        "d",
+        "method",
+        "tau",
+        "TLS",
+        "fedbudget",
+        "saving",
+        "bare echo",
+        "of bare",
+    ):
         table.add_column(heading, justify="right")
     for row in rows:
         what = [str(row[name]) for name in ("nodes", "parameters", "method", "tau")]
-        taken = [f"{row[f'{name}_milliseconds']:.1f}" for name in ("ours", "saving", "bare")]
-        table.add_row(*what, "yes" if row["tls"] else "no", *taken, f"{row['ours_over_bare']:.2f}")
+        taken = [
+            f"{row[f'{name}_milliseconds']:.1f}" for name in ("ours", "saving", "bare")
+        ]
+        table.add_row(
+            *what, "yes" if row["tls"] else "no", *taken, f"{row['ours_over_bare']:.2f}"
+        )
     _CONSOLE.print(table)
     for row in rows:
         if "flower" in row:

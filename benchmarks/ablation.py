@@ -1,6 +1,6 @@
 """`python -m benchmarks ablation`: what each part of the default method gives, taken out alone.
 
-Runs of the tasks of docs/decisions.md that need no download, with simulated costs; with MNIST and Fashion-MNIST where
+Runs of the tasks of docs/research/decisions.md that need no download, with simulated costs; with MNIST and Fashion-MNIST where
 they are at hand (`fedbudget data`). A part is taken out by what frugal has in its place, or by nothing.
 """
 
@@ -20,7 +20,8 @@ from rich.table import Table
 
 import fedbudget
 from benchmarks.budgets import RESULTS, small_dataset
-from fedbudget.control import AdaptiveTau
+from fedbudget.budget.control import AdaptiveTau
+from fedbudget.budget.step_size import AutoStep
 from fedbudget.data import load
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.launch import simulate
@@ -28,20 +29,40 @@ from fedbudget.launch.method import build_method
 from fedbudget.launch.prepared import NOTHING, Overrides
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.update import Accelerate, Average, Motion
-from fedbudget.settings import Settings
-from fedbudget.step_size import AutoStep
+from fedbudget.settings.settings import Settings
 
 TASKS: dict[str, dict[str, Any]] = {
-    "softmax, Fashion-MNIST": {"model": "softmax", "dataset": "fashion-mnist", "case": 1, "batch_size": 32},
-    "softmax, MNIST, 20 nodes": {"model": "softmax", "dataset": "mnist", "case": 2, "nodes": 20, "batch_size": 10},
-    "hidden layer, MNIST": {"model": "mlp", "dataset": "mnist", "case": 2, "batch_size": 32},
+    "softmax, Fashion-MNIST": {
+        "model": "softmax",
+        "dataset": "fashion-mnist",
+        "case": 1,
+        "batch_size": 32,
+    },
+    "softmax, MNIST, 20 nodes": {
+        "model": "softmax",
+        "dataset": "mnist",
+        "case": 2,
+        "nodes": 20,
+        "batch_size": 10,
+    },
+    "hidden layer, MNIST": {
+        "model": "mlp",
+        "dataset": "mnist",
+        "case": 2,
+        "batch_size": 32,
+    },
     "softmax, breast cancer": {
         "model": "softmax",
         "dataset": "breast_cancer",
         "partition": "dirichlet:0.1",
         "batch_size": "full",
     },
-    "linear, diabetes": {"model": "linear", "dataset": "diabetes", "case": 2, "batch_size": "full"},
+    "linear, diabetes": {
+        "model": "linear",
+        "dataset": "diabetes",
+        "case": 2,
+        "batch_size": "full",
+    },
     "SVM, breast cancer, 5 s": {
         "model": "svm",
         "dataset": "breast_cancer",
@@ -80,12 +101,16 @@ class NoPace(Accelerate):
 
 def _with_update(rule: Accelerate) -> Callable[[Method], Method]:
     """Where w is accelerated at all: centers are averaged."""
-    return lambda method: method if isinstance(method.update, Average) else replace(method, update=rule)
+    return lambda method: (
+        method if isinstance(method.update, Average) else replace(method, update=rule)
+    )
 
 
 PARTS: dict[str, Callable[[Method], Method]] = {
     "the default": lambda method: method,
-    "τ by G, as frugal": lambda method: replace(method, controller=AdaptiveTau(0.0025, leap=True)),
+    "τ by G, as frugal": lambda method: replace(
+        method, controller=AdaptiveTau(0.0025, leap=True)
+    ),
     "η as frugal": lambda method: replace(method, step_size=AutoStep(), one_step=False),
     "the mean as it is": lambda method: replace(method, update=Average()),
     "no gains": _with_update(Accelerate(rise=1.0, fall=1.0)),
@@ -94,7 +119,9 @@ PARTS: dict[str, Callable[[Method], Method]] = {
     "no retreat": _with_update(NoRetreat()),
     "motion without η's pace": _with_update(NoPace()),
     "drift corrected wholly or not": lambda method: replace(method, partly=False),
-    "no drift correction": lambda method: replace(method, correct_drift=False, partly=False),
+    "no drift correction": lambda method: replace(
+        method, correct_drift=False, partly=False
+    ),
 }
 
 
@@ -120,14 +147,21 @@ def make_run(task: str, part: str, seed: int) -> float:
 
     options = {"budget": "time=15s", **TASKS[task]}
     with patch.object(simulate, "build_method", built), np.errstate(all="ignore"):
-        return fedbudget.train(**{**options, "dataset": dataset(options["dataset"])}, seed=seed, evaluations=1).loss
+        return fedbudget.train(
+            **{**options, "dataset": dataset(options["dataset"])}, seed=seed, evaluations=1
+        ).loss
 
 
 def main(arguments: Sequence[str]) -> None:
     """Makes the runs, prints the table, writes the file."""
     parser = ArgumentParser(prog="python -m benchmarks ablation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=5, help="runs of each [5]")
-    parser.add_argument("--out", type=Path, default=RESULTS / "ablation.json", help="where losses are written")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=RESULTS / "ablation.json",
+        help="where losses are written",
+    )
     asked = parser.parse_args(arguments)
     cells = [(task, part) for task in TASKS for part in PARTS]
     losses: dict[str, dict[str, list[float]]] = {task: {} for task in TASKS}
@@ -143,10 +177,15 @@ def table(losses: dict[str, dict[str, list[float]]], title: str) -> Table:
     shown = Table(title=title, title_justify="left", box=None)
     for heading in ("", *losses):
         shown.add_column(heading, justify="right" if heading else "left")
-    whole = {task: _typical(task, by_part["the default"]) for task, by_part in losses.items()}
+    whole = {
+        task: _typical(task, by_part["the default"]) for task, by_part in losses.items()
+    }
     shown.add_row("the default", *(f"{loss:.4g}" for loss in whole.values()))
     for part in list(PARTS)[1:]:
-        shown.add_row(part, *(f"{_typical(task, losses[task][part]) / whole[task]:.3f}" for task in losses))
+        shown.add_row(
+            part,
+            *(f"{_typical(task, losses[task][part]) / whole[task]:.3f}" for task in losses),
+        )
     return shown
 
 

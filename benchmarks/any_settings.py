@@ -27,7 +27,7 @@ from fedbudget.data.dataset import Dataset
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
 from fedbudget.models.base import loss_over
-from fedbudget.settings import Settings
+from fedbudget.settings.settings import Settings
 
 OTHERS: dict[str, dict[str, Any]] = {
     "paper": {"method": "paper"},
@@ -45,15 +45,24 @@ def drawn(number: int, seed: int) -> tuple[dict[str, Any], Dataset]:
     scaled = replace(digits, scale=digits.scale * 10 ** rng.uniform(-2, 2))
     nodes, batch = int(rng.integers(2, 51)), round(math.exp(rng.uniform(0, math.log(200))))
     options: dict[str, Any] = {
-        "model": str(rng.choice(["svm", "softmax", "kmeans", "linear", "mlp"], p=[0.23, 0.23, 0.23, 0.23, 0.08])),
-        "partition": ("case:1", "case:2", "case:3", "case:4", "dirichlet:0.5")[int(rng.integers(0, 5))],
+        "model": str(
+            rng.choice(
+                ["svm", "softmax", "kmeans", "linear", "mlp"],
+                p=[0.23, 0.23, 0.23, 0.23, 0.08],
+            )
+        ),
+        "partition": ("case:1", "case:2", "case:3", "case:4", "dirichlet:0.5")[
+            int(rng.integers(0, 5))
+        ],
         "nodes": nodes,
         "batch_size": "full",
         "budget": f"time={math.exp(rng.uniform(math.log(3), math.log(60))):.1f}s",
         "aggregation_factor": float(math.exp(rng.uniform(math.log(0.1), math.log(10)))),
         "seed": int(rng.integers(1000)),
     }
-    shards = simulate(Settings(**{**options, "budget": ("time=60s",)}), Overrides(dataset=scaled)).shards
+    shards = simulate(
+        Settings(**{**options, "budget": ("time=60s",)}), Overrides(dataset=scaled)
+    ).shards
     if rng.random() < 0.8:
         options["batch_size"] = min(batch, int(shards.size.min()))
     return options, scaled
@@ -64,11 +73,18 @@ def make_run(number: int, seed: int) -> Row:
     options, dataset = drawn(number, seed)
     row: Row = {"number": number, "settings": options}
     try:
-        plan = simulate(Settings(**{**options, "budget": (options["budget"],)}), Overrides(dataset=dataset))
-        row["first"] = loss_over(plan.model, plan.model.initial(options["seed"]), plan.train)
+        plan = simulate(
+            Settings(**{**options, "budget": (options["budget"],)}),
+            Overrides(dataset=dataset),
+        )
+        row["first"] = loss_over(
+            plan.model, plan.model.initial(options["seed"]), plan.train
+        )
         for name, changes in {"default": {}, **OTHERS}.items():
             with np.errstate(all="ignore"):  # of what diverges
-                result = fedbudget.train(dataset=dataset, evaluations=1, **{**options, **changes})
+                result = fedbudget.train(
+                    dataset=dataset, evaluations=1, **{**options, **changes}
+                )
             row[name] = result.loss if math.isfinite(result.loss) else 1e300
             row[f"{name}: rounds"] = result.aggregations
     except fedbudget.UserError as error:
@@ -89,23 +105,39 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--runs", type=int, default=300, help="how many settings [300]")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, metavar="N", help="setting N alone")
-    parser.add_argument("--out", type=Path, default=RESULTS / "settings.json", help="where runs are written")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / "settings.json", help="where runs are written"
+    )
     asked = parser.parse_args(arguments)
     numbers = range(asked.runs) if asked.only is None else [asked.only]
-    rows = [make_run(number, asked.seed) for number in track(numbers, "settings", console=Console(stderr=True))]
+    rows = [
+        make_run(number, asked.seed)
+        for number in track(numbers, "settings", console=Console(stderr=True))
+    ]
     if asked.only is not None:
         _CONSOLE.print_json(data=rows[0])
         return
     asked.out.parent.mkdir(exist_ok=True)
     asked.out.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
-    _CONSOLE.print(table(rows, f"{len(rows)} settings of seed {asked.seed}; every one is in {asked.out}"))
+    _CONSOLE.print(
+        table(
+            rows, f"{len(rows)} settings of seed {asked.seed}; every one is in {asked.out}"
+        )
+    )
     _CONSOLE.print(odd(rows))
 
 
 def table(rows: Sequence[Row], title: str) -> Table:
     """How often the default ended above where it began, and was worse than both others by more than 2 %."""
     shown = Table(title=title, title_justify="left", box=None)
-    for heading in ("", "settings", "refused", "above the start", "worse than both by 2 %", "better than both"):
+    for heading in (
+        "",
+        "settings",
+        "refused",
+        "above the start",
+        "worse than both by 2 %",
+        "better than both",
+    ):
         shown.add_column(heading, justify="right" if heading else "left")
     models = sorted({row["settings"]["model"] for row in rows})
     for name in ("all", *models):
@@ -114,20 +146,40 @@ def table(rows: Sequence[Row], title: str) -> Table:
         above = sum(row["default"] > row["first"] for row in made)
         worse = sum(excess(row) > 0.02 for row in made)
         better = sum(row["default"] < min(row[other] for other in OTHERS) for row in made)
-        shown.add_row(name, *map(str, (len(part), len(part) - len(made), above, worse, better)))
+        shown.add_row(
+            name, *map(str, (len(part), len(part) - len(made), above, worse, better))
+        )
     return shown
 
 
 def odd(rows: Sequence[Row]) -> Table:
     """The settings in which the default did badly."""
-    shown = Table(title="Above the start, or worse than both", title_justify="left", box=None)
-    for heading in ("n", "model", "partition", "nodes", "batch", "budget", "rounds", "first", "default", *OTHERS):
+    shown = Table(
+        title="Above the start, or worse than both", title_justify="left", box=None
+    )
+    for heading in (
+        "n",
+        "model",
+        "partition",
+        "nodes",
+        "batch",
+        "budget",
+        "rounds",
+        "first",
+        "default",
+        *OTHERS,
+    ):
         shown.add_column(heading, justify="right")
     for row in rows:
         if "refused" in row or (excess(row) <= 0.02 and row["default"] <= row["first"]):
             continue
         options = row["settings"]
-        chosen = (options[name] for name in ("model", "partition", "nodes", "batch_size", "budget"))
+        chosen = (
+            options[name]
+            for name in ("model", "partition", "nodes", "batch_size", "budget")
+        )
         losses = (f"{row[name]:.4g}" for name in ("first", "default", *OTHERS))
-        shown.add_row(str(row["number"]), *map(str, chosen), str(row["default: rounds"]), *losses)
+        shown.add_row(
+            str(row["number"]), *map(str, chosen), str(row["default: rounds"]), *losses
+        )
     return shown

@@ -25,10 +25,14 @@ from sklearn import datasets as sklearn_datasets
 
 import fedbudget
 from fedbudget.data.dataset import Dataset, Part
-from fedbudget.settings import Settings
+from fedbudget.settings.settings import Settings
 
 RESULTS = Path(__file__).parent / "results"
-NODES, WATTS, MONEY_PER_SECOND = 5, 5.0, 5 * 0.1 / 3600  # five nodes, and what settings declare where nothing is said
+NODES, WATTS, MONEY_PER_SECOND = (
+    5,
+    5.0,
+    5 * 0.1 / 3600,
+)  # five nodes, and what settings declare where nothing is said
 ROUND_SECONDS = 0.3  # of a round of a few updates with the prototype's aggregation
 TASKS = {
     "svm": ("digits", "breast_cancer"),
@@ -45,7 +49,9 @@ _CONSOLE = Console(width=120)
 Run = dict[str, Any]
 
 
-def drawn_settings(number: int, seed: int, *, paper: bool = False, measured: bool = False) -> Run:
+def drawn_settings(
+    number: int, seed: int, *, paper: bool = False, measured: bool = False
+) -> Run:
     """The arguments of `fedbudget.train` for one run, and the budget in seconds that they stand for."""
     rng = np.random.default_rng([seed, number, paper])
     model = str(rng.choice(list(TASKS), p=[0.3, 0.25, 0.18, 0.23, 0.04]))
@@ -65,7 +71,8 @@ def drawn_settings(number: int, seed: int, *, paper: bool = False, measured: boo
         "tau": tau,
         "batch_size": "full" if rng.random() < 0.4 else min(100, _smallest_shard(dataset)),
         "budget": [
-            _limit(name, share * seconds, model, dataset) for name, share in zip(resources, shares, strict=True)
+            _limit(name, share * seconds, model, dataset)
+            for name, share in zip(resources, shares, strict=True)
         ],
         "costs": "measured" if measured else "simulated",
         "seed": int(rng.integers(0, 10_000)),
@@ -74,7 +81,12 @@ def drawn_settings(number: int, seed: int, *, paper: bool = False, measured: boo
         settings["aggregation_factor"] = factor
     if settings["batch_size"] != "full" and not case:
         settings["partition"] = "case:1"  # a drawn shard may be smaller than a mini-batch
-    return {"number": number, "seconds": seconds, "resources": "+".join(resources), "settings": settings}
+    return {
+        "number": number,
+        "seconds": seconds,
+        "resources": "+".join(resources),
+        "settings": settings,
+    }
 
 
 def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
@@ -86,7 +98,10 @@ def _limit(resource: str, seconds: float, model: str, dataset: str) -> str:
     amounts = {
         "time": (seconds, "s"),
         "energy": (seconds * WATTS * NODES, "J"),
-        "bytes": (seconds / ROUND_SECONDS * 2 * NODES * (4 * _parameters(model, dataset) + 150), "B"),
+        "bytes": (
+            seconds / ROUND_SECONDS * 2 * NODES * (4 * _parameters(model, dataset) + 150),
+            "B",
+        ),
         "money": (seconds * MONEY_PER_SECOND, ""),
     }
     amount, unit = amounts[resource]
@@ -94,8 +109,15 @@ def _limit(resource: str, seconds: float, model: str, dataset: str) -> str:
 
 
 def _parameters(model: str, dataset: str) -> int:
-    features, classes = small_dataset(dataset).features, max(1, len(small_dataset(dataset).classes))
-    return {"kmeans": 4 * features, "softmax": classes * features, "mlp": 64 * features}.get(model, features)
+    features, classes = (
+        small_dataset(dataset).features,
+        max(1, len(small_dataset(dataset).classes)),
+    )
+    return {
+        "kmeans": 4 * features,
+        "softmax": classes * features,
+        "mlp": 64 * features,
+    }.get(model, features)
 
 
 def _smallest_shard(dataset: str) -> int:
@@ -109,7 +131,9 @@ def small_dataset(name: str) -> Dataset:
     found = getattr(sklearn_datasets, f"load_{name}")()
     classes = tuple(map(str, getattr(found, "target_names", ())))
     labels = found.target.astype(np.int64) if classes else None
-    dataset = Dataset(name, Part(found.data, labels, found.target.astype(np.float64)), classes=classes)
+    dataset = Dataset(
+        name, Part(found.data, labels, found.target.astype(np.float64)), classes=classes
+    )
     if name == "digits":
         part = Part((found.data * 16).clip(0, 255).astype(np.uint8), labels)
         return Dataset(name, part, classes=classes, scale=1 / 255, parity=True)
@@ -145,29 +169,55 @@ def make_run(run: Run) -> Run:
 def main(arguments: Sequence[str]) -> None:
     """Makes the runs, prints the table, writes the file."""
     parser = ArgumentParser(prog="python -m benchmarks budgets", description=__doc__)
-    parser.add_argument("--runs", type=int, help="how many, besides those of --method paper [1000; measured: 100]")
+    parser.add_argument(
+        "--runs",
+        type=int,
+        help="how many, besides those of --method paper [1000; measured: 100]",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, metavar="N", help="run N alone")
-    parser.add_argument("--paper", action=BooleanOptionalAction, default=True, help="also a tenth as many of it")
-    parser.add_argument("--measured", action="store_true", help="runs of 2 s whose costs are measured")
-    parser.add_argument("--out", type=Path, help="where runs are written [benchmarks/results/budgets.json]")
-    parser.add_argument("--against", type=Path, metavar="FILE", help="an earlier file, to compare losses with")
+    parser.add_argument(
+        "--paper",
+        action=BooleanOptionalAction,
+        default=True,
+        help="also a tenth as many of it",
+    )
+    parser.add_argument(
+        "--measured", action="store_true", help="runs of 2 s whose costs are measured"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="where runs are written [benchmarks/results/budgets.json]"
+    )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="FILE",
+        help="an earlier file, to compare losses with",
+    )
     asked = parser.parse_args(arguments)
     count = asked.runs or (100 if asked.measured else 1000)
     numbers = range(count) if asked.only is None else [asked.only]
-    plan = [drawn_settings(number, asked.seed, measured=asked.measured) for number in numbers]
+    plan = [
+        drawn_settings(number, asked.seed, measured=asked.measured) for number in numbers
+    ]
     if asked.paper and asked.only is None and not asked.measured:
-        plan += [drawn_settings(number, asked.seed, paper=True) for number in range(count // 10)]
+        plan += [
+            drawn_settings(number, asked.seed, paper=True) for number in range(count // 10)
+        ]
     if asked.measured:
         make_run(plan[0])  # compiles what is slow the first time
     runs = [make_run(run) for run in track(plan, "runs", console=Console(stderr=True))]
     if asked.only is not None:
         _CONSOLE.print_json(data=runs[0])
         return
-    out: Path = asked.out or RESULTS / f"budgets{'-measured' if asked.measured else ''}.json"
+    out: Path = (
+        asked.out or RESULTS / f"budgets{'-measured' if asked.measured else ''}.json"
+    )
     out.parent.mkdir(exist_ok=True)
     out.write_text("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")
-    _CONSOLE.print(table(runs, f"{len(runs)} runs of seed {asked.seed}; every one is in {out}"))
+    _CONSOLE.print(
+        table(runs, f"{len(runs)} runs of seed {asked.seed}; every one is in {out}")
+    )
     if asked.against is not None:
         _CONSOLE.print(_beside(runs, json.loads(asked.against.read_text())))
 
@@ -175,7 +225,16 @@ def main(arguments: Sequence[str]) -> None:
 def table(runs: Sequence[Run], title: str) -> Table:
     """A row for all that keep their budget, then for parts of them, then for `--method paper`."""
     shown = Table(title=title, title_justify="left", box=None)
-    headings = ("runs", "refused", "over", "mean", "largest", "unused", "not judged", "w^f instead")
+    headings = (
+        "runs",
+        "refused",
+        "over",
+        "mean",
+        "largest",
+        "unused",
+        "not judged",
+        "w^f instead",
+    )
     for heading in ("", *headings):
         shown.add_column(heading, justify="right" if heading else "left")
     for name, part in _parts(runs):
@@ -191,15 +250,22 @@ def _parts(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
     yield from _by(own, "", lambda run: run["resources"])
     yield from _by(own, "tau ", lambda run: str(run["settings"]["tau"]))
     yield from _by(own, "", lambda run: run["settings"]["model"])
-    yield from _by(own, "whole shards: ", lambda run: str(run["settings"]["batch_size"] == "full"))
+    yield from _by(
+        own, "whole shards: ", lambda run: str(run["settings"]["batch_size"] == "full")
+    )
     for low, high in pairwise(FACTORS):
-        yield f"factor {low:g} to {high:g}", [run for run in own if low <= _factor(run) < high]
+        yield (
+            f"factor {low:g} to {high:g}",
+            [run for run in own if low <= _factor(run) < high],
+        )
         long = [run for run in own if low <= _factor(run) < high and run["seconds"] >= 15]
         yield "  of these, 15 s and longer", long
     yield "paper", [run for run in runs if run["settings"]["method"] == "paper"]
 
 
-def _by(runs: Sequence[Run], label: str, key: Callable[[Run], str]) -> Iterator[tuple[str, list[Run]]]:
+def _by(
+    runs: Sequence[Run], label: str, key: Callable[[Run], str]
+) -> Iterator[tuple[str, list[Run]]]:
     for value in sorted(set(map(key, runs))):
         yield f"{label}{value}", [run for run in runs if key(run) == value]
 
@@ -230,8 +296,15 @@ def _figures(runs: Sequence[Run]) -> list[str]:
 def _beside(runs: Sequence[Run], earlier: Sequence[Run]) -> str:
     """Losses of the same settings now and then; `SMALL_LOSS` is added to both, as near 0 ratios say nothing."""
     before = {json.dumps(run["settings"]): run for run in earlier}
-    pairs = [(run.get("loss"), before.get(json.dumps(run["settings"]), {}).get("loss")) for run in runs]
-    ratios = [math.log((now + SMALL_LOSS) / (then + SMALL_LOSS)) for now, then in pairs if now and then]
+    pairs = [
+        (run.get("loss"), before.get(json.dumps(run["settings"]), {}).get("loss"))
+        for run in runs
+    ]
+    ratios = [
+        math.log((now + SMALL_LOSS) / (then + SMALL_LOSS))
+        for now, then in pairs
+        if now and then
+    ]
     if not ratios:
         return "no run of the same settings is in that file"
     worse = sum(ratio > 1e-3 for ratio in ratios)

@@ -12,23 +12,31 @@ import numpy as np
 from benchmarks.workload import BATCH, ETA, REGULARIZATION, TAU, dataset, settings
 from fedbudget.arrays import Int64
 from fedbudget.data.sampling import BatchIndices, Sampler
+from fedbudget.launch.execute import execute
 from fedbudget.launch.inputs import batch_of
 from fedbudget.launch.prepared import Overrides, PreparedRun
 from fedbudget.launch.simulate import simulate
-from fedbudget.setting_types import MethodName, Tau
-from fedbudget.training import execute
+from fedbudget.settings.types import MethodName, Tau
 
 Worker = Callable[[], object]
 
 
 def ours(
-    nodes: int, rounds: int, *, full: bool = False, tau: Tau = TAU, method: MethodName = "paper"
+    nodes: int,
+    rounds: int,
+    *,
+    full: bool = False,
+    tau: Tau = TAU,
+    method: MethodName = "paper",
 ) -> Callable[[], Worker]:
     """A run through the public path, with its records written to disk; the plot that closes a run is left out."""
 
     def ready() -> Worker:
         return written(
-            simulate(settings(nodes, rounds, full=full, tau=tau, method=method), Overrides(dataset=dataset()))
+            simulate(
+                settings(nodes, rounds, full=full, tau=tau, method=method),
+                Overrides(dataset=dataset()),
+            )
         )
 
     return ready
@@ -68,7 +76,9 @@ def numpy_loop(nodes: int, rounds: int, *, full: bool = False) -> Callable[[], W
                         rows = next(mini_batches)
                         batch, target = x[rows], y[rows]
                         slack = np.maximum(0, 1 - target * (batch @ own))
-                        own -= ETA * (REGULARIZATION * own - batch.T @ (target * slack) / len(rows))
+                        own -= ETA * (
+                            REGULARIZATION * own - batch.T @ (target * slack) / len(rows)
+                        )
                     ends.append(own)
                 w = np.average(ends, axis=0, weights=weights).astype(np.float32)
 
@@ -89,7 +99,9 @@ def bare_kernel(nodes: int, rounds: int, *, full: bool = False) -> Callable[[], 
     """Our kernel and nothing around it, with the mini-batches drawn beforehand: the limit of what a run can be."""
 
     def ready() -> Worker:
-        prepared = simulate(settings(nodes, rounds, full=full), Overrides(dataset=dataset()))
+        prepared = simulate(
+            settings(nodes, rounds, full=full), Overrides(dataset=dataset())
+        )
         model, shards = prepared.model, prepared.shards
         sampler = Sampler(shards.size, batch_of(prepared.settings), prepared.settings.seed)
         drawn: list[BatchIndices] = [sampler.round(TAU) for _ in range(rounds)]

@@ -13,11 +13,15 @@ if TYPE_CHECKING:
 _ECHO = "/echo.Echo/Converse"
 
 
-def aggregate(case: "Case", certificates: Path | None, opened: Callable[[int], None]) -> dict[str, list[float]]:
+def aggregate(
+    case: "Case", certificates: Path | None, opened: Callable[[int], None]
+) -> dict[str, list[float]]:
     return {"bare": asyncio.run(_echo_rounds(case, certificates, opened))}
 
 
-async def _echo_rounds(case: "Case", certificates: Path | None, opened: Callable[[int], None]) -> list[float]:
+async def _echo_rounds(
+    case: "Case", certificates: Path | None, opened: Callable[[int], None]
+) -> list[float]:
     import grpc
 
     from fedbudget.engines.grpc.credentials import aggregator_credentials
@@ -33,13 +37,19 @@ async def _echo_rounds(case: "Case", certificates: Path | None, opened: Callable
             everyone.set()
         await over.wait()
 
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", LONGEST), ("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(
+        options=[("grpc.max_receive_message_length", LONGEST), ("grpc.so_reuseport", 0)]
+    )
     handler = grpc.stream_stream_rpc_method_handler(converse)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo.Echo", {"Converse": handler}),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("echo.Echo", {"Converse": handler}),)
+    )
     if certificates is None:
         port = server.add_insecure_port("127.0.0.1:0")
     else:
-        credentials = aggregator_credentials(certificates / "aggregator.pem", certificates / "aggregator.key", None)
+        credentials = aggregator_credentials(
+            certificates / "aggregator.pem", certificates / "aggregator.key", None
+        )
         port = server.add_secure_port("127.0.0.1:0", credentials)
     await server.start()
     opened(port)
@@ -60,15 +70,22 @@ async def _echo_rounds(case: "Case", certificates: Path | None, opened: Callable
     return [after - before for before, after in pairwise(ended)]
 
 
-async def answer(case: "Case", certificates: Path | None, address: str, numbers: Sequence[int]) -> None:
+async def answer(
+    case: "Case", certificates: Path | None, address: str, numbers: Sequence[int]
+) -> None:
     import grpc
 
     from fedbudget.engines.grpc.credentials import node_credentials
     from fedbudget.engines.grpc.stream import LONGEST
 
     broadcast, report = _messages(case)
-    options = [("grpc.max_receive_message_length", LONGEST), ("grpc.use_local_subchannel_pool", 1)]
-    credentials = node_credentials(None if certificates is None else certificates / "ca.pem", None, None)
+    options = [
+        ("grpc.max_receive_message_length", LONGEST),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    credentials = node_credentials(
+        None if certificates is None else certificates / "ca.pem", None, None
+    )
 
     async def echo() -> None:
         if credentials is None:
@@ -91,16 +108,20 @@ def _messages(case: "Case") -> tuple[list[bytes], list[bytes]]:
     """A broadcast and a report as they are in such a run, packed."""
     import numpy as np
 
-    from fedbudget.engines.grpc.from_aggregator import pack_broadcast
-    from fedbudget.engines.grpc.from_node import pack_report
+    from fedbudget.engines.grpc.messages import pack_broadcast, pack_report
     from fedbudget.protocol.messages import Broadcast, Drift, Report, Request
-    from fedbudget.resources.usage import NodeCosts, Reading
+    from fedbudget.resources.resource import NodeCosts, Reading
 
     w = np.random.default_rng(0).normal(size=case.parameters).astype(np.float32)
     frugal, one = case.method == "frugal", np.full(1, 0.5)
-    request, drift = Request(estimate=frugal, drift=frugal), Drift(True, 1.0) if frugal else None
+    request, drift = (
+        Request(estimate=frugal, drift=frugal),
+        Drift(True, 1.0) if frugal else None,
+    )
     broadcast = Broadcast(9, w, 1, 0.01, request, best=True, stop=False, drift=drift)
     more = {"rho": one, "beta": one, "plain": one, "corrected": one} if frugal else {}
     report = Report(9, np.arange(1), np.full(1, 4), one, one, w[None], **more)
     costs = NodeCosts({"time": Reading(1e-4, 1e-3)})
-    return pack_broadcast(broadcast, base_round=8, catch_up=False), pack_report(report, costs, w.tobytes())
+    return pack_broadcast(broadcast, base_round=8, catch_up=False), pack_report(
+        report, costs, w.tobytes()
+    )

@@ -71,14 +71,32 @@ def _rounds_ended(folder: Path, nodes: int, parameters: int, start: Start) -> li
     port, *others = _free_ports(1 + nodes)
     times = folder / "times"
     times.touch()
-    _write_app(folder, port, {"nodes": nodes, "parameters": parameters, "rounds": 1 + ROUNDS, "times": str(times)})
+    _write_app(
+        folder,
+        port,
+        {
+            "nodes": nodes,
+            "parameters": parameters,
+            "rounds": 1 + ROUNDS,
+            "times": str(times),
+        },
+    )
 
     # Without the option it would make an environment for the app, from the package index.
-    link = start("flower-superlink", "--insecure", "--disable-runtime-dependency-installation", "--port", str(port))
+    link = start(
+        "flower-superlink",
+        "--insecure",
+        "--disable-runtime-dependency-installation",
+        "--port",
+        str(port),
+    )
     _wait(partial(_listens, port), [link])
     address = f"127.0.0.1:{port}"
     running = [
-        start("flower-supernode", "--insecure", "--superlink", address, "--port", str(other)) for other in others
+        start(
+            "flower-supernode", "--insecure", "--superlink", address, "--port", str(other)
+        )
+        for other in others
     ]
     submitted = start("flwr", "run", str(folder / "app"), "loopback")
     _wait(lambda: submitted.poll() is not None, [link, *running])
@@ -236,7 +254,11 @@ def _free_ports(number: int) -> list[int]:
 
 
 def _end_of(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-20:]) if log.exists() else ""
+    return (
+        "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+        if log.exists()
+        else ""
+    )
 
 
 def _program(name: str) -> Path:

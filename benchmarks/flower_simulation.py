@@ -48,14 +48,25 @@ def beside_flower() -> dict[str, Any]:
     before, ours = our_turn()
     versions = _versions()
     if isinstance(versions, str):
-        return {"nodes": NODES, "ours_milliseconds": median_milliseconds(before), "flower": versions}
+        return {
+            "nodes": NODES,
+            "ours_milliseconds": median_milliseconds(before),
+            "flower": versions,
+        }
     try:
         taken, flowers = _flower_turn()
     except FlowerFailedError as error:
-        return {"nodes": NODES, "ours_milliseconds": median_milliseconds(before), "flower": f"{error}"}
+        return {
+            "nodes": NODES,
+            "ours_milliseconds": median_milliseconds(before),
+            "flower": f"{error}",
+        }
     after, _ = our_turn()
     np.testing.assert_allclose(flowers, ours[: len(flowers)], rtol=1e-4, atol=1e-6)
-    milliseconds = {"ours": median_milliseconds(before + after), "flower": median_milliseconds(taken)}
+    milliseconds = {
+        "ours": median_milliseconds(before + after),
+        "flower": median_milliseconds(taken),
+    }
     return {
         "nodes": NODES,
         "flower": " with ".join(f"{name} {version}" for name, version in versions.items()),
@@ -115,7 +126,10 @@ def _flower_turn() -> tuple[list[float], list[Float32]]:
         try:
             _run(folder, log, told)
         except FlowerFailedError:
-            print("\n".join(log.read_text(errors="replace").splitlines()[-20:]), file=sys.stderr)
+            print(
+                "\n".join(log.read_text(errors="replace").splitlines()[-20:]),
+                file=sys.stderr,
+            )
             raise
         with np.load(told) as found:
             return _rounds(found["ended"].tolist()), list(found["w"])
@@ -130,7 +144,13 @@ def _run(folder: Path, log: Path, told: Path) -> None:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-    command = [sys.executable, "-m", "benchmarks.flower_simulation", str(NODES), str(WARMING_UP + FLOWER_ROUNDS)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.flower_simulation",
+        str(NODES),
+        str(WARMING_UP + FLOWER_ROUNDS),
+    ]
     with log.open("wb") as said:
         process = subprocess.Popen(
             [*command, str(told)],
@@ -143,9 +163,13 @@ def _run(folder: Path, log: Path, told: Path) -> None:
     try:
         process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
-        raise FlowerFailedError(f"Flower's simulation has not ended in {PATIENCE:.0f} seconds") from None
+        raise FlowerFailedError(
+            f"Flower's simulation has not ended in {PATIENCE:.0f} seconds"
+        ) from None
     finally:
-        if process.poll() is None:  # else its number may be another's by now, and Ray has ended with it
+        if (
+            process.poll() is None
+        ):  # else its number may be another's by now, and Ray has ended with it
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if not told.exists():
@@ -166,7 +190,9 @@ def main(nodes: int, rounds: int, told: Path) -> None:
         server(nodes, rounds, ended, ws),
         client,
         num_supernodes=nodes,
-        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},  # an actor for every core
+        backend_config={
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0}
+        },  # an actor for every core
     )
     np.savez(told, ended=ended, w=ws)
 

@@ -39,7 +39,10 @@ def train(message: Message, context: Context) -> Message:
         batch, target = x[rows], y[rows]
         slack = np.maximum(0, 1 - target * (batch @ w))
         w -= ETA * (REGULARIZATION * w - (target * slack) @ batch / BATCH)
-    return Message(RecordDict({"w": ArrayRecord([w]), "size": MetricRecord({"samples": len(x)})}), reply_to=message)
+    return Message(
+        RecordDict({"w": ArrayRecord([w]), "size": MetricRecord({"samples": len(x)})}),
+        reply_to=message,
+    )
 
 
 def server(nodes: int, rounds: int, ended: list[float], ws: list[Float32]) -> ServerApp:
@@ -54,10 +57,16 @@ def server(nodes: int, rounds: int, ended: list[float], ws: list[Float32]) -> Se
         for number in range(rounds):
             asked = ConfigRecord({"round": number, "rounds": rounds, "nodes": nodes})
             content = RecordDict({"w": ArrayRecord([w]), "asked": asked})
-            replies = list(grid.send_and_receive([Message(content, node, "train") for node in found]))
-            sizes = np.array([reply.content.metric_records["size"]["samples"] for reply in replies])
+            replies = list(
+                grid.send_and_receive([Message(content, node, "train") for node in found])
+            )
+            sizes = np.array(
+                [reply.content.metric_records["size"]["samples"] for reply in replies]
+            )
             assert len(sizes) == nodes
-            w = np.average([_w(reply) for reply in replies], axis=0, weights=sizes).astype(np.float32)
+            w = np.average([_w(reply) for reply in replies], axis=0, weights=sizes).astype(
+                np.float32
+            )
             ended.append(time.perf_counter())
             ws.append(w)
 

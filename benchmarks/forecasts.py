@@ -3,7 +3,7 @@
 - Every run is forecast when half of its budget is spent, to its end; and when it is over, with half as much again. It
   then goes on with that, and the two are compared.
 - Forecasts were developed on earlier runs of the tasks of `DEVELOPED`, with earlier runs of the others as a check; the
-  seeds here are new. docs/forecasts.md says what was chosen on what.
+  seeds here are new. docs/research/forecasts.md says what was chosen on what.
 - A run that could not be forecast is counted, and is no part of the other figures.
 """
 
@@ -27,16 +27,52 @@ from fedbudget.forecasts.forecast import Forecast, Forecaster, Interval
 TASKS: dict[str, dict[str, Any]] = {
     "svm, digits": {"model": "svm", "dataset": "digits"},
     "softmax, digits": {"model": "softmax", "dataset": "digits"},
-    "linear, diabetes, mini-batch 32": {"model": "linear", "dataset": "diabetes", "batch_size": 32},
-    "kmeans, wine, whole shards": {"model": "kmeans", "dataset": "wine", "batch_size": "full"},
-    "svm, breast cancer, whole shards": {"model": "svm", "dataset": "breast_cancer", "batch_size": "full"},
-    "softmax, iris, mini-batch 10": {"model": "softmax", "dataset": "iris", "batch_size": 10},
+    "linear, diabetes, mini-batch 32": {
+        "model": "linear",
+        "dataset": "diabetes",
+        "batch_size": 32,
+    },
+    "kmeans, wine, whole shards": {
+        "model": "kmeans",
+        "dataset": "wine",
+        "batch_size": "full",
+    },
+    "svm, breast cancer, whole shards": {
+        "model": "svm",
+        "dataset": "breast_cancer",
+        "batch_size": "full",
+    },
+    "softmax, iris, mini-batch 10": {
+        "model": "softmax",
+        "dataset": "iris",
+        "batch_size": 10,
+    },
     "mlp, digits": {"model": "mlp", "dataset": "digits"},
-    "svm, digits, whole shards": {"model": "svm", "dataset": "digits", "batch_size": "full"},
-    "softmax, digits, mini-batch 10": {"model": "softmax", "dataset": "digits", "batch_size": 10},
-    "softmax, breast cancer, mini-batch 32": {"model": "softmax", "dataset": "breast_cancer", "batch_size": 32},
-    "softmax, wine, whole shards": {"model": "softmax", "dataset": "wine", "batch_size": "full"},
-    "linear, diabetes, whole shards": {"model": "linear", "dataset": "diabetes", "batch_size": "full"},
+    "svm, digits, whole shards": {
+        "model": "svm",
+        "dataset": "digits",
+        "batch_size": "full",
+    },
+    "softmax, digits, mini-batch 10": {
+        "model": "softmax",
+        "dataset": "digits",
+        "batch_size": 10,
+    },
+    "softmax, breast cancer, mini-batch 32": {
+        "model": "softmax",
+        "dataset": "breast_cancer",
+        "batch_size": 32,
+    },
+    "softmax, wine, whole shards": {
+        "model": "softmax",
+        "dataset": "wine",
+        "batch_size": "full",
+    },
+    "linear, diabetes, whole shards": {
+        "model": "linear",
+        "dataset": "diabetes",
+        "batch_size": "full",
+    },
     "kmeans, digits": {"model": "kmeans", "dataset": "digits", "clusters": 10},
 }
 DEVELOPED = list(TASKS)[:6]
@@ -54,7 +90,13 @@ def plan(seed: int) -> Iterator[Row]:
         for case in (1, 2, 3, 4):
             for turn, method in enumerate(METHODS):
                 seconds = BUDGETS[(number + case + 2 * turn + seed) % len(BUDGETS)]
-                yield {"task": task, "case": case, "method": method, "seconds": seconds, "seed": seed + 10 * number}
+                yield {
+                    "task": task,
+                    "case": case,
+                    "method": method,
+                    "seconds": seconds,
+                    "seed": seed + 10 * number,
+                }
 
 
 def make_run(row: Row, folder: Path) -> list[Row]:
@@ -64,17 +106,31 @@ def make_run(row: Row, folder: Path) -> list[Row]:
         options["dataset"] = small_dataset(options["dataset"])
     out = folder / "-".join(map(str, row.values())).replace(" ", "")
     settings = {name: row[name] for name in ("case", "method", "seed")}
-    first = fedbudget.train(**options, **settings, budget=f"time={row['seconds']}s", out=out)
+    first = fedbudget.train(
+        **options, **settings, budget=f"time={row['seconds']}s", out=out
+    )
     half = [record for record in first.rounds if record.spent["time"] <= row["seconds"] / 2]
     to_the_end = Forecaster(half, first.budget).at(first.budget)
-    extended = fedbudget.forecast(first, budget=f"time=+{MORE * row['seconds']:g}s").budgets[0]
+    extended = fedbudget.forecast(
+        first, budget=f"time=+{MORE * row['seconds']:g}s"
+    ).budgets[0]
     again: dict[str, Any] = {"resume": out, "budget": f"time=+{MORE * row['seconds']:g}s"}
     if options["dataset"] != "digits":
         again["dataset"] = options["dataset"]
     second = fedbudget.train(**again)
     return [
-        {**row, "asked": "end, at half", **_compared(to_the_end, first), "rounds": len(half)},
-        {**row, "asked": "half as much again", **_compared(extended, second), "rounds": len(first.rounds)},
+        {
+            **row,
+            "asked": "end, at half",
+            **_compared(to_the_end, first),
+            "rounds": len(half),
+        },
+        {
+            **row,
+            "asked": "half as much again",
+            **_compared(extended, second),
+            "rounds": len(first.rounds),
+        },
     ]
 
 
@@ -83,18 +139,32 @@ def _compared(forecast: Forecast, result: fedbudget.Result) -> Row:
         return None if interval is None else [interval.low, interval.median, interval.high]
 
     came = {"loss": result.loss, "accuracy": result.accuracy}
-    return {"came": came, "loss": ends(forecast.loss), "accuracy": ends(forecast.accuracy), "reason": forecast.reason}
+    return {
+        "came": came,
+        "loss": ends(forecast.loss),
+        "accuracy": ends(forecast.accuracy),
+        "reason": forecast.reason,
+    }
 
 
 def main(arguments: Sequence[str]) -> None:
     """Makes the runs, prints the tables, writes the file."""
     parser = ArgumentParser(prog="python -m benchmarks forecasts", description=__doc__)
     parser.add_argument("--seed", type=int, default=2000)
-    parser.add_argument("--out", type=Path, default=RESULTS / "forecasts.json", help="where forecasts are written")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=RESULTS / "forecasts.json",
+        help="where forecasts are written",
+    )
     asked = parser.parse_args(arguments)
     runs = list(plan(asked.seed))
     with tempfile.TemporaryDirectory() as folder:
-        rows = [row for run in track(runs, "runs", console=Console(stderr=True)) for row in make_run(run, Path(folder))]
+        rows = [
+            row
+            for run in track(runs, "runs", console=Console(stderr=True))
+            for row in make_run(run, Path(folder))
+        ]
     asked.out.parent.mkdir(exist_ok=True)
     asked.out.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     _CONSOLE.print(table(rows, f"{len(runs)} runs; every forecast is in {asked.out}"))
@@ -104,7 +174,17 @@ def main(arguments: Sequence[str]) -> None:
 def table(rows: Sequence[Row], title: str) -> Table:
     """How often what came was within the interval, how wide that was, and how far off the median."""
     shown = Table(title=title, title_justify="left", box=None)
-    for heading in ("", "", "forecasts", "not known", "within", "below", "above", "width", "off by"):
+    for heading in (
+        "",
+        "",
+        "forecasts",
+        "not known",
+        "within",
+        "below",
+        "above",
+        "width",
+        "off by",
+    ):
         shown.add_column(heading, justify="right" if heading else "left")
     parts: dict[str, Callable[[Row], bool]] = {
         "all": lambda row: True,
@@ -132,8 +212,14 @@ def _figures(rows: Sequence[Row], figure: str) -> tuple[str, ...]:
     sides = [side(row, figure) for row in known]
     shares = [f"{sides.count(where) / len(sides):.0%}" for where in (0, -1, 1)]
     scale = [abs(row["came"][figure]) if figure == "loss" else 1.0 for row in known]
-    widths = [(row[figure][2] - row[figure][0]) / size for row, size in zip(known, scale, strict=True)]
-    errors = [abs(row[figure][1] - row["came"][figure]) / size for row, size in zip(known, scale, strict=True)]
+    widths = [
+        (row[figure][2] - row[figure][0]) / size
+        for row, size in zip(known, scale, strict=True)
+    ]
+    errors = [
+        abs(row[figure][1] - row["came"][figure]) / size
+        for row, size in zip(known, scale, strict=True)
+    ]
     sizes = [f"{np.median(values):.1%}" for values in (widths, errors)]
     return (str(len(known)), str(len(rows) - len(known)), *shares, *sizes)
 
@@ -150,11 +236,27 @@ def side(row: Row, figure: str) -> int:
 def missed(rows: Sequence[Row]) -> Table:
     """The forecasts of the loss that failed."""
     shown = Table(title="Losses outside of their interval", title_justify="left", box=None)
-    for heading in ("task", "case", "method", "s", "rounds", "asked", "low", "median", "high", "came"):
-        shown.add_column(heading, justify="left" if heading in ("task", "method", "asked") else "right")
+    for heading in (
+        "task",
+        "case",
+        "method",
+        "s",
+        "rounds",
+        "asked",
+        "low",
+        "median",
+        "high",
+        "came",
+    ):
+        shown.add_column(
+            heading, justify="left" if heading in ("task", "method", "asked") else "right"
+        )
     for row in rows:
         if row["loss"] is not None and side(row, "loss"):
             numbers = [f"{value:.4g}" for value in (*row["loss"], row["came"]["loss"])]
-            about = [str(row[name]) for name in ("task", "case", "method", "seconds", "rounds", "asked")]
+            about = [
+                str(row[name])
+                for name in ("task", "case", "method", "seconds", "rounds", "asked")
+            ]
             shown.add_row(*about, *numbers)
     return shown

@@ -13,7 +13,9 @@ from benchmarks.contenders import Worker
 
 
 def take_turns(
-    contenders: Mapping[str, Callable[[], Worker]], turns: int, clock: Callable[[], float] = time.perf_counter
+    contenders: Mapping[str, Callable[[], Worker]],
+    turns: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """The shortest time of each, in seconds."""
     best = dict.fromkeys(contenders, float("inf"))

@@ -21,9 +21,9 @@ def process_peak(process: int | str = "self") -> float:
 
 def _measure(nodes: int, case: int) -> float:
     from benchmarks.workload import dataset, settings
+    from fedbudget.launch.execute import execute
     from fedbudget.launch.prepared import Overrides
     from fedbudget.launch.simulate import simulate
-    from fedbudget.training import execute
 
     execute(simulate(settings(nodes, 3, case=case), Overrides(dataset=dataset())))
     return process_peak()

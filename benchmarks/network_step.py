@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from benchmarks.contenders import Worker
 from benchmarks.measure import take_turns
 from benchmarks.workload import BATCH
-from fedbudget.models.faster_layers import FasterLayers
-from fedbudget.models.networks import cnn
+from fedbudget.models.torch.faster_layers import FasterLayers
+from fedbudget.models.torch.networks import cnn
 
 _TURNS = 15
 _GREY, _COLOUR = (1, 28, 28), (3, 32, 32)
@@ -43,7 +43,10 @@ def _milliseconds(contenders: dict[str, Worker]) -> dict[str, float]:
     for work in contenders.values():
         work()  # compiles
     ready = {name: (lambda work=work: work) for name, work in contenders.items()}
-    return {name: 1000 * best for name, best in take_turns(ready, turns=_TURNS, clock=time.thread_time).items()}
+    return {
+        name: 1000 * best
+        for name, best in take_turns(ready, turns=_TURNS, clock=time.thread_time).items()
+    }
 
 
 def _contenders(shape: tuple[int, int, int]) -> dict[str, Worker]:
@@ -68,7 +71,9 @@ def _tried(shape: tuple[int, int, int]) -> dict[str, Worker]:
         "before, in parts of 25": _step(_before(shape), x, y, parts=4),
         "before, compiled": _step(torch.compile(_before(shape)), x, y),
         "bare, compiled": _step(torch.compile(cnn(shape, 10)), x, y),
-        "bare, bfloat16": _step(cnn(shape, 10), x, y, partial(torch.autocast, "cpu", dtype=torch.bfloat16)),
+        "bare, bfloat16": _step(
+            cnn(shape, 10), x, y, partial(torch.autocast, "cpu", dtype=torch.bfloat16)
+        ),
     }
 
 
@@ -76,7 +81,9 @@ def _images(shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
     return torch.rand(BATCH, *shape), torch.randint(0, 10, (BATCH,))
 
 
-def _step(module: Any, x: Tensor, y: Tensor, around: Around = nullcontext, parts: int = 1) -> Worker:
+def _step(
+    module: Any, x: Tensor, y: Tensor, around: Around = nullcontext, parts: int = 1
+) -> Worker:
     pieces = list(zip(x.chunk(parts), y.chunk(parts), strict=True))
 
     def work() -> None:
@@ -99,7 +106,10 @@ def _evaluation(module: nn.Module, x: Tensor, around: Around = nullcontext) -> W
 
 def _before(shape: tuple[int, int, int]) -> nn.Module:
     """The same network with the normalization of before, and cut off at 0 before it is pooled."""
-    layers = [_Banded() if isinstance(layer, nn.LocalResponseNorm) else layer for layer in cnn(shape, 10).children()]
+    layers = [
+        _Banded() if isinstance(layer, nn.LocalResponseNorm) else layer
+        for layer in cnn(shape, 10).children()
+    ]
     layers[1], layers[2] = layers[2], layers[1]
     return nn.Sequential(*layers)
 
@@ -113,7 +123,9 @@ class _Banded(nn.Module):
 
 
 _CHANNEL = torch.arange(32)
-_BAND = (((_CHANNEL[:, None] - _CHANNEL).abs() <= 4) * (0.001 / 9)).float()[:, :, None, None]
+_BAND = (((_CHANNEL[:, None] - _CHANNEL).abs() <= 4) * (0.001 / 9)).float()[
+    :, :, None, None
+]
 
 
 class _Normalize(torch.autograd.Function):

@@ -17,8 +17,8 @@ from fedbudget.data.dataset import Dataset, Part
 from fedbudget.data.sampling import Sampler
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import SimulatedRun, simulate
-from fedbudget.models.networks import cnn
-from fedbudget.settings import Settings
+from fedbudget.models.torch.networks import cnn
+from fedbudget.settings.settings import Settings
 
 _TAU, _SAMPLES = 10, 5_000
 
@@ -47,7 +47,9 @@ def batching() -> dict[str, float]:
     )  # fmt: skip
     small = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     return {
-        "batched_over_in_turn_convolutional_5_nodes": _batched_over_in_turn(convolutional, (1, 28, 28), 5, 2),
+        "batched_over_in_turn_convolutional_5_nodes": _batched_over_in_turn(
+            convolutional, (1, 28, 28), 5, 2
+        ),
         "batched_over_in_turn_small_5_nodes": _batched_over_in_turn(small, (64,), 5, 50),
         "batched_over_in_turn_small_50_nodes": _batched_over_in_turn(small, (64,), 50, 20),
     }
@@ -107,7 +109,9 @@ def _bare(rounds: int) -> Worker:
     return work
 
 
-def _mini_batches(shard: "np.ndarray[Any, Any]", rng: np.random.Generator) -> Iterator[Tensor]:
+def _mini_batches(
+    shard: "np.ndarray[Any, Any]", rng: np.random.Generator
+) -> Iterator[Tensor]:
     while True:
         order = torch.from_numpy(rng.permutation(shard))
         yield from order[: len(order) // BATCH * BATCH].view(-1, BATCH)
@@ -118,13 +122,25 @@ def _images() -> Dataset:
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (_SAMPLES, 784), dtype=np.uint8)
     classes = tuple("0123456789")
-    return Dataset("images", Part(x, rng.integers(0, 10, _SAMPLES)), classes=classes, scale=1 / 255, shape=(1, 28, 28))
+    return Dataset(
+        "images",
+        Part(x, rng.integers(0, 10, _SAMPLES)),
+        classes=classes,
+        scale=1 / 255,
+        shape=(1, 28, 28),
+    )
 
 
-def _batched_over_in_turn(module: nn.Module, shape: tuple[int, ...], nodes: int, steps: int) -> float:
+def _batched_over_in_turn(
+    module: nn.Module, shape: tuple[int, ...], nodes: int, steps: int
+) -> float:
     x, y = torch.rand(nodes, BATCH, *shape), torch.randint(0, 10, (nodes, BATCH))
-    own = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
-    stacked = {name: tensor.expand(nodes, *tensor.shape).clone() for name, tensor in own.items()}
+    own = {
+        name: parameter.detach().clone() for name, parameter in module.named_parameters()
+    }
+    stacked = {
+        name: tensor.expand(nodes, *tensor.shape).clone() for name, tensor in own.items()
+    }
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(module, parameters, (x,)), y)

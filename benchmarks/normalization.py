@@ -68,7 +68,10 @@ def residual_network(norm: Normalization) -> nn.Module:
 
 def run(kind: str, seed: int, budget: str) -> dict[str, Any]:
     norm, options = KINDS[kind]
-    model, began = TorchModel(partial(residual_network, norm), **options), time.perf_counter()
+    model, began = (
+        TorchModel(partial(residual_network, norm), **options),
+        time.perf_counter(),
+    )
     result = fedbudget.train(
         model=model,
         dataset="fashion-mnist",
@@ -97,19 +100,34 @@ def main(arguments: Sequence[str]) -> None:
     parser = ArgumentParser(prog="python -m benchmarks normalization", description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--budget", default="time=10s", help="of simulated time")
-    parser.add_argument("--out", type=Path, default=RESULTS / "normalization.json", help="where figures are written")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=RESULTS / "normalization.json",
+        help="where figures are written",
+    )
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
     rows = [run(kind, seed, asked.budget) for seed in range(asked.seeds) for kind in KINDS]
     asked.out.parent.mkdir(exist_ok=True)
     asked.out.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
-    shown = Table(title=f"{asked.budget}; every run is in {asked.out}", title_justify="left", box=None)
-    for heading in ("normalization", "numbers sent", "accuracy of each seed", "mean", "mean loss"):
+    shown = Table(
+        title=f"{asked.budget}; every run is in {asked.out}", title_justify="left", box=None
+    )
+    for heading in (
+        "normalization",
+        "numbers sent",
+        "accuracy of each seed",
+        "mean",
+        "mean loss",
+    ):
         shown.add_column(heading, justify="left" if heading == "normalization" else "right")
     for kind in KINDS:
         own = [row for row in rows if row["normalization"] == kind]
         accuracies, losses = [row["accuracy"] for row in own], [row["loss"] for row in own]
         each = " ".join(f"{accuracy:.3f}" for accuracy in accuracies)
         mean, loss = sum(accuracies) / len(own), sum(losses) / len(own)
-        shown.add_row(kind, f"{own[0]['numbers_sent']:,}", each, f"{mean:.3f}", f"{loss:.3f}")
+        shown.add_row(
+            kind, f"{own[0]['numbers_sent']:,}", each, f"{mean:.3f}", f"{loss:.3f}"
+        )
     _CONSOLE.print(shown)

@@ -63,8 +63,14 @@ _CONSOLE = Console(width=140)
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = ArgumentParser(prog="python -m benchmarks peers", description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help=f"some of flower, {', '.join(PEERS)}; all when none is given")
+    parser = ArgumentParser(
+        prog="python -m benchmarks peers", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        help=f"some of flower, {', '.join(PEERS)}; all when none is given",
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="that count, of each")
     asked = parser.parse_args(arguments)
     path = _HERE / "results" / "peers.json"
@@ -80,10 +86,18 @@ def main(arguments: Sequence[str]) -> None:
 
 def beside_flower() -> dict[str, Any]:
     found = flower_simulation.beside_flower()
-    row = {"title": "Flower", "versions": found["flower"], "ours_milliseconds": found["ours_milliseconds"]}
+    row = {
+        "title": "Flower",
+        "versions": found["flower"],
+        "ours_milliseconds": found["ours_milliseconds"],
+    }
     if "flower_milliseconds" not in found:
         return {**row, "left_out": found["flower"]}
-    return {**row, "theirs_milliseconds": found["flower_milliseconds"], "ratio": found["flower_over_ours"]}
+    return {
+        **row,
+        "theirs_milliseconds": found["flower_milliseconds"],
+        "ratio": found["flower_over_ours"],
+    }
 
 
 def beside(name: str, rounds: int) -> dict[str, Any]:
@@ -93,18 +107,29 @@ def beside(name: str, rounds: int) -> dict[str, Any]:
     row: dict[str, Any] = {"title": title, "ours_milliseconds": median_milliseconds(before)}
     try:
         python = _environment(name, needs)
-        ended, ws = _their_turn(name, python, WARMING_UP + min(rounds, _FEW.get(name, rounds)))
+        ended, ws = _their_turn(
+            name, python, WARMING_UP + min(rounds, _FEW.get(name, rounds))
+        )
     except PeerFailedError as error:
         return {**row, "left_out": str(error)}
     np.testing.assert_allclose(ws, ours[: len(ws)], rtol=1e-4, atol=1e-6)
     after, _ = our_turn()
     theirs = [later - earlier for earlier, later in pairwise(ended[WARMING_UP - 1 :])]
     if not theirs:
-        return {**row, "left_out": f"it made {len(ended)} rounds, and the first {WARMING_UP} do not count"}
+        return {
+            **row,
+            "left_out": f"it made {len(ended)} rounds, and the first {WARMING_UP} do not count",
+        }
     milliseconds = median_milliseconds(before + after), median_milliseconds(theirs)
     versions = f"{needs[0].split('>')[0].split('=')[0]} {_version(python, needs[0])}"
     both = {"ours_milliseconds": milliseconds[0], "theirs_milliseconds": milliseconds[1]}
-    return {**row, **both, "versions": versions, "ratio": milliseconds[1] / milliseconds[0], "rounds": len(theirs)}
+    return {
+        **row,
+        **both,
+        "versions": versions,
+        "ratio": milliseconds[1] / milliseconds[0],
+        "rounds": len(theirs),
+    }
 
 
 class PeerFailedError(Exception):
@@ -119,10 +144,15 @@ def _environment(name: str, needs: Sequence[str]) -> Path:
     if not done.exists() or done.read_text() != "\n".join(needs):
         venv.create(folder, with_pip=True, clear=True)
         installed = subprocess.run(
-            [python, "-m", "pip", "install", "--quiet", *needs], capture_output=True, text=True, timeout=PATIENCE
+            [python, "-m", "pip", "install", "--quiet", *needs],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
         )
         if installed.returncode:
-            raise PeerFailedError(f"it cannot be installed: {installed.stderr.strip().splitlines()[-1]}")
+            raise PeerFailedError(
+                f"it cannot be installed: {installed.stderr.strip().splitlines()[-1]}"
+            )
         done.write_text("\n".join(needs))
     return python
 
@@ -130,7 +160,9 @@ def _environment(name: str, needs: Sequence[str]) -> Path:
 def _their_turn(name: str, python: Path, rounds: int) -> tuple[list[float], Any]:
     """When each round has ended, and w after it."""
     with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
-        work, result, log = (Path(folder) / each for each in ("work.npz", "result.npz", "log"))
+        work, result, log = (
+            Path(folder) / each for each in ("work.npz", "result.npz", "log")
+        )
         _write(work, rounds)
         environment = {**os.environ, "PYTHONPATH": str(_HERE.parent), "HOME": folder}
         with log.open("wb") as said:
@@ -152,7 +184,10 @@ def _their_turn(name: str, python: Path, rounds: int) -> tuple[list[float], Any]
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         if not result.exists():
-            print("\n".join(log.read_text(errors="replace").splitlines()[-20:]), file=sys.stderr)
+            print(
+                "\n".join(log.read_text(errors="replace").splitlines()[-20:]),
+                file=sys.stderr,
+            )
             raise PeerFailedError("its app failed")
         with np.load(result) as found:
             return found["ended"].tolist(), found["w"]
@@ -165,17 +200,28 @@ def _write(path: Path, rounds: int) -> None:
     sampler = Sampler(shards.size, batch_of(prepared.settings), prepared.settings.seed)
     drawn = [sampler.round(TAU, anew=True) for _ in range(rounds)]
     batches = [
-        [[one.of(node, update, int(shards.size[node])) for update in range(TAU)] for node in range(NODES)]
+        [
+            [one.of(node, update, int(shards.size[node])) for update in range(TAU)]
+            for node in range(NODES)
+        ]
         for one in drawn
     ]
     rows = [shards.rows_of(node) for node in range(NODES)]
-    np.savez(path, x=shards.table.x, y=shards.table.y, rows=np.array(rows), batches=np.array(batches))
+    np.savez(
+        path,
+        x=shards.table.x,
+        y=shards.table.y,
+        rows=np.array(rows),
+        batches=np.array(batches),
+    )
 
 
 def _version(python: Path, needed: str) -> str:
     name = needed.split(">")[0].split("=")[0]
     code = f"from importlib import metadata; print(metadata.version({name!r}))"
-    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def _line(row: dict[str, Any]) -> str:

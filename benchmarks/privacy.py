@@ -40,7 +40,12 @@ EPSILONS = (2.0, 4.0, 8.0)
 WITHIN = {2.0: 0.05, 4.0: 0.02, 8.0: 0.02}
 """How far below the best of all pairs the plan may be."""
 TASKS: dict[str, dict[str, Any]] = {
-    f"{name}, {nodes} nodes, {words}": {"dataset": name, "nodes": nodes, "partition": partition, **more}
+    f"{name}, {nodes} nodes, {words}": {
+        "dataset": name,
+        "nodes": nodes,
+        "partition": partition,
+        **more,
+    }
     for name, nodes, more in (
         ("digits", 200, {}),
         ("digits", 100, {}),
@@ -50,7 +55,11 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 _FIT = {5: 75, 15: 45, 50: 19}
 """How many rounds of τ updates fit."""
-PAIRS = [(tau, min(rounds, most)) for tau, most in _FIT.items() for rounds in (3, 6, 12, 25, 50, 75)]
+PAIRS = [
+    (tau, min(rounds, most))
+    for tau, most in _FIT.items()
+    for rounds in (3, 6, 12, 25, 50, 75)
+]
 _NOISE = 3.0
 _CONSOLE = Console(width=140)
 
@@ -60,13 +69,17 @@ def dataset(name: str) -> Dataset:
     return load(name)
 
 
-def accuracy(task: str, epsilon: float, seed: int, pair: tuple[int, int] | None = None) -> float:
+def accuracy(
+    task: str, epsilon: float, seed: int, pair: tuple[int, int] | None = None
+) -> float:
     """Of a run.
 
     Args:
       pair: τ, and how many rounds move w; by the plan when not given.
     """
-    fixed: Any = {} if pair is None else {"tau": pair[0], "rounds": pair[1] + 1}  # and one that asks for lengths
+    fixed: Any = (
+        {} if pair is None else {"tau": pair[0], "rounds": pair[1] + 1}
+    )  # and one that asks for lengths
     options: dict[str, Any] = {**TASKS[task], "dataset": dataset(TASKS[task]["dataset"])}
     result = uninterrupted(
         fedbudget.train(
@@ -118,18 +131,39 @@ def main(arguments: Sequence[str]) -> None:
     parser = ArgumentParser(prog="python -m benchmarks privacy", description=__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="runs of each [3]")
     parser.add_argument("--only", default="", help="tasks whose names have this in them")
-    parser.add_argument("--epsilon", type=float, nargs="*", default=EPSILONS, help="of the runs to make [2 4 8]")
-    parser.add_argument("--threshold", type=float, help="of secure aggregation; the plan's runs with its noise")
-    parser.add_argument("--out", type=Path, default=RESULTS / "privacy.json", help="where accuracies are written")
+    parser.add_argument(
+        "--epsilon",
+        type=float,
+        nargs="*",
+        default=EPSILONS,
+        help="of the runs to make [2 4 8]",
+    )
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        help="of secure aggregation; the plan's runs with its noise",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=RESULTS / "privacy.json",
+        help="where accuracies are written",
+    )
     asked = parser.parse_args(arguments)
-    found: dict[str, list[float]] = json.loads(asked.out.read_text()) if asked.out.exists() else {}
+    found: dict[str, list[float]] = (
+        json.loads(asked.out.read_text()) if asked.out.exists() else {}
+    )
     tasks = [task for task in TASKS if asked.only in task]
     if asked.threshold is not None:
         for task in tasks:
             for epsilon in asked.epsilon:
                 with noise_at_nodes(asked.threshold):
-                    mean = np.mean([accuracy(task, epsilon, seed) for seed in range(asked.seeds)])
-                _CONSOLE.print(f"{task}, ε = {epsilon:g}, threshold {asked.threshold:.3g}: {mean:.3f}")
+                    mean = np.mean(
+                        [accuracy(task, epsilon, seed) for seed in range(asked.seeds)]
+                    )
+                _CONSOLE.print(
+                    f"{task}, ε = {epsilon:g}, threshold {asked.threshold:.3g}: {mean:.3f}"
+                )
         return
     cells = [
         (task, epsilon, pair)
@@ -139,7 +173,9 @@ def main(arguments: Sequence[str]) -> None:
     ]
     for task, epsilon, pair in track(cells, "cells", console=Console(stderr=True)):
         known = found.setdefault(key(task, epsilon, pair), [])
-        known += [accuracy(task, epsilon, seed, pair) for seed in range(len(known), asked.seeds)]
+        known += [
+            accuracy(task, epsilon, seed, pair) for seed in range(len(known), asked.seeds)
+        ]
         asked.out.parent.mkdir(exist_ok=True)
         asked.out.write_text(json.dumps(found, indent=1) + "\n")
     _CONSOLE.print(table(found))
@@ -153,17 +189,40 @@ def key(task: str, epsilon: float, pair: tuple[int, int] | None) -> str:
 def table(found: dict[str, list[float]]) -> Table:
     """Mean accuracies, with by how much the plan is below the best pair, and an ! where that is too much."""
     shown = Table(title="Accuracy of private runs", title_justify="left", box=None)
-    for heading in ("", "ε", "plan", "best pair", "its τ, rounds", "τ = 10, σ = 3", "below"):
+    for heading in (
+        "",
+        "ε",
+        "plan",
+        "best pair",
+        "its τ, rounds",
+        "τ = 10, σ = 3",
+        "below",
+    ):
         shown.add_column(heading, justify="right" if heading else "left")
     for task in TASKS:
         for epsilon in EPSILONS:
-            if key(task, epsilon, None) not in found or key(task, epsilon, PAIRS[-1]) not in found:
+            if (
+                key(task, epsilon, None) not in found
+                or key(task, epsilon, PAIRS[-1]) not in found
+            ):
                 continue
-            plan, usual = (float(np.mean(found[key(task, epsilon, pair)])) for pair in (None, usual_pair(epsilon)))
-            pairs = {pair: float(np.mean(found[key(task, epsilon, pair)])) for pair in PAIRS}
+            plan, usual = (
+                float(np.mean(found[key(task, epsilon, pair)]))
+                for pair in (None, usual_pair(epsilon))
+            )
+            pairs = {
+                pair: float(np.mean(found[key(task, epsilon, pair)])) for pair in PAIRS
+            }
             best = max(pairs, key=lambda pair: pairs[pair])
             below = pairs[best] - plan
             miss = "!" if below > WITHIN[epsilon] or plan <= usual else ""
             numbers = [f"{each:.3f}" for each in (plan, pairs[best], usual, below)]
-            shown.add_row(task, f"{epsilon:g}", *numbers[:2], f"{best[0]}, {best[1]}", *numbers[2:], miss)
+            shown.add_row(
+                task,
+                f"{epsilon:g}",
+                *numbers[:2],
+                f"{best[0]}, {best[1]}",
+                *numbers[2:],
+                miss,
+            )
     return shown

@@ -31,9 +31,12 @@ from typing import Any
 
 from benchmarks import echo, flower
 from benchmarks.memory import process_peak
-from fedbudget.setting_types import MethodName, Tau
+from fedbudget.settings.types import MethodName, Tau
 
-TURNS, WARMING_UP = 3, 5  # of each contender, and the rounds at the beginning of a turn that do not count
+TURNS, WARMING_UP = (
+    3,
+    5,
+)  # of each contender, and the rounds at the beginning of a turn that do not count
 PROCESSES = 2  # that share the nodes: one for each would not fit on a small machine
 
 
@@ -62,7 +65,10 @@ CASES = (
     Case(200, 784, 30),
     Case(5, 1_000_000, 20),
 )
-LARGE = (Case(20, 11_000_000, 3, "accelerated", "adaptive"), Case(200, 1_000_000, 3, "accelerated", "adaptive"))
+LARGE = (
+    Case(20, 11_000_000, 3, "accelerated", "adaptive"),
+    Case(200, 1_000_000, 3, "accelerated", "adaptive"),
+)
 """Models of a size at which the aggregator's memory counts. Nodes hold some 17 vectors each between rounds, and are on
 this machine as well: the first takes 16 GB in all."""
 
@@ -92,7 +98,9 @@ def aggregator_memory(cases: Sequence[Case] = LARGE) -> dict[str, float]:
     return found
 
 
-def _measured(case: Case, certificates: str | None, processes: "list[_Process]") -> dict[str, Any]:
+def _measured(
+    case: Case, certificates: str | None, processes: "list[_Process]"
+) -> dict[str, Any]:
     taken: dict[str, list[float]] = {"ours": [], "whole": [], "saving": [], "bare": []}
     for _ in range(TURNS):
         for contender in ("ours", "bare"):
@@ -126,14 +134,18 @@ def _flower(case: Case, whole_milliseconds: float) -> dict[str, Any]:
     }
 
 
-def _turn(contender: str, case: Case, certificates: str | None, processes: "list[_Process]") -> dict[str, list[float]]:
+def _turn(
+    contender: str, case: Case, certificates: str | None, processes: "list[_Process]"
+) -> dict[str, list[float]]:
     """Seconds of each round of one turn; of ours, also with local work, and what saving the checkpoint took."""
     aggregator, *others = processes
     asked = {"contender": contender, "case": asdict(case), "certificates": certificates}
     aggregator.tell(asked)
     port = aggregator.hear()["port"]
     for index, process in enumerate(others):
-        process.tell({**asked, "port": port, "numbers": list(range(index, case.nodes, len(others)))})
+        process.tell(
+            {**asked, "port": port, "numbers": list(range(index, case.nodes, len(others)))}
+        )
     taken: dict[str, list[float]] = aggregator.hear()
     for process in others:
         process.hear()
@@ -148,7 +160,11 @@ class _Process:
         environment = {**os.environ, "NUMBA_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "benchmarks.rounds", role]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
 
     def tell(self, words: dict[str, Any]) -> None:
@@ -159,7 +175,9 @@ class _Process:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError("a process of the benchmark has ended; what it said is above")
+            raise RuntimeError(
+                "a process of the benchmark has ended; what it said is above"
+            )
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -198,9 +216,15 @@ def _aggregate(asked: dict[str, Any]) -> None:
 
 
 def _attend(asked: dict[str, Any]) -> None:
-    case, folder, address = Case(**asked["case"]), asked["certificates"], f"127.0.0.1:{asked['port']}"
+    case, folder, address = (
+        Case(**asked["case"]),
+        asked["certificates"],
+        f"127.0.0.1:{asked['port']}",
+    )
     run_node = echo.answer if asked["contender"] == "bare" else _attend_ours
-    asyncio.run(run_node(case, None if folder is None else Path(folder), address, asked["numbers"]))
+    asyncio.run(
+        run_node(case, None if folder is None else Path(folder), address, asked["numbers"])
+    )
     _say({})
 
 
@@ -208,14 +232,16 @@ def _say(words: dict[str, Any]) -> None:
     print(json.dumps(words), flush=True)
 
 
-def _aggregate_ours(case: Case, certificates: Path | None, opened: Callable[[int], None]) -> dict[str, list[float]]:
+def _aggregate_ours(
+    case: Case, certificates: Path | None, opened: Callable[[int], None]
+) -> dict[str, list[float]]:
     from fedbudget.engines.grpc.server import AggregatorServer
     from fedbudget.engines.remote.round import CollectedRound
-    from fedbudget.launch.options import ListenOptions, SecurityOptions
+    from fedbudget.launch.execute import execute
     from fedbudget.launch.serve import serving
     from fedbudget.runs.checkpoint import Checkpoint
-    from fedbudget.settings import Settings
-    from fedbudget.training import execute
+    from fedbudget.settings.network import ListenOptions, SecurityOptions
+    from fedbudget.settings.settings import Settings
 
     settings = Settings(
         model="nothing",
@@ -230,7 +256,11 @@ def _aggregate_ours(case: Case, certificates: Path | None, opened: Callable[[int
         combine="mean" if case.method == "accelerated" else None,
         secure_aggregation=case.masked,
     )
-    cert, key = (None, None) if certificates is None else (certificates / f"aggregator.{end}" for end in ("pem", "key"))
+    cert, key = (
+        (None, None)
+        if certificates is None
+        else (certificates / f"aggregator.{end}" for end in ("pem", "key"))
+    )
     ended: list[float] = []
     working: list[float] = []
     saving: list[float] = []
@@ -250,7 +280,9 @@ def _aggregate_ours(case: Case, certificates: Path | None, opened: Callable[[int
     listening, security = ListenOptions("127.0.0.1:0"), SecurityOptions(cert=cert, key=key)
     with (
         tempfile.TemporaryDirectory() as folder,
-        serving(settings, listening, security, interrupted=lambda: False, opened=watch) as plan,
+        serving(
+            settings, listening, security, interrupted=lambda: False, opened=watch
+        ) as plan,
     ):
         save = Checkpoint.save
 
@@ -269,7 +301,9 @@ def _aggregate_ours(case: Case, certificates: Path | None, opened: Callable[[int
     return {"ours": beyond, "whole": whole, "saving": saving}
 
 
-async def _attend_ours(case: Case, certificates: Path | None, address: str, numbers: Sequence[int]) -> None:
+async def _attend_ours(
+    case: Case, certificates: Path | None, address: str, numbers: Sequence[int]
+) -> None:
     import numpy as np
 
     from fedbudget.data.dataset import Dataset, Part
@@ -278,9 +312,13 @@ async def _attend_ours(case: Case, certificates: Path | None, address: str, numb
     from fedbudget.engines.remote.node_data import NodeData
     from fedbudget.engines.remote.worker import Worker
 
-    samples = max(4, min(100, 10**7 // case.parameters))  # of as many features as parameters
+    samples = max(
+        4, min(100, 10**7 // case.parameters)
+    )  # of as many features as parameters
     dataset = Dataset("nothing", Part(np.zeros((samples, case.parameters), np.uint8)))
-    credentials = node_credentials(None if certificates is None else certificates / "ca.pem", None, None)
+    credentials = node_credentials(
+        None if certificates is None else certificates / "ca.pem", None, None
+    )
     works = [Worker(NodeData(dataset, [np.arange(samples)])) for _ in numbers]
     # Nodes work one after the other: they would have machines of their own, and a round in progress takes memory.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
@@ -330,7 +368,9 @@ def _do_nothing() -> None:
         ) -> Descent:
             losses = self.losses(w, shards, indices)
             same = np.repeat(w, len(shards) // len(w), axis=0)
-            return Descent(same, losses, np.zeros_like(same), None if best is None else losses)
+            return Descent(
+                same, losses, np.zeros_like(same), None if best is None else losses
+            )
 
         def accuracy(self, w: Float32, table: Table) -> float | None:
             return None

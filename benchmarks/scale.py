@@ -19,8 +19,13 @@ NODES, FEW, ROUNDS, DRAWN, BATCH = 100_000, 1_000, 20, 30, 10
 def large_fleet() -> dict[str, float]:
     """Seconds and megabytes; engines take turns, and the quicker of two counts."""
     _child("in-process", FEW)  # fills the cache of compiled kernels
-    turns = [(_child("in-process", NODES), _child("ray", NODES), _child("ray", FEW)) for _ in range(2)]
-    here, there, few = (min(found, key=lambda one: one["whole"]) for found in zip(*turns, strict=True))
+    turns = [
+        (_child("in-process", NODES), _child("ray", NODES), _child("ray", FEW))
+        for _ in range(2)
+    ]
+    here, there, few = (
+        min(found, key=lambda one: one["whole"]) for found in zip(*turns, strict=True)
+    )
     if here["w"] != there["w"]:
         raise AssertionError("Ray's w is another than the in-process engine's")
     return {
@@ -30,7 +35,8 @@ def large_fleet() -> dict[str, float]:
         "ray_seconds": there["whole"],
         "ray_seconds_a_round": there["rounds"] / ROUNDS,
         "ray_seconds_to_start": few["start"],
-        "ray_without_start_over_in_process": (there["whole"] - few["start"]) / here["whole"],
+        "ray_without_start_over_in_process": (there["whole"] - few["start"])
+        / here["whole"],
         "in_process_megabytes": here["megabytes"],
         "ray_aggregator_megabytes": there["megabytes"],
         f"ray_aggregator_megabytes_with_{FEW}_nodes": few["megabytes"],
@@ -47,10 +53,10 @@ def _child(engine: str, nodes: int) -> dict[str, Any]:
 
 def _measure(engine: str, nodes: int) -> dict[str, Any]:
     from benchmarks.workload import dataset, settings
-    from fedbudget.launch.launch import launch
+    from fedbudget.launch.execute import execute
     from fedbudget.launch.prepared import Overrides
-    from fedbudget.setting_types import EngineName
-    from fedbudget.training import execute
+    from fedbudget.launch.simulate import launch
+    from fedbudget.settings.types import EngineName
 
     name: EngineName = "ray" if engine == "ray" else "in-process"
     asked = replace(settings(nodes, ROUNDS), partition=f"draw:{DRAWN}", batch_size=BATCH)

@@ -23,12 +23,12 @@ from rich.console import Console
 
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import TOKEN_VARIABLE
-from fedbudget.launch.options import ListenOptions
+from fedbudget.launch.execute import execute
 from fedbudget.launch.serve import serving
 from fedbudget.result import Result
 from fedbudget.runs.record import RoundRecord
-from fedbudget.settings import Settings
-from fedbudget.training import execute
+from fedbudget.settings.network import ListenOptions
+from fedbudget.settings.settings import Settings
 
 NODES = 5
 LOSSES = (0.1, 0.01, 0.001)
@@ -67,24 +67,50 @@ def _carry(one: socket.socket, other: socket.socket, rate: float) -> None:
 
 
 def run(compress: Any, bits: float, seconds: float, seed: int, dataset: str) -> Result:
-    own: Any = {"model": "softmax", "partition": "case:2", "batch_size": "full", "nodes": NODES, "costs": "measured"}
+    own: Any = {
+        "model": "softmax",
+        "partition": "case:2",
+        "batch_size": "full",
+        "nodes": NODES,
+        "costs": "measured",
+    }
     # The nodes are ours: nothing that they say is in doubt.
-    settings = Settings(**own, seed=seed, compress=compress, budget=(f"time={seconds:g}s",), combine="mean")
+    settings = Settings(
+        **own, seed=seed, compress=compress, budget=(f"time={seconds:g}s",), combine="mean"
+    )
     processes: list[subprocess.Popen[bytes]] = []
 
     def opened(server: AggregatorServer) -> None:
         for number in range(1, NODES + 1):
             port = slow_line(server.port, bits) if bits < math.inf else server.port
-            command = [sys.executable, "-m", "fedbudget", "join", f"127.0.0.1:{port}", "--quiet"]
-            command += ["--dataset", dataset, "--partition", "case:2", "--shard", f"{number}/{NODES}"]
+            command = [
+                sys.executable,
+                "-m",
+                "fedbudget",
+                "join",
+                f"127.0.0.1:{port}",
+                "--quiet",
+            ]
+            command += [
+                "--dataset",
+                dataset,
+                "--partition",
+                "case:2",
+                "--shard",
+                f"{number}/{NODES}",
+            ]
             command += ["--train-samples", str(_SAMPLES)]
             command += ["--seed", str(seed), "--model", "softmax"]
-            threads = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+            threads = dict.fromkeys(
+                ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
+            )
             processes.append(subprocess.Popen(command, env={**os.environ, **threads}))
 
     os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(24)
     try:
-        with serving(settings, ListenOptions("127.0.0.1:0"), interrupted=lambda: False, opened=opened) as prepared:
+        with serving(
+            settings, ListenOptions("127.0.0.1:0"), interrupted=lambda: False, opened=opened
+        ) as prepared:
             return execute(prepared)
     finally:
         for process in processes:
@@ -93,10 +119,15 @@ def run(compress: Any, bits: float, seconds: float, seed: int, dataset: str) -> 
 
 def share_of_time(bits: float, seconds: float, seed: int, dataset: str) -> float:
     """Of the time of `none`, that `auto` takes to its loss."""
-    none, auto = (run(compress, bits, seconds, seed, dataset).rounds for compress in ("none", "auto"))
+    none, auto = (
+        run(compress, bits, seconds, seed, dataset).rounds for compress in ("none", "auto")
+    )
     end = none[-1]
     there = reached(auto, end.best_loss)
-    soon = ", ".join(f"{loss:g} after {reached(none, loss):.1f} and {reached(auto, loss):.1f} s" for loss in LOSSES)
+    soon = ", ".join(
+        f"{loss:g} after {reached(none, loss):.1f} and {reached(auto, loss):.1f} s"
+        for loss in LOSSES
+    )
     _CONSOLE.print(
         f"seed {seed}: {len(none)} and {len(auto)} rounds, loss {end.best_loss:.3g} and {auto[-1].best_loss:.3g}, "
         f"there after {there:.1f} s; {soon}",
@@ -107,18 +138,33 @@ def share_of_time(bits: float, seconds: float, seed: int, dataset: str) -> float
 
 def reached(rounds: Sequence[RoundRecord], loss: float) -> float:
     """Seconds until a run has this loss."""
-    return min((each.spent["time"] for each in rounds if each.best_loss <= loss), default=math.inf)
+    return min(
+        (each.spent["time"] for each in rounds if each.best_loss <= loss), default=math.inf
+    )
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = ArgumentParser(prog="python -m benchmarks slow-line", description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--bits", type=float, default=1e6, help="A second, of each line; inf for this machine's own.")
+    parser.add_argument(
+        "--bits",
+        type=float,
+        default=1e6,
+        help="A second, of each line; inf for this machine's own.",
+    )
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument(
-        "--dataset", default="digits", help="digits (650 parameters), mnist-small (1,970), mnist (7,850)."
+        "--dataset",
+        default="digits",
+        help="digits (650 parameters), mnist-small (1,970), mnist (7,850).",
     )
     options = parser.parse_args(arguments)
-    shares = [share_of_time(options.bits, options.seconds, seed, options.dataset) for seed in range(options.seeds)]
-    _CONSOLE.print(f"time to the loss of none, over its time: {np.round(shares, 2).tolist()}", soft_wrap=True)
+    shares = [
+        share_of_time(options.bits, options.seconds, seed, options.dataset)
+        for seed in range(options.seeds)
+    ]
+    _CONSOLE.print(
+        f"time to the loss of none, over its time: {np.round(shares, 2).tolist()}",
+        soft_wrap=True,
+    )
     _CONSOLE.print(f"median {np.median(shares):.2f}")

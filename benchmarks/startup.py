@@ -15,11 +15,19 @@ def import_seconds() -> float:
 
 def first_round_seconds() -> float:
     """From the start of the process to the line of its first round."""
-    command = [str(Path(sys.executable).with_name("fedbudget")), "run", "--dataset", "digits"]
+    command = [
+        str(Path(sys.executable).with_name("fedbudget")),
+        "run",
+        "--dataset",
+        "digits",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         process = subprocess.Popen(
-            [*command, "--out", f"{folder}/run"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            [*command, "--out", f"{folder}/run"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert process.stderr is not None
         for line in process.stderr:

@@ -23,14 +23,19 @@ from rich.table import Table
 
 import fedbudget
 from benchmarks.budgets import RESULTS
+from fedbudget.launch.execute import execute
 from fedbudget.launch.local import on_this_machine
-from fedbudget.settings import Settings
-from fedbudget.training import execute
+from fedbudget.settings.settings import Settings
 
 TASKS: dict[str, dict[str, Any]] = {
     "softmax, digits": {"model": "softmax"},
     "one hidden layer, digits": {"model": "mlp"},
-    "SVM, 5,000 of MNIST": {"model": "svm", "dataset": "mnist", "train_samples": 5000, "test_samples": 200},
+    "SVM, 5,000 of MNIST": {
+        "model": "svm",
+        "dataset": "mnist",
+        "train_samples": 5000,
+        "test_samples": 200,
+    },
 }
 SPEEDS: dict[str, dict[str, Any]] = {
     "4,4,1,1,1": {"nodes": 5, "speeds": (4.0, 4.0, 1.0, 1.0, 1.0)},
@@ -53,14 +58,27 @@ def ratios(task: str, speeds: str, seeds: Sequence[int], resource: str) -> Ratio
       resource: that the budget is of: time, or as much energy as nodes use in that time.
     """
     given = {**TASKS[task], **SPEEDS[speeds]}
-    budget = f"time={SECONDS:g}s" if resource == "time" else f"energy={SECONDS * WATTS * given['nodes']:g}J"
+    budget = (
+        f"time={SECONDS:g}s"
+        if resource == "time"
+        else f"energy={SECONDS * WATTS * given['nodes']:g}J"
+    )
 
     def loss(partition: str, seed: int, workload: str) -> float:
-        own: Any = {**given, "partition": partition, "seed": seed, "workload": workload, "budget": budget}
+        own: Any = {
+            **given,
+            "partition": partition,
+            "seed": seed,
+            "workload": workload,
+            "budget": budget,
+        }
         return fedbudget.train(**own, evaluations=1).loss
 
     return {
-        partition: [loss(partition, seed, "by-speed") / loss(partition, seed, "equal") for seed in seeds]
+        partition: [
+            loss(partition, seed, "by-speed") / loss(partition, seed, "equal")
+            for seed in seeds
+        ]
         for partition in PARTITIONS
     }
 
@@ -74,11 +92,21 @@ def time_to_loss(seed: int, seconds: float, delay: float) -> float:
     own |= {"dataset": "mnist", "train_samples": 5000, "test_samples": 200}
     rounds = {}
     for workload in ("equal", "by-speed"):
-        settings = Settings(**own, seed=seed, workload=workload, costs="measured", budget=(f"time={seconds:g}s",))
+        settings = Settings(
+            **own,
+            seed=seed,
+            workload=workload,
+            costs="measured",
+            budget=(f"time={seconds:g}s",),
+        )
         with on_this_machine(settings, paces=PACES, delay=delay) as prepared:
             rounds[workload] = execute(prepared).rounds
     at_end = rounds["equal"][-1]
-    reached = [record.spent["time"] for record in rounds["by-speed"] if record.best_loss <= at_end.best_loss]
+    reached = [
+        record.spent["time"]
+        for record in rounds["by-speed"]
+        if record.best_loss <= at_end.best_loss
+    ]
     _CONSOLE.print(
         f"seed {seed}: {len(rounds['equal'])} and {len(rounds['by-speed'])} rounds, loss {at_end.best_loss:.3g} and "
         f"{rounds['by-speed'][-1].best_loss:.3g}, there after {min(reached, default=math.inf):.1f} s, "
@@ -99,27 +127,45 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--resource", choices=("time", "energy"), default="time")
     parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--speeds", nargs="*", choices=list(SPEEDS), default=list(SPEEDS))
-    parser.add_argument("--out", type=Path, default=None, help="Where to write the ratios, as JSON.")
-    parser.add_argument("--network", action="store_true", help="Processes over gRPC, by the clock.")
+    parser.add_argument(
+        "--out", type=Path, default=None, help="Where to write the ratios, as JSON."
+    )
+    parser.add_argument(
+        "--network", action="store_true", help="Processes over gRPC, by the clock."
+    )
     parser.add_argument("--seconds", type=float, default=WALL, help="Of these.")
-    parser.add_argument("--delay", type=float, default=0.0, help="Seconds that each of their messages takes longer.")
+    parser.add_argument(
+        "--delay",
+        type=float,
+        default=0.0,
+        help="Seconds that each of their messages takes longer.",
+    )
     parser.add_argument("--first-seed", type=int, default=0)
     options = parser.parse_args(arguments)
     if options.network:
         seeds = range(options.first_seed, options.first_seed + options.seeds)
         shares = [time_to_loss(seed, options.seconds, options.delay) for seed in seeds]
-        _CONSOLE.print(f"time to the loss of the same τ, over its time: {np.round(shares, 2).tolist()}", soft_wrap=True)
+        _CONSOLE.print(
+            f"time to the loss of the same τ, over its time: {np.round(shares, 2).tolist()}",
+            soft_wrap=True,
+        )
         _CONSOLE.print(f"median {np.median(shares):.2f}")
         return
     found: dict[str, dict[str, Ratios]] = {}
-    table = Table("", *options.speeds, title=f"loss by speed / loss with the same τ, {options.resource}")
+    table = Table(
+        "",
+        *options.speeds,
+        title=f"loss by speed / loss with the same τ, {options.resource}",
+    )
     for task in options.tasks:
         cells = []
         for speeds in options.speeds:
             cell = ratios(task, speeds, range(options.seeds), options.resource)
             found.setdefault(task, {})[speeds] = cell
             worst = max(mean_ratio(values) for values in cell.values())
-            cells.append(f"{mean_ratio([ratio for values in cell.values() for ratio in values]):.2f} ({worst:.2f})")
+            cells.append(
+                f"{mean_ratio([ratio for values in cell.values() for ratio in values]):.2f} ({worst:.2f})"
+            )
             _CONSOLE.print(f"{task}, {speeds}: {cells[-1]}", soft_wrap=True)
         table.add_row(task, *cells)
     _CONSOLE.print(table)

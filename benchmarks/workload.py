@@ -9,8 +9,8 @@ from functools import cache
 import numpy as np
 
 from fedbudget.data.dataset import Dataset, Part
-from fedbudget.setting_types import MethodName, Tau
-from fedbudget.settings import Settings
+from fedbudget.settings.settings import Settings
+from fedbudget.settings.types import MethodName, Tau
 
 SAMPLES, FEATURES, BATCH, TAU, ETA, REGULARIZATION = 60_000, 784, 100, 10, 0.01, 0.1
 NODES = (5, 50, 500)
@@ -22,18 +22,28 @@ def dataset(samples: int = SAMPLES, features: int = FEATURES) -> Dataset:
     direction = rng.normal(size=features).astype(np.float32)
     x = np.empty((samples, features), np.uint8)
     scores = np.empty(samples, np.float32)
-    for first in range(0, samples, 1000):  # in pieces, so that making the samples is not what memory is needed for
+    for first in range(
+        0, samples, 1000
+    ):  # in pieces, so that making the samples is not what memory is needed for
         piece = rng.integers(1, 256, (min(1000, samples - first), features), dtype=np.uint8)
         piece[rng.random(piece.shape, dtype=np.float32) < 0.8] = 0
         x[first : first + len(piece)] = piece
         scores[first : first + len(piece)] = piece.astype(np.float32) @ direction
     labels = (scores > np.median(scores)).astype(np.int64)
     part = Part(x, labels, labels.astype(np.float64))
-    return Dataset("W1", part, part.rows(np.arange(1000)), classes=("0", "1"), scale=1 / 255)
+    return Dataset(
+        "W1", part, part.rows(np.arange(1000)), classes=("0", "1"), scale=1 / 255
+    )
 
 
 def settings(
-    nodes: int, rounds: int, *, tau: Tau = TAU, full: bool = False, case: int = 1, method: MethodName = "paper"
+    nodes: int,
+    rounds: int,
+    *,
+    tau: Tau = TAU,
+    full: bool = False,
+    case: int = 1,
+    method: MethodName = "paper",
 ) -> Settings:
     """W1 as settings of a run; the budget is out of reach, so that the number of rounds ends it.
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbudget.budget import Budget, CostStatistics, Ledger
+from fedbudget.budget.budget import Budget, CostStatistics, Ledger
 from fedbudget.errors import UserError
 from fedbudget.resources import RESOURCES
 from support.problems import costs
@@ -30,22 +30,34 @@ class TestReading:
             (" bytes = 3 kB ", "bytes", 3000),
         ],
     )
-    def test_a_limit_is_in_the_resources_own_unit(self, text: str, name: str, limit: float) -> None:
+    def test_a_limit_is_in_the_resources_own_unit(
+        self, text: str, name: str, limit: float
+    ) -> None:
         assert dict(Budget.parse([text]).limits) == pytest.approx({name: limit})
 
     def test_several_resources_keep_their_order(self) -> None:
         budget = Budget.parse(["bytes=20MB", "time=2min", "money=0.4"])
         assert budget.array.tolist() == [20e6, 120, 0.4]
-        assert budget.label(np.array([1.0, 2.0, 3.0])) == {"bytes": 1, "time": 2, "money": 3}
+        assert budget.label(np.array([1.0, 2.0, 3.0])) == {
+            "bytes": 1,
+            "time": 2,
+            "money": 3,
+        }
         assert str(budget) == "bytes=20MB, time=120s, money=0.4"
 
     @pytest.mark.parametrize(
         ("texts", "message"),
         [
-            (["time=15parsecs"], r"'time=15parsecs': unknown unit 'parsecs' for time; use .*min"),
+            (
+                ["time=15parsecs"],
+                r"'time=15parsecs': unknown unit 'parsecs' for time; use .*min",
+            ),
             (["energy=15s"], "unknown unit 's' for energy"),
             (["money=3USD"], "unknown unit 'USD' for money; use no unit"),
-            (["water=15s"], "unknown resource 'water' in the budget; use one of time, energy, bytes, cpu, money"),
+            (
+                ["water=15s"],
+                "unknown resource 'water' in the budget; use one of time, energy, bytes, cpu, money",
+            ),
             (["time=-15s"], "'time=-15s': the limit must be a positive number"),
             (["time=0"], "'time=0': the limit must be a positive number"),
             (["time=soon"], "'time=soon': 'soon' is not a number"),
@@ -55,7 +67,10 @@ class TestReading:
             (["time"], "'time' is not understood; write NAME=AMOUNT"),
             (["15s"], "'15s' is not understood"),
             (["time=15s", "bytes=1MB", "time=20s"], "budget time is given twice"),
-            (["time=+15s"], r"budget time: \+ adds to the limit of a run that goes on; say which with "),
+            (
+                ["time=+15s"],
+                r"budget time: \+ adds to the limit of a run that goes on; say which with ",
+            ),
             ([], "a run needs a budget, for example time=15s"),
         ],
     )
@@ -65,7 +80,9 @@ class TestReading:
 
     @pytest.mark.parametrize("limit", [0.0, -1.0, float("nan"), float("inf")])
     def test_a_limit_is_a_positive_number_however_it_was_made(self, limit: float) -> None:
-        with pytest.raises(UserError, match=r"budget time=.*: the limit must be a positive number"):
+        with pytest.raises(
+            UserError, match=r"budget time=.*: the limit must be a positive number"
+        ):
             Budget({"time": limit})
 
 
@@ -73,13 +90,19 @@ class TestMoreForARunThatGoesOn:
     BUDGET = Budget.parse(["time=15s", "bytes=20MB"])
 
     def test_a_plus_adds_and_a_plain_limit_takes_the_place(self) -> None:
-        assert dict(self.BUDGET.extended(["bytes=30MB", "time=+1min"]).limits) == {"time": 75, "bytes": 30e6}
+        assert dict(self.BUDGET.extended(["bytes=30MB", "time=+1min"]).limits) == {
+            "time": 75,
+            "bytes": 30e6,
+        }
         assert self.BUDGET.extended([]) == self.BUDGET
 
     @pytest.mark.parametrize(
         ("texts", "message"),
         [
-            (["energy=+5J"], "budget energy: a run that goes on keeps its resources, time, bytes"),
+            (
+                ["energy=+5J"],
+                "budget energy: a run that goes on keeps its resources, time, bytes",
+            ),
             (["time=+5s", "time=30s"], "budget time is given twice"),
             (["time=+-5s"], "'time=\\+-5s'"),
         ],
@@ -96,9 +119,16 @@ class TestMoreForARunThatGoesOn:
 class TestResources:
     @pytest.mark.parametrize(
         ("name", "amount", "text"),
-        [("bytes", 999, "999B"), ("bytes", 1000, "1kB"), ("bytes", 2.5e9, "2.5GB"), ("time", 0.28914, "0.2891s")],
+        [
+            ("bytes", 999, "999B"),
+            ("bytes", 1000, "1kB"),
+            ("bytes", 2.5e9, "2.5GB"),
+            ("time", 0.28914, "0.2891s"),
+        ],
     )
-    def test_amounts_read_as_a_person_would_write_them(self, name: str, amount: float, text: str) -> None:
+    def test_amounts_read_as_a_person_would_write_them(
+        self, name: str, amount: float, text: str
+    ) -> None:
         assert RESOURCES[name].format(amount) == text
 
 
@@ -122,8 +152,14 @@ class TestLedger:
         second = first.charge(1, costs([3, 1], [2, 20]))
         assert first.spent.tolist() == [11, 12]
         assert second.spent.tolist() == [16, 33]
-        assert (second.costs.step.tolist(), second.costs.aggregation.tolist()) == ([3, 1], [2, 20])
-        assert (second.previous.step.tolist(), second.previous.aggregation.tolist()) == ([2.5, 0], [1, 12])
+        assert (second.costs.step.tolist(), second.costs.aggregation.tolist()) == (
+            [3, 1],
+            [2, 20],
+        )
+        assert (second.previous.step.tolist(), second.previous.aggregation.tolist()) == (
+            [2.5, 0],
+            [1, 12],
+        )
 
     def test_what_is_spent_besides_rounds_changes_no_estimate(self) -> None:
         ledger = two(100, 100)
@@ -166,7 +202,9 @@ class TestLedger:
 
 class TestStatistics:
     @staticmethod
-    def after(rounds: list[tuple[int, float, float]], c: float = 1.0, b: float = 1.0) -> CostStatistics:
+    def after(
+        rounds: list[tuple[int, float, float]], c: float = 1.0, b: float = 1.0
+    ) -> CostStatistics:
         """From what is expected, by so many rounds."""
         statistics = CostStatistics.before(costs([c], [b]), np.array([0.5]))
         for updates, step, aggregation in rounds:
@@ -187,7 +225,9 @@ class TestStatistics:
         assert statistics.mean.aggregation[0] == pytest.approx(5, abs=0.3 * 3 / np.sqrt(20))
         assert statistics.mean.step[0] == pytest.approx(2, abs=0.2)
         assert np.sqrt(statistics.variance.aggregation[0]) == pytest.approx(0.3, rel=0.5)
-        assert statistics.deviation((9,))[0] == pytest.approx(np.hypot(9 * 0.2 / 3, 0.3), rel=0.5)
+        assert statistics.deviation((9,))[0] == pytest.approx(
+            np.hypot(9 * 0.2 / 3, 0.3), rel=0.5
+        )
 
     def test_a_short_round_varies_more_per_update(self) -> None:
         """Of rounds of 100 updates one sees an average: alone, an update is ten times as uncertain."""
@@ -209,10 +249,14 @@ class TestStatistics:
     def test_a_round_out_of_all_proportion_counts_as_ten(self) -> None:
         """Of a cold start: (1 + 2·10) / 3, then 1 for the others."""
         assert self.after([(1, 1.0, 5000.0)]).mean.aggregation[0] == pytest.approx(7)
-        assert self.after([(1, 1.0, 5000.0), *[(1, 1.0, 1.0)] * 8]).mean.aggregation[0] < 1.5
+        assert (
+            self.after([(1, 1.0, 5000.0), *[(1, 1.0, 1.0)] * 8]).mean.aggregation[0] < 1.5
+        )
 
     def test_far_more_than_a_trial_said_is_learned_in_a_few_rounds(self) -> None:
-        assert self.after([(1, 1.0, 200.0)] * 8).mean.aggregation[0] == pytest.approx(200, rel=0.2)
+        assert self.after([(1, 1.0, 200.0)] * 8).mean.aggregation[0] == pytest.approx(
+            200, rel=0.2
+        )
 
     def test_a_change_that_lasts_is_followed(self) -> None:
         statistics = self.after([(1, 1.0, 1.0)] * 1000 + [(1, 3.0, 3.0)] * 60)

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.control import AdaptiveTau, BalancedTau, ControlInputs, Decision, Estimates, FixedTau, Reason
+from fedbudget.budget.control import (
+    AdaptiveTau,
+    BalancedTau,
+    ControlInputs,
+    Decision,
+    Estimates,
+    FixedTau,
+    Reason,
+)
 from fedbudget.errors import UserError
 
 SOME = Estimates(1.0, 2.0, 3.0)
@@ -22,7 +30,11 @@ def previous(tau: int) -> Decision:
 class TestFixedTau:
     def test_is_the_same_whatever_is_seen(self) -> None:
         controller = FixedTau(7)
-        assert controller.first() == controller.next(previous(3), INPUTS) == Decision(7, Reason.FIXED)
+        assert (
+            controller.first()
+            == controller.next(previous(3), INPUTS)
+            == Decision(7, Reason.FIXED)
+        )
 
     def test_asks_for_no_estimates(self) -> None:
         assert FixedTau(7).estimates is False
@@ -39,20 +51,29 @@ class TestAdaptiveTau:
         assert AdaptiveTau().estimates is True
 
     def test_stays_until_there_are_estimates(self) -> None:
-        assert AdaptiveTau().next(previous(3), replace(INPUTS, estimates=None)) == Decision(3, Reason.START)
+        assert AdaptiveTau().next(previous(3), replace(INPUTS, estimates=None)) == Decision(
+            3, Reason.START
+        )
 
     @pytest.mark.parametrize(
-        ("tau", "gamma", "tau_max", "last"), [(1, 10, 100, 10), (3, 2.5, 100, 7), (30, 10, 100, 100), (1, 1, 100, 1)]
+        ("tau", "gamma", "tau_max", "last"),
+        [(1, 10, 100, 10), (3, 2.5, 100, 7), (30, 10, 100, 100), (1, 1, 100, 1)],
     )
     def test_looks_at_one_to_gamma_tau_and_no_further_than_tau_max(
         self, tau: int, gamma: float, tau_max: int, last: int
     ) -> None:
-        searched = AdaptiveTau(gamma=gamma, tau_max=tau_max).search_range(previous(tau), SOME)
+        searched = AdaptiveTau(gamma=gamma, tau_max=tau_max).search_range(
+            previous(tau), SOME
+        )
         assert searched.tolist() == list(range(1, last + 1))
 
     def test_leaps_to_the_largest_tau_where_nodes_do_not_differ_if_it_may(self) -> None:
-        assert AdaptiveTau(leap=True).next(previous(1), SAME_EVERYWHERE) == Decision(100, Reason.SEARCH_LIMIT)
-        assert AdaptiveTau().next(previous(1), SAME_EVERYWHERE) == Decision(10, Reason.SEARCH_LIMIT)
+        assert AdaptiveTau(leap=True).next(previous(1), SAME_EVERYWHERE) == Decision(
+            100, Reason.SEARCH_LIMIT
+        )
+        assert AdaptiveTau().next(previous(1), SAME_EVERYWHERE) == Decision(
+            10, Reason.SEARCH_LIMIT
+        )
         assert AdaptiveTau(leap=True).next(previous(1), INPUTS).tau == 10
 
     def test_takes_the_minimum_of_g(self) -> None:
@@ -61,24 +82,35 @@ class TestAdaptiveTau:
 
     def test_says_so_when_the_search_range_ends_first(self) -> None:
         assert AdaptiveTau().next(previous(1), INPUTS) == Decision(10, Reason.SEARCH_LIMIT)
-        assert AdaptiveTau(tau_max=12).next(previous(5), INPUTS) == Decision(12, Reason.SEARCH_LIMIT)
+        assert AdaptiveTau(tau_max=12).next(previous(5), INPUTS) == Decision(
+            12, Reason.SEARCH_LIMIT
+        )
 
     def test_a_minimum_at_one_is_a_minimum_even_where_the_range_is_one(self) -> None:
         assert AdaptiveTau(gamma=1).next(previous(1), INPUTS) == Decision(1, Reason.MINIMUM)
 
     def test_larger_phi_gives_smaller_tau(self) -> None:
-        taus = [AdaptiveTau(phi=phi).next(previous(10), INPUTS).tau for phi in (0.005, 0.025, 0.1, 1.0, 100.0)]
+        taus = [
+            AdaptiveTau(phi=phi).next(previous(10), INPUTS).tau
+            for phi in (0.005, 0.025, 0.1, 1.0, 100.0)
+        ]
         assert taus == sorted(taus, reverse=True)
         assert len(set(taus)) > 3
 
     def test_identical_nodes_get_the_largest_tau(self) -> None:
-        assert AdaptiveTau().next(previous(1), SAME_EVERYWHERE) == Decision(10, Reason.SEARCH_LIMIT)
-        assert AdaptiveTau().next(previous(10), SAME_EVERYWHERE) == Decision(100, Reason.SEARCH_LIMIT)
+        assert AdaptiveTau().next(previous(1), SAME_EVERYWHERE) == Decision(
+            10, Reason.SEARCH_LIMIT
+        )
+        assert AdaptiveTau().next(previous(10), SAME_EVERYWHERE) == Decision(
+            100, Reason.SEARCH_LIMIT
+        )
 
     @settings(deadline=None, max_examples=50)
     @given(c=st.floats(1e-6, 1), budget=st.floats(10, 1e6))
     def test_takes_the_smallest_tau_on_ties(self, c: float, budget: float) -> None:
-        free = replace(SAME_EVERYWHERE, c=np.array([c]), b=np.array([0.0]), budget=np.array([budget]))
+        free = replace(
+            SAME_EVERYWHERE, c=np.array([c]), b=np.array([0.0]), budget=np.array([budget])
+        )
         assert AdaptiveTau().next(previous(10), free) == Decision(1, Reason.MINIMUM)
 
     def test_a_tau_whose_g_overflows_is_not_taken(self) -> None:
@@ -88,7 +120,10 @@ class TestAdaptiveTau:
         assert np.isfinite(curve[AdaptiveTau().next(previous(100), steep).tau - 1])
 
     def test_is_one_where_nothing_fits(self) -> None:
-        assert AdaptiveTau().next(previous(10), replace(INPUTS, budget=np.array([0.1]))).tau == 1
+        assert (
+            AdaptiveTau().next(previous(10), replace(INPUTS, budget=np.array([0.1]))).tau
+            == 1
+        )
 
     @settings(deadline=None, max_examples=50)
     @given(
@@ -102,7 +137,9 @@ class TestAdaptiveTau:
         self, tau: int, rho: float, beta: float, delta: float, budget: float
     ) -> None:
         controller = AdaptiveTau()
-        inputs = replace(INPUTS, estimates=Estimates(rho, beta, delta), budget=np.array([budget]))
+        inputs = replace(
+            INPUTS, estimates=Estimates(rho, beta, delta), budget=np.array([budget])
+        )
         first = controller.next(previous(tau), inputs)
         controller.next(previous(99), SAME_EVERYWHERE)
         assert controller.next(previous(tau), inputs) == first
@@ -117,7 +154,9 @@ class TestAdaptiveTau:
             ({"tau_max": 0}, "tau-max must be at least 1, not 0"),
         ],
     )
-    def test_refuses_parameters_that_make_no_sense(self, wrong: dict[str, float], message: str) -> None:
+    def test_refuses_parameters_that_make_no_sense(
+        self, wrong: dict[str, float], message: str
+    ) -> None:
         with pytest.raises(UserError, match=message):
             AdaptiveTau(**wrong)  # type: ignore[arg-type]
 
@@ -128,25 +167,43 @@ class TestAdaptiveTau:
 
 class TestBalancedTau:
     @staticmethod
-    def chosen(c: list[float], b: list[float], budget: list[float], last: int = 100, worth: float = 10.0) -> int:
-        inputs = ControlInputs(None, 0.1, np.array(c, float), np.array(b, float), np.array(budget, float))
+    def chosen(
+        c: list[float],
+        b: list[float],
+        budget: list[float],
+        last: int = 100,
+        worth: float = 10.0,
+    ) -> int:
+        inputs = ControlInputs(
+            None, 0.1, np.array(c, float), np.array(b, float), np.array(budget, float)
+        )
         return BalancedTau(worth=worth).next(Decision(last, Reason.BALANCE), inputs).tau
 
-    @pytest.mark.parametrize(("ratio", "worth", "tau"), [(10, 10, 10), (2.5, 10, 5), (10, 100, 32), (0.1, 10, 1)])
-    def test_of_one_resource_it_is_the_square_root(self, ratio: float, worth: float, tau: int) -> None:
+    @pytest.mark.parametrize(
+        ("ratio", "worth", "tau"), [(10, 10, 10), (2.5, 10, 5), (10, 100, 32), (0.1, 10, 1)]
+    )
+    def test_of_one_resource_it_is_the_square_root(
+        self, ratio: float, worth: float, tau: int
+    ) -> None:
         assert self.chosen([1.0], [ratio], [1e6], worth=worth) == tau
 
     def test_of_several_the_dearest_counts(self) -> None:
         assert self.chosen([1, 0], [10, 1], [1e6, 1e9]) == 10  # bytes are plenty
-        assert self.chosen([1, 0], [10, 1], [1e9, 1e5]) == 100  # and here they are all that counts
+        assert (
+            self.chosen([1, 0], [10, 1], [1e9, 1e5]) == 100
+        )  # and here they are all that counts
 
     def test_ten_rounds_fit(self) -> None:
         assert self.chosen([1.0], [100.0], [1200.0]) == 20  # and not √1000
         assert self.chosen([1.0], [100.0], [900.0]) == 10  # less would save next to nothing
 
     def test_it_says_when_it_is_shorter_than_would_pay(self) -> None:
-        inputs = ControlInputs(None, 0.1, np.array([1.0]), np.array([10.0]), np.array([1e6]))
-        reasons = [BalancedTau(worth=100).next(previous(tau), inputs).reason for tau in (10, 16)]
+        inputs = ControlInputs(
+            None, 0.1, np.array([1.0]), np.array([10.0]), np.array([1e6])
+        )
+        reasons = [
+            BalancedTau(worth=100).next(previous(tau), inputs).reason for tau in (10, 16)
+        ]
         assert reasons == [Reason.LENGTH, Reason.BALANCE]
 
     def test_it_grows_to_what_an_aggregation_costs_at_once_and_then_twofold(self) -> None:

@@ -27,7 +27,15 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SLOW = [page for page in PAGES if any(block.marker == "slow" for block in blocks_of(page))]
 LANGUAGES = {"sh", "console", "python", "ini", "toml", "text"}
-ENDS = {":", "base64", "cat", "chmod", "fedbudget", "head", "ls"}  # programs that a test may start
+ENDS = {
+    ":",
+    "base64",
+    "cat",
+    "chmod",
+    "fedbudget",
+    "head",
+    "ls",
+}  # programs that a test may start
 GOES_ON = {"serve", "join", "dashboard"}  # commands that do not end by themselves
 PATIENCE = 300.0  # seconds
 
@@ -37,46 +45,68 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relativ
 @pages
 def test_every_block_is_of_a_kind_that_is_looked_at(page: Path) -> None:
     for block in blocks_of(page):
-        assert block.language in LANGUAGES, f"{block}: say what it is; text, if nothing can be done with it"
+        assert block.language in LANGUAGES, (
+            f"{block}: say what it is; text, if nothing can be done with it"
+        )
         if block.language == "text":
-            assert not re.search(r"^(\$ )?(fedbudget|pip) ", block.text, re.MULTILINE), f"{block} has commands"
+            assert not re.search(r"^(\$ )?(fedbudget|pip) ", block.text, re.MULTILINE), (
+                f"{block} has commands"
+            )
         if block.language == "toml":
             tomllib.loads(block.text)
 
 
 @pages
 def test_commands_and_their_options_exist(page: Path) -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]["optional-dependencies"]
     for block in blocks_of(page):
         for script, _ in block.steps:
-            assert subprocess.run(["bash", "-n", "-c", filled_in(script)]).returncode == 0, f"{block}: {script}"
+            assert (
+                subprocess.run(["bash", "-n", "-c", filled_in(script)]).returncode == 0
+            ), f"{block}: {script}"
         for words in block.commands:
             if Path(words[0]).name == "fedbudget":
                 understood(block, words[1:])
             if words[:2] == ["pip", "install"]:
                 wanted = re.findall(r"\[([\w,]+)\]", " ".join(words))
-                assert {extra for each in wanted for extra in each.split(",")} <= set(extras), f"{block}: {words}"
+                assert {extra for each in wanted for extra in each.split(",")} <= set(
+                    extras
+                ), f"{block}: {words}"
         if block.language == "python":
             compile(block.text, str(block), "exec")
 
 
 @pages
-def test_blocks_run_as_they_are_written(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_run_as_they_are_written(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run([block for block in blocks_of(page) if not block.marker], tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SLOW, ids=lambda page: page.name)
-def test_slow_blocks_run_too(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run([block for block in blocks_of(page) if block.marker != "parsed only"], tmp_path, monkeypatch)
+def test_slow_blocks_run_too(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(
+        [block for block in blocks_of(page) if block.marker != "parsed only"],
+        tmp_path,
+        monkeypatch,
+    )
 
 
 def test_the_reference_has_every_command_and_every_option() -> None:
     reference = of_docs("command_line").markdown()
-    section = re.compile(r"^## fedbudget ([\w ]+) \{.*?\}\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+    section = re.compile(
+        r"^## fedbudget ([\w ]+) \{.*?\}\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL
+    )
     sections = dict(section.findall(reference))
     for words in ("run", "serve", "join", "explain", "data get"):
-        options = set(re.findall(r"^  (--[\w-]+)", help_of(words), re.MULTILINE)) - {"--help"}
+        options = set(re.findall(r"^  (--[\w-]+)", help_of(words), re.MULTILINE)) - {
+            "--help"
+        }
         assert options
         assert options <= set(re.findall(r"`(--[\w-]+)", sections[words])), words
     commands = re.findall(r"^  (\w+)  ", help_of().split("Commands:")[1], re.MULTILINE)
@@ -99,17 +129,34 @@ def test_the_glossary_has_every_letter_and_word_once() -> None:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The documentation's pages, built without a warning."""
     folder = tmp_path_factory.mktemp("site")
-    mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    mkdocs = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--site-dir",
+        str(folder),
+    ]
     built = subprocess.run(
-        mkdocs, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+        mkdocs,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
     )
     assert built.returncode == 0, built.stderr
     return folder
 
 
 def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
-    made = {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
-    assert {"index.html", "reference/command-line.html", "reference/python.html"} <= set(made)
+    made = {
+        path.relative_to(site).as_posix(): path.read_text(encoding="utf-8")
+        for path in site.rglob("*.html")
+    }
+    assert {"index.html", "reference/command-line.html", "reference/python.html"} <= set(
+        made
+    )
     for name, html in made.items():
         loads = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?([^\" >]+)", html)
         loads += re.findall(r"<link\b[^>]*\bhref=\"?([^\" >]+)", html)
@@ -121,12 +168,21 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
 def test_pages_are_searched_from_disk_and_blocks_fit(site: Path) -> None:
     with chromium() as browser, looking(browser, width=1440) as look:
         page = look.page
-        page.goto((site / "tutorials" / "rivals.html").as_uri())
+        page.goto((site / "research" / "rivals.html").as_uri())
         page.click(".md-search__input")
         page.keyboard.type("SCAFFOLD")
-        page.wait_for_function("/matching document/.test(document.querySelector('.md-search-result__meta').innerText)")
-        assert (look.complaints, [each for each in look.requests if not each.startswith("file:")]) == ([], [])
-        for file in [path for path in site.rglob("*.html") if "source" not in path.relative_to(site).parts]:
+        page.wait_for_function(
+            "/matching document/.test(document.querySelector('.md-search-result__meta').innerText)"
+        )
+        assert (
+            look.complaints,
+            [each for each in look.requests if not each.startswith("file:")],
+        ) == ([], [])
+        for file in [
+            path
+            for path in site.rglob("*.html")
+            if "source" not in path.relative_to(site).parts
+        ]:
             page.goto(file.as_uri())
             wide = "[...document.querySelectorAll('pre > code')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
             assert page.evaluate(wide) == 0, file
@@ -142,7 +198,12 @@ def test_commands_are_found_wherever_a_shell_would_start_one(tmp_path: Path) -> 
         "```console\n$ fedbudget tasks\nsvm-digits\n```\n"
     )
     first, unit, console = blocks_of(page)
-    assert (first.line, first.language, first.marker, first.why) == (5, "sh", "parsed only", "why")
+    assert (first.line, first.language, first.marker, first.why) == (
+        5,
+        "sh",
+        "parsed only",
+        "why",
+    )
     assert [words for words in first.commands if words[0] == "fedbudget"] == [
         ["fedbudget", "data", "get", "$x"],
         ["fedbudget", "run", "--case", "2"],
@@ -152,7 +213,14 @@ def test_commands_are_found_wherever_a_shell_would_start_one(tmp_path: Path) -> 
     assert console.steps == [("fedbudget tasks", ["svm-digits"])]
 
 
-WRONG = ("runn", "run --budgets time=1s", "run --nodes five", "run --budget time=1parsec", "data get", "explain x")
+WRONG = (
+    "runn",
+    "run --budgets time=1s",
+    "run --nodes five",
+    "run --budget time=1parsec",
+    "data get",
+    "explain x",
+)
 
 
 @pytest.mark.parametrize("arguments", WRONG)
@@ -173,15 +241,23 @@ def understood(block: Block, arguments: list[str]) -> None:
     command: Any = typer.main.get_command(app)
     names = ["fedbudget"]
     while hasattr(command, "commands") and arguments:
-        assert arguments[0] in command.commands, f"{block}: there is no {' '.join([*names, arguments[0]])}"
+        assert arguments[0] in command.commands, (
+            f"{block}: there is no {' '.join([*names, arguments[0]])}"
+        )
         names.append(arguments[0])
         command, arguments = command.commands[arguments[0]], arguments[1:]
     try:
         given = command.make_context(" ".join(names), list(arguments)).params
     except Exception as error:
         raise AssertionError(f"{block}: {' '.join(names)}: {error}") from error
-    if names[-1] in ("run", "local", "serve", "compare") and given["config"] is None and given.get("resume") is None:
-        settings_from({name: None if value == () else value for name, value in given.items()})
+    if (
+        names[-1] in ("run", "local", "serve", "compare")
+        and given["config"] is None
+        and given.get("resume") is None
+    ):
+        settings_from(
+            {name: None if value == () else value for name, value in given.items()}
+        )
 
 
 def run(blocks: list[Block], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,13 +270,26 @@ def run(blocks: list[Block], folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
             exec(compile(block.text, str(block), "exec"), variables)
         for script, shown in block.steps:
             for words in block.commands:
-                ends = (words[0] in ENDS and not GOES_ON & set(words[1:2])) or words[:2] == ["pip", "install"]
-                assert ends, f"{block}: {' '.join(words[:2])} may not end here; say `parsed only`, and why"
+                ends = (words[0] in ENDS and not GOES_ON & set(words[1:2])) or words[
+                    :2
+                ] == [
+                    "pip",
+                    "install",
+                ]
+                assert ends, (
+                    f"{block}: {' '.join(words[:2])} may not end here; say `parsed only`, and why"
+                )
             printed = output_of(block, runnable(script), folder)
             position = 0
             for line in shown:
-                found = [at for at, other in enumerate(printed[position:], position) if alike(line, other)]
-                assert found, f"{block}: {line!r} is not printed, but\n" + "\n".join(printed)
+                found = [
+                    at
+                    for at, other in enumerate(printed[position:], position)
+                    if alike(line, other)
+                ]
+                assert found, f"{block}: {line!r} is not printed, but\n" + "\n".join(
+                    printed
+                )
                 position = found[0] + 1
 
 
@@ -223,15 +312,22 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
 
 def alike(shown: str, printed: str) -> bool:
     """The same words, and numbers that are the same but for what other processors may round differently."""
-    shown, printed = (re.sub(r"runs/\S+", "runs", " ".join(line.split())) for line in (shown, printed))
+    shown, printed = (
+        re.sub(r"runs/\S+", "runs", " ".join(line.split())) for line in (shown, printed)
+    )
     if NUMBER.sub("#", shown) != NUMBER.sub("#", printed):
         return False
     numbers = zip(NUMBER.findall(shown), NUMBER.findall(printed), strict=True)
-    return all(float(one) == pytest.approx(float(other), rel=0.05, abs=0.02) for one, other in numbers)
+    return all(
+        float(one) == pytest.approx(float(other), rel=0.05, abs=0.02)
+        for one, other in numbers
+    )
 
 
 def help_of(words: str = "") -> str:
-    return subprocess.run([fedbudget(), *words.split(), "--help"], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [fedbudget(), *words.split(), "--help"], check=True, capture_output=True, text=True
+    ).stdout
 
 
 def fedbudget() -> str:

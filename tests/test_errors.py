@@ -8,7 +8,12 @@ from fedbudget.protocol.messages import LocalError, PeerError
 
 @pytest.mark.parametrize(
     ("kind", "python"),
-    [(UserError, ValueError), (WorkError, RuntimeError), (LocalError, RuntimeError), (PeerError, ValueError)],
+    [
+        (UserError, ValueError),
+        (WorkError, RuntimeError),
+        (LocalError, RuntimeError),
+        (PeerError, ValueError),
+    ],
 )
 def test_one_base(kind: type[Exception], python: type[Exception]) -> None:
     with pytest.raises(FedbudgetError, match=r"^why$") as caught:

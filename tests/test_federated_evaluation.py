@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import fedbudget
 from fedbudget.errors import UserError
 from fedbudget.models import TorchModel
-from fedbudget.models.softmax import Softmax
+from fedbudget.models.builtin import Softmax
 from fedbudget.result import Result
 from fedbudget.runs.folder import Run
 
@@ -31,7 +31,9 @@ Arrays = tuple[NDArray[np.float32], NDArray[Any]]
 def made(seed: int, count: int, *, real: bool = False) -> Arrays:
     rng = np.random.default_rng(seed)
     x = (rng.normal(size=(count, FEATURES)) + seed % 3 / 3).astype(np.float32)
-    scores = x @ np.random.default_rng(7).normal(size=(FEATURES, CLASSES)) + rng.normal(size=(count, CLASSES))
+    scores = x @ np.random.default_rng(7).normal(size=(FEATURES, CLASSES)) + rng.normal(
+        size=(count, CLASSES)
+    )
     return (x, 10 * scores[:, 0]) if real else (x, scores.argmax(axis=1))
 
 
@@ -54,43 +56,80 @@ def served(pool: ThreadPoolExecutor, each: list[dict[str, Any]], **more: Any) ->
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     joining: Any = {"give_up_after": LONG, "quiet": True}
-    parts = [pool.submit(fedbudget.join, address, name=f"n{i}", **joining, **own) for i, own in enumerate(each)]
-    asked = {"model": "softmax", "budget": "time=1000000s", "rounds": 12, "seed": 3, "batch_size": 8, **more}
+    parts = [
+        pool.submit(fedbudget.join, address, name=f"n{i}", **joining, **own)
+        for i, own in enumerate(each)
+    ]
+    asked = {
+        "model": "softmax",
+        "budget": "time=1000000s",
+        "rounds": 12,
+        "seed": 3,
+        "batch_size": 8,
+        **more,
+    }
     result = fedbudget.serve(address, nodes=len(each), quiet=True, **asked)
     for part in parts:
         assert part.result(LONG) >= len(result.rounds)
     return result
 
 
-def test_metrics_are_those_of_all_samples_together(nodes: ThreadPoolExecutor, tmp_path: Path) -> None:
+def test_metrics_are_those_of_all_samples_together(
+    nodes: ThreadPoolExecutor, tmp_path: Path
+) -> None:
     """And w is, to the bit, what it is without any evaluation."""
     shards: list[dict[str, Any]] = [{"data": shard} for shard in SHARDS]
     tested = [{**shard, "test": test} for shard, test in zip(shards, TESTS, strict=True)]
-    result = served(nodes, tested, out=tmp_path / "run", costs="simulated", budget="time=3s", rounds=None)
+    result = served(
+        nodes,
+        tested,
+        out=tmp_path / "run",
+        costs="simulated",
+        budget="time=3s",
+        rounds=None,
+    )
     without = served(nodes, shards, costs="simulated", budget="time=3s", rounds=None)
     assert result.w.tobytes() == without.w.tobytes()
     assert (without.accuracy, dict(without.metrics), dict(without.spread)) == (None, {}, {})
 
-    model, x, y = Softmax(FEATURES, CLASSES), *(np.concatenate(part) for part in zip(*TESTS, strict=True))
-    outputs = x @ result.w.reshape(CLASSES, -1)[:, :-1].T + result.w.reshape(CLASSES, -1)[:, -1]
-    predicted, chances = outputs.argmax(axis=1), np.exp(outputs - outputs.max(axis=1, keepdims=True))
+    model, x, y = (
+        Softmax(FEATURES, CLASSES),
+        *(np.concatenate(part) for part in zip(*TESTS, strict=True)),
+    )
+    outputs = (
+        x @ result.w.reshape(CLASSES, -1)[:, :-1].T + result.w.reshape(CLASSES, -1)[:, -1]
+    )
+    predicted, chances = (
+        outputs.argmax(axis=1),
+        np.exp(outputs - outputs.max(axis=1, keepdims=True)),
+    )
     assert model.parameters == len(result.w)
     assert result.accuracy == sk.accuracy_score(y, predicted)
-    assert result.metrics["balanced_accuracy"] == pytest.approx(sk.balanced_accuracy_score(y, predicted), rel=1e-12)
-    assert result.metrics["f1"] == pytest.approx(sk.f1_score(y, predicted, average="macro"), rel=1e-12)
-    area = sk.roc_auc_score(y, chances / chances.sum(axis=1, keepdims=True), multi_class="ovr")
+    assert result.metrics["balanced_accuracy"] == pytest.approx(
+        sk.balanced_accuracy_score(y, predicted), rel=1e-12
+    )
+    assert result.metrics["f1"] == pytest.approx(
+        sk.f1_score(y, predicted, average="macro"), rel=1e-12
+    )
+    area = sk.roc_auc_score(
+        y, chances / chances.sum(axis=1, keepdims=True), multi_class="ovr"
+    )
     assert result.metrics["auc"] == pytest.approx(area, abs=1e-3)
     assert result.to_beat == {"accuracy": np.bincount(y).max() / len(y)}
     ends = np.cumsum([len(actual) for _, actual in TESTS])[:-1]
     of_nodes = [np.mean(right) for right in np.split(predicted == y, ends)]
-    expected = dict(zip(("worst", "tenth", "median"), np.quantile(of_nodes, [0, 0.1, 0.5]), strict=True))
+    expected = dict(
+        zip(("worst", "tenth", "median"), np.quantile(of_nodes, [0, 0.1, 0.5]), strict=True)
+    )
     assert result.spread == pytest.approx({"nodes": 4, **expected})
 
     evaluated = [record for record in result.rounds if record.metrics]
     assert 5 < len(evaluated) <= 51
     assert evaluated[0].round == 1
     assert evaluated[-1].tau == 0
-    assert [record.metrics for record in Run.open(tmp_path / "run").rounds] == [each.metrics for each in result.rounds]
+    assert [record.metrics for record in Run.open(tmp_path / "run").rounds] == [
+        each.metrics for each in result.rounds
+    ]
 
 
 def test_real_targets_in_their_own_units(nodes: ThreadPoolExecutor, tmp_path: Path) -> None:
@@ -104,7 +143,10 @@ def test_real_targets_in_their_own_units(nodes: ThreadPoolExecutor, tmp_path: Pa
         trained.append(rows[order[20:]])
         tested.append(rows[order[:20]])
         path = tmp_path / f"{seed}.csv"
-        path.write_text("a,b,c,d,e,y\n" + "".join(",".join(map(repr, row)) + "\n" for row in rows.tolist()))
+        path.write_text(
+            "a,b,c,d,e,y\n"
+            + "".join(",".join(map(repr, row)) + "\n" for row in rows.tolist())
+        )
         files.append({"data": str(path), "test_share": 0.25})
     result = served(nodes, files, model="linear")
     assert result.accuracy is None
@@ -124,21 +166,38 @@ def test_real_targets_in_their_own_units(nodes: ThreadPoolExecutor, tmp_path: Pa
     assert result.spread["median"] == pytest.approx(np.median(of_nodes), rel=1e-5)
 
 
-def test_what_it_costs_is_charged_and_is_no_part_of_a_rounds_costs(nodes: ThreadPoolExecutor) -> None:
-    tested: list[dict[str, Any]] = [{"data": SHARDS[0], "test": TESTS[0]}, {"data": SHARDS[1]}]
+def test_what_it_costs_is_charged_and_is_no_part_of_a_rounds_costs(
+    nodes: ThreadPoolExecutor,
+) -> None:
+    tested: list[dict[str, Any]] = [
+        {"data": SHARDS[0], "test": TESTS[0]},
+        {"data": SHARDS[1]},
+    ]
     result = served(nodes, tested, budget=["time=1000000s", "bytes=1GB"])
     before = dict.fromkeys(result.budget, 0.0)
     for record in result.rounds:
         for name, spent in record.spent.items():
-            besides = spent - before[name] - max(1, record.tau) * record.c[name] - record.b[name]
+            besides = (
+                spent - before[name] - max(1, record.tau) * record.c[name] - record.b[name]
+            )
             assert (besides > 1e-6 * (spent - before[name])) == bool(record.metrics)
         before = record.spent
     assert result.spread["nodes"] == 1
 
 
 def test_a_run_ends_at_a_target_that_nodes_have_seen(nodes: ThreadPoolExecutor) -> None:
-    tested: list[dict[str, Any]] = [{"data": SHARDS[0], "test": TESTS[0]}, {"data": SHARDS[1], "test": TESTS[1]}]
-    result = served(nodes, tested, rounds=400, until="balanced-accuracy=0.6", costs="simulated", budget="time=100s")
+    tested: list[dict[str, Any]] = [
+        {"data": SHARDS[0], "test": TESTS[0]},
+        {"data": SHARDS[1], "test": TESTS[1]},
+    ]
+    result = served(
+        nodes,
+        tested,
+        rounds=400,
+        until="balanced-accuracy=0.6",
+        costs="simulated",
+        budget="time=100s",
+    )
     assert (result.stopped_by, result.until) == ("target", {"balanced_accuracy=0.6": True})
     assert result.metrics["balanced_accuracy"] >= 0.6
     assert result.metrics == result.rounds[-1].metrics
@@ -148,14 +207,25 @@ def test_a_models_own_metric_is_the_mean_by_samples(nodes: ThreadPoolExecutor) -
     """And a run can end by it, whichever way it has to go from w(0)."""
     model = TorchModel(lambda: nn.Linear(FEATURES, CLASSES), metrics={"wrong": wrong})
     tested: list[dict[str, Any]] = [
-        {"data": shard, "test": test, "model": model} for shard, test in zip(SHARDS, TESTS, strict=True)
+        {"data": shard, "test": test, "model": model}
+        for shard, test in zip(SHARDS, TESTS, strict=True)
     ]
-    result = served(nodes, tested, model=model, until="wrong=0.45", rounds=400, costs="simulated", budget="time=100s")
+    result = served(
+        nodes,
+        tested,
+        model=model,
+        until="wrong=0.45",
+        rounds=400,
+        costs="simulated",
+        budget="time=100s",
+    )
     assert (result.stopped_by, result.metrics["wrong"] <= 0.45) == ("target", True)
     assert result.metrics["wrong"] == pytest.approx(1 - (result.accuracy or 0), rel=1e-12)
 
 
-def test_what_nodes_cannot_say_is_refused_before_the_first_round(nodes: ThreadPoolExecutor) -> None:
+def test_what_nodes_cannot_say_is_refused_before_the_first_round(
+    nodes: ThreadPoolExecutor,
+) -> None:
     tested: list[dict[str, Any]] = [{"data": SHARDS[0], "test": TESTS[0]}]
     with pytest.raises(UserError, match="unknown metric of until 'rmse'"):
         served(nodes, tested, until="rmse=0.6")

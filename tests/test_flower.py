@@ -12,13 +12,19 @@ from flwr.supercore.object_ref import load_app, validate
 from fedbudget import flower
 from support.flower_processes import EXAMPLE
 
-SWITCHES = ("FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK", "RAY_USAGE_STATS_ENABLED")
+SWITCHES = (
+    "FLWR_TELEMETRY_ENABLED",
+    "FLWR_DISABLE_UPDATE_CHECK",
+    "RAY_USAGE_STATS_ENABLED",
+)
 
 
 def in_a_new_process(program: str, **environment: str) -> object:
     clean = {name: value for name, value in os.environ.items() if name not in SWITCHES}
     command = [sys.executable, "-c", f"import json, os, sys\n{program}"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env={**clean, **environment})
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, env={**clean, **environment}
+    )
     return json.loads(done.stdout)
 
 
@@ -37,8 +43,15 @@ def test_nothing_is_told_to_anybody_unless_a_person_says_so() -> None:
 
 def test_a_node_imports_little() -> None:
     """Every message to it has a new process."""
-    heavy = ["matplotlib", "sklearn", "torch", "prometheus_client", "typer.rich_utils", "fedbudget.engines.grpc.server"]
-    heavy += ["fedbudget.engines.ray", "fedbudget.training", "fedbudget.launch.flower"]
+    heavy = [
+        "matplotlib",
+        "sklearn",
+        "torch",
+        "prometheus_client",
+        "typer.rich_utils",
+        "fedbudget.engines.grpc.server",
+    ]
+    heavy += ["fedbudget.engines.ray", "fedbudget.api", "fedbudget.launch.flower"]
     show = (
         "import flwr.clientapp; before = set(sys.modules)\n"
         "import fedbudget.flower; first = set(sys.modules) - before\n"
@@ -52,5 +65,5 @@ def test_a_node_imports_little() -> None:
 
 
 def test_the_core_does_without_flower() -> None:
-    show = "import fedbudget.launch.serve, fedbudget.training; print(json.dumps('flwr' in sys.modules))"
+    show = "import fedbudget.launch.serve, fedbudget.api; print(json.dumps('flwr' in sys.modules))"
     assert in_a_new_process(show) is False

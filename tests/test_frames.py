@@ -13,8 +13,18 @@ import fedbudget
 from support.networked import LONG
 from support.patients import SITES, write_patients
 
-SAID: dict[str, Any] = {"target": "outcome", "drop": ("patient", "visit"), "impute": "median"}
-ASKED: dict[str, Any] = {"model": "softmax", "tau": 3, "rounds": 8, "step_size": 0.3, "batch_size": "full"}
+SAID: dict[str, Any] = {
+    "target": "outcome",
+    "drop": ("patient", "visit"),
+    "impute": "median",
+}
+ASKED: dict[str, Any] = {
+    "model": "softmax",
+    "tau": 3,
+    "rounds": 8,
+    "step_size": 0.3,
+    "batch_size": "full",
+}
 ASKED |= {"budget": "time=1000000s", "method": "frugal"}
 
 
@@ -31,13 +41,17 @@ def test_shards_train_as_a_folder_of_files(frames: list[Any], tmp_path: Path) ->
 
 
 def test_one_is_given_to_nodes_and_a_share_of_it_held_out(frames: list[Any]) -> None:
-    result = fedbudget.train(dataset=pd.concat(frames), nodes=3, test_share=0.5, **SAID, **ASKED)
+    result = fedbudget.train(
+        dataset=pd.concat(frames), nodes=3, test_share=0.5, **SAID, **ASKED
+    )
     assert result.accuracy is not None
     assert result.accuracy * 80 == pytest.approx(round(result.accuracy * 80))  # of 160 rows
 
 
 def test_what_is_wrong_with_one_is_said_in_pythons_words(frames: list[Any]) -> None:
-    with pytest.raises(fedbudget.UserError, match=r"what may do: drop patient,visit impute mean$"):
+    with pytest.raises(
+        fedbudget.UserError, match=r"what may do: drop patient,visit impute mean$"
+    ):
         fedbudget.train(shards=frames, target="outcome", **ASKED)
 
 
@@ -46,11 +60,27 @@ def test_nodes_have_one_each(frames: list[Any]) -> None:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with ThreadPoolExecutor(3) as pool:
         nodes = [
-            pool.submit(fedbudget.join, address, data=frame, name=f"n{number}", give_up_after=LONG, quiet=True, **SAID)
+            pool.submit(
+                fedbudget.join,
+                address,
+                data=frame,
+                name=f"n{number}",
+                give_up_after=LONG,
+                quiet=True,
+                **SAID,
+            )
             for number, frame in enumerate(frames[1:])
         ]
         simulated = {**ASKED, "costs": "simulated"}
-        result = fedbudget.serve(address, data=frames[0], test=frames[0], nodes=4, quiet=True, **SAID, **simulated)
+        result = fedbudget.serve(
+            address,
+            data=frames[0],
+            test=frames[0],
+            nodes=4,
+            quiet=True,
+            **SAID,
+            **simulated,
+        )
         assert [node.result(LONG) for node in nodes] == [len(result.rounds)] * 3
     whole = fedbudget.train(shards=frames, **SAID, **ASKED)
     np.testing.assert_allclose(result.w, whole.w, atol=1e-5)
@@ -63,9 +93,13 @@ def test_raw_columns_are_warned_of_and_standardised_ones_learn() -> None:
     y = rng.integers(0, 2, 200)
     x = np.column_stack([rng.normal(0, 1000, 200), rng.normal(5 + 0.02 * y, 0.01, 200)])
     shards = [(x[:100], y[:100]), (x[100:], y[100:])]
-    with pytest.warns(UserWarning, match=r"on very different scales .*; standardise brings all to mean 0"):
+    with pytest.warns(
+        UserWarning, match=r"on very different scales .*; standardise brings all to mean 0"
+    ):
         raw = fedbudget.train(shards=shards, test=(x, y), model="softmax", budget="time=3s")
-    even = fedbudget.train(shards=shards, test=(x, y), model="softmax", budget="time=3s", standardise=True)
+    even = fedbudget.train(
+        shards=shards, test=(x, y), model="softmax", budget="time=3s", standardise=True
+    )
     assert raw.accuracy is not None
     assert even.accuracy is not None
     assert raw.accuracy < 0.7 < 0.8 < even.accuracy

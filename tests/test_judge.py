@@ -13,21 +13,24 @@ from hypothesis import strategies as st
 import fedbudget
 from fedbudget import data
 from fedbudget.errors import UserError
-from fedbudget.judge import Judge
+from fedbudget.evaluation.evaluator import Judge
+from fedbudget.evaluation.kept import KeptModel
+from fedbudget.launch.execute import execute
 from fedbudget.launch.prepared import Overrides, PreparedRun
 from fedbudget.launch.simulate import SimulatedRun, simulate
 from fedbudget.models import loss_over
 from fedbudget.runs.folder import Run
-from fedbudget.runs.kept import KeptModel
-from fedbudget.settings import Settings
-from fedbudget.training import execute
+from fedbudget.settings.settings import Settings
 
 DIGITS = Overrides(dataset=data.load("digits"))
 SMALL = Overrides(dataset=data.load("digits").sample(60, 300, 0))
 
 
 def prepared(overrides: Overrides = DIGITS, **more: Any) -> SimulatedRun:
-    return simulate(Settings(**{"model": "svm", "partition": "case:2", "budget": ("time=6s",), **more}), overrides)
+    return simulate(
+        Settings(**{"model": "svm", "partition": "case:2", "budget": ("time=6s",), **more}),
+        overrides,
+    )
 
 
 class TestTargets:
@@ -39,10 +42,14 @@ class TestTargets:
         st.integers(0, 99),
         st.sampled_from([10, 100]),
     )
-    def test_the_result_has_reached_it(self, metric: str, share: float, method: str, seed: int, batch: int) -> None:
+    def test_the_result_has_reached_it(
+        self, metric: str, share: float, method: str, seed: int, batch: int
+    ) -> None:
         """Anywhere between w(0) and what can be had: if a run says that it ended at its target, its own figures do."""
         value = 0.5 + share * 0.42 if metric == "accuracy" else 0.5 - share * 0.26
-        run = prepared(until=(f"{metric}={value}",), method=method, seed=seed, batch_size=batch)
+        run = prepared(
+            until=(f"{metric}={value}",), method=method, seed=seed, batch_size=batch
+        )
         result = execute(run)
         figure = result.accuracy if metric == "accuracy" else result.loss
         assert figure is not None
@@ -57,7 +64,10 @@ class TestTargets:
 
     def test_any_one_ends_it(self) -> None:
         result = execute(prepared(until=("loss=0.01", "accuracy=0.8")))
-        assert (result.stopped_by, result.until) == ("target", {"loss=0.01": False, "accuracy=0.8": True})
+        assert (result.stopped_by, result.until) == (
+            "target",
+            {"loss=0.01": False, "accuracy=0.8": True},
+        )
         assert result.left["time"] > 3
         assert result.rounds[-1].accuracy == result.accuracy
         assert result.kept_round == result.rounds[-1].round
@@ -84,7 +94,10 @@ class TestTargets:
 
     def test_test_samples_are_looked_at_more_often(self) -> None:
         def looks(**more: Any) -> int:
-            return sum(each.accuracy is not None for each in execute(prepared(tau=1, **more)).rounds)
+            return sum(
+                each.accuracy is not None
+                for each in execute(prepared(tau=1, **more)).rounds
+            )
 
         assert 7 <= looks(evaluations=8) <= 10
         assert 26 <= looks(evaluations=8, until=("accuracy=1",)) <= 40
@@ -92,7 +105,8 @@ class TestTargets:
     def test_a_large_budget_does_not_delay_it(self) -> None:
         """A two hundredth of the budget is hundreds of rounds; what is spent is hardly more than with a small one."""
         small, large = (
-            execute(prepared(until=("accuracy=0.85",), tau=1, budget=(f"time={limit}",))) for limit in ("20s", "10000s")
+            execute(prepared(until=("accuracy=0.85",), tau=1, budget=(f"time={limit}",)))
+            for limit in ("20s", "10000s")
         )
         assert (small.stopped_by, large.stopped_by) == ("target", "target")
         assert large.spent["time"] < 1.2 * small.spent["time"]
@@ -104,8 +118,13 @@ class TestTargets:
         def error(output: Any, y: Any) -> float:
             return float((output.argmax(1) != y).double().mean())
 
-        model = TorchModel(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), metrics={"error": error})
-        result = fedbudget.train(model=model, dataset=DIGITS.dataset, until="error=0.3", budget="time=15s")
+        model = TorchModel(
+            torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)),
+            metrics={"error": error},
+        )
+        result = fedbudget.train(
+            model=model, dataset=DIGITS.dataset, until="error=0.3", budget="time=15s"
+        )
         assert result.stopped_by == "target"
         assert result.metrics["error"] <= 0.3
 
@@ -113,10 +132,22 @@ class TestTargets:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"until": ("loss=0.9",)}, r"until loss=0.9 is reached before anything is trained: for w\(0\), loss is 0.5"),
-        ({"until": ("accuracy=0.2",)}, r"until accuracy=0.2 is reached before anything is trained"),
-        ({"until": ("acuracy=0.9",)}, "unknown metric of until 'acuracy'; did you mean accuracy?"),
-        ({"until": ("accuracy=0.9",), "model": "linear"}, "until accuracy=0.9: linear has no accuracy"),
+        (
+            {"until": ("loss=0.9",)},
+            r"until loss=0.9 is reached before anything is trained: for w\(0\), loss is 0.5",
+        ),
+        (
+            {"until": ("accuracy=0.2",)},
+            r"until accuracy=0.2 is reached before anything is trained",
+        ),
+        (
+            {"until": ("acuracy=0.9",)},
+            "unknown metric of until 'acuracy'; did you mean accuracy?",
+        ),
+        (
+            {"until": ("accuracy=0.9",), "model": "linear"},
+            "until accuracy=0.9: linear has no accuracy",
+        ),
     ],
 )
 def test_what_cannot_be_judged(more: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -147,9 +178,16 @@ def test_patience() -> None:
 
 class TestKeeping:
     def test_result_is_the_best_that_was_looked_at(self, tmp_path: Path) -> None:
-        result = execute(prepared(SMALL, keep="best-on-test", batch_size=5), out=tmp_path / "run", plot=False)
+        result = execute(
+            prepared(SMALL, keep="best-on-test", batch_size=5),
+            out=tmp_path / "run",
+            plot=False,
+        )
         looked = [each for each in result.rounds if each.accuracy is not None]
-        best = min(looked, key=lambda each: (-(each.accuracy or 0), each.test_loss or 0, each.round))
+        best = min(
+            looked,
+            key=lambda each: (-(each.accuracy or 0), each.test_loss or 0, each.round),
+        )
         assert (result.kept_round, result.accuracy) == (best.round, best.accuracy)
         assert best.round < looked[-1].round
         assert Run.open(tmp_path / "run").model().w.tobytes() == result.w.tobytes()
@@ -164,7 +202,9 @@ class TestKeeping:
         result = execute(prepared(keep="best-on-test", until=("loss=0.3",)))
         assert (result.stopped_by, result.kept_round) == ("target", result.rounds[-1].round)
 
-    def test_a_run_that_goes_on_is_judged_as_if_it_had_never_stopped(self, tmp_path: Path) -> None:
+    def test_a_run_that_goes_on_is_judged_as_if_it_had_never_stopped(
+        self, tmp_path: Path
+    ) -> None:
         run = prepared(SMALL, keep="best-on-test", batch_size=5)
         result = execute(run, out=tmp_path / "run", plot=False)
         judge = Judge(run)

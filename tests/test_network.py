@@ -45,7 +45,9 @@ def wide() -> nn.Module:
 
 def deep() -> nn.Sequential:
     torch.manual_seed(5)  # layers that are frozen have to be the same everywhere
-    return nn.Sequential(nn.Linear(6, 60), nn.Tanh(), nn.Linear(60, 60), nn.Tanh(), nn.Linear(60, 3))
+    return nn.Sequential(
+        nn.Linear(6, 60), nn.Tanh(), nn.Linear(60, 60), nn.Tanh(), nn.Linear(60, 3)
+    )
 
 
 def only_scores() -> nn.Sequential:
@@ -86,7 +88,9 @@ def texts(seed: int, count: int) -> list[tuple[list[int], int]]:
 def several_texts(samples: list[tuple[list[int], int]]) -> tuple[Any, Tensor]:
     ends = np.cumsum([len(text) for text, _ in samples])
     tokens = torch.tensor([word for text, _ in samples for word in text])
-    return (tokens, torch.tensor([0, *ends[:-1]])), torch.tensor([label for _, label in samples])
+    return (tokens, torch.tensor([0, *ends[:-1]])), torch.tensor(
+        [label for _, label in samples]
+    )
 
 
 @pytest.fixture
@@ -102,13 +106,22 @@ def address() -> str:
 
 
 def joined(pool: ThreadPoolExecutor, address: str, name: str, **more: Any) -> "Future[int]":
-    return pool.submit(fedbudget.join, address, name=name, give_up_after=LONG, quiet=True, **more)
+    return pool.submit(
+        fedbudget.join, address, name=name, give_up_after=LONG, quiet=True, **more
+    )
 
 
-def run(pool: ThreadPoolExecutor, address: str, model: Any, shards: Sequence[Any], **more: Any) -> Result:
+def run(
+    pool: ThreadPoolExecutor, address: str, model: Any, shards: Sequence[Any], **more: Any
+) -> Result:
     """With a node for each shard."""
-    taking_part = [joined(pool, address, f"n{i}", model=model, data=shard) for i, shard in enumerate(shards)]
-    result = fedbudget.serve(address, model=model, nodes=len(shards), quiet=True, **{**ASKED, **more})
+    taking_part = [
+        joined(pool, address, f"n{i}", model=model, data=shard)
+        for i, shard in enumerate(shards)
+    ]
+    result = fedbudget.serve(
+        address, model=model, nodes=len(shards), quiet=True, **{**ASKED, **more}
+    )
     assert [each.result(LONG) for each in taking_part] == [len(result.rounds)] * len(shards)
     return result
 
@@ -118,17 +131,26 @@ def run(pool: ThreadPoolExecutor, address: str, model: Any, shards: Sequence[Any
     [
         (Net, made(2)),
         (TorchModel(Net, loss=smooth), made(2)),
-        (lambda: nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Tanh(), nn.Linear(7, 3)), made(2)),
+        (
+            lambda: nn.Sequential(
+                nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Tanh(), nn.Linear(7, 3)
+            ),
+            made(2),
+        ),
         (fedbudget.FunctionModel(least_squares, initial=np.zeros(6)), made(2)),
         (TorchModel(Words, collate=several_texts), [texts(1, 30), texts(2, 20)]),
     ],
     ids=["class", "loss", "batch normalization", "function", "texts"],
 )
-def test_w_is_the_same_as_in_process(nodes: ThreadPoolExecutor, address: str, model: Any, shards: Any) -> None:
+def test_w_is_the_same_as_in_process(
+    nodes: ThreadPoolExecutor, address: str, model: Any, shards: Any
+) -> None:
     over_network = run(nodes, address, model, shards)
     whole = fedbudget.train(model=model, shards=shards, costs="measured", **ASKED)
     assert over_network.w.tobytes() == whole.w.tobytes()
-    assert [record.loss for record in over_network.rounds] == [record.loss for record in whole.rounds]
+    assert [record.loss for record in over_network.rounds] == [
+        record.loss for record in whole.rounds
+    ]
 
 
 @pytest.mark.parametrize(("method", "vectors"), [("frugal", 2), ("accelerated", 3)])
@@ -137,15 +159,29 @@ def test_layers_that_are_frozen_are_not_sent(
 ) -> None:
     """By the bytes that were counted on the line, of which each parameter has four in each vector of a round."""
     asked = {"method": method, "budget": ["time=1h", "bytes=1GB"]}
-    whole, part = (run(nodes, address, model, made(2), **asked) for model in (deep, only_scores))
-    frozen = sum(each.numel() for each in only_scores().parameters() if not each.requires_grad)
+    whole, part = (
+        run(nodes, address, model, made(2), **asked) for model in (deep, only_scores)
+    )
+    frozen = sum(
+        each.numel() for each in only_scores().parameters() if not each.requires_grad
+    )
     assert whole.w.size - part.w.size == frozen
-    rounds = [np.diff([record.spent["bytes"] for record in result.rounds[:-1]]) for result in (whole, part)]
-    np.testing.assert_allclose(rounds[0] - rounds[1], 2 * vectors * 4 * frozen, rtol=1e-3)  # two nodes; headers
-    assert part.spent["bytes"] < 0.06 * whole.spent["bytes"]  # 183 of 4,263 parameters are 4.3 %, besides headers
+    rounds = [
+        np.diff([record.spent["bytes"] for record in result.rounds[:-1]])
+        for result in (whole, part)
+    ]
+    np.testing.assert_allclose(
+        rounds[0] - rounds[1], 2 * vectors * 4 * frozen, rtol=1e-3
+    )  # two nodes; headers
+    assert (
+        part.spent["bytes"] < 0.06 * whole.spent["bytes"]
+    )  # 183 of 4,263 parameters are 4.3 %, besides headers
 
     before, after = only_scores(), TorchModel(only_scores).trained(part.w)
-    changed = [not torch.equal(*pair) for pair in zip(before.parameters(), after.parameters(), strict=True)]
+    changed = [
+        not torch.equal(*pair)
+        for pair in zip(before.parameters(), after.parameters(), strict=True)
+    ]
     assert changed == [False] * 4 + [True] * 2
     assert part.rounds[-1].loss < part.rounds[0].loss
 
@@ -154,46 +190,92 @@ def test_layers_that_are_frozen_are_not_sent(
 def test_nodes_of_different_speeds_share_rounds_as_in_process(
     nodes: ThreadPoolExecutor, address: str, model: Any
 ) -> None:
-    asked = {"tau": "adaptive", "costs": "simulated", "speeds": (4.0, 1.0, 2.0), "budget": "time=20s", "rounds": 8}
+    asked = {
+        "tau": "adaptive",
+        "costs": "simulated",
+        "speeds": (4.0, 1.0, 2.0),
+        "budget": "time=20s",
+        "rounds": 8,
+    }
     own = {} if isinstance(model, str) else {"model": model}
     shards = made(3)
-    taking_part = [joined(nodes, address, f"n{i}", data=shard, **own) for i, shard in enumerate(shards)]
-    over_network = fedbudget.serve(address, model=model, nodes=3, quiet=True, **{**ASKED, **asked})
+    taking_part = [
+        joined(nodes, address, f"n{i}", data=shard, **own) for i, shard in enumerate(shards)
+    ]
+    over_network = fedbudget.serve(
+        address, model=model, nodes=3, quiet=True, **{**ASKED, **asked}
+    )
     assert [each.result(LONG) for each in taking_part] == [len(over_network.rounds)] * 3
-    whole = fedbudget.train(model=model, shards=shards, combine="clipped", **{**ASKED, **asked})  # as serve does
-    assert [record.work for record in over_network.rounds] == [record.work for record in whole.rounds]
-    assert any(record.work and len(set(record.work["updates"])) == 3 for record in whole.rounds)
+    whole = fedbudget.train(
+        model=model, shards=shards, combine="clipped", **{**ASKED, **asked}
+    )  # as serve does
+    assert [record.work for record in over_network.rounds] == [
+        record.work for record in whole.rounds
+    ]
+    assert any(
+        record.work and len(set(record.work["updates"])) == 3 for record in whole.rounds
+    )
     assert over_network.w.tobytes() == whole.w.tobytes()
     assert over_network.spent == whole.spent
 
 
-def test_a_module_that_is_made_already_starts_as_the_aggregators(nodes: ThreadPoolExecutor, address: str) -> None:
+def test_a_module_that_is_made_already_starts_as_the_aggregators(
+    nodes: ThreadPoolExecutor, address: str
+) -> None:
     ours, theirs = Net(), Net()
     taking_part = joined(nodes, address, "n1", model=theirs, data=made(1)[0])
-    result = fedbudget.serve(address, model=ours, quiet=True, **{**ASKED, "rounds": 1, "step_size": 1e-12})
+    result = fedbudget.serve(
+        address, model=ours, quiet=True, **{**ASKED, "rounds": 1, "step_size": 1e-12}
+    )
     assert taking_part.result(LONG) == 2
     expected = torch.cat([each.detach().reshape(-1) for each in ours.parameters()]).numpy()
     np.testing.assert_allclose(result.w, expected, rtol=1e-6)
 
 
-def test_the_aggregator_holds_data_and_tests_too(nodes: ThreadPoolExecutor, address: str) -> None:
+def test_the_aggregator_holds_data_and_tests_too(
+    nodes: ThreadPoolExecutor, address: str
+) -> None:
     one, two = made(2)
     taking_part = joined(nodes, address, "n1", model=Net, data=lambda: two)
-    result = fedbudget.serve(address, model=Net, data=one, test=two, nodes=2, quiet=True, **ASKED)
+    result = fedbudget.serve(
+        address, model=Net, data=one, test=two, nodes=2, quiet=True, **ASKED
+    )
     assert taking_part.result(LONG) == len(result.rounds)
-    whole = fedbudget.train(model=Net, shards=[one, two], test=two, costs="measured", **ASKED)
+    whole = fedbudget.train(
+        model=Net, shards=[one, two], test=two, costs="measured", **ASKED
+    )
     assert (result.w.tobytes(), result.accuracy) == (whole.w.tobytes(), whole.accuracy)
 
 
 @pytest.mark.parametrize(
     ("trained", "wrong", "words"),
     [
-        (Net, wide, "parameter 0.weight is 9 x 6 of float32 at the node, and 7 x 6 of float32 at the aggregator"),
+        (
+            Net,
+            wide,
+            "parameter 0.weight is 9 x 6 of float32 at the node, and 7 x 6 of float32 at the aggregator",
+        ),
         (Net, TorchModel(Net, loss=smooth), "the loss is smooth, written as "),
-        (TorchModel(Net, loss=smooth), Net, "the loss is the usual one at the node, and smooth, written as "),
-        (Net, None, "it trains what has a name, and the aggregator net (TorchModel, 73 parameters)"),
-        (Net, "softmax", "it trains softmax, and the aggregator net (TorchModel, 73 parameters)"),
-        ("softmax", Net, "it trains net (TorchModel, 73 parameters), and the aggregator softmax"),
+        (
+            TorchModel(Net, loss=smooth),
+            Net,
+            "the loss is the usual one at the node, and smooth, written as ",
+        ),
+        (
+            Net,
+            None,
+            "it trains what has a name, and the aggregator net (TorchModel, 73 parameters)",
+        ),
+        (
+            Net,
+            "softmax",
+            "it trains softmax, and the aggregator net (TorchModel, 73 parameters)",
+        ),
+        (
+            "softmax",
+            Net,
+            "it trains net (TorchModel, 73 parameters), and the aggregator softmax",
+        ),
         ("softmax", "svm", "it trains svm, and the aggregator softmax"),
     ],
 )
@@ -221,7 +303,7 @@ def test_a_node_with_another_model_is_refused_and_the_others_go_on(
         right.append(joined(nodes, address, "right", model=trained, data=samples))
 
     nodes.submit(join_when_early_is_refused)
-    with caplog.at_level(logging.WARNING, "fedbudget.network"):
+    with caplog.at_level(logging.WARNING, "fedbudget.api"):
         asked = {**ASKED, "rounds": None, "callbacks": [next_round]}
         result = fedbudget.serve(address, model=trained, nodes=1, quiet=True, **asked)
     assert right[0].result(LONG) >= 2
@@ -237,7 +319,9 @@ def test_a_node_with_another_model_is_refused_and_the_others_go_on(
 def test_samples_without_a_finite_loss_are_refused_by_their_own_node(
     nodes: ThreadPoolExecutor, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    samples = list(zip(*made(1)[0], strict=True))  # in a list, of which each is looked at when it is needed
+    samples = list(
+        zip(*made(1)[0], strict=True)
+    )  # in a list, of which each is looked at when it is needed
     no_numbers = [(row * np.float32("nan"), label) for row, label in samples]
     words = "the loss of net is nan before any training: either samples have numbers that are not finite"
     ill = joined(nodes, address, "ill", model=Net, data=no_numbers)
@@ -247,18 +331,24 @@ def test_samples_without_a_finite_loss_are_refused_by_their_own_node(
         return joined(nodes, address, "well", model=Net, data=samples).result(LONG)
 
     well = nodes.submit(join_when_ill_is_gone)
-    with caplog.at_level(logging.WARNING, "fedbudget.network"):
+    with caplog.at_level(logging.WARNING, "fedbudget.api"):
         result = fedbudget.serve(address, model=Net, nodes=1, quiet=True, **ASKED)
     assert well.result(LONG) == len(result.rounds)
-    assert [each.split(" at ")[0] for each in caplog.messages] == ["ill"]  # one line, which says why
+    assert [each.split(" at ")[0] for each in caplog.messages] == [
+        "ill"
+    ]  # one line, which says why
     assert words in caplog.messages[0]
     with pytest.raises(UserError, match=words):
         fedbudget.train(model=Net, shards=[no_numbers], budget="time=1s")
 
 
-def test_one_that_joins_late_takes_part_with_a_number_of_its_own(nodes: ThreadPoolExecutor, address: str) -> None:
+def test_one_that_joins_late_takes_part_with_a_number_of_its_own(
+    nodes: ThreadPoolExecutor, address: str
+) -> None:
     shards = made(3)
-    taking_part = [joined(nodes, address, f"n{i}", model=Net, data=shards[i]) for i in (0, 1)]
+    taking_part = [
+        joined(nodes, address, f"n{i}", model=Net, data=shards[i]) for i in (0, 1)
+    ]
 
     def next_round(record: fedbudget.RoundRecord) -> bool:
         if record.round == 3:
@@ -273,7 +363,9 @@ def test_one_that_joins_late_takes_part_with_a_number_of_its_own(nodes: ThreadPo
     assert [record.nodes for record in result.rounds[:-1]] == [2] * (len(result.rounds) - 1)
 
 
-def test_classes_of_nodes_are_put_together_and_other_targets_are_not(nodes: ThreadPoolExecutor, address: str) -> None:
+def test_classes_of_nodes_are_put_together_and_other_targets_are_not(
+    nodes: ThreadPoolExecutor, address: str
+) -> None:
     """Whole numbers here and others there are numbers to predict everywhere."""
     x = made(1)[0][0]
     shards = [(x, np.arange(len(x)) % 3), (x, np.linspace(0.5, 2.5, len(x)))]

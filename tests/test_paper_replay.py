@@ -10,12 +10,19 @@ import pytest
 
 from fedbudget import Result, data
 from fedbudget.data.dataset import Dataset, Part
+from fedbudget.launch.execute import execute
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import SimulatedRun, simulate
-from fedbudget.setting_types import BatchSize, Tau
-from fedbudget.settings import Settings
-from fedbudget.training import execute
-from support.paper_replay import DGD_SECONDS, SGD_SECONDS, Inputs, Replay, loss_everywhere, replay
+from fedbudget.settings.settings import Settings
+from fedbudget.settings.types import BatchSize, Tau
+from support.paper_replay import (
+    DGD_SECONDS,
+    SGD_SECONDS,
+    Inputs,
+    Replay,
+    loss_everywhere,
+    replay,
+)
 
 CASES = (1, 2, 3, 4)
 BATCHES: tuple[BatchSize, ...] = ("full", 40)
@@ -33,9 +40,13 @@ def regression() -> Dataset:
     """Samples of a linear law, with noise, in six groups that lie apart."""
     rng = np.random.default_rng(3)
     labels = rng.integers(0, 6, 600)
-    x = (rng.normal(size=(600, 8)) + 0.5 * rng.normal(size=(6, 8))[labels]).astype(np.float32)
+    x = (rng.normal(size=(600, 8)) + 0.5 * rng.normal(size=(6, 8))[labels]).astype(
+        np.float32
+    )
     values = x @ rng.normal(size=8) + 0.3 * rng.normal(size=600) + 0.5 * labels
-    return Dataset("regression", Part(x, labels, values), classes=tuple("abcdef")).standardised()
+    return Dataset(
+        "regression", Part(x, labels, values), classes=tuple("abcdef")
+    ).standardised()
 
 
 def require_same(
@@ -59,7 +70,10 @@ def require_same(
             **options,
         }
     )
-    prepared = simulate(settings, Overrides(dataset=regression() if model == "linear" else data.load("digits")))
+    prepared = simulate(
+        settings,
+        Overrides(dataset=regression() if model == "linear" else data.load("digits")),
+    )
     result = execute(prepared)
     inputs = given(prepared, result, case)
     replayed = replay(inputs, [record.tau for record in result.rounds])
@@ -67,13 +81,24 @@ def require_same(
     assert len(replayed.ties) <= 1
     for record, round_ in zip(result.rounds, replayed.rounds, strict=True):
         for name in ("spent", "c", "b"):
-            assert list(getattr(record, name).values()) == pytest.approx(getattr(round_, name), rel=1e-9), name
-        assert (record.loss, record.best_loss) == pytest.approx((round_.loss, round_.best_loss), rel=1e-5)
+            assert list(getattr(record, name).values()) == pytest.approx(
+                getattr(round_, name), rel=1e-9
+            ), name
+        assert (record.loss, record.best_loss) == pytest.approx(
+            (round_.loss, round_.best_loss), rel=1e-5
+        )
         if round_.estimates is not None:
-            assert (record.rho, record.beta, record.delta) == pytest.approx(round_.estimates, rel=1e-3, abs=1e-9)
+            assert (record.rho, record.beta, record.delta) == pytest.approx(
+                round_.estimates, rel=1e-3, abs=1e-9
+            )
     whole = prepared.shards.table
-    samples = whole.scaled(np.arange(len(whole))).astype(np.float64), whole.y.astype(np.float64)
-    assert result.loss == pytest.approx(loss_everywhere(inputs, replayed.w, samples), rel=1e-5)
+    samples = (
+        whole.scaled(np.arange(len(whole))).astype(np.float64),
+        whole.y.astype(np.float64),
+    )
+    assert result.loss == pytest.approx(
+        loss_everywhere(inputs, replayed.w, samples), rel=1e-5
+    )
     return result, replayed
 
 
@@ -84,7 +109,10 @@ def given(prepared: SimulatedRun, result: Result, case: int) -> Inputs:
     rows = [shards.rows_of(node) for node in nodes]
     inputs = Inputs(
         model=cast(Literal["svm", "linear"], settings.model),
-        nodes=[(table.scaled(own).astype(np.float64), table.y[own].astype(np.float64)) for own in rows],
+        nodes=[
+            (table.scaled(own).astype(np.float64), table.y[own].astype(np.float64))
+            for own in rows
+        ],
         budget=dict(result.budget),
         seconds=DGD_SECONDS[case] if settings.batch_size == "full" else SGD_SECONDS,
         aggregation_factor=settings.aggregation_factor,
@@ -100,7 +128,11 @@ def given(prepared: SimulatedRun, result: Result, case: int) -> Inputs:
         inputs = replace(inputs, wire_bytes=[record.b["bytes"] for record in result.rounds])
     if settings.phi is not None:
         inputs = replace(inputs, phi=settings.phi)
-    return replace(inputs, eta=settings.step_size) if isinstance(settings.step_size, float) else inputs
+    return (
+        replace(inputs, eta=settings.step_size)
+        if isinstance(settings.step_size, float)
+        else inputs
+    )
 
 
 @pytest.mark.parametrize(("case", "batch"), list(product(CASES, BATCHES)))
@@ -116,7 +148,13 @@ def test_one_resource() -> None:
 
 def test_other_parameters() -> None:
     """η, φ, γ and τ_max are where the paper has them, and b is what a slower aggregation costs."""
-    options: dict[str, Any] = {"step_size": 0.03, "phi": 0.1, "gamma": 2.5, "tau_max": 9, "aggregation_factor": 0.3}
+    options: dict[str, Any] = {
+        "step_size": 0.03,
+        "phi": 0.1,
+        "gamma": 2.5,
+        "tau_max": 9,
+        "aggregation_factor": 0.3,
+    }
     result, _ = require_same("linear", case=4, budget=("time=4s",), **options)
     assert max(record.tau for record in result.rounds) <= 9
 
@@ -134,14 +172,21 @@ def test_short_budgets() -> None:
     for seed, seconds in product(range(3), (0.7, 1.1, 1.6, 2.5)):
         for tau in ("adaptive", 1):
             result, _ = require_same(
-                case=2, budget=(f"time={seconds}s",), seed=seed, tau=tau, train_samples=200, batch=9
+                case=2,
+                budget=(f"time={seconds}s",),
+                seed=seed,
+                tau=tau,
+                train_samples=200,
+                batch=9,
             )
             rounds.add(len(result.rounds))
     assert {3, 4, 5} < rounds
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "case", "batch"), list(product(("svm", "linear"), CASES, BATCHES)))
+@pytest.mark.parametrize(
+    ("model", "case", "batch"), list(product(("svm", "linear"), CASES, BATCHES))
+)
 def test_many(model: Literal["svm", "linear"], case: int, batch: BatchSize) -> None:
     """All budgets with three seeds; of fixed τ, one resource and two."""
     for budget, seed in product(BUDGETS, range(3)):

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.persistence import persistently
+from fedbudget.durable_files import persistently
 
 TAKES_ALL = """
 import os, sys
 from pathlib import Path
 from fedbudget import atomic_file
-from fedbudget.persistence import keep_descriptors, persistently
+from fedbudget.durable_files import keep_descriptors, persistently
 keep_descriptors()
 taken = []
 try:
@@ -51,7 +51,9 @@ def test_what_passes_is_waited_for() -> None:
     assert persistently(action) == "done"
 
 
-@pytest.mark.parametrize(("number", "patience"), [(errno.EACCES, 10.0), (errno.ENOSPC, 0.0)])
+@pytest.mark.parametrize(
+    ("number", "patience"), [(errno.EACCES, 10.0), (errno.ENOSPC, 0.0)]
+)
 def test_what_does_not_pass_is_told(number: int, patience: float) -> None:
     def action() -> None:
         raise OSError(number, os.strerror(number))

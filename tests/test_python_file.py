@@ -57,25 +57,35 @@ def test_what_other_processes_could_not_find_is_known(tmp_path: Path) -> None:
     [
         ("class Net: pass", "Nett", "has no Nett; did you mean Net?"),
         ("", "Net", "has no Net; it has nothing"),
-        ("x = 1\ny = x / 0", "y", "cannot be used: line 2: ZeroDivisionError: division by zero"),
+        (
+            "x = 1\ny = x / 0",
+            "y",
+            "cannot be used: line 2: ZeroDivisionError: division by zero",
+        ),
         ("def f(:\n  pass", "f", "cannot be used: line 1: SyntaxError: "),
         ("import sys\nsys.exit('no')", "f", "cannot be used: line 2: SystemExit: no"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, name: str, complaint: str) -> None:
+def test_what_is_wrong_with_a_file_is_said(
+    tmp_path: Path, text: str, name: str, complaint: str
+) -> None:
     with pytest.raises(UserError) as error:
         load(f"{write(tmp_path, text)}:{name}")
     assert complaint in str(error.value)
 
 
 def test_a_reference_without_a_name_or_a_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"net\.py: say what of the file is meant, as net\.py:NAME"):
+    with pytest.raises(
+        UserError, match=r"net\.py: say what of the file is meant, as net\.py:NAME"
+    ):
         load("net.py")
     with pytest.raises(UserError, match=r"nowhere\.py does not exist"):
         load("nowhere.py:Net")
 
 
-def test_a_reference_is_resolved_and_a_name_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_is_resolved_and_a_name_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert resolved("net.py:Net") == f"{tmp_path.resolve()}/net.py:Net"
     assert resolved("softmax") == "softmax"

@@ -10,7 +10,15 @@ import fedbudget
 from fedbudget.randomness import Stream, generator
 
 SOURCES = Path(fedbudget.__file__).parent
-MAKERS = {"default_rng", "SeedSequence", "RandomState", "PCG64", "MT19937", "Philox", "SFC64"}
+MAKERS = {
+    "default_rng",
+    "SeedSequence",
+    "RandomState",
+    "PCG64",
+    "MT19937",
+    "Philox",
+    "SFC64",
+}
 CALLS = {
     "randomness.py": 1,
     "models/kmeans.py": 1,  # the first centers, from the seed alone: another stream would change every run of k-means
@@ -22,7 +30,14 @@ CALLS = {
 def test_numbers_are_unique_and_kept() -> None:
     """A number that changes changes runs; one that is there twice gives two things the same draws."""
     numbers = {name: stream.value for name, stream in Stream.__members__.items()}
-    first = {"MINI_BATCHES": 0, "PARTITION": 1, "COSTS": 2, "SAMPLES": 3, "ABSENCE": 4, "FORECASTS": 5}
+    first = {
+        "MINI_BATCHES": 0,
+        "PARTITION": 1,
+        "COSTS": 2,
+        "SAMPLES": 3,
+        "ABSENCE": 4,
+        "FORECASTS": 5,
+    }
     assert numbers == {**first, "SPEEDS": 6, "ATTACK": 7, "PRIVACY": 8, "SAMPLE_PRIVACY": 9}
 
 
@@ -34,7 +49,9 @@ def test_streams_of_a_seed_differ(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32, 2**64 - 1])
 def test_mini_batches_follow_the_seed_alone(seed: int) -> None:
-    assert generator(seed, Stream.MINI_BATCHES).bytes(16) == np.random.default_rng(seed).bytes(16)
+    assert generator(seed, Stream.MINI_BATCHES).bytes(16) == np.random.default_rng(
+        seed
+    ).bytes(16)
 
 
 def test_nothing_else_makes_generators() -> None:
@@ -47,7 +64,11 @@ def test_nothing_else_makes_generators() -> None:
 
 def test_reading_names_sees_every_spelling(tmp_path: Path) -> None:
     path = tmp_path / "a.py"
-    for line in ("np.random.default_rng(1)", "from numpy.random import default_rng as d", "default_rng([1, 2])"):
+    for line in (
+        "np.random.default_rng(1)",
+        "from numpy.random import default_rng as d",
+        "default_rng([1, 2])",
+    ):
         path.write_text(line)
         assert "default_rng" in _names(path)
 

@@ -15,8 +15,12 @@ import fedbudget
 from support.processes import Command, Commands, commands, summary
 
 ROOT = Path(__file__).parents[1]
-COMPOSE = yaml.safe_load((ROOT / "examples" / "compose" / "compose.yaml").read_text(encoding="utf-8"))
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+COMPOSE = yaml.safe_load(
+    (ROOT / "examples" / "compose" / "compose.yaml").read_text(encoding="utf-8")
+)
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+    "optional-dependencies"
+]
 
 
 def tool(name: str) -> ModuleType:
@@ -52,11 +56,15 @@ def test_release_notes_are_those_of_this_version() -> None:
         ("CHANGELOG.md", "\n## ", "\n## 9.9.9 (2030-01-01)\n\n## "),
     ],
 )
-def test_no_release_where_files_differ(tmp_path: Path, file: str, old: str, new: str) -> None:
+def test_no_release_where_files_differ(
+    tmp_path: Path, file: str, old: str, new: str
+) -> None:
     for name in ("src/fedbudget/__init__.py", "CITATION.cff", "CHANGELOG.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         text = (ROOT / name).read_text(encoding="utf-8")
-        (tmp_path / name).write_text(text.replace(old, new, 1) if name == file else text, encoding="utf-8")
+        (tmp_path / name).write_text(
+            text.replace(old, new, 1) if name == file else text, encoding="utf-8"
+        )
     with pytest.raises(SystemExit, match=r"9\.9\.9"):
         tool("release_notes").notes(fedbudget.__version__, tmp_path)
 
@@ -64,11 +72,17 @@ def test_no_release_where_files_differ(tmp_path: Path, file: str, old: str, new:
 def test_every_extra_is_tried() -> None:
     """An extra that `tools/try_wheel.py` does nothing with would only be installed."""
     trial = tool("try_wheel")
-    idle = [extra for extra in EXTRAS if not {extra} & {*trial._COMMANDS, *trial._PROGRAMS, "node", "dev"}]
+    idle = [
+        extra
+        for extra in EXTRAS
+        if not {extra} & {*trial._COMMANDS, *trial._PROGRAMS, "node", "dev"}
+    ]
     assert idle == []
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "docker").glob("*.Dockerfile")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "docker").glob("*.Dockerfile")), ids=lambda file: file.stem
+)
 def test_images_are_made_of_what_there_is(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
@@ -86,7 +100,9 @@ def test_workflows_call_what_there_is() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for file in sorted((ROOT / ".github").rglob("*.yml")):
         read = yaml.safe_load(file.read_text(encoding="utf-8"))
-        steps = [step for job in read.get("jobs", {}).values() for step in job.get("steps", ())]
+        steps = [
+            step for job in read.get("jobs", {}).values() for step in job.get("steps", ())
+        ]
         for line in [step["run"] for step in steps if "run" in step]:
             words = shlex.split(line)
             if words[0] == "make":
@@ -113,9 +129,17 @@ _BUDGET = "${BUDGET:-30s}"
 
 def _container(start: Commands, name: str) -> Command:
     service = COMPOSE["services"][name]
-    file = (ROOT / "docker" / Path(service["build"]["dockerfile"]).name).read_text(encoding="utf-8")
+    file = (ROOT / "docker" / Path(service["build"]["dockerfile"]).name).read_text(
+        encoding="utf-8"
+    )
     entry = re.search(r"^ENTRYPOINT \[(.+)\]$", file, re.MULTILINE)
     assert entry is not None
     command = " ".join([*re.findall(r'"([^"]+)"', entry[1])[1:], service["command"]])
     here = re.sub(r"(0\.0\.0\.0|aggregator):7700", "localhost:7792", command)
-    return start.run(*shlex.split(here.replace("/secrets", "secrets").replace("/runs", "runs").replace(_BUDGET, "3s")))
+    return start.run(
+        *shlex.split(
+            here.replace("/secrets", "secrets")
+            .replace("/runs", "runs")
+            .replace(_BUDGET, "3s")
+        )
+    )

@@ -14,9 +14,9 @@ import fedbudget
 from fedbudget import data
 from fedbudget.errors import UserError
 from fedbudget.models import catalogue
-from fedbudget.option import declarations
-from fedbudget.setting_types import SettingsOptions
-from fedbudget.settings import DATASETS, MODELS, Settings
+from fedbudget.settings.option import declarations
+from fedbudget.settings.settings import DATASETS, MODELS, Settings
+from fedbudget.settings.types import SettingsOptions
 
 positive = st.floats(1e-9, 1e9)
 settings_of_any_kind = st.builds(
@@ -49,7 +49,9 @@ def read(folder: Path, text: str) -> dict[str, object]:
 
 @hypothesis_settings(deadline=None)  # it writes files
 @given(settings=settings_of_any_kind)
-def test_settings_written_and_read_are_the_same(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_settings_written_and_read_are_the_same(
+    settings: Settings, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.mktemp("settings") / "config.toml"
     path.write_text(settings.to_toml(), encoding="utf-8")
     assert Settings(**Settings.from_toml(path)) == settings
@@ -105,10 +107,15 @@ def test_a_file_has_the_names_of_the_options_and_all_of_them(tmp_path: Path) -> 
 
 
 def test_a_file_may_say_only_some(tmp_path: Path) -> None:
-    assert read(tmp_path, "nodes = 7\nbatch-size = 'full'\n") == {"nodes": 7, "batch_size": "full"}
+    assert read(tmp_path, "nodes = 7\nbatch-size = 'full'\n") == {
+        "nodes": 7,
+        "batch_size": "full",
+    }
 
 
-def test_one_limit_needs_no_list_and_whole_numbers_may_stand_for_real_ones(tmp_path: Path) -> None:
+def test_one_limit_needs_no_list_and_whole_numbers_may_stand_for_real_ones(
+    tmp_path: Path,
+) -> None:
     found = read(tmp_path, "budget = 'time=3s'\nphi = 1\n")
     assert found["budget"] == ("time=3s",)
     assert (found["phi"], type(found["phi"])) == (1.0, float)
@@ -133,13 +140,17 @@ def test_one_limit_needs_no_list_and_whole_numbers_may_stand_for_real_ones(tmp_p
         ("nodes = ", "is not valid TOML"),
     ],
 )
-def test_a_wrong_file_is_refused_by_name_and_key(tmp_path: Path, text: str, message: str) -> None:
+def test_a_wrong_file_is_refused_by_name_and_key(
+    tmp_path: Path, text: str, message: str
+) -> None:
     with pytest.raises(UserError, match=rf"settings\.toml.*{message}"):
         read(tmp_path, text)
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"none\.toml cannot be read: No such file or directory"):
+    with pytest.raises(
+        UserError, match=r"none\.toml cannot be read: No such file or directory"
+    ):
         Settings.from_toml(tmp_path / "none.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match=r"binary\.toml is not valid TOML"):
@@ -150,7 +161,10 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     ("wrong", "message"),
     [
         ({"tau": 0}, "tau must be adaptive or a whole number of at least 1, not 0"),
-        ({"tau": "fast"}, "tau must be adaptive or a whole number of at least 1, not 'fast'"),
+        (
+            {"tau": "fast"},
+            "tau must be adaptive or a whole number of at least 1, not 'fast'",
+        ),
         ({"phi": 0.0}, "phi must be a positive number, not 0"),
         ({"gamma": 0.9}, "gamma must be a number of at least 1, not 0.9"),
         ({"tau_max": 0}, "tau_max must be a whole number of at least 1, not 0"),
@@ -160,42 +174,89 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         ({"partition": "half"}, "partition 'half' is not understood"),
         ({"costs": "guessed"}, "costs must be simulated or measured, not 'guessed'"),
         ({"step_size": 0.0}, "step_size must be auto or a positive number, not 0"),
-        ({"step_size": float("nan")}, "step_size must be auto or a positive number, not nan"),
-        ({"step_size": float("inf")}, "step_size must be auto or a positive number, not inf"),
-        ({"step_size": "large"}, "step_size must be auto or a positive number, not 'large'"),
-        ({"method": "centralized", "step_size": "auto"}, "centralized descent needs a step_size that is a number"),
-        ({"batch_size": "half"}, "batch_size must be full or a whole number of at least 1, not 'half'"),
+        (
+            {"step_size": float("nan")},
+            "step_size must be auto or a positive number, not nan",
+        ),
+        (
+            {"step_size": float("inf")},
+            "step_size must be auto or a positive number, not inf",
+        ),
+        (
+            {"step_size": "large"},
+            "step_size must be auto or a positive number, not 'large'",
+        ),
+        (
+            {"method": "centralized", "step_size": "auto"},
+            "centralized descent needs a step_size that is a number",
+        ),
+        (
+            {"batch_size": "half"},
+            "batch_size must be full or a whole number of at least 1, not 'half'",
+        ),
         ({"nodes": 0}, "nodes must be a whole number of at least 1, not 0"),
         ({"nodes": "5"}, "nodes must be a whole number of at least 1, not '5'"),
         ({"rounds": 2.5}, r"rounds must be a whole number of at least 1, not 2\.5"),
         ({"seed": True}, "seed must be a whole number of at least 0, not True"),
-        ({"speeds": ["fast"]}, r"speeds must be a list of numbers or a text, not \['fast'\]"),
-        ({"speeds": "fast"}, r"speeds must be a number for each node, as 4,4,1,1,1, or lognormal:SPREAD .* 'fast'"),
+        (
+            {"speeds": ["fast"]},
+            r"speeds must be a list of numbers or a text, not \['fast'\]",
+        ),
+        (
+            {"speeds": "fast"},
+            r"speeds must be a number for each node, as 4,4,1,1,1, or lognormal:SPREAD .* 'fast'",
+        ),
         ({"speeds": "lognormal:9"}, "a spread of at most 5, not 'lognormal:9'"),
-        ({"speeds": (1, 4), "method": "centralized"}, "centralized descent has no nodes, and no speeds"),
+        (
+            {"speeds": (1, 4), "method": "centralized"},
+            "centralized descent has no nodes, and no speeds",
+        ),
         ({"speeds": (1, 4), "costs": "measured"}, "speeds are of simulated costs"),
         ({"watts": -1}, "watts must be a number of at least 0, not -1"),
-        ({"test_share": 1.0}, r"test_share must be a number of at least 0 and below 1, not 1\.0"),
+        (
+            {"test_share": 1.0},
+            r"test_share must be a number of at least 0 and below 1, not 1\.0",
+        ),
         (
             {"method": "papr"},
             r"method must be accelerated, frugal, paper, .*; did you mean paper\?",
         ),
         ({"rounds": 0}, "rounds must be a whole number of at least 1, not 0"),
         ({"delta": "loss"}, "delta must be gradient or parameters, not 'loss'"),
-        ({"participation": 0.0}, "participation must be a number of more than 0 and at most 1, not 0"),
-        ({"participation": 1.5}, "participation must be a number of more than 0 and at most 1, not 1.5"),
-        ({"method": "centralized", "drift_correction": True}, "centralized descent has no drift_correction"),
-        ({"method": "asynchronous", "participation": 0.5}, "asynchronous descent has no .* participation"),
+        (
+            {"participation": 0.0},
+            "participation must be a number of more than 0 and at most 1, not 0",
+        ),
+        (
+            {"participation": 1.5},
+            "participation must be a number of more than 0 and at most 1, not 1.5",
+        ),
+        (
+            {"method": "centralized", "drift_correction": True},
+            "centralized descent has no drift_correction",
+        ),
+        (
+            {"method": "asynchronous", "participation": 0.5},
+            "asynchronous descent has no .* participation",
+        ),
         (
             {"update": "fedadm"},
             r"update must be average, accelerate, .*; did you mean fedadam\?",
         ),
-        ({"method": "centralized", "update": "fedadam"}, "centralized descent has no update, combine, "),
-        ({"step_fall": 1.5}, r"step_fall must be a number of at least 0 and at most 1, not 1\.5"),
+        (
+            {"method": "centralized", "update": "fedadam"},
+            "centralized descent has no update, combine, ",
+        ),
+        (
+            {"step_fall": 1.5},
+            r"step_fall must be a number of at least 0 and at most 1, not 1\.5",
+        ),
         ({"seed": -1}, "seed must be a whole number of at least 0, not -1"),
     ],
 )
-def test_wrong_values_are_refused_when_settings_are_made(wrong: dict[str, object], message: str) -> None:
+def test_wrong_values_are_refused_when_settings_are_made(
+    wrong: dict[str, object], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         Settings(**wrong)  # type: ignore[arg-type]
 
@@ -219,11 +280,17 @@ class TestFromPython:
     def test_arguments_agree_with_the_fields(self) -> None:
         """`train` has some of types of its own, which take more, and all else with the fields'."""
         wider = ("model", "dataset", "budget", "until", "step_size", "update", "combine")
-        fields_of = {name: declared.type for name, declared in declarations(Settings).items() if name not in wider}
+        fields_of = {
+            name: declared.type
+            for name, declared in declarations(Settings).items()
+            if name not in wider
+        }
         assert get_type_hints(SettingsOptions, include_extras=True) == fields_of
 
     def test_case_and_task_are_short_for_settings(self) -> None:
-        assert Settings.from_python(case=3, nodes=2) == Settings(partition="case:3", nodes=2)
+        assert Settings.from_python(case=3, nodes=2) == Settings(
+            partition="case:3", nodes=2
+        )
         made = Settings.from_python(task="svm-sgd-mnist", budget="time=2s", phi=1)
         assert (made.dataset, made.budget, made.phi) == ("mnist", ("time=2s",), 1.0)
 
@@ -237,7 +304,10 @@ class TestFromPython:
             ({"case": 2, "partition": "files"}, "^give case or partition, not both$"),
             ({"model": "sofmax"}, r"unknown model 'sofmax'; did you mean softmax\?"),
             ({"dataset": "digit"}, r"unknown dataset 'digit'; did you mean digits\?"),
-            ({"task": "svm-sgd-mnst"}, r"unknown task 'svm-sgd-mnst'; did you mean svm-sgd-mnist\?"),
+            (
+                {"task": "svm-sgd-mnst"},
+                r"unknown task 'svm-sgd-mnst'; did you mean svm-sgd-mnist\?",
+            ),
         ],
     )
     def test_errors_speak_of_arguments(self, options: dict[str, Any], message: str) -> None:

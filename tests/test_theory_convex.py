@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget import theory
 from fedbudget.arrays import Float64
+from fedbudget.budget import theory
 from support.problems import LocalGradient, Trajectory, algorithm_1
 from support.regression import Regression
 
@@ -20,14 +20,18 @@ relaxed = settings(deadline=None, max_examples=80)
     delta=st.floats(1e-6, 1e6),
     x=st.lists(st.integers(0, 10**6), min_size=1),
 )
-def test_is_never_above_the_papers(eta: float, product: float, delta: float, x: list[int]) -> None:
+def test_is_never_above_the_papers(
+    eta: float, product: float, delta: float, x: list[int]
+) -> None:
     constants = {"eta": eta, "beta": product / eta, "delta": delta}
     assert (theory.h_convex(x, **constants) <= theory.h(x, **constants) * (1 + 1e-12)).all()
 
 
 def test_is_the_papers_where_there_are_two_updates() -> None:
     constants = {"eta": 0.5, "beta": 1.5, "delta": 3.0}
-    assert float(theory.h_convex(2, **constants)) == pytest.approx(float(theory.h(2, **constants)), rel=1e-14)
+    assert float(theory.h_convex(2, **constants)) == pytest.approx(
+        float(theory.h(2, **constants)), rel=1e-14
+    )
 
 
 def test_needs_steps_that_bring_points_closer() -> None:
@@ -36,8 +40,15 @@ def test_needs_steps_that_bring_points_closer() -> None:
 
 
 @relaxed
-@given(seed=st.integers(0, 2**32 - 1), share=st.floats(0.02, 2.0), tau=st.integers(1, 12), rounds=st.integers(1, 5))
-def test_distributed_regression_stays_within_it(seed: int, share: float, tau: int, rounds: int) -> None:
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    share=st.floats(0.02, 2.0),
+    tau=st.integers(1, 12),
+    rounds=st.integers(1, 5),
+)
+def test_distributed_regression_stays_within_it(
+    seed: int, share: float, tau: int, rounds: int
+) -> None:
     regression = Regression.random(seed, spread=1.0)
     eta = share / regression.beta * (1 - 1e-9)
     path = regression.descend(tau, rounds, eta)
@@ -48,7 +59,9 @@ def test_distributed_regression_stays_within_it(seed: int, share: float, tau: in
 
 @relaxed
 @given(seed=st.integers(0, 2**32 - 1), share=st.floats(0.02, 2.0), tau=st.integers(1, 15))
-def test_distributed_logistic_regression_stays_within_it(seed: int, share: float, tau: int) -> None:
+def test_distributed_logistic_regression_stays_within_it(
+    seed: int, share: float, tau: int
+) -> None:
     """A loss whose curvature changes with w."""
     rng = np.random.default_rng(seed)
     nodes, features, samples = int(rng.integers(2, 5)), int(rng.integers(1, 5)), 15
@@ -65,12 +78,16 @@ def test_distributed_logistic_regression_stays_within_it(seed: int, share: float
     gradients = [local(node) for node in range(nodes)]
     beta = max(float(np.linalg.eigvalsh(own.T @ own / samples)[-1]) for own in x) / 4
     eta = share / beta * (1 - 1e-9)
-    path = algorithm_1(gradients, [1] * nodes, rng.normal(size=features), tau=tau, rounds=3, eta=eta)
+    path = algorithm_1(
+        gradients, [1] * nodes, rng.normal(size=features), tau=tau, rounds=3, eta=eta
+    )
     points = path.v.reshape(-1, features)
     apart = np.array([[own(v) for own in gradients] for v in points])
     apart -= apart.mean(axis=1, keepdims=True)
     delta = float(np.linalg.norm(apart, axis=2).max(axis=0).mean())
-    require_within(path, theory.h_convex(np.arange(tau + 1), eta=eta, beta=beta, delta=delta))
+    require_within(
+        path, theory.h_convex(np.arange(tau + 1), eta=eta, beta=beta, delta=delta)
+    )
 
 
 def require_within(path: Trajectory, bound: Float64) -> None:
@@ -87,6 +104,8 @@ def test_is_no_loose_promise() -> None:
         regression = Regression.random(seed, spread=1.0)
         eta = 0.02 / regression.beta
         path = regression.descend(10, 1, eta)
-        bound = theory.h_convex(10, eta=eta, beta=regression.beta, delta=regression.delta(path.v[0]))
+        bound = theory.h_convex(
+            10, eta=eta, beta=regression.beta, delta=regression.delta(path.v[0])
+        )
         worst = max(worst, float(np.linalg.norm(path.w[10] - path.v[0, 10])) / float(bound))
     assert 0.3 < worst <= 1

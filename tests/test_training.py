@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 import fedbudget
 from fedbudget import data
 from fedbudget.arrays import Float32
+from fedbudget.launch.execute import default_folder
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
 from fedbudget.models import Softmax, loss_over
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
-from fedbudget.setting_types import BatchSize
-from fedbudget.settings import Settings
-from fedbudget.training import default_folder
+from fedbudget.settings.settings import Settings
+from fedbudget.settings.types import BatchSize
 
 DIGITS = data.load("digits")
 ETA = 0.1
@@ -28,7 +28,9 @@ ETA = 0.1
 
 def distance(w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
     """½ mean ‖x - w‖², whose gradient is w - mean(x), and whose minimum is the mean."""
-    return 0.5 * float(np.square(x - w, dtype=np.float64).sum(axis=1).mean()), w - x.mean(axis=0)
+    return 0.5 * float(np.square(x - w, dtype=np.float64).sum(axis=1).mean()), w - x.mean(
+        axis=0
+    )
 
 
 def centre() -> fedbudget.FunctionModel:
@@ -37,7 +39,10 @@ def centre() -> fedbudget.FunctionModel:
 
 def clouds(sizes: Sequence[int] = (4, 10, 30)) -> list[tuple[NDArray[np.float32], None]]:
     rng = np.random.default_rng(0)
-    return [(rng.normal(node, 1.0, (size, 3)).astype(np.float32), None) for node, size in enumerate(sizes)]
+    return [
+        (rng.normal(node, 1.0, (size, 3)).astype(np.float32), None)
+        for node, size in enumerate(sizes)
+    ]
 
 
 class TestOwnModelOnOwnShards:
@@ -58,23 +63,39 @@ class TestOwnModelOnOwnShards:
         everything = np.concatenate([x for x, _ in shards]).astype(np.float64)
         expected = everything.mean(axis=0) * (1 - (1 - ETA) ** (rounds * tau))
         assert result.w == pytest.approx(expected, rel=1e-5)
-        assert result.loss == pytest.approx(0.5 * np.square(everything - expected).sum(axis=1).mean(), rel=1e-5)
-        assert (result.aggregations, result.local_updates, result.stopped_by) == (rounds, rounds * tau, "rounds")
+        assert result.loss == pytest.approx(
+            0.5 * np.square(everything - expected).sum(axis=1).mean(), rel=1e-5
+        )
+        assert (result.aggregations, result.local_updates, result.stopped_by) == (
+            rounds,
+            rounds * tau,
+            "rounds",
+        )
 
     def test_shards_are_the_nodes(self) -> None:
         result = fedbudget.train(model=centre(), shards=clouds(), budget="time=1s")
         assert {record.nodes for record in result.rounds} == {3}
 
     def test_accuracy_is_over_the_test_samples_given(self) -> None:
-        model = fedbudget.FunctionModel(distance, initial=np.zeros(3), predict=lambda w, x: x[:, 0] > 0)
+        model = fedbudget.FunctionModel(
+            distance, initial=np.zeros(3), predict=lambda w, x: x[:, 0] > 0
+        )
         shards = [(x, np.zeros(len(x))) for x, _ in clouds()]
-        test = (np.array([[1.0, 0, 0], [2, 0, 0], [-1, 0, 0], [-2, 0, 0]], np.float32), np.array([1, 0, 0, 1]))
+        test = (
+            np.array([[1.0, 0, 0], [2, 0, 0], [-1, 0, 0], [-2, 0, 0]], np.float32),
+            np.array([1, 0, 0, 1]),
+        )
         result = fedbudget.train(model=model, shards=shards, test=test, budget="time=1s")
         assert result.accuracy == 0.5
-        assert fedbudget.train(model=centre(), shards=clouds(), budget="time=1s").accuracy is None
+        assert (
+            fedbudget.train(model=centre(), shards=clouds(), budget="time=1s").accuracy
+            is None
+        )
 
     def test_two_budgets_hold_at_once_with_any_model(self) -> None:
-        result = fedbudget.train(model=centre(), shards=clouds(), budget=["time=1h", "bytes=5kB"], step_size=ETA)
+        result = fedbudget.train(
+            model=centre(), shards=clouds(), budget=["time=1h", "bytes=5kB"], step_size=ETA
+        )
         assert result.stopped_by == "bytes"
 
 
@@ -84,9 +105,13 @@ def test_a_named_model_learns_from_shards_in_memory() -> None:
     for node in range(3):
         x = rng.normal(0.3 * node, 1.0, (50, 4)).astype(np.float32)
         shards.append((x, np.where(x[:, 0] - x[:, 1] > 0, "above", "below")))
-    result = fedbudget.train(model="svm", shards=shards, budget="time=5s", batch_size="full", step_size=ETA)
+    result = fedbudget.train(
+        model="svm", shards=shards, budget="time=5s", batch_size="full", step_size=ETA
+    )
     x = np.concatenate([x for x, _ in shards]).astype(np.float64)
-    y = np.where(np.concatenate([kinds for _, kinds in shards]) == "below", 1, -1)  # the second class in order
+    y = np.where(
+        np.concatenate([kinds for _, kinds in shards]) == "below", 1, -1
+    )  # the second class in order
     w = result.w.astype(np.float64)
     slack = np.maximum(0, 1 - y * (x @ w))
     assert result.loss == pytest.approx(0.05 * w @ w + 0.5 * np.mean(slack**2), rel=1e-5)
@@ -104,19 +129,32 @@ class TestResult:
         taus = [record.tau for record in result.rounds]
         assert result.aggregations == sum(tau > 0 for tau in taus)
         assert result.local_updates == sum(taus) == result.rounds[-1].t
-        assert result.average_tau == pytest.approx(result.local_updates / result.aggregations)
-        assert result.update_weighted_tau == pytest.approx(sum(tau**2 for tau in taus) / sum(taus))
+        assert result.average_tau == pytest.approx(
+            result.local_updates / result.aggregations
+        )
+        assert result.update_weighted_tau == pytest.approx(
+            sum(tau**2 for tau in taus) / sum(taus)
+        )
 
-    def test_spent_is_the_sum_of_costs_and_overshoot_what_is_beyond_the_budget(self, result: fedbudget.Result) -> None:
+    def test_spent_is_the_sum_of_costs_and_overshoot_what_is_beyond_the_budget(
+        self, result: fedbudget.Result
+    ) -> None:
         for name, limit in {"time": 4.0, "energy": 90.0}.items():
-            total = sum(record.c[name] * max(1, record.tau) + record.b[name] for record in result.rounds)
+            total = sum(
+                record.c[name] * max(1, record.tau) + record.b[name]
+                for record in result.rounds
+            )
             assert result.spent[name] == pytest.approx(total)
             assert result.budget[name] == limit
             assert result.overshoot[name] == pytest.approx(max(0, total - limit))
 
-    def test_accuracy_is_looked_at_often_enough_to_draw_but_not_in_every_round(self) -> None:
+    def test_accuracy_is_looked_at_often_enough_to_draw_but_not_in_every_round(
+        self,
+    ) -> None:
         result = fedbudget.train(dataset=DIGITS, case=2, budget="time=20s", tau=1)
-        looked = [record.spent["time"] for record in result.rounds if record.accuracy is not None]
+        looked = [
+            record.spent["time"] for record in result.rounds if record.accuracy is not None
+        ]
         assert 40 <= len(looked) <= 52 < len(result.rounds)
         assert max(np.diff([0.0, *looked])) < 20 / 50 + 0.5  # one round takes some 0.15
 
@@ -128,11 +166,14 @@ class TestResult:
 
 class TestBudgets:
     def rounds_with(self, *budget: str) -> tuple[int, str]:
-        result = fedbudget.train(model="svm", dataset=DIGITS, case=2, tau=5, budget=budget, seed=1)
+        result = fedbudget.train(
+            model="svm", dataset=DIGITS, case=2, tau=5, budget=budget, seed=1
+        )
         return len(result.rounds), result.stopped_by
 
     @pytest.mark.parametrize(
-        ("time", "size", "binds"), [("time=3s", "bytes=1MB", "time"), ("time=60s", "bytes=40kB", "bytes")]
+        ("time", "size", "binds"),
+        [("time=3s", "bytes=1MB", "time"), ("time=60s", "bytes=40kB", "bytes")],
     )
     def test_of_two_budgets_the_run_makes_the_rounds_of_the_one_that_binds(
         self, time: str, size: str, binds: str
@@ -145,7 +186,11 @@ class TestBudgets:
 
     @pytest.mark.parametrize(
         ("budget", "binds"),
-        [(["time=6s", "bytes=2MB"], "time"), (["time=60s", "bytes=120kB"], "bytes"), (["cpu=2s", "money=1"], "cpu")],
+        [
+            (["time=6s", "bytes=2MB"], "time"),
+            (["time=60s", "bytes=120kB"], "bytes"),
+            (["cpu=2s", "money=1"], "cpu"),
+        ],
     )
     def test_the_resource_that_stops_an_adaptive_run_is_the_one_that_is_used_up(
         self, budget: list[str], binds: str
@@ -186,7 +231,8 @@ def test_a_simulated_round_is_expected_to_cost_what_the_paper_measured(
     case: int, batch: BatchSize, seconds: float
 ) -> None:
     aggregator = simulate(
-        Settings(model="svm", partition=f"case:{case}", batch_size=batch), Overrides(dataset=DIGITS)
+        Settings(model="svm", partition=f"case:{case}", batch_size=batch),
+        Overrides(dataset=DIGITS),
     ).aggregator
     assert aggregator is not None
     costs = aggregator.ledger.costs
@@ -194,16 +240,23 @@ def test_a_simulated_round_is_expected_to_cost_what_the_paper_measured(
 
 
 class TestBaselines:
-    def test_in_one_place_nothing_is_aggregated_and_a_step_costs_what_the_paper_measured(self) -> None:
+    def test_in_one_place_nothing_is_aggregated_and_a_step_costs_what_the_paper_measured(
+        self,
+    ) -> None:
         found = fedbudget.train(method="centralized", dataset=DIGITS, budget="time=3s")
         assert found.aggregations == 0
         assert found.local_updates == len(found.rounds)
-        assert 3 / found.local_updates == pytest.approx(0.011, rel=0.1)  # the mean of the table, cut off at 0
+        assert 3 / found.local_updates == pytest.approx(
+            0.011, rel=0.1
+        )  # the mean of the table, cut off at 0
         assert all(record.b["time"] == 0 for record in found.rounds)
 
     def test_how_data_is_spread_does_not_matter_in_one_place(self) -> None:
         first, fourth = (
-            fedbudget.train(method="centralized", dataset=DIGITS, case=case, budget="time=1s") for case in (1, 4)
+            fedbudget.train(
+                method="centralized", dataset=DIGITS, case=case, budget="time=1s"
+            )
+            for case in (1, 4)
         )
         assert first.w.tobytes() == fourth.w.tobytes()
 
@@ -212,43 +265,66 @@ class TestBaselines:
 
         def loss_of_fours(speeds: tuple[float, ...]) -> float:
             shown = fedbudget.train(
-                method="asynchronous", dataset=DIGITS, case=2, budget="time=60s", speeds=speeds, model="softmax"
+                method="asynchronous",
+                dataset=DIGITS,
+                case=2,
+                budget="time=60s",
+                speeds=speeds,
+                model="softmax",
             )
             assert DIGITS.test is not None
             assert DIGITS.test.labels is not None
-            table = DIGITS.table(DIGITS.test.rows(np.flatnonzero(DIGITS.test.labels == 4)), "classes")
+            table = DIGITS.table(
+                DIGITS.test.rows(np.flatnonzero(DIGITS.test.labels == 4)), "classes"
+            )
             return loss_over(Softmax(64, 10), shown.w, table)
 
         assert loss_of_fours((1, 1, 1, 1, 8)) < 0.7 * loss_of_fours((8, 8, 8, 8, 1))
 
     def test_a_slower_aggregation_leaves_time_for_fewer(self) -> None:
         def aggregations(factor: float) -> int:
-            return fedbudget.train(dataset=DIGITS, tau=1, budget="time=15s", aggregation_factor=factor).aggregations
+            return fedbudget.train(
+                dataset=DIGITS, tau=1, budget="time=15s", aggregation_factor=factor
+            ).aggregations
 
         costs = [0.0130 + factor * 0.1316 for factor in (1.0, 5.0)]
-        assert aggregations(5.0) / aggregations(1.0) == pytest.approx(costs[0] / costs[1], rel=0.15)
+        assert aggregations(5.0) / aggregations(1.0) == pytest.approx(
+            costs[0] / costs[1], rel=0.15
+        )
 
 
 class TestTasks:
     def test_what_is_given_comes_before_what_the_task_says(self) -> None:
-        found = fedbudget.train(task="kmeans-user-knowledge", dataset=DIGITS, clusters=3, budget="time=1s")
+        found = fedbudget.train(
+            task="kmeans-user-knowledge", dataset=DIGITS, clusters=3, budget="time=1s"
+        )
         assert len(found.w) == 3 * 64
         assert found.budget == {"time": 1}
 
     def test_the_rest_is_the_tasks(self, tmp_path: Path) -> None:
-        fedbudget.train(task="cnn-cifar-10", dataset=DIGITS, model="svm", case=4, out=tmp_path / "run")
+        fedbudget.train(
+            task="cnn-cifar-10", dataset=DIGITS, model="svm", case=4, out=tmp_path / "run"
+        )
         settings = Run.open(tmp_path / "run").settings
-        assert (settings.model, settings.evaluations, settings.partition) == ("svm", 10, "case:4")
+        assert (settings.model, settings.evaluations, settings.partition) == (
+            "svm",
+            10,
+            "case:4",
+        )
 
 
 class TestOnDisk:
-    def test_without_out_nothing_is_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_out_nothing_is_written(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(tmp_path)
         fedbudget.train(dataset=DIGITS, budget="time=1s")
         assert list(tmp_path.iterdir()) == []
 
     def test_the_folder_holds_what_the_result_says(self, tmp_path: Path) -> None:
-        result = fedbudget.train(dataset="digits", case=3, budget="time=2s", out=tmp_path / "run")
+        result = fedbudget.train(
+            dataset="digits", case=3, budget="time=2s", out=tmp_path / "run"
+        )
         run = Run.open(tmp_path / "run")
         assert result.run == tmp_path / "run"
         assert run.rounds == list(result.rounds)
@@ -257,12 +333,22 @@ class TestOnDisk:
         assert run.summary["status"] == "finished"
         assert run.summary["sources"] == {"time": "simulated"}
         assert {name: run.summary[name] for name in result.to_json()} == result.to_json()
-        assert (run.settings.partition, run.settings.nodes, run.settings.batch_size) == ("case:3", 5, 100)
+        assert (run.settings.partition, run.settings.nodes, run.settings.batch_size) == (
+            "case:3",
+            5,
+            100,
+        )
 
-    def test_what_was_given_in_python_is_said_not_to_be_repeatable(self, tmp_path: Path) -> None:
+    def test_what_was_given_in_python_is_said_not_to_be_repeatable(
+        self, tmp_path: Path
+    ) -> None:
         fedbudget.train(dataset="digits", budget="time=1s", out=tmp_path / "named")
-        fedbudget.train(model=centre(), shards=clouds(), budget="time=1s", out=tmp_path / "python")
-        named, python = ((tmp_path / name / "config.toml").read_text() for name in ("named", "python"))
+        fedbudget.train(
+            model=centre(), shards=clouds(), budget="time=1s", out=tmp_path / "python"
+        )
+        named, python = (
+            (tmp_path / name / "config.toml").read_text() for name in ("named", "python")
+        )
         assert "does not repeat the run" not in named
         assert "does not repeat the run" in python
 
@@ -285,26 +371,47 @@ class TestMistakes:
         [
             ({"nodez": 5}, "unknown argument 'nodez'"),
             ({"case": 7}, "case 7 does not exist"),
-            ({"model": "forest"}, "unknown model 'forest'; use one of svm, linear, kmeans, softmax, mlp, cnn, lenet"),
+            (
+                {"model": "forest"},
+                "unknown model 'forest'; use one of svm, linear, kmeans, softmax, mlp, cnn, lenet",
+            ),
             ({"nodes": 2000}, "2000 nodes are more than the 1437 samples"),
-            ({"batch_size": 0}, "batch_size must be full or a whole number of at least 1, not 0"),
-            ({"batch_size": 300}, "batch_size 300 is larger than the largest shard, node 0's 288 samples"),
+            (
+                {"batch_size": 0},
+                "batch_size must be full or a whole number of at least 1, not 0",
+            ),
+            (
+                {"batch_size": 300},
+                "batch_size 300 is larger than the largest shard, node 0's 288 samples",
+            ),
             ({"shards": []}, "at least one node's data"),
-            ({"shards": [([[1.0], [2.0]], [0, 1])], "nodes": 2}, "partition files gives each node a file"),
+            (
+                {"shards": [([[1.0], [2.0]], [0, 1])], "nodes": 2},
+                "partition files gives each node a file",
+            ),
         ],
     )
     def test_are_told_apart(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(fedbudget.UserError, match=message):
             fedbudget.train(**options)
 
-    def test_a_budget_too_small_for_one_round_says_what_one_round_costs(self, tmp_path: Path) -> None:
+    def test_a_budget_too_small_for_one_round_says_what_one_round_costs(
+        self, tmp_path: Path
+    ) -> None:
         """c + b of the paper's SGD figures is 0.1446 s, the final loss takes as much again, and both may take more."""
-        with pytest.raises(fedbudget.UserError, match=r"one round costs about 0\.1446s, .* at least time=0\.4659s"):
+        with pytest.raises(
+            fedbudget.UserError,
+            match=r"one round costs about 0\.1446s, .* at least time=0\.4659s",
+        ):
             fedbudget.train(dataset=DIGITS, budget="time=0.28s", out=tmp_path / "run")
         assert not (tmp_path / "run").exists()
         assert len(fedbudget.train(dataset=DIGITS, budget="time=0.4844s").rounds) >= 1
 
     def test_a_gradient_of_the_wrong_shape_is_the_users_mistake(self) -> None:
-        model = fedbudget.FunctionModel(lambda w, x, y: (0.0, np.zeros(2)), initial=np.zeros(3), target="none")
-        with pytest.raises(fedbudget.UserError, match=r"gave a gradient of shape \(2,\); w has \(3,\)"):
+        model = fedbudget.FunctionModel(
+            lambda w, x, y: (0.0, np.zeros(2)), initial=np.zeros(3), target="none"
+        )
+        with pytest.raises(
+            fedbudget.UserError, match=r"gave a gradient of shape \(2,\); w has \(3,\)"
+        ):
             fedbudget.train(model=model, shards=clouds(), budget="time=1s")

@@ -36,14 +36,22 @@ class Work:
     def load(cls, path: Path) -> "Work":
         with np.load(path) as found:
             x, y, rows, batches = (found[name] for name in ("x", "y", "rows", "batches"))
-        return cls([_scaled(x[own]) for own in rows], [y[own].astype(np.float32) for own in rows], batches)
+        return cls(
+            [_scaled(x[own]) for own in rows],
+            [y[own].astype(np.float32) for own in rows],
+            batches,
+        )
 
     @staticmethod
     def of_node(path: Path, node: int) -> tuple[Any, Any, Any]:
         """x, y and mini-batches of one node, [rounds, updates, batch]."""
         with np.load(path) as found:
             own = found["rows"][node]
-            return _scaled(found["x"][own]), found["y"][own].astype(np.float32), found["batches"][:, node]
+            return (
+                _scaled(found["x"][own]),
+                found["y"][own].astype(np.float32),
+                found["batches"][:, node],
+            )
 
 
 def _scaled(pixels: Any) -> Any:

@@ -17,7 +17,9 @@ def run(work: Work, told: Callable[[Any], None]) -> None:
 
     def client_step(w: Any, batch: Any) -> Any:
         slack = jnp.maximum(0, 1 - batch["y"] * (batch["x"] @ w))
-        return w - ETA * (REGULARIZATION * w - (batch["y"] * slack) @ batch["x"] / len(batch["y"]))
+        return w - ETA * (
+            REGULARIZATION * w - (batch["y"] * slack) @ batch["x"] / len(batch["y"])
+        )
 
     def client_final(_: Any, w: Any) -> Any:
         return w
@@ -27,7 +29,14 @@ def run(work: Work, told: Callable[[Any], None]) -> None:
     sizes = [len(y) for y in work.y]
     for number in range(work.rounds):
         clients = [
-            (node, [{"x": work.x[node][rows], "y": work.y[node][rows]} for rows in work.batches[number, node]], None)
+            (
+                node,
+                [
+                    {"x": work.x[node][rows], "y": work.y[node][rows]}
+                    for rows in work.batches[number, node]
+                ],
+                None,
+            )
             for node in range(work.nodes)
         ]
         ends = ((end, sizes[node]) for node, end in train(w, clients))

@@ -24,12 +24,17 @@ def client(work: Path, result: Path) -> None:
     node = int(flare.get_site_name().rpartition("-")[2]) - 1
     x, y, batches = Work.of_node(work, node)
     while flare.is_running() and (received := flare.receive()) is not None:
-        w, number = np.asarray(received.params["numpy_key"], np.float32), int(received.current_round)
+        w, number = (
+            np.asarray(received.params["numpy_key"], np.float32),
+            int(received.current_round),
+        )
         if node == 0 and number:
             _tell(result, w)
         if number < len(batches):
             w = descend(w, x, y, batches[number])
-        flare.send(flare.FLModel(params={"numpy_key": w}, meta={"NUM_STEPS_CURRENT_ROUND": len(y)}))
+        flare.send(
+            flare.FLModel(params={"numpy_key": w}, meta={"NUM_STEPS_CURRENT_ROUND": len(y)})
+        )
 
 
 def _tell(result: Path, w: Any) -> None:
@@ -46,7 +51,11 @@ def main(work: Path, result: Path) -> None:
     from nvflare.recipe.sim_env import SimEnv
 
     with np.load(work) as found:
-        rounds, nodes, features = len(found["batches"]), len(found["rows"]), found["x"].shape[1]
+        rounds, nodes, features = (
+            len(found["batches"]),
+            len(found["rows"]),
+            found["x"].shape[1],
+        )
     recipe = NumpyFedAvgRecipe(
         name="w1",
         model=np.zeros(features, np.float32).tolist(),
@@ -56,7 +65,9 @@ def main(work: Path, result: Path) -> None:
         train_args=f"--client {work} {result}",
     )
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        environment = SimEnv(num_clients=nodes, num_threads=os.cpu_count() or 1, workspace_root=folder)
+        environment = SimEnv(
+            num_clients=nodes, num_threads=os.cpu_count() or 1, workspace_root=folder
+        )
         recipe.execute(environment)
 
 

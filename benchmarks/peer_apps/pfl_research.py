@@ -38,7 +38,9 @@ class SquaredSvm(StatefulModel):
         self.w = (self.w + statistics["w"]).astype(np.float32)
         return self, Metrics()
 
-    def evaluate(self, dataset: Any, name_formatting_fn: Any = None, eval_params: Any = None) -> Any:
+    def evaluate(
+        self, dataset: Any, name_formatting_fn: Any = None, eval_params: Any = None
+    ) -> Any:
         return Metrics()
 
     def save(self, dir_path: str) -> None:
@@ -50,8 +52,16 @@ class SquaredSvm(StatefulModel):
 
 def run(work: Work, told: Callable[[Any], None]) -> None:
     class Averaging(FederatedAveraging):
-        def train_one_user(self, initial_model_state: Any, model: Any, user_dataset: Any, central_context: Any) -> Any:
-            batches = work.batches[central_context.current_central_iteration, int(user_dataset.user_id)]
+        def train_one_user(
+            self,
+            initial_model_state: Any,
+            model: Any,
+            user_dataset: Any,
+            central_context: Any,
+        ) -> Any:
+            batches = work.batches[
+                central_context.current_central_iteration, int(user_dataset.user_id)
+            ]
             x, y = user_dataset.raw_data
             model.w = descend(model.w, x, y, batches)
             statistics = model.get_model_difference(initial_model_state)
@@ -59,11 +69,16 @@ def run(work: Work, told: Callable[[Any], None]) -> None:
             return statistics, Metrics()
 
     class Told(TrainingProcessCallback):
-        def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
+        def after_central_iteration(
+            self, aggregate_metrics: Any, model: Any, *, central_iteration: int
+        ) -> Any:
             told(model.w)
             return False, Metrics()
 
-    users = [Dataset([work.x[node], work.y[node]], user_id=str(node)) for node in range(work.nodes)]
+    users = [
+        Dataset([work.x[node], work.y[node]], user_id=str(node))
+        for node in range(work.nodes)
+    ]
     turns = cycle(range(work.nodes))
     dataset = FederatedDataset(lambda node: users[node], lambda: next(turns))
     Averaging().run(
@@ -75,7 +90,9 @@ def run(work: Work, told: Callable[[Any], None]) -> None:
         ),
         SimulatedBackend(dataset, dataset),
         SquaredSvm(work.x[0].shape[1]),
-        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=0.01, local_batch_size=100),
+        NNTrainHyperParams(
+            local_num_epochs=1, local_learning_rate=0.01, local_batch_size=100
+        ),
         callbacks=[Told()],
         send_metrics_to_platform=False,
     )

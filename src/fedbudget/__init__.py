@@ -17,7 +17,12 @@ from typing import Any
 __version__ = "0.2.0"
 
 _STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf-8"))
-_HOME = {each.name: node.module for node in _STUB.body if isinstance(node, ast.ImportFrom) for each in node.names}
+_HOME = {
+    each.name: node.module
+    for node in _STUB.body
+    if isinstance(node, ast.ImportFrom)
+    for each in node.names
+}
 __all__ = sorted(_HOME)
 
 

@@ -1,6 +1,6 @@
 # The public names of fedbudget, and where they come from; __init__.py reads this list too.
-from fedbudget.budget import Budget as Budget
-from fedbudget.control import (
+from fedbudget.budget.budget import Budget as Budget
+from fedbudget.budget.control import (
     AdaptiveTau as AdaptiveTau,
     ControlInputs as ControlInputs,
     Controller as Controller,
@@ -10,7 +10,11 @@ from fedbudget.control import (
     Reason as Reason,
 )
 from fedbudget.data.dataset import Dataset as Dataset
-from fedbudget.errors import FedbudgetError as FedbudgetError, UserError as UserError, WorkError as WorkError
+from fedbudget.errors import (
+    FedbudgetError as FedbudgetError,
+    UserError as UserError,
+    WorkError as WorkError,
+)
 from fedbudget.forecasts.forecast import (
     Forecast as Forecast,
     ForecastReport as ForecastReport,
@@ -18,14 +22,21 @@ from fedbudget.forecasts.forecast import (
     TargetCost as TargetCost,
     forecast as forecast,
 )
-from fedbudget.models.function import FunctionModel as FunctionModel
-from fedbudget.network import join as join, serve as serve
-from fedbudget.protocol.combine import CombineRule as CombineRule, WeightedMean as WeightedMean
-from fedbudget.protocol.rivals import FedAdam as FedAdam, FedYogi as FedYogi
-from fedbudget.protocol.update import Average as Average, ServerMomentum as ServerMomentum, UpdateRule as UpdateRule
+from fedbudget.models.own import FunctionModel as FunctionModel
+from fedbudget.api import join as join, serve as serve
+from fedbudget.protocol.combine import (
+    CombineRule as CombineRule,
+    WeightedMean as WeightedMean,
+)
+from fedbudget.protocol.update import FedAdam as FedAdam, FedYogi as FedYogi
+from fedbudget.protocol.update import (
+    Average as Average,
+    ServerMomentum as ServerMomentum,
+    UpdateRule as UpdateRule,
+)
 from fedbudget.runs.record import RoundRecord as RoundRecord
-from fedbudget.settings import Settings as Settings
-from fedbudget.step_size import (
+from fedbudget.settings.settings import Settings as Settings
+from fedbudget.budget.step_size import (
     AutoStep as AutoStep,
     FallingStep as FallingStep,
     FixedStep as FixedStep,
@@ -36,7 +47,7 @@ from fedbudget.step_size import (
 from fedbudget.result import Result as Result
 from fedbudget.trained.export import export as export
 from fedbudget.trained.model import TrainedModel as TrainedModel, load as load
-from fedbudget.training import train as train
+from fedbudget.api import train as train
 
 __all__: list[str]
 __version__: str

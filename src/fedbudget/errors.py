@@ -61,7 +61,9 @@ def needing(what: str, extra: str = "full") -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise UserError(f"{what} needs {error.name}; install it with: pip install 'fedbudget[{extra}]'") from None
+        raise UserError(
+            f"{what} needs {error.name}; install it with: pip install 'fedbudget[{extra}]'"
+        ) from None
 
 
 @contextmanager
@@ -79,7 +81,9 @@ def explained(what: str) -> Iterator[None]:
         raise UserError(f"{what}: {type(error).__name__}: {error}") from error
 
 
-def unknown(what: str, name: str, known: Iterable[str], otherwise: str | None = None) -> UserError:
+def unknown(
+    what: str, name: str, known: Iterable[str], otherwise: str | None = None
+) -> UserError:
     """The error of a name that does not exist: with the name that was probably meant or, where none is near, with all.
 
     Args:
@@ -119,5 +123,11 @@ def printable_texts(values: Any) -> Any:
     if isinstance(values, str):
         return printable(values)
     if isinstance(values, Mapping):
-        return {printable(str(name)): printable_texts(value) for name, value in values.items()}
-    return type(values)(map(printable_texts, values)) if isinstance(values, list | tuple) else values
+        return {
+            printable(str(name)): printable_texts(value) for name, value in values.items()
+        }
+    return (
+        type(values)(map(printable_texts, values))
+        if isinstance(values, list | tuple)
+        else values
+    )

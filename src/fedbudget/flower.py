@@ -19,11 +19,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-import fedbudget.engines.flower  # before Flower itself, which looks at what it sets  # noqa: F401
-
 if TYPE_CHECKING:
     from fedbudget.engines.flower.node import NodeSetup
-    from fedbudget.launch.node_data import OwnData
+    from fedbudget.launch.inputs import OwnData
     from fedbudget.models.own import OwnModel
     from fedbudget.result import Result
     from fedbudget.runs.record import RoundRecord
@@ -48,7 +46,9 @@ def server_app(model: "OwnModel | None" = None) -> ServerApp:
 
 
 def client_app(
-    data: "OwnData | Callable[[Context], OwnData] | None" = None, *, model: "OwnModel | None" = None
+    data: "OwnData | Callable[[Context], OwnData] | None" = None,
+    *,
+    model: "OwnModel | None" = None,
 ) -> ClientApp:
     """A node.
 
@@ -60,7 +60,7 @@ def client_app(
     app = ClientApp()
 
     def setup(context: Context) -> "NodeSetup":
-        from fedbudget.launch.flower_configuration import node_setup
+        from fedbudget.launch.flower import node_setup
 
         own: Any = data
         if callable(own) and signature(own).parameters:
@@ -78,7 +78,9 @@ def client_app(
     return app
 
 
-def aggregate(grid: Grid, context: Context, *, model: "OwnModel | None" = None, plot: bool = True) -> "Result":
+def aggregate(
+    grid: Grid, context: Context, *, model: "OwnModel | None" = None, plot: bool = True
+) -> "Result":
     """Makes the run that the configuration asks for; one whose nodes all fail is on disk too, as it was until then.
 
     Args:
@@ -88,17 +90,26 @@ def aggregate(grid: Grid, context: Context, *, model: "OwnModel | None" = None, 
 
     from fedbudget.engines.flower.grid import LOG, GridNodes
     from fedbudget.errors import UserError, WorkError
-    from fedbudget.launch.flower import on_flower
-    from fedbudget.launch.flower_configuration import read_run
-    from fedbudget.training import default_folder, execute
+    from fedbudget.launch.execute import default_folder, execute
+    from fedbudget.launch.flower import on_flower, read_run
 
     def log_round(record: "RoundRecord") -> None:
-        spent = ", ".join(f"{name} {record.spent[name]:.4g}" for name in prepared.budget.limits)
-        LOG.info("round %d: τ %d, loss %.4f, spent %s", record.round, record.tau, record.loss, spent)
+        spent = ", ".join(
+            f"{name} {record.spent[name]:.4g}" for name in prepared.budget.limits
+        )
+        LOG.info(
+            "round %d: τ %d, loss %.4f, spent %s",
+            record.round,
+            record.tau,
+            record.loss,
+            spent,
+        )
 
     try:
         asked = read_run(context.run_config, model)
-        nodes = GridNodes(grid, run=secrets.token_hex(8), max_share=asked.settings.max_share)
+        nodes = GridNodes(
+            grid, run=secrets.token_hex(8), max_share=asked.settings.max_share
+        )
         prepared = on_flower(nodes, asked)
         out = (asked.out or default_folder(prepared.settings)).absolute()
         result = execute(prepared, out=out, callbacks=[log_round], plot=plot)
@@ -114,12 +125,19 @@ def aggregate(grid: Grid, context: Context, *, model: "OwnModel | None" = None, 
 
 def summary(result: "Result") -> list[str]:
     """What a run has come to, for people."""
-    from fedbudget.runs.figures import metrics_text, spread_text
+    from fedbudget.runs.text import metrics_text, spread_text
 
     metrics = metrics_text(result.accuracy, result.metrics, result.to_beat)
     figures = ", ".join(filter(None, (f"loss {result.loss:.4f}", metrics)))
-    nodes = [spread_text(result.spread, "rmse" if result.accuracy is None else "accuracy")] if result.spread else []
-    spent = ", ".join(f"{name} {result.spent[name]:.4g} of {limit:.4g}" for name, limit in result.budget.items())
+    nodes = (
+        [spread_text(result.spread, "rmse" if result.accuracy is None else "accuracy")]
+        if result.spread
+        else []
+    )
+    spent = ", ".join(
+        f"{name} {result.spent[name]:.4g} of {limit:.4g}"
+        for name, limit in result.budget.items()
+    )
     rounds = f"{result.aggregations} rounds, average τ {result.average_tau:.1f}"
     return [
         f"fedbudget: {figures}, {rounds}",

@@ -46,20 +46,30 @@ def load(text: str) -> Any:
     found = vars(_module(path.expanduser().resolve(), path))
     if name not in found:
         own = [each for each in found if not each.startswith("_")]
-        raise UserError(f"{path} has no {name}; {suggestion(name, own) or 'it has ' + (', '.join(own) or 'nothing')}")
+        raise UserError(
+            f"{path} has no {name}; {suggestion(name, own) or 'it has ' + (', '.join(own) or 'nothing')}"
+        )
     return found[name]
 
 
 def modules() -> list[ModuleType]:
     """Files that were run here, and what these have imported from beside them: what no other process could find."""
-    files = [(module, getattr(module, "__file__", None)) for module in list(sys.modules.values())]
-    return [module for module, file in files if file is not None and Path(file).parent in _folders]
+    files = [
+        (module, getattr(module, "__file__", None)) for module in list(sys.modules.values())
+    ]
+    return [
+        module
+        for module, file in files
+        if file is not None and Path(file).parent in _folders
+    ]
 
 
 def _parts(text: str) -> tuple[Path, str]:
     path, _, name = text.rpartition(":")
     if not path or not name or text.endswith(".py"):
-        raise UserError(f"{text}: say what of the file is meant, as {text.rstrip(':')}:NAME")
+        raise UserError(
+            f"{text}: say what of the file is meant, as {text.rstrip(':')}:NAME"
+        )
     return Path(path), name
 
 
@@ -88,7 +98,17 @@ def _module(path: Path, shown: Path) -> ModuleType:
 
 def _in_words(error: BaseException, path: Path) -> str:
     """What went wrong, and in which line of the file."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    line = error.lineno if isinstance(error, SyntaxError) and error.filename == str(path) else (lines or [None])[-1]
-    what = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == str(path)
+    ]
+    line = (
+        error.lineno
+        if isinstance(error, SyntaxError) and error.filename == str(path)
+        else (lines or [None])[-1]
+    )
+    what = (
+        f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
+    )
     return what if line is None else f"line {line}: {what}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbudget.arrays import Float32
-from fedbudget.runs.overfitting import Overfitting
+from fedbudget.evaluation.targets import Overfitting
 from fedbudget.runs.record import RoundRecord, update_weighted_tau
 from fedbudget.trained.model import TrainedModel
 
@@ -68,7 +68,9 @@ class Result:
     @property
     def left(self) -> dict[str, float]:
         """What is left of the budget, per resource."""
-        return {name: max(0.0, limit - self.spent[name]) for name, limit in self.budget.items()}
+        return {
+            name: max(0.0, limit - self.spent[name]) for name, limit in self.budget.items()
+        }
 
     @property
     def update_weighted_tau(self) -> float:
@@ -77,11 +79,31 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """The figures, without the model and the rounds."""
-        optional = ("metrics", "note", "until", "kept_round", "overfitting", "to_beat", "spread", "privacy_delta")
-        left_out = {"w", "model", "rounds", *(name for name in optional if not getattr(self, name))}
-        figures = {name: value for name, value in vars(self).items() if name not in left_out}
-        figures = {name: dict(value) if isinstance(value, Mapping) else value for name, value in figures.items()}
+        optional = (
+            "metrics",
+            "note",
+            "until",
+            "kept_round",
+            "overfitting",
+            "to_beat",
+            "spread",
+            "privacy_delta",
+        )
+        left_out = {
+            "w",
+            "model",
+            "rounds",
+            *(name for name in optional if not getattr(self, name)),
+        }
+        figures = {
+            name: value for name, value in vars(self).items() if name not in left_out
+        }
+        figures = {
+            name: dict(value) if isinstance(value, Mapping) else value
+            for name, value in figures.items()
+        }
         if self.overfitting is not None:
             figures["overfitting"] = vars(self.overfitting)
-        loss, run = self.loss if math.isfinite(self.loss) else None, None if self.run is None else str(self.run)
+        loss = self.loss if math.isfinite(self.loss) else None
+        run = None if self.run is None else str(self.run)
         return {**figures, "left": self.left, "loss": loss, "run": run}

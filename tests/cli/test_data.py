@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from fedbudget.cli import fetching
-from fedbudget.data.published import catalogue
-from fedbudget.data.published.sources import mirror
+from fedbudget.data import published
+from fedbudget.data.download import mirror
 from support.commands import run_command
 from support.web import Web, dataset_of, serving
 
@@ -29,7 +29,7 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
         monkeypatch.delenv(variable, raising=False)
     with serving(ZIPPED) as web:
         small = replace(dataset_of(CONTENTS), sources=(mirror(web.url, ".gz"),))
-        monkeypatch.setattr(catalogue, "PUBLISHED", {"small": small})
+        monkeypatch.setattr(published, "PUBLISHED", {"small": small})
         yield web
 
 
@@ -50,7 +50,10 @@ class Command:
 
 def put(folder: Path, **changed: bytes) -> None:
     (folder / "small").mkdir(parents=True, exist_ok=True)
-    for name, contents in {**CONTENTS, **{f"{stem}.bin": text for stem, text in changed.items()}}.items():
+    for name, contents in {
+        **CONTENTS,
+        **{f"{stem}.bin": text for stem, text in changed.items()},
+    }.items():
         (folder / "small" / name).write_bytes(contents)
 
 
@@ -78,13 +81,19 @@ class TestGet:
     def test_a_terminal_gets_bars_and_the_same_lines(
         self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(fetching, "Console", lambda stderr: Console(stderr=stderr, force_terminal=True, width=120))
+        monkeypatch.setattr(
+            fetching,
+            "Console",
+            lambda stderr: Console(stderr=stderr, force_terminal=True, width=120),
+        )
         code, out, err = command("get", "small", "--data-dir", str(tmp_path))
         assert (code, out) == (0, f"small is in {tmp_path}/small\n")
         assert "one.bin from 127.0.0.1" in err
         assert "━" in err
 
-    def test_no_source_is_one_line(self, web: Web, command: Command, tmp_path: Path) -> None:
+    def test_no_source_is_one_line(
+        self, web: Web, command: Command, tmp_path: Path
+    ) -> None:
         web.files.clear()
         code, out, err = command("get", "small", "--data-dir", str(tmp_path / "mine"))
         assert (code, out) == (2, "")
@@ -92,9 +101,19 @@ class TestGet:
         assert err.endswith(": 404 Not Found\n")
         assert err.count("\n") == 1
 
-    def test_an_unknown_name_is_one_line_and_an_embedded_one_needs_nothing(self, command: Command) -> None:
-        assert command("get", "large") == (2, "", "fedbudget: unknown dataset 'large'; published ones are small\n")
-        assert command("get", "digits") == (0, "digits is embedded; there is nothing to get\n", "")
+    def test_an_unknown_name_is_one_line_and_an_embedded_one_needs_nothing(
+        self, command: Command
+    ) -> None:
+        assert command("get", "large") == (
+            2,
+            "",
+            "fedbudget: unknown dataset 'large'; published ones are small\n",
+        )
+        assert command("get", "digits") == (
+            0,
+            "digits is embedded; there is nothing to get\n",
+            "",
+        )
 
 
 class TestCheck:
@@ -117,7 +136,9 @@ class TestCheck:
         (tmp_path / "small/two.bin").rename(tmp_path / "small/two.bin.gz")
         assert command("check", "small", "--data-dir", str(tmp_path))[:2] == (1, out)
 
-    def test_a_part_is_usable_but_not_complete(self, command: Command, tmp_path: Path) -> None:
+    def test_a_part_is_usable_but_not_complete(
+        self, command: Command, tmp_path: Path
+    ) -> None:
         put(tmp_path)
         (tmp_path / "small/one.bin").unlink()
         code, out, _ = command("check", "small", "--data-dir", str(tmp_path))
@@ -128,7 +149,9 @@ class TestCheck:
     def test_nothing_here(self, command: Command, tmp_path: Path) -> None:
         code, out, err = command("check", "small", "--data-dir", str(tmp_path))
         assert (code, out) == (1, "one.bin  missing\ntwo.bin  missing\n")
-        assert err.startswith(f"fedbudget: small is not here: looked in {tmp_path} (--data-dir), ")
+        assert err.startswith(
+            f"fedbudget: small is not here: looked in {tmp_path} (--data-dir), "
+        )
 
     def test_as_json(self, command: Command, tmp_path: Path) -> None:
         put(tmp_path, two=b"2wo")
@@ -149,7 +172,18 @@ class TestList:
         digits, small = out.splitlines()[1:]
         assert digits.split()[0] == "digits"
         assert "embedded" in digits
-        assert small.split() == ["small", "small", "3", "3", "kB", "0", "of", "2", "not", "here"]
+        assert small.split() == [
+            "small",
+            "small",
+            "3",
+            "3",
+            "kB",
+            "0",
+            "of",
+            "2",
+            "not",
+            "here",
+        ]
         put(tmp_path)
         row = command("list", "--data-dir", str(tmp_path))[1].splitlines()[2]
         assert row.split()[5:] == ["complete", str(tmp_path / "small")]
@@ -159,9 +193,15 @@ class TestList:
 
     def test_as_json(self, command: Command, tmp_path: Path) -> None:
         put(tmp_path)
-        digits, small = json.loads(command("list", "--json", "--data-dir", str(tmp_path))[1])["datasets"]
+        digits, small = json.loads(
+            command("list", "--json", "--data-dir", str(tmp_path))[1]
+        )["datasets"]
         assert (digits["name"], digits["where"]) == ("digits", "embedded")
-        assert (small["bytes"], small["samples"], small["where"]) == (3003, 3, str(tmp_path / "small"))
+        assert (small["bytes"], small["samples"], small["where"]) == (
+            3003,
+            3,
+            str(tmp_path / "small"),
+        )
         assert small["files"] == {"one.bin": "ok", "two.bin": "ok"}
 
 

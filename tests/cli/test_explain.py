@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbudget.cli.explain import chart, explain
-from fedbudget.control import Estimates
+from fedbudget.budget.control import Estimates
+from fedbudget.cli.runs import chart, explain
 from fedbudget.runs.explain import Explanation
 from support.made_runs import make_run, record
 
@@ -17,7 +17,16 @@ from support.made_runs import make_run, record
 def explanation(curve: list[float], tau: int = 1) -> Explanation:
     candidates = np.arange(1, len(curve) + 1)
     estimates = Estimates(1.0, 2.0, 3.0)
-    return Explanation(2, tau, "minimum of G", candidates, np.array(curve), estimates, 0.01, corrected=False)
+    return Explanation(
+        2,
+        tau,
+        "minimum of G",
+        candidates,
+        np.array(curve),
+        estimates,
+        0.01,
+        corrected=False,
+    )
 
 
 def bars(curve: list[float]) -> dict[int, int]:
@@ -28,11 +37,35 @@ def bars(curve: list[float]) -> dict[int, int]:
 
 def test_a_curve_over_many_powers_of_ten_has_bars_that_differ() -> None:
     """G of a real round, which was one long bar and the rest all of one block on a linear scale."""
-    real = [25.477, 14.161, 10.767, 9.599, 9.5411, 10.247, 11.625, 13.7, 16.697, 20.9, 26.523, 34.6, 45.705, 61.9, 85.7]
+    real = [
+        25.477,
+        14.161,
+        10.767,
+        9.599,
+        9.5411,
+        10.247,
+        11.625,
+        13.7,
+        16.697,
+        20.9,
+        26.523,
+        34.6,
+        45.705,
+        61.9,
+        85.7,
+    ]
     lengths = bars([*real, 121.69, 1e3, 1e6, 1e9, 8.5746e12])
     assert (lengths[5], lengths[20]) == (1, 50)
     assert len(set(lengths.values())) >= len(lengths) - 3
-    assert lengths[1] > lengths[2] > lengths[3] > lengths[5] < lengths[7] < lengths[12] < lengths[17]
+    assert (
+        lengths[1]
+        > lengths[2]
+        > lengths[3]
+        > lengths[5]
+        < lengths[7]
+        < lengths[12]
+        < lengths[17]
+    )
 
 
 @given(st.lists(st.floats(1e-3, 1e300), min_size=2, max_size=19))
@@ -42,7 +75,9 @@ def test_a_larger_g_never_has_a_shorter_bar(curve: list[float]) -> None:
     found = [lengths[tau] for tau in in_order]
     assert found == sorted(found)
     assert found[0] == 1
-    assert found[-1] == (50 if math.log(max(curve)) > math.log(min(curve)) else 1)  # which may round to the same
+    assert found[-1] == (
+        50 if math.log(max(curve)) > math.log(min(curve)) else 1
+    )  # which may round to the same
 
 
 def test_bars_without_an_end_and_a_flat_curve() -> None:
@@ -51,7 +86,14 @@ def test_bars_without_an_end_and_a_flat_curve() -> None:
     assert chart(explanation([math.inf, math.inf])) == ["G is not finite at any τ"]
 
 
-def test_an_own_reason_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = make_run(tmp_path / "run", [record(1), record(2), record(3, reason="warm-up", tau=4)])
+def test_an_own_reason_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_run(
+        tmp_path / "run", [record(1), record(2), record(3, reason="warm-up", tau=4)]
+    )
     explain(run=path, round=3)
-    assert "round 3: τ = 4, chosen by warm-up: the controller gave this reason itself." in capsys.readouterr().out
+    assert (
+        "round 3: τ = 4, chosen by warm-up: the controller gave this reason itself."
+        in capsys.readouterr().out
+    )

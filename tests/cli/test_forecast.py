@@ -19,7 +19,16 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
 def test_tables_and_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every resource has a column; what cannot be known is said in words."""
     path = str(make_run(tmp_path / "run", 100, finished=False))
-    out = printed(capsys, path, "--budget", "time=+10s", "--until", "loss=0.205", "--until", "loss=0.1")
+    out = printed(
+        capsys,
+        path,
+        "--budget",
+        "time=+10s",
+        "--until",
+        "loss=0.205",
+        "--until",
+        "loss=0.1",
+    )
     headings, row = (line.split() for line in out.splitlines()[1:3])
     assert headings == ["time", "bytes", "loss", "accuracy"]
     assert row[:2] == ["30s", "1.5MB"]
@@ -39,6 +48,10 @@ def test_too_little_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "loss is not known: 3 rounds are over" in printed(capsys, path)
 
 
-def test_a_resource_that_the_run_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resource_that_the_run_does_not_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = str(make_run(tmp_path / "run", 20))
-    assert "keeps its resources, time, bytes" in printed(capsys, path, "--budget", "energy=+5J", code=2)
+    assert "keeps its resources, time, bytes" in printed(
+        capsys, path, "--budget", "energy=+5J", code=2
+    )

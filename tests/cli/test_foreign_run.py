@@ -27,11 +27,18 @@ def test_links_escapes_and_a_reason_that_is_not_known(
         ("config.toml", r'dataset = "digits"', f'dataset = "dig{EVIL}its"'),
         ("summary.json", r'"stopped_by": "[^"]*"', f'"stopped_by": "{EVIL}"'),
     ):
-        changed, count = re.subn(pattern, text.replace("\\", "\\\\"), (run / name).read_text())
+        changed, count = re.subn(
+            pattern, text.replace("\\", "\\\\"), (run / name).read_text()
+        )
         assert count
         (run / name).write_text(changed)
     (tmp_path / "report.html").symlink_to(mine)
-    for command in (["show", "run"], ["report", "run"], ["explain", "run", "--round", "2"], ["runs", "."]):
+    for command in (
+        ["show", "run"],
+        ["report", "run"],
+        ["explain", "run", "--round", "2"],
+        ["runs", "."],
+    ):
         code, out, err = run_command(capsys, *command)
         assert code == 0, err
         assert "\x1b[2J" not in out + err
@@ -40,7 +47,9 @@ def test_links_escapes_and_a_reason_that_is_not_known(
 
 
 @pytest.mark.parametrize("figures", ["[1]", '{"f1": []}', '{"f1": "0.9"}'])
-def test_figures_that_are_no_numbers(figures: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_that_are_no_numbers(
+    figures: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(budget="time=0.5s", out=tmp_path / "run")
     summary = tmp_path / "run" / "summary.json"
     kept = {**json.loads(summary.read_text()), "metrics": json.loads(figures)}

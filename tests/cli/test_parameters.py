@@ -17,7 +17,9 @@ ROOT: Any = typer.main.get_command(app)
 
 
 def help_of(command: str) -> str:
-    text: str = ROOT.commands[command].get_help(click.Context(ROOT.commands[command], info_name=command))
+    text: str = ROOT.commands[command].get_help(
+        click.Context(ROOT.commands[command], info_name=command)
+    )
     return text
 
 
@@ -30,7 +32,15 @@ def completions(*words: str) -> list[str]:
 class TestHelp:
     def test_the_options_that_most_need_come_first(self) -> None:
         first, second = help_of("run").split("Most used:\n")[1].split("\n\n")[:2]
-        for name in ("--model", "--dataset", "--nodes", "--budget", "--case", "--config", "--out"):
+        for name in (
+            "--model",
+            "--dataset",
+            "--nodes",
+            "--budget",
+            "--case",
+            "--config",
+            "--out",
+        ):
             assert f"  {name} " in first
         assert second.startswith("Data:\n")
 
@@ -44,7 +54,10 @@ class TestHelp:
             ("serve", "before the first round.  [default: --min-nodes]"),
             ("serve", "The most nodes to let in.  [default: 1000]"),
             ("local", "How many node processes to start.  [default: 5]"),
-            ("compare", "Cases to compare in.  [default: 1,2,3,4; with --rivals --partition]"),
+            (
+                "compare",
+                "Cases to compare in.  [default: 1,2,3,4; with --rivals --partition]",
+            ),
             ("sweep", "The sweep's folder.  [default: sweeps/ and the file's name]"),
         ],
     )
@@ -60,21 +73,36 @@ class TestHelp:
             ("join", ("--privacy-limit 4", "--secure-aggregation --identity")),
         ],
     )
-    def test_examples_have_what_protects_data(self, command: str, options: tuple[str, ...]) -> None:
-        examples = " ".join(help_of(command).split("Examples:")[1].split("Most used:")[0].split())
+    def test_examples_have_what_protects_data(
+        self, command: str, options: tuple[str, ...]
+    ) -> None:
+        examples = " ".join(
+            help_of(command).split("Examples:")[1].split("Most used:")[0].split()
+        )
         assert [each for each in options if each not in examples] == []
 
     @pytest.mark.parametrize(
-        "command", [name for name, each in ROOT.commands.items() if "Examples:" in (each.help or "")]
+        "command",
+        [name for name, each in ROOT.commands.items() if "Examples:" in (each.help or "")],
     )
     def test_no_option_of_an_example_is_broken_in_two(self, command: str) -> None:
         examples = help_of(command).split("Examples:")[1].split("\n\n")
-        assert [each for each in examples if each.lstrip().startswith("fedbudget") and "-\n" in each] == []
+        assert [
+            each
+            for each in examples
+            if each.lstrip().startswith("fedbudget") and "-\n" in each
+        ] == []
 
     def test_summaries_are_whole(self) -> None:
-        listed = ROOT.get_help(click.Context(ROOT, info_name="fedbudget")).split("Commands:\n")[1].splitlines()
+        listed = (
+            ROOT.get_help(click.Context(ROOT, info_name="fedbudget"))
+            .split("Commands:\n")[1]
+            .splitlines()
+        )
         assert len(listed) == len(ROOT.commands)
-        assert [line for line in listed if not line.endswith(".") or line.endswith("..")] == []
+        assert [
+            line for line in listed if not line.endswith(".") or line.endswith("..")
+        ] == []
 
 
 class TestCompletion:
@@ -84,7 +112,10 @@ class TestCompletion:
             (["run", "--model", "s"], ["svm", "softmax"]),
             (["compare", "--dataset", "m"], ["mnist", "mnist-small"]),
             (["serve", "--task", "svm-"], ["svm-dgd-mnist", "svm-digits", "svm-sgd-mnist"]),
-            (["local", "--method", ""], ["accelerated", "frugal", "paper", "centralized", "asynchronous"]),
+            (
+                ["local", "--method", ""],
+                ["accelerated", "frugal", "paper", "centralized", "asynchronous"],
+            ),
             (["run", "--engine", ""], ["in-process", "ray", "network"]),
             (["run", "--step-size", ""], ["auto"]),
             (["run", "--step-"], ["--step-size", "--step-fall"]),
@@ -94,13 +125,21 @@ class TestCompletion:
         ],
     )
     def test_values(
-        self, words: list[str], expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self,
+        words: list[str],
+        expected: list[str],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.chdir(tmp_path)
         assert completions(*words) == expected
 
-    @pytest.mark.parametrize("command", [["show"], ["explain"], ["report"], ["evaluate"], ["serve", "--resume"]])
-    def test_folders_of_runs(self, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(
+        "command", [["show"], ["explain"], ["report"], ["evaluate"], ["serve", "--resume"]]
+    )
+    def test_folders_of_runs(
+        self, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(tmp_path)
         for name in ("runs/one", "runs/two", "other"):
             Path(name).mkdir(parents=True)
@@ -110,7 +149,9 @@ class TestCompletion:
         assert completions(*command, "runs/t") == ["runs/two"]
         assert completions(*command, f"{tmp_path}/o") == [f"{tmp_path}/other"]
 
-    def test_datasets_in_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_datasets_in_files(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(tmp_path)
         for name in ("mine.csv", "mine.txt", "mice.npz"):
             Path(name).touch()
@@ -118,13 +159,22 @@ class TestCompletion:
 
     def test_a_shell_is_answered_without_anything_slow(self) -> None:
         """As bash asks, in a process of its own."""
-        asked = {"COMP_WORDS": "fedbudget run --model s", "COMP_CWORD": "3", "_FEDBUDGET_COMPLETE": "complete_bash"}
+        asked = {
+            "COMP_WORDS": "fedbudget run --model s",
+            "COMP_CWORD": "3",
+            "_FEDBUDGET_COMPLETE": "complete_bash",
+        }
         code = (
             "import atexit, sys; from fedbudget.cli.main import main\n"
             "atexit.register(lambda: print({'numpy', 'numba', 'matplotlib'} & set(sys.modules)))\n"
             "main()"
         )
-        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, **asked},
+            capture_output=True,
+            text=True,
+        )
         assert done.stdout.split() == ["svm", "softmax", "set()"], done.stderr
 
 

@@ -24,13 +24,19 @@ def test_a_list(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run_command(capsys, "runs", "runs", "elsewhere/third")
     rows = {line.split()[0]: line for line in out.splitlines()}
     assert code == 0
-    assert ("finished" in rows["runs/first"], "0.2500" in rows["runs/first"]) == (True, True)
+    assert ("finished" in rows["runs/first"], "0.2500" in rows["runs/first"]) == (
+        True,
+        True,
+    )
     assert " target " in rows["runs/first"]
     assert "2s (10%), 100kB (5%)" in rows["runs/first"]
     assert "broken off" in rows["runs/second"]
     assert "unknown key 'colour'" in rows["elsewhere/third"]
     found = json.loads(run_command(capsys, "runs", "--json")[1])["runs"]
-    assert {each["run"]: each["state"] for each in found} == {"runs/first": "finished", "runs/second": "broken off"}
+    assert {each["run"]: each["state"] for each in found} == {
+        "runs/first": "finished",
+        "runs/second": "broken off",
+    }
 
 
 def test_no_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,7 +53,12 @@ class TestRemove:
         assert (code, out) == (0, "runs/one is removed\nruns/two is removed\n")
         assert [path.name for path in (here / "runs").iterdir()] == ["three"]
 
-    def test_asks(self, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_asks(
+        self,
+        here: Path,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
         run = make_run(here / "runs" / "one", 1)
         code, _, err = run_command(capsys, "runs", "remove", "one")
         assert (code, "--yes" in err, run.exists()) == (2, True, True)
@@ -68,10 +79,22 @@ class TestRemove:
 def test_a_list_is_there_at_once(here: Path) -> None:
     """Nothing is imported that computes, draws or serves."""
     make_run(here / "runs" / "one", 1)
-    heavy = {"numba", "scipy", "matplotlib", "torch", "ray", "grpc", "flwr", "fedbudget.training", "fedbudget.models"}
+    heavy = {
+        "numba",
+        "scipy",
+        "matplotlib",
+        "torch",
+        "ray",
+        "grpc",
+        "flwr",
+        "fedbudget.api",
+        "fedbudget.models",
+    }
     code = (
         f"import atexit, sys; atexit.register(lambda: print({heavy} & set(sys.modules)))\n"
         "sys.argv = ['fedbudget', 'runs']; from fedbudget.cli.main import main; main()"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=here)
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=here
+    )
     assert found.stdout.splitlines()[-1] == "set()"

@@ -23,5 +23,9 @@ def test_add_list_and_revoke(
     assert said("list") == (0, "edge-1\nedge-2\n", "")
     assert said("revoke", "edge-1") == (0, "", "")
     assert said("list") == (0, "edge-2\n", "")
-    assert said("revoke", "edge-1") == (2, "", "fedbudget: tokens has no token of 'edge-1'\n")
+    assert said("revoke", "edge-1") == (
+        2,
+        "",
+        "fedbudget: tokens has no token of 'edge-1'\n",
+    )
     assert said("list", "--file", "none")[0] == 2

@@ -12,21 +12,30 @@ from rich.console import Console
 
 from fedbudget import data
 from fedbudget.cli import view
-from fedbudget.cli.view import cells, nodes_table, preparing, print_result, tell_of_privacy, watching
-from fedbudget.launch.launch import launch
+from fedbudget.cli.view import (
+    cells,
+    nodes_table,
+    preparing,
+    print_result,
+    tell_of_privacy,
+    watching,
+)
+from fedbudget.launch.execute import execute
 from fedbudget.launch.prepared import Overrides
-from fedbudget.launch.simulate import SimulatedRun, simulate
+from fedbudget.launch.simulate import SimulatedRun, launch, simulate
 from fedbudget.node_status import NodeStatus
 from fedbudget.result import Result
-from fedbudget.setting_types import Tau
-from fedbudget.settings import Settings
-from fedbudget.training import execute
+from fedbudget.settings.settings import Settings
+from fedbudget.settings.types import Tau
 
 DIGITS = data.load("digits")
 
 
 def plan_of(*budget: str, tau: Tau = "adaptive") -> SimulatedRun:
-    return simulate(Settings(model="svm", budget=budget, tau=tau, partition="case:2"), Overrides(dataset=DIGITS))
+    return simulate(
+        Settings(model="svm", budget=budget, tau=tau, partition="case:2"),
+        Overrides(dataset=DIGITS),
+    )
 
 
 def watched(plan: SimulatedRun, *, quiet: bool = False) -> Result:
@@ -42,7 +51,9 @@ class TestPlainLog:
         seen = capsys.readouterr()
         assert seen.out == ""
         title, headings, *lines = seen.err.splitlines()
-        assert title == "svm on digits, 5 nodes, case:2, τ = 1, accelerated; budget time=20s"
+        assert (
+            title == "svm on digits, 5 nodes, case:2, τ = 1, accelerated; budget time=20s"
+        )
         assert headings.split() == [
             "round",
             "τ",
@@ -65,7 +76,9 @@ class TestPlainLog:
 
     def test_says_what_the_records_say(self, capsys: pytest.CaptureFixture[str]) -> None:
         result = watched(plan_of("time=5s"))
-        lines = {int(line.split()[0]): line for line in capsys.readouterr().err.splitlines()[2:]}
+        lines = {
+            int(line.split()[0]): line for line in capsys.readouterr().err.splitlines()[2:]
+        }
         for record in result.rounds:
             if record.round in lines:
                 shown = lines[record.round]
@@ -100,40 +113,82 @@ def test_a_terminal_gets_gauges_of_all_budgets_and_the_latest_rounds(
 class TestPrivateRun:
     """No loss is told, and so none is shown; ε is, and what it is of."""
 
-    PLAN = Settings(model="softmax", nodes=20, partition="case:1", budget=("time=2s", "privacy=4"))
+    PLAN = Settings(
+        model="softmax", nodes=20, partition="case:1", budget=("time=2s", "privacy=4")
+    )
 
-    def test_the_log_has_epsilon_under_its_heading(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_log_has_epsilon_under_its_heading(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         result = watched(simulate(self.PLAN, Overrides(dataset=DIGITS)))
         title, headings, *lines = capsys.readouterr().err.splitlines()
-        assert title == "softmax on digits, 20 nodes, case:1, adaptive τ, private nodes; budget time=2s, privacy=4"
-        assert headings.split() == ["round", "τ", "η", "chosen", "by", "accuracy", "ε", "spent"]
+        assert (
+            title
+            == "softmax on digits, 20 nodes, case:1, adaptive τ, private nodes; budget time=2s, privacy=4"
+        )
+        assert headings.split() == [
+            "round",
+            "τ",
+            "η",
+            "chosen",
+            "by",
+            "accuracy",
+            "ε",
+            "spent",
+        ]
         assert {len(line) for line in lines} == {len(headings)}
         end = headings.index("ε") + 1
         shown = [float(line[:end].split()[-1]) for line in lines]
-        assert shown == pytest.approx([own.spent["privacy"] for own in result.rounds], rel=1e-3)
+        assert shown == pytest.approx(
+            [own.spent["privacy"] for own in result.rounds], rel=1e-3
+        )
 
     @pytest.mark.parametrize(
         ("changes", "standardised", "told"),
         [
-            ({}, False, "ε is of each node with all its samples; noise follows from --seed, and hides nothing from"),
-            ({"privacy_unit": "sample"}, False, "ε is of each sample; noise follows from --seed"),
+            (
+                {},
+                False,
+                "ε is of each node with all its samples; noise follows from --seed, and hides nothing from",
+            ),
+            (
+                {"privacy_unit": "sample"},
+                False,
+                "ε is of each sample; noise follows from --seed",
+            ),
             (
                 {"privacy_delta": 0.06},
                 False,
                 "; --privacy-delta 0.06 allows a node to be told as it is: take less than 1/20;",
             ),
-            ({"privacy_delta": 0.04}, False, "each node with all its samples; noise follows"),
+            (
+                {"privacy_delta": 0.04},
+                False,
+                "each node with all its samples; noise follows",
+            ),
             (
                 {"privacy_delta": 0.04, "privacy_unit": "sample"},
                 False,
                 "allows a sample to be told as it is: take less",
             ),
-            ({"privacy_noise": "secret"}, False, "ε is of each node with all its samples\n"),
-            ({}, True, "means and deviations of columns are in the model as they are, and ε does not cover them\n"),
+            (
+                {"privacy_noise": "secret"},
+                False,
+                "ε is of each node with all its samples\n",
+            ),
+            (
+                {},
+                True,
+                "means and deviations of columns are in the model as they are, and ε does not cover them\n",
+            ),
         ],
     )
     def test_says_what_epsilon_is_of(
-        self, changes: dict[str, Any], standardised: bool, told: str, capsys: pytest.CaptureFixture[str]
+        self,
+        changes: dict[str, Any],
+        standardised: bool,
+        told: str,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
         dataset = data.load("breast-cancer") if standardised else DIGITS
         tell_of_privacy(simulate(replace(self.PLAN, **changes), Overrides(dataset=dataset)))
@@ -141,7 +196,9 @@ class TestPrivateRun:
         assert said.startswith("privacy: ")
         assert told in said
 
-    def test_nothing_is_said_where_there_is_no_epsilon(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_nothing_is_said_where_there_is_no_epsilon(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         tell_of_privacy(plan_of("time=2s"))
         assert capsys.readouterr() == ("", "")
 
@@ -155,14 +212,23 @@ class TestPrivateRun:
 
     def test_the_result_names_epsilon(self, capsys: pytest.CaptureFixture[str]) -> None:
         print_result(execute(simulate(self.PLAN, Overrides(dataset=DIGITS))))
-        assert re.search(r"^privacy: ε = [\d.]+ of 4 spent \(accounted, at δ = 1e-05\)$", capsys.readouterr().out, re.M)
+        assert re.search(
+            r"^privacy: ε = [\d.]+ of 4 spent \(accounted, at δ = 1e-05\)$",
+            capsys.readouterr().out,
+            re.M,
+        )
 
     @pytest.mark.parametrize("tau", ["adaptive", 1])
-    def test_says_when_nothing_was_trained(self, tau: Tau, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_says_when_nothing_was_trained(
+        self, tau: Tau, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         for seconds, nothing in (("0.3s", True), ("0.5s", False)):
             settings = replace(self.PLAN, budget=(f"time={seconds}", "privacy=4"), tau=tau)
             print_result(execute(simulate(settings, Overrides(dataset=DIGITS))))
-            assert ("nothing was trained: it ended with the first round" in capsys.readouterr().out) == nothing
+            assert (
+                "nothing was trained: it ended with the first round"
+                in capsys.readouterr().out
+            ) == nothing
 
 
 def test_columns_of_a_log_stay_in_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +238,9 @@ def test_columns_of_a_log_stay_in_line(capsys: pytest.CaptureFixture[str]) -> No
 
 
 class TestResultInLines:
-    def test_tells_what_was_learned_spent_and_why_it_ended(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_tells_what_was_learned_spent_and_why_it_ended(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         result = replace(
             execute(plan_of("time=2s")),
             loss=0.25,
@@ -201,24 +269,39 @@ class TestResultInLines:
             "run: runs/x",
         ]
 
-    def test_tells_what_trial_rounds_took_where_time_is_measured(self, capsys: pytest.CaptureFixture[str]) -> None:
-        measured = replace(execute(plan_of("time=2s")), trial_seconds=0.25, sources={"time": "measured"})
+    def test_tells_what_trial_rounds_took_where_time_is_measured(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        measured = replace(
+            execute(plan_of("time=2s")), trial_seconds=0.25, sources={"time": "measured"}
+        )
         print_result(measured)
-        assert "not in this: 0.25s of trial rounds, before the clock started" in capsys.readouterr().out
+        assert (
+            "not in this: 0.25s of trial rounds, before the clock started"
+            in capsys.readouterr().out
+        )
 
     def test_tells_what_more_would_buy(self, capsys: pytest.CaptureFixture[str]) -> None:
         print_result(execute(plan_of("time=10s")))
-        assert re.search(r"^half as much again would bring the loss to 0\.24\d\d \(", capsys.readouterr().out, re.M)
+        assert re.search(
+            r"^half as much again would bring the loss to 0\.24\d\d \(",
+            capsys.readouterr().out,
+            re.M,
+        )
 
     def test_leaves_out_what_there_is_not(self, capsys: pytest.CaptureFixture[str]) -> None:
-        print_result(replace(execute(plan_of("time=2s")), accuracy=None, metrics={}, run=None))
+        print_result(
+            replace(execute(plan_of("time=2s")), accuracy=None, metrics={}, run=None)
+        )
         out = capsys.readouterr().out
         assert "accuracy" not in out
         assert "run:" not in out
 
 
 def test_of_many_nodes_those_come_first_that_there_is_something_to_say_of() -> None:
-    nodes = [NodeStatus(f"node-{i}", (i,), 1000 + i, "at work", 7, 0, 0.002) for i in range(40)]
+    nodes = [
+        NodeStatus(f"node-{i}", (i,), 1000 + i, "at work", 7, 0, 0.002) for i in range(40)
+    ]
     nodes[30] = replace(nodes[30], state="away")
     nodes[20] = replace(nodes[20], missed=3)
     printed = io.StringIO()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedbudget.dashboard.server import Dashboard
+from fedbudget.dashboard.app import Dashboard
 from fedbudget.runs.folder import RunWriter
 from support.made_runs import SETTINGS, make_run, many_rounds, record
 
@@ -50,7 +50,9 @@ def opened(runs: Path, **options: Any) -> Iterator[Dashboard]:
 class Answer:
     """What came back."""
 
-    def __init__(self, page: Dashboard, path: str, method: str = "GET", **headers: str) -> None:
+    def __init__(
+        self, page: Dashboard, path: str, method: str = "GET", **headers: str
+    ) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=30)
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
@@ -63,12 +65,20 @@ class Answer:
 
 
 def test_all_runs_are_listed(page: Dashboard) -> None:
-    assert {each["name"] for each in Answer(page, "/api/runs").json["runs"]} == {"first", "a name & ü", "long"}
+    assert {each["name"] for each in Answer(page, "/api/runs").json["runs"]} == {
+        "first",
+        "a name & ü",
+        "long",
+    }
 
 
 def test_a_run_is_found_by_its_name_however_that_is_written(page: Dashboard) -> None:
     answer = Answer(page, "/api/runs/a%20name%20%26%20%C3%BC")
-    assert (answer.status, answer.json["name"], answer.json["rounds"]) == (200, "a name & ü", 20)
+    assert (answer.status, answer.json["name"], answer.json["rounds"]) == (
+        200,
+        "a name & ü",
+        20,
+    )
     assert page.address("a name & ü").endswith("/run/a%20name%20%26%20%C3%BC")
 
 
@@ -112,7 +122,9 @@ def test_the_round_in_focus_comes_with_its_curve(page: Dashboard) -> None:
 def test_nothing_else_can_be_read(page: Dashboard, path: str) -> None:
     answer = Answer(page, path)
     assert answer.status == 404
-    assert b"outside" not in answer.body.replace(b"outside' in", b"")  # but for the name that was asked for
+    assert b"outside" not in answer.body.replace(
+        b"outside' in", b""
+    )  # but for the name that was asked for
     if path.startswith("/api/"):
         assert "error" in answer.json
 
@@ -123,14 +135,21 @@ def test_a_name_in_an_error_is_text_and_not_html(page: Dashboard) -> None:
     assert b"<script>" not in answer.body
 
 
-@pytest.mark.parametrize("query", ["", "?from=1", "?from=a&to=2", "?from=-1&to=2", "?from=1&to=2e3"])
+@pytest.mark.parametrize(
+    "query", ["", "?from=1", "?from=a&to=2", "?from=-1&to=2", "?from=1&to=2e3"]
+)
 def test_a_stretch_that_makes_no_sense_is_refused(page: Dashboard, query: str) -> None:
     answer = Answer(page, f"/api/runs/first/rows{query}")
-    assert (answer.status, "must be the number of a round" in answer.json["error"]) == (422, True)
+    assert (answer.status, "must be the number of a round" in answer.json["error"]) == (
+        422,
+        True,
+    )
 
 
 def test_a_round_that_is_not_there_is_refused(page: Dashboard) -> None:
-    assert Answer(page, "/api/runs/first/rounds/99").json == {"error": "first has no round 99; it has rounds 1 to 20"}
+    assert Answer(page, "/api/runs/first/rounds/99").json == {
+        "error": "first has no round 99; it has rounds 1 to 20"
+    }
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
@@ -138,7 +157,9 @@ def test_the_page_can_only_be_read(page: Dashboard, method: str) -> None:
     assert Answer(page, "/api/runs", method).status == 405
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8700", "127.0.0.1.evil.example", "", "192.0.2.1"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8700", "127.0.0.1.evil.example", "", "192.0.2.1"]
+)
 def test_a_host_that_we_are_not_is_refused(page: Dashboard, host: str) -> None:
     assert Answer(page, "/api/runs", Host=host).status == 403
 
@@ -148,7 +169,9 @@ def test_a_host_that_we_are_is_not(page: Dashboard, host: str) -> None:
     assert Answer(page, "/api/runs", Host=host).status == 200
 
 
-def test_who_listens_on_all_addresses_answers_to_addresses_but_not_to_any_name(runs: Path) -> None:
+def test_who_listens_on_all_addresses_answers_to_addresses_but_not_to_any_name(
+    runs: Path,
+) -> None:
     with opened(runs, host="0.0.0.0", token=TOKEN) as page:
         assert Answer(page, "/", Host="192.0.2.1:8700").status == 401
         assert Answer(page, "/", Host="evil.example").status == 403
@@ -163,16 +186,27 @@ def test_every_answer_forbids_what_is_not_ours(page: Dashboard) -> None:
 
 
 class TestToken:
-    @pytest.mark.parametrize("path", ["/", "/api/runs", "/api/runs/first/events", "/plotly.js", "/page/main.js"])
-    @pytest.mark.parametrize("query", ["", "?token=", "?token=wrong", f"?token={TOKEN}x", f"?Token={TOKEN}"])
-    def test_without_it_nothing_is_shown(self, guarded: Dashboard, path: str, query: str) -> None:
+    @pytest.mark.parametrize(
+        "path", ["/", "/api/runs", "/api/runs/first/events", "/plotly.js", "/page/main.js"]
+    )
+    @pytest.mark.parametrize(
+        "query", ["", "?token=", "?token=wrong", f"?token={TOKEN}x", f"?Token={TOKEN}"]
+    )
+    def test_without_it_nothing_is_shown(
+        self, guarded: Dashboard, path: str, query: str
+    ) -> None:
         answer = Answer(guarded, path + query)
         assert (answer.status, answer.headers["set-cookie"]) == (401, None)
         assert TOKEN.encode() not in answer.body
 
-    def test_with_it_a_cookie_comes_and_the_token_leaves_the_address(self, guarded: Dashboard) -> None:
+    def test_with_it_a_cookie_comes_and_the_token_leaves_the_address(
+        self, guarded: Dashboard
+    ) -> None:
         answer = Answer(guarded, f"/compare?run=first&token={TOKEN}&run=long")
-        assert (answer.status, answer.headers["location"]) == (303, "/compare?run=first&run=long")
+        assert (answer.status, answer.headers["location"]) == (
+            303,
+            "/compare?run=first&run=long",
+        )
         cookie = answer.headers["set-cookie"]
         assert "HttpOnly" in cookie
         assert "samesite=strict" in cookie.lower()
@@ -180,10 +214,16 @@ class TestToken:
         known = cookie.partition(";")[0]
         assert Answer(guarded, "/api/runs", Cookie=known).status == 200
         assert Answer(guarded, "/api/runs", Cookie=known[:-1]).status == 401
-        assert Answer(guarded, "/api/runs", Cookie=f"fedbudget_dashboard={TOKEN}").status == 401
+        assert (
+            Answer(guarded, "/api/runs", Cookie=f"fedbudget_dashboard={TOKEN}").status
+            == 401
+        )
 
     def test_the_way_on_is_never_to_another_host(self, guarded: Dashboard) -> None:
-        assert Answer(guarded, f"//evil.example/?token={TOKEN}").headers["location"] == "/evil.example/"
+        assert (
+            Answer(guarded, f"//evil.example/?token={TOKEN}").headers["location"]
+            == "/evil.example/"
+        )
 
 
 class Events:
@@ -220,7 +260,12 @@ def test_events_tell_of_new_rounds_and_of_the_end(tmp_path: Path) -> None:
         events = Events(page, "/api/runs/run/events?after=0")
         assert events.kind.startswith("text/event-stream")
         name, number, told = events.next()
-        assert (name, number, told["columns"]["round"], told["state"]) == ("now", 1, [1], "running")
+        assert (name, number, told["columns"]["round"], told["state"]) == (
+            "now",
+            1,
+            [1],
+            "running",
+        )
         writer.append(record(2))
         writer.append(record(3))
         rounds: list[int] = []

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from fedbudget.dashboard.description import describe
+from fedbudget.dashboard.series import describe
 from fedbudget.runs.folder import Run
-from fedbudget.settings import Settings
+from fedbudget.settings.settings import Settings
 from support.made_runs import SETTINGS, make_run, record
 
 
@@ -22,7 +22,9 @@ def test_a_run_that_ended_is_told_from_beginning_to_end(tmp_path: Path) -> None:
 
 def test_a_run_that_goes_on_is_told_so_far(tmp_path: Path) -> None:
     told = describe(Run.open(make_run(tmp_path / "run", 3, finished=False)))
-    assert told.startswith("The run made 3 aggregations so far, with 7 local updates on every node")
+    assert told.startswith(
+        "The run made 3 aggregations so far, with 7 local updates on every node"
+    )
     assert told.endswith("It has not ended.")
 
 
@@ -32,19 +34,32 @@ def test_what_was_spent_beyond_the_budget_is_told(tmp_path: Path) -> None:
 
 
 def test_a_run_with_no_round_yet_and_one_without_accuracy(tmp_path: Path) -> None:
-    assert describe(Run.open(make_run(tmp_path / "none", 0, finished=False))) == "No round is over yet."
-    path = make_run(tmp_path / "blind", [record(1, accuracy=None)], summary={"accuracy": None})
+    assert (
+        describe(Run.open(make_run(tmp_path / "none", 0, finished=False)))
+        == "No round is over yet."
+    )
+    path = make_run(
+        tmp_path / "blind", [record(1, accuracy=None)], summary={"accuracy": None}
+    )
     assert "accuracy" not in describe(Run.open(path))
 
 
 def test_what_a_fixed_tau_gave_is_told_where_the_rest_was_the_same(tmp_path: Path) -> None:
     def run(name: str, loss: float, **changes: Any) -> Run:
         settings = Settings(**{**vars(SETTINGS), **changes})
-        return Run.open(make_run(tmp_path / name, settings=settings, summary={"loss": loss}))
+        return Run.open(
+            make_run(tmp_path / name, settings=settings, summary={"loss": loss})
+        )
 
-    adaptive, ten, one = run("adaptive", 0.2), run("ten", 0.3, tau=10), run("one", 0.4, tau=1)
+    adaptive, ten, one = (
+        run("adaptive", 0.2),
+        run("ten", 0.3, tau=10),
+        run("one", 0.4, tau=1),
+    )
     other = run("other", 0.1, tau=5, seed=9)
     told = describe(adaptive, [adaptive, ten, one, other])
-    assert told.endswith("With the same budget and τ fixed, the loss came to 0.4 with τ = 1 and 0.3 with τ = 10.")
+    assert told.endswith(
+        "With the same budget and τ fixed, the loss came to 0.4 with τ = 1 and 0.3 with τ = 10."
+    )
     assert "fixed" not in describe(ten, [adaptive, one])
     assert "fixed" not in describe(adaptive, [adaptive, other])

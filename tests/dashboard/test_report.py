@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedbudget.dashboard.pages import page_files
+from fedbudget.dashboard.access import page_files
 from fedbudget.dashboard.report import MAX_CURVES, bundled, figures, report
 from fedbudget.dashboard.run_reader import RunReader, RunSnapshot
 from support.made_runs import SETTINGS, make_run, many_rounds
@@ -17,7 +17,9 @@ def snapshot_of(path: Path) -> RunSnapshot:
 
 
 def embedded(text: str) -> Any:
-    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
+    found = re.search(
+        r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL
+    )
     assert found is not None
     return json.loads(found[1])
 
@@ -31,7 +33,13 @@ def test_the_figures_in_the_file_are_those_of_the_runs(tmp_path: Path) -> None:
 
 def test_text_of_a_run_cannot_end_the_script_it_is_in(tmp_path: Path) -> None:
     evil = "/data/</script><script>alert(1)</script><!--.csv"
-    text = report([snapshot_of(make_run(tmp_path / "<b>run", settings=replace(SETTINGS, dataset=evil)))])
+    text = report(
+        [
+            snapshot_of(
+                make_run(tmp_path / "<b>run", settings=replace(SETTINGS, dataset=evil))
+            )
+        ]
+    )
     assert embedded(text)["runs"][0]["settings"]["dataset"] == evil
     assert text.count("</script>") == 3  # the figures', the library's and the page's own
     assert "alert(1)</script" not in text
@@ -41,12 +49,16 @@ def test_text_of_a_run_cannot_end_the_script_it_is_in(tmp_path: Path) -> None:
 def test_nothing_in_the_file_is_loaded_from_anywhere(tmp_path: Path) -> None:
     text = report([snapshot_of(make_run(tmp_path / "run"))])
     assert "default-src 'none'" in text
-    page = text.replace(text[text.index("<script>") : text.index('<script type="module">')], "")  # but for the library
+    page = text.replace(
+        text[text.index("<script>") : text.index('<script type="module">')], ""
+    )  # but for the library
     assert re.search(r"""(src|href)=["'](?!#)""", page) is None
     assert "import " not in text[text.index('<script type="module">') :]
 
 
-def test_curves_of_a_long_run_are_kept_for_some_rounds_with_the_first_and_the_last(tmp_path: Path) -> None:
+def test_curves_of_a_long_run_are_kept_for_some_rounds_with_the_first_and_the_last(
+    tmp_path: Path,
+) -> None:
     (run,) = figures([snapshot_of(many_rounds(tmp_path / "run", 5000))])
     rounds = [choice["record"]["round"] for choice in run["choices"]]
     assert MAX_CURVES / 2 < len(rounds) <= MAX_CURVES + 1
@@ -62,7 +74,10 @@ def test_the_pages_modules_become_one_that_gives_each_what_it_imports() -> None:
         "report.js": 'import * as dom from "./dom.js";\ndom.el();\n',
     }
     text = bundled(files)
-    assert "const $dom = (() => {\nfunction el() {}\nconst A = 1;\n\nreturn { el, A };\n})();" in text
+    assert (
+        "const $dom = (() => {\nfunction el() {}\nconst A = 1;\n\nreturn { el, A };\n})();"
+        in text
+    )
     assert "const { el, A } = $dom;" in text
     assert "const dom = $dom;\ndom.el();" in text
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.dashboard.run_index import RunIndex
+from fedbudget.dashboard.run_reader import RunIndex
 from fedbudget.errors import UserError
 from support.made_runs import make_run
 
@@ -36,7 +36,20 @@ def test_a_runs_own_folder_has_one_run(runs: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["..", ".", "", "../outside", "first/../../outside", "/", "first/", "FIRST", "not a run", "file", "link", "\0"],
+    [
+        "..",
+        ".",
+        "",
+        "../outside",
+        "first/../../outside",
+        "/",
+        "first/",
+        "FIRST",
+        "not a run",
+        "file",
+        "link",
+        "\0",
+    ],
 )
 def test_no_other_name_is_one(runs: Path, name: str) -> None:
     (runs / "link").symlink_to(runs.parent / "outside")
@@ -44,7 +57,9 @@ def test_no_other_name_is_one(runs: Path, name: str) -> None:
     assert RunIndex(runs).reader(str(runs / "first")) is None
 
 
-@pytest.mark.parametrize("file", ["config.toml", "rounds.jsonl", "summary.json", "nodes.json"])
+@pytest.mark.parametrize(
+    "file", ["config.toml", "rounds.jsonl", "summary.json", "nodes.json"]
+)
 def test_a_run_with_a_file_that_is_elsewhere_is_not_there(runs: Path, file: str) -> None:
     secret = runs.parent / "secret"
     secret.write_text("secret")
@@ -70,14 +85,22 @@ def test_an_overview_has_the_last_figures(runs: Path) -> None:
     index = RunIndex(runs)
     second, first = index.overviews()
     assert (first["state"], second["state"]) == ("finished", "broken off")
-    assert (first["rounds"], first["accuracy"], first["loss"]) == (20, 0.9, pytest.approx(0.24))
+    assert (first["rounds"], first["accuracy"], first["loss"]) == (
+        20,
+        0.9,
+        pytest.approx(0.24),
+    )
     assert [(each["name"], each["text"], each["share"]) for each in first["spent"]] == [
         ("time", "2s", pytest.approx(0.1)),
         ("bytes", "100kB", pytest.approx(0.05)),
     ]
     with (runs / "second" / "rounds.jsonl").open("a") as file:
         file.write(
-            (runs / "second" / "rounds.jsonl").read_text().splitlines()[-1].replace('"round":20', '"round":21') + "\n"
+            (runs / "second" / "rounds.jsonl")
+            .read_text()
+            .splitlines()[-1]
+            .replace('"round":20', '"round":21')
+            + "\n"
         )
     assert index.overviews()[0]["rounds"] == 21
 

@@ -12,11 +12,21 @@ from support.made_runs import SETTINGS, make_run, record
 
 def test_what_is_read_is_what_the_run_has(tmp_path: Path) -> None:
     snapshot, run = RunReader(make_run(tmp_path / "run")).read(), Run.open(tmp_path / "run")
-    assert (snapshot.run.rounds, snapshot.run.settings, snapshot.run.summary) == (run.rounds, run.settings, run.summary)
-    assert (snapshot.name, snapshot.state, len(snapshot.run.rounds)) == ("run", "finished", 20)
+    assert (snapshot.run.rounds, snapshot.run.settings, snapshot.run.summary) == (
+        run.rounds,
+        run.settings,
+        run.summary,
+    )
+    assert (snapshot.name, snapshot.state, len(snapshot.run.rounds)) == (
+        "run",
+        "finished",
+        20,
+    )
 
 
-def test_records_that_were_added_are_read_and_those_before_are_not_read_again(tmp_path: Path) -> None:
+def test_records_that_were_added_are_read_and_those_before_are_not_read_again(
+    tmp_path: Path,
+) -> None:
     writer = RunWriter(tmp_path / "run", SETTINGS.to_toml())
     reader = RunReader(tmp_path / "run")
     assert reader.read().run.rounds == []
@@ -48,7 +58,9 @@ def test_records_that_are_taken_back_are_noticed(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", 9, finished=False)
     reader = RunReader(path)
     before = reader.read()
-    RunWriter.resume(path, (path / "config.toml").read_text(), [record(4, loss=7.0).to_json()]).close()
+    RunWriter.resume(
+        path, (path / "config.toml").read_text(), [record(4, loss=7.0).to_json()]
+    ).close()
     after = reader.read()
     assert [each.loss for each in after.run.rounds][-1] == 7.0
     assert (len(before.run.rounds), len(after.run.rounds)) == (9, 4)
@@ -62,7 +74,9 @@ def test_a_broken_line_is_an_error_that_names_the_run(tmp_path: Path) -> None:
         RunReader(path).read()
 
 
-def test_a_run_without_a_summary_goes_on_as_long_as_somebody_is_at_it(tmp_path: Path) -> None:
+def test_a_run_without_a_summary_goes_on_as_long_as_somebody_is_at_it(
+    tmp_path: Path,
+) -> None:
     writer = RunWriter(tmp_path / "run", SETTINGS.to_toml())
     assert RunReader(tmp_path / "run").read().state == "running"
     writer.close()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbudget.control import AdaptiveTau, ControlInputs, Decision, Estimates, Reason
+from fedbudget.budget.control import AdaptiveTau, ControlInputs, Decision, Estimates, Reason
 from fedbudget.dashboard import series
 from fedbudget.dashboard.run_reader import RunReader, RunSnapshot
 from fedbudget.errors import UserError
@@ -46,18 +46,29 @@ def test_ten_thousand_rounds_become_a_picture_of_them(long_run: RunSnapshot) -> 
     ]
 
 
-@given(st.lists(st.tuples(st.floats(-10, 10), st.sampled_from(["start", "budget"])), min_size=1, max_size=400))
+@given(
+    st.lists(
+        st.tuples(st.floats(-10, 10), st.sampled_from(["start", "budget"])),
+        min_size=1,
+        max_size=400,
+    )
+)
 def test_whatever_the_rounds_what_is_kept_is_theirs_in_order_and_has_their_extremes(
     given: list[tuple[float, str]],
 ) -> None:
-    records = [record(at, loss=loss, reason=reason) for at, (loss, reason) in enumerate(given, 1)]
+    records = [
+        record(at, loss=loss, reason=reason) for at, (loss, reason) in enumerate(given, 1)
+    ]
     kept = series.thinned(records, 56)
     numbers = [each.round for each in kept]
     assert numbers == sorted(set(numbers))
     assert len(kept) <= 2 * 56
     assert {1, len(records)} <= set(numbers)
     losses = [each.loss for each in kept]
-    assert (min(losses), max(losses)) == (min(loss for loss, _ in given), max(loss for loss, _ in given))
+    assert (min(losses), max(losses)) == (
+        min(loss for loss, _ in given),
+        max(loss for loss, _ in given),
+    )
 
 
 def test_every_change_of_the_reason_is_kept_where_there_are_few() -> None:
@@ -85,7 +96,11 @@ def test_a_stretch_where_there_is_nothing_is_empty(long_run: RunSnapshot) -> Non
 
 
 def test_what_is_not_a_number_is_null(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "run", [record(1, loss=math.nan, best_loss=math.nan)], summary={"loss": None})
+    path = make_run(
+        tmp_path / "run",
+        [record(1, loss=math.nan, best_loss=math.nan)],
+        summary={"loss": None},
+    )
     view = series.view(snapshot_of(path))
     assert view["columns"]["loss"] == [None]
     json.dumps(view, allow_nan=False)
@@ -95,11 +110,16 @@ REAL = {"accuracy": None, "metrics": {"rmse": 12.5, "mae": 8.0, "r2": 0.75}}
 SPREAD = {"nodes": 4, "worst": 20.0, "tenth": 18.0, "median": 11.0}
 
 
-def test_metrics_of_the_last_round_that_was_evaluated_and_then_of_the_end(tmp_path: Path) -> None:
+def test_metrics_of_the_last_round_that_was_evaluated_and_then_of_the_end(
+    tmp_path: Path,
+) -> None:
     rounds = [record(1, **REAL, spread=SPREAD), record(2, accuracy=None)]
     view = series.view(snapshot_of(make_run(tmp_path / "run", rounds, finished=False)))
     assert view["columns"]["rmse"] == [12.5, None]
-    tiles = {each["name"]: (each["label"], each["text"], each["note"]) for each in view["metrics"]}
+    tiles = {
+        each["name"]: (each["label"], each["text"], each["note"])
+        for each in view["metrics"]
+    }
     assert tiles == {
         "rmse": ("RMSE", "12.5", ""),
         "mae": ("MAE", "8", ""),
@@ -107,11 +127,17 @@ def test_metrics_of_the_last_round_that_was_evaluated_and_then_of_the_end(tmp_pa
         "worst": ("Worst of 4 nodes", "20", "tenth percentile 18, median 11"),
     }
     end = {"loss": 0.1, "metrics": {"rmse": 11.0}, "to_beat": {"rmse": 25.0}}
-    ended = series.view(snapshot_of(make_run(tmp_path / "ended", rounds, summary=end)))["metrics"]
-    assert ended == [{"name": "rmse", "label": "RMSE", "text": "11", "note": "of the mean 25"}]
+    ended = series.view(snapshot_of(make_run(tmp_path / "ended", rounds, summary=end)))[
+        "metrics"
+    ]
+    assert ended == [
+        {"name": "rmse", "label": "RMSE", "text": "11", "note": "of the mean 25"}
+    ]
 
 
-def test_gauges_say_what_is_left_and_until_when_at_the_pace_of_the_last_rounds(tmp_path: Path) -> None:
+def test_gauges_say_what_is_left_and_until_when_at_the_pace_of_the_last_rounds(
+    tmp_path: Path,
+) -> None:
     # In a second on the wall 0.2 s and 10 kB are spent; after 40 rounds 16 s and 1.8 MB are left.
     with being_made(make_run(tmp_path / "run", 40, finished=False)) as path:
         look = snapshot_of(path)
@@ -127,11 +153,15 @@ def test_the_pace_is_that_of_late_and_not_of_the_whole_run(tmp_path: Path) -> No
     quick = [record(number, wall=3000 + 0.1 * (number - 30)) for number in range(31, 61)]
     with being_made(make_run(tmp_path / "run", [*slow, *quick], finished=False)) as path:
         look = snapshot_of(path)
-        assert series.gauges(look)[0]["until"] - look.written == pytest.approx(14.0)  # 14 s are left, 1 s a second
+        assert series.gauges(look)[0]["until"] - look.written == pytest.approx(
+            14.0
+        )  # 14 s are left, 1 s a second
 
 
 def test_a_run_that_is_over_has_no_pace_and_may_have_spent_too_much(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "run", [record(1), record(2, spent={"time": 20.5, "bytes": 1e6})])
+    path = make_run(
+        tmp_path / "run", [record(1), record(2, spent={"time": 20.5, "bytes": 1e6})]
+    )
     time, traffic = series.gauges(snapshot_of(path))
     assert (time["over"], time["until"], time["source"]) == ("0.5s", None, "simulated")
     assert (traffic["over"], traffic["left"]) == (None, "1MB")
@@ -142,65 +172,112 @@ def test_the_curve_of_a_round_is_the_one_its_controller_looked_at(tmp_path: Path
     controller = build_method(SETTINGS).controller
     assert isinstance(controller, AdaptiveTau)
     inputs = ControlInputs(
-        Estimates(1.0, 2.0, 3.0), 0.01, np.array([0.01, 0.0]), np.array([0.05, 5e3]), SETTINGS.limits().array
+        Estimates(1.0, 2.0, 3.0),
+        0.01,
+        np.array([0.01, 0.0]),
+        np.array([0.05, 5e3]),
+        SETTINGS.limits().array,
     )
     curve = controller.curve(Decision(5, Reason.MINIMUM), inputs)
     assert found["candidates"] == list(range(1, 51))
     assert found["G"] == pytest.approx(curve.tolist(), rel=1e-5)
     assert found["minimum"] == int(np.argmin(curve)) + 1
     assert found["sentence"] == "G(τ) is smallest at τ = 5"
-    assert (found["record"]["round"], found["spent"]) == (7, {"time": "0.7s", "bytes": "35kB"})
+    assert (found["record"]["round"], found["spent"]) == (
+        7,
+        {"time": "0.7s", "bytes": "35kB"},
+    )
 
 
 def test_a_long_curve_is_drawn_with_the_points_that_are_marked(tmp_path: Path) -> None:
     settings = replace(SETTINGS, tau_max=5000, gamma=1000.0)
     records = [record(1), record(2), record(3, tau=777)]
-    found = series.choice(snapshot_of(make_run(tmp_path / "run", records, settings=settings)), 3)
+    found = series.choice(
+        snapshot_of(make_run(tmp_path / "run", records, settings=settings)), 3
+    )
     assert len(found["candidates"]) < 100
     assert {777, found["minimum"], 1, 1000} <= set(found["candidates"])
 
 
 def test_a_fixed_tau_has_no_curve(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "run", [record(1, tau=5, reason="fixed")], settings=replace(SETTINGS, tau=5))
+    path = make_run(
+        tmp_path / "run",
+        [record(1, tau=5, reason="fixed")],
+        settings=replace(SETTINGS, tau=5),
+    )
     found = series.choice(snapshot_of(path), 1)
     assert (found["candidates"], found["G"], found["minimum"]) == ([], [], None)
     assert found["sentence"] == "τ = 5 was fixed by the settings"
 
 
 def test_an_unknown_reason_is_shown_as_it_is(tmp_path: Path) -> None:
-    found = series.choice(snapshot_of(make_run(tmp_path / "run", [record(1), record(2, reason="warm-up")])), 2)
-    assert (found["record"]["reason"], found["sentence"]) == ("warm-up", "the controller gave this reason itself")
+    found = series.choice(
+        snapshot_of(make_run(tmp_path / "run", [record(1), record(2, reason="warm-up")])), 2
+    )
+    assert (found["record"]["reason"], found["sentence"]) == (
+        "warm-up",
+        "the controller gave this reason itself",
+    )
     assert (found["G"], found["minimum"]) == ([], None)
 
 
-def test_average_tau_is_of_all_rounds_however_few_are_drawn(tmp_path: Path, long_run: RunSnapshot) -> None:
+def test_average_tau_is_of_all_rounds_however_few_are_drawn(
+    tmp_path: Path, long_run: RunSnapshot
+) -> None:
     # τ is 3 + number % 11: in 10,000 = 909 x 11 + 1 rounds each of 3..13 909 times, and 4 once more.
-    assert series.now(long_run)["average_tau"] == pytest.approx((909 * sum(range(3, 14)) + 4) / 10_000)
+    assert series.now(long_run)["average_tau"] == pytest.approx(
+        (909 * sum(range(3, 14)) + 4) / 10_000
+    )
     final = [record(1, tau=2), record(2, tau=5), record(3, tau=0, reason="final loss")]
     assert series.now(snapshot_of(make_run(tmp_path / "run", final)))["average_tau"] == 3.5
-    assert series.now(snapshot_of(make_run(tmp_path / "none", 0, finished=False)))["average_tau"] is None
+    assert (
+        series.now(snapshot_of(make_run(tmp_path / "none", 0, finished=False)))[
+            "average_tau"
+        ]
+        is None
+    )
 
 
 def test_a_round_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
     for number in (0, 21):
-        with pytest.raises(UserError, match=f"run has no round {number}; it has rounds 1 to 20"):
+        with pytest.raises(
+            UserError, match=f"run has no round {number}; it has rounds 1 to 20"
+        ):
             series.choice(snapshot_of(make_run(tmp_path / str(number) / "run")), number)
 
 
 def test_the_settings_are_those_of_the_run(tmp_path: Path) -> None:
-    settings: dict[str, Any] = series.view(snapshot_of(make_run(tmp_path / "run")))["settings"]
+    settings: dict[str, Any] = series.view(snapshot_of(make_run(tmp_path / "run")))[
+        "settings"
+    ]
     assert settings["budget"] == "time=20s, bytes=2MB"
-    assert (settings["nodes"], settings["tau-max"], "phi" in settings) == ("4", "100", False)
+    assert (settings["nodes"], settings["tau-max"], "phi" in settings) == (
+        "4",
+        "100",
+        False,
+    )
 
 
 def test_the_forecast_is_of_the_end_and_then_of_half_as_much_again(tmp_path: Path) -> None:
     """0.2 + 0.8/n: after 200 rounds at the end of 20 s, after 300 with half as much again."""
-    going_on, ended = make_run(tmp_path / "on", 100, finished=False), make_run(tmp_path / "ended", 200)
-    first, second = (series.now(RunReader(path).read())["forecast"] for path in (going_on, ended))
+    going_on, ended = (
+        make_run(tmp_path / "on", 100, finished=False),
+        make_run(tmp_path / "ended", 200),
+    )
+    first, second = (
+        series.now(RunReader(path).read())["forecast"] for path in (going_on, ended)
+    )
     assert not first["ended"]
     assert first["median"] == pytest.approx(0.204, abs=0.002)
     assert second["ended"]
     assert second["low"] <= second["median"] <= second["high"]
-    few = series.now(RunReader(make_run(tmp_path / "few", 3, finished=False)).read())["forecast"]
+    few = series.now(RunReader(make_run(tmp_path / "few", 3, finished=False)).read())[
+        "forecast"
+    ]
     assert few["reason"] == "3 rounds are over, and 8 are needed"
-    assert series.now(RunReader(make_run(tmp_path / "none", 0, finished=False)).read())["forecast"] is None
+    assert (
+        series.now(RunReader(make_run(tmp_path / "none", 0, finished=False)).read())[
+            "forecast"
+        ]
+        is None
+    )

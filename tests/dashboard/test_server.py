@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.dashboard.server import PORT, Dashboard
+from fedbudget.dashboard.app import PORT, Dashboard
 from fedbudget.errors import UserError
 from support.made_runs import make_run
 
@@ -15,12 +15,17 @@ def close(page: Dashboard) -> None:
         pass
 
 
-def test_a_port_that_is_taken_is_a_clear_error_and_the_usual_one_gives_way(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_a_clear_error_and_the_usual_one_gives_way(
+    tmp_path: Path,
+) -> None:
     make_run(tmp_path / "run")
     first = Dashboard(tmp_path)
     second = Dashboard(tmp_path)
     assert PORT <= first.port < second.port
-    with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1, port {first.port}: Address already in use"):
+    with pytest.raises(
+        UserError,
+        match=f"cannot listen on 127.0.0.1, port {first.port}: Address already in use",
+    ):
         Dashboard(tmp_path, port=first.port)
     close(first)
     close(second)

@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.data.agreement import TableDescription, agree_on_layout
-from fedbudget.data.layout import Layout, LayoutColumn
-from fedbudget.data.moments import Moments
+from fedbudget.data.agreement import Moments, TableDescription, agree_on_layout
 from fedbudget.data.read_tables import parse_csv
-from fedbudget.data.tables import RawTable, TableOptions
+from fedbudget.data.tables import Layout, LayoutColumn, RawTable, TableOptions
 from fedbudget.errors import UserError
-from fedbudget.option import Impute
+from fedbudget.settings.option import Impute
 
 NAN = float("nan")
 
@@ -22,12 +20,19 @@ def table(columns: dict[str, list[Any]], name: str = "t.csv", **options: Any) ->
     rows = zip(*columns.values(), strict=True)
     lines = [
         ",".join([*columns, "y"]),
-        *(",".join([*("" if cell is None else str(cell) for cell in row), "1"]) for row in rows),
+        *(
+            ",".join([*("" if cell is None else str(cell) for cell in row), "1"])
+            for row in rows
+        ),
     ]
-    return parse_csv([line + "\n" for line in lines], name, TableOptions("y", impute="mean", **options))
+    return parse_csv(
+        [line + "\n" for line in lines], name, TableOptions("y", impute="mean", **options)
+    )
 
 
-def agreed(tables: list[RawTable], impute: Impute | None = None, fewest: int = 1) -> tuple[Layout, Moments]:
+def agreed(
+    tables: list[RawTable], impute: Impute | None = None, fewest: int = 1
+) -> tuple[Layout, Moments]:
     told = [TableDescription.of(each, impute, fewest=fewest) for each in tables]
     return agree_on_layout(told, [each.name for each in tables])
 
@@ -38,7 +43,9 @@ WORDS = st.none() | st.sampled_from(["a", "b", "c"])
 
 @settings(deadline=None)
 @given(
-    st.lists(st.lists(st.tuples(CELLS, WORDS), min_size=1, max_size=12), min_size=1, max_size=5),
+    st.lists(
+        st.lists(st.tuples(CELLS, WORDS), min_size=1, max_size=12), min_size=1, max_size=5
+    ),
     st.sampled_from(["mean", "median", "most-frequent"]),
 )
 def test_moments_are_those_of_all_rows_encoded_and_filled(
@@ -46,7 +53,11 @@ def test_moments_are_those_of_all_rows_encoded_and_filled(
 ) -> None:
     parts[0] += [(1.0, "a"), (2.0, "b")]
     tables = [
-        table({"n": [row[0] for row in part], "w": [row[1] for row in part]}, categorical=("w",)) for part in parts
+        table(
+            {"n": [row[0] for row in part], "w": [row[1] for row in part]},
+            categorical=("w",),
+        )
+        for part in parts
     ]
     layout, moments = agreed(tables, impute)
     rows = np.concatenate([layout.encode(each) for each in tables])
@@ -57,7 +68,9 @@ def test_moments_are_those_of_all_rows_encoded_and_filled(
         assert layout.columns[0].fill == pytest.approx(np.mean(numbers))
     words = [row[1] for part in parts for row in part if row[1] is not None]
     assert layout.columns[1].categories == tuple(sorted(set(words)))
-    assert words.count(str(layout.columns[1].fill)) == max(words.count(each) for each in words)
+    assert words.count(str(layout.columns[1].fill)) == max(
+        words.count(each) for each in words
+    )
 
 
 def test_the_median_is_that_of_the_tables_by_their_sizes() -> None:
@@ -69,11 +82,16 @@ def test_the_median_is_that_of_the_tables_by_their_sizes() -> None:
 
 def test_the_most_frequent_is_by_how_often_tables_have_theirs() -> None:
     parts = [[7.0, 7.0, 1.0, 2.0, 3.0, 4.0], [8.0, 8.0, 8.0], [7.0, 7.0]]
-    assert agreed([table({"n": part}) for part in parts], "most-frequent")[0].columns[0].fill == 7
+    assert (
+        agreed([table({"n": part}) for part in parts], "most-frequent")[0].columns[0].fill
+        == 7
+    )
 
 
 def test_categories_are_in_order_whoever_came_first() -> None:
-    tables = [table({"w": words}, categorical=("w",)) for words in (["10", "b"], ["9", "a"])]
+    tables = [
+        table({"w": words}, categorical=("w",)) for words in (["10", "b"], ["9", "a"])
+    ]
     for order in (tables, tables[::-1]):
         layout, _ = agreed(order)
         assert layout.columns == (LayoutColumn("w", ("9", "10", "a", "b")),)
@@ -85,31 +103,56 @@ def test_a_table_without_any_value_of_a_column_takes_what_the_others_have() -> N
         table({"n": [1.0, 3.0], "w": ["a", "b"]}, categorical=("w",)),
     ]
     layout, moments = agreed(tables, "mean")
-    assert layout.columns == (LayoutColumn("n", fill=2.0), LayoutColumn("w", ("a", "b"), "a"))
+    assert layout.columns == (
+        LayoutColumn("n", fill=2.0),
+        LayoutColumn("w", ("a", "b"), "a"),
+    )
     assert moments.mean.tolist() == [2.0, 0.75, 0.25]
 
 
 def test_of_a_column_with_few_values_nothing_is_told() -> None:
     few, many = table({"n": [100.0, None, None, None]}), table({"n": [1.0, 2.0, 3.0, 2.0]})
     told = TableDescription.of(few, "median", fewest=2)
-    assert (told.present.tolist(), told.numbers.mean.tolist(), told.numbers.deviation.tolist()) == ([0], [0], [0])
+    assert (
+        told.present.tolist(),
+        told.numbers.mean.tolist(),
+        told.numbers.deviation.tolist(),
+    ) == (
+        [0],
+        [0],
+        [0],
+    )
     assert told.fills is not None
     assert np.isnan(told.fills).all()
     assert agreed([few, many], "median", fewest=2)[0].columns[0].fill == 2
-    with pytest.raises(UserError, match="n has too few values to say anything of them, in every table: drop it"):
+    with pytest.raises(
+        UserError,
+        match="n has too few values to say anything of them, in every table: drop it",
+    ):
         agreed([few, few], "mean", fewest=2)
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"n": [1.0]}, "all need the same columns, in any order: south.csv has no column w; drop leaves some out"),
+        (
+            {"n": [1.0]},
+            "all need the same columns, in any order: south.csv has no column w; drop leaves some out",
+        ),
         ({"n": [1.0], "w": ["a"], "z": [3]}, "in any order: north.csv has no column z"),
-        ({"n": [1.0], "v": ["a"]}, "south.csv has no column w, and north.csv has no column v"),
-        ({"n": ["x"], "w": ["a"]}, "n has numbers in north.csv and words in south.csv: with categorical n everywhere"),
+        (
+            {"n": [1.0], "v": ["a"]},
+            "south.csv has no column w, and north.csv has no column v",
+        ),
+        (
+            {"n": ["x"], "w": ["a"]},
+            "n has numbers in north.csv and words in south.csv: with categorical n everywhere",
+        ),
     ],
 )
-def test_tables_that_do_not_go_together_are_refused_with_names(other: dict[str, list[Any]], message: str) -> None:
+def test_tables_that_do_not_go_together_are_refused_with_names(
+    other: dict[str, list[Any]], message: str
+) -> None:
     words = tuple(name for name, cells in other.items() if isinstance(cells[0], str))
     north = table({"n": [1.0], "w": ["a"]}, "north.csv", categorical=("w",))
     with pytest.raises(UserError, match=message):
@@ -126,6 +169,10 @@ def test_all_fill_in_one_way() -> None:
 
 
 def test_the_target_must_have_one_name() -> None:
-    one, other = (parse_csv(["a,b\n", "1,2\n"], "t.csv", TableOptions(name)) for name in ("a", "b"))
-    with pytest.raises(UserError, match=r"the target is a in t.csv and b in t.csv: name it with target"):
+    one, other = (
+        parse_csv(["a,b\n", "1,2\n"], "t.csv", TableOptions(name)) for name in ("a", "b")
+    )
+    with pytest.raises(
+        UserError, match=r"the target is a in t.csv and b in t.csv: name it with target"
+    ):
         agreed([one, other])

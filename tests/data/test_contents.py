@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbudget.data.contents import open_contents
-from fedbudget.data.published.transfer import File
+from fedbudget.data.download import File
 from fedbudget.errors import UserError
 from support.web import tar_of
 
@@ -27,19 +27,31 @@ class TestOpenContents:
         assert FILE.matches(path)
         assert not replace(FILE, sha256=hashlib.sha256(b"other").hexdigest()).matches(path)
 
-    def test_a_member_is_found_by_its_name_and_nothing_is_extracted(self, tmp_path: Path) -> None:
-        members: dict[str, bytes | str] = {"../../a.bin": b"first", "dir/b.bin": "/etc/passwd", "dir/c.bin": b"cc"}
+    def test_a_member_is_found_by_its_name_and_nothing_is_extracted(
+        self, tmp_path: Path
+    ) -> None:
+        members: dict[str, bytes | str] = {
+            "../../a.bin": b"first",
+            "dir/b.bin": "/etc/passwd",
+            "dir/c.bin": b"cc",
+        }
         (tmp_path / "deep/er").mkdir(parents=True)
         path = tmp_path / "deep/er/small.tar.gz"
         path.write_bytes(tar_of(members))
         with open_contents(path, "c.bin") as stream:
             assert stream.read() == b"cc"
-        with pytest.raises(UserError, match=r"has no file b\.bin"), open_contents(path, "b.bin"):
+        with (
+            pytest.raises(UserError, match=r"has no file b\.bin"),
+            open_contents(path, "b.bin"),
+        ):
             pass
         assert [each for each in tmp_path.rglob("*") if each.is_file()] == [path]
 
     def test_a_file_that_is_gone_is_an_error_for_a_person(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=r"gone\.gz cannot be read"), open_contents(tmp_path / "gone.gz", "gone"):
+        with (
+            pytest.raises(UserError, match=r"gone\.gz cannot be read"),
+            open_contents(tmp_path / "gone.gz", "gone"),
+        ):
             pass
 
     @pytest.mark.parametrize("form", ["a.bin.gz", "small.tar.gz"])
@@ -53,7 +65,9 @@ class TestOpenContents:
             path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
         else:
             where = data.draw(st.integers(0, len(whole) - 1))
-            path.write_bytes(whole[:where] + bytes([data.draw(st.integers(0, 255))]) + whole[where + 1 :])
+            path.write_bytes(
+                whole[:where] + bytes([data.draw(st.integers(0, 255))]) + whole[where + 1 :]
+            )
         contents, message = None, ""
         try:
             with open_contents(path, "a.bin") as stream:
@@ -64,13 +78,20 @@ class TestOpenContents:
         assert FILE.matches(path) == (contents == CONTENTS)
 
     @pytest.mark.parametrize("length", range(12))
-    def test_an_archive_cut_within_its_header_is_damaged(self, length: int, tmp_path: Path) -> None:
+    def test_an_archive_cut_within_its_header_is_damaged(
+        self, length: int, tmp_path: Path
+    ) -> None:
         path = written(tmp_path, "small.tar.gz")
         path.write_bytes(path.read_bytes()[:length])
-        with pytest.raises(UserError, match=r"small\.tar\.gz"), open_contents(path, "a.bin"):
+        with (
+            pytest.raises(UserError, match=r"small\.tar\.gz"),
+            open_contents(path, "a.bin"),
+        ):
             pass
 
-    def test_what_goes_on_after_the_right_contents_does_not_match(self, tmp_path: Path) -> None:
+    def test_what_goes_on_after_the_right_contents_does_not_match(
+        self, tmp_path: Path
+    ) -> None:
         path = written(tmp_path, "a.bin.gz")
         path.write_bytes(gzip.compress(CONTENTS + b"x"))
         assert not FILE.matches(path)
@@ -78,14 +99,21 @@ class TestOpenContents:
         assert not FILE.matches(path)
 
     def test_errors_of_the_reader_are_its_own(self, tmp_path: Path) -> None:
-        with pytest.raises(OSError, match="disk is full"), open_contents(written(tmp_path, "a.bin.gz"), "a.bin"):
+        with (
+            pytest.raises(OSError, match="disk is full"),
+            open_contents(written(tmp_path, "a.bin.gz"), "a.bin"),
+        ):
             raise OSError("disk is full")
 
 
 def written(folder: Path, form: str) -> Path:
     path = folder / form
     if form.endswith(".tar.gz"):
-        path.write_bytes(tar_of({"./small/b.bin": b"b", "./small/a.bin": CONTENTS, "./small/c.bin": b"cc"}))
+        path.write_bytes(
+            tar_of(
+                {"./small/b.bin": b"b", "./small/a.bin": CONTENTS, "./small/c.bin": b"cc"}
+            )
+        )
     else:
         path.write_bytes(gzip.compress(CONTENTS) if form.endswith(".gz") else CONTENTS)
     return path

@@ -26,10 +26,18 @@ class TestTargets:
         assert TWO.table(TWO.train, "binary").y.tolist() == [-1, 1, 1, -1, 1]
 
     def test_with_parity_even_class_numbers_are_plus_one(self) -> None:
-        assert replace(MANY, parity=True).table(MANY.train, "binary").y.tolist() == [1, -1, 1, -1, -1]
+        assert replace(MANY, parity=True).table(MANY.train, "binary").y.tolist() == [
+            1,
+            -1,
+            1,
+            -1,
+            -1,
+        ]
 
     def test_four_classes_without_parity_are_not_two(self) -> None:
-        with pytest.raises(UserError, match="many has 4 classes; model svm needs two, softmax takes any"):
+        with pytest.raises(
+            UserError, match="many has 4 classes; model svm needs two, softmax takes any"
+        ):
             MANY.table(MANY.train, "binary")
 
     def test_classes_are_their_numbers(self) -> None:
@@ -37,12 +45,28 @@ class TestTargets:
 
     def test_real_targets_are_standardised_only_where_the_features_were(self) -> None:
         assert MANY.table(MANY.train, "real").y.tolist() == [0, 10, 20, 30, 10]
-        how = Standardization(np.zeros(2), np.ones(2), target_mean=10.0, target_deviation=5.0)
-        assert replace(MANY, standardization=how).table(MANY.train, "real").y.tolist() == [-2, 0, 2, 4, 0]
+        how = Standardization(
+            np.zeros(2), np.ones(2), target_mean=10.0, target_deviation=5.0
+        )
+        assert replace(MANY, standardization=how).table(MANY.train, "real").y.tolist() == [
+            -2,
+            0,
+            2,
+            4,
+            0,
+        ]
 
     def test_raw_targets_are_the_numbers_of_the_data_never_standardised(self) -> None:
-        how = Standardization(np.zeros(2), np.ones(2), target_mean=10.0, target_deviation=5.0)
-        assert replace(MANY, standardization=how).table(MANY.train, "raw").y.tolist() == [0, 10, 20, 30, 10]
+        how = Standardization(
+            np.zeros(2), np.ones(2), target_mean=10.0, target_deviation=5.0
+        )
+        assert replace(MANY, standardization=how).table(MANY.train, "raw").y.tolist() == [
+            0,
+            10,
+            20,
+            30,
+            10,
+        ]
 
     def test_raw_targets_are_class_numbers_where_classes_are_words(self) -> None:
         words = replace(TWO, train=replace(TWO.train, values=None))
@@ -53,9 +77,15 @@ class TestTargets:
 
     @pytest.mark.parametrize(
         ("target", "message"),
-        [("real", "has no real-valued target"), ("binary", "has no classes"), ("classes", "has no classes")],
+        [
+            ("real", "has no real-valued target"),
+            ("binary", "has no classes"),
+            ("classes", "has no classes"),
+        ],
     )
-    def test_what_the_data_does_not_have_is_refused(self, target: str, message: str) -> None:
+    def test_what_the_data_does_not_have_is_refused(
+        self, target: str, message: str
+    ) -> None:
         bare = Dataset("bare", Part(FIVE.x))
         with pytest.raises(UserError, match=message):
             bare.table(bare.train, target)
@@ -68,13 +98,17 @@ class TestStandardization:
         assert x.mean(axis=0) == pytest.approx(0, abs=1e-6)
         assert x.std(axis=0) == pytest.approx(1, abs=1e-6)
 
-    def test_other_samples_are_moved_by_the_training_samples_mean_and_deviation(self) -> None:
+    def test_other_samples_are_moved_by_the_training_samples_mean_and_deviation(
+        self,
+    ) -> None:
         how = Standardization.of(Part(np.array([[1.0], [3.0]])))  # mean 2, deviation 1
         assert how.apply(Part(np.array([[2.0], [12.0]]))).x.ravel().tolist() == [0, 10]
 
     @pytest.mark.parametrize("constant", [0.0, 0.1, 123.456, 1e9 + 0.1])
     @pytest.mark.parametrize("samples", [1, 80, 1437])
-    def test_a_column_that_never_changes_is_only_moved_to_zero(self, constant: float, samples: int) -> None:
+    def test_a_column_that_never_changes_is_only_moved_to_zero(
+        self, constant: float, samples: int
+    ) -> None:
         """Its computed deviation may be next to 0 instead of 0; dividing by that would blow rounding up."""
         part = Part(np.full((samples, 2), constant))
         how = Standardization.of(part)
@@ -88,7 +122,11 @@ class TestStandardization:
 
 
 class TestHoldOut:
-    @given(samples=st.integers(1, 300), share=st.floats(0, 1, exclude_max=True), seed=st.integers(0, 2**32))
+    @given(
+        samples=st.integers(1, 300),
+        share=st.floats(0, 1, exclude_max=True),
+        seed=st.integers(0, 2**32),
+    )
     def test_every_sample_is_on_one_side_and_training_is_never_empty(
         self, samples: int, share: float, seed: int
     ) -> None:
@@ -126,6 +164,8 @@ def test_digits_are_scikit_learns_in_their_order_with_pixels_from_zero_to_one() 
     assert dataset.test.labels is not None
     assert dataset.train.labels is not None
     assert np.array_equal(np.concatenate([dataset.train.x, dataset.test.x]), known.data)
-    assert np.array_equal(np.concatenate([dataset.train.labels, dataset.test.labels]), known.target)
+    assert np.array_equal(
+        np.concatenate([dataset.train.labels, dataset.test.labels]), known.target
+    )
     pixels = dataset.table(dataset.train, "binary").scaled(np.arange(len(dataset.train)))
     assert (pixels.min(), pixels.max()) == (0, 1)

@@ -24,28 +24,39 @@ def csv_of(path: Path, rows: np.ndarray[tuple[int, int], np.dtype[np.float64]]) 
 
 class TestCsvDataset:
     def test_words_are_classes_in_order_of_the_alphabet(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "pets.csv", "weight,kind\n" + "4,cat\n30,dog\n0.1,bird\n5,cat\n" * 5)
+        path = write(
+            tmp_path / "pets.csv", "weight,kind\n" + "4,cat\n30,dog\n0.1,bird\n5,cat\n" * 5
+        )
         dataset = load(path, test_share=0.0)
         assert dataset.classes == ("bird", "cat", "dog")
         assert dataset.train.labels is not None
         assert dataset.train.labels.tolist() == [1, 2, 0, 1] * 5
 
     def test_large_whole_numbers_stay_different_classes(self, tmp_path: Path) -> None:
-        dataset = load(write(tmp_path / "a.csv", "a,zip\n" + "1,1000001\n2,1000002\n" * 5), test_share=0.0)
+        dataset = load(
+            write(tmp_path / "a.csv", "a,zip\n" + "1,1000001\n2,1000002\n" * 5),
+            test_share=0.0,
+        )
         assert dataset.classes == ("1000001", "1000002")
         assert dataset.train.labels is not None
         assert dataset.train.labels.tolist() == [0, 1] * 5
 
-    @pytest.mark.parametrize(("values", "classes"), [(range(50), 50), (range(51), 0), ([0, 0.5, 1], 0)])
+    @pytest.mark.parametrize(
+        ("values", "classes"), [(range(50), 50), (range(51), 0), ([0, 0.5, 1], 0)]
+    )
     def test_whole_numbers_of_at_most_fifty_kinds_are_classes_others_real(
         self, tmp_path: Path, values: list[float], classes: int
     ) -> None:
-        path = write(tmp_path / "a.csv", "a,y\n" + "".join(f"1,{value}\n" for value in values))
+        path = write(
+            tmp_path / "a.csv", "a,y\n" + "".join(f"1,{value}\n" for value in values)
+        )
         dataset = load(path, test_share=0.0)
         assert len(dataset.classes) == classes
         assert (dataset.train.labels is None) == (classes == 0)
 
-    def test_features_have_mean_zero_and_deviation_one_over_the_training_rows(self, tmp_path: Path) -> None:
+    def test_features_have_mean_zero_and_deviation_one_over_the_training_rows(
+        self, tmp_path: Path
+    ) -> None:
         rows = np.random.default_rng(0).normal(30, 9, (100, 4))
         rows[:, 1] = 0.1  # never changes
         dataset = load(csv_of(tmp_path / "a.csv", rows))
@@ -60,14 +71,18 @@ class TestCsvDataset:
         y = dataset.table(dataset.train, "real").y.astype(np.float64)
         assert (y.mean(), y.std()) == pytest.approx((0, 1), abs=1e-6)
 
-    def test_held_out_rows_are_the_other_rows_by_the_training_rows_standard(self, tmp_path: Path) -> None:
+    def test_held_out_rows_are_the_other_rows_by_the_training_rows_standard(
+        self, tmp_path: Path
+    ) -> None:
         rows = np.random.default_rng(0).normal(30, 9, (100, 3))
         rows[:, 2] = np.arange(100) + 0.5  # tells which row it is
         dataset = load(csv_of(tmp_path / "a.csv", rows), test_share=0.3)
         assert dataset.test is not None
         assert dataset.train.values is not None
         assert dataset.test.values is not None
-        trained, tested = (values.astype(int) for values in (dataset.train.values, dataset.test.values))
+        trained, tested = (
+            values.astype(int) for values in (dataset.train.values, dataset.test.values)
+        )
         assert sorted([*trained, *tested]) == list(range(100))
         assert len(tested) == 30
         known = rows[trained, :2]
@@ -81,7 +96,9 @@ class TestCsvDataset:
         assert other.test is not None
         assert np.array_equal(one.test.x, other.test.x)
 
-    def test_a_field_without_end_and_other_encodings_are_refused(self, tmp_path: Path) -> None:
+    def test_a_field_without_end_and_other_encodings_are_refused(
+        self, tmp_path: Path
+    ) -> None:
         for path in (
             write(tmp_path / "long.csv", "a,y\n" + "1" * 200_000 + ",2\n"),
             write(tmp_path / "latin.csv", "a,y\n1,café\n", "latin-1"),
@@ -95,9 +112,9 @@ class TestNpz:
         np.savez(tmp_path / "a.npz", x=np.array([[0, 51], [255, 102]], np.uint8), y=[0, 1])
         dataset = load(tmp_path / "a.npz", test_share=0.0)
         assert dataset.train.x.dtype == np.uint8
-        assert dataset.table(dataset.train, "classes").scaled(np.arange(2)) == pytest.approx(
-            np.array([[0.0, 0.2], [1.0, 0.4]])
-        )
+        assert dataset.table(dataset.train, "classes").scaled(
+            np.arange(2)
+        ) == pytest.approx(np.array([[0.0, 0.2], [1.0, 0.4]]))
 
     def test_float_features_are_used_as_they_are(self, tmp_path: Path) -> None:
         x = np.random.default_rng(0).normal(5, 2, (10, 3))
@@ -105,14 +122,27 @@ class TestNpz:
         dataset = load(tmp_path / "a.npz", test_share=0.0)
         assert np.array_equal(dataset.train.x, x)
         assert dataset.scale == 1
-        assert dataset.table(dataset.train, "real").y.tolist() == (np.arange(10) / 4).tolist()
+        assert (
+            dataset.table(dataset.train, "real").y.tolist() == (np.arange(10) / 4).tolist()
+        )
 
     def test_images_are_flattened_row_by_row(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "a.npz", x=np.arange(12, dtype=np.float32).reshape(2, 2, 3))
-        assert load(tmp_path / "a.npz").train.x.tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
+        assert load(tmp_path / "a.npz").train.x.tolist() == [
+            [0, 1, 2, 3, 4, 5],
+            [6, 7, 8, 9, 10, 11],
+        ]
 
-    def test_test_samples_of_its_own_are_used_and_nothing_is_held_out(self, tmp_path: Path) -> None:
-        np.savez(tmp_path / "a.npz", x=np.zeros((9, 2)), y=np.arange(9) % 2, x_test=np.ones((3, 2)), y_test=[1, 0, 1])
+    def test_test_samples_of_its_own_are_used_and_nothing_is_held_out(
+        self, tmp_path: Path
+    ) -> None:
+        np.savez(
+            tmp_path / "a.npz",
+            x=np.zeros((9, 2)),
+            y=np.arange(9) % 2,
+            x_test=np.ones((3, 2)),
+            y_test=[1, 0, 1],
+        )
         dataset = load(tmp_path / "a.npz", test_share=0.5)
         assert len(dataset.train) == 9
         assert dataset.test is not None
@@ -134,20 +164,39 @@ class TestNpz:
             ({"x": np.zeros(3)}, r"must be \[samples, ...\], not of shape \(3,\)"),
             ({"x": np.zeros((0, 3))}, r"must be \[samples, ...\], not of shape \(0, 3\)"),
             ({"x": np.array([["a", "b"]])}, "features must be numbers"),
-            ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, r"y has shape \(4,\), but x has 3 samples"),
-            ({"x": np.zeros((3, 2)), "y": np.zeros(3, complex)}, "y must be numbers or words"),
-            ({"x": np.array([[1.0], [np.nan], [np.inf]])}, "sample 1 is not finite .*; 2 in all"),
-            ({"x": np.zeros((3, 2)), "y": [0, 1, np.nan]}, "the target of sample 2 is not finite"),
-            ({"x": np.zeros((3, 2)), "x_test": np.full((2, 2), np.nan)}, "sample 0 is not finite"),
+            (
+                {"x": np.zeros((3, 2)), "y": np.zeros(4)},
+                r"y has shape \(4,\), but x has 3 samples",
+            ),
+            (
+                {"x": np.zeros((3, 2)), "y": np.zeros(3, complex)},
+                "y must be numbers or words",
+            ),
+            (
+                {"x": np.array([[1.0], [np.nan], [np.inf]])},
+                "sample 1 is not finite .*; 2 in all",
+            ),
+            (
+                {"x": np.zeros((3, 2)), "y": [0, 1, np.nan]},
+                "the target of sample 2 is not finite",
+            ),
+            (
+                {"x": np.zeros((3, 2)), "x_test": np.full((2, 2), np.nan)},
+                "sample 0 is not finite",
+            ),
             ({"x": np.array([[1, {}]], dtype=object)}, "is not a readable .npz file"),
         ],
     )
-    def test_what_cannot_be_used_is_refused(self, tmp_path: Path, arrays: dict[str, object], message: str) -> None:
+    def test_what_cannot_be_used_is_refused(
+        self, tmp_path: Path, arrays: dict[str, object], message: str
+    ) -> None:
         np.savez(tmp_path / "a.npz", **arrays)  # type: ignore[arg-type]
         with pytest.raises(UserError, match=message):
             read_npz(tmp_path / "a.npz")
 
-    def test_files_that_are_no_archive_or_a_broken_one_are_refused(self, tmp_path: Path) -> None:
+    def test_files_that_are_no_archive_or_a_broken_one_are_refused(
+        self, tmp_path: Path
+    ) -> None:
         np.savez(tmp_path / "whole.npz", x=np.random.default_rng(0).random((50, 3)))
         whole = bytearray((tmp_path / "whole.npz").read_bytes())
         with (tmp_path / "array.npz").open("wb") as file:
@@ -158,7 +207,9 @@ class TestNpz:
         whole[200] ^= 0xFF
         (tmp_path / "flipped.npz").write_bytes(whole)
         for name in ("array", "empty", "text", "half", "flipped"):
-            with pytest.raises(UserError, match=f"{name}.npz is not (an|a readable) .npz file"):
+            with pytest.raises(
+                UserError, match=f"{name}.npz is not (an|a readable) .npz file"
+            ):
                 read_npz(tmp_path / f"{name}.npz")
 
 
@@ -172,7 +223,9 @@ class TestFolder:
             np.savez(folder / f"site-{number}.npz", x=x, y=np.arange(size) % 2)
         return folder
 
-    def test_each_node_has_the_rows_of_its_own_file_in_order_of_names(self, tmp_path: Path) -> None:
+    def test_each_node_has_the_rows_of_its_own_file_in_order_of_names(
+        self, tmp_path: Path
+    ) -> None:
         dataset = load(self.folder(tmp_path), test_share=0.2)
         assert dataset.files == (8, 16, 4)
         assert dataset.train.x[:, 0].tolist() == [0] * 8 + [1] * 16 + [2] * 4
@@ -195,23 +248,36 @@ class TestFolder:
         dataset = load(folder, test_share=0.0)
         assert dataset.train.x.ravel().tolist() == [-1, -1, 1, 1]
 
-    def test_files_without_one_another_s_columns_or_kinds_are_refused(self, tmp_path: Path) -> None:
+    def test_files_without_one_another_s_columns_or_kinds_are_refused(
+        self, tmp_path: Path
+    ) -> None:
         folder = self.folder(tmp_path)
         np.savez(folder / "wide.npz", x=np.zeros((4, 3)), y=np.zeros(4))
-        with pytest.raises(UserError, match="must be the same everywhere, found 2 of float64 and 3 of float64"):
+        with pytest.raises(
+            UserError,
+            match="must be the same everywhere, found 2 of float64 and 3 of float64",
+        ):
             load(folder)
         np.savez(folder / "wide.npz", x=np.zeros((4, 2)))
-        with pytest.raises(UserError, match="targets must be numbers in all files, words in all, or in none"):
+        with pytest.raises(
+            UserError,
+            match="targets must be numbers in all files, words in all, or in none",
+        ):
             load(folder)
 
     def test_an_empty_folder_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=r"has no \.csv or \.npz file; a folder must hold one file per node"):
+        with pytest.raises(
+            UserError,
+            match=r"has no \.csv or \.npz file; a folder must hold one file per node",
+        ):
             load(tmp_path)
 
 
 class TestArrays:
     def test_shards_are_the_nodes_own_and_nothing_is_held_out(self) -> None:
-        dataset = from_arrays([([[1.0], [2.0]], [0, 1]), ([[3.0]], [1])], test=([[9.0]], [0]))
+        dataset = from_arrays(
+            [([[1.0], [2.0]], [0, 1]), ([[3.0]], [1])], test=([[9.0]], [0])
+        )
         assert dataset.files == (2, 1)
         assert dataset.train.x.ravel().tolist() == [1, 2, 3]
         assert dataset.test is not None
@@ -227,7 +293,9 @@ class TestArrays:
             from_arrays([], test=None)
 
 
-def test_new_samples_get_the_class_numbers_that_the_model_was_trained_with(tmp_path: Path) -> None:
+def test_new_samples_get_the_class_numbers_that_the_model_was_trained_with(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path / "new.csv", "a,y\n1,dog\n2,cat\n")
     found = load_all(path, classes=("bird", "cat", "dog"))
     assert found.train.labels is not None
@@ -239,7 +307,10 @@ def test_new_samples_get_the_class_numbers_that_the_model_was_trained_with(tmp_p
 
 @pytest.mark.parametrize("name", ["imagenet", "no/such/folder"])
 def test_an_unknown_dataset_is_refused_with_what_there_is(name: str) -> None:
-    with pytest.raises(UserError, match=f"unknown dataset '{name}'; use digits, mnist, .* or a path to a .csv, a .npz"):
+    with pytest.raises(
+        UserError,
+        match=f"unknown dataset '{name}'; use digits, mnist, .* or a path to a .csv, a .npz",
+    ):
         data.load(name)
 
 

@@ -33,7 +33,9 @@ def labels(*numbers: int) -> bytes:
 
 
 def record(label: int, red: int = 0, green: int = 0, blue: int = 0) -> bytes:
-    return bytes([label]) + bytes([red]) * 1024 + bytes([green]) * 1024 + bytes([blue]) * 1024
+    return (
+        bytes([label]) + bytes([red]) * 1024 + bytes([green]) * 1024 + bytes([blue]) * 1024
+    )
 
 
 SMALL = {
@@ -64,7 +66,9 @@ def counts(part: Part | None) -> list[int]:
 
 class TestMnist:
     @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-    def test_images_are_rows_of_bytes_with_their_labels(self, tmp_path: Path, name: str) -> None:
+    def test_images_are_rows_of_bytes_with_their_labels(
+        self, tmp_path: Path, name: str
+    ) -> None:
         found = data.load(name, data_dir=put(tmp_path / name, SMALL))
         assert found.test is not None
         assert found.train.x.dtype == np.uint8
@@ -85,8 +89,12 @@ class TestMnist:
     def test_digits_are_even_or_odd_and_clothes_are_not(self, tmp_path: Path) -> None:
         digits = data.load("mnist", data_dir=put(tmp_path / "mnist", SMALL))
         assert digits.table(digits.train, "binary").y.tolist() == [1, 1, -1]
-        clothes = data.load("fashion-mnist", data_dir=put(tmp_path / "fashion-mnist", SMALL))
-        with pytest.raises(UserError, match="fashion-mnist has 10 classes; model svm needs two"):
+        clothes = data.load(
+            "fashion-mnist", data_dir=put(tmp_path / "fashion-mnist", SMALL)
+        )
+        with pytest.raises(
+            UserError, match="fashion-mnist has 10 classes; model svm needs two"
+        ):
             clothes.table(clothes.train, "binary")
 
     def test_torchvisions_folder_and_zipped_files_will_do(self, tmp_path: Path) -> None:
@@ -102,40 +110,66 @@ class TestMnist:
     def test_without_a_test_file_there_are_no_test_samples_and_a_note_says_so(
         self, tmp_path: Path, missing: str
     ) -> None:
-        put(tmp_path / "mnist", {name: contents for name, contents in SMALL.items() if name != missing})
+        put(
+            tmp_path / "mnist",
+            {name: contents for name, contents in SMALL.items() if name != missing},
+        )
         found = data.load("mnist", data_dir=tmp_path)
         assert found.test is None
         assert found.note == "3 of 60,000 training samples, no test samples"
 
     @pytest.mark.parametrize("missing", [TRAIN_IMAGES, TRAIN_LABELS])
-    def test_without_a_training_file_the_error_says_what_to_do(self, tmp_path: Path, missing: str) -> None:
-        put(tmp_path / "mnist", {name: contents for name, contents in SMALL.items() if name != missing})
+    def test_without_a_training_file_the_error_says_what_to_do(
+        self, tmp_path: Path, missing: str
+    ) -> None:
+        put(
+            tmp_path / "mnist",
+            {name: contents for name, contents in SMALL.items() if name != missing},
+        )
         with pytest.raises(UserError) as error:
             data.load("mnist", data_dir=tmp_path)
         text = str(error.value)
-        assert text.startswith(f"mnist: {TRAIN_IMAGES} or {TRAIN_LABELS} is missing beside {tmp_path / 'mnist'}")
+        assert text.startswith(
+            f"mnist: {TRAIN_IMAGES} or {TRAIN_LABELS} is missing beside {tmp_path / 'mnist'}"
+        )
         assert text.endswith("; run fedbudget data get mnist")
         assert "\n" not in text
 
-    def test_more_images_than_labels_are_refused_with_both_counts(self, tmp_path: Path) -> None:
+    def test_more_images_than_labels_are_refused_with_both_counts(
+        self, tmp_path: Path
+    ) -> None:
         put(tmp_path / "mnist", {**SMALL, TRAIN_LABELS: labels(4, 0)})
-        with pytest.raises(UserError, match=rf"{TRAIN_IMAGES} has 3 images, but .*{TRAIN_LABELS} 2 labels"):
+        with pytest.raises(
+            UserError, match=rf"{TRAIN_IMAGES} has 3 images, but .*{TRAIN_LABELS} 2 labels"
+        ):
             data.load("mnist", data_dir=tmp_path)
 
     @pytest.mark.parametrize("label", [10, 255])
     def test_a_label_that_is_no_class_is_refused(self, tmp_path: Path, label: int) -> None:
         put(tmp_path / "mnist", {**SMALL, TEST_LABELS: labels(0, label)})
-        with pytest.raises(UserError, match=rf"{TEST_LABELS} has label {label}, but classes go from 0 to 9"):
+        with pytest.raises(
+            UserError, match=rf"{TEST_LABELS} has label {label}, but classes go from 0 to 9"
+        ):
             data.load("mnist", data_dir=tmp_path)
 
     @pytest.mark.parametrize(
-        ("name", "most"), [(TRAIN_LABELS, 60_000), (TEST_LABELS, 10_000), (TRAIN_IMAGES, 60_000), (TEST_IMAGES, 10_000)]
+        ("name", "most"),
+        [
+            (TRAIN_LABELS, 60_000),
+            (TEST_LABELS, 10_000),
+            (TRAIN_IMAGES, 60_000),
+            (TEST_IMAGES, 10_000),
+        ],
     )
-    def test_more_samples_than_were_published_are_refused(self, tmp_path: Path, name: str, most: int) -> None:
+    def test_more_samples_than_were_published_are_refused(
+        self, tmp_path: Path, name: str, most: int
+    ) -> None:
         contents = bytearray(SMALL[name])
         contents[4:8] = struct.pack(">I", most + 1)
         put(tmp_path / "mnist", {**SMALL, name: bytes(contents)})
-        with pytest.raises(UserError, match=rf"says that it holds {most + 1}.* expected are at most {most}"):
+        with pytest.raises(
+            UserError, match=rf"says that it holds {most + 1}.* expected are at most {most}"
+        ):
             data.load("mnist", data_dir=tmp_path)
 
 
@@ -145,15 +179,25 @@ class TestCifar:
     TEST = record(1, 255, 255, 255)
 
     def test_batches_are_joined_in_the_order_of_their_numbers(self, tmp_path: Path) -> None:
-        put(tmp_path / "cifar-10", {"data_batch_4.bin": self.TWO, "data_batch_1.bin.gz": self.ONE})
+        put(
+            tmp_path / "cifar-10",
+            {"data_batch_4.bin": self.TWO, "data_batch_1.bin.gz": self.ONE},
+        )
         found = data.load("cifar-10", data_dir=tmp_path)
         assert known(found.train).tolist() == [0, 9, 5]
-        assert found.train.x.reshape(3, *found.shape)[:, :, 31, 0].tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+        assert found.train.x.reshape(3, *found.shape)[:, :, 31, 0].tolist() == [
+            [1, 2, 3],
+            [4, 5, 6],
+            [7, 8, 9],
+        ]
         assert found.test is None
         assert found.note == "3 of 50,000 training samples, no test samples"
 
     def test_an_archive_holds_all_of_it(self, tmp_path: Path) -> None:
-        members = {f"cifar-10-batches-bin/data_batch_{number}.bin": record(number) for number in range(5, 0, -1)}
+        members = {
+            f"cifar-10-batches-bin/data_batch_{number}.bin": record(number)
+            for number in range(5, 0, -1)
+        }
         members["cifar-10-batches-bin/test_batch.bin"] = self.TEST
         (tmp_path / "cifar-10-binary.tar.gz").write_bytes(tar_of(members))
         found = data.load("cifar-10", data_dir=tmp_path)
@@ -165,13 +209,16 @@ class TestCifar:
     def test_test_samples_alone_are_not_enough(self, tmp_path: Path) -> None:
         put(tmp_path / "cifar-10", {"test_batch.bin": self.TEST})
         with pytest.raises(
-            UserError, match=r"of its files only test_batch\.bin is here; a data_batch_N\.bin is needed"
+            UserError,
+            match=r"of its files only test_batch\.bin is here; a data_batch_N\.bin is needed",
         ):
             data.load("cifar-10", data_dir=tmp_path)
 
     def test_a_label_that_is_no_class_is_refused(self, tmp_path: Path) -> None:
         put(tmp_path / "cifar-10", {"data_batch_2.bin": self.ONE + record(10)})
-        with pytest.raises(UserError, match=r"data_batch_2\.bin has label 10, but classes go from 0 to 9"):
+        with pytest.raises(
+            UserError, match=r"data_batch_2\.bin has label 10, but classes go from 0 to 9"
+        ):
             data.load("cifar-10", data_dir=tmp_path)
 
 
@@ -183,20 +230,47 @@ def test_a_dataset_that_is_nowhere_is_refused_with_where_it_was_looked_for(
     monkeypatch.setenv("FEDBUDGET_DATA", str(tmp_path / "variable"))
     with pytest.raises(UserError) as error:
         data.load(name, data_dir=tmp_path / "option")
-    assert all(str(tmp_path / place) in str(error.value) for place in ("option", "variable", "cache"))
+    assert all(
+        str(tmp_path / place) in str(error.value)
+        for place in ("option", "variable", "cache")
+    )
     assert str(error.value).endswith(f"fedbudget data get {name} fetches it")
 
 
 class TestAsPublished:
     def test_mnist_has_its_published_counts(self) -> None:
         found = data.load("mnist", data_dir=folder_with("mnist"))
-        assert counts(found.train) == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+        assert counts(found.train) == [
+            5923,
+            6742,
+            5958,
+            6131,
+            5842,
+            5421,
+            5918,
+            6265,
+            5851,
+            5949,
+        ]
         assert counts(found.test) == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
         assert found.test is not None
-        even = [(found.table(part, "binary").y == 1).sum() for part in (found.train, found.test)]
+        even = [
+            (found.table(part, "binary").y == 1).sum() for part in (found.train, found.test)
+        ]
         assert even == [29_492, 4_926]
         assert found.note == ""
-        assert known(found.train)[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]  # as everybody has seen them drawn
+        assert known(found.train)[:10].tolist() == [
+            5,
+            0,
+            4,
+            1,
+            9,
+            2,
+            1,
+            3,
+            1,
+            4,
+        ]  # as everybody has seen them drawn
 
     def test_fashion_mnist_has_as_many_of_each_class(self) -> None:
         found = data.load("fashion-mnist", data_dir=folder_with("fashion-mnist"))
@@ -216,14 +290,18 @@ class TestAsPublished:
         else:
             assert found.note == f"{len(found.train):,} of 50,000 training samples"
             assert len(found.train) >= 20_000
-        by_batch = [np.bincount(known(found.train)[at : at + 10_000]).tolist() for at in (0, 10_000)]
+        by_batch = [
+            np.bincount(known(found.train)[at : at + 10_000]).tolist() for at in (0, 10_000)
+        ]
         assert by_batch == batches
         assert counts(found.test) == [1000] * 10
 
 
 EVERY = Dataset(
     "many",
-    Part(np.arange(40, dtype=np.uint8)[:, None], labels=np.arange(40), values=np.arange(40.0)),
+    Part(
+        np.arange(40, dtype=np.uint8)[:, None], labels=np.arange(40), values=np.arange(40.0)
+    ),
     Part(np.arange(100, 120, dtype=np.uint8)[:, None], labels=np.arange(100, 120)),
     shape=(1,),
     files=(10, 30),
@@ -232,7 +310,9 @@ EVERY = Dataset(
 
 class TestSample:
     @given(train=st.integers(1, 40), test=st.integers(1, 20), seed=st.integers(0, 2**32))
-    def test_takes_so_many_without_taking_one_twice(self, train: int, test: int, seed: int) -> None:
+    def test_takes_so_many_without_taking_one_twice(
+        self, train: int, test: int, seed: int
+    ) -> None:
         found = EVERY.sample(train, test, seed)
         assert found.test is not None
         assert (len(found.train), len(found.test)) == (train, test)
@@ -245,7 +325,9 @@ class TestSample:
         assert found.train.values.tolist() == known(found.train).tolist()
 
     def test_is_the_same_for_the_same_seed_and_another_for_another(self) -> None:
-        first, again, other = (known(EVERY.sample(20, 10, seed).train).tolist() for seed in (1, 1, 2))
+        first, again, other = (
+            known(EVERY.sample(20, 10, seed).train).tolist() for seed in (1, 1, 2)
+        )
         assert first == again
         assert first != other
         tests = [known(EVERY.sample(20, 10, seed).test).tolist() for seed in (1, 1, 2)]
@@ -253,7 +335,9 @@ class TestSample:
 
     def test_every_sample_is_taken_as_often_as_another(self) -> None:
         """Of 800 samples of 10 of 40, each is in about 200, with a deviation of √(800 · ¼ · ¾) ≈ 12."""
-        taken = np.concatenate([known(EVERY.sample(10, None, seed).train) for seed in range(800)])
+        taken = np.concatenate(
+            [known(EVERY.sample(10, None, seed).train) for seed in range(800)]
+        )
         assert np.abs(np.bincount(taken, minlength=40) - 200).max() < 5 * 12.25
 
     def test_none_is_all(self) -> None:
@@ -278,6 +362,8 @@ class TestSample:
             (-1, 3, "-1 of many's training samples were asked for"),
         ],
     )
-    def test_refuses_more_than_there_are(self, train: int | None, test: int | None, message: str) -> None:
+    def test_refuses_more_than_there_are(
+        self, train: int | None, test: int | None, message: str
+    ) -> None:
         with pytest.raises(UserError, match=message):
             EVERY.sample(train, test, 0)

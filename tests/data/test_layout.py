@@ -6,13 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.data.layout import Layout, LayoutColumn
 from fedbudget.data.read_tables import parse_csv
-from fedbudget.data.tables import RawTable, TableOptions
+from fedbudget.data.tables import Layout, LayoutColumn, RawTable, TableOptions
 from fedbudget.errors import UserError
 
 PATIENTS = Layout(
-    (LayoutColumn("age", fill=40.0), LayoutColumn("sex", ("f", "m"), "m"), LayoutColumn("dose")), "ill", ("name",)
+    (
+        LayoutColumn("age", fill=40.0),
+        LayoutColumn("sex", ("f", "m"), "m"),
+        LayoutColumn("dose"),
+    ),
+    "ill",
+    ("name",),
 )
 
 
@@ -32,12 +37,21 @@ def test_columns_in_another_order_and_what_was_dropped_change_nothing() -> None:
 
 
 def test_missing_cells_get_the_value_for_them_also_where_all_are() -> None:
-    assert PATIENTS.encode(table("age,sex,dose\n,?,1\nNA,f,2\n")).tolist() == [[40, 0, 1, 1], [40, 1, 0, 2]]
-    assert PATIENTS.encode(table("age,sex,dose\n,,1\n,,2\n")).tolist() == [[40, 0, 1, 1], [40, 0, 1, 2]]
+    assert PATIENTS.encode(table("age,sex,dose\n,?,1\nNA,f,2\n")).tolist() == [
+        [40, 0, 1, 1],
+        [40, 1, 0, 2],
+    ]
+    assert PATIENTS.encode(table("age,sex,dose\n,,1\n,,2\n")).tolist() == [
+        [40, 0, 1, 1],
+        [40, 0, 1, 2],
+    ]
 
 
 def test_a_missing_cell_without_a_value_for_it_is_refused() -> None:
-    with pytest.raises(UserError, match=r"^new\.csv: dose has 2 missing values, and there is nothing to put there"):
+    with pytest.raises(
+        UserError,
+        match=r"^new\.csv: dose has 2 missing values, and there is nothing to put there",
+    ):
         PATIENTS.encode(table("age,sex,dose\n1,m,\n1,f,?\n1,f,3\n"))
 
 
@@ -53,7 +67,10 @@ def test_a_category_that_nobody_had_is_zero_everywhere_and_counted() -> None:
         ("age,dose\n1,2\n", "has no column sex; the columns are age, sex, dose"),
         ("age,sex,dose,weight\n1,m,2,3\n", "has weight, which is not known: drop"),
         ("a,b\n1,2\n", "has no column age, sex, dose and has a, b, which are not known"),
-        ("age,sex,dose\nold,m,1\nyoung,m,1\nold,m,1\nold,m,1\nyoung,m,1\n", "age has words, such as 'old', and is a"),
+        (
+            "age,sex,dose\nold,m,1\nyoung,m,1\nold,m,1\nold,m,1\nyoung,m,1\n",
+            "age has words, such as 'old', and is a",
+        ),
     ],
 )
 def test_other_columns_are_refused_with_their_names(text: str, message: str) -> None:
@@ -70,11 +87,19 @@ def test_numbers_in_place_of_a_category_are_refused() -> None:
 @given(st.data())
 def test_features_are_those_of_each_row_alone_in_any_order(data: st.DataObject) -> None:
     """A second way to compute it, row by row."""
-    names = data.draw(st.lists(st.text("abcxyz", min_size=1, max_size=4), min_size=1, max_size=5, unique=True))
+    names = data.draw(
+        st.lists(
+            st.text("abcxyz", min_size=1, max_size=4), min_size=1, max_size=5, unique=True
+        )
+    )
     columns = []
     for name in names:
         categories = tuple(data.draw(st.lists(st.sampled_from("pqrs"), unique=True)))
-        fill = data.draw(st.sampled_from(categories)) if categories else data.draw(st.floats(-9, 9))
+        fill = (
+            data.draw(st.sampled_from(categories))
+            if categories
+            else data.draw(st.floats(-9, 9))
+        )
         columns.append(LayoutColumn(name, categories or None, fill))
     layout = Layout(tuple(columns))
     cells = {}
@@ -82,8 +107,15 @@ def test_features_are_those_of_each_row_alone_in_any_order(data: st.DataObject) 
         texts = st.sampled_from([*(column.categories or ("1", "-2.5")), ""])
         cells[column.name] = data.draw(st.lists(texts, min_size=3, max_size=3))
     order = data.draw(st.permutations(names))
-    text = "\n".join([",".join([*order, "t"]), *(",".join([*(cells[n][r] for n in order), "0"]) for r in range(3))])
-    found = layout.encode(table(text, TableOptions("t", (), layout.options.categorical, "mean")))
+    text = "\n".join(
+        [
+            ",".join([*order, "t"]),
+            *(",".join([*(cells[n][r] for n in order), "0"]) for r in range(3)),
+        ]
+    )
+    found = layout.encode(
+        table(text, TableOptions("t", (), layout.options.categorical, "mean"))
+    )
     for row in range(3):
         expected: list[float] = []
         for column in columns:

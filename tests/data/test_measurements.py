@@ -18,32 +18,48 @@ ENERGY = (
     '"2016-01-11 17:10:00"," 40","  0"," 17.89"\r\n'
     '"2016-01-11 17:20:00","140"," 30","18.89"\r\n'
 )
-KNOWLEDGE = "STG,SCG,UNS\n0,0.5,very_low\n0.25,1,High\n1,0,Low\n0.5,0.5,Middle\n0,0,Very Low\n"
+KNOWLEDGE = (
+    "STG,SCG,UNS\n0,0.5,very_low\n0.25,1,High\n1,0,Low\n0.5,0.5,Middle\n0,0,Very Low\n"
+)
 
 
 def energy(folder: Path, text: str = ENERGY, *, zipped: bool = False) -> Dataset:
     (folder / "energy").mkdir()
     contents = text.encode()
-    path = folder / "energy" / ("energydata_complete.csv.gz" if zipped else "energydata_complete.csv")
+    path = (
+        folder
+        / "energy"
+        / ("energydata_complete.csv.gz" if zipped else "energydata_complete.csv")
+    )
     path.write_bytes(gzip.compress(contents) if zipped else contents)
     return data.load("energy", data_dir=folder)
 
 
 def knowledge(folder: Path, text: str | bytes) -> Dataset:
     (folder / "user-knowledge").mkdir()
-    (folder / "user-knowledge/user_knowledge.csv").write_bytes(text.encode() if isinstance(text, str) else text)
+    (folder / "user-knowledge/user_knowledge.csv").write_bytes(
+        text.encode() if isinstance(text, str) else text
+    )
     return data.load("user-knowledge", data_dir=folder)
 
 
 class TestEnergy:
     @pytest.mark.parametrize("zipped", [False, True])
-    def test_quotes_blanks_and_line_ends_are_no_part_of_a_number(self, tmp_path: Path, zipped: bool) -> None:
+    def test_quotes_blanks_and_line_ends_are_no_part_of_a_number(
+        self, tmp_path: Path, zipped: bool
+    ) -> None:
         found = energy(tmp_path, zipped=zipped)
         # lights 30, 0, 30: mean 20, deviation √200; T1 19.89, 17.89, 18.89: mean 18.89, deviation √(2/3)
-        expected = [[10 / 200**0.5, 1.5**0.5], [-20 / 200**0.5, -(1.5**0.5)], [10 / 200**0.5, 0]]
+        expected = [
+            [10 / 200**0.5, 1.5**0.5],
+            [-20 / 200**0.5, -(1.5**0.5)],
+            [10 / 200**0.5, 0],
+        ]
         assert found.train.x == pytest.approx(np.array(expected), abs=1e-6)
 
-    def test_the_target_is_kept_in_wh_and_standardised_for_a_model(self, tmp_path: Path) -> None:
+    def test_the_target_is_kept_in_wh_and_standardised_for_a_model(
+        self, tmp_path: Path
+    ) -> None:
         found = energy(tmp_path)
         assert found.train.values is not None
         assert found.train.values.tolist() == [60, 40, 140]
@@ -66,13 +82,33 @@ class TestEnergy:
     @pytest.mark.parametrize(
         ("before", "after", "message"),
         [
-            ('"Appliances"', '"Washing"', "has no column 'Appliances'; it has date, Washing, lights, T1"),
-            ('"19.89"', '"warm"', "T1 has numbers, but not in 1 of 3 rows, such as 'warm' in row 2"),
+            (
+                '"Appliances"',
+                '"Washing"',
+                "has no column 'Appliances'; it has date, Washing, lights, T1",
+            ),
+            (
+                '"19.89"',
+                '"warm"',
+                "T1 has numbers, but not in 1 of 3 rows, such as 'warm' in row 2",
+            ),
             ('"19.89"', '"nan"', "T1 has no value in 1 of 3 rows, such as row 2"),
-            ('" 40"', '"   "', "Appliances, the target, has no value in 1 of 3 rows, such as row 3"),
+            (
+                '" 40"',
+                '"   "',
+                "Appliances, the target, has no value in 1 of 3 rows, such as row 3",
+            ),
             ('" 40"', '"little"', "energy: Appliances must be numbers"),
-            ('" 40"', '"inf"', "Appliances, the target, is not finite in 1 row \\(row 3\\)"),
-            (',"18.89"', "", "1 row has another number of fields than the header, which has 4, such as row 4: 3"),
+            (
+                '" 40"',
+                '"inf"',
+                "Appliances, the target, is not finite in 1 row \\(row 3\\)",
+            ),
+            (
+                ',"18.89"',
+                "",
+                "1 row has another number of fields than the header, which has 4, such as row 4: 3",
+            ),
         ],
     )
     def test_what_is_wrong_is_said_with_its_row_and_column(
@@ -83,7 +119,9 @@ class TestEnergy:
             energy(tmp_path, ENERGY.replace(before, after))
 
     def test_a_bomb_of_blanks_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="is larger than it should be: it goes on after 50000000 bytes"):
+        with pytest.raises(
+            UserError, match="is larger than it should be: it goes on after 50000000 bytes"
+        ):
             energy(tmp_path, ENERGY + " " * 60_000_000, zipped=True)
 
     def test_the_real_one_is_what_its_authors_say(self) -> None:
@@ -94,25 +132,45 @@ class TestEnergy:
         assert x.std(axis=0) == pytest.approx(1, abs=1e-5)
         how = found.standardization
         assert how is not None
-        assert (round(how.target_mean, 2), round(how.target_deviation, 2)) == (97.69, 102.52)
+        assert (round(how.target_mean, 2), round(how.target_deviation, 2)) == (
+            97.69,
+            102.52,
+        )
         y = found.table(found.train, "real").y.astype(np.float64)
         assert (y.mean(), y.std()) == pytest.approx((0, 1), abs=1e-5)
         values = found.train.values
         assert values is not None
-        assert [float(each) for each in (values.min(), np.median(values), values.max())] == [10, 60, 1080]
+        assert [
+            float(each) for each in (values.min(), np.median(values), values.max())
+        ] == [
+            10,
+            60,
+            1080,
+        ]
 
 
 class TestUserKnowledge:
-    def test_levels_are_numbered_from_the_lowest_however_they_are_written(self, tmp_path: Path) -> None:
+    def test_levels_are_numbered_from_the_lowest_however_they_are_written(
+        self, tmp_path: Path
+    ) -> None:
         found = knowledge(tmp_path, KNOWLEDGE)
         assert found.train.labels is not None
         assert found.train.labels.tolist() == [0, 3, 1, 2, 0]
         assert found.classes == ("very_low", "Low", "Middle", "High")
-        assert found.train.x.tolist() == [[0, 0.5], [0.25, 1], [1, 0], [0.5, 0.5], [0, 0]]  # as they are
+        assert found.train.x.tolist() == [
+            [0, 0.5],
+            [0.25, 1],
+            [1, 0],
+            [0.5, 0.5],
+            [0, 0],
+        ]  # as they are
 
     @pytest.mark.parametrize("level", ["Higher", "3", "very-low"])
     def test_a_level_that_is_none_is_refused(self, tmp_path: Path, level: str) -> None:
-        with pytest.raises(UserError, match=f"level '{level.lower()}' is not one of very_low, Low, Middle, High"):
+        with pytest.raises(
+            UserError,
+            match=f"level '{level.lower()}' is not one of very_low, Low, Middle, High",
+        ):
             knowledge(tmp_path, KNOWLEDGE.replace("Middle", level))
 
     @pytest.mark.parametrize(
@@ -120,11 +178,19 @@ class TestUserKnowledge:
         [
             (b"", "needs a header line"),
             (b"STG,UNS\n", "has a header but no rows"),
-            (b"STG,UNS\n\xff\xfe,High\n", "cannot be read: 'utf-8' codec can't decode byte 0xff"),
-            (b"STG,UNS\n" + b"1" * 200_000 + b",High\n", "cannot be read: field larger than field limit"),
+            (
+                b"STG,UNS\n\xff\xfe,High\n",
+                "cannot be read: 'utf-8' codec can't decode byte 0xff",
+            ),
+            (
+                b"STG,UNS\n" + b"1" * 200_000 + b",High\n",
+                "cannot be read: field larger than field limit",
+            ),
         ],
     )
-    def test_a_file_that_is_no_table_is_refused(self, tmp_path: Path, contents: bytes, message: str) -> None:
+    def test_a_file_that_is_no_table_is_refused(
+        self, tmp_path: Path, contents: bytes, message: str
+    ) -> None:
         with pytest.raises(UserError, match=message):
             knowledge(tmp_path, contents)
 

@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 
 from fedbudget import data
-from fedbudget.data.files import from_arrays, load, load_all
-from fedbudget.data.given import from_samples, from_shards
+from fedbudget.data.files import from_arrays, from_samples, from_shards, load, load_all
 from fedbudget.data.tables import TableOptions
 from fedbudget.errors import UserError
 
@@ -25,27 +24,47 @@ class TestTables:
 
     def sites(self, folder: Path) -> Path:
         folder.mkdir()
-        rows = "".join(f"{n},{'' if n == 3 else n / 2},{'fm'[n % 2]},{'ill' if n % 3 else 'well'}\n" for n in range(10))
+        rows = "".join(
+            f"{n},{'' if n == 3 else n / 2},{'fm'[n % 2]},{'ill' if n % 3 else 'well'}\n"
+            for n in range(10)
+        )
         write(folder / "east.csv", "id,age,sex,state\n" + rows)
-        other = "".join(f"{'Well' if n % 3 else 'ill'};{'mx'[n % 2]};{n},5;{n}\n" for n in range(10))
+        other = "".join(
+            f"{'Well' if n % 3 else 'ill'};{'mx'[n % 2]};{n},5;{n}\n" for n in range(10)
+        )
         write(folder / "west.csv", "state;sex;age;id\n" + other)
         return folder
 
     OPTIONS = TableOptions("state", drop=("id",), impute="median")
 
-    def test_all_files_have_one_layout_in_the_order_of_the_first(self, tmp_path: Path) -> None:
-        dataset = load(self.sites(tmp_path / "sites"), self.OPTIONS, test_share=0.0, standardise=False)
+    def test_all_files_have_one_layout_in_the_order_of_the_first(
+        self, tmp_path: Path
+    ) -> None:
+        dataset = load(
+            self.sites(tmp_path / "sites"), self.OPTIONS, test_share=0.0, standardise=False
+        )
         assert dataset.layout is not None
         assert dataset.layout.feature_names == ("age", "sex=f", "sex=m", "sex=x")
         assert dataset.layout.dropped == ("id",)
         assert dataset.files == (10, 10)
         assert dataset.train.x[:2].tolist() == [[0, 1, 0, 0], [0.5, 0, 1, 0]]
         assert dataset.train.x[10:12].tolist() == [[0.5, 0, 1, 0], [1.5, 0, 0, 1]]
-        assert dataset.train.x[3].tolist() == [5.0, 0, 1, 0]  # of medians 2.5 and 5, the second is of more rows
+        assert dataset.train.x[3].tolist() == [
+            5.0,
+            0,
+            1,
+            0,
+        ]  # of medians 2.5 and 5, the second is of more rows
 
-    def test_what_missing_cells_get_is_found_from_training_rows_alone(self, tmp_path: Path) -> None:
+    def test_what_missing_cells_get_is_found_from_training_rows_alone(
+        self, tmp_path: Path
+    ) -> None:
         rows = "".join(f"{'' if n == 7 else n},{n % 2}\n" for n in range(20))
-        dataset = load(write(tmp_path / "a.csv", "age,y\n" + rows), TableOptions(impute="mean"), standardise=False)
+        dataset = load(
+            write(tmp_path / "a.csv", "age,y\n" + rows),
+            TableOptions(impute="mean"),
+            standardise=False,
+        )
         assert dataset.layout is not None
         assert dataset.test is not None
         known = [float(value) for value in dataset.train.x[:, 0]]
@@ -56,26 +75,42 @@ class TestTables:
 
     def test_who_has_which_classes_is_said_where_they_differ(self, tmp_path: Path) -> None:
         dataset = load(self.sites(tmp_path / "sites"), self.OPTIONS)
-        assert dataset.remarks[-1] == "classes that only some have: Well (west.csv); well (east.csv)"
+        assert (
+            dataset.remarks[-1]
+            == "classes that only some have: Well (west.csv); well (east.csv)"
+        )
         assert dataset.remarks[0] == "sex is taken for a category: f, m"
 
     def test_classes_that_are_given_are_all(self, tmp_path: Path) -> None:
         folder = self.sites(tmp_path / "sites")
         three = load(folder, replace(self.OPTIONS, classes=("well", "ill", "Well")))
         assert three.classes == ("well", "ill", "Well")
-        with pytest.raises(UserError, match=r"west\.csv: state, the target, is 'Well' in 6 rows, such as row 3"):
+        with pytest.raises(
+            UserError,
+            match=r"west\.csv: state, the target, is 'Well' in 6 rows, such as row 3",
+        ):
             load(folder, replace(self.OPTIONS, classes=("well", "ill")))
         np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=[0, 1, 2])
-        assert load(tmp_path / "a.npz", TableOptions(classes=("2", "1", "0"))).classes == ("2", "1", "0")
+        assert load(tmp_path / "a.npz", TableOptions(classes=("2", "1", "0"))).classes == (
+            "2",
+            "1",
+            "0",
+        )
         with pytest.raises(UserError, match=r"a\.npz: class '2' is not one of 0, 1"):
             load(tmp_path / "a.npz", TableOptions(classes=("0", "1")))
 
     def test_a_column_that_is_nowhere_cannot_be_dropped(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="sites has no column 'di' to drop; it has age, sex"):
+        with pytest.raises(
+            UserError, match="sites has no column 'di' to drop; it has age, sex"
+        ):
             load(self.sites(tmp_path / "sites"), replace(self.OPTIONS, drop=("id", "di")))
 
-    def test_new_rows_are_made_into_features_as_those_of_training(self, tmp_path: Path) -> None:
-        dataset = load(self.sites(tmp_path / "sites"), self.OPTIONS, test_share=0.0, standardise=False)
+    def test_new_rows_are_made_into_features_as_those_of_training(
+        self, tmp_path: Path
+    ) -> None:
+        dataset = load(
+            self.sites(tmp_path / "sites"), self.OPTIONS, test_share=0.0, standardise=False
+        )
         new = write(tmp_path / "new.csv", "sex,state,age\nm,ill,4\nz,well,\n")
         found = load_all(new, classes=dataset.classes, layout=dataset.layout)
         assert found.train.x.tolist() == [[4, 0, 1, 0], [5, 0, 0, 0]]
@@ -85,7 +120,9 @@ class TestTables:
         folder = self.sites(tmp_path / "sites")
         write(folder / "small.csv", "id,age,sex,state\n1,2,m,ill\n2,2,f,ill\n")
         assert load(folder, self.OPTIONS, test_share=0.0).files == (10, 2, 10)
-        with pytest.raises(UserError, match=r"small\.csv: sex has another text in every row"):
+        with pytest.raises(
+            UserError, match=r"small\.csv: sex has another text in every row"
+        ):
             load(folder / "small.csv", self.OPTIONS)
 
     def test_tables_and_arrays_are_not_mixed(self, tmp_path: Path) -> None:
@@ -95,8 +132,12 @@ class TestTables:
             load(folder)
 
 
-@pytest.mark.parametrize("options", [{"drop": ("a",)}, {"categorical": ("a",)}, {"impute": "mean"}])
-def test_what_is_said_of_columns_is_refused_where_there_are_none(tmp_path: Path, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", [{"drop": ("a",)}, {"categorical": ("a",)}, {"impute": "mean"}]
+)
+def test_what_is_said_of_columns_is_refused_where_there_are_none(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)))
     option = next(iter(options))
     with pytest.raises(UserError, match=f"{option} is for tables, and .*a.npz is none"):
@@ -132,7 +173,9 @@ class TestScales:
             ((X * 50 + 100).clip(0, 255).astype(np.uint8), None),
         ],
     )
-    def test_are_said_with_what_would_help(self, x: np.ndarray[Any, Any], said: str | None) -> None:
+    def test_are_said_with_what_would_help(
+        self, x: np.ndarray[Any, Any], said: str | None
+    ) -> None:
         found = from_arrays([(x, None)], None).checked_scales().warnings
         if said is None:
             assert found == ()
@@ -142,7 +185,10 @@ class TestScales:
             assert "`standardise`" in found[0]
 
     def test_are_not_a_problem_once_standardised(self) -> None:
-        shards = [(self.X[:20] * [1, 1, 1, 1, 1000], None), (self.X[20:] * [1, 1, 1, 1, 1000], None)]
+        shards = [
+            (self.X[:20] * [1, 1, 1, 1, 1000], None),
+            (self.X[20:] * [1, 1, 1, 1, 1000], None),
+        ]
         assert from_shards(shards, None).warnings != ()
         found = from_shards(shards, None, standardise=True)
         assert found.warnings == ()
@@ -151,7 +197,13 @@ class TestScales:
 
 class TestFrames:
     ROWS = 20
-    FRAME = pd.DataFrame({"a": np.arange(ROWS) / 3, "sex": ["f", "m"] * 10, "y": ["no", "yes", "no", "no"] * 5})
+    FRAME = pd.DataFrame(
+        {
+            "a": np.arange(ROWS) / 3,
+            "sex": ["f", "m"] * 10,
+            "y": ["no", "yes", "no", "no"] * 5,
+        }
+    )
 
     def test_are_as_the_files_that_they_would_be_written_to(self, tmp_path: Path) -> None:
         (tmp_path / "sites").mkdir()
@@ -159,8 +211,15 @@ class TestFrames:
         for number, half in enumerate(halves):
             half.to_csv(tmp_path / "sites" / f"{number}.csv", index=False)
         options = TableOptions("y")
-        found, read = from_shards(halves, None, options), load(tmp_path / "sites", options, test_share=0.0)
-        assert (found.layout, found.classes, found.files) == (read.layout, read.classes, read.files)
+        found, read = (
+            from_shards(halves, None, options),
+            load(tmp_path / "sites", options, test_share=0.0),
+        )
+        assert (found.layout, found.classes, found.files) == (
+            read.layout,
+            read.classes,
+            read.files,
+        )
         np.testing.assert_allclose(found.train.x, read.train.x)
 
     def test_a_share_of_one_is_held_out_or_another_is_the_test(self) -> None:

@@ -20,7 +20,9 @@ Labels = NDArray[np.int64]
 def some_labels(samples: int, labels: int, seed: int = 0) -> Labels:
     """Random labels of which each comes at least 20 times."""
     rng = np.random.default_rng(seed)
-    every = np.concatenate([np.repeat(np.arange(labels), 20), rng.integers(0, labels, samples - 20 * labels)])
+    every = np.concatenate(
+        [np.repeat(np.arange(labels), 20), rng.integers(0, labels, samples - 20 * labels)]
+    )
     return rng.permutation(every) * 3 + 1
 
 
@@ -43,7 +45,9 @@ def labels_at(labels: Labels, part: NDArray[np.int64]) -> set[int]:
 @pytest.mark.parametrize(("nodes", "kinds"), NODES_AND_LABELS)
 class TestCases:
     @pytest.mark.parametrize("number", [1, 2, 4])
-    def test_every_sample_goes_to_exactly_one_node(self, number: int, nodes: int, kinds: int) -> None:
+    def test_every_sample_goes_to_exactly_one_node(
+        self, number: int, nodes: int, kinds: int
+    ) -> None:
         labels = some_labels(307, kinds)
         rows = case(number, labels, nodes)
         assert len(rows) == nodes
@@ -52,7 +56,10 @@ class TestCases:
     @pytest.mark.parametrize("number", [1, 2, 4])
     def test_the_seed_decides(self, number: int, nodes: int, kinds: int) -> None:
         labels = some_labels(307, kinds)
-        once, again = case(number, labels, nodes, seed=5), case(number, labels, nodes, seed=5)
+        once, again = (
+            case(number, labels, nodes, seed=5),
+            case(number, labels, nodes, seed=5),
+        )
         assert [part.tolist() for part in once] == [part.tolist() for part in again]
 
     def test_case_1_is_even(self, nodes: int, kinds: int) -> None:
@@ -64,28 +71,38 @@ class TestCases:
         for part in case(1, labels, nodes):
             assert labels_at(labels, part) == set(labels.tolist())
 
-    def test_case_2_gives_a_node_no_more_labels_than_its_share(self, nodes: int, kinds: int) -> None:
+    def test_case_2_gives_a_node_no_more_labels_than_its_share(
+        self, nodes: int, kinds: int
+    ) -> None:
         labels = some_labels(307, kinds)
         most = -(-kinds // nodes)
         for part in case(2, labels, nodes):
             assert 1 <= len(labels_at(labels, part)) <= most
 
-    def test_case_2_splits_a_label_evenly_among_its_nodes(self, nodes: int, kinds: int) -> None:
+    def test_case_2_splits_a_label_evenly_among_its_nodes(
+        self, nodes: int, kinds: int
+    ) -> None:
         labels = some_labels(307, kinds)
         rows = case(2, labels, nodes)
         for label in np.unique(labels):
             shares = [own for part in rows if (own := int((labels[part] == label).sum()))]
             assert max(shares) - min(shares) <= 1
 
-    def test_case_3_gives_everything_to_everyone_and_stores_it_once(self, nodes: int, kinds: int) -> None:
+    def test_case_3_gives_everything_to_everyone_and_stores_it_once(
+        self, nodes: int, kinds: int
+    ) -> None:
         rows = case(3, some_labels(307, kinds), nodes)
         assert all(part is rows[0] for part in rows)
         assert rows[0].tolist() == list(range(307))
-        shards = Shards.of(Table(np.zeros((307, 1), np.uint8), np.zeros(307, np.float32)), rows)
+        shards = Shards.of(
+            Table(np.zeros((307, 1), np.uint8), np.zeros(307, np.float32)), rows
+        )
         assert len(shards.rows) == 307
         assert shards.size.tolist() == [307] * nodes
 
-    def test_case_4_is_case_1_in_the_first_half_and_case_2_in_the_second(self, nodes: int, kinds: int) -> None:
+    def test_case_4_is_case_1_in_the_first_half_and_case_2_in_the_second(
+        self, nodes: int, kinds: int
+    ) -> None:
         labels = some_labels(3000, kinds)
         rows = case(4, labels, nodes)
         present = np.unique(labels).tolist()
@@ -123,50 +140,70 @@ def test_dirichlet_with_large_alpha_is_even_and_with_small_alpha_is_not() -> Non
     uneven = split(Partition(alpha=0.05), labels, 8, np.random.default_rng(1))
     assert min(sizes(even)) > 450
     assert max(sizes(even)) < 550
-    largest = [max(float((labels[part] == label).mean()) for label in np.unique(labels)) for part in uneven]
+    largest = [
+        max(float((labels[part] == label).mean()) for label in np.unique(labels))
+        for part in uneven
+    ]
     assert np.mean(largest) > 0.7
 
 
 class TestSomeLabels:
     @given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 6), st.integers(0, 99))
-    def test_a_node_has_so_many_labels_and_shares_are_even(self, nodes: int, count: int, kinds: int, seed: int) -> None:
+    def test_a_node_has_so_many_labels_and_shares_are_even(
+        self, nodes: int, count: int, kinds: int, seed: int
+    ) -> None:
         labels = some_labels(200, kinds, seed)
         if count > kinds or nodes < kinds:
             return
         rows = split(Partition(labels=count), labels, nodes, np.random.default_rng(seed))
         assert [len(labels_at(labels, part)) for part in rows] == [count] * nodes
         for label in np.unique(labels):
-            shares = [share for part in rows if (share := int((labels[part] == label).sum()))]
+            shares = [
+                share for part in rows if (share := int((labels[part] == label).sum()))
+            ]
             assert max(shares) - min(shares) <= 1
         assert_disjoint_and_complete(rows, len(labels))
 
     def test_one_label_each_is_case_2_with_as_many_nodes(self) -> None:
         labels = some_labels(300, 5)
         found = split(Partition(labels=1), labels, 5, np.random.default_rng(0))
-        assert [part.tolist() for part in found] == [part.tolist() for part in case(2, labels, 5)]
+        assert [part.tolist() for part in found] == [
+            part.tolist() for part in case(2, labels, 5)
+        ]
 
     def test_more_than_there_are_is_refused(self) -> None:
         with pytest.raises(UserError, match="labels:4: there are 3 labels in all"):
             split(Partition(labels=4), some_labels(100, 3), 5, np.random.default_rng(0))
 
     def test_too_few_for_all_labels_is_refused(self) -> None:
-        with pytest.raises(UserError, match="needs a node for each of the 3 labels, not 2 in all"):
+        with pytest.raises(
+            UserError, match="needs a node for each of the 3 labels, not 2 in all"
+        ):
             split(Partition(labels=1), some_labels(100, 3), 2, np.random.default_rng(0))
 
 
 class TestMistakes:
     def test_there_is_no_case_5(self) -> None:
-        with pytest.raises(UserError, match="case 5 does not exist; the paper has cases 1, 2, 3 and 4"):
+        with pytest.raises(
+            UserError, match="case 5 does not exist; the paper has cases 1, 2, 3 and 4"
+        ):
             Partition.parse("case:5")
 
-    @pytest.mark.parametrize("text", ["dirichlet:0", "dirichlet:-1", "dirichlet:nan", "dirichlet:inf"])
+    @pytest.mark.parametrize(
+        "text", ["dirichlet:0", "dirichlet:-1", "dirichlet:nan", "dirichlet:inf"]
+    )
     def test_alpha_is_a_positive_number(self, text: str) -> None:
         with pytest.raises(UserError, match=f"{text}: alpha must be a positive number"):
             Partition.parse(text)
 
-    @pytest.mark.parametrize("text", ["case", "case:two", "dirichlet", "dirichlet:", "files:3", "iid", ""])
+    @pytest.mark.parametrize(
+        "text", ["case", "case:two", "dirichlet", "dirichlet:", "files:3", "iid", ""]
+    )
     def test_what_is_not_understood_is_quoted_with_what_would_be(self, text: str) -> None:
-        with pytest.raises(UserError, match=f"partition '{text}' is not understood; use case:1 to case:4, dirichlet"):
+        with pytest.raises(
+            UserError,
+            match=f"partition '{text}' is not understood; use case:1 to case:4, dirichlet",
+        ):
             Partition.parse(text)
 
     @pytest.mark.parametrize("number", [1, 2, 3, 4])
@@ -178,17 +215,25 @@ class TestMistakes:
         with pytest.raises(UserError, match="nodes must be at least 1, not 0"):
             case(1, np.array([0, 1]), 0)
 
-    def test_a_label_with_fewer_samples_than_nodes_leaves_one_empty_and_it_is_named(self) -> None:
-        with pytest.raises(UserError, match="case:2 leaves node 3 of 4 without samples; use fewer nodes"):
+    def test_a_label_with_fewer_samples_than_nodes_leaves_one_empty_and_it_is_named(
+        self,
+    ) -> None:
+        with pytest.raises(
+            UserError, match="case:2 leaves node 3 of 4 without samples; use fewer nodes"
+        ):
             case(2, np.array([0, 0, 0, 0, 0, 1]), 4)
 
     @pytest.mark.parametrize(("nodes", "kinds"), [(1, 4), (4, 1)])
     def test_case_4_needs_two_halves(self, nodes: int, kinds: int) -> None:
-        with pytest.raises(UserError, match=f"at least 2 nodes and 2 labels, not {nodes} and {kinds}"):
+        with pytest.raises(
+            UserError, match=f"at least 2 nodes and 2 labels, not {nodes} and {kinds}"
+        ):
             case(4, some_labels(90, kinds), nodes)
 
 
-@pytest.mark.parametrize("text", ["case:1", "case:4", "dirichlet:0.5", "labels:2", "draw:30", "files"])
+@pytest.mark.parametrize(
+    "text", ["case:1", "case:4", "dirichlet:0.5", "labels:2", "draw:30", "files"]
+)
 def test_a_partition_reads_what_it_writes(text: str) -> None:
     assert str(Partition.parse(text)) == text
 
@@ -200,7 +245,9 @@ def test_one_file_per_node_keeps_rows_together() -> None:
 def test_clustering_finds_groups_that_are_far_apart() -> None:
     rng = np.random.default_rng(0)
     group = rng.integers(0, 10, 200)
-    features = np.eye(10, dtype=np.float32)[group] * 50 + rng.normal(size=(200, 10)).astype(np.float32)
+    features = np.eye(10, dtype=np.float32)[group] * 50 + rng.normal(size=(200, 10)).astype(
+        np.float32
+    )
     labels = labels_by_clustering(features, seed=0)
     assert len(set(zip(group.tolist(), labels.tolist(), strict=True))) <= 12
     assert labels.tolist() == labels_by_clustering(features, seed=0).tolist()

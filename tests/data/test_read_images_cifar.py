@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedbudget.data.builtin import SHAPE, read_cifar
 from fedbudget.data.contents import open_contents
-from fedbudget.data.read_images import SHAPE, read_cifar
 from fedbudget.errors import UserError
 from support.web import tar_of
 
@@ -20,10 +20,14 @@ RECORD = 3073
 # Two records: a label, then 1,024 bytes each of red, green and blue. The first of the red ones, and one pixel of blue
 # in row 2, column 5, are marked.
 FIRST = bytes([3, 77]) + bytes(1023) + b"\x01" * 1024 + b"\x02" * 1024
-SECOND = bytes([9]) + b"\xff" * 2048 + bytes(2 * 32 + 5) + b"\x63" + bytes(1024 - 2 * 32 - 6)
+SECOND = (
+    bytes([9]) + b"\xff" * 2048 + bytes(2 * 32 + 5) + b"\x63" + bytes(1024 - 2 * 32 - 6)
+)
 
 
-def read(contents: bytes) -> tuple[np.ndarray[tuple[int, int, int, int], np.dtype[np.uint8]], list[int]]:
+def read(
+    contents: bytes,
+) -> tuple[np.ndarray[tuple[int, int, int, int], np.dtype[np.uint8]], list[int]]:
     images, labels = read_cifar(io.BytesIO(contents), FILE)
     return images.reshape(len(images), 3, 32, 32), labels.tolist()
 
@@ -45,10 +49,18 @@ class TestWhatIsThere:
         assert images.flags.c_contiguous
 
     @pytest.mark.parametrize("form", ["some.bin", "some.bin.gz", "some.tar.gz"])
-    def test_a_batch_is_read_plain_or_zipped_or_from_an_archive(self, tmp_path: Path, form: str) -> None:
+    def test_a_batch_is_read_plain_or_zipped_or_from_an_archive(
+        self, tmp_path: Path, form: str
+    ) -> None:
         contents, path = FIRST + SECOND, tmp_path / form
         path.write_bytes(
-            tar_of({"batches/readme.html": b"<html>", "batches/other.bin": SECOND, "batches/some.bin": contents})
+            tar_of(
+                {
+                    "batches/readme.html": b"<html>",
+                    "batches/other.bin": SECOND,
+                    "batches/some.bin": contents,
+                }
+            )
             if form.endswith(".tar.gz")
             else gzip.compress(contents)
             if form.endswith(".gz")
@@ -63,7 +75,10 @@ class TestWhatIsThere:
         full = bytes(10_000 * RECORD)
         images, labels = read_cifar(io.BytesIO(full), FILE)
         assert (images.shape, labels.shape) == ((10_000, 3072), (10_000,))
-        with pytest.raises(UserError, match=r"some\.bin is larger than it should be: it goes on after 30730000 bytes"):
+        with pytest.raises(
+            UserError,
+            match=r"some\.bin is larger than it should be: it goes on after 30730000 bytes",
+        ):
             read_cifar(io.BytesIO(full + b"\0"), FILE)
 
 
@@ -71,24 +86,37 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize("length", [0, 1, 2, 1024, 3072, 3074, 6145])
     def test_a_batch_that_does_not_end_with_a_record(self, length: int) -> None:
         with pytest.raises(
-            UserError, match=rf"some\.bin is truncated or not a CIFAR-10 batch: {length} bytes are not whole records"
+            UserError,
+            match=rf"some\.bin is truncated or not a CIFAR-10 batch: {length} bytes are not whole records",
         ):
             read((FIRST + SECOND)[:length])
 
     @pytest.mark.parametrize("lost", [1, 8, 9, 30])
     @pytest.mark.parametrize("form", ["some.bin.gz", "some.tar.gz"])
-    def test_a_zipped_batch_that_was_cut(self, tmp_path: Path, form: str, lost: int) -> None:
-        contents = np.random.default_rng(0).bytes(2 * RECORD)  # does not get smaller when zipped
-        zipped = tar_of({"some.bin": contents}) if form.endswith("tar.gz") else gzip.compress(contents)
+    def test_a_zipped_batch_that_was_cut(
+        self, tmp_path: Path, form: str, lost: int
+    ) -> None:
+        contents = np.random.default_rng(0).bytes(
+            2 * RECORD
+        )  # does not get smaller when zipped
+        zipped = (
+            tar_of({"some.bin": contents})
+            if form.endswith("tar.gz")
+            else gzip.compress(contents)
+        )
         path = tmp_path / form
-        path.write_bytes(zipped[: -lost if form == "some.bin.gz" else len(zipped) // (lost + 1)])
+        path.write_bytes(
+            zipped[: -lost if form == "some.bin.gz" else len(zipped) // (lost + 1)]
+        )
         damaged = pytest.raises(UserError, match=f"{form} (is damaged|is truncated)")
         with damaged, open_contents(path, "some.bin") as stream:
             read_cifar(stream, path)
 
     def test_an_archive_without_the_batch(self, tmp_path: Path) -> None:
         path = tmp_path / "some.tar.gz"
-        path.write_bytes(tar_of({"batches/other.bin": FIRST, "batches/some.bin": "other.bin"}))  # a link is no file
+        path.write_bytes(
+            tar_of({"batches/other.bin": FIRST, "batches/some.bin": "other.bin"})
+        )  # a link is no file
         with (
             pytest.raises(UserError, match=r"some\.tar\.gz has no file some\.bin"),
             open_contents(path, "some.bin") as stream,
@@ -96,7 +124,11 @@ class TestWhatIsRefused:
             read_cifar(stream, path)
 
 
-@given(records=st.integers(0, 3), more=st.sampled_from([0, 0, 1, 3072]), seed=st.integers(0, 1000))
+@given(
+    records=st.integers(0, 3),
+    more=st.sampled_from([0, 0, 1, 3072]),
+    seed=st.integers(0, 1000),
+)
 def test_any_bytes_are_whole_records_or_refused(records: int, more: int, seed: int) -> None:
     contents = np.random.default_rng(seed).bytes(records * RECORD + more)
     if records == 0 or more:
@@ -104,7 +136,10 @@ def test_any_bytes_are_whole_records_or_refused(records: int, more: int, seed: i
             read(contents)
         return
     images, labels = read_cifar(io.BytesIO(contents), FILE)
-    again = b"".join(bytes([label]) + image.tobytes() for label, image in zip(labels, images, strict=True))
+    again = b"".join(
+        bytes([label]) + image.tobytes()
+        for label, image in zip(labels, images, strict=True)
+    )
     assert again == contents
 
 

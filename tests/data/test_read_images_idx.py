@@ -13,15 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedbudget.data.builtin import read_idx
 from fedbudget.data.contents import open_contents
-from fedbudget.data.read_images import read_idx
 from fedbudget.errors import UserError
 
 FILE = Path("some-idx")
 
 # Two images of two rows and three columns, and three labels.
-IMAGES = b"\0\0\x08\x03" + b"\0\0\0\x02" + b"\0\0\0\x02" + b"\0\0\0\x03" + bytes([0, 1, 2, 3, 4, 5, 250, 251, 252, 253, 254, 255])  # fmt: skip # noqa: E501
-LABELS = b"\0\0\x08\x01" + b"\0\0\0\x03" + bytes([7, 0, 9])
+IMAGES = (
+    b"\0\0\x08\x03" + struct.pack(">III", 2, 2, 3) + bytes([*range(6), *range(250, 256)])
+)
+LABELS = b"\0\0\x08\x01" + struct.pack(">I", 3) + bytes([7, 0, 9])
 
 
 def images(contents: bytes) -> object:
@@ -38,7 +40,10 @@ def header(magic: int, *sizes: int) -> bytes:
 
 class TestWhatIsThere:
     def test_images_are_read_row_by_row(self) -> None:
-        assert images(IMAGES) == [[[0, 1, 2], [3, 4, 5]], [[250, 251, 252], [253, 254, 255]]]
+        assert images(IMAGES) == [
+            [[0, 1, 2], [3, 4, 5]],
+            [[250, 251, 252], [253, 254, 255]],
+        ]
 
     def test_labels_are_one_byte_each(self) -> None:
         assert labels(LABELS) == [7, 0, 9]
@@ -49,7 +54,9 @@ class TestWhatIsThere:
 
     def test_as_many_samples_as_are_allowed_are_read_and_not_one_more(self) -> None:
         assert labels(header(2049, 5) + bytes(5)) == [0] * 5
-        with pytest.raises(UserError, match=r"some-idx says that it holds 6 bytes; expected are at most 5"):
+        with pytest.raises(
+            UserError, match=r"some-idx says that it holds 6 bytes; expected are at most 5"
+        ):
             labels(header(2049, 6) + bytes(6))
 
     @pytest.mark.parametrize("zipped", [False, True])
@@ -67,21 +74,37 @@ class TestWhatIsThere:
 
 class TestWhatIsMissing:
     @pytest.mark.parametrize("length", range(len(IMAGES)))
-    def test_a_file_of_images_that_ends_anywhere_before_its_end_is_refused(self, length: int) -> None:
-        within = "ends within its header" if length < 16 else f"is truncated: {28 - length} of its last 12 bytes"
+    def test_a_file_of_images_that_ends_anywhere_before_its_end_is_refused(
+        self, length: int
+    ) -> None:
+        within = (
+            "ends within its header"
+            if length < 16
+            else f"is truncated: {28 - length} of its last 12 bytes"
+        )
         with pytest.raises(UserError, match=within):
             images(IMAGES[:length])
 
     @pytest.mark.parametrize("length", range(len(LABELS)))
-    def test_a_file_of_labels_that_ends_anywhere_before_its_end_is_refused(self, length: int) -> None:
-        with pytest.raises(UserError, match=r"some-idx (is not an IDX file: it ends within its header|is truncated)"):
+    def test_a_file_of_labels_that_ends_anywhere_before_its_end_is_refused(
+        self, length: int
+    ) -> None:
+        with pytest.raises(
+            UserError,
+            match=r"some-idx (is not an IDX file: it ends within its header|is truncated)",
+        ):
             labels(LABELS[:length])
 
-    @pytest.mark.parametrize("lost", [1, 4, 8, 9, 15, 20])  # in the checksum of gzip, and before it
+    @pytest.mark.parametrize(
+        "lost", [1, 4, 8, 9, 15, 20]
+    )  # in the checksum of gzip, and before it
     def test_a_zipped_file_that_was_cut_is_refused(self, tmp_path: Path, lost: int) -> None:
         path = tmp_path / "labels.gz"
         path.write_bytes(gzip.compress(LABELS)[:-lost])
-        with pytest.raises(UserError, match=r"labels\.gz is damaged"), open_contents(path, "labels") as stream:
+        with (
+            pytest.raises(UserError, match=r"labels\.gz is damaged"),
+            open_contents(path, "labels") as stream,
+        ):
             read_idx(stream, path, most=5)
 
     def test_a_zipped_file_with_a_changed_byte_is_refused(self, tmp_path: Path) -> None:
@@ -98,7 +121,10 @@ class TestWhatIsMissing:
 class TestWhatIsTooMuch:
     @pytest.mark.parametrize("more", [1, 100, 3_000_000])
     def test_a_file_that_goes_on_is_refused(self, more: int) -> None:
-        with pytest.raises(UserError, match="some-idx is larger than it should be: it goes on after 12 bytes"):
+        with pytest.raises(
+            UserError,
+            match="some-idx is larger than it should be: it goes on after 12 bytes",
+        ):
             images(IMAGES + bytes(more))
 
     @pytest.mark.parametrize(
@@ -113,10 +139,13 @@ class TestWhatIsTooMuch:
             (2, 2, 2**32 - 1),
         ],
     )
-    def test_a_header_that_says_other_sizes_is_refused_by_what_it_says(self, sizes: tuple[int, int, int]) -> None:
+    def test_a_header_that_says_other_sizes_is_refused_by_what_it_says(
+        self, sizes: tuple[int, int, int]
+    ) -> None:
         says = " x ".join(map(str, sizes))
         with pytest.raises(
-            UserError, match=f"some-idx says that it holds {says} bytes; expected are at most 5 x 2 x 3"
+            UserError,
+            match=f"some-idx says that it holds {says} bytes; expected are at most 5 x 2 x 3",
         ):
             images(header(2051, *sizes) + IMAGES[16:])
 
@@ -133,7 +162,10 @@ class TestWhatIsTooMuch:
         ],
     )
     def test_another_magic_number_is_refused(self, magic: int) -> None:
-        with pytest.raises(UserError, match="some-idx is not the IDX file expected: its magic number should be 2051"):
+        with pytest.raises(
+            UserError,
+            match="some-idx is not the IDX file expected: its magic number should be 2051",
+        ):
             images(header(magic, 2, 2, 3) + IMAGES[16:])
 
     def test_images_are_no_labels(self) -> None:
@@ -160,7 +192,12 @@ def test_any_bytes_are_refused_or_are_what_they_should_be(contents: bytes) -> No
 def test_any_header_before_any_bytes_is_believed_only_where_it_is_true(
     sizes: tuple[int, int, int], magic: int, pixels: bytes
 ) -> None:
-    true = magic == 2051 and 1 <= sizes[0] <= 5 and sizes[1:] == (2, 3) and len(pixels) == 6 * sizes[0]
+    true = (
+        magic == 2051
+        and 1 <= sizes[0] <= 5
+        and sizes[1:] == (2, 3)
+        and len(pixels) == 6 * sizes[0]
+    )
     contents = header(magic, *sizes) + pixels
     if true:
         found = read_idx(io.BytesIO(contents), FILE, most=5, sides=(2, 3))
@@ -171,7 +208,9 @@ def test_any_header_before_any_bytes_is_believed_only_where_it_is_true(
             images(contents)
 
 
-@given(contents=st.binary(max_size=30), damage=st.integers(0, 255), where=st.integers(0, 200))
+@given(
+    contents=st.binary(max_size=30), damage=st.integers(0, 255), where=st.integers(0, 200)
+)
 def test_a_damaged_zipped_file_gives_the_labels_that_were_zipped_or_is_refused(
     tmp_path_factory: pytest.TempPathFactory, contents: bytes, damage: int, where: int
 ) -> None:
@@ -191,7 +230,10 @@ def test_a_damaged_zipped_file_gives_the_labels_that_were_zipped_or_is_refused(
     ("count", "refusal"),
     [
         (60_000, "is larger than it should be: it goes on after 47040000 bytes"),
-        (2**32 - 1, "says that it holds 4294967295 x 28 x 28 bytes; expected are at most 60000 x 28 x 28"),
+        (
+            2**32 - 1,
+            "says that it holds 4294967295 x 28 x 28 bytes; expected are at most 60000 x 28 x 28",
+        ),
     ],
 )
 def test_half_a_gigabyte_of_zeros_in_a_small_file_is_refused_with_little_memory(
@@ -209,7 +251,7 @@ def test_half_a_gigabyte_of_zeros_in_a_small_file_is_refused_with_little_memory(
 import resource
 from pathlib import Path
 from fedbudget.data.contents import open_contents
-from fedbudget.data.read_images import read_idx
+from fedbudget.data.builtin import read_idx
 from fedbudget.errors import UserError
 
 def most_memory():
@@ -222,7 +264,9 @@ try:
 except UserError as error:
     print(error, most_memory() - before, sep=chr(10))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     message, kilobytes = done.stdout.splitlines()
     assert message == f"{path} {refusal}"
     assert int(kilobytes) < 200_000
@@ -234,7 +278,9 @@ def test_memory_is_not_taken_for_what_a_header_promises() -> None:
 
     tracemalloc.start()
     with pytest.raises(UserError, match="47040000 of its last 47040000 bytes are missing"):
-        read_idx(io.BytesIO(header(2051, 60_000, 28, 28)), FILE, most=60_000, sides=(28, 28))
+        read_idx(
+            io.BytesIO(header(2051, 60_000, 28, 28)), FILE, most=60_000, sides=(28, 28)
+        )
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 5_000_000
@@ -243,4 +289,6 @@ def test_memory_is_not_taken_for_what_a_header_promises() -> None:
 def test_what_is_read_is_the_bytes_of_a_second_reader() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (3, 4, 7), np.uint8)
     contents = header(2051, 3, 4, 7) + pixels.tobytes()
-    assert np.array_equal(read_idx(io.BytesIO(contents), FILE, most=3, sides=(4, 7)), pixels)
+    assert np.array_equal(
+        read_idx(io.BytesIO(contents), FILE, most=3, sides=(4, 7)), pixels
+    )

@@ -20,7 +20,9 @@ def sampler(*sizes: int, batch: int | None, seed: int = 3) -> Sampler:
 
 def batches(indices: BatchIndices, node: int = 0, size: int = 0) -> list[Batch]:
     """One node's mini-batches of a round."""
-    return [tuple(indices.of(node, update, size).tolist()) for update in range(indices.updates)]
+    return [
+        tuple(indices.of(node, update, size).tolist()) for update in range(indices.updates)
+    ]
 
 
 def in_use(own: Sampler, taus: list[int]) -> list[Batch]:
@@ -29,14 +31,25 @@ def in_use(own: Sampler, taus: list[int]) -> list[Batch]:
 
 
 @settings(deadline=None, max_examples=50)
-@given(size=st.integers(1, 40), batch=st.integers(1, 40), seed=st.integers(0, 10**6), tau=st.integers(1, 60))
-def test_no_sample_comes_twice_until_all_full_batches_are_used(size: int, batch: int, seed: int, tau: int) -> None:
+@given(
+    size=st.integers(1, 40),
+    batch=st.integers(1, 40),
+    seed=st.integers(0, 10**6),
+    tau=st.integers(1, 60),
+)
+def test_no_sample_comes_twice_until_all_full_batches_are_used(
+    size: int, batch: int, seed: int, tau: int
+) -> None:
     batch = min(batch, size)
     used = batches(sampler(size, batch=batch, seed=seed).round(tau))
     per_pass = size // batch
     for first in range(0, tau, per_pass):
         positions = [position for own in used[first : first + per_pass] for position in own]
-        assert len(set(positions)) == len(positions) == batch * len(used[first : first + per_pass])
+        assert (
+            len(set(positions))
+            == len(positions)
+            == batch * len(used[first : first + per_pass])
+        )
         assert all(0 <= position < size for position in positions)
 
 
@@ -72,12 +85,16 @@ def test_a_node_is_sampled_the_same_whoever_else_is_in_its_fleet(size: int) -> N
 
 
 def test_another_seed_gives_other_batches() -> None:
-    assert batches(sampler(50, batch=5, seed=1).round(4)) != batches(sampler(50, batch=5, seed=2).round(4))
+    assert batches(sampler(50, batch=5, seed=1).round(4)) != batches(
+        sampler(50, batch=5, seed=2).round(4)
+    )
 
 
 @settings(deadline=None, max_examples=50)
 @given(taus=st.lists(st.integers(2, 6), min_size=2, max_size=8), seed=st.integers(0, 10**6))
-def test_a_round_begins_with_the_batch_that_the_last_one_ended_with(taus: list[int], seed: int) -> None:
+def test_a_round_begins_with_the_batch_that_the_last_one_ended_with(
+    taus: list[int], seed: int
+) -> None:
     own = sampler(300, batch=5, seed=seed)
     rounds = [batches(own.round(tau)) for tau in taus]
     for before, after in pairwise(rounds):
@@ -92,8 +109,12 @@ def test_with_one_update_a_round_every_batch_is_used_twice_in_a_row_and_no_more(
 
 
 @settings(deadline=None, max_examples=50)
-@given(taus=st.lists(st.integers(1, 3), min_size=1, max_size=12), seed=st.integers(0, 10**6))
-def test_a_batch_is_used_three_times_in_a_row_only_before_a_longer_round(taus: list[int], seed: int) -> None:
+@given(
+    taus=st.lists(st.integers(1, 3), min_size=1, max_size=12), seed=st.integers(0, 10**6)
+)
+def test_a_batch_is_used_three_times_in_a_row_only_before_a_longer_round(
+    taus: list[int], seed: int
+) -> None:
     """As the last of a round, in a round of one update, and as the first of the next, as ever where τ > 1."""
     used = in_use(sampler(300, batch=5, seed=seed), taus)
     ends = np.cumsum(taus)
@@ -130,7 +151,9 @@ def test_a_shard_smaller_than_a_batch_gives_all_of_it_and_some_twice() -> None:
     for batch in batches(own.round(50), 1):
         assert sorted(Counter(batch)) == [0, 1, 2]
         assert sorted(Counter(batch).values()) == [2, 3, 3]
-    assert len({batch.count(0) for batch in batches(own.round(50), 1)}) == 2  # not always the same one
+    assert (
+        len({batch.count(0) for batch in batches(own.round(50), 1)}) == 2
+    )  # not always the same one
     alone = sampler(20, batch=8)
     alone.round(50), alone.round(50)
     assert batches(own.round(5), 0) == batches(alone.round(5))  # which others do not notice

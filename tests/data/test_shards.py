@@ -8,7 +8,11 @@ from fedbudget.errors import UserError
 
 
 def table(samples: int = 6) -> Table:
-    return Table(np.arange(2 * samples, dtype=np.uint8).reshape(samples, 2), np.zeros(samples, np.float32), 0.5)
+    return Table(
+        np.arange(2 * samples, dtype=np.uint8).reshape(samples, 2),
+        np.zeros(samples, np.float32),
+        0.5,
+    )
 
 
 class TestTable:
@@ -38,7 +42,11 @@ class TestTable:
 class TestShards:
     def test_every_node_has_the_rows_it_was_given(self) -> None:
         shards = Shards.of(table(), [np.array([4, 1]), np.array([0]), np.array([5, 2, 3])])
-        assert [shards.rows_of(node).tolist() for node in range(3)] == [[4, 1], [0], [5, 2, 3]]
+        assert [shards.rows_of(node).tolist() for node in range(3)] == [
+            [4, 1],
+            [0],
+            [5, 2, 3],
+        ]
         assert shards.size.tolist() == [2, 1, 3]
         assert len(shards) == 3
 
@@ -55,7 +63,9 @@ class TestShards:
 
     def test_the_whole_table_is_one_shard(self) -> None:
         shards = Shards.whole(table(4))
-        assert [shards.rows_of(node).tolist() for node in range(len(shards))] == [[0, 1, 2, 3]]
+        assert [shards.rows_of(node).tolist() for node in range(len(shards))] == [
+            [0, 1, 2, 3]
+        ]
 
     def test_some_nodes_make_a_fleet_of_their_own_over_the_same_rows(self) -> None:
         shards = Shards.of(table(), [np.array([4, 1]), np.array([0]), np.array([5, 2, 3])])

@@ -8,21 +8,19 @@ import numpy as np
 import pytest
 
 from fedbudget.arrays import Float32
-from fedbudget.budget import Budget
-from fedbudget.control import Reason
+from fedbudget.budget.budget import Budget
+from fedbudget.budget.control import Reason
 from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards, Table
-from fedbudget.engines import asynchronous, centralized
+from fedbudget.engines import baselines
 from fedbudget.errors import UserError
-from fedbudget.meters.meters import Meters
 from fedbudget.models import LinearRegression, SquaredSvm
 from fedbudget.models.base import Descent, Model, loss_over
 from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.messages import Broadcast
-from fedbudget.resources.bytes import WireBytes
-from fedbudget.resources.resource import Cost, Metering, Source
-from fedbudget.resources.time import SGD, Profile, SimulatedTime
-from fedbudget.resources.usage import RoundUsage
+from fedbudget.resources.kinds import SGD, Profile, SimulatedTime, WireBytes
+from fedbudget.resources.meters import Meters
+from fedbudget.resources.resource import Cost, Metering, RoundUsage, Source
 from support.problems import MODELS, problem
 
 History = list[tuple[Round, Broadcast]]
@@ -45,7 +43,10 @@ def fixed_meters(seconds: float, step: float = 1.0, aggregation: float = 0.0) ->
 
 
 def drawn_meters(seconds: float, profile: Profile = SGD) -> Meters:
-    return Meters.of(Budget({"time": seconds}), Metering(SimulatedTime(profile, np.random.default_rng(6))))
+    return Meters.of(
+        Budget({"time": seconds}),
+        Metering(SimulatedTime(profile, np.random.default_rng(6))),
+    )
 
 
 def carry_out(
@@ -61,7 +62,7 @@ def carry_out(
     interrupted: Callable[[History], bool] = lambda history: False,
 ) -> tuple[Outcome, History]:
     history: History = []
-    outcome = asynchronous.AsynchronousEngine(
+    outcome = baselines.AsynchronousEngine(
         model,
         shards,
         w=model.initial(0) if w is None else w,
@@ -70,10 +71,11 @@ def carry_out(
         seed=11,
         meters=meters,
         speeds=speeds,
-        ledger=asynchronous.open_ledger(meters, shards, speeds),
+        ledger=baselines.open_asynchronous_ledger(meters, shards, speeds),
         rounds=rounds,
     ).run(
-        observe=lambda round_, broadcast: history.append((round_, broadcast)), interrupted=lambda: interrupted(history)
+        observe=lambda round_, broadcast: history.append((round_, broadcast)),
+        interrupted=lambda: interrupted(history),
     )
     return outcome, history
 
@@ -97,9 +99,17 @@ class Watched:
         return getattr(self._model, name)
 
     def descend(
-        self, w: Float32, shards: Shards, indices: BatchIndices, eta: float | Float32, *more: Any, **options: Any
+        self,
+        w: Float32,
+        shards: Shards,
+        indices: BatchIndices,
+        eta: float | Float32,
+        *more: Any,
+        **options: Any,
     ) -> Descent:
-        self.asked.append((int(shards.start[0]), indices.of(0, 0, int(shards.size[0])).tolist()))
+        self.asked.append(
+            (int(shards.start[0]), indices.of(0, 0, int(shards.size[0])).tolist())
+        )
         found: Descent = self._model.descend(w, shards, indices, eta, *more, **options)
         return found
 
@@ -109,11 +119,15 @@ class Watched:
 def test_one_node_descends_as_in_one_place_to_the_bit(name: str, batch: int | None) -> None:
     given = problem(name, seed=4)
     w = given.start(3)
-    outcome, history = carry_out(given.model, Shards.whole(given.table), fixed_meters(50.0), [1.0], w=w, batch=batch)
+    outcome, history = carry_out(
+        given.model, Shards.whole(given.table), fixed_meters(50.0), [1.0], w=w, batch=batch
+    )
     alone: History = []
     meters = fixed_meters(50.0)
-    trial = centralized.trial(given.model, given.table, w, batch=batch, seed=11, counters=meters.counters())
-    expected = centralized.CentralizedEngine(
+    trial = baselines.trial(
+        given.model, given.table, w, batch=batch, seed=11, counters=meters.counters()
+    )
+    expected = baselines.CentralizedEngine(
         given.model,
         given.table,
         w=w,
@@ -121,10 +135,12 @@ def test_one_node_descends_as_in_one_place_to_the_bit(name: str, batch: int | No
         batch=batch,
         seed=11,
         meters=meters,
-        ledger=centralized.open_ledger(meters, trial),
+        ledger=baselines.open_centralized_ledger(meters, trial),
     ).run(observe=lambda round_, broadcast: alone.append((round_, broadcast)))
     assert len(history) == 50
-    assert [broadcast.w.tobytes() for _, broadcast in history] == [broadcast.w.tobytes() for _, broadcast in alone]
+    assert [broadcast.w.tobytes() for _, broadcast in history] == [
+        broadcast.w.tobytes() for _, broadcast in alone
+    ]
     assert [round_.loss for round_, _ in history] == [round_.loss for round_, _ in alone]
     assert outcome.w.tobytes() == expected.w.tobytes()
     assert outcome.ledger.spent == pytest.approx(expected.ledger.spent)
@@ -158,7 +174,9 @@ class TestTwoNodesByHand:
 
     def run(self, seconds: float) -> tuple[Outcome, History]:
         model, shards = pulled_towards([8.0], [-8.0, -8.0, -8.0])
-        return carry_out(model, shards, fixed_meters(seconds, 3.0, 0.75), [5.0, 3.0], eta=0.5)
+        return carry_out(
+            model, shards, fixed_meters(seconds, 3.0, 0.75), [5.0, 3.0], eta=0.5
+        )
 
     @pytest.mark.parametrize(("seconds", "w"), AFTER)
     @pytest.mark.parametrize("more", [0.0, 0.1])
@@ -168,10 +186,22 @@ class TestTwoNodesByHand:
         assert outcome.ledger.spent.tolist() == [seconds]
         assert outcome.stopped_by == "time"
 
-    def test_two_pushes_are_told_of_as_a_round_that_began_at_the_w_before_them(self) -> None:
+    def test_two_pushes_are_told_of_as_a_round_that_began_at_the_w_before_them(
+        self,
+    ) -> None:
         _, history = self.run(3.75)
-        assert [broadcast.w.tolist() for _, broadcast in history] == [[0.0], [-2.0], [0.015625], [-1.236328125]]
-        assert [round_.ledger.spent.tolist() for round_, _ in history] == [[1.25], [2.25], [3.0], [3.75]]
+        assert [broadcast.w.tolist() for _, broadcast in history] == [
+            [0.0],
+            [-2.0],
+            [0.015625],
+            [-1.236328125],
+        ]
+        assert [round_.ledger.spent.tolist() for round_, _ in history] == [
+            [1.25],
+            [2.25],
+            [3.0],
+            [3.75],
+        ]
         assert [round_.nodes for round_, _ in history] == [2, 1, 2, 2]
         assert [(round_.round, round_.t, round_.tau) for round_, _ in history] == [
             (1, 1, 1),
@@ -181,7 +211,9 @@ class TestTwoNodesByHand:
         ]
         assert {round_.reason for round_, _ in history} == {Reason.FIXED}
 
-    def test_the_loss_of_a_round_is_that_of_its_pushes_at_what_they_had_pulled_weighted_by_samples(self) -> None:
+    def test_the_loss_of_a_round_is_that_of_its_pushes_at_what_they_had_pulled_weighted_by_samples(
+        self,
+    ) -> None:
         _, history = self.run(2.5)
         third = (6.0**2 / 2 * 3) / 3  # node 1 alone, before the budget ended
         second = ((1 - 8) ** 2 / 2 + (-1.125 - 8) ** 2 / 2) / 2  # node 0 twice
@@ -205,7 +237,9 @@ class TestPushes:
     def test_equal_nodes_all_push_in_every_round(self) -> None:
         """And a round takes what a synchronous one with τ=1 takes, c + b."""
         model, shards = pulled_towards([1.0], [2.0], [3.0, 4.0])
-        _, history = carry_out(model, shards, fixed_meters(8.0, 0.75, 0.25), [1.0, 1.0, 1.0])
+        _, history = carry_out(
+            model, shards, fixed_meters(8.0, 0.75, 0.25), [1.0, 1.0, 1.0]
+        )
         assert [round_.nodes for round_, _ in history] == [3] * 8
         assert [round_.ledger.spent[0] for round_, _ in history] == [1, 2, 3, 4, 5, 6, 7, 8]
 
@@ -216,7 +250,9 @@ class TestPushes:
         carry_out(watched, shards, fixed_meters(6.0), [1.0, 2.0, 3.0], batch=4)
         stream = Sampler(np.array([20]), 4, seed=11).round(18).positions[0].tolist()
         for start, pushes in ((0, 6), (20, 12), (40, 18)):
-            assert [picked for of, picked in watched.asked if of == start] == stream[:pushes]
+            assert [picked for of, picked in watched.asked if of == start] == stream[
+                :pushes
+            ]
 
     def test_drawn_costs_give_the_pace_of_the_profile(self) -> None:
         """Two nodes of speed 1 and 4 take (1 + 4) / (c + b) pushes a second together, and a round is two of them."""
@@ -250,7 +286,9 @@ class TestWhereItLeads:
         """(3 · 10 - 1 · 10) / 4."""
         assert self.quantize([1.0, 1.0], [10.0] * 3, [-10.0]) == pytest.approx(5.0, abs=0.3)
 
-    def test_with_a_class_of_its_own_at_each_node_the_fast_nodes_data_are_fitted_better(self) -> None:
+    def test_with_a_class_of_its_own_at_each_node_the_fast_nodes_data_are_fitted_better(
+        self,
+    ) -> None:
         rng = np.random.default_rng(2)
         centre = rng.normal(size=(4, 6))
         label = np.repeat(np.arange(4), 50)
@@ -263,7 +301,11 @@ class TestWhereItLeads:
             outcome, _ = carry_out(model, shards, drawn_meters(300.0), speeds, eta=self.ETA)
             optimum = centralized_optimum(model, table)
             own = model.losses(outcome.w[None], shards.only([0]), BatchIndices.whole(1))[0]
-            return loss_over(model, outcome.w, table), float(own), loss_over(model, optimum, table)
+            return (
+                loss_over(model, outcome.w, table),
+                float(own),
+                loss_over(model, optimum, table),
+            )
 
         together, first, least = losses([1.0] * 4)
         assert together == pytest.approx(least, rel=1e-3)
@@ -285,16 +327,22 @@ class TestEnd:
 
         def once() -> tuple[bytes, list[tuple[float, float]]]:
             outcome, history = carry_out(
-                given.model, shards, drawn_meters(5.0), asynchronous.default_speeds(4), batch=3
+                given.model, shards, drawn_meters(5.0), baselines.default_speeds(4), batch=3
             )
-            return outcome.w.tobytes(), [(round_.loss, round_.ledger.spent[0]) for round_, _ in history]
+            return outcome.w.tobytes(), [
+                (round_.loss, round_.ledger.spent[0]) for round_, _ in history
+            ]
 
         assert once() == once()
 
     def test_an_interrupted_run_ends_after_its_round_with_what_it_has(self) -> None:
         model, shards = pulled_towards([1.0], [2.0])
         outcome, history = carry_out(
-            model, shards, fixed_meters(100.0), [1.0, 1.0], interrupted=lambda history: len(history) == 3
+            model,
+            shards,
+            fixed_meters(100.0),
+            [1.0, 1.0],
+            interrupted=lambda history: len(history) == 3,
         )
         three, _ = carry_out(model, shards, fixed_meters(3.0), [1.0, 1.0])
         assert (outcome.stopped_by, len(history)) == ("interrupted", 3)
@@ -303,7 +351,9 @@ class TestEnd:
 
     def test_so_many_rounds_and_no_more(self) -> None:
         model, shards = pulled_towards([1.0], [2.0])
-        outcome, history = carry_out(model, shards, fixed_meters(100.0), [1.0, 4.0], rounds=5)
+        outcome, history = carry_out(
+            model, shards, fixed_meters(100.0), [1.0, 4.0], rounds=5
+        )
         assert (outcome.stopped_by, len(history)) == ("rounds", 5)
 
     def test_sums_of_costs_that_rounding_puts_past_the_budget_still_fit(self) -> None:
@@ -312,7 +362,9 @@ class TestEnd:
         assert 0.1 + 0.1 + 0.1 > 0.3
         assert outcome.ledger.spent == pytest.approx([0.3])
 
-    def test_the_first_push_is_made_though_it_was_drawn_to_take_longer_than_the_budget(self) -> None:
+    def test_the_first_push_is_made_though_it_was_drawn_to_take_longer_than_the_budget(
+        self,
+    ) -> None:
         class Slower(FixedTime):
             def read(self, usage: RoundUsage, time: Cost | None = None) -> Cost:
                 return Cost(2.0, 0.0)
@@ -325,7 +377,9 @@ class TestEnd:
 
     def test_a_w_that_diverges_ends_with_the_budget(self) -> None:
         model, shards = pulled_towards([1.0], [2.0])
-        outcome, history = carry_out(model, shards, fixed_meters(300.0), [1.0, 1.0], eta=100.0)
+        outcome, history = carry_out(
+            model, shards, fixed_meters(300.0), [1.0, 1.0], eta=100.0
+        )
         assert not np.isfinite(outcome.w).any()
         assert len(history) == 300
 
@@ -334,29 +388,38 @@ class TestRefusals:
     MODEL, SHARDS = pulled_towards([1.0], [2.0])
 
     def test_other_resources_than_time(self) -> None:
-        meters = Meters(Budget({"time": 9.0, "bytes": 1e6}), FixedTime(1.0, 0.0), {"bytes": WireBytes("declared")})
+        meters = Meters(
+            Budget({"time": 9.0, "bytes": 1e6}),
+            FixedTime(1.0, 0.0),
+            {"bytes": WireBytes("declared")},
+        )
         with pytest.raises(UserError, match="a budget of time only, not of bytes"):
-            asynchronous.open_ledger(meters, self.SHARDS, [1.0, 1.0])
+            baselines.open_asynchronous_ledger(meters, self.SHARDS, [1.0, 1.0])
 
     def test_measured_time(self) -> None:
         meters = Meters.of(Budget({"time": 9.0}), Metering())
         with pytest.raises(UserError, match="use simulated costs"):
-            asynchronous.open_ledger(meters, self.SHARDS, [1.0, 1.0])
+            baselines.open_asynchronous_ledger(meters, self.SHARDS, [1.0, 1.0])
 
     def test_too_few_speeds(self) -> None:
         with pytest.raises(UserError, match="1 are given for 2 nodes"):
-            asynchronous.open_ledger(fixed_meters(9.0), self.SHARDS, [1.0])
+            baselines.open_asynchronous_ledger(fixed_meters(9.0), self.SHARDS, [1.0])
 
     @pytest.mark.parametrize("speed", [0.0, -1.0, float("inf"), float("nan")])
     def test_a_speed_that_is_none(self, speed: float) -> None:
-        with pytest.raises(UserError, match="the speed of node 1 must be a positive number"):
-            asynchronous.open_ledger(fixed_meters(9.0), self.SHARDS, [1.0, speed])
+        with pytest.raises(
+            UserError, match="the speed of node 1 must be a positive number"
+        ):
+            baselines.open_asynchronous_ledger(fixed_meters(9.0), self.SHARDS, [1.0, speed])
 
     def test_a_budget_that_is_over_before_the_first_push(self) -> None:
-        with pytest.raises(UserError, match=r"budget time=0\.2s is too small: .* arrives after about 0\.25s"):
-            asynchronous.open_ledger(fixed_meters(0.2), self.SHARDS, [4.0, 1.0])
+        with pytest.raises(
+            UserError,
+            match=r"budget time=0\.2s is too small: .* arrives after about 0\.25s",
+        ):
+            baselines.open_asynchronous_ledger(fixed_meters(0.2), self.SHARDS, [4.0, 1.0])
 
 
 def test_by_default_two_of_five_nodes_are_fast() -> None:
-    assert asynchronous.default_speeds(5) == (4.0, 4.0, 1.0, 1.0, 1.0)
-    assert sum(speed > 1 for speed in asynchronous.default_speeds(500)) == 200
+    assert baselines.default_speeds(5) == (4.0, 4.0, 1.0, 1.0, 1.0)
+    assert sum(speed > 1 for speed in baselines.default_speeds(500)) == 200

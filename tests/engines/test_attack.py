@@ -8,19 +8,21 @@ import pytest
 from fedbudget import train
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.shards import Shards, Table
-from fedbudget.engines.attack import Attack, with_flipped_labels
+from fedbudget.engines.in_process import Attack, with_flipped_labels
 from fedbudget.errors import UserError
 from fedbudget.launch import simulate
 from fedbudget.launch.inputs import distribute
 from fedbudget.protocol.messages import Broadcast, Report, Request
-from fedbudget.settings import Settings
+from fedbudget.settings.settings import Settings
 
 W = np.array([1.0, 2.0], np.float32)
 UPDATES = np.array([[1, 0], [0, 1], [1, 1]], np.float32)
 
 
 def attacked(name: str, number: int = 1) -> Any:
-    report = Report(number, np.arange(3), np.full(3, 5), np.ones(3), np.ones(3), w=W + UPDATES)
+    report = Report(
+        number, np.arange(3), np.full(3, 5), np.ones(3), np.ones(3), w=W + UPDATES
+    )
     broadcast = Broadcast(number, W, 2, 0.1, Request(), best=False, stop=False)
     found = Attack(name, 2, seed=1).on(report, broadcast)
     assert found.w is not None
@@ -33,7 +35,11 @@ def test_what_attackers_say() -> None:
     assert attacked("scale").tolist() == [10, 10]
     assert attacked("label-flip").tolist() == [1, 1]
     assert np.linalg.norm(attacked("noise")) == pytest.approx(10 * 2**0.5, rel=1e-5)
-    assert attacked("noise").tolist() == attacked("noise").tolist() != attacked("noise", 2).tolist()
+    assert (
+        attacked("noise").tolist()
+        == attacked("noise").tolist()
+        != attacked("noise", 2).tolist()
+    )
 
 
 def test_labels_are_flipped_for_attackers_only() -> None:
@@ -70,7 +76,9 @@ def test_two_of_ten_attack(attack: Any, rule: str, honest: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ["sign-flip", "scale", "noise"])
-def test_two_of_ten_attack_where_each_has_a_digit(attack: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_of_ten_attack_where_each_has_a_digit(
+    attack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What only the attackers know is lost: as good as without them, when the eight others are averaged."""
     how = {**HOW, "case": 2}
     found = train(**how, attack=attack, attackers=2, combine="trimmed").accuracy

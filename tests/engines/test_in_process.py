@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedbudget.arrays import Float64
-from fedbudget.control import Reason
+from fedbudget.budget.control import Reason
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.engines.in_process import InProcessEngine
 from fedbudget.launch.prepared import Overrides
@@ -18,7 +18,7 @@ from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.resources import RESOURCES
 from fedbudget.resources.counters import Snapshot
-from fedbudget.settings import Settings
+from fedbudget.settings.settings import Settings
 
 History = list[tuple[Round, Broadcast]]
 
@@ -30,12 +30,26 @@ def pixels(features: int, samples: int) -> Dataset:
     rng = np.random.default_rng(7)
     labels = np.arange(samples) % 4
     x = rng.integers(0, 200, (samples, features)) + 13 * labels[:, None]
-    return Dataset("pixels", Part(x.astype(np.uint8), labels), classes=tuple("0123"), scale=1 / 255, parity=True)
+    return Dataset(
+        "pixels",
+        Part(x.astype(np.uint8), labels),
+        classes=tuple("0123"),
+        scale=1 / 255,
+        parity=True,
+    )
 
 
 def plan_of(features: int = 8, samples: int = 60, **settings: Any) -> SimulatedRun:
-    asked = {"model": "svm", "nodes": NODES, "partition": "case:2", "batch_size": "full", **settings}
-    return simulate(Settings(dataset="pixels", **asked), Overrides(dataset=pixels(features, samples)))
+    asked = {
+        "model": "svm",
+        "nodes": NODES,
+        "partition": "case:2",
+        "batch_size": "full",
+        **settings,
+    }
+    return simulate(
+        Settings(dataset="pixels", **asked), Overrides(dataset=pixels(features, samples))
+    )
 
 
 def aggregator_of(plan: SimulatedRun) -> Aggregator:
@@ -53,7 +67,9 @@ def carry_out(plan: SimulatedRun) -> tuple[Outcome, History]:
 
 class TestCharges:
     @pytest.mark.parametrize("tau", ["adaptive", 20])
-    def test_measured_rounds_add_up_to_the_time_the_run_took_without_its_observer(self, tau: int | str) -> None:
+    def test_measured_rounds_add_up_to_the_time_the_run_took_without_its_observer(
+        self, tau: int | str
+    ) -> None:
         # Rounds are large, so that what it takes to read the clocks is small beside them; and of several runs one is
         # enough: where a machine has other things to do, time passes between two readings.
         for _ in range(5):
@@ -93,7 +109,8 @@ class TestCharges:
     def more_bytes(self, method: str) -> list[float]:
         """What eight more parameters take in each of four rounds and the final one."""
         narrow, wide = (
-            carry_out(plan_of(features, budget=("bytes=30kB",), method=method, rounds=4))[1] for features in (8, 16)
+            carry_out(plan_of(features, budget=("bytes=30kB",), method=method, rounds=4))[1]
+            for features in (8, 16)
         )
         return [
             many.ledger.costs.aggregation[0] - few.ledger.costs.aggregation[0]
@@ -102,11 +119,15 @@ class TestCharges:
 
     @pytest.mark.parametrize("tau", ["adaptive", 3])
     @pytest.mark.parametrize("batch", ["full", 4])
-    def test_the_trial_round_foretells_the_bytes_of_a_round(self, tau: int | str, batch: int | str) -> None:
+    def test_the_trial_round_foretells_the_bytes_of_a_round(
+        self, tau: int | str, batch: int | str
+    ) -> None:
         plan = plan_of(budget=("bytes=40kB",), tau=tau, batch_size=batch, method="frugal")
         expected = aggregator_of(plan).ledger.costs.aggregation[0]
         _, history = carry_out(plan)
-        assert {round_.ledger.costs.aggregation[0] for round_, _ in history[1:-1]} == {expected}
+        assert {round_.ledger.costs.aggregation[0] for round_, _ in history[1:-1]} == {
+            expected
+        }
 
     def test_the_trial_round_leaves_the_run_as_it_would_be_without_it(self) -> None:
         """Mini-batches are drawn from the seed, so a fleet that had been used would give other losses."""
@@ -115,12 +136,15 @@ class TestCharges:
         _, history = carry_out(plan)
         for round_, broadcast in history:
             report = fresh.answer(broadcast)
-            assert np.average(report.losses, weights=report.sizes) == pytest.approx(round_.loss, rel=1e-12)
+            assert np.average(report.losses, weights=report.sizes) == pytest.approx(
+                round_.loss, rel=1e-12
+            )
 
     def test_what_was_spent_is_the_sum_of_what_rounds_cost(self) -> None:
         outcome, history = carry_out(plan_of(budget=("time=4s", "energy=1kJ")))
         total = sum(
-            round_.ledger.costs.step * max(1, round_.tau) + round_.ledger.costs.aggregation for round_, _ in history
+            round_.ledger.costs.step * max(1, round_.tau) + round_.ledger.costs.aggregation
+            for round_, _ in history
         )
         assert outcome.ledger.spent == pytest.approx(total)
 
@@ -129,14 +153,24 @@ def test_however_nodes_are_grouped_into_fleets_the_bits_are_the_same() -> None:
     def grouped(groups: list[list[int]]) -> tuple[list[int], list[float], bytes]:
         plan = plan_of(batch_size=4, budget=("time=3s",))
         fleets = [
-            Fleet(plan.model, plan.shards.only(nodes), batch=4, seed=plan.settings.seed, numbers=nodes)
+            Fleet(
+                plan.model,
+                plan.shards.only(nodes),
+                batch=4,
+                seed=plan.settings.seed,
+                numbers=nodes,
+            )
             for nodes in groups
         ]
         rounds: list[Round] = []
         outcome = InProcessEngine(aggregator_of(plan), fleets, plan.meters).run(
             observe=lambda round_, _: rounds.append(round_)
         )
-        return [each.tau for each in rounds], [each.loss for each in rounds], outcome.w.tobytes()
+        return (
+            [each.tau for each in rounds],
+            [each.loss for each in rounds],
+            outcome.w.tobytes(),
+        )
 
     together = grouped([[0, 1, 2, 3, 4]])
     assert grouped([[2, 3, 4], [0, 1]]) == together
@@ -147,7 +181,9 @@ class TestAbsence:
     def run(self, **settings: Any) -> tuple[list[Round], Outcome]:
         plan = plan_of(batch_size=4, budget=("time=6s",), **settings)
         rounds: list[Round] = []
-        outcome = plan.engine.run(observe=lambda round_, _: rounds.append(round_), interrupted=lambda: False)
+        outcome = plan.engine.run(
+            observe=lambda round_, _: rounds.append(round_), interrupted=lambda: False
+        )
         return rounds, outcome
 
     @pytest.mark.parametrize("method", ["frugal", "paper"])
@@ -160,32 +196,44 @@ class TestAbsence:
 
     def test_who_misses_which_is_drawn_from_the_seed(self) -> None:
         first, again, other = (
-            [round_.nodes for round_ in self.run(participation=0.5, seed=seed)[0]] for seed in (1, 1, 2)
+            [round_.nodes for round_ in self.run(participation=0.5, seed=seed)[0]]
+            for seed in (1, 1, 2)
         )
         assert first == again
         assert first[:20] != other[:20]
 
     def test_those_who_return_are_sent_what_they_missed(self) -> None:
-        plan = plan_of(tau=2, rounds=6, budget=("bytes=1MB",), step_size=0.01, method="frugal")
+        plan = plan_of(
+            tau=2, rounds=6, budget=("bytes=1MB",), step_size=0.01, method="frugal"
+        )
         fleets = [
-            Fleet(plan.model, plan.shards.only([node]), batch=None, seed=0, numbers=[node]) for node in range(NODES)
+            Fleet(plan.model, plan.shards.only([node]), batch=None, seed=0, numbers=[node])
+            for node in range(NODES)
         ]
         everyone = np.ones(NODES, dtype=bool)
         but_two = np.arange(NODES) < NODES - 2
-        present = iter([everyone, but_two, everyone, everyone, everyone, everyone, everyone])
+        present = iter(
+            [everyone, but_two, everyone, everyone, everyone, everyone, everyone]
+        )
         charged: list[float] = []
         InProcessEngine(aggregator_of(plan), fleets, plan.meters, present).run(
-            observe=lambda round_, _: charged.append(float(round_.ledger.costs.aggregation[0]))
+            observe=lambda round_, _: charged.append(
+                float(round_.ledger.costs.aggregation[0])
+            )
         )
         per_node = charged[0] / NODES
         assert charged[1] == pytest.approx((NODES - 2) * per_node)
-        assert charged[2] == pytest.approx(NODES * per_node + 2 * (8 + 2 * 4 * 8))  # w^f and c, of eight float32
+        assert charged[2] == pytest.approx(
+            NODES * per_node + 2 * (8 + 2 * 4 * 8)
+        )  # w^f and c, of eight float32
         assert charged[3] == charged[4] == pytest.approx(NODES * per_node)
 
 
 class TestEnd:
     def test_the_outcome_is_the_w_with_the_smallest_loss_that_was_seen(self) -> None:
-        outcome, history = carry_out(plan_of(budget=("time=4s",), step_size=1.5))  # so large that losses go up and down
+        outcome, history = carry_out(
+            plan_of(budget=("time=4s",), step_size=1.5)
+        )  # so large that losses go up and down
         losses = [round_.loss for round_, _ in history]
         assert losses != sorted(losses, reverse=True)
         assert np.array_equal(outcome.w, history[int(np.argmin(losses))][1].w)
@@ -234,7 +282,9 @@ class TestBudgetIsKept:
         aggregator = aggregator_of(plenty)
         least = aggregator.method.spending.room(aggregator.ledger, 1)
         limits = least * np.exp(rng.uniform(0.001, np.log(50), len(chosen)))
-        budget = tuple(f"{name}={limit:.15f}" for name, limit in zip(chosen, limits, strict=True))
+        budget = tuple(
+            f"{name}={limit:.15f}" for name, limit in zip(chosen, limits, strict=True)
+        )
         return plan_of(budget=budget, **settings)
 
     def test_hardly_any_run_is_over_and_little_is_left(self) -> None:
@@ -245,12 +295,17 @@ class TestBudgetIsKept:
             outcome, history = carry_out(plan)
             over += bool(outcome.ledger.overshoot.any())
             spent = outcome.ledger.spent / plan.budget.array
-            assert outcome.stopped_by == list(plan.budget.limits)[int(np.argmax(spent))] or spent.max() > 0.5, number
+            assert (
+                outcome.stopped_by == list(plan.budget.limits)[int(np.argmax(spent))]
+                or spent.max() > 0.5
+            ), number
             unused.append(1 - spent.max())
             endings["judged" if history[-1][1].tau == 0 else "not judged"] += 1
             endings[str(history[-2:][0][0].reason)] += 1
         assert over <= 5
         assert np.median(unused) < 0.2  # most of these budgets are for a few rounds
-        assert endings["judged"] >= 0.92 * self.RUNS  # or one of these few rounds would now and then be far over
+        assert (
+            endings["judged"] >= 0.92 * self.RUNS
+        )  # or one of these few rounds would now and then be far over
         for reason in (Reason.BUDGET, Reason.REST, Reason.FIXED):
             assert endings[reason] > 0, f"no run of this kind was made: {reason}, {endings}"

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from fedbudget.engines.interrupt import interruptible
+from fedbudget.engines.engine import interruptible
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedbudget.arrays import Flags
 from fedbudget.data.shards import Shards
-from fedbudget.engines.node_group import NodeGroup
+from fedbudget.engines.in_process import NodeGroup
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, Report, Request
 from fedbudget.protocol.sums import ReportsHere, Sums
@@ -28,7 +28,11 @@ def fleets(*, alone: bool) -> list[Fleet]:
     groups = [[node] for node in range(FIRST, END)] if alone else [list(range(FIRST, END))]
     return [
         Fleet(
-            CASE.model, Shards.of(CASE.table, [parts[node - FIRST] for node in group]), batch=3, seed=1, numbers=group
+            CASE.model,
+            Shards.of(CASE.table, [parts[node - FIRST] for node in group]),
+            batch=3,
+            seed=1,
+            numbers=group,
         )
         for group in groups
     ]
@@ -65,7 +69,11 @@ def test_sums_are_those_of_the_reports() -> None:
     for number in range(1, 6):
         present = here(number)
         sums, effort = party.answer(broadcast(number), present)
-        reports = [fleet.answer(broadcast(number)) for fleet, is_here in zip(other, present, strict=True) if is_here]
+        reports = [
+            fleet.answer(broadcast(number))
+            for fleet, is_here in zip(other, present, strict=True)
+            if is_here
+        ]
         met |= present
         expected = ReportsHere(Report.merge(reports)).sums
         assert isinstance(sums, Sums)
@@ -74,11 +82,18 @@ def test_sums_are_those_of_the_reports() -> None:
         assert expected.w is not None
         assert sums.mean(sums.w).tobytes() == expected.mean(expected.w).tobytes()
         assert sums.nodes == effort.nodes == len(reports)
-        assert sums.all_data == sum(len(fleet.shards.rows_of(0)) for fleet, was in zip(other, met, strict=True) if was)
+        assert sums.all_data == sum(
+            len(fleet.shards.rows_of(0))
+            for fleet, was in zip(other, met, strict=True)
+            if was
+        )
 
 
 def test_nobody_here_is_no_sums_and_no_effort_and_they_are_told_the_news_later() -> None:
-    party, nobody = NodeGroup(fleets(alone=True), COUNTERS), np.zeros(END - FIRST, dtype=bool)
+    party, nobody = (
+        NodeGroup(fleets(alone=True), COUNTERS),
+        np.zeros(END - FIRST, dtype=bool),
+    )
     _, first = party.answer(broadcast(1), ~nobody)
     sums, effort = party.answer(broadcast(2), nobody)
     assert sums is None
@@ -99,11 +114,18 @@ def test_a_party_made_again_goes_on_from_a_copy_of_its_memory(alone: bool) -> No
         again.recall(pickle.loads(pickle.dumps(party.memory())))
         answer = without_clocks(party.answer(message, present))
         assert without_clocks(again.answer(message, present)) == answer
-        assert bits(again.distance_sums("w", message.w)) == bits(party.distance_sums("w", message.w))
+        assert bits(again.distance_sums("w", message.w)) == bits(
+            party.distance_sums("w", message.w)
+        )
 
 
 def test_a_trial_leaves_no_trace() -> None:
-    party, other = NodeGroup(fleets(alone=False), COUNTERS), NodeGroup(fleets(alone=False), COUNTERS)
+    party, other = (
+        NodeGroup(fleets(alone=False), COUNTERS),
+        NodeGroup(fleets(alone=False), COUNTERS),
+    )
     costs = party.trial(broadcast(1))
     assert costs.nodes == END - FIRST
-    assert without_clocks(party.answer(broadcast(1))) == without_clocks(other.answer(broadcast(1)))
+    assert without_clocks(party.answer(broadcast(1))) == without_clocks(
+        other.answer(broadcast(1))
+    )

@@ -9,7 +9,10 @@ from fedbudget.errors import WorkError
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:many"])
 def test_a_cluster_that_is_not_there_is_told_at_once(address: str) -> None:
-    with pytest.raises(WorkError, match=f"Ray cannot be reached at {address}: "), engine.cluster(address):
+    with (
+        pytest.raises(WorkError, match=f"Ray cannot be reached at {address}: "),
+        engine.cluster(address),
+    ):
         pass
 
 

@@ -10,10 +10,10 @@ import pytest
 import fedbudget
 from fedbudget.errors import UserError
 from fedbudget.experiments.compare import CaseComparison, MeanResult, compare
+from fedbudget.launch.execute import execute
 from fedbudget.launch.simulate import simulate
-from fedbudget.setting_types import MethodName, Tau
-from fedbudget.settings import Settings
-from fedbudget.training import execute
+from fedbudget.settings.settings import Settings
+from fedbudget.settings.types import MethodName, Tau
 
 pytestmark = pytest.mark.usefixtures("one_numba_thread")
 
@@ -23,10 +23,19 @@ FIXED = (MeanResult(1, 0.9, 0.5), MeanResult(10, 0.4, 0.8), MeanResult(100, 0.6,
 class TestRegret:
     @pytest.mark.parametrize(
         ("loss", "regret"),
-        [(0.4, 0.0), (0.45, 0.1), (0.9, 1.0), (0.35, -0.1)],  # of a spread of 0.5 between best and worst
+        [
+            (0.4, 0.0),
+            (0.45, 0.1),
+            (0.9, 1.0),
+            (0.35, -0.1),
+        ],  # of a spread of 0.5 between best and worst
     )
-    def test_is_the_share_of_what_the_worst_fixed_tau_would_lose(self, loss: float, regret: float) -> None:
-        assert CaseComparison(2, MeanResult(33.0, loss, 0.8), FIXED).regret == pytest.approx(regret)
+    def test_is_the_share_of_what_the_worst_fixed_tau_would_lose(
+        self, loss: float, regret: float
+    ) -> None:
+        assert CaseComparison(
+            2, MeanResult(33.0, loss, 0.8), FIXED
+        ).regret == pytest.approx(regret)
 
     def test_has_no_meaning_where_all_fixed_taus_are_equally_good(self) -> None:
         same = (MeanResult(1, 0.5, None), MeanResult(10, 0.5, None))
@@ -48,11 +57,16 @@ class TestRegret:
 
 def test_figures_are_the_means_of_separate_runs() -> None:
     budget, seeds = ("time=3s",), [3, 4]
-    (found,) = compare(Settings(model="svm", budget=budget, nodes=4), cases=[2], taus=[1, 10], seeds=seeds)
+    (found,) = compare(
+        Settings(model="svm", budget=budget, nodes=4), cases=[2], taus=[1, 10], seeds=seeds
+    )
     asked: dict[str, Any] = {"model": "svm", "case": 2, "nodes": 4}
     methods: dict[Tau, MethodName] = {"adaptive": "accelerated", 1: "paper", 10: "paper"}
     by_tau: dict[int | str, list[fedbudget.Result]] = {
-        tau: [fedbudget.train(**asked, budget=budget, tau=tau, seed=seed, method=method) for seed in seeds]
+        tau: [
+            fedbudget.train(**asked, budget=budget, tau=tau, seed=seed, method=method)
+            for seed in seeds
+        ]
         for tau, method in methods.items()
     }
 
@@ -63,8 +77,12 @@ def test_figures_are_the_means_of_separate_runs() -> None:
     assert found.adaptive.accuracy == pytest.approx(mean("adaptive", "accuracy"))
     assert found.adaptive.tau == pytest.approx(mean("adaptive", "average_tau"))
     assert [each.tau for each in found.fixed] == [1, 10]
-    assert [each.loss for each in found.fixed] == pytest.approx([mean(1, "loss"), mean(10, "loss")])
-    assert [each.accuracy for each in found.fixed] == pytest.approx([mean(1, "accuracy"), mean(10, "accuracy")])
+    assert [each.loss for each in found.fixed] == pytest.approx(
+        [mean(1, "loss"), mean(10, "loss")]
+    )
+    assert [each.accuracy for each in found.fixed] == pytest.approx(
+        [mean(1, "accuracy"), mean(10, "accuracy")]
+    )
 
 
 def test_progress_counts_every_run() -> None:
@@ -89,23 +107,38 @@ def test_nothing_to_compare_is_refused() -> None:
 def test_with_one_phi_adaptive_tau_is_as_good_as_the_best_fixed_tau_in_every_case() -> None:
     """A regret of at most 0.05, with φ = 0.025 in all cases; the best fixed τ itself is another one in each."""
     found = compare(
-        Settings(model="svm", dataset="digits", nodes=5, budget=("time=15s",), method="paper", phi=0.025),
+        Settings(
+            model="svm",
+            dataset="digits",
+            nodes=5,
+            budget=("time=15s",),
+            method="paper",
+            phi=0.025,
+        ),
         cases=[1, 2, 3, 4],
         taus=[1, 2, 3, 5, 7, 10, 20, 30, 50, 70, 100],
         seeds=range(5),
     )
     regrets = {case.case: case.regret for case in found}
-    assert all(regret is not None and regret <= 0.05 for regret in regrets.values()), regrets
+    assert all(regret is not None and regret <= 0.05 for regret in regrets.values()), (
+        regrets
+    )
     average = {case.case: case.adaptive.tau for case in found}
-    assert average[1] > 2 * average[2]  # the more alike the shards, the fewer aggregations are needed
-    assert [average[2], average[3], average[4]] == pytest.approx([16, 98, 10], rel=0.25)  # of a plain implementation
+    assert (
+        average[1] > 2 * average[2]
+    )  # the more alike the shards, the fewer aggregations are needed
+    assert [average[2], average[3], average[4]] == pytest.approx(
+        [16, 98, 10], rel=0.25
+    )  # of a plain implementation
     assert len({case.best.tau for case in found}) > 1
 
 
 def test_past_the_paper_other_kinds_of_data_cost_next_to_nothing() -> None:
     """Loss of at most 0.2455 with uniform data and 0.2475 with data of different kinds; no fixed τ comes near."""
     found = compare(
-        Settings(model="svm", dataset="digits", nodes=5, budget=("time=15s",), method="frugal"),
+        Settings(
+            model="svm", dataset="digits", nodes=5, budget=("time=15s",), method="frugal"
+        ),
         cases=[1, 2, 4],
         taus=[5, 10, 20],
         seeds=range(5),
@@ -119,7 +152,12 @@ def test_past_the_paper_other_kinds_of_data_cost_next_to_nothing() -> None:
 def test_nodes_that_miss_half_of_the_rounds_cost_next_to_nothing_either() -> None:
     settings = Settings(model="svm", nodes=10, partition="case:2", method="frugal")
     losses = {
-        share: np.mean([execute(simulate(replace(settings, participation=share, seed=seed))).loss for seed in range(3)])
+        share: np.mean(
+            [
+                execute(simulate(replace(settings, participation=share, seed=seed))).loss
+                for seed in range(3)
+            ]
+        )
         for share in (1.0, 0.5)
     }
     assert losses[0.5] == pytest.approx(losses[1.0], abs=0.003)

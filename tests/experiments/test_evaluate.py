@@ -34,11 +34,15 @@ def write_homes(path: Path, seed: int, shift: float = 0.0) -> NDArray[np.float64
     age = rng.uniform(0, 50 + shift, ROWS)
     price = 3000 * size - 800 * age + rng.normal(0, 9000, ROWS)
     rows = np.column_stack([size, price, age])
-    path.write_text("size,price,age\n" + "".join(f"{a!r},{b!r},{c!r}\n" for a, b, c in rows.tolist()))
+    path.write_text(
+        "size,price,age\n" + "".join(f"{a!r},{b!r},{c!r}\n" for a, b, c in rows.tolist())
+    )
     return rows
 
 
-def test_a_classifier_on_digits_has_the_loss_and_accuracy_of_its_test_samples(tmp_path: Path) -> None:
+def test_a_classifier_on_digits_has_the_loss_and_accuracy_of_its_test_samples(
+    tmp_path: Path,
+) -> None:
     run = train(tmp_path, model="svm")
     w = load_file(run.path / "model.safetensors")["weight"].astype(np.float64)
     known = load_digits()
@@ -50,11 +54,18 @@ def test_a_classifier_on_digits_has_the_loss_and_accuracy_of_its_test_samples(tm
     assert found.accuracy == pytest.approx(np.mean(np.sign(x @ w) == y))
 
 
-def test_new_rows_of_a_csv_are_standardised_as_the_training_rows_were(tmp_path: Path) -> None:
+def test_new_rows_of_a_csv_are_standardised_as_the_training_rows_were(
+    tmp_path: Path,
+) -> None:
     rows = write_homes(tmp_path / "homes.csv", seed=1)
     new = write_homes(tmp_path / "new.csv", seed=2, shift=40.0)
     run = train(
-        tmp_path, model="linear", dataset=str(tmp_path / "homes.csv"), target="price", test_share=0.0, step_size=0.1
+        tmp_path,
+        model="linear",
+        dataset=str(tmp_path / "homes.csv"),
+        target="price",
+        test_share=0.0,
+        step_size=0.1,
     )
     w = load_file(run.path / "model.safetensors")["weight"].astype(np.float64)
     mean, deviation = rows.mean(axis=0), rows.std(axis=0)
@@ -68,17 +79,32 @@ def test_new_rows_of_a_csv_are_standardised_as_the_training_rows_were(tmp_path: 
     lines = [line.split(",") for line in (tmp_path / "new.csv").read_text().splitlines()]
     other = [[*reversed(line), "x"] for line in lines]
     (tmp_path / "other.csv").write_text("\n".join(map(",".join, other)) + "\n")
-    assert evaluate(run, str(tmp_path / "other.csv"), TableOptions("price", drop=("x",))) == found
+    assert (
+        evaluate(run, str(tmp_path / "other.csv"), TableOptions("price", drop=("x",)))
+        == found
+    )
 
 
-def test_rows_in_another_order_with_fewer_classes_keep_the_class_numbers_of_training(tmp_path: Path) -> None:
+def test_rows_in_another_order_with_fewer_classes_keep_the_class_numbers_of_training(
+    tmp_path: Path,
+) -> None:
     """Alone, the new file would call its only class number 0."""
     samples = np.random.default_rng(0).normal(0, 1, (ROWS, 2))
     kinds = np.where(samples[:, 0] > 0, "warm", "cold")
-    text = [f"{a},{b},{kind}\n" for (a, b), kind in zip(samples.tolist(), kinds, strict=True)]
+    text = [
+        f"{a},{b},{kind}\n" for (a, b), kind in zip(samples.tolist(), kinds, strict=True)
+    ]
     (tmp_path / "train.csv").write_text("a,b,kind\n" + "".join(text))
-    (tmp_path / "warm.csv").write_text("a,b,kind\n" + "".join(line for line in text[::-1] if "warm" in line))
-    run = train(tmp_path, model="svm", dataset=str(tmp_path / "train.csv"), test_share=0.0, step_size=0.1)
+    (tmp_path / "warm.csv").write_text(
+        "a,b,kind\n" + "".join(line for line in text[::-1] if "warm" in line)
+    )
+    run = train(
+        tmp_path,
+        model="svm",
+        dataset=str(tmp_path / "train.csv"),
+        test_share=0.0,
+        step_size=0.1,
+    )
     w = load_file(run.path / "model.safetensors")["weight"].astype(np.float64)
     standard = (samples - samples.mean(axis=0)) / samples.std(axis=0)
     warm = kinds == "warm"
@@ -90,9 +116,14 @@ def test_rows_in_another_order_with_fewer_classes_keep_the_class_numbers_of_trai
 
 def test_data_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
     write_homes(tmp_path / "homes.csv", seed=1)
-    run = train(tmp_path, model="linear", dataset=str(tmp_path / "homes.csv"), target="price")
+    run = train(
+        tmp_path, model="linear", dataset=str(tmp_path / "homes.csv"), target="price"
+    )
     (tmp_path / "wide.csv").write_text("a,b,c,price\n1,2,3,4.5\n")
-    with pytest.raises(UserError, match=r"wide\.csv has no column size, age and has a, b, c, which are not known"):
+    with pytest.raises(
+        UserError,
+        match=r"wide\.csv has no column size, age and has a, b, c, which are not known",
+    ):
         evaluate(run, str(tmp_path / "wide.csv"))
     np.savez(tmp_path / "wide.npz", x=np.zeros((3, 3)), y=np.arange(3) / 2)
     with pytest.raises(UserError, match="has 3 features, the model was trained on 2"):
@@ -101,7 +132,9 @@ def test_data_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
         evaluate(run, "imagenet")
     with pytest.raises(UserError, match=r"none\.csv does not exist"):
         evaluate(run, str(tmp_path / "none.csv"))
-    with pytest.raises(UserError, match=r"digits does not fit the model of .*: it would need 64 parameters"):
+    with pytest.raises(
+        UserError, match=r"digits does not fit the model of .*: it would need 64 parameters"
+    ):
         evaluate(run, "digits")
 
 
@@ -113,7 +146,9 @@ def test_a_class_that_the_model_never_saw_is_refused_by_name(tmp_path: Path) -> 
         evaluate(run, str(tmp_path / "new.csv"))
 
 
-def test_samples_of_a_python_file_keep_the_class_numbers_of_training(tmp_path: Path) -> None:
+def test_samples_of_a_python_file_keep_the_class_numbers_of_training(
+    tmp_path: Path,
+) -> None:
     x = np.random.default_rng(0).normal(0, 1, (ROWS, 2)).astype(np.float32)
     y = np.where(x[:, 0] > 0, 7, 3)
     np.savez(tmp_path / "all.npz", x=x, y=y)
@@ -122,12 +157,20 @@ def test_samples_of_a_python_file_keep_the_class_numbers_of_training(tmp_path: P
         f"import numpy as np\nfound = np.load({str(tmp_path / 'some.npz')!r})\n"
         "def samples():\n    return found['x'], found['y']\nother = found['x'], found['y'] + 1\n"
     )
-    run = train(tmp_path, model="softmax", dataset=str(tmp_path / "all.npz"), test_share=0.0, step_size=0.5)
+    run = train(
+        tmp_path,
+        model="softmax",
+        dataset=str(tmp_path / "all.npz"),
+        test_share=0.0,
+        step_size=0.5,
+    )
     found = evaluate(run, f"{tmp_path}/some_rows.py:samples")
     assert found == evaluate(run, str(tmp_path / "some.npz"))
     assert found.accuracy is not None
     assert found.accuracy > 0.8
-    with pytest.raises(UserError, match=r"some_rows\.py:other: class '8' is not one of 3, 7"):
+    with pytest.raises(
+        UserError, match=r"some_rows\.py:other: class '8' is not one of 3, 7"
+    ):
         evaluate(run, f"{tmp_path}/some_rows.py:other")
 
 
@@ -149,22 +192,42 @@ def test_a_module_that_was_given_from_python_is_given_again(
     own_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(own_run)
-    code, written, _ = run_command(capsys, "evaluate", "run", "--dataset", "digits", "--model", "nets.py:net", "--json")
-    found, tensors, known = json.loads(written), load_file("run/model.safetensors"), load_digits()
-    scores = known.data[1437:] / 16 @ tensors["1.weight"].T.astype(np.float64) + tensors["1.bias"]
+    code, written, _ = run_command(
+        capsys, "evaluate", "run", "--dataset", "digits", "--model", "nets.py:net", "--json"
+    )
+    found, tensors, known = (
+        json.loads(written),
+        load_file("run/model.safetensors"),
+        load_digits(),
+    )
+    scores = (
+        known.data[1437:] / 16 @ tensors["1.weight"].T.astype(np.float64)
+        + tensors["1.bias"]
+    )
     y = known.target[1437:]
     assert (code, found["samples"]) == (0, 360)
-    assert found["loss"] == pytest.approx(np.mean(logsumexp(scores, axis=1) - scores[np.arange(360), y]), rel=1e-5)
+    assert found["loss"] == pytest.approx(
+        np.mean(logsumexp(scores, axis=1) - scores[np.arange(360), y]), rel=1e-5
+    )
     assert found["accuracy"] == pytest.approx(np.mean(scores.argmax(axis=1) == y))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("digits",), "has a model that was given from Python, sequential: give it again, as --model; a file and"),
-        (("digits", "--model", "nets.py:wide"), "1.weight is 10 x 64 in run, and 12 x 64 in sequential"),
+        (
+            ("digits",),
+            "has a model that was given from Python, sequential: give it again, as --model; a file and",
+        ),
+        (
+            ("digits", "--model", "nets.py:wide"),
+            "1.weight is 10 x 64 in run, and 12 x 64 in sequential",
+        ),
         (("digits", "--model", "nets.py:none"), "nets.py has no none"),
-        (("wine", "--model", "nets.py:net"), "sequential cannot be evaluated on wine: RuntimeError: mat1 and mat2"),
+        (
+            ("wine", "--model", "nets.py:net"),
+            "sequential cannot be evaluated on wine: RuntimeError: mat1 and mat2",
+        ),
     ],
 )
 def test_another_module_is_refused_in_a_line(
@@ -182,7 +245,9 @@ def test_another_module_is_refused_in_a_line(
 
 
 def test_a_model_that_was_given_from_python_is_said_to_be(tmp_path: Path) -> None:
-    model = fedbudget.FunctionModel(lambda w, x, y: (float(w @ w), 2 * w), initial=np.ones(2))
+    model = fedbudget.FunctionModel(
+        lambda w, x, y: (float(w @ w), 2 * w), initial=np.ones(2)
+    )
     x, y = np.ones((9, 2), np.float32), np.ones(9)
     fedbudget.train(model=model, shards=[(x, y)], budget="time=1s", out=tmp_path / "run")
     with pytest.raises(UserError, match="has a model that was given from Python"):

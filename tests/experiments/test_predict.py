@@ -8,7 +8,7 @@ import pytest
 
 import fedbudget
 from fedbudget.errors import UserError
-from fedbudget.experiments.predict import predict
+from fedbudget.experiments.evaluate import predict
 from support.commands import run_command
 
 
@@ -21,7 +21,9 @@ def wards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(80):
         age, sex = rng.normal(60, 10), rng.choice(["f", "m"])
         outcome = "ill" if age + 5 * (sex == "m") > 62 else "well"
-        rows.append((f"p{number}", "" if number % 9 == 0 else f"{age:.1f}", str(sex), outcome))
+        rows.append(
+            (f"p{number}", "" if number % 9 == 0 else f"{age:.1f}", str(sex), outcome)
+        )
     with (folder / "ward.csv").open("w", newline="") as file:
         csv.writer(file).writerows(rows)
     how = {"drop": ("id",), "impute": "mean", "nodes": 2, "rounds": 20, "budget": "time=1h"}
@@ -35,16 +37,27 @@ def test_a_table_in_another_order_has_its_predictions_beside_its_id(
     (tmp_path / "new.csv").write_text("sex,id,age\nm,p9,\nf,p3,30\n\nx,p4,90\n")
     out = tmp_path / "predictions.csv"
     code, said, remarks = run_command(
-        capsys, "predict", str(wards / "run"), "--data", str(tmp_path / "new.csv"), "--out", str(out)
+        capsys,
+        "predict",
+        str(wards / "run"),
+        "--data",
+        str(tmp_path / "new.csv"),
+        "--out",
+        str(out),
     )
     assert (code, said) == (0, f"{out}\n")
     assert "sex: 'x' was in no training sample" in remarks
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert list(rows[0]) == ["id", "prediction", "probability_ill", "probability_well"]
-    assert [(row["id"], row["prediction"]) for row in rows[1:]] == [("p3", "well"), ("p4", "ill")]
+    assert [(row["id"], row["prediction"]) for row in rows[1:]] == [
+        ("p3", "well"),
+        ("p4", "ill"),
+    ]
     model = fedbudget.load(wards / "run")
     found = model.predict_proba({"age": [float("nan"), 30.0, 90.0], "sex": ["m", "f", "x"]})
-    assert [float(row["probability_ill"]) for row in rows] == pytest.approx(found[:, 0], rel=1e-6)
+    assert [float(row["probability_ill"]) for row in rows] == pytest.approx(
+        found[:, 0], rel=1e-6
+    )
 
 
 def test_the_target_may_be_there(wards: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,7 +65,9 @@ def test_the_target_may_be_there(wards: Path, capsys: pytest.CaptureFixture[str]
     _, said, _ = run_command(capsys, "predict", run, "--data", str(wards / "ward.csv"))
     rows = list(csv.DictReader(said.splitlines()))
     right = np.mean([row["prediction"] == row["outcome"] for row in rows])
-    _, judged, _ = run_command(capsys, "evaluate", run, "--dataset", str(wards / "ward.csv"))
+    _, judged, _ = run_command(
+        capsys, "evaluate", run, "--dataset", str(wards / "ward.csv")
+    )
     assert f"accuracy {right:.4f}" in judged
 
 
@@ -68,14 +83,25 @@ def test_columns_that_are_not_those_of_training_are_refused_by_name(
     wards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, wrong: str
 ) -> None:
     (tmp_path / "new.csv").write_text(text)
-    code, _, said = run_command(capsys, "predict", str(wards / "run"), "--data", str(tmp_path / "new.csv"))
+    code, _, said = run_command(
+        capsys, "predict", str(wards / "run"), "--data", str(tmp_path / "new.csv")
+    )
     assert code == 2
     assert wrong in said
 
 
-def test_what_is_dropped_besides(wards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_dropped_besides(
+    wards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "new.csv").write_text("age,sex,weight\n90,m,70\n")
-    arguments = ("predict", str(wards / "run"), "--data", str(tmp_path / "new.csv"), "--drop", "weight")
+    arguments = (
+        "predict",
+        str(wards / "run"),
+        "--data",
+        str(tmp_path / "new.csv"),
+        "--drop",
+        "weight",
+    )
     _, said, _ = run_command(capsys, *arguments)
     assert said.splitlines()[1].startswith("70,ill,")
 
@@ -87,10 +113,14 @@ def test_arrays_of_a_file(tmp_path: Path) -> None:
         f"import numpy as np\ndef samples():\n    found = np.load({str(tmp_path / 'all.npz')!r})\n"
         "    return found['x'], found['y']\n"
     )
-    model = fedbudget.train(dataset=str(tmp_path / "all.npz"), nodes=2, rounds=9, budget="time=1h").model
+    model = fedbudget.train(
+        dataset=str(tmp_path / "all.npz"), nodes=2, rounds=9, budget="time=1h"
+    ).model
     found = predict(model, tmp_path / "all.npz")
     assert len(found) == 40
-    assert [float(text) for text in found.columns["prediction"]] == pytest.approx(model.predict(x), rel=1e-6)
+    assert [float(text) for text in found.columns["prediction"]] == pytest.approx(
+        model.predict(x), rel=1e-6
+    )
     assert predict(model, Path(f"{tmp_path}/data.py:samples")) == found
     with pytest.raises(UserError, match="it does not exist"):
         predict(model, tmp_path / "none.npz")
@@ -99,7 +129,9 @@ def test_arrays_of_a_file(tmp_path: Path) -> None:
         predict(model, tmp_path / "new.csv")
 
 
-def test_an_exported_file_is_in_the_run_s_folder(wards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exported_file_is_in_the_run_s_folder(
+    wards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, said, _ = run_command(capsys, "export", str(wards / "run"), "--to", "numpy")
     assert (code, said) == (0, f"{wards / 'run' / 'model.npz'}\n")
     with np.load(wards / "run" / "model.npz") as found:

@@ -10,16 +10,22 @@ import numpy as np
 import pytest
 
 import fedbudget
-from fedbudget.control import FixedTau
+from fedbudget.budget.control import FixedTau
+from fedbudget.budget.step_size import FixedStep
 from fedbudget.errors import UserError
 from fedbudget.experiments import rivals as module
 from fedbudget.experiments.cells import Columns, Failure
-from fedbudget.experiments.rivals import FALL, Rival, RivalComparison, TunedResult, compare_rivals, published_rivals
+from fedbudget.experiments.rivals import (
+    FALL,
+    Rival,
+    RivalComparison,
+    TunedResult,
+    compare_rivals,
+    published_rivals,
+)
 from fedbudget.launch.method import build_method
-from fedbudget.protocol.rivals import FedAdam, FedYogi
-from fedbudget.protocol.update import Average, ServerMomentum
-from fedbudget.settings import Settings
-from fedbudget.step_size import FixedStep
+from fedbudget.protocol.update import Average, FedAdam, FedYogi, ServerMomentum
+from fedbudget.settings.settings import Settings
 from support.commands import run_command
 
 pytestmark = pytest.mark.usefixtures("one_numba_thread")
@@ -31,7 +37,10 @@ AVERAGING = Rival("FedAvg", {}, {"tau": (2, 9), "step_size": (0.01, 0.2)})
 class TestGrid:
     @pytest.mark.parametrize(
         ("quick", "sizes"),
-        [(False, [5 * 7, 5 * 7 * 2, 5 * 7 * 6, 5 * 7 * 6, 5 * 7, 5 * 7 * 4, 5 * 7]), (True, [9, 9, 27, 27, 9, 18, 9])],
+        [
+            (False, [5 * 7, 5 * 7 * 2, 5 * 7 * 6, 5 * 7 * 6, 5 * 7, 5 * 7 * 4, 5 * 7]),
+            (True, [9, 9, 27, 27, 9, 18, 9]),
+        ],
     )
     def test_has_every_combination_once(self, quick: bool, sizes: list[int]) -> None:
         cells = [rival.cells(SHORT) for rival in published_rivals(quick=quick)]
@@ -39,8 +48,18 @@ class TestGrid:
 
     def test_cells_are_the_published_methods(self) -> None:
         """With fixed τ and η, and nothing that only serves estimation."""
-        own = replace(SHORT, update="fedyogi", server_beta2=0.5, step_size=0.7, step_fall=0.1, delta="gradient")
-        first = {rival.name: build_method(rival.cells(own)[0]) for rival in published_rivals(taus=[4])}
+        own = replace(
+            SHORT,
+            update="fedyogi",
+            server_beta2=0.5,
+            step_size=0.7,
+            step_fall=0.1,
+            delta="gradient",
+        )
+        first = {
+            rival.name: build_method(rival.cells(own)[0])
+            for rival in published_rivals(taus=[4])
+        }
         assert {name: method.update for name, method in first.items()} == {
             "FedAvg": Average(),
             "FedAvgM": ServerMomentum(0.5),
@@ -50,8 +69,12 @@ class TestGrid:
             "FedProx": Average(),
             "FedNova": Average(),
         }
-        assert {name: method.proximal for name, method in first.items() if method.proximal} == {"FedProx": 0.001}
-        assert [name for name, method in first.items() if method.correct_drift] == ["SCAFFOLD"]
+        assert {
+            name: method.proximal for name, method in first.items() if method.proximal
+        } == {"FedProx": 0.001}
+        assert [name for name, method in first.items() if method.correct_drift] == [
+            "SCAFFOLD"
+        ]
         for method in first.values():
             assert (method.controller, method.step_size) == (FixedTau(4), FixedStep(0.003))
             assert not method.request.estimate
@@ -65,12 +88,20 @@ class TestAgainstSeparateRuns:
         return fedbudget.train(model="svm", **common, **settings)
 
     def mean(self, name: str, **settings: Any) -> float:
-        return float(np.mean([getattr(self.results(seed, **settings), name) for seed in (0, 1)]))
+        return float(
+            np.mean([getattr(self.results(seed, **settings), name) for seed in (0, 1)])
+        )
 
     def test_all_figures(self, tmp_path: Path) -> None:
-        found = compare_rivals(SHORT, folder=tmp_path, rivals=[AVERAGING], seeds=[0, 1], jobs=1)
+        found = compare_rivals(
+            SHORT, folder=tmp_path, rivals=[AVERAGING], seeds=[0, 1], jobs=1
+        )
         (paper, averaging) = found.others
-        assert (found.own.name, paper.name, averaging.name) == ("default", "paper", "FedAvg")
+        assert (found.own.name, paper.name, averaging.name) == (
+            "default",
+            "paper",
+            "FedAvg",
+        )
         plain: dict[str, Any] = {"method": "frugal", "drift_correction": False}
         knobs = {**averaging.knobs, **plain}
         assert averaging.loss == pytest.approx(self.mean("loss", **knobs))
@@ -81,7 +112,10 @@ class TestAgainstSeparateRuns:
         assert found.title == "svm on digits, 3 nodes, case:2"
         for tau in (2, 9):
             for eta in (0.01, 0.2):
-                assert averaging.loss <= self.mean("loss", tau=tau, step_size=eta, **plain) + 1e-3
+                assert (
+                    averaging.loss
+                    <= self.mean("loss", tau=tau, step_size=eta, **plain) + 1e-3
+                )
 
     def test_a_method_that_is_the_papers_has_one_row(self, tmp_path: Path) -> None:
         paper = replace(SHORT, method="paper")
@@ -110,10 +144,14 @@ class TestRuns:
     def faked(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "attempt", self.made)
 
-    def test_finds_the_best_beyond_the_edge_and_by_all_seeds(self, faked: None, tmp_path: Path) -> None:
+    def test_finds_the_best_beyond_the_edge_and_by_all_seeds(
+        self, faked: None, tmp_path: Path
+    ) -> None:
         rival = Rival("FedAvg", {}, {"tau": (1, 10), "step_size": (0.1, 1.0)})
         (_, one), (_, two) = (
-            compare_rivals(SHORT, folder=tmp_path, rivals=[rival], seeds=seeds, jobs=1).others
+            compare_rivals(
+                SHORT, folder=tmp_path, rivals=[rival], seeds=seeds, jobs=1
+            ).others
             for seeds in ([0], [0, 1])
         )
         assert dict(one.knobs) == {"tau": 3, "step_size": 30.0, "step_fall": FALL}
@@ -121,7 +159,9 @@ class TestRuns:
         assert [one.loss, two.loss] == pytest.approx([0.9, 1.0])
         assert two.runs == one.runs + 3  # the second seed of three
 
-    def test_those_that_fail_or_diverge_count_as_infinite(self, faked: None, tmp_path: Path) -> None:
+    def test_those_that_fail_or_diverge_count_as_infinite(
+        self, faked: None, tmp_path: Path
+    ) -> None:
         seen: list[tuple[int, int, int]] = []
         lost = Rival("lost", {}, {"tau": (9,), "step_size": (0.2,)})
         diverged = Rival("diverged", {}, {"tau": (3,), "step_size": (60.0,)})
@@ -141,20 +181,33 @@ class TestRuns:
         assert [told[0] for told in seen] == sorted(told[0] for told in seen)
         assert json.loads(json.dumps(found.to_json()))["others"][2]["ratio"] is None
 
-    def test_a_method_that_cannot_be_run_ends_it(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setattr(module, "attempt", lambda settings, each: Failure("no memory left"))
-        with pytest.raises(UserError, match="a run with nothing tuned failed: no memory left"):
+    def test_a_method_that_cannot_be_run_ends_it(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(
+            module, "attempt", lambda settings, each: Failure("no memory left")
+        )
+        with pytest.raises(
+            UserError, match="a run with nothing tuned failed: no memory left"
+        ):
             compare_rivals(SHORT, folder=tmp_path, rivals=[AVERAGING], seeds=[0], jobs=1)
 
-    def test_what_is_done_stays_done(self, faked: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_what_is_done_stays_done(
+        self, faked: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         rival = Rival("FedAvg", {}, {"tau": (2,), "step_size": (0.01, 0.03)})
-        before = compare_rivals(SHORT, folder=tmp_path, rivals=[rival], seeds=[0, 1], jobs=1)
+        before = compare_rivals(
+            SHORT, folder=tmp_path, rivals=[rival], seeds=[0, 1], jobs=1
+        )
 
         def never(settings: Settings, *, each: str) -> Columns:
             raise AssertionError("made again")
 
         monkeypatch.setattr(module, "attempt", never)
-        assert compare_rivals(SHORT, folder=tmp_path, rivals=[rival], seeds=[0, 1], jobs=1) == before
+        assert (
+            compare_rivals(SHORT, folder=tmp_path, rivals=[rival], seeds=[0, 1], jobs=1)
+            == before
+        )
 
     @pytest.mark.parametrize(
         ("settings", "options", "message"),
@@ -178,14 +231,24 @@ class TestRuns:
 
 
 def test_ratios_by_hand() -> None:
-    own, other = TunedResult("default", {}, 0.4, 0.9), TunedResult("FedAvg", {"tau": 3}, 0.5, None, 70)
+    own, other = (
+        TunedResult("default", {}, 0.4, 0.9),
+        TunedResult("FedAvg", {"tau": 3}, 0.5, None, 70),
+    )
     assert RivalComparison("", own, (other,)).ratio(other) == pytest.approx(1.25)
     assert RivalComparison("", replace(own, loss=math.inf), (other,)).ratio(other) is None
     assert RivalComparison("svm on digits", own, (other,)).to_json() == {
         "title": "svm on digits",
         "own": {"name": "default", "knobs": {}, "loss": 0.4, "accuracy": 0.9, "runs": 0},
         "others": [
-            {"name": "FedAvg", "knobs": {"tau": 3}, "loss": 0.5, "accuracy": None, "runs": 70, "ratio": 1.25},
+            {
+                "name": "FedAvg",
+                "knobs": {"tau": 3},
+                "loss": 0.5,
+                "accuracy": None,
+                "runs": 70,
+                "ratio": 1.25,
+            },
         ],
     }
 
@@ -209,21 +272,44 @@ class TestCommand:
         return out
 
     def test_prints_what_its_json_says(self, capsys: pytest.CaptureFixture[str]) -> None:
-        (found,) = json.loads(self.printed("--partition dirichlet:0.5 --json", capsys))["comparisons"]
+        (found,) = json.loads(self.printed("--partition dirichlet:0.5 --json", capsys))[
+            "comparisons"
+        ]
         assert found["title"] == "linear on homes.csv, 5 nodes, dirichlet:0.5"
-        names = ["paper", "FedAvg", "FedAvgM", "FedAdam", "FedYogi", "SCAFFOLD", "FedProx", "FedNova"]
+        names = [
+            "paper",
+            "FedAvg",
+            "FedAvgM",
+            "FedAdam",
+            "FedYogi",
+            "SCAFFOLD",
+            "FedProx",
+            "FedNova",
+        ]
         assert [other["name"] for other in found["others"]] == names
         table = self.printed("--partition dirichlet:0.5", capsys).splitlines()
-        assert table[0] == f"{found['title']}: loss on all training samples at the end of time=1s, one run"
+        assert (
+            table[0]
+            == f"{found['title']}: loss on all training samples at the end of time=1s, one run"
+        )
         for line, row in zip(table[2:], [found["own"], *found["others"]], strict=False):
             ratio = row.get("ratio", 1.0)
-            assert line.split()[:4] == [row["name"], f"{row['loss']:.4g}", f"{ratio:.3g}", str(row["runs"])]
+            assert line.split()[:4] == [
+                row["name"],
+                f"{row['loss']:.4g}",
+                f"{ratio:.3g}",
+                str(row["runs"]),
+            ]
             if "server_step_size" in row["knobs"]:
                 assert f"τ = 5, η = {row['knobs']['step_size']:g}, server step = " in line
             assert ("falling" in line) == ("step_fall" in row["knobs"])
 
     def test_a_table_for_each_case(self, capsys: pytest.CaptureFixture[str]) -> None:
-        titles = [line for line in self.printed("--cases 1,3", capsys).splitlines() if line.startswith("linear on")]
+        titles = [
+            line
+            for line in self.printed("--cases 1,3", capsys).splitlines()
+            if line.startswith("linear on")
+        ]
         assert [title.split(": loss")[0] for title in titles] == [
             f"linear on homes.csv, 5 nodes, case:{case}" for case in (1, 3)
         ]

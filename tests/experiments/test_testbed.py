@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.experiments import testbed
+from fedbudget.experiments import cells
 from fedbudget.experiments.cells import CellStore, Failure, attempt
 from fedbudget.launch import local
 from fedbudget.launch.prepared import PreparedRun
 from fedbudget.launch.simulate import simulate
-from fedbudget.settings import Settings
+from fedbudget.settings.settings import Settings
 
 SHORT = Settings(model="svm", nodes=2, budget=("time=1s",))
-TESTBED = testbed.Testbed(paces=(1.0, 4.0), delay=0.1)
+TESTBED = cells.Testbed(paces=(1.0, 4.0), delay=0.1)
 
 
 @pytest.fixture
@@ -35,7 +35,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Sequence[float] | Non
 
 
 def test_measured_costs_are_measured_on_the_testbed(started: list[object]) -> None:
-    made = attempt(replace(SHORT, costs="measured"), each="run", engine="network", testbed=TESTBED)
+    made = attempt(
+        replace(SHORT, costs="measured"), each="run", engine="network", testbed=TESTBED
+    )
     assert not isinstance(made, Failure)
     assert started == [((1.0, 4.0), 0.1)]
 
@@ -46,7 +48,9 @@ def test_simulated_costs_need_no_testbed_and_no_network(started: list[object]) -
     assert beside == attempt(SHORT, each="run")
 
 
-def test_without_a_testbed_nodes_and_network_are_as_fast_as_they_are(started: list[object]) -> None:
+def test_without_a_testbed_nodes_and_network_are_as_fast_as_they_are(
+    started: list[object],
+) -> None:
     attempt(SHORT, each="run", engine="network")
     assert started == [(None, 0.0)]
 

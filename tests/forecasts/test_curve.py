@@ -6,7 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbudget.arrays import Float64
-from fedbudget.forecasts.curve import Curve, Draws, forecast_interval, furthest_ratio, misfit
+from fedbudget.forecasts.curve import (
+    Curve,
+    Draws,
+    forecast_interval,
+    furthest_ratio,
+    misfit,
+)
 
 END = 1.0
 
@@ -58,7 +64,10 @@ def test_coverage() -> None:
 def test_a_known_end() -> None:
     """Noise in what was seen is no noise in where the curve is: with that known, the interval is narrower."""
     curve, end = seen(60, "plateau", noise=0.1)
-    blind, anchored = forecast_interval(curve, np.array([2.0])), forecast_interval(curve, np.array([2.0]), known=0.25)
+    blind, anchored = (
+        forecast_interval(curve, np.array([2.0])),
+        forecast_interval(curve, np.array([2.0]), known=0.25),
+    )
     assert blind is not None
     assert anchored is not None
     assert anchored[2, 0] - anchored[0, 0] < 0.7 * (blind[2, 0] - blind[0, 0])
@@ -66,7 +75,10 @@ def test_a_known_end() -> None:
 
 
 @settings(deadline=None, max_examples=25)
-@given(values=st.lists(st.floats(1e-9, 1e9), min_size=9, max_size=40), ratio=st.floats(1.01, 2.0))
+@given(
+    values=st.lists(st.floats(1e-9, 1e9), min_size=9, max_size=40),
+    ratio=st.floats(1.01, 2.0),
+)
 def test_any_values(values: list[float], ratio: float) -> None:
     """Low end, median and high end are in order, and not below the floor."""
     ends = forecast_interval(curve_of(np.array(values)), np.array([ratio]))
@@ -78,7 +90,9 @@ def test_units() -> None:
     """Neither the unit of the axis nor that of the values matters, and the same curve gives the same bits."""
     curve, _ = seen(40, "power", noise=0.05)
     ends = forecast_interval(curve, np.array([2.0]))
-    other = forecast_interval(Curve(60 * curve.axes, 7 * curve.values, 60 * curve.ends), np.array([120.0]))
+    other = forecast_interval(
+        Curve(60 * curve.axes, 7 * curve.values, 60 * curve.ends), np.array([120.0])
+    )
     assert ends is not None
     assert other is not None
     np.testing.assert_allclose(other, 7 * ends, rtol=1e-6)

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from fedbudget.errors import UserError
-from fedbudget.forecasts.forecast import Forecaster, forecast
-from fedbudget.forecasts.latest import LatestForecast
+from fedbudget.forecasts.forecast import Forecaster, LatestForecast, forecast
 from fedbudget.runs.record import RoundRecord
 from support.made_runs import make_run, record
 
@@ -62,12 +61,22 @@ def test_accuracy_rises() -> None:
         (rounds(7), LIMITS, "7 rounds are over, and 8 are needed"),
         (rounds(50, best_loss=0.5), LIMITS, "loss has not become better so far"),
         (rounds(50, best_loss=float("nan")), LIMITS, "0 rounds are over"),
-        (rounds(50, best_loss=float("nan"), private={"rho": 0.1}), LIMITS, "a private run tells no loss"),
-        (rounds(10), LIMITS, "that is 20 times what was spent, and these rounds can tell for 2.5 times at most"),
+        (
+            rounds(50, best_loss=float("nan"), private={"rho": 0.1}),
+            LIMITS,
+            "a private run tells no loss",
+        ),
+        (
+            rounds(10),
+            LIMITS,
+            "that is 20 times what was spent, and these rounds can tell for 2.5 times at most",
+        ),
         (rounds(20), {"time": 1.0, "bytes": 2e6}, "no more than that was spent already"),
     ],
 )
-def test_what_cannot_be_known(records: list[RoundRecord], limits: dict[str, float], words: str) -> None:
+def test_what_cannot_be_known(
+    records: list[RoundRecord], limits: dict[str, float], words: str
+) -> None:
     found = Forecaster(records, LIMITS).at(limits)
     assert found.loss is None
     assert words in found.reason
@@ -87,9 +96,13 @@ def test_a_second_fall_of_eta() -> None:
     """Where η has fallen, half as much again buys less than where it is the same all the time."""
     steady = rounds(200)
     falling = rounds(200)
-    falling = [record(each.round, eta=0.01 if each.round < 130 else 0.005) for each in falling]
+    falling = [
+        record(each.round, eta=0.01 if each.round < 130 else 0.005) for each in falling
+    ]
     loss, more = 0.2 + 0.8 / 200, {"time": 30.0, "bytes": 2e6}
-    plain, fallen = (Forecaster(each, LIMITS, {"loss": loss}).at(more).loss for each in (steady, falling))
+    plain, fallen = (
+        Forecaster(each, LIMITS, {"loss": loss}).at(more).loss for each in (steady, falling)
+    )
     assert plain is not None
     assert fallen is not None
     assert plain.median < fallen.median < loss
@@ -100,7 +113,9 @@ class TestRuns:
         """A tenth, half and as much again; none of it makes what is known worse."""
         path = make_run(tmp_path / "run", 200, summary={"loss": 0.204, "accuracy": 0.898})
         report = forecast(path)
-        assert [each.budget["time"] for each in report.budgets] == pytest.approx([22.0, 30.0, 40.0])
+        assert [each.budget["time"] for each in report.budgets] == pytest.approx(
+            [22.0, 30.0, 40.0]
+        )
         medians = [each.loss.median for each in report.budgets if each.loss]
         assert 0.204 > medians[0] > medians[1] > medians[2] > 0.2
         assert report.to_json()["budgets"][0]["loss"]["median"] == medians[0]
@@ -114,7 +129,9 @@ class TestRuns:
         assert [each.figure for each in asked.targets] == ["loss", "accuracy"]
 
     def test_a_metric_that_has_no_curve(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="of speed no forecast can be made, but of loss and accuracy"):
+        with pytest.raises(
+            UserError, match="of speed no forecast can be made, but of loss and accuracy"
+        ):
             forecast(make_run(tmp_path / "run", 20), until="speed=3")
 
 

@@ -5,16 +5,21 @@ from typing import Any
 import pytest
 
 import fedbudget
-from fedbudget.control import AdaptiveTau, BalancedTau, FixedTau
+from fedbudget.budget.control import AdaptiveTau, BalancedTau, FixedTau
+from fedbudget.budget.step_size import AutoStep, FallingStep, FixedStep, SearchedStep
 from fedbudget.errors import UserError
 from fedbudget.launch.method import build_method
 from fedbudget.launch.prepared import Overrides
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.rivals import FedAdam, FedYogi
-from fedbudget.protocol.split_centres import SplitCentres
-from fedbudget.protocol.update import Accelerate, Average, ServerMomentum
-from fedbudget.settings import Settings
-from fedbudget.step_size import AutoStep, FallingStep, FixedStep, SearchedStep
+from fedbudget.protocol.update import (
+    Accelerate,
+    Average,
+    FedAdam,
+    FedYogi,
+    ServerMomentum,
+    SplitCentres,
+)
+from fedbudget.settings.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -31,7 +36,9 @@ from fedbudget.step_size import AutoStep, FallingStep, FixedStep, SearchedStep
         (Settings(method="paper", step_fall=0.2), FallingStep(0.01, fall=0.2)),
     ],
 )
-def test_step_size_as_asked_or_as_the_method_has_it(settings: Settings, step_size: object) -> None:
+def test_step_size_as_asked_or_as_the_method_has_it(
+    settings: Settings, step_size: object
+) -> None:
     assert build_method(settings).step_size == step_size
 
 
@@ -40,9 +47,17 @@ def parts(method: Method) -> tuple[object, ...]:
 
 
 def test_each_part_of_a_method_alone() -> None:
-    assert parts(build_method(Settings(method="paper"))) == (False, "gradient", AdaptiveTau(0.025))
+    assert parts(build_method(Settings(method="paper"))) == (
+        False,
+        "gradient",
+        AdaptiveTau(0.025),
+    )
     assert parts(build_method(Settings())) == (True, "parameters", BalancedTau())
-    assert parts(build_method(Settings(method="frugal"))) == (True, "parameters", AdaptiveTau(0.0025, leap=True))
+    assert parts(build_method(Settings(method="frugal"))) == (
+        True,
+        "parameters",
+        AdaptiveTau(0.0025, leap=True),
+    )
     mixed = Settings(method="paper", drift_correction=True)
     assert parts(build_method(mixed)) == (True, "gradient", AdaptiveTau(0.0025))
     mixed = Settings(method="frugal", drift_correction=False, delta="gradient")
@@ -71,10 +86,20 @@ def test_own_update_rule_turns_drift_correction_off() -> None:
 def test_the_accelerated_method() -> None:
     method = build_method(Settings(method="accelerated", tau_max=50))
     assert (method.controller, method.step_size) == (BalancedTau(50), SearchedStep())
-    assert (method.update, method.correct_drift, method.partly) == (Accelerate(), True, True)
+    assert (method.update, method.correct_drift, method.partly) == (
+        Accelerate(),
+        True,
+        True,
+    )
     assert method.request.one_step
-    fixed = build_method(Settings(method="accelerated", tau=7, step_size=0.1, update="average"))
-    assert (fixed.controller, fixed.step_size, fixed.update) == (FixedTau(7), FixedStep(0.1), Average())
+    fixed = build_method(
+        Settings(method="accelerated", tau=7, step_size=0.1, update="average")
+    )
+    assert (fixed.controller, fixed.step_size, fixed.update) == (
+        FixedTau(7),
+        FixedStep(0.1),
+        Average(),
+    )
     assert not fixed.request.one_step
 
 
@@ -88,9 +113,18 @@ def test_the_accelerated_method() -> None:
         (Settings(method="frugal"), Average()),
         (Settings(update="average"), Average()),
         (Settings(update="fedavgm"), ServerMomentum(0.9, step_size=1.0)),
-        (Settings(update="fedavgm", server_momentum=0.5, server_step_size=0.3), ServerMomentum(0.5, step_size=0.3)),
-        (Settings(update="fedadam"), FedAdam(step_size=0.1, momentum=0.9, beta2=0.99, epsilon=1e-3)),
-        (Settings(update="fedyogi", server_beta2=0.9, server_epsilon=0.1), FedYogi(beta2=0.9, epsilon=0.1)),
+        (
+            Settings(update="fedavgm", server_momentum=0.5, server_step_size=0.3),
+            ServerMomentum(0.5, step_size=0.3),
+        ),
+        (
+            Settings(update="fedadam"),
+            FedAdam(step_size=0.1, momentum=0.9, beta2=0.99, epsilon=1e-3),
+        ),
+        (
+            Settings(update="fedyogi", server_beta2=0.9, server_epsilon=0.1),
+            FedYogi(beta2=0.9, epsilon=0.1),
+        ),
     ],
 )
 def test_update_rule_as_named(settings: Settings, rule: object) -> None:
@@ -100,8 +134,13 @@ def test_update_rule_as_named(settings: Settings, rule: object) -> None:
 
 
 def test_options_that_a_rule_does_not_have_are_refused() -> None:
-    for wrong in (Settings(method="frugal", server_momentum=0.5), Settings(update="average", server_momentum=0.5)):
-        with pytest.raises(UserError, match="server_momentum has no meaning with update average"):
+    for wrong in (
+        Settings(method="frugal", server_momentum=0.5),
+        Settings(update="average", server_momentum=0.5),
+    ):
+        with pytest.raises(
+            UserError, match="server_momentum has no meaning with update average"
+        ):
             build_method(wrong)
     with pytest.raises(UserError, match="server_beta2 has no meaning with update fedavgm"):
         build_method(Settings(update="fedavgm", server_beta2=0.5))

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fedbudget.errors import UserError
-from fedbudget.launch.metrics import Metrics, serving
+from fedbudget.launch.monitoring import Metrics, serving
 from fedbudget.runs.record import RoundRecord
 
 RECORD = RoundRecord(
@@ -42,7 +42,10 @@ def fetch(url: str) -> dict[tuple[str, Labels], float]:
         assert answer.status == 200
         text = answer.read().decode()
     return {
-        (sample.name.removeprefix("fedbudget_"), tuple(sorted(sample.labels.items()))): sample.value
+        (
+            sample.name.removeprefix("fedbudget_"),
+            tuple(sorted(sample.labels.items())),
+        ): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
         if not sample.name.endswith("_created")
@@ -54,7 +57,9 @@ def scrape(metrics: Metrics) -> dict[tuple[str, Labels], float]:
         return fetch(url)
 
 
-def labelled(name: str, values: Mapping[str, float], label: str = "resource") -> dict[tuple[str, Labels], float]:
+def labelled(
+    name: str, values: Mapping[str, float], label: str = "resource"
+) -> dict[tuple[str, Labels], float]:
     return {(name, ((label, of),)): value for of, value in values.items()}
 
 
@@ -106,11 +111,17 @@ def test_what_is_unknown_is_absent_and_not_zero() -> None:
     assert found[("round", ())] == 4.0
     assert {key for key in found if key[0] in ("loss", "best_loss", "round_cost")} == set()
     for name, left in (("budget", {"bytes": 100.0}), ("spent", {"bytes": 0.0})):
-        assert {key: value for key, value in found.items() if key[0] == name} == labelled(name, left)
-    assert {key for key in found if key[0] == "estimate"} == {("estimate", (("name", "delta"),))}
+        assert {key: value for key, value in found.items() if key[0] == name} == labelled(
+            name, left
+        )
+    assert {key for key in found if key[0] == "estimate"} == {
+        ("estimate", (("name", "delta"),))
+    }
 
 
-def test_accuracy_is_absent_until_it_is_evaluated_and_then_stays_until_the_next_time() -> None:
+def test_accuracy_is_absent_until_it_is_evaluated_and_then_stays_until_the_next_time() -> (
+    None
+):
     metrics = Metrics({})
     seen = []
     with serving(metrics, "0") as url:
@@ -122,7 +133,11 @@ def test_accuracy_is_absent_until_it_is_evaluated_and_then_stays_until_the_next_
 
 def test_further_metrics_and_how_far_nodes_are_apart_stay_until_the_next_time_too() -> None:
     metrics, nothing = Metrics({}), replace(RECORD, accuracy=None)
-    metrics.observe(replace(nothing, metrics={"rmse": 3.5, "r2": 0.5}, spread={"worst": 9.0, "median": 3.0}))
+    metrics.observe(
+        replace(
+            nothing, metrics={"rmse": 3.5, "r2": 0.5}, spread={"worst": 9.0, "median": 3.0}
+        )
+    )
     metrics.observe(nothing)
     found = scrape(metrics)
     expected = labelled("metric", {"rmse": 3.5, "r2": 0.5}, "name")
@@ -136,7 +151,9 @@ def test_the_engine_counts() -> None:
     metrics.connected.set(5)
     metrics.connected.dec()
     metrics.count(late=1, dropped=1, sent=1000, saved=0)
-    metrics.count(late=2, dropped=1, refused=3, sent=1024, received=2**40, saved=7)  # totals, not what was added
+    metrics.count(
+        late=2, dropped=1, refused=3, sent=1024, received=2**40, saved=7
+    )  # totals, not what was added
     assert scrape(metrics) == {
         ("connected_nodes", ()): 4.0,
         ("late_reports_total", ()): 2.0,
@@ -168,7 +185,10 @@ class TestServing:
         with serving(Metrics({}), "0") as url:
             port = url.removesuffix("/metrics").rpartition(":")[2]
             with (
-                pytest.raises(UserError, match=rf"cannot serve metrics at 127\.0\.0\.1:{port}: Address already in use"),
+                pytest.raises(
+                    UserError,
+                    match=rf"cannot serve metrics at 127\.0\.0\.1:{port}: Address already in use",
+                ),
                 serving(Metrics({}), port),
             ):
                 pass
@@ -198,6 +218,8 @@ class TestServing:
             ("192.0.2.1:0", "annot assign"),
         ],
     )
-    def test_an_address_that_cannot_be_is_an_error_for_people(self, address: str, why: str) -> None:
+    def test_an_address_that_cannot_be_is_an_error_for_people(
+        self, address: str, why: str
+    ) -> None:
         with pytest.raises(UserError, match=why), serving(Metrics({}), address):
             pass

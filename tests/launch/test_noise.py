@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 
 from fedbudget.arrays import Float64
+from fedbudget.engines.noise import (
+    PAID,
+    PaidNoise,
+    SecretNoise,
+    SeededNoise,
+    keep_account,
+    paid_in,
+)
 from fedbudget.errors import UserError
-from fedbudget.launch.noise import PAID, PaidNoise, SecretNoise, SeededNoise, keep_account, paid_in
 from fedbudget.protocol.messages import Broadcast
 from support.private import aggregator, report
 
@@ -24,7 +31,9 @@ def test_secret_noise_is_standard_gaussian() -> None:
 
 
 def test_secret_noise_is_another_each_time() -> None:
-    assert not np.array_equal(SecretNoise().draw(1, 0.1, 50), SecretNoise().draw(1, 0.1, 50))
+    assert not np.array_equal(
+        SecretNoise().draw(1, 0.1, 50), SecretNoise().draw(1, 0.1, 50)
+    )
 
 
 def test_seeded_noise_is_of_the_round() -> None:
@@ -54,7 +63,9 @@ def test_a_line_that_was_not_finished_was_not_drawn_for(tmp_path: Path) -> None:
         paid_in(tmp_path)
 
 
-def test_a_run_that_goes_on_pays_for_what_was_drawn_after_its_checkpoint(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_pays_for_what_was_drawn_after_its_checkpoint(
+    tmp_path: Path,
+) -> None:
     run = aggregator({"time": 1e3, "privacy": 4.0}, 50, 5, PaidNoise())
     keep_account(run, tmp_path, resumed=False)
     first = run.start()

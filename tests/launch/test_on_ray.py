@@ -19,22 +19,23 @@ from fedbudget.arrays import Float32
 from fedbudget.engines import ray as engine
 from fedbudget.errors import UserError, WorkError
 from fedbudget.experiments.sweep import Sweep, run
-from fedbudget.launch.on_ray import GroupDefinition, on_ray
+from fedbudget.launch.execute import execute
 from fedbudget.launch.resume import load_resumed
-from fedbudget.launch.simulate import simulate
+from fedbudget.launch.simulate import GroupDefinition, on_ray, simulate
 from fedbudget.protocol.messages import Broadcast, Request
 from fedbudget.result import Result
 from fedbudget.runs.record import RoundRecord
-from fedbudget.setting_types import MethodName
-from fedbudget.settings import Settings
-from fedbudget.training import execute
+from fedbudget.settings.settings import Settings
+from fedbudget.settings.types import MethodName
 from support import own_rules
 from support.networks import network, table
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),  # which has one cluster
     # Ray leaves its processes to the system when it ends.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+    ),
 ]
 
 SMALL = Settings(model="svm", nodes=11, partition="case:2", budget=("time=3s",))
@@ -66,16 +67,28 @@ def test_a_private_run() -> None:
     private = replace(SMALL, budget=("time=3s", "privacy=8"), rounds=4)
     one, other = on_cluster(private, actors=2), execute(simulate(private))
     assert one.w.tobytes() == other.w.tobytes()
-    lines = [[replace(record, wall=0.0).to_json() for record in each.rounds] for each in (one, other)]
+    lines = [
+        [replace(record, wall=0.0).to_json() for record in each.rounds]
+        for each in (one, other)
+    ]
     assert lines[0] == lines[1]
 
 
 def test_a_run_that_protects_samples() -> None:
     """Every node adds noise of its own, whichever process it is in."""
-    private = replace(SMALL, budget=("time=3s", "privacy=8"), privacy_unit="sample", partition="case:1", rounds=4)
+    private = replace(
+        SMALL,
+        budget=("time=3s", "privacy=8"),
+        privacy_unit="sample",
+        partition="case:1",
+        rounds=4,
+    )
     one, other = on_cluster(private, actors=2), execute(simulate(private))
     assert one.w.tobytes() == other.w.tobytes()
-    lines = [[replace(record, wall=0.0).to_json() for record in each.rounds] for each in (one, other)]
+    lines = [
+        [replace(record, wall=0.0).to_json() for record in each.rounds]
+        for each in (one, other)
+    ]
     assert lines[0] == lines[1]
 
 
@@ -83,19 +96,34 @@ def test_a_run_that_protects_samples() -> None:
     "options",
     [
         pytest.param({"tau": 5, "rounds": 6}, id="fixed"),
-        pytest.param({"tau": 3, "rounds": 4, "partition": "draw:30", "nodes": 300}, id="drawn", marks=pytest.mark.slow),
-        pytest.param({"method": "paper", "batch_size": "full", "rounds": 8}, id="paper", marks=pytest.mark.slow),
+        pytest.param(
+            {"tau": 3, "rounds": 4, "partition": "draw:30", "nodes": 300},
+            id="drawn",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"method": "paper", "batch_size": "full", "rounds": 8},
+            id="paper",
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"rounds": 8}, id="frugal", marks=pytest.mark.slow),
         pytest.param({"method": "accelerated", "rounds": 8}, id="accelerated"),
-        pytest.param({"participation": 0.3, "rounds": 10}, id="absent", marks=pytest.mark.slow),
+        pytest.param(
+            {"participation": 0.3, "rounds": 10}, id="absent", marks=pytest.mark.slow
+        ),
         pytest.param({"speeds": "lognormal:1.0", "rounds": 8}, id="by speed"),
-        pytest.param({"method": "accelerated", "compress": "8-bit", "rounds": 8}, id="fewer bits"),
+        pytest.param(
+            {"method": "accelerated", "compress": "8-bit", "rounds": 8}, id="fewer bits"
+        ),
     ],
 )
 @pytest.mark.parametrize(
-    "actors", [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+    "actors",
+    [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)],
 )
-def test_any_number_of_actors_gives_the_bits_of_the_in_process_engine(options: dict[str, Any], actors: int) -> None:
+def test_any_number_of_actors_gives_the_bits_of_the_in_process_engine(
+    options: dict[str, Any], actors: int
+) -> None:
     settings = replace(SMALL, **options)
     here = execute(simulate(settings))
     assert len(here.rounds) > 4
@@ -125,12 +153,17 @@ def test_kill_9_of_an_actor_in_the_middle_of_a_run_changes_nothing(
 
         def kill(record: RoundRecord) -> None:
             if record.round in (2, 7, 8):
-                pid = ray.get(places[record.round % 2].actor.__ray_call__.remote(_process_id))
+                pid = ray.get(
+                    places[record.round % 2].actor.__ray_call__.remote(_process_id)
+                )
                 os.kill(pid, signal.SIGKILL)
                 killed.append(pid)
             if record.round == 7 and copies == "lost":
                 for place in places:
-                    place.copies[-1] = (ray.remote(num_cpus=0)(_fail).remote(), 6)  # actors have all cores
+                    place.copies[-1] = (
+                        ray.remote(num_cpus=0)(_fail).remote(),
+                        6,
+                    )  # actors have all cores
 
         assert_same_run(execute(plan, callbacks=[kill]), here)
     assert len(set(killed)) == 3
@@ -145,10 +178,16 @@ def _process_id(actor: object) -> int:
 
 
 @pytest.mark.slow
-def test_an_actor_that_is_lost_again_and_again_ends_the_run_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_actor_that_is_lost_again_and_again_ends_the_run_in_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     nodes = engine.RayNodes(Dying(), nodes=6, actors=2, cpus=2.0)
-    broadcast = Broadcast(1, np.zeros(2, np.float32), 1, 0.1, Request(), best=False, stop=False)
-    with pytest.raises(WorkError, match="the process of nodes 3 to 5 was lost 4 times in a row"):
+    broadcast = Broadcast(
+        1, np.zeros(2, np.float32), 1, 0.1, Request(), best=False, stop=False
+    )
+    with pytest.raises(
+        WorkError, match="the process of nodes 3 to 5 was lost 4 times in a row"
+    ):
         nodes.answer(broadcast)
 
 
@@ -173,21 +212,33 @@ class _Party:
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_a_run_goes_on_with_more_budget(tmp_path: Path, participation: float) -> None:
     """As one in process does; also when an actor is lost then, before a copy of its memory is taken."""
-    options: dict[str, Any] = {"nodes": 11, "case": 2, "participation": participation, "budget": "time=3s"}
+    options: dict[str, Any] = {
+        "nodes": 11,
+        "case": 2,
+        "participation": participation,
+        "budget": "time=3s",
+    }
 
     fedbudget.train(**options, out=tmp_path / "here")
     fedbudget.train(**options, engine="ray", actors=2, out=tmp_path / "there")
     here = fedbudget.train(resume=tmp_path / "here", budget="time=+2s")
     with pytest.raises(UserError, match="has 2 actors, and cannot have 3 now"):
-        fedbudget.train(resume=tmp_path / "there", budget="time=+2s", engine="ray", actors=3)
+        fedbudget.train(
+            resume=tmp_path / "there", budget="time=+2s", engine="ray", actors=3
+        )
     path = tmp_path / "there"
-    settings, resumed = load_resumed(path, lambda config: Settings(**Settings.from_toml(config)), ["time=+2s"])
+    settings, resumed = load_resumed(
+        path, lambda config: Settings(**Settings.from_toml(config)), ["time=+2s"]
+    )
     with on_ray(settings, resumed=resumed) as plan:
         places = plan.engine.nodes._places  # type: ignore[attr-defined]
 
         def kill(record: RoundRecord) -> None:
             if record.round == resumed.state.round + 2:
-                os.kill(ray.get(places[1].actor.__ray_call__.remote(_process_id)), signal.SIGKILL)
+                os.kill(
+                    ray.get(places[1].actor.__ray_call__.remote(_process_id)),
+                    signal.SIGKILL,
+                )
 
         there = execute(plan, out=path, callbacks=[kill])
     assert_same_run(replace(there, run=None), replace(here, run=None))
@@ -201,15 +252,30 @@ def test_rules_of_ones_own() -> None:
 
 def test_a_model_and_shards_of_ones_own() -> None:
     rng = np.random.default_rng(4)
-    shards = [(rng.normal(size=(20 + node, 3)).astype(np.float32), rng.normal(size=20 + node)) for node in range(5)]
+    shards = [
+        (rng.normal(size=(20 + node, 3)).astype(np.float32), rng.normal(size=20 + node))
+        for node in range(5)
+    ]
 
     def squared(w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
         error = x @ w - y
-        return float(np.mean(np.square(error)) / 2), np.asarray(x.T @ error / len(y), np.float32)
+        return float(np.mean(np.square(error)) / 2), np.asarray(
+            x.T @ error / len(y), np.float32
+        )
 
-    model = fedbudget.FunctionModel(squared, initial=np.zeros(3))  # which has no kernels to compile
-    asked: dict[str, Any] = {"shards": shards, "model": model, "budget": "time=2s", "tau": 3, "rounds": 4}
-    assert_same_run(fedbudget.train(**asked), fedbudget.train(**asked, engine="ray", actors=2))
+    model = fedbudget.FunctionModel(
+        squared, initial=np.zeros(3)
+    )  # which has no kernels to compile
+    asked: dict[str, Any] = {
+        "shards": shards,
+        "model": model,
+        "budget": "time=2s",
+        "tau": 3,
+        "rounds": 4,
+    }
+    assert_same_run(
+        fedbudget.train(**asked), fedbudget.train(**asked, engine="ray", actors=2)
+    )
 
 
 @pytest.mark.usefixtures("one_torch_thread")
@@ -221,18 +287,35 @@ def test_a_module_and_samples_of_ones_own() -> None:
     data = table(samples=40)
     samples = [(torch.from_numpy(x), int(y)) for x, y in zip(data.x, data.y, strict=True)]
     module = nn.Sequential(network(), nn.BatchNorm1d(3), nn.Dropout(0.2))
-    asked: dict[str, Any] = {"model": module, "dataset": samples, "nodes": 4, "budget": "time=1s", "batch_size": 5}
-    assert_same_run(fedbudget.train(**asked), fedbudget.train(**asked, engine="ray", actors=2))
+    asked: dict[str, Any] = {
+        "model": module,
+        "dataset": samples,
+        "nodes": 4,
+        "budget": "time=1s",
+        "batch_size": 5,
+    }
+    assert_same_run(
+        fedbudget.train(**asked), fedbudget.train(**asked, engine="ray", actors=2)
+    )
 
 
 def test_a_model_in_a_file_and_what_it_imports_go_to_the_actors(tmp_path: Path) -> None:
-    (tmp_path / "parts_of_a_net.py").write_text("from torch import nn\ndef first(): return nn.Linear(64, 4)")
+    (tmp_path / "parts_of_a_net.py").write_text(
+        "from torch import nn\ndef first(): return nn.Linear(64, 4)"
+    )
     (tmp_path / "net_on_ray.py").write_text(
         "from parts_of_a_net import first\nfrom torch import nn\n"
         "def net(): return nn.Sequential(nn.Flatten(), first(), nn.Tanh(), nn.Linear(4, 10))"
     )
-    asked: dict[str, Any] = {"model": f"{tmp_path}/net_on_ray.py:net", "nodes": 4, "tau": 3, "rounds": 3}
-    assert_same_run(fedbudget.train(**asked), fedbudget.train(**asked, engine="ray", actors=2))
+    asked: dict[str, Any] = {
+        "model": f"{tmp_path}/net_on_ray.py:net",
+        "nodes": 4,
+        "tau": 3,
+        "rounds": 3,
+    }
+    assert_same_run(
+        fedbudget.train(**asked), fedbudget.train(**asked, engine="ray", actors=2)
+    )
 
 
 @pytest.mark.parametrize(
@@ -253,17 +336,28 @@ def test_what_cannot_work_is_told_in_a_line(options: dict[str, Any], message: st
 
 def test_another_version_of_fedbudget_is_refused() -> None:
     plan = simulate(SMALL)
-    with pytest.raises(UserError, match=r"fedbudget .* is on a machine of the cluster, and 0\.0 here"):
-        GroupDefinition(plan.settings, plan.dataset, plan.model, plan.meters.resources, version="0.0").group(0, 5)
+    with pytest.raises(
+        UserError, match=r"fedbudget .* is on a machine of the cluster, and 0\.0 here"
+    ):
+        GroupDefinition(
+            plan.settings, plan.dataset, plan.model, plan.meters.resources, version="0.0"
+        ).group(0, 5)
 
 
 def test_a_sweep_on_the_cluster_gives_the_same_file(tmp_path: Path) -> None:
     sweep = Sweep.of(replace(SMALL, rounds=3), {"tau": ["adaptive", 4], "seeds": 3})
     run(sweep, tmp_path / "here", jobs=1)
     done: list[int] = []
-    run(sweep, tmp_path / "ray", engine="ray", progress=lambda now, of, failed: done.append(now))
+    run(
+        sweep,
+        tmp_path / "ray",
+        engine="ray",
+        progress=lambda now, of, failed: done.append(now),
+    )
     assert done == [0, 1, 2, 3, 4, 5, 6]
-    assert (tmp_path / "here/results.parquet").read_bytes() == (tmp_path / "ray/results.parquet").read_bytes()
+    assert (tmp_path / "here/results.parquet").read_bytes() == (
+        tmp_path / "ray/results.parquet"
+    ).read_bytes()
     run(sweep, tmp_path / "ray", jobs=1, progress=lambda now, of, failed: done.append(now))
     assert done[-1:] == [6]  # what a cluster has made is not made again here
     assert len(done) == 8

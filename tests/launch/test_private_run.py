@@ -10,9 +10,9 @@ import pytest
 
 from fedbudget import train
 from fedbudget.engines.in_process import SimulationState
+from fedbudget.engines.noise import PAID, paid_in
 from fedbudget.errors import UserError
 from fedbudget.launch.method import build_method
-from fedbudget.launch.noise import PAID, paid_in
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Report
 from fedbudget.resources.privacy import epsilon_of, rho_of
@@ -21,7 +21,9 @@ from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
 from support.private_runs import OF_NODES, OF_SAMPLES, Died, dies_after, epsilon_by_library
 
-OF_ANY_UNIT = pytest.mark.parametrize("asked", [OF_NODES, OF_SAMPLES], ids=["nodes", "samples"])
+OF_ANY_UNIT = pytest.mark.parametrize(
+    "asked", [OF_NODES, OF_SAMPLES], ids=["nodes", "samples"]
+)
 
 
 @OF_ANY_UNIT
@@ -31,7 +33,9 @@ def test_epsilon_of_a_run_is_the_librarys(asked: dict[str, Any], tmp_path: Path)
     assert result.privacy_delta == 1e-5
     assert result.spent["privacy"] == pytest.approx(epsilon, abs=1e-4)
     assert epsilon <= 4
-    assert result.rounds[-1].spent["privacy"] == pytest.approx(result.spent["privacy"], abs=1e-6)
+    assert result.rounds[-1].spent["privacy"] == pytest.approx(
+        result.spent["privacy"], abs=1e-6
+    )
     assert result.stopped_by == ("privacy" if asked is OF_NODES else "time")
     assert math.isnan(result.loss)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -40,7 +44,9 @@ def test_epsilon_of_a_run_is_the_librarys(asked: dict[str, Any], tmp_path: Path)
 
 
 @OF_ANY_UNIT
-def test_nothing_but_vectors_and_lengths_leaves_a_node(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_but_vectors_and_lengths_leaves_a_node(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent: list[Report] = []
     report = Fleet.report
 
@@ -59,7 +65,9 @@ def test_nothing_but_vectors_and_lengths_leaves_a_node(asked: dict[str, Any], mo
 
 
 @OF_ANY_UNIT
-def test_a_seeded_run_can_be_repeated_and_a_secret_one_cannot(asked: dict[str, Any]) -> None:
+def test_a_seeded_run_can_be_repeated_and_a_secret_one_cannot(
+    asked: dict[str, Any],
+) -> None:
     one, two = (train(**asked, rounds=4) for _ in range(2))
     assert one.w.tobytes() == two.w.tobytes()
     secret = train(**asked, rounds=4, privacy_noise="secret")
@@ -70,7 +78,10 @@ def test_a_seeded_run_can_be_repeated_and_a_secret_one_cannot(asked: dict[str, A
 @pytest.mark.parametrize("attack", ["scale", "noise"])
 def test_a_node_that_does_not_clip_is_clipped(attack: Any) -> None:
     """Updates of five are ten times as long as they may be, and take w no further than their share of 2C each."""
-    honest, attacked = train(**OF_NODES, rounds=2), train(**OF_NODES, rounds=2, attack=attack, attackers=5)
+    honest, attacked = (
+        train(**OF_NODES, rounds=2),
+        train(**OF_NODES, rounds=2, attack=attack, attackers=5),
+    )
     told = attacked.rounds[-1].private
     assert told is not None
     assert honest.rounds[-1].private == told
@@ -86,8 +97,12 @@ def test_what_was_paid_for_and_never_closed_is_told(tmp_path: Path) -> None:
             with (tmp_path / "run" / PAID).open("a") as file:
                 file.write(json.dumps({"round": 3, "rho": 0.01}) + "\n")
 
-    result = train(**OF_NODES, rounds=3, out=tmp_path / "run", privacy_noise="secret", callbacks=[pay])
-    told = sum(record.private["rho"] for record in result.rounds if record.private is not None)
+    result = train(
+        **OF_NODES, rounds=3, out=tmp_path / "run", privacy_noise="secret", callbacks=[pay]
+    )
+    told = sum(
+        record.private["rho"] for record in result.rounds if record.private is not None
+    )
     assert result.spent["privacy"] == pytest.approx(epsilon_of(told + 0.01, 1e-5), abs=1e-6)
 
 
@@ -100,15 +115,21 @@ def test_a_resumed_run_does_not_get_its_epsilon_back(tmp_path: Path) -> None:
     before = epsilon_of(died_with, 1e-5)
     assert 0 < before < 4
     result = train(resume=folder)
-    assert [record.round for record in result.rounds] == list(range(1, len(result.rounds) + 1))
+    assert [record.round for record in result.rounds] == list(
+        range(1, len(result.rounds) + 1)
+    )
     assert before < result.spent["privacy"] <= 4
     assert died_with < paid_in(folder) <= rho_of(4.0, 1e-5)
-    assert epsilon_of(paid_in(folder), 1e-5) == pytest.approx(result.spent["privacy"], abs=1e-6)
+    assert epsilon_of(paid_in(folder), 1e-5) == pytest.approx(
+        result.spent["privacy"], abs=1e-6
+    )
     more = train(resume=folder, budget=["privacy=+1", "time=+6s"])
     assert 4 < more.spent["privacy"] <= 5
 
 
-@pytest.mark.parametrize("asked", [OF_NODES, {**OF_SAMPLES, "batch_size": 40}], ids=["nodes", "samples"])
+@pytest.mark.parametrize(
+    "asked", [OF_NODES, {**OF_SAMPLES, "batch_size": 40}], ids=["nodes", "samples"]
+)
 def test_the_same_to_the_bit_when_it_goes_on(asked: dict[str, Any], tmp_path: Path) -> None:
     whole = train(**asked)
     with pytest.raises(Died):
@@ -131,7 +152,10 @@ def test_the_same_to_the_bit_when_it_goes_on(asked: dict[str, Any], tmp_path: Pa
         ({"tau_max": 7}, "tau_max is not of use to a private run"),
         ({"gamma": 2.0}, "gamma is not of use to a private run"),
         ({"rounds": 1}, "rounds 1 trains nothing"),
-        ({"budget": ["privacy=4", "time=0.1s"]}, r"one round costs about 0\.\d+s, so at least time="),
+        (
+            {"budget": ["privacy=4", "time=0.1s"]},
+            r"one round costs about 0\.\d+s, so at least time=",
+        ),
     ],
 )
 def test_what_would_tell_more_is_refused(options: dict[str, Any], words: str) -> None:
@@ -148,10 +172,14 @@ def test_absent_nodes_cost_nothing_but_their_updates() -> None:
 def test_a_checkpoint_has_nothing_of_a_node_alone(tmp_path: Path) -> None:
     with pytest.raises(Died):
         train(**OF_NODES, out=tmp_path / "run", callbacks=dies_after(6))
-    checkpoint = Checkpoint.load(tmp_path / "run", build_method(Run.open(tmp_path / "run").settings))
+    checkpoint = Checkpoint.load(
+        tmp_path / "run", build_method(Run.open(tmp_path / "run").settings)
+    )
     state = checkpoint.engine_state(SimulationState)
     assert state.groups is not None
-    for fleet in (fleet for group in state.groups for fleet in group.fleets if fleet is not None):
+    for fleet in (
+        fleet for group in state.groups for fleet in group.fleets if fleet is not None
+    ):
         assert fleet.w is None
         assert fleet.best_known is None
         assert not fleet.losses.any()

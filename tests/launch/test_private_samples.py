@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from fedbudget import train
-from fedbudget.engines.node_noise import SecretNodeNoise, SeededNodeNoise
+from fedbudget.engines.noise import SecretNodeNoise, SeededNodeNoise, paid_in
 from fedbudget.errors import UserError
-from fedbudget.launch.noise import paid_in
 from fedbudget.launch.privacy import node_noise, with_privacy
 from fedbudget.resources.privacy import epsilon_of, rho_of
-from fedbudget.settings import Settings
+from fedbudget.settings.settings import Settings
 from support.private_runs import OF_SAMPLES, Died, dies_after
 
 
@@ -49,7 +48,9 @@ def test_noise_is_of_the_settings() -> None:
 def test_any_run_keeps_its_budget(options: dict[str, Any]) -> None:
     result = train(**{**OF_SAMPLES, **options})
     assert result.spent["privacy"] <= result.budget["privacy"]
-    assert all(result.spent[name] <= limit * (1 + 1e-12) for name, limit in result.budget.items())
+    assert all(
+        result.spent[name] <= limit * (1 + 1e-12) for name, limit in result.budget.items()
+    )
     assert np.isfinite(result.w).all()
     assert result.w.any()
 
@@ -67,12 +68,17 @@ def test_a_resumed_run_does_not_get_its_epsilon_back(tmp_path: Path) -> None:
     with pytest.raises(Died):
         train(**OF_SAMPLES, out=folder, privacy_noise="secret", callbacks=dies_after(5))
     died_with = paid_in(folder)
-    lines = [json.loads(line)["round"] for line in (folder / "privacy.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)["round"]
+        for line in (folder / "privacy.jsonl").read_text().splitlines()
+    ]
     assert lines == [1, 2, 3, 4, 5, 6]
     result = train(resume=folder)
     assert epsilon_of(died_with, 1e-5) < result.spent["privacy"] <= 4
     assert paid_in(folder) <= rho_of(4.0, 1e-5)
-    assert epsilon_of(paid_in(folder), 1e-5) == pytest.approx(result.spent["privacy"], abs=1e-6)
+    assert epsilon_of(paid_in(folder), 1e-5) == pytest.approx(
+        result.spent["privacy"], abs=1e-6
+    )
     assert paid_in(folder) - died_with > 0
     more = train(resume=folder, budget=["privacy=+1", "time=+6s"])
     assert 4 < more.spent["privacy"] <= 5
@@ -96,6 +102,8 @@ def test_what_would_tell_more_is_refused(options: dict[str, Any], words: str) ->
 
 
 def test_a_noise_that_others_know_is_refused_where_nodes_are_real() -> None:
-    settings = Settings(budget=("privacy=4",), privacy_unit="sample", privacy_noise="seeded")
+    settings = Settings(
+        budget=("privacy=4",), privacy_unit="sample", privacy_noise="seeded"
+    )
     with pytest.raises(UserError, match="is secret"):
         with_privacy(settings, simulated=False)

@@ -10,7 +10,9 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("ray"),
     # Ray's own, found whenever they are collected.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+    ),
 ]
 
 COMMON: dict[str, Any] = {
@@ -20,7 +22,12 @@ COMMON: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("engine", "rival"), [("network", {"proximal": 0.3}), ("ray", {"proximal": 0.3}), ("ray", {"workload": "by-data"})]
+    ("engine", "rival"),
+    [
+        ("network", {"proximal": 0.3}),
+        ("ray", {"proximal": 0.3}),
+        ("ray", {"workload": "by-data"}),
+    ],
 )
 def test_every_engine_gives_the_same_bits(engine: Any, rival: dict[str, Any]) -> None:
     plain, here = fedbudget.train(**COMMON), fedbudget.train(**COMMON, **rival)

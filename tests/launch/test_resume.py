@@ -15,10 +15,10 @@ from fedbudget.errors import UserError
 from fedbudget.launch import simulate
 from fedbudget.launch.resume import require_same_settings
 from fedbudget.result import Result
-from fedbudget.runs import checkpoint_writer, plot
+from fedbudget.runs import checkpoint, plot
 from fedbudget.runs.folder import Run, read_summary
 from fedbudget.runs.record import RoundRecord
-from fedbudget.settings import Settings
+from fedbudget.settings.settings import Settings
 from support.processes import but_wall, made
 
 DATA: dict[str, Any] = {"model": "softmax", "shards": made(4), "test": made(5)[4]}
@@ -31,7 +31,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "fewer bits": {"compress": "8-bit", "batch_size": 8, "tau_max": 8},
     "by speed": {"speeds": "lognormal:1.0", "participation": 0.8, "tau_max": 8},
     "own rule": {"update": ServerMomentum(0.5), "batch_size": 8},
-    "rule by name": {"update": "fedadam", "server_step_size": 0.05, "tau": 4, "step_size": 0.1, "step_fall": 0.5},
+    "rule by name": {
+        "update": "fedadam",
+        "server_step_size": 0.05,
+        "tau": 4,
+        "step_size": 0.1,
+        "step_fall": 0.5,
+    },
     "centralized": {"method": "centralized", "batch_size": 8, "rounds": 40},
     "asynchronous": {"method": "asynchronous", "batch_size": 8},
 }
@@ -47,7 +53,7 @@ def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
 def saved_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints as often as the disk can."""
     monkeypatch.setattr(Engine, "checkpoint_interval", 1e-9)
-    monkeypatch.setattr(checkpoint_writer, "SHARE", math.inf)
+    monkeypatch.setattr(checkpoint, "SHARE", math.inf)
 
 
 def run(**options: Any) -> Result:
@@ -57,7 +63,9 @@ def run(**options: Any) -> Result:
 def assert_same(found: Result, whole: Result) -> None:
     assert but_wall(found.rounds) == but_wall(whole.rounds)
     assert found.w.tobytes() == whole.w.tobytes()
-    assert replace(found, w=whole.w, rounds=(), run=None) == replace(whole, rounds=(), run=None)
+    assert replace(found, w=whole.w, rounds=(), run=None) == replace(
+        whole, rounds=(), run=None
+    )
 
 
 class TestBrokenOff:
@@ -70,7 +78,9 @@ class TestBrokenOff:
 
         def crash(record: RoundRecord) -> None:
             if record.round in (1, 2, 7):
-                shutil.copytree(out, tmp_path / str(record.round), ignore=shutil.ignore_patterns(".*"))
+                shutil.copytree(
+                    out, tmp_path / str(record.round), ignore=shutil.ignore_patterns(".*")
+                )
 
         whole = run(**options, out=out, callbacks=[crash])
         assert whole.rounds[-1].round > 8
@@ -79,7 +89,9 @@ class TestBrokenOff:
             assert_same(again, whole)
             assert Run.open(tmp_path / number).model().w.tobytes() == whole.w.tobytes()
 
-    def test_a_short_run_has_a_checkpoint_of_its_start_and_one_of_its_end(self, tmp_path: Path) -> None:
+    def test_a_short_run_has_a_checkpoint_of_its_start_and_one_of_its_end(
+        self, tmp_path: Path
+    ) -> None:
         out, other = tmp_path / "run", tmp_path / "other"
 
         def stop(record: RoundRecord) -> None:
@@ -108,27 +120,55 @@ class TestMoreBudget:
         self, tmp_path: Path, batch_size: Any, drift_correction: bool
     ) -> None:
         """But for the round that judged the first end, and what it has cost."""
-        fixed = {"tau": 3, "step_size": 0.05, "batch_size": batch_size, "drift_correction": drift_correction}
+        fixed = {
+            "tau": 3,
+            "step_size": 0.05,
+            "batch_size": batch_size,
+            "drift_correction": drift_correction,
+        }
         run(**fixed, budget="time=1h", rounds=4, out=tmp_path / "run")
         longer = train(**DATA, resume=tmp_path / "run", rounds=9)
         whole = run(**fixed, budget="time=1h", rounds=9)
         judged = [record for record in longer.rounds if record.tau == 0]
         assert [record.round for record in judged] == [5, 11]
-        made_of = ("t", "tau", "eta", "loss", "delta", "corrected", "plain_delta", "corrected_delta", "nodes")
+        made_of = (
+            "t",
+            "tau",
+            "eta",
+            "loss",
+            "delta",
+            "corrected",
+            "plain_delta",
+            "corrected_delta",
+            "nodes",
+        )
 
         def rounds(result: Result) -> list[list[Any]]:
-            return [[getattr(record, name) for name in made_of] for record in result.rounds if record.tau]
+            return [
+                [getattr(record, name) for name in made_of]
+                for record in result.rounds
+                if record.tau
+            ]
 
         assert rounds(longer) == rounds(whole)
         assert longer.loss == whole.loss
         assert longer.w.tobytes() == whole.w.tobytes()
-        assert (longer.aggregations, longer.local_updates, longer.stopped_by) == (9, 27, "rounds")
+        assert (longer.aggregations, longer.local_updates, longer.stopped_by) == (
+            9,
+            27,
+            "rounds",
+        )
 
     @pytest.mark.parametrize("name", ["centralized", "asynchronous"])
-    def test_a_baseline_is_the_same_as_with_more_from_the_start(self, tmp_path: Path, name: str) -> None:
+    def test_a_baseline_is_the_same_as_with_more_from_the_start(
+        self, tmp_path: Path, name: str
+    ) -> None:
         options = {"method": name, "batch_size": 8}
         run(**options, budget="time=1s", out=tmp_path / "run")
-        longer, whole = train(**DATA, resume=tmp_path / "run", budget="time=+1s"), run(**options, budget="time=2s")
+        longer, whole = (
+            train(**DATA, resume=tmp_path / "run", budget="time=+1s"),
+            run(**options, budget="time=2s"),
+        )
         assert longer.w.tobytes() == whole.w.tobytes()
         assert longer.spent == whole.spent
 
@@ -170,19 +210,36 @@ class TestMoreBudget:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({}, r"the run has finished; to go on it needs more budget, such as time=\+10min"),
+            (
+                {},
+                r"the run has finished; to go on it needs more budget, such as time=\+10min",
+            ),
             ({"budget": "time=3s"}, "the run has finished"),
             ({"budget": "time=1s"}, "budget time=1s is below what was spent"),
             ({"budget": "time=+0.05s"}, "too little is left of time for one more round"),
             ({"budget": "bytes=+1MB"}, "a run that goes on keeps its resources, time"),
-            ({"budget": "time=+5s", "tau": 5}, "tau is adaptive there, and cannot be 5 now"),
-            ({"budget": "time=+5s", "out": "elsewhere"}, "resume goes on in the run's folder"),
-            ({"budget": "time=+5s", "shards": [(2 * x, y) for x, y in made(4)]}, "has changed since the run began"),
-            ({"budget": "time=+5s", "engine": "ray"}, "the run was made by engine in-process"),
+            (
+                {"budget": "time=+5s", "tau": 5},
+                "tau is adaptive there, and cannot be 5 now",
+            ),
+            (
+                {"budget": "time=+5s", "out": "elsewhere"},
+                "resume goes on in the run's folder",
+            ),
+            (
+                {"budget": "time=+5s", "shards": [(2 * x, y) for x, y in made(4)]},
+                "has changed since the run began",
+            ),
+            (
+                {"budget": "time=+5s", "engine": "ray"},
+                "the run was made by engine in-process",
+            ),
             ({"budget": "time=+5s", "engine": "network"}, "go on with fedbudget serve"),
         ],
     )
-    def test_what_is_refused(self, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    def test_what_is_refused(
+        self, tmp_path: Path, options: dict[str, Any], message: str
+    ) -> None:
         out = tmp_path / "run"
         run(out=out, seed=1)
         before = {each.name: each.read_bytes() for each in out.iterdir()}
@@ -191,7 +248,9 @@ class TestMoreBudget:
         assert {each.name: each.read_bytes() for each in out.iterdir()} == before
 
 
-def test_nodes_that_are_too_many_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_that_are_too_many_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(simulate, "MOST_MEMORY", 0.0)
     first = run(out=tmp_path / "run")
     longer = train(**DATA, resume=tmp_path / "run", budget="time=+3s")
@@ -202,18 +261,31 @@ def test_nodes_that_are_too_many_begin_anew(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_run_goes_on_by_its_own_settings_only() -> None:
-    require_same_settings(Path("run"), TRIAL, replace(TRIAL, budget=("time=1h",), rounds=3, evaluations=7))
-    with pytest.raises(UserError, match="run goes on as it began: tau is adaptive there, and cannot be 5 now"):
+    require_same_settings(
+        Path("run"), TRIAL, replace(TRIAL, budget=("time=1h",), rounds=3, evaluations=7)
+    )
+    with pytest.raises(
+        UserError,
+        match="run goes on as it began: tau is adaptive there, and cannot be 5 now",
+    ):
         require_same_settings(Path("run"), TRIAL, replace(TRIAL, tau=5))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["frugal", "paper"])
-def test_it_ends_where_a_run_with_more_from_the_start_does(tmp_path: Path, method: Any) -> None:
+def test_it_ends_where_a_run_with_more_from_the_start_does(
+    tmp_path: Path, method: Any
+) -> None:
     """Within the spread of seeds, on average over them."""
     losses = []
     for seed in range(20):
-        options: dict[str, Any] = {"model": "svm", "dataset": "digits", "case": 2, "method": method, "seed": seed}
+        options: dict[str, Any] = {
+            "model": "svm",
+            "dataset": "digits",
+            "case": 2,
+            "method": method,
+            "seed": seed,
+        }
         train(**options, budget="time=10s", out=tmp_path / str(seed))
         longer = train(resume=tmp_path / str(seed), budget="time=+5s")
         losses.append((longer.loss, train(**options, budget="time=15s").loss))

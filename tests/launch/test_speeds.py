@@ -9,6 +9,7 @@ import pytest
 
 import fedbudget
 from fedbudget.errors import UserError
+from fedbudget.launch.execute import execute
 from fedbudget.launch.method import build_method
 from fedbudget.launch.simulate import simulate
 from fedbudget.resources.speeds import Speeds
@@ -17,12 +18,13 @@ from fedbudget.runs import nodes
 from fedbudget.runs.explain import explain
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
-from fedbudget.settings import Settings
-from fedbudget.training import execute
+from fedbudget.settings.settings import Settings
 
 
 def run(**options: Any) -> Result:
-    return fedbudget.train(**{"model": "softmax", "case": 2, "budget": "time=3s", "evaluations": 1, **options})
+    return fedbudget.train(
+        **{"model": "softmax", "case": 2, "budget": "time=3s", "evaluations": 1, **options}
+    )
 
 
 @pytest.mark.parametrize("method", ["accelerated", "paper"])
@@ -45,7 +47,10 @@ def test_with_the_same_tau_for_all_the_slowest_is_what_a_round_takes(method: Any
 
 
 def test_speeds_are_drawn_from_the_seed() -> None:
-    drawn = [Speeds.of("lognormal:0.5", 4000, np.random.default_rng(seed)).values for seed in (1, 1, 2)]
+    drawn = [
+        Speeds.of("lognormal:0.5", 4000, np.random.default_rng(seed)).values
+        for seed in (1, 1, 2)
+    ]
     assert drawn[0].tolist() == drawn[1].tolist() != drawn[2].tolist()
     assert np.log(drawn[0]).mean() == pytest.approx(0, abs=0.03)
     assert np.log(drawn[0]).std() == pytest.approx(0.5, abs=0.03)
@@ -72,12 +77,21 @@ class TestWhatIsTold:
         assert told is not None
         assert [node["speed"] for node in told["nodes"]] == list(self.SPEEDS)
         opened = Run.open(tmp_path / "run")
-        assert [each.work for each in opened.rounds] == [each.work for each in result.rounds]
-        explained = explain(opened, shared[0].round, build_method(opened.settings).controller)
-        assert "waited for 0% of the time of updates, where with the same τ it would be 30%" in explained.shared
+        assert [each.work for each in opened.rounds] == [
+            each.work for each in result.rounds
+        ]
+        explained = explain(
+            opened, shared[0].round, build_method(opened.settings).controller
+        )
+        assert (
+            "waited for 0% of the time of updates, where with the same τ it would be 30%"
+            in explained.shared
+        )
 
     def test_of_more_nodes_than_are_listed_only_means(self) -> None:
-        result = run(speeds="lognormal:1.0", nodes=201, rounds=3, partition="draw:20", case=None)
+        result = run(
+            speeds="lognormal:1.0", nodes=201, rounds=3, partition="draw:20", case=None
+        )
         work, *_ = (record.work for record in result.rounds if record.work)
         assert work["updates"] == work["idle"] == []
         assert 0 <= work["mean_idle"] < 0.5 < work["mean_idle_equal"] < 1
@@ -86,14 +100,18 @@ class TestWhatIsTold:
 
 def test_a_node_that_becomes_slow_holds_the_others_up_for_a_few_rounds_only() -> None:
     """A tenth as fast from the eleventh round on: what the others get done in a second is soon near what it was."""
-    prepared = simulate(Settings(model="softmax", partition="case:2", budget=("time=40s",), speeds=(1,) * 5))
+    prepared = simulate(
+        Settings(model="softmax", partition="case:2", budget=("time=40s",), speeds=(1,) * 5)
+    )
     updates, times = [], []
 
     def observe(record: RoundRecord) -> None:
         updates.append(record.work["updates"][0] if record.work else record.tau)
         times.append(record.tau * record.c["time"] + record.b["time"])
         if record.round == 10:
-            object.__setattr__(prepared.meters, "speeds", Speeds(np.array([1, 1, 1, 1, 0.1])))
+            object.__setattr__(
+                prepared.meters, "speeds", Speeds(np.array([1, 1, 1, 1, 0.1]))
+            )
 
     execute(prepared, callbacks=[observe])
 
@@ -107,7 +125,8 @@ def test_a_node_that_becomes_slow_holds_the_others_up_for_a_few_rounds_only() ->
 
 def test_with_a_budget_of_energy_alone_all_make_the_same_number() -> None:
     by_itself, equal = (
-        run(speeds=TestWhatIsTold.SPEEDS, budget="energy=100J", workload=workload) for workload in (None, "equal")
+        run(speeds=TestWhatIsTold.SPEEDS, budget="energy=100J", workload=workload)
+        for workload in (None, "equal")
     )
     assert len(by_itself.rounds) > 5
     assert by_itself.w.tobytes() == equal.w.tobytes()
@@ -116,5 +135,7 @@ def test_with_a_budget_of_energy_alone_all_make_the_same_number() -> None:
 def test_what_cannot_be() -> None:
     with pytest.raises(UserError, match=r"by-speed needs a .*tau.* that is adaptive"):
         build_method(Settings(workload="by-speed", method="paper"))
-    with pytest.raises(UserError, match="every node needs a speed: 2 are given for 5 nodes"):
+    with pytest.raises(
+        UserError, match="every node needs a speed: 2 are given for 5 nodes"
+    ):
         run(speeds=(1, 2))

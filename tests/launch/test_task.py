@@ -9,12 +9,12 @@ import pytest
 from fedbudget.engines.remote.node_data import table_to_test_on
 from fedbudget.engines.remote.task import agree
 from fedbudget.errors import UserError, flag
+from fedbudget.launch.inputs import dataset_to_test_on, from_dataset, from_file
 from fedbudget.launch.method import build_method
-from fedbudget.launch.node_data import dataset_to_test_on, from_dataset, from_file
 from fedbudget.launch.simulate import simulate
 from fedbudget.launch.task import agree_on_task, compression_of
 from fedbudget.models import Softmax
-from fedbudget.settings import Settings
+from fedbudget.settings.settings import Settings
 from support.kinds import ONE, write
 
 TRIAL = Settings(model="svm", nodes=5, partition="case:4", seed=3)
@@ -22,21 +22,32 @@ OTHER = [(100.0 + i, 3.0 - i, "green" if i % 3 else "blue") for i in range(15)]
 
 
 class TestTestedOn:
-    def test_has_everyones_class_numbers_and_is_standardised_as_everyones(self, tmp_path: Path) -> None:
-        held = [from_file(write(tmp_path / f"{i}.csv", rows)) for i, rows in enumerate((ONE, OTHER))]
+    def test_has_everyones_class_numbers_and_is_standardised_as_everyones(
+        self, tmp_path: Path
+    ) -> None:
+        held = [
+            from_file(write(tmp_path / f"{i}.csv", rows))
+            for i, rows in enumerate((ONE, OTHER))
+        ]
         agreed = agree([each.samples() for each in held])
         assert agreed.classes == ("blue", "green", "red")
         path = write(tmp_path / "test.csv", [(1.0, 2.0, "red"), (3.0, 4.0, "green")])
-        table = table_to_test_on(dataset_to_test_on(str(path), Settings()), agreed, Softmax(2, 3))
+        table = table_to_test_on(
+            dataset_to_test_on(str(path), Settings()), agreed, Softmax(2, 3)
+        )
         assert table.y.tolist() == [2, 1]
         everything = np.array([[a, b] for a, b, _ in (*ONE, *OTHER)])
-        expected = (np.array([[1, 2], [3, 4]]) - everything.mean(axis=0)) / everything.std(axis=0)
+        expected = (np.array([[1, 2], [3, 4]]) - everything.mean(axis=0)) / everything.std(
+            axis=0
+        )
         assert table.x == pytest.approx(expected, rel=1e-6)
 
     def test_the_test_samples_of_a_dataset_are_its_own(self) -> None:
         whole = simulate(TRIAL)
         agreed = from_dataset(TRIAL, "1/5").samples()
-        table = table_to_test_on(dataset_to_test_on("digits", Settings()), agreed, whole.model)
+        table = table_to_test_on(
+            dataset_to_test_on("digits", Settings()), agreed, whole.model
+        )
         assert whole.test is not None
         assert np.array_equal(table.x, whole.test.x)
         assert np.array_equal(table.y, whole.test.y)
@@ -45,9 +56,15 @@ class TestTestedOn:
         agreed = agree([from_file(write(tmp_path / "one.csv", ONE)).samples()])
         path = write(tmp_path / "test.csv", [(1.0, 2.0, "mauve"), (1.0, 2.0, "red")])
         with pytest.raises(UserError, match="has class 'mauve', which no node has"):
-            table_to_test_on(dataset_to_test_on(str(path), Settings()), agreed, Softmax(2, 2))
+            table_to_test_on(
+                dataset_to_test_on(str(path), Settings()), agreed, Softmax(2, 2)
+            )
         with pytest.raises(UserError, match="has 64 features, and nodes' data 2"):
-            table_to_test_on(dataset_to_test_on("digits", Settings()), replace(agreed, classes=()), Softmax(2, 2))
+            table_to_test_on(
+                dataset_to_test_on("digits", Settings()),
+                replace(agreed, classes=()),
+                Softmax(2, 2),
+            )
 
 
 @pytest.mark.parametrize(
@@ -59,17 +76,25 @@ class TestTestedOn:
         (Settings(budget=("privacy=4",)), "none"),
     ],
 )
-def test_fewer_bits_are_chosen_where_a_run_does_not_need_all(settings: Settings, compress: str) -> None:
+def test_fewer_bits_are_chosen_where_a_run_does_not_need_all(
+    settings: Settings, compress: str
+) -> None:
     assert compression_of(settings) == compress
 
 
 def test_a_private_run_is_told_no_means(tmp_path: Path) -> None:
     """And says how a node leaves them out, which a run then goes on with."""
-    settings = Settings(model="softmax", nodes=2, budget=("time=5s", "privacy=4"), privacy_delta=1e-5)
+    settings = Settings(
+        model="softmax", nodes=2, budget=("time=5s", "privacy=4"), privacy_delta=1e-5
+    )
     method = build_method(settings)
     paths = [write(tmp_path / f"{i}.csv", rows) for i, rows in enumerate((ONE, OTHER))]
     with pytest.raises(UserError) as refused:
         agree_on_task(settings, method, [from_file(path).samples() for path in paths])
-    assert refused.value.spelled(flag).endswith("switch --standardise off at nodes (--no-standardise)")
+    assert refused.value.spelled(flag).endswith(
+        "switch --standardise off at nodes (--no-standardise)"
+    )
     held = [from_file(path, standardise=False) for path in paths]
-    assert agree_on_task(settings, method, [each.samples() for each in held])[1].request.private
+    assert agree_on_task(settings, method, [each.samples() for each in held])[
+        1
+    ].request.private

@@ -7,15 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedbudget.budget import Budget
-from fedbudget.meters.meters import Meters
-from fedbudget.resources.resource import MeterError, Metering
-from fedbudget.resources.time import SGD, SimulatedTime
-from fedbudget.resources.usage import CombinedReading
+from fedbudget.budget.budget import Budget
+from fedbudget.resources.kinds import SGD, SimulatedTime
+from fedbudget.resources.meters import Meters
+from fedbudget.resources.resource import CombinedReading, MeterError, Metering
 from support.usage import CPU, TIME, usage
 
 EVERYTHING = Budget.parse(["money=9", "bytes=1GB", "time=1h", "energy=1MJ", "cpu=1h"])
-DECLARED = {"watts": 3.0, "joules_per_byte": 1e-6, "price_per_hour": 9.0, "price_per_gigabyte": 5.0}
+DECLARED = {
+    "watts": 3.0,
+    "joules_per_byte": 1e-6,
+    "price_per_hour": 9.0,
+    "price_per_gigabyte": 5.0,
+}
 MEASURED = [Metering(declared=DECLARED), Metering(network=True, declared=DECLARED)]
 
 
@@ -35,7 +39,9 @@ def test_simulated_time_gives_all_other_costs(network: bool) -> None:
     c, b = time.step, time.aggregation
     costs = Meters.of(EVERYTHING, simulated(network=network)).read(usage())
     assert costs.step.tolist() == pytest.approx([0.01 * c, 0, c, 12 * c, 4 * c])
-    assert costs.aggregation.tolist() == pytest.approx([0.01 * b + 0.01, 2_000_000, b, 12 * b + 2, 0])
+    assert costs.aggregation.tolist() == pytest.approx(
+        [0.01 * b + 0.01, 2_000_000, b, 12 * b + 2, 0]
+    )
 
 
 def test_expected_costs_follow_from_the_mean_time() -> None:
@@ -49,8 +55,17 @@ def test_every_resource_has_its_source() -> None:
     measured, network = (Meters.of(EVERYTHING, how) for how in MEASURED)
     assert measured.sources == {**declared, "time": "measured", "cpu": "measured"}
     assert list(measured.sources) == list(EVERYTHING.limits)
-    assert network.sources == {**declared, "time": "measured", "cpu": "measured", "bytes": "measured"}
-    assert Meters.of(EVERYTHING, simulated()).sources == {**declared, "time": "simulated", "cpu": "simulated"}
+    assert network.sources == {
+        **declared,
+        "time": "measured",
+        "cpu": "measured",
+        "bytes": "measured",
+    }
+    assert Meters.of(EVERYTHING, simulated()).sources == {
+        **declared,
+        "time": "simulated",
+        "cpu": "simulated",
+    }
 
 
 @pytest.mark.parametrize("metering", MEASURED)
@@ -63,11 +78,19 @@ def test_unknown_readings_matter_only_where_they_count(metering: Metering) -> No
 
 @pytest.mark.parametrize(
     ("budget", "names"),
-    [("bytes=1MB", ["time"]), ("cpu=1s", ["time", "cpu"]), ("energy=1J", ["time"]), ("time=1s", ["time"])],
+    [
+        ("bytes=1MB", ["time"]),
+        ("cpu=1s", ["time", "cpu"]),
+        ("energy=1J", ["time"]),
+        ("time=1s", ["time"]),
+    ],
 )
 def test_counters_are_read_as_far_as_needed(budget: str, names: list[str]) -> None:
     """A machine's energy is not that of nodes which are simulated on it."""
-    assert list(Meters.of(Budget.parse([budget]), Metering()).counters().read().values) == names
+    assert (
+        list(Meters.of(Budget.parse([budget]), Metering()).counters().read().values)
+        == names
+    )
 
 
 class TestState:
@@ -85,7 +108,9 @@ class TestState:
         assert second.read(again).step.tolist() == first.read(again).step.tolist()
 
     def test_restored_simulated_meters_draw_what_the_first_would(self) -> None:
-        first, second = (Meters.of(Budget({"time": 1e6}), simulated(seed)) for seed in (1, 2))
+        first, second = (
+            Meters.of(Budget({"time": 1e6}), simulated(seed)) for seed in (1, 2)
+        )
         first.read(usage())
         second.restore(json.loads(json.dumps(first.state())))
         assert second.read(usage()).step.tolist() == first.read(usage()).step.tolist()

@@ -53,7 +53,8 @@ class TestTrain:
             torch.manual_seed(3)
             module = Digits()
         bare, wrapped = (
-            fedbudget.train(model=model, dataset="digits", budget="time=1s") for model in (module, TorchModel(module))
+            fedbudget.train(model=model, dataset="digits", budget="time=1s")
+            for model in (module, TorchModel(module))
         )
         assert bare.w.tobytes() == wrapped.w.tobytes()
         assert bare.accuracy == wrapped.accuracy
@@ -65,17 +66,23 @@ class TestTrain:
 
     def test_whole_numbers_are_classes_and_have_cross_entropy(self) -> None:
         classes = RNG.integers(0, 3, 120)
-        result = fedbudget.train(model=network(), shards=[(X, classes)], test=(X, classes), budget="time=0.5s")
+        result = fedbudget.train(
+            model=network(), shards=[(X, classes)], test=(X, classes), budget="time=0.5s"
+        )
         module = TorchModel(network()).trained(result.w)
         with torch.no_grad():
-            expected = F.cross_entropy(module(torch.from_numpy(X)), torch.from_numpy(classes)).item()
+            expected = F.cross_entropy(
+                module(torch.from_numpy(X)), torch.from_numpy(classes)
+            ).item()
         assert result.loss == pytest.approx(expected, rel=1e-5)
         assert result.accuracy is not None
 
     def test_real_targets_have_the_squared_error(self) -> None:
         y = X[:, 0] - 0.5 * X[:, 1]
         module = nn.Sequential(nn.Linear(5, 1))
-        result = fedbudget.train(model=module, shards=[(X, y)], test=(X, y), budget="time=2s")
+        result = fedbudget.train(
+            model=module, shards=[(X, y)], test=(X, y), budget="time=2s"
+        )
         with torch.no_grad():
             output = TorchModel(module).trained(result.w)(torch.from_numpy(X))[:, 0].numpy()
         assert result.loss == pytest.approx(np.square(output - y).mean(), rel=1e-4)
@@ -87,8 +94,14 @@ class TestTrain:
         [
             (3, "model must be a name, a PyTorch module or a model, not a int"),
             (dict, "model must be a name, a PyTorch module or a model, not a dict"),
-            (nn.Linear(64, 1), r"gives \(\d+, 1\), which are no scores of classes; give a loss too"),
-            (nn.GRU(64, 10), "gives a tuple, of which a loss of your own must make a number"),
+            (
+                nn.Linear(64, 1),
+                r"gives \(\d+, 1\), which are no scores of classes; give a loss too",
+            ),
+            (
+                nn.GRU(64, 10),
+                "gives a tuple, of which a loss of your own must make a number",
+            ),
         ],
     )
     def test_what_cannot_be_trained_is_refused(self, model: Any, message: str) -> None:
@@ -116,19 +129,28 @@ class TestClassWeights:
     def test_losses_of_parts_add_up_to_that_of_all(self) -> None:
         data = table()
         model = TorchModel(network(), class_weights=(0.5, 1.0, 4.0))
-        halves = [Table(data.x[rows], data.y[rows]) for rows in (slice(0, 20), slice(20, 60))]
+        halves = [
+            Table(data.x[rows], data.y[rows]) for rows in (slice(0, 20), slice(20, 60))
+        ]
         w = random_w(model, 0)
         first, second = (loss_over(model, w, half) for half in halves)
-        assert (20 * first + 40 * second) / 60 == pytest.approx(loss_over(model, w, data), rel=1e-5)
+        assert (20 * first + 40 * second) / 60 == pytest.approx(
+            loss_over(model, w, data), rel=1e-5
+        )
 
     @pytest.mark.parametrize(
         ("options", "message"),
         [
             ({"target": "real"}, "class_weights go with classes, not with target 'real'"),
-            ({"loss": F.cross_entropy}, "class_weights are of the cross-entropy; a loss of your own has its own"),
+            (
+                {"loss": F.cross_entropy},
+                "class_weights are of the cross-entropy; a loss of your own has its own",
+            ),
         ],
     )
-    def test_where_they_have_no_meaning_they_are_refused(self, options: Any, message: str) -> None:
+    def test_where_they_have_no_meaning_they_are_refused(
+        self, options: Any, message: str
+    ) -> None:
         with pytest.raises(UserError, match=message):
             TorchModel(network(), class_weights=(1.0, 2.0, 3.0), **options)
 
@@ -164,15 +186,21 @@ class TestFrozen:
         assert torch.equal(trained.layer.weight, layer.weight)
 
     def test_layers_that_are_set_to_evaluation_stay_so(self) -> None:
-        module = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.9), nn.Linear(40, 3), nn.Dropout(0.0))
+        module = nn.Sequential(
+            nn.Linear(5, 40), nn.Dropout(0.9), nn.Linear(40, 3), nn.Dropout(0.0)
+        )
         module[1].eval()
         model, data = TorchModel(module), table()
         w = random_w(model, 0)
         found = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1), 0.1)
         loss, _ = by_autograd(model.trained(w), data, np.arange(60))
         assert found.losses[0] == pytest.approx(loss, rel=1e-5)
-        whole = TorchModel(module.eval())  # as a module is that was loaded to predict: all of it is trained
-        assert whole.descend(w[None], Shards.whole(data), BatchIndices.whole(1), 0.1).losses[0] != pytest.approx(loss)
+        whole = TorchModel(
+            module.eval()
+        )  # as a module is that was loaded to predict: all of it is trained
+        assert whole.descend(
+            w[None], Shards.whole(data), BatchIndices.whole(1), 0.1
+        ).losses[0] != pytest.approx(loss)
 
 
 @pytest.mark.parametrize("as_list", [False, True])
@@ -186,19 +214,28 @@ def test_classes_keep_their_numbers(as_list: bool) -> None:
 
     x, y = np.eye(4, dtype=np.float32), np.array([1, 2, 1, 2])
     shard: Any = list(zip(x, y.tolist(), strict=True)) if as_list else (x, y)
-    fedbudget.train(model=TorchModel(nn.Linear(4, 3), loss=loss), shards=[shard], rounds=2, budget="time=1s")
+    fedbudget.train(
+        model=TorchModel(nn.Linear(4, 3), loss=loss),
+        shards=[shard],
+        rounds=2,
+        budget="time=1s",
+    )
     assert seen == {1, 2}
 
 
 def test_words_are_numbered() -> None:
     x, y = np.eye(4, dtype=np.float32), np.array(["dry", "wet", "dry", "wet"])
-    result = fedbudget.train(model=nn.Linear(4, 2), shards=[(x, y)], test=(x, y), budget="time=2s")
+    result = fedbudget.train(
+        model=nn.Linear(4, 2), shards=[(x, y)], test=(x, y), budget="time=2s"
+    )
     assert result.accuracy == 1
 
 
 def test_a_mapping_is_no_sequence_of_samples() -> None:
     shard: Any = {"x": np.eye(4), "y": np.arange(4)}
-    with pytest.raises(UserError, match=r"shard 0 must be \(x, y\), or a sequence of samples .* not a dict"):
+    with pytest.raises(
+        UserError, match=r"shard 0 must be \(x, y\), or a sequence of samples .* not a dict"
+    ):
         fedbudget.train(model=nn.Linear(4, 4), shards=[shard])
 
 
@@ -215,6 +252,10 @@ class TestWhatCannotBeTrained:
             TorchModel(nn.Linear(5, 1), loss="mse")  # type: ignore[arg-type]
 
     def test_a_loss_without_a_gradient(self) -> None:
-        model = TorchModel(nn.Linear(5, 1), loss=lambda output, y: F.mse_loss(output, y).detach(), target="real")
+        model = TorchModel(
+            nn.Linear(5, 1),
+            loss=lambda output, y: F.mse_loss(output, y).detach(),
+            target="real",
+        )
         with pytest.raises(UserError, match="linear's loss has no gradient"):
             fedbudget.train(model=model, shards=[(X, X[:, 0])], budget="time=1s")

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from fedbudget.data.dataset import Dataset, Part
-from fedbudget.data.samples import SampleStore
-from fedbudget.engines.remote.descriptions import describe, read
+from fedbudget.data.shards import SampleStore
+from fedbudget.engines.remote.encodings import describe, read
 from fedbudget.engines.remote.task import Task
 from fedbudget.errors import UserError
 from fedbudget.models import KMeans, catalogue
 from fedbudget.models.base import ModelOptions
-from fedbudget.models.squared_svm import SquaredSvm
+from fedbudget.models.builtin import SquaredSvm
 from support.networked import node_data, small_dataset, task
 
 
@@ -30,7 +30,11 @@ def test_options_reach_the_model() -> None:
         ("unheard-of", {}, "unknown model 'unheard-of'; use one of svm, linear, kmeans"),
         ("svm", {"clusters": 3}, "model svm has no option clusters, only: none"),
         ("kmeans", {"cluster": 3}, "model kmeans has no option cluster, only: clusters"),
-        ("kmeans", {"clusters": "3"}, "clusters of model kmeans must be of type int, not '3'"),
+        (
+            "kmeans",
+            {"clusters": "3"},
+            "clusters of model kmeans must be of type int, not '3'",
+        ),
         ("kmeans", {"clusters": True}, "must be of type int, not True"),
         ("kmeans", {"clusters": 2.5}, "must be of type int, not 2.5"),
         ("kmeans", {"clusters": 0}, "clusters must be at least 1, not 0"),
@@ -42,18 +46,29 @@ def test_options_that_cannot_be(name: str, options: ModelOptions, reason: str) -
 
 
 @pytest.mark.parametrize(
-    ("labels", "values", "name"), [(True, False, "softmax"), (True, True, "softmax"), (False, True, "linear")]
+    ("labels", "values", "name"),
+    [(True, False, "softmax"), (True, True, "softmax"), (False, True, "linear")],
 )
-def test_where_no_model_is_named_the_target_decides(labels: bool, values: bool, name: str) -> None:
-    part = Part(np.zeros((2, 3)), np.arange(2) if labels else None, np.arange(2.0) if values else None)
+def test_where_no_model_is_named_the_target_decides(
+    labels: bool, values: bool, name: str
+) -> None:
+    part = Part(
+        np.zeros((2, 3)),
+        np.arange(2) if labels else None,
+        np.arange(2.0) if values else None,
+    )
     assert catalogue.default(Dataset("a", part)) == name
 
 
 def test_nothing_to_predict_is_said() -> None:
-    with pytest.raises(UserError, match="homes has nothing to predict; for clusters, use model kmeans"):
+    with pytest.raises(
+        UserError, match="homes has nothing to predict; for clusters, use model kmeans"
+    ):
         catalogue.default(Dataset("homes", Part(np.zeros((2, 3)))))
     with pytest.raises(UserError, match="need a PyTorch model of your own"):
-        catalogue.default(Dataset("any", Part(np.zeros((2, 1), np.int64)), store=SampleStore([])))
+        catalogue.default(
+            Dataset("any", Part(np.zeros((2, 1), np.int64)), store=SampleStore([]))
+        )
 
 
 # What must be touched for a new option: the model itself, below, and a field of that name in settings.py.
@@ -69,14 +84,18 @@ class SoftSvm(SquaredSvm):
 @pytest.fixture
 def soft_svm(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a name; as `fedbudget.models.catalogue` has the models of the house."""
-    entry = catalogue.ModelEntry(lambda dataset, options, _: SoftSvm(dataset.features, **options), SoftSvm.OPTIONS)
+    entry = catalogue.ModelEntry(
+        lambda dataset, options, _: SoftSvm(dataset.features, **options), SoftSvm.OPTIONS
+    )
     monkeypatch.setattr(catalogue, "MODELS", {**catalogue.MODELS, "soft-svm": entry})
 
 
 @pytest.mark.usefixtures("soft_svm")
 def test_a_new_option_reaches_nodes_on_other_machines() -> None:
     """No message, task or engine knows of it."""
-    chosen = catalogue.options("soft-svm", {"model": "soft-svm", "regularization": 0.5, "seed": 3})
+    chosen = catalogue.options(
+        "soft-svm", {"model": "soft-svm", "regularization": 0.5, "seed": 3}
+    )
     arrived = read(Task, describe(replace(task(), model="soft-svm", model_options=chosen)))
     fleet = node_data(0).fleet(arrived, [0])
     assert isinstance(fleet.model, SoftSvm)

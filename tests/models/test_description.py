@@ -33,12 +33,20 @@ def test_the_tensors_of_a_module_are_told_in_the_order_of_w() -> None:
         ("2.weight", (2, 4)),
         ("2.bias", (2,)),
     ]
-    assert (found.kind, found.loss, found.target, found.frozen) == ("TorchModel", "the usual one", "auto", "")
+    assert (found.kind, found.loss, found.target, found.frozen) == (
+        "TorchModel",
+        "the usual one",
+        "auto",
+        "",
+    )
     assert str(found) == "sequential (TorchModel, 26 parameters)"
 
 
 def test_modules_that_start_elsewhere_are_the_same_model() -> None:
-    assert difference(TorchModel(network()), TorchModel(lambda: network(), name="another")) is None
+    assert (
+        difference(TorchModel(network()), TorchModel(lambda: network(), name="another"))
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +78,11 @@ def test_modules_that_start_elsewhere_are_the_same_model() -> None:
             Softmax(3, 2),
             "the kind of model is TorchModel here, and Softmax there",
         ),
-        (Softmax(3, 2), Softmax(4, 2), "parameter weight is 2 x 3 of float32 here, and 2 x 4 of float32 there"),
+        (
+            Softmax(3, 2),
+            Softmax(4, 2),
+            "parameter weight is 2 x 3 of float32 here, and 2 x 4 of float32 there",
+        ),
     ],
 )
 def test_the_first_difference_is_said(one: Any, two: Any, words: str) -> None:
@@ -79,7 +91,10 @@ def test_the_first_difference_is_said(one: Any, two: Any, words: str) -> None:
 
 def test_the_same_parameters_in_another_order_are_another_model() -> None:
     first, last = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
-    one, two = (nn.ModuleDict({name: {"a": first, "b": last}[name] for name in names}) for names in ("ab", "ba"))
+    one, two = (
+        nn.ModuleDict({name: {"a": first, "b": last}[name] for name in names})
+        for names in ("ab", "ba")
+    )
     found = difference(TorchModel(one), TorchModel(two))
     assert found == "parameter a.weight comes here where parameter b.weight comes there"
 
@@ -93,7 +108,9 @@ def test_what_is_frozen_must_have_the_same_values() -> None:
         return TorchModel(module)
 
     assert difference(frozen(1.0), frozen(1.0)) is None
-    assert str(difference(frozen(1.0), frozen(2.0))).startswith("what is frozen has other numbers here than there (")
+    assert str(difference(frozen(1.0), frozen(2.0))).startswith(
+        "what is frozen has other numbers here than there ("
+    )
 
 
 def test_statistics_that_are_frozen_must_have_the_same_values() -> None:
@@ -106,7 +123,9 @@ def test_statistics_that_are_frozen_must_have_the_same_values() -> None:
         return TorchModel(nn.Sequential(nn.Linear(3, 4), layer))
 
     assert difference(frozen(1.0), frozen(1.0)) is None
-    assert str(difference(frozen(1.0), frozen(2.0))).startswith("what is frozen has other numbers here than there (")
+    assert str(difference(frozen(1.0), frozen(2.0))).startswith(
+        "what is frozen has other numbers here than there ("
+    )
 
 
 def test_losses_of_one_name_that_are_written_otherwise_differ() -> None:
@@ -139,9 +158,13 @@ def test_a_lambda_is_told_from_another_and_not_by_the_line_that_it_is_in() -> No
 
 
 def test_what_a_loss_was_made_with_is_told() -> None:
-    weights = [nn.CrossEntropyLoss(weight=torch.tensor([1.0, weight])) for weight in (1.0, 3.0)]
+    weights = [
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, weight])) for weight in (1.0, 3.0)
+    ]
     assert in_words(weights[0]) != in_words(weights[1])
-    assert in_words(functools.partial(F.huber_loss, delta=0.5)) == "huber_loss with delta=0.5"
+    assert (
+        in_words(functools.partial(F.huber_loss, delta=0.5)) == "huber_loss with delta=0.5"
+    )
 
 
 def test_a_function_model_is_known_by_its_function() -> None:
@@ -153,13 +176,24 @@ def test_a_function_model_is_known_by_its_function() -> None:
 
     model = FunctionModel(slope, initial=np.zeros(3))
     assert difference(model, FunctionModel(slope, initial=np.ones(3))) is None
-    assert "the loss is slope, written as" in str(difference(model, FunctionModel(steep, initial=np.zeros(3))))
-    assert "parameter w is 3 of float32" in str(difference(model, FunctionModel(slope, initial=np.zeros(4))))
+    assert "the loss is slope, written as" in str(
+        difference(model, FunctionModel(steep, initial=np.zeros(3)))
+    )
+    assert "parameter w is 3 of float32" in str(
+        difference(model, FunctionModel(slope, initial=np.zeros(4)))
+    )
 
 
 def test_running_statistics_are_told_behind_the_parameters_where_they_are_in_w() -> None:
     module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     names = [each.name for each in describe(TorchModel(module)).tensors]
-    assert names == ["0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"]
+    assert names == [
+        "0.weight",
+        "0.bias",
+        "1.weight",
+        "1.bias",
+        "1.running_mean",
+        "1.running_var",
+    ]
     apart = difference(TorchModel(module), TorchModel(module, statistics="local"))
     assert apart == "parameter 1.running_mean is 2 of float32 here, and missing there"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedbudget.models.faster_layers import FasterLayers
+from fedbudget.models.torch.faster_layers import FasterLayers
 
 
 def images(*shape: int, seed: int = 0) -> Tensor:
@@ -30,10 +30,18 @@ def both_ways(layer: Callable[[Tensor], Tensor], x: Tensor) -> list[tuple[Tensor
 
 class TestPooling:
     @pytest.mark.parametrize("shape", [(1, 1, 2, 2), (3, 5, 8, 6), (2, 1, 28, 28)])
-    @pytest.mark.parametrize("steps", [1, 1000])  # with large steps many pixels are equally large
-    @pytest.mark.parametrize("layer", [nn.MaxPool2d(2), nn.MaxPool2d((2, 2), (2,), padding=0, ceil_mode=True)])
-    def test_gives_the_same_bits(self, shape: tuple[int, ...], steps: int, layer: nn.Module) -> None:
-        (y, gradient), (faster, faster_gradient) = both_ways(layer, (images(*shape) * steps).round() / steps)
+    @pytest.mark.parametrize(
+        "steps", [1, 1000]
+    )  # with large steps many pixels are equally large
+    @pytest.mark.parametrize(
+        "layer", [nn.MaxPool2d(2), nn.MaxPool2d((2, 2), (2,), padding=0, ceil_mode=True)]
+    )
+    def test_gives_the_same_bits(
+        self, shape: tuple[int, ...], steps: int, layer: nn.Module
+    ) -> None:
+        (y, gradient), (faster, faster_gradient) = both_ways(
+            layer, (images(*shape) * steps).round() / steps
+        )
         assert torch.equal(y, faster)
         assert torch.equal(gradient, faster_gradient)
 
@@ -57,7 +65,9 @@ class TestPooling:
         assert torch.equal(gradient, faster_gradient)
 
     def test_what_follows_may_change_it_in_place(self) -> None:
-        (y, gradient), (faster, faster_gradient) = both_ways(lambda x: F.max_pool2d(x, 2).relu_(), images(2, 3, 8, 8))
+        (y, gradient), (faster, faster_gradient) = both_ways(
+            lambda x: F.max_pool2d(x, 2).relu_(), images(2, 3, 8, 8)
+        )
         assert torch.equal(y, faster)
         assert torch.equal(gradient, faster_gradient)
 
@@ -78,8 +88,12 @@ class TestPooling:
 class TestNormalization:
     @pytest.mark.parametrize("channels", [1, 3, 9, 32])
     @pytest.mark.parametrize("window", [1, 4, 5, 9])
-    @pytest.mark.parametrize(("size", "k"), [(1.0, 1.0), (30.0, 2.0)])  # with large values the squares matter
-    def test_is_pytorchs_in_value_and_gradient(self, channels: int, window: int, size: float, k: float) -> None:
+    @pytest.mark.parametrize(
+        ("size", "k"), [(1.0, 1.0), (30.0, 2.0)]
+    )  # with large values the squares matter
+    def test_is_pytorchs_in_value_and_gradient(
+        self, channels: int, window: int, size: float, k: float
+    ) -> None:
         layer = nn.LocalResponseNorm(window, alpha=0.01, k=k)
         x = size * images(2, channels, 5, 4)
         expected, expected_gradient = both_ways(lambda x: layer(x.double()), x)[0]
@@ -96,7 +110,9 @@ class TestNormalization:
         assert found == pytest.approx([3 * factor, 0, -30 * factor], rel=1e-6)
 
     def test_with_another_exponent_is_pytorchs(self) -> None:
-        (y, gradient), (faster, faster_gradient) = both_ways(nn.LocalResponseNorm(5, beta=0.5), images(2, 7, 3, 3))
+        (y, gradient), (faster, faster_gradient) = both_ways(
+            nn.LocalResponseNorm(5, beta=0.5), images(2, 7, 3, 3)
+        )
         assert torch.equal(y, faster)
         assert torch.equal(gradient, faster_gradient)
 
@@ -108,7 +124,9 @@ class TestNormalization:
 
 
 class TestFirstConvolution:
-    @pytest.mark.parametrize(("kernel", "padding"), [(5, 2), (3, 0), ((1, 4), (0, 3)), (2, 1)])
+    @pytest.mark.parametrize(
+        ("kernel", "padding"), [(5, 2), (3, 0), ((1, 4), (0, 3)), (2, 1)]
+    )
     @pytest.mark.parametrize("bias", [True, False])
     def test_has_pytorchs_gradients(self, kernel: int, padding: int, bias: bool) -> None:
         layer, x = nn.Conv2d(1, 6, kernel, padding=padding, bias=bias), images(4, 1, 7, 9)
@@ -140,7 +158,9 @@ class TestFirstConvolution:
         assert torch.equal(gradient, faster_gradient)
 
 
-@pytest.mark.parametrize("layer", [nn.Conv2d(1, 3, 3), nn.MaxPool2d(2), nn.LocalResponseNorm(3)])
+@pytest.mark.parametrize(
+    "layer", [nn.Conv2d(1, 3, 3), nn.MaxPool2d(2), nn.LocalResponseNorm(3)]
+)
 def test_within_the_context_alone_another_function_computes_it(layer: nn.Module) -> None:
     """Nothing above would notice if the faster ones were never used."""
     x = images(2, 1, 6, 6).requires_grad_(not isinstance(layer, nn.Conv2d))

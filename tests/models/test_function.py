@@ -16,7 +16,12 @@ def numpy_svm(w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
     return svm_loss(*exact, 0.1), svm_gradient(*exact, 0.1).astype(np.float32)
 
 
-OWN = FunctionModel(numpy_svm, initial=np.zeros(5), predict=lambda w, x: np.where(x @ w >= 0, 1, -1), target="binary")
+OWN = FunctionModel(
+    numpy_svm,
+    initial=np.zeros(5),
+    predict=lambda w, x: np.where(x @ w >= 0, 1, -1),
+    target="binary",
+)
 
 
 @pytest.mark.parametrize("batch", [None, 6])
@@ -27,7 +32,10 @@ def test_a_function_and_the_kernel_agree(batch: int | None, same_w: bool) -> Non
     indices = Sampler(shards.size, batch, seed=2).round(5)
     w = np.stack([case.start(seed) for seed in range(1 if same_w else 3)])
     best, shift = case.start(50), np.stack([case.start(seed) for seed in range(60, 63)])
-    own, kernel = (model.descend(w, shards, indices, 0.1, best, shift) for model in (OWN, SquaredSvm(5)))
+    own, kernel = (
+        model.descend(w, shards, indices, 0.1, best, shift)
+        for model in (OWN, SquaredSvm(5))
+    )
     np.testing.assert_allclose(own.w, kernel.w, atol=1e-5)
     np.testing.assert_allclose(own.losses, kernel.losses, rtol=1e-5)
     np.testing.assert_allclose(own.gradients, kernel.gradients, atol=1e-5)
@@ -49,7 +57,12 @@ def test_nobody_can_change_where_it_starts() -> None:
 
 def test_without_a_prediction_there_is_no_accuracy() -> None:
     table = Table(np.zeros((2, 5), np.float32), np.zeros(2, np.float32))
-    assert FunctionModel(numpy_svm, initial=np.zeros(5)).accuracy(np.zeros(5, np.float32), table) is None
+    assert (
+        FunctionModel(numpy_svm, initial=np.zeros(5)).accuracy(
+            np.zeros(5, np.float32), table
+        )
+        is None
+    )
 
 
 def test_a_gradient_of_another_shape_is_refused_by_the_functions_name() -> None:
@@ -57,11 +70,20 @@ def test_a_gradient_of_another_shape_is_refused_by_the_functions_name() -> None:
         return 0.0, w[:3]
 
     model = FunctionModel(short_gradient, initial=np.zeros(5))
-    with pytest.raises(UserError, match=r"short_gradient gave a gradient of shape \(3,\); w has \(5,\)"):
-        model.descend(model.initial(0)[None], Shards.whole(problem("svm", 0).table), BatchIndices.whole(1), 0.1)
+    with pytest.raises(
+        UserError, match=r"short_gradient gave a gradient of shape \(3,\); w has \(5,\)"
+    ):
+        model.descend(
+            model.initial(0)[None],
+            Shards.whole(problem("svm", 0).table),
+            BatchIndices.whole(1),
+            0.1,
+        )
 
 
 @pytest.mark.parametrize("initial", [np.zeros((2, 3)), np.zeros(0), 3.0])
 def test_w_is_a_flat_vector(initial: object) -> None:
-    with pytest.raises(UserError, match="initial must be a flat vector of parameters, not of shape"):
+    with pytest.raises(
+        UserError, match="initial must be a flat vector of parameters, not of shape"
+    ):
         FunctionModel(numpy_svm, initial=initial)  # type: ignore[arg-type]

@@ -31,7 +31,12 @@ def threads() -> Iterator[None]:
 
 
 def run(
-    driver: str, case: Problem, shards: Shards, indices: BatchIndices, w: Float32, shift: Float32 | None = None
+    driver: str,
+    case: Problem,
+    shards: Shards,
+    indices: BatchIndices,
+    w: Float32,
+    shift: Float32 | None = None,
 ) -> Descent:
     """One round with a driver of our choice, with η = 0.05, and with the losses of some other w."""
     with pytest.MonkeyPatch.context() as patch:
@@ -47,12 +52,17 @@ def assert_same_bits(one: Descent, other: Descent) -> None:
 
 def shards_around_blocks(case: Problem) -> Shards:
     ends = np.cumsum(SIZES)
-    return Shards.of(case.table, [np.arange(end - size, end) for size, end in zip(SIZES, ends, strict=True)])
+    return Shards.of(
+        case.table,
+        [np.arange(end - size, end) for size, end in zip(SIZES, ends, strict=True)],
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("features", [1, 3, 8, 33, 130])
-def test_both_drivers_give_the_same_bits_with_any_number_of_threads(name: str, features: int) -> None:
+def test_both_drivers_give_the_same_bits_with_any_number_of_threads(
+    name: str, features: int
+) -> None:
     case = problem(name, seed=features, samples=sum(SIZES), features=features)
     shards = shards_around_blocks(case)
     indices = BatchIndices.whole(len(shards), updates=3)
@@ -65,9 +75,13 @@ def test_both_drivers_give_the_same_bits_with_any_number_of_threads(name: str, f
 
 
 @pytest.mark.parametrize("batch", [1, 100, 300])
-def test_both_drivers_give_the_same_bits_on_mini_batches_and_from_different_w(batch: int) -> None:
+def test_both_drivers_give_the_same_bits_on_mini_batches_and_from_different_w(
+    batch: int,
+) -> None:
     case = problem("svm", seed=batch, samples=1600, features=20)
-    shards = Shards.of(case.table, [np.arange(0, 300), np.arange(300, 900), np.arange(900, 1600)])
+    shards = Shards.of(
+        case.table, [np.arange(0, 300), np.arange(300, 900), np.arange(900, 1600)]
+    )
     indices = Sampler(shards.size, batch, seed=4).round(4)
     w = np.stack([case.start(seed) for seed in range(3)])
     for shift in (None, np.stack([case.start(seed) for seed in range(10, 13)])):
@@ -77,7 +91,9 @@ def test_both_drivers_give_the_same_bits_on_mini_batches_and_from_different_w(ba
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_the_losses_of_another_w_are_those_of_the_first_mini_batch(name: str, driver: str) -> None:
+def test_the_losses_of_another_w_are_those_of_the_first_mini_batch(
+    name: str, driver: str
+) -> None:
     case = problem(name, seed=7, samples=700)
     shards = Shards.of(case.table, [np.arange(0, 250), np.arange(250, 700)])
     indices = Sampler(shards.size, 200, seed=4).round(3)
@@ -86,17 +102,26 @@ def test_the_losses_of_another_w_are_those_of_the_first_mini_batch(name: str, dr
     assert found.best_losses is not None
     for node in range(2):
         rows = shards.rows_of(node)[indices.of(node, 0, 0)]
-        assert found.best_losses[node] == pytest.approx(case.loss(other, case.x[rows], case.y[rows]), rel=1e-5)
+        assert found.best_losses[node] == pytest.approx(
+            case.loss(other, case.x[rows], case.y[rows]), rel=1e-5
+        )
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_a_shift_is_added_to_what_is_stepped_along_and_not_to_the_gradient(name: str, driver: str) -> None:
+def test_a_shift_is_added_to_what_is_stepped_along_and_not_to_the_gradient(
+    name: str, driver: str
+) -> None:
     case = problem(name, seed=7, samples=300)
     parts = [np.arange(0, 140), np.arange(140, 300)]
     shift = np.stack([case.start(21), -case.start(22)])
     found = run(
-        driver, case, Shards.of(case.table, parts), BatchIndices.whole(2, updates=4), case.start(1)[None], shift
+        driver,
+        case,
+        Shards.of(case.table, parts),
+        BatchIndices.whole(2, updates=4),
+        case.start(1)[None],
+        shift,
     )
     for node, gradient in enumerate(case.local(parts)):
         w = case.start(1).astype(np.float64)
@@ -107,18 +132,24 @@ def test_a_shift_is_added_to_what_is_stepped_along_and_not_to_the_gradient(name:
 
 
 def test_a_shard_of_many_samples_keeps_its_digits() -> None:
-    case = problem("linear", seed=2, samples=300_000, features=2, dtype=np.uint8, regularization=0.0)
+    case = problem(
+        "linear", seed=2, samples=300_000, features=2, dtype=np.uint8, regularization=0.0
+    )
     model, w = LinearRegression(2), np.array([1.0, -0.5], np.float32)
     found = model.descend(w[None], Shards.whole(case.table), BatchIndices.whole(1), 0.0)
     exact = w.astype(np.float64)
     assert found.losses[0] == pytest.approx(case.loss(exact, case.x, case.y), rel=1e-6)
-    np.testing.assert_allclose(found.gradients[0], case.gradient(exact, case.x, case.y), rtol=1e-5)
+    np.testing.assert_allclose(
+        found.gradients[0], case.gradient(exact, case.x, case.y), rtol=1e-5
+    )
 
 
 def test_no_step_leaves_w_where_it_was() -> None:
     case = problem("svm", seed=0)
     w = case.start(3)
-    found = case.model.descend(w[None], Shards.whole(case.table), BatchIndices.whole(1), 0.0)
+    found = case.model.descend(
+        w[None], Shards.whole(case.table), BatchIndices.whole(1), 0.0
+    )
     np.testing.assert_array_equal(found.w[0], w)
     assert found.best_losses is None
 
@@ -129,7 +160,7 @@ def test_threads_of_a_new_program_do_not_import_kernels_at_once() -> None:
 import sys, threading
 from fedbudget.models.compiling import import_kernels
 
-names = ["fedbudget.models.compiled.kernels", "fedbudget.protocol.tree_kernel", "fedbudget.models.layer_kernels"]
+names = ["fedbudget.models.compiled.kernels", "fedbudget.models.compiled.tree_sum", "fedbudget.models.torch.layer_kernels"]
 began, made = threading.Barrier(len(names)), []
 
 def load(name):
@@ -143,5 +174,7 @@ for thread in threads:
     thread.join()
 sys.exit(sorted(made) != sorted(names))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -45,8 +45,12 @@ def test_loss_and_gradient_are_those_of_table_1(
     found = at(case.model, w, shards)
     slope = finite_differences(lambda v: case.loss(v, x, y), exact)
     assert found.losses[0] == pytest.approx(case.loss(exact, x, y), rel=1e-5)
-    np.testing.assert_allclose(found.gradients[0], slope, atol=2e-5 * (1 + np.abs(slope).max()))
-    np.testing.assert_allclose(case.gradient(exact, x, y), slope, atol=1e-5 * (1 + np.abs(slope).max()))
+    np.testing.assert_allclose(
+        found.gradients[0], slope, atol=2e-5 * (1 + np.abs(slope).max())
+    )
+    np.testing.assert_allclose(
+        case.gradient(exact, x, y), slope, atol=1e-5 * (1 + np.abs(slope).max())
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -56,8 +60,13 @@ def test_every_node_has_the_loss_of_its_own_shard(name: str, seed: int) -> None:
     case = problem(name, seed)
     shards = Shards.of(case.table, [np.arange(0, 7), np.arange(7, 40), np.arange(40, 60)])
     w = case.start(seed)
-    exact = [case.loss(w.astype(np.float64), case.x[rows], case.y[rows]) for rows in map(shards.rows_of, range(3))]
-    np.testing.assert_allclose(case.model.losses(w[None], shards, BatchIndices.whole(3)), exact, rtol=1e-5)
+    exact = [
+        case.loss(w.astype(np.float64), case.x[rows], case.y[rows])
+        for rows in map(shards.rows_of, range(3))
+    ]
+    np.testing.assert_allclose(
+        case.model.losses(w[None], shards, BatchIndices.whole(3)), exact, rtol=1e-5
+    )
     np.testing.assert_allclose(at(case.model, w, shards).losses, exact, rtol=1e-5)
 
 
@@ -74,7 +83,9 @@ def test_loss_over_a_table_is_the_mean_over_its_rows(name: str) -> None:
 def test_a_round_of_updates_is_that_many_steps_of_plain_descent(name: str) -> None:
     case = problem(name, seed=5)
     w = case.start(5)
-    found = case.model.descend(w[None], Shards.whole(case.table), BatchIndices.whole(1, updates=10), 0.1)
+    found = case.model.descend(
+        w[None], Shards.whole(case.table), BatchIndices.whole(1, updates=10), 0.1
+    )
     plain = w.astype(np.float64)
     for _ in range(10):
         plain = plain - 0.1 * case.gradient(plain, case.x, case.y)
@@ -89,15 +100,31 @@ def test_nodes_with_steps_of_their_own_go_as_each_would_alone(
     """τ_i and η_i of each node in one call: the same bits as of a call for each."""
     if not compiled:
         monkeypatch.setattr(base, "compiled_kernels", lambda: None)
-    case, counts, etas = problem(name, seed=6), np.array([4, 1, 7]), np.array([0.1, 0.3, 0.05], np.float32)
-    shards, w = Shards.of(case.table, [np.arange(20), np.arange(20, 40), np.arange(40, 60)]), case.start(6)
+    case, counts, etas = (
+        problem(name, seed=6),
+        np.array([4, 1, 7]),
+        np.array([0.1, 0.3, 0.05], np.float32),
+    )
+    shards, w = (
+        Shards.of(case.table, [np.arange(20), np.arange(20, 40), np.arange(40, 60)]),
+        case.start(6),
+    )
     drawn = Sampler(shards.size, 6, seed=2).round(7)
     shift = 0.1 * np.stack([case.start(node + 20) for node in range(3)])
-    together = case.model.descend(w[None], shards, replace(drawn, counts=counts), etas, w, shift)
+    together = case.model.descend(
+        w[None], shards, replace(drawn, counts=counts), etas, w, shift
+    )
     for node in range(3):
-        own = BatchIndices(drawn.positions[:, : counts[node]].copy(), drawn.group[node : node + 1])
+        own = BatchIndices(
+            drawn.positions[:, : counts[node]].copy(), drawn.group[node : node + 1]
+        )
         alone = case.model.descend(
-            w[None], shards.only([node]), own, float(etas[node]), w, np.ascontiguousarray(shift[node : node + 1])
+            w[None],
+            shards.only([node]),
+            own,
+            float(etas[node]),
+            w,
+            np.ascontiguousarray(shift[node : node + 1]),
         )
         assert alone.w[0].tobytes() == together.w[node].tobytes()
         assert alone.losses[0] == together.losses[node]
@@ -121,7 +148,9 @@ class TestByHand:
         assert found.gradients[0] == pytest.approx([0.1, 0.05])
 
     def test_linear(self) -> None:
-        found = at(LinearRegression(2), np.array([1.0, -1.0], np.float32), one_row([3, 1], 5))
+        found = at(
+            LinearRegression(2), np.array([1.0, -1.0], np.float32), one_row([3, 1], 5)
+        )
         assert found.losses[0] == pytest.approx(4.5)  # ½ (2 - 5)²
         assert found.gradients[0] == pytest.approx([-9, -3])
 
@@ -137,7 +166,9 @@ class TestByHand:
     def test_softmax_at_zero_knows_nothing(self) -> None:
         found = at(Softmax(1, 4), np.zeros(8, np.float32), one_row([2], 1))
         assert found.losses[0] == pytest.approx(np.log(4))
-        assert found.gradients[0] == pytest.approx([0.5, 0.25, -1.5, -0.75, 0.5, 0.25, 0.5, 0.25])
+        assert found.gradients[0] == pytest.approx(
+            [0.5, 0.25, -1.5, -0.75, 0.5, 0.25, 0.5, 0.25]
+        )
 
     def test_softmax_does_not_overflow(self) -> None:
         found = at(Softmax(1, 2), np.array([1e4, 0, 0, 0], np.float32), one_row([1], 1))
@@ -174,7 +205,9 @@ class TestAccuracy:
         case = problem("softmax", seed=1, samples=300)
         w = case.start(1)
         logits = np.column_stack([case.x, np.ones(300)]) @ w.reshape(3, 6).T
-        assert case.model.accuracy(w, case.table) == pytest.approx(np.mean(logits.argmax(axis=1) == case.y))
+        assert case.model.accuracy(w, case.table) == pytest.approx(
+            np.mean(logits.argmax(axis=1) == case.y)
+        )
 
     @pytest.mark.parametrize("name", ["linear", "kmeans"])
     def test_others_have_none(self, name: str) -> None:
@@ -197,5 +230,9 @@ def test_outputs_are_what_the_loss_is_of(name: str) -> None:
     }
     assert loss_over(made.model, w, table) == pytest.approx(losses[name].mean(), rel=1e-4)
     if name in ("svm", "softmax"):
-        right = (own >= 0) == (table.y > 0) if name == "svm" else outputs.argmax(axis=1) == table.y
+        right = (
+            (own >= 0) == (table.y > 0)
+            if name == "svm"
+            else outputs.argmax(axis=1) == table.y
+        )
         assert made.model.accuracy(w, table) == right.mean()

@@ -11,7 +11,7 @@ from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError
 from fedbudget.models import TorchModel, catalogue
 from fedbudget.models.base import Descent, loss_over
-from fedbudget.models.networks import cnn, lenet
+from fedbudget.models.torch.networks import cnn, lenet
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 
@@ -34,16 +34,25 @@ class TestLayers:
             (COLOUR, 2048, [(2_400, 32), (25_600, 32), (524_288, 256), (2_560, 10)]),
         ],
     )
-    def test_have_the_paper_s_sizes(self, shape: tuple[int, int, int], z: int, layers: list[tuple[int, int]]) -> None:
+    def test_have_the_paper_s_sizes(
+        self, shape: tuple[int, int, int], z: int, layers: list[tuple[int, int]]
+    ) -> None:
         network = cnn(shape, 10)
         sizes = [parameter.numel() for parameter in network.parameters()]
         assert list(zip(sizes[::2], sizes[1::2], strict=True)) == layers
         assert linear_layers(network)[0].in_features == z
 
     @pytest.mark.parametrize(("shape", "total"), [(GREY, 430_698), (COLOUR, 555_178)])
-    def test_a_model_of_the_catalogue_has_all_their_parameters(self, shape: tuple[int, int, int], total: int) -> None:
+    def test_a_model_of_the_catalogue_has_all_their_parameters(
+        self, shape: tuple[int, int, int], total: int
+    ) -> None:
         x = np.zeros((10, int(np.prod(shape))), np.uint8)
-        dataset = Dataset("images", Part(x, labels=np.arange(10)), classes=tuple("abcdefghij"), shape=shape)
+        dataset = Dataset(
+            "images",
+            Part(x, labels=np.arange(10)),
+            classes=tuple("abcdefghij"),
+            shape=shape,
+        )
         model = catalogue.build("cnn", dataset)
         assert (model.parameters, model.name, model.target) == (total, "cnn", "classes")
 
@@ -53,13 +62,17 @@ class TestLayers:
         assert sizes == [150, 6, 2_400, 16, 30_720, 120, 10_080, 84, 840, 10]
 
     @pytest.mark.parametrize("shape", [GREY, COLOUR, (1, 16, 16), (2, 17, 19)])
-    def test_lenet_takes_images_of_any_size_that_is_enough(self, shape: tuple[int, int, int]) -> None:
+    def test_lenet_takes_images_of_any_size_that_is_enough(
+        self, shape: tuple[int, int, int]
+    ) -> None:
         assert lenet(shape, 7)(images(shape)).shape == (2, 7)
 
     def test_lenet_refuses_images_that_are_too_small(self) -> None:
         part = Part(np.zeros((2, 64), np.uint8), labels=np.arange(2))
         dataset = Dataset("tiny", part, classes=("a", "b"), shape=(1, 8, 8))
-        with pytest.raises(UserError, match="model lenet needs images of 16 x 16 or more; tiny has 8 x 8"):
+        with pytest.raises(
+            UserError, match="model lenet needs images of 16 x 16 or more; tiny has 8 x 8"
+        ):
             catalogue.build("lenet", dataset)
 
     def test_mlp_gives_one_number_where_there_are_no_classes(self) -> None:
@@ -72,14 +85,25 @@ class TestLayers:
         outputs = model.outputs(w, table)
         assert outputs is not None
         assert outputs.shape == (20, 1)
-        assert loss_over(model, w, table) == pytest.approx(np.mean((outputs[:, 0] - x[:, 0]) ** 2), rel=1e-5)
+        assert loss_over(model, w, table) == pytest.approx(
+            np.mean((outputs[:, 0] - x[:, 0]) ** 2), rel=1e-5
+        )
 
     def test_flat_rows_are_refused(self) -> None:
-        dataset = Dataset("rows", Part(np.zeros((2, 7), np.uint8), labels=np.arange(2)), classes=("a", "b"))
-        with pytest.raises(UserError, match=r"model cnn needs images \[channels, height, width\]; rows has 7 features"):
+        dataset = Dataset(
+            "rows",
+            Part(np.zeros((2, 7), np.uint8), labels=np.arange(2)),
+            classes=("a", "b"),
+        )
+        with pytest.raises(
+            UserError,
+            match=r"model cnn needs images \[channels, height, width\]; rows has 7 features",
+        ):
             catalogue.build("cnn", dataset)
 
-    @pytest.mark.parametrize("shape", [GREY, COLOUR, (1, 8, 8), (2, 9, 13)])  # of odd sides halves are rounded up
+    @pytest.mark.parametrize(
+        "shape", [GREY, COLOUR, (1, 8, 8), (2, 9, 13)]
+    )  # of odd sides halves are rounded up
     def test_give_a_number_for_each_class(self, shape: tuple[int, int, int]) -> None:
         assert cnn(shape, 7)(images(shape)).shape == (2, 7)
 
@@ -109,9 +133,16 @@ class TestStart:
         assert weights.weight.std().item() == pytest.approx(0.08796, rel=0.01)
         assert weights.weight.mean().item() == pytest.approx(0, abs=0.001)
 
-    def test_is_the_same_for_the_same_seed_another_for_another_and_leaves_the_programs_random_numbers(self) -> None:
+    def test_is_the_same_for_the_same_seed_another_for_another_and_leaves_the_programs_random_numbers(
+        self,
+    ) -> None:
         x = np.zeros((10, 64), np.uint8)
-        dataset = Dataset("images", Part(x, labels=np.arange(10)), classes=tuple("abcdefghij"), shape=(1, 8, 8))
+        dataset = Dataset(
+            "images",
+            Part(x, labels=np.arange(10)),
+            classes=tuple("abcdefghij"),
+            shape=(1, 8, 8),
+        )
         before = torch.random.get_rng_state()
         model = catalogue.build("cnn", dataset)
         first, again, other = (model.initial(seed) for seed in (1, 1, 2))
@@ -123,7 +154,10 @@ class TestStart:
 
 def test_a_node_computes_the_same_bits_alone_and_among_others() -> None:
     rng = np.random.default_rng(0)
-    x, y = rng.integers(0, 256, (60, 64), dtype=np.uint8), rng.integers(0, 10, 60).astype(np.float32)
+    x, y = (
+        rng.integers(0, 256, (60, 64), dtype=np.uint8),
+        rng.integers(0, 10, 60).astype(np.float32),
+    )
     table = Table(x, y, scale=1 / 255, shape=(1, 8, 8))
     model = TorchModel(lambda: cnn((1, 8, 8), 10))
     shards = Shards.of(table, [np.arange(20), np.arange(20, 40), np.arange(60)])

@@ -28,7 +28,9 @@ def function_model() -> FunctionModel:
     return FunctionModel(slope, initial=np.zeros(3))
 
 
-@pytest.mark.parametrize("given", [Scores, Scores(), lambda: Scores(), partial(nn.Linear, 3, 2)])
+@pytest.mark.parametrize(
+    "given", [Scores, Scores(), lambda: Scores(), partial(nn.Linear, 3, 2)]
+)
 def test_a_module_or_what_makes_one_is_a_torch_model(given: Any) -> None:
     model = as_model(given)
     assert isinstance(model, TorchModel)
@@ -40,7 +42,9 @@ def test_what_makes_a_module_is_started_by_the_seed_and_a_module_as_it_is() -> N
         model = as_model(given)
         assert not np.array_equal(model.initial(0), model.initial(1))
     module = Scores()
-    assert np.array_equal(as_model(module).initial(1)[:6], module.weight.detach().numpy().reshape(-1))
+    assert np.array_equal(
+        as_model(module).initial(1)[:6], module.weight.detach().numpy().reshape(-1)
+    )
 
 
 def test_a_model_is_taken_as_it_is() -> None:
@@ -61,29 +65,41 @@ def test_a_model_that_lacks_something_is_refused_with_what_it_lacks() -> None:
 
     for given in (Half, Half()):
         with pytest.raises(
-            UserError, match=r"model Half has no statistics, outputs, metrics; see fedbudget\.models\.Model"
+            UserError,
+            match=r"model Half has no statistics, outputs, metrics; see fedbudget\.models\.Model",
         ):
             as_model(given)
 
 
 @pytest.mark.parametrize("given", [5, lambda: 5, int])
 def test_what_is_no_model_is_refused(given: Any) -> None:
-    with pytest.raises(UserError, match="model must be a name, a PyTorch module or a model, not a int"):
+    with pytest.raises(
+        UserError, match="model must be a name, a PyTorch module or a model, not a int"
+    ):
         as_model(given)
 
 
 def test_what_cannot_be_made_is_refused_with_the_name(tmp_path: Path) -> None:
-    (tmp_path / "needs_more.py").write_text("from torch import nn\nclass Net(nn.Module):\n  def __init__(self, n): ...")
-    with pytest.raises(UserError, match=r"needs_more\.py:Net: Net cannot be made: missing a required argument: 'n'"):
+    (tmp_path / "needs_more.py").write_text(
+        "from torch import nn\nclass Net(nn.Module):\n  def __init__(self, n): ..."
+    )
+    with pytest.raises(
+        UserError,
+        match=r"needs_more\.py:Net: Net cannot be made: missing a required argument: 'n'",
+    ):
         load_model(f"{tmp_path}/needs_more.py:Net")
 
 
-def test_modules_made_by_several_threads_at_once_have_the_numbers_of_one_made_alone() -> None:
+def test_modules_made_by_several_threads_at_once_have_the_numbers_of_one_made_alone() -> (
+    None
+):
     """Nodes may be threads of one program, and PyTorch's random numbers are one sequence for all of them."""
 
     def make() -> nn.Module:
         torch.manual_seed(5)
-        layers = nn.Sequential(nn.Linear(6, 60), nn.Tanh(), nn.Linear(60, 60), nn.Tanh(), nn.Linear(60, 3))
+        layers = nn.Sequential(
+            nn.Linear(6, 60), nn.Tanh(), nn.Linear(60, 60), nn.Tanh(), nn.Linear(60, 3)
+        )
         layers[:-1].requires_grad_(False)
         return layers
 

@@ -12,22 +12,40 @@ from fedbudget.data.shards import Table
 from fedbudget.errors import UserError
 from fedbudget.models import per_sample
 from fedbudget.models.base import Model
-from fedbudget.models.function import FunctionModel
-from fedbudget.models.kmeans import KMeans
-from fedbudget.models.linear import LinearRegression
-from fedbudget.models.per_sample import OuterGradients, clipped_sum, gradients_in_turn, sample_gradients
-from fedbudget.models.softmax import Softmax
-from fedbudget.models.squared_svm import SquaredSvm
+from fedbudget.models.builtin import KMeans, LinearRegression, Softmax, SquaredSvm
+from fedbudget.models.own import FunctionModel
+from fedbudget.models.per_sample import (
+    OuterGradients,
+    clipped_sum,
+    gradients_in_turn,
+    sample_gradients,
+)
 
 FEATURES, CLASSES = 5, 3
-EXTREMES = [0.0, 1.0, -1.0, 1e-30, 1e19, -1e30, 3e38, float("inf"), -float("inf"), float("nan")]
+EXTREMES = [
+    0.0,
+    1.0,
+    -1.0,
+    1e-30,
+    1e19,
+    -1e30,
+    3e38,
+    float("inf"),
+    -float("inf"),
+    float("nan"),
+]
 
 
 def table_for(model: Model, samples: int, seed: int = 0) -> Table:
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((samples, FEATURES)).astype(np.float32)
-    targets = {"classes": rng.integers(0, CLASSES, samples), "binary": rng.choice([-1.0, 1.0], samples)}
-    return Table(x, np.asarray(targets.get(model.target, rng.standard_normal(samples)), np.float32))
+    targets = {
+        "classes": rng.integers(0, CLASSES, samples),
+        "binary": rng.choice([-1.0, 1.0], samples),
+    }
+    return Table(
+        x, np.asarray(targets.get(model.target, rng.standard_normal(samples)), np.float32)
+    )
 
 
 def models() -> list[Model]:
@@ -41,12 +59,21 @@ def loss_by_hand(model: Model, w: Float64, x: Float64, y: float) -> float:
         scores = weights[:, :-1] @ x + weights[:, -1]
         return float(np.log(np.exp(scores).sum()) - scores[int(y)])
     score = float(w @ x)
-    return 0.5 * (y - score) ** 2 if isinstance(model, LinearRegression) else 0.5 * max(0.0, 1 - y * score) ** 2
+    return (
+        0.5 * (y - score) ** 2
+        if isinstance(model, LinearRegression)
+        else 0.5 * max(0.0, 1 - y * score) ** 2
+    )
 
 
 def slopes_by_differences(model: Model, w: Float64, x: Float64, y: float) -> Float64:
     step = 1e-6 * np.eye(len(w))
-    return np.array([(loss_by_hand(model, w + e, x, y) - loss_by_hand(model, w - e, x, y)) / 2e-6 for e in step])
+    return np.array(
+        [
+            (loss_by_hand(model, w + e, x, y) - loss_by_hand(model, w - e, x, y)) / 2e-6
+            for e in step
+        ]
+    )
 
 
 @pytest.mark.parametrize("model", models(), ids=lambda model: model.name)
@@ -54,12 +81,21 @@ def test_closed_forms_are_the_clipped_gradients(model: Model) -> None:
     table, rows = table_for(model, 12), np.arange(12, dtype=np.int32)
     w = np.random.default_rng(1).standard_normal(model.parameters).astype(np.float32)
     explicit = np.array(
-        [slopes_by_differences(model, w.astype(float), table.x[row].astype(float), float(table.y[row])) for row in rows]
+        [
+            slopes_by_differences(
+                model, w.astype(float), table.x[row].astype(float), float(table.y[row])
+            )
+            for row in rows
+        ]
     )
     lengths = np.linalg.norm(explicit, axis=1)
     assert isinstance(sample_gradients(model, w, table, rows), OuterGradients)
     assert per_sample.lengths(model, w, table, rows) == pytest.approx(lengths, abs=1e-6)
-    for clip in (0.5 * lengths.min() + 1e-3, float(np.median(lengths)) + 1e-3, 2 * lengths.max()):
+    for clip in (
+        0.5 * lengths.min() + 1e-3,
+        float(np.median(lengths)) + 1e-3,
+        2 * lengths.max(),
+    ):
         scale = np.minimum(1, clip / np.maximum(lengths, 1e-9))
         assert clipped_sum(model, w, table, rows, clip) == pytest.approx(
             (explicit * scale[:, None]).sum(axis=0), abs=1e-4
@@ -73,30 +109,44 @@ def test_any_model_can_be_asked_sample_by_sample() -> None:
         errors = x @ w - y
         return 0.5 * float((errors**2).mean()), errors @ x / len(y)
 
-    own, built_in = FunctionModel(squares, initial=np.zeros(FEATURES)), LinearRegression(FEATURES)
+    own, built_in = (
+        FunctionModel(squares, initial=np.zeros(FEATURES)),
+        LinearRegression(FEATURES),
+    )
     table, rows = table_for(built_in, 30), np.arange(30, dtype=np.int32)
     w = np.ones(FEATURES, np.float32)
-    assert clipped_sum(own, w, table, rows, 0.7) == pytest.approx(clipped_sum(built_in, w, table, rows, 0.7), abs=1e-5)
+    assert clipped_sum(own, w, table, rows, 0.7) == pytest.approx(
+        clipped_sum(built_in, w, table, rows, 0.7), abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 def test_modules_at_once_are_as_one_after_the_other(name: str) -> None:
     torch = pytest.importorskip("torch")
-    from fedbudget.models.torch_model import TorchModel
+    from fedbudget.models.torch.model import TorchModel
 
     nn = torch.nn
     made = {
         "mlp": lambda: nn.Sequential(nn.Linear(16, 6), nn.Tanh(), nn.Linear(6, CLASSES)),
         "cnn": lambda: nn.Sequential(
-            nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, CLASSES)
+            nn.Unflatten(1, (1, 4, 4)),
+            nn.Conv2d(1, 3, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(12, CLASSES),
         ),
     }
     model, rng = TorchModel(made[name], target="classes"), np.random.default_rng(0)
-    table = Table(rng.standard_normal((20, 16)).astype(np.float32), rng.integers(0, CLASSES, 20).astype(np.float32))
+    table = Table(
+        rng.standard_normal((20, 16)).astype(np.float32),
+        rng.integers(0, CLASSES, 20).astype(np.float32),
+    )
     w, rows = model.initial(3), np.arange(20, dtype=np.int32)
     found = sample_gradients(model, w, table, rows)
     assert isinstance(found, per_sample.GradientRows)
-    assert found.rows == pytest.approx(gradients_in_turn(model, w, table, rows).rows, abs=1e-6)
+    assert found.rows == pytest.approx(
+        gradients_in_turn(model, w, table, rows).rows, abs=1e-6
+    )
     assert len(np.unique(found.lengths)) == 20
 
 
@@ -116,15 +166,20 @@ def test_one_sample_changes_the_sum_by_no_more_than_the_clip(
     table = table_for(model, 9, seed)
     table.x[4], table.y[4] = odd, target if model.target == "classes" else 2 * target - 1
     w = np.random.default_rng(seed).standard_normal(model.parameters).astype(np.float32)
-    everyone, others = np.arange(9, dtype=np.int32), np.array([0, 1, 2, 3, 5, 6, 7, 8], np.int32)
-    change = clipped_sum(model, w, table, everyone, clip) - clipped_sum(model, w, table, others, clip)
+    everyone, others = (
+        np.arange(9, dtype=np.int32),
+        np.array([0, 1, 2, 3, 5, 6, 7, 8], np.int32),
+    )
+    change = clipped_sum(model, w, table, everyone, clip) - clipped_sum(
+        model, w, table, others, clip
+    )
     assert np.isfinite(change).all()
     assert np.linalg.norm(change) <= clip
 
 
 def test_one_sample_of_a_module_changes_the_sum_by_no_more_than_the_clip() -> None:
     torch = pytest.importorskip("torch")
-    from fedbudget.models.torch_model import TorchModel
+    from fedbudget.models.torch.model import TorchModel
 
     model = TorchModel(lambda: torch.nn.Linear(FEATURES, CLASSES), target="classes")
     table = table_for(Softmax(FEATURES, CLASSES), 9)
@@ -132,9 +187,9 @@ def test_one_sample_of_a_module_changes_the_sum_by_no_more_than_the_clip() -> No
     for odd in EXTREMES:
         table = Table(table.x.copy(), table.y)
         table.x[4] = odd
-        change = clipped_sum(model, w, table, np.arange(9, dtype=np.int32), 0.3) - clipped_sum(
-            model, w, table, others, 0.3
-        )
+        change = clipped_sum(
+            model, w, table, np.arange(9, dtype=np.int32), 0.3
+        ) - clipped_sum(model, w, table, others, 0.3)
         assert np.linalg.norm(change) <= 0.3
 
 
@@ -149,12 +204,16 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_models_whose_samples_are_mixed_are_refused() -> None:
     torch = pytest.importorskip("torch")
-    from fedbudget.models.torch_model import TorchModel
+    from fedbudget.models.torch.model import TorchModel
 
     with pytest.raises(UserError, match="K-means"):
         per_sample.require_per_sample(KMeans(FEATURES))
-    layers = torch.nn.Sequential(torch.nn.Linear(FEATURES, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    layers = torch.nn.Sequential(
+        torch.nn.Linear(FEATURES, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)
+    )
     for statistics in ("average", "local"):
         with pytest.raises(UserError, match="group normalization"):
-            per_sample.require_per_sample(TorchModel(layers, target="classes", statistics=statistics))
+            per_sample.require_per_sample(
+                TorchModel(layers, target="classes", statistics=statistics)
+            )
     per_sample.require_per_sample(Softmax(FEATURES, CLASSES))

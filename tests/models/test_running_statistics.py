@@ -33,7 +33,9 @@ class TestWithW:
         assert (model.parameters, model.statistics) == (PARAMETERS + 8, 8)
         assert model.initial(0)[-8:].tolist() == [0] * 4 + [1] * 4  # means and variances
 
-    def test_local_updates_are_those_of_sgd_and_the_statistics_as_the_layer_counts_them(self) -> None:
+    def test_local_updates_are_those_of_sgd_and_the_statistics_as_the_layer_counts_them(
+        self,
+    ) -> None:
         model, data = TorchModel(normalized()), table()
         shards = three_nodes(data)
         indices = Sampler(shards.size, 6, seed=2).round(4)
@@ -41,7 +43,12 @@ class TestWithW:
         found = model.descend(w[None], shards, indices, 0.3, best=w, shift=shift)
         for node in range(3):
             module = model.trained(w).train()
-            train_by_sgd(module, data, (batch_rows(shards, indices, node, update) for update in range(4)), 0.3)
+            train_by_sgd(
+                module,
+                data,
+                (batch_rows(shards, indices, node, update) for update in range(4)),
+                0.3,
+            )
             layer = module.get_submodule("1")
             expected = flat([*module.parameters(), layer.running_mean, layer.running_var])  # type: ignore[list-item]
             np.testing.assert_allclose(found.w[node], expected, atol=1e-5)
@@ -55,7 +62,9 @@ class TestWithW:
         together = model.descend(model.initial(0)[None], shards, indices, 0.3).w
         for node in range(3):
             indices = Sampler(shards.size[[node]], 6, seed=2).round(2)
-            alone = model.descend(model.initial(0)[None], shards.only([node]), indices, 0.3).w
+            alone = model.descend(
+                model.initial(0)[None], shards.only([node]), indices, 0.3
+            ).w
             assert together[node].tobytes() == alone.tobytes()
 
     def test_a_prediction_is_by_the_statistics_in_w(self) -> None:
@@ -67,7 +76,9 @@ class TestWithW:
         other[-8:] *= 3
         assert loss_over(model, other, data) != pytest.approx(loss, rel=1e-3)
         layer = model.trained(other).get_submodule("1")
-        assert flat([layer.running_mean, layer.running_var]).tobytes() == other[-8:].tobytes()  # type: ignore[list-item]
+        assert (
+            flat([layer.running_mean, layer.running_var]).tobytes() == other[-8:].tobytes()
+        )  # type: ignore[list-item]
 
     def test_a_variance_that_few_bits_made_negative_is_none(self) -> None:
         model, data = TorchModel(normalized()), table()
@@ -88,8 +99,14 @@ class TestWithW:
             w = model.descend(w[None], shards, indices, 0.0).w[0]
         assert w[-1] == 4
         with torch.no_grad():
-            hidden = [model.trained(w).get_submodule("0")(torch.from_numpy(x)) for x in inputs]
-        np.testing.assert_allclose(w[-9:-5], torch.stack([each.mean(dim=0) for each in hidden]).mean(dim=0), atol=1e-5)
+            hidden = [
+                model.trained(w).get_submodule("0")(torch.from_numpy(x)) for x in inputs
+            ]
+        np.testing.assert_allclose(
+            w[-9:-5],
+            torch.stack([each.mean(dim=0) for each in hidden]).mean(dim=0),
+            atol=1e-5,
+        )
 
     def test_a_frozen_layer_is_frozen_with_its_statistics(self) -> None:
         module = normalized()
@@ -97,18 +114,31 @@ class TestWithW:
         module[1].running_mean = torch.ones(4)
         model, data = TorchModel(module), table()
         assert (model.parameters, model.statistics) == (4 * 3 + 3, 0)
-        found = model.descend(model.initial(0)[None], Shards.whole(data), BatchIndices.whole(1, 3), 0.1)
+        found = model.descend(
+            model.initial(0)[None], Shards.whole(data), BatchIndices.whole(1, 3), 0.1
+        )
         assert model.trained(found.w[0]).get_submodule("1").running_mean.tolist() == [1] * 4  # type: ignore[operator]
         loss, _ = by_autograd(model.trained(model.initial(0)), data, np.arange(60))
-        assert found.losses[0] == pytest.approx(loss, rel=1e-5)  # normalized by these, and not by the batch
+        assert found.losses[0] == pytest.approx(
+            loss, rel=1e-5
+        )  # normalized by these, and not by the batch
 
-    def test_one_sample_cannot_be_normalized_and_is_refused_but_for_the_last_of_many(self) -> None:
+    def test_one_sample_cannot_be_normalized_and_is_refused_but_for_the_last_of_many(
+        self,
+    ) -> None:
         model = TorchModel(normalized())
-        with pytest.raises(UserError, match="normalizes by mini-batches; one sample is too few: use a larger"):
-            fedbudget.train(model=model, shards=[(table().x, table().y)], batch_size=1, budget="time=1s")
+        with pytest.raises(
+            UserError,
+            match="normalizes by mini-batches; one sample is too few: use a larger",
+        ):
+            fedbudget.train(
+                model=model, shards=[(table().x, table().y)], batch_size=1, budget="time=1s"
+            )
         many = table(samples=1001)
         assert np.isfinite(
-            model.descend(model.initial(0)[None], Shards.whole(many), BatchIndices.whole(1), 0.1).losses
+            model.descend(
+                model.initial(0)[None], Shards.whole(many), BatchIndices.whole(1), 0.1
+            ).losses
         ).all()
 
 
@@ -131,16 +161,27 @@ class TestOwnBuffers:
     def test_one_that_is_named_travels(self) -> None:
         model, data = TorchModel(Counting(), buffers=["largest"]), table()
         assert model.statistics == 1
-        found = model.descend(model.initial(0)[None], three_nodes(data), BatchIndices.whole(3), 0.1)
-        expected = [np.abs(data.x[rows]).max() for rows in (slice(0, 10), slice(10, 35), slice(35, 60))]
+        found = model.descend(
+            model.initial(0)[None], three_nodes(data), BatchIndices.whole(3), 0.1
+        )
+        expected = [
+            np.abs(data.x[rows]).max()
+            for rows in (slice(0, 10), slice(10, 35), slice(35, 60))
+        ]
         np.testing.assert_allclose(found.w[:, -1], expected)
 
     @pytest.mark.parametrize(
         ("options", "message"),
         [
             ({"buffers": ["larges"]}, "unknown buffer 'larges'; did you mean largest?"),
-            ({"statistics": "mean"}, "unknown statistics 'mean'; use one of average, local"),
-            ({"statistics": "local", "buffers": ["largest"]}, "buffers are averaged; with statistics local, only"),
+            (
+                {"statistics": "mean"},
+                "unknown statistics 'mean'; use one of average, local",
+            ),
+            (
+                {"statistics": "local", "buffers": ["largest"]},
+                "buffers are averaged; with statistics local, only",
+            ),
         ],
     )
     def test_what_has_no_meaning_is_refused(self, options: Any, message: str) -> None:
@@ -149,7 +190,9 @@ class TestOwnBuffers:
 
 
 class TestLocal:
-    def test_nothing_of_them_is_in_w_and_samples_are_normalized_by_their_batch(self) -> None:
+    def test_nothing_of_them_is_in_w_and_samples_are_normalized_by_their_batch(
+        self,
+    ) -> None:
         model, data = TorchModel(normalized(), statistics="local"), table()
         assert (model.parameters, model.statistics) == (PARAMETERS, 0)
         w = random_w(model, 0)
@@ -174,30 +217,58 @@ class TestLocal:
 
 def digits() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(216, 10), nn.BatchNorm1d(10)
+        nn.Conv2d(1, 6, 3),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(216, 10),
+        nn.BatchNorm1d(10),
     )
 
 
 class TestRuns:
-    @pytest.mark.parametrize(("method", "statistics"), [("accelerated", "average"), ("accelerated", "local")])
-    def test_a_network_with_batch_normalization_learns(self, method: Any, statistics: Any) -> None:
+    @pytest.mark.parametrize(
+        ("method", "statistics"), [("accelerated", "average"), ("accelerated", "local")]
+    )
+    def test_a_network_with_batch_normalization_learns(
+        self, method: Any, statistics: Any
+    ) -> None:
         model = TorchModel(digits, statistics=statistics)
         result = fedbudget.train(
-            model=model, dataset="digits", partition="dirichlet:0.5", nodes=4, method=method, budget="time=2s"
+            model=model,
+            dataset="digits",
+            partition="dirichlet:0.5",
+            nodes=4,
+            method=method,
+            budget="time=2s",
         )
         assert result.accuracy is not None
         assert result.accuracy > 0.7
         assert len(result.w) == model.parameters
 
     def test_asynchronous_descent_which_sends_gradients_alone_refuses_them(self) -> None:
-        with pytest.raises(UserError, match=r"sends gradients alone, and \w+ has running statistics: use group"):
-            fedbudget.train(model=digits(), dataset="digits", method="asynchronous", budget="time=1s")
+        with pytest.raises(
+            UserError,
+            match=r"sends gradients alone, and \w+ has running statistics: use group",
+        ):
+            fedbudget.train(
+                model=digits(), dataset="digits", method="asynchronous", budget="time=1s"
+            )
 
     def test_where_nodes_hold_the_same_it_is_descent_in_one_place(self) -> None:
         """Case 3: all nodes' statistics are equal, and so is their mean; a single node gives the same run."""
-        asked: Any = {"dataset": "digits", "method": "paper", "tau": 3, "step_size": 0.05, "budget": "time=1s"}
+        asked: Any = {
+            "dataset": "digits",
+            "method": "paper",
+            "tau": 3,
+            "step_size": 0.05,
+            "budget": "time=1s",
+        }
         one, many = (
-            fedbudget.train(model=TorchModel(digits), case=3, nodes=nodes, rounds=5, **asked) for nodes in (1, 4)
+            fedbudget.train(
+                model=TorchModel(digits), case=3, nodes=nodes, rounds=5, **asked
+            )
+            for nodes in (1, 4)
         )
         np.testing.assert_allclose(one.w, many.w, rtol=1e-6, atol=1e-7)
 
@@ -221,11 +292,21 @@ def test_statistics_do_not_change_how_a_run_is_decided(options: Any) -> None:
     shards = [(data.x[node::4] + node, data.y[node::4]) for node in range(4)]
     for statistics in ("average", "local"):
         model = TorchModel(normalized(), statistics=statistics)
-        result = fedbudget.train(model=model, shards=shards, budget="time=1h", rounds=10, **options)
-        decided = [(each.tau, each.eta, each.rho, each.beta, each.delta) for each in result.rounds[1:]]
-        results[statistics] = np.array(decided, np.float64), result.w[: model.parameters - model.statistics]
+        result = fedbudget.train(
+            model=model, shards=shards, budget="time=1h", rounds=10, **options
+        )
+        decided = [
+            (each.tau, each.eta, each.rho, each.beta, each.delta)
+            for each in result.rounds[1:]
+        ]
+        results[statistics] = (
+            np.array(decided, np.float64),
+            result.w[: model.parameters - model.statistics],
+        )
     np.testing.assert_allclose(results["average"][0], results["local"][0], rtol=1e-4)
-    np.testing.assert_allclose(results["average"][1], results["local"][1], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        results["average"][1], results["local"][1], rtol=1e-4, atol=1e-5
+    )
 
 
 def test_they_are_averaged_by_samples() -> None:
@@ -233,9 +314,19 @@ def test_they_are_averaged_by_samples() -> None:
     shards = [(data.x[:10], data.y[:10]), (data.x[10:], data.y[10:])]
     model, w = TorchModel(normalized(momentum=1.0)), TorchModel(normalized()).initial(0)
     result = fedbudget.train(
-        model=model, shards=shards, method="paper", tau=1, step_size=1e-9, rounds=1, batch_size="full", budget="time=1h"
+        model=model,
+        shards=shards,
+        method="paper",
+        tau=1,
+        step_size=1e-9,
+        rounds=1,
+        batch_size="full",
+        budget="time=1h",
     )
-    hidden = [model.trained(w).get_submodule("0")(torch.from_numpy(x)).detach().numpy() for x, _ in shards]
+    hidden = [
+        model.trained(w).get_submodule("0")(torch.from_numpy(x)).detach().numpy()
+        for x, _ in shards
+    ]
     expected = (10 * hidden[0].mean(axis=0) + 50 * hidden[1].mean(axis=0)) / 60
     np.testing.assert_allclose(result.w[-8:-4], expected, atol=1e-5)
 
@@ -243,8 +334,17 @@ def test_they_are_averaged_by_samples() -> None:
 def test_a_run_goes_on_with_them(tmp_path: Path) -> None:
     """From a checkpoint, with momentum at the aggregator, as a run that had all its rounds from the start."""
     data = table(samples=80)
-    asked: Any = {"model": normalized(), "shards": [(data.x[:50], data.y[:50]), (data.x[50:], data.y[50:])]}
-    fixed: Any = {"tau": 2, "step_size": 0.05, "update": "fedavgm", "batch_size": 10, "budget": "time=1h"}
+    asked: Any = {
+        "model": normalized(),
+        "shards": [(data.x[:50], data.y[:50]), (data.x[50:], data.y[50:])],
+    }
+    fixed: Any = {
+        "tau": 2,
+        "step_size": 0.05,
+        "update": "fedavgm",
+        "batch_size": 10,
+        "budget": "time=1h",
+    }
     fedbudget.train(**asked, **fixed, rounds=3, out=tmp_path / "run")
     longer = fedbudget.train(**asked, resume=tmp_path / "run", rounds=7)
     whole = fedbudget.train(**asked, **fixed, rounds=7)

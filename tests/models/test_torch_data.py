@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import fedbudget
-from fedbudget.data.given import from_shards
+from fedbudget.data.files import from_shards
 from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards
 from fedbudget.errors import UserError
@@ -35,7 +35,9 @@ class TextClassifier(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         words = self.embed(tokens)
-        seen, _ = self.attend(words, words, words, key_padding_mask=~mask, need_weights=False)
+        seen, _ = self.attend(
+            words, words, words, key_padding_mask=~mask, need_weights=False
+        )
         mean = (seen * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
         scores: Tensor = self.scores(mean)
         return scores
@@ -56,25 +58,35 @@ def texts(count: int, seed: int) -> list[tuple[list[int], int]]:
 
 def collate(samples: list[tuple[list[int], int]]) -> tuple[dict[str, Tensor], Tensor]:
     tokens = pad_sequence([torch.tensor(each) for each, _ in samples], batch_first=True)
-    return {"tokens": tokens, "mask": tokens > 0}, torch.tensor([label for _, label in samples])
+    return {"tokens": tokens, "mask": tokens > 0}, torch.tensor(
+        [label for _, label in samples]
+    )
 
 
 class TestText:
-    def test_a_classifier_with_attention_learns_from_token_ids_of_different_lengths(self) -> None:
+    def test_a_classifier_with_attention_learns_from_token_ids_of_different_lengths(
+        self,
+    ) -> None:
         model = TorchModel(TextClassifier, collate=collate)
         shards = [texts(120, seed) for seed in range(3)]
-        result = fedbudget.train(model=model, shards=shards, test=texts(200, 9), budget="time=3s", batch_size=20)
+        result = fedbudget.train(
+            model=model, shards=shards, test=texts(200, 9), budget="time=3s", batch_size=20
+        )
         assert result.accuracy is not None
         assert result.accuracy > 0.95
         module = model.trained(result.w)
         inputs, y = collate(texts(200, 9))
         with torch.no_grad():
-            assert (module(**inputs).argmax(dim=1) == y).double().mean().item() == result.accuracy
+            assert (
+                module(**inputs).argmax(dim=1) == y
+            ).double().mean().item() == result.accuracy
 
     def test_the_loss_of_a_mini_batch_is_that_of_its_samples(self) -> None:
         model = TorchModel(TextClassifier, collate=collate)
         dataset = from_shards([texts(10, 0), texts(14, 1)], None)
-        shards = Shards.of(dataset.table(dataset.train, model.target), [np.arange(10), np.arange(10, 24)])
+        shards = Shards.of(
+            dataset.table(dataset.train, model.target), [np.arange(10), np.arange(10, 24)]
+        )
         indices = Sampler(shards.size, 4, seed=0).round(1)
         found = model.losses(model.initial(0)[None], shards, indices)
         module, samples = model.trained(model.initial(0)), [*texts(10, 0), *texts(14, 1)]
@@ -91,10 +103,14 @@ class TestWholeNumbers:
         module = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2))
         x = np.random.default_rng(0).integers(0, 9, (40, 3))
         y = (x[:, 0] > 4).astype(np.int64)
-        result = fedbudget.train(model=module, shards=[(x[:20], y[:20]), (x[20:], y[20:])], budget="time=4s")
+        result = fedbudget.train(
+            model=module, shards=[(x[:20], y[:20]), (x[20:], y[20:])], budget="time=4s"
+        )
         module = TorchModel(module).trained(result.w)  # type: ignore[assignment]
         with torch.no_grad():
-            expected = nn.functional.cross_entropy(module(torch.from_numpy(x)), torch.from_numpy(y)).item()
+            expected = nn.functional.cross_entropy(
+                module(torch.from_numpy(x)), torch.from_numpy(y)
+            ).item()
         assert result.loss == pytest.approx(expected, rel=1e-5)
 
     def test_pixels_and_real_numbers_are_real(self) -> None:
@@ -117,7 +133,8 @@ class TestWholeNumbers:
         x = np.random.default_rng(0).integers(0, 9, (40, 3))
         y = (x[:, 0] > 4).astype(np.int64)
         whole, real = (
-            fedbudget.train(model="softmax", shards=[(each, y)], budget="time=1s") for each in (x, x.astype(np.float32))
+            fedbudget.train(model="softmax", shards=[(each, y)], budget="time=1s")
+            for each in (x, x.astype(np.float32))
         )
         assert whole.w.tobytes() == real.w.tobytes()
 
@@ -146,19 +163,28 @@ class TestSeveralInputs:
             "mapping of arrays": ({"right": right, "left": left}, y),
             "tuples": [(left[i], right[i], y[i]) for i in rows],
             "nested": [((left[i], right[i]), int(y[i])) for i in rows],
-            "mappings": [{"left": left[i], "labels": y[i], "right": right[i]} for i in rows],
-            "dataset": TensorDataset(*(torch.from_numpy(each) for each in (left, right, y))),
+            "mappings": [
+                {"left": left[i], "labels": y[i], "right": right[i]} for i in rows
+            ],
+            "dataset": TensorDataset(
+                *(torch.from_numpy(each) for each in (left, right, y))
+            ),
         }[kind]
 
     @pytest.mark.parametrize(
-        "kind", ["tuple of arrays", "mapping of arrays", "tuples", "nested", "mappings", "dataset"]
+        "kind",
+        ["tuple of arrays", "mapping of arrays", "tuples", "nested", "mappings", "dataset"],
     )
     def test_each_is_an_argument(self, kind: str) -> None:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             module = Two()
         result = fedbudget.train(
-            model=module, shards=[self.shard(kind)] * 2, test=self.shard(kind), budget="time=1s", batch_size=10
+            model=module,
+            shards=[self.shard(kind)] * 2,
+            test=self.shard(kind),
+            budget="time=1s",
+            batch_size=10,
         )
         with torch.no_grad():
             x = torch.from_numpy(self.X)
@@ -170,7 +196,9 @@ class TestSeveralInputs:
     def test_the_same_numbers_give_the_same_run_however_they_are_given(self) -> None:
         """With one input, too: rows of arrays, and the same samples one by one."""
         results = [
-            fedbudget.train(model=network(), shards=[shard, shard], budget="time=1s", batch_size=10).w.tobytes()
+            fedbudget.train(
+                model=network(), shards=[shard, shard], budget="time=1s", batch_size=10
+            ).w.tobytes()
             for shard in ((self.X, self.Y), list(zip(self.X, self.Y, strict=True)))
         ]
         assert results[0] == results[1]
@@ -212,13 +240,22 @@ class TestDatasets:
             np.random.seed(workers)  # noqa: NPY002
             before = _random_states()
             model = TorchModel(network(), workers=workers)
-            result = fedbudget.train(model=model, dataset=Noisy(), nodes=3, case=2, budget="time=0.5s", batch_size=5)
+            result = fedbudget.train(
+                model=model,
+                dataset=Noisy(),
+                nodes=3,
+                case=2,
+                budget="time=0.5s",
+                batch_size=5,
+            )
             found.append(result.w.tobytes())
             assert _random_states() == before
         assert found[0] == found[1]
 
     @pytest.mark.parametrize("workers", [0, 2])
-    def test_what_transforms_draw_is_the_same_where_a_shard_is_alone(self, workers: int) -> None:
+    def test_what_transforms_draw_is_the_same_where_a_shard_is_alone(
+        self, workers: int
+    ) -> None:
         model = TorchModel(network(), workers=workers)
 
         def last_of(count: int) -> Any:
@@ -226,13 +263,20 @@ class TestDatasets:
             dataset = from_shards([Noisy()] * count, None)
             rows = np.split(np.arange(90 * count), count)
             shards = Shards.of(dataset.table(dataset.train, model.target), rows)
-            return model.descend(random_w(model, 7)[None], shards, Sampler(shards.size, 7, seed=0).round(2), 0.1).w[-1]
+            return model.descend(
+                random_w(model, 7)[None],
+                shards,
+                Sampler(shards.size, 7, seed=0).round(2),
+                0.1,
+            ).w[-1]
 
         np.testing.assert_array_equal(last_of(1), last_of(2))
 
     def test_they_are_given_to_nodes_by_their_classes(self) -> None:
         model = TorchModel(network())
-        result = fedbudget.train(model=model, dataset=Noisy(), test=Noisy(), nodes=3, case=2, budget="time=4s")
+        result = fedbudget.train(
+            model=model, dataset=Noisy(), test=Noisy(), nodes=3, case=2, budget="time=4s"
+        )
         assert result.accuracy is not None
         assert result.loss < loss_over(model, model.initial(1), table(samples=90))
 
@@ -253,15 +297,30 @@ class TestRefused:
         ("shard", "message"),
         [
             ([], "shard 0 has no samples"),
-            (Endless(), "shard 0 has no length: mini-batches are drawn by number, from a map-style Dataset"),
+            (
+                Endless(),
+                "shard 0 has no length: mini-batches are drawn by number, from a map-style Dataset",
+            ),
             (np.zeros((3, 2)), "shard 0 must be .* a Dataset or a list, not a ndarray"),
             ("file.csv", "shard 0 must be .* not a str"),
-            (({"a": [[1], [2]]}, [1, 2, 3]), r"an input of shape \(2, 1\) beside 3 targets"),
-            (([[1, 2], [3]], [0, 1]), "shard 0: samples of different shapes are no array; give them as a list"),
-            ([{"a": 1}], "a mini-batch that is a mapping needs its target as `?labels`?; it has a"),
+            (
+                ({"a": [[1], [2]]}, [1, 2, 3]),
+                r"an input of shape \(2, 1\) beside 3 targets",
+            ),
+            (
+                ([[1, 2], [3]], [0, 1]),
+                "shard 0: samples of different shapes are no array; give them as a list",
+            ),
+            (
+                [{"a": 1}],
+                "a mini-batch that is a mapping needs its target as `?labels`?; it has a",
+            ),
             ([(1,)], r"a mini-batch must be \(inputs, target\) .*, not a list of 1"),
             ([1, 2], "a mini-batch must be .*, not a Tensor"),
-            ([(torch.zeros(5), "yes")], "the target of a mini-batch must be a tensor, not a "),
+            (
+                [(torch.zeros(5), "yes")],
+                "the target of a mini-batch must be a tensor, not a ",
+            ),
         ],
     )
     def test_in_words(self, shard: Any, message: str) -> None:
@@ -269,7 +328,9 @@ class TestRefused:
             fedbudget.train(model=network(), shards=[shard], budget="time=1s")
 
     def test_a_model_that_is_no_module_needs_arrays(self) -> None:
-        with pytest.raises(UserError, match="only a PyTorch model takes samples that are read one by one"):
+        with pytest.raises(
+            UserError, match="only a PyTorch model takes samples that are read one by one"
+        ):
             fedbudget.train(model="softmax", shards=[Noisy()], budget="time=1s")
 
 
@@ -286,17 +347,30 @@ class TestAutocast:
         data = table()
         shards, results = three_nodes(data), {}
         for autocast in (False, True):
-            model = TorchModel(lambda: nn.Sequential(Tells(5, 7), nn.Tanh(), nn.Linear(7, 3)), autocast=autocast)
+            model = TorchModel(
+                lambda: nn.Sequential(Tells(5, 7), nn.Tanh(), nn.Linear(7, 3)),
+                autocast=autocast,
+            )
             w = random_w(model, 0)
-            results[autocast] = model.descend(w[None], shards, BatchIndices.whole(3, 3), 0.1, best=w)
+            results[autocast] = model.descend(
+                w[None], shards, BatchIndices.whole(3, 3), 0.1, best=w
+            )
         assert kinds == {torch.float32, torch.bfloat16}
         assert not np.array_equal(results[True].w, results[False].w)
-        np.testing.assert_allclose(results[True].w, results[False].w, atol=0.02)  # bfloat16 has 8 bits
+        np.testing.assert_allclose(
+            results[True].w, results[False].w, atol=0.02
+        )  # bfloat16 has 8 bits
         np.testing.assert_allclose(results[True].losses, results[False].losses, rtol=0.02)
 
     def test_a_convolutional_network_learns_with_it(self) -> None:
-        make = lambda: nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(216, 10))  # noqa: E731
-        result = fedbudget.train(model=TorchModel(make, autocast=True), dataset="digits", budget="time=4s")
+        def make() -> nn.Module:
+            return nn.Sequential(
+                nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(216, 10)
+            )
+
+        result = fedbudget.train(
+            model=TorchModel(make, autocast=True), dataset="digits", budget="time=4s"
+        )
         assert result.accuracy is not None
         assert result.accuracy > 0.8
 
@@ -315,4 +389,7 @@ def test_an_output_with_logits_is_taken_as_these() -> None:
     plain, wrapped = nn.Linear(5, 3), Wrapped(5, 3)
     wrapped.load_state_dict(plain.state_dict())
     data: Mapping[str, Any] = {"shards": [(table().x, table().y)], "budget": "time=0.5s"}
-    assert fedbudget.train(model=wrapped, **data).w.tobytes() == fedbudget.train(model=plain, **data).w.tobytes()
+    assert (
+        fedbudget.train(model=wrapped, **data).w.tobytes()
+        == fedbudget.train(model=plain, **data).w.tobytes()
+    )

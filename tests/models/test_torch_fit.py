@@ -19,8 +19,8 @@ from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from fedbudget.models import TorchModel
 from fedbudget.models.base import require_fit
+from fedbudget.models.builtin import Softmax
 from fedbudget.models.description import describe
-from fedbudget.models.softmax import Softmax
 from fedbudget.protocol.messages import Request
 from support.networks import network, table
 
@@ -32,7 +32,9 @@ class Deep(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.Sequential(nn.Tanh(), nn.Linear(20, 10)))
+        self.body = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 30), nn.Sequential(nn.Tanh(), nn.Linear(20, 10))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         scores: Tensor = self.body(x)
@@ -65,9 +67,18 @@ MISFITS = [
         flattened(nn.Linear(10, 3)),
         rf"given a batch of {IMAGES}, its layer 1, Linear\(in_features=10, .*\), raised RuntimeError: .* numbers each$",
     ),
-    (Deep(), r"its layer body\.2\.1, Linear\(in_features=20, out_features=10, bias=True\), raised RuntimeError"),
-    (nn.Conv2d(3, 4, 3), r"raised RuntimeError: .*3 channels.*; make the module take samples \[1, 8, 8\]"),
-    (nn.Bilinear(64, 64, 10), r"it raised TypeError: .*missing 1 required positional argument: 'input2'"),
+    (
+        Deep(),
+        r"its layer body\.2\.1, Linear\(in_features=20, out_features=10, bias=True\), raised RuntimeError",
+    ),
+    (
+        nn.Conv2d(3, 4, 3),
+        r"raised RuntimeError: .*3 channels.*; make the module take samples \[1, 8, 8\]",
+    ),
+    (
+        nn.Bilinear(64, 64, 10),
+        r"it raised TypeError: .*missing 1 required positional argument: 'input2'",
+    ),
     (
         flattened(nn.Linear(64, 3)),
         rf"for a batch of {IMAGES} the module gives \[100, 3\], scores of 3 classes, and there are samples of class 9; "
@@ -78,14 +89,21 @@ MISFITS = [
         rf"for a batch of {IMAGES} the module gives \[5, 10\], targets are \[100\] of int64, and the loss raised "
         r"ValueError: Expected input batch_size \(5\) to match target batch_size \(100\); make the module give a row",
     ),
-    (Gives(lambda scores: scores[0]), r"the module gives \(10,\), which are no scores of classes; give a loss too"),
+    (
+        Gives(lambda scores: scores[0]),
+        r"the module gives \(10,\), which are no scores of classes; give a loss too",
+    ),
 ]
 
 
 class TestTrain:
     @pytest.mark.parametrize(("module", "message"), MISFITS)
-    @pytest.mark.parametrize("options", [{}, {"nodes": 12, "batch_size": 100}, {"method": "asynchronous"}])
-    def test_misfit_is_said_in_a_line(self, module: nn.Module, message: str, options: Any) -> None:
+    @pytest.mark.parametrize(
+        "options", [{}, {"nodes": 12, "batch_size": 100}, {"method": "asynchronous"}]
+    )
+    def test_misfit_is_said_in_a_line(
+        self, module: nn.Module, message: str, options: Any
+    ) -> None:
         """As well where many nodes are computed at once, which has other errors, and where there is no trial round."""
         with pytest.raises(UserError, match=message) as error:
             fedbudget.train(model=module, dataset="digits", budget="time=1s", **options)
@@ -97,7 +115,10 @@ class TestTrain:
         y = data.y.astype(np.int64)
         y[1234] = 7
         rounds: list[int] = []
-        with pytest.raises(UserError, match="scores of 3 classes, and there are samples of class 7; give it 8 outputs"):
+        with pytest.raises(
+            UserError,
+            match="scores of 3 classes, and there are samples of class 7; give it 8 outputs",
+        ):
             fedbudget.train(
                 model=network(),
                 shards=[(data.x, y)],
@@ -110,11 +131,23 @@ class TestTrain:
     def test_a_class_that_is_only_tested_on(self) -> None:
         data = table()
         y = data.y.astype(np.int64)
-        with pytest.raises(UserError, match="there are samples of class 3; give it 4 outputs"):
-            fedbudget.train(model=network(), shards=[(data.x, y)], test=(data.x, y + 1), budget="time=1s")
+        with pytest.raises(
+            UserError, match="there are samples of class 3; give it 4 outputs"
+        ):
+            fedbudget.train(
+                model=network(),
+                shards=[(data.x, y)],
+                test=(data.x, y + 1),
+                budget="time=1s",
+            )
 
-    @pytest.mark.parametrize(("module", "shape"), [(nn.Linear(5, 3), "20, 3"), (nn.Unflatten(1, (5, 1)), "20, 5, 1")])
-    def test_real_targets_beside_outputs_of_another_shape(self, module: nn.Module, shape: str) -> None:
+    @pytest.mark.parametrize(
+        ("module", "shape"),
+        [(nn.Linear(5, 3), "20, 3"), (nn.Unflatten(1, (5, 1)), "20, 5, 1")],
+    )
+    def test_real_targets_beside_outputs_of_another_shape(
+        self, module: nn.Module, shape: str
+    ) -> None:
         """PyTorch would repeat one beside the other, and give a loss of pairs that do not belong together."""
         data = table(20)
         module = nn.Sequential(nn.Linear(5, 5), module)
@@ -128,8 +161,15 @@ class TestTrain:
         def run() -> bytes:
             with torch.random.fork_rng():
                 torch.manual_seed(0)
-                module = flattened(nn.Linear(64, 20), nn.BatchNorm1d(20), nn.Dropout(0.2), nn.Linear(20, 10))
-            return fedbudget.train(model=module, dataset="digits", budget="time=1s").w.tobytes()
+                module = flattened(
+                    nn.Linear(64, 20),
+                    nn.BatchNorm1d(20),
+                    nn.Dropout(0.2),
+                    nn.Linear(20, 10),
+                )
+            return fedbudget.train(
+                model=module, dataset="digits", budget="time=1s"
+            ).w.tobytes()
 
         checked = run()
         monkeypatch.setattr(TorchModel, "require_fit", lambda *_: None)
@@ -161,7 +201,9 @@ class TestRequireFit:
         assert torch.equal(before, torch.random.get_rng_state())
 
     @pytest.mark.parametrize(("batch", "samples"), [(10, 10), (100, 100), (None, 60)])
-    def test_the_batch_is_as_large_as_those_of_training(self, batch: int | None, samples: int) -> None:
+    def test_the_batch_is_as_large_as_those_of_training(
+        self, batch: int | None, samples: int
+    ) -> None:
         """A module may be made for batches of one size; shards that are smaller fill them by repetition."""
         seen: list[int] = []
 
@@ -173,7 +215,9 @@ class TestRequireFit:
         assert seen == [samples]
 
     def test_a_loss_of_ones_own_may_have_any_classes(self) -> None:
-        model = TorchModel(nn.Linear(5, 2), loss=lambda output, y: (output.sum(dim=1) - y).square().mean())
+        model = TorchModel(
+            nn.Linear(5, 2), loss=lambda output, y: (output.sum(dim=1) - y).square().mean()
+        )
         model.require_fit("data", table(classes=3), None)
 
     def test_what_is_no_fault_of_the_module_is_left_as_it_is(self) -> None:
@@ -187,7 +231,9 @@ class TestRequireFit:
         def loss(output: Tensor, y: Tensor) -> Tensor:
             raise RuntimeError("`weight`\n  is wrong")
 
-        with pytest.raises(UserError, match="raised RuntimeError: 'weight' is wrong; make") as error:
+        with pytest.raises(
+            UserError, match="raised RuntimeError: 'weight' is wrong; make"
+        ) as error:
             TorchModel(network(), loss=loss).require_fit("data", table(), None)
         assert "--weight" not in error.value.spelled(lambda name: f"--{name}")
 
@@ -202,7 +248,11 @@ def test_a_node_is_told_the_same() -> None:
     labels = np.zeros(300, np.int64)
     labels[250] = 3
     rows: Rows = [np.arange(300)]
-    dataset = Dataset("ward", Part(rng.normal(0, 1, (300, 5)).astype(np.float32), labels), classes=tuple("0123"))
+    dataset = Dataset(
+        "ward",
+        Part(rng.normal(0, 1, (300, 5)).astype(np.float32), labels),
+        classes=tuple("0123"),
+    )
     data = NodeData(dataset, rows)
     model = TorchModel(network())
     samples = agree([data.samples()])

@@ -14,14 +14,25 @@ import fedbudget
 from fedbudget.arrays import Float32
 from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.data.shards import Shards, Table
-from fedbudget.models import LinearRegression, Softmax, TorchModel, loss_over, torch_model
+from fedbudget.models import LinearRegression, Softmax, TorchModel, loss_over
 from fedbudget.models.base import Descent, batch_rows
-from support.networks import by_autograd, flat, network, random_w, table, three_nodes, train_by_sgd
+from fedbudget.models.torch import model as torch_model
+from support.networks import (
+    by_autograd,
+    flat,
+    network,
+    random_w,
+    table,
+    three_nodes,
+    train_by_sgd,
+)
 
 
 class TestAgainstPlainPyTorch:
     @pytest.mark.parametrize("batch", [None, 6])
-    def test_losses_and_gradients_before_the_first_update_are_autograds(self, batch: int | None) -> None:
+    def test_losses_and_gradients_before_the_first_update_are_autograds(
+        self, batch: int | None
+    ) -> None:
         model, data = TorchModel(network()), table()
         shards = three_nodes(data)
         indices = Sampler(shards.size, batch, seed=2).round(3)
@@ -35,7 +46,9 @@ class TestAgainstPlainPyTorch:
             np.testing.assert_allclose(found.gradients[node], gradient, atol=1e-6)
             best, _ = by_autograd(model.trained(random_w(model, 9)), data, rows)
             assert found.best_losses[node] == pytest.approx(best, rel=1e-5)
-        np.testing.assert_allclose(model.losses(w, shards, indices), found.losses, rtol=1e-6)
+        np.testing.assert_allclose(
+            model.losses(w, shards, indices), found.losses, rtol=1e-6
+        )
 
     @pytest.mark.parametrize("batch", [None, 6])
     def test_local_updates_are_steps_of_sgd(self, batch: int | None) -> None:
@@ -45,10 +58,19 @@ class TestAgainstPlainPyTorch:
         found = model.descend(random_w(model, 1)[None], shards, indices, 0.3)
         for node in range(3):
             module = model.trained(random_w(model, 1))
-            train_by_sgd(module, data, (batch_rows(shards, indices, node, update) for update in range(4)), 0.3)
-            np.testing.assert_allclose(found.w[node], flat(list(module.parameters())), atol=1e-5)
+            train_by_sgd(
+                module,
+                data,
+                (batch_rows(shards, indices, node, update) for update in range(4)),
+                0.3,
+            )
+            np.testing.assert_allclose(
+                found.w[node], flat(list(module.parameters())), atol=1e-5
+            )
 
-    def test_a_shard_of_thousands_is_taken_in_pieces_with_the_same_loss_and_gradient(self) -> None:
+    def test_a_shard_of_thousands_is_taken_in_pieces_with_the_same_loss_and_gradient(
+        self,
+    ) -> None:
         data = table(samples=2_501)
         seen: list[int] = []
 
@@ -74,9 +96,16 @@ class TestAgainstPlainPyTorch:
         y = rng.integers(0, 3, 30).astype(np.float32)
         model = TorchModel(network())
         w = random_w(model, 0)
-        as_bytes, as_numbers = Table(stored, y, 1 / 255), Table((stored / 255).astype(np.float32), y)
-        assert loss_over(model, w, as_bytes) == pytest.approx(loss_over(model, w, as_numbers), rel=1e-6)
-        assert loss_over(model, w, Table(stored, y)) != pytest.approx(loss_over(model, w, as_numbers), rel=0.1)
+        as_bytes, as_numbers = (
+            Table(stored, y, 1 / 255),
+            Table((stored / 255).astype(np.float32), y),
+        )
+        assert loss_over(model, w, as_bytes) == pytest.approx(
+            loss_over(model, w, as_numbers), rel=1e-6
+        )
+        assert loss_over(model, w, Table(stored, y)) != pytest.approx(
+            loss_over(model, w, as_numbers), rel=0.1
+        )
         assert stored.dtype == np.uint8  # and what was stored is as it was
         assert np.array_equal(stored, np.random.default_rng(0).integers(0, 256, (30, 5)))
 
@@ -108,7 +137,9 @@ class TestAgainstPlainPyTorch:
 
 class TestAgainstTheCompiledModels:
     @pytest.mark.parametrize("batch", [None, 6])
-    def test_a_linear_module_with_cross_entropy_is_softmax_regression(self, batch: int | None) -> None:
+    def test_a_linear_module_with_cross_entropy_is_softmax_regression(
+        self, batch: int | None
+    ) -> None:
         data = table()
         shards = three_nodes(data)
         indices = Sampler(shards.size, batch, seed=4).round(5)
@@ -118,10 +149,17 @@ class TestAgainstTheCompiledModels:
         shift = np.stack([random_w(own, seed) for seed in range(30, 30 + len(shards))])
         found = own.descend(w, shards, indices, 0.2, w[0], shift)
         expected = kernel.descend(
-            _biases_inside(w), shards, indices, 0.2, _biases_inside(w[:1])[0], _biases_inside(shift)
+            _biases_inside(w),
+            shards,
+            indices,
+            0.2,
+            _biases_inside(w[:1])[0],
+            _biases_inside(shift),
         )
         np.testing.assert_allclose(_biases_inside(found.w), expected.w, atol=1e-5)
-        np.testing.assert_allclose(_biases_inside(found.gradients), expected.gradients, atol=1e-5)
+        np.testing.assert_allclose(
+            _biases_inside(found.gradients), expected.gradients, atol=1e-5
+        )
         np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
         assert found.best_losses is not None
         assert expected.best_losses is not None
@@ -129,14 +167,25 @@ class TestAgainstTheCompiledModels:
         assert own.accuracy(w[1], data) == kernel.accuracy(_biases_inside(w)[1], data)
 
     @pytest.mark.parametrize("batch", [None, 6])
-    def test_a_linear_module_with_half_the_squared_error_is_linear_regression(self, batch: int | None) -> None:
+    def test_a_linear_module_with_half_the_squared_error_is_linear_regression(
+        self, batch: int | None
+    ) -> None:
         rng = np.random.default_rng(1)
-        data = Table(rng.normal(size=(60, 5)).astype(np.float32), rng.normal(size=60).astype(np.float32))
+        data = Table(
+            rng.normal(size=(60, 5)).astype(np.float32),
+            rng.normal(size=60).astype(np.float32),
+        )
         shards = three_nodes(data)
         indices = Sampler(shards.size, batch, seed=4).round(5)
-        own = TorchModel(nn.Linear(5, 1, bias=False), loss=lambda output, y: 0.5 * F.mse_loss(output, y), target="real")
+        own = TorchModel(
+            nn.Linear(5, 1, bias=False),
+            loss=lambda output, y: 0.5 * F.mse_loss(output, y),
+            target="real",
+        )
         w = np.stack([random_w(own, seed) for seed in range(3)])
-        found, expected = (model.descend(w, shards, indices, 0.1) for model in (own, LinearRegression(5)))
+        found, expected = (
+            model.descend(w, shards, indices, 0.1) for model in (own, LinearRegression(5))
+        )
         np.testing.assert_allclose(found.w, expected.w, atol=1e-5)
         np.testing.assert_allclose(found.gradients, expected.gradients, atol=1e-5)
         np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
@@ -147,10 +196,14 @@ class TestAgainstTheCompiledModels:
         for parameter in start.parameters():
             nn.init.zeros_(parameter)
         own, kernel = (
-            fedbudget.train(model=model, dataset="digits", case=2, budget="time=3s", step_size=0.05)
+            fedbudget.train(
+                model=model, dataset="digits", case=2, budget="time=3s", step_size=0.05
+            )
             for model in (TorchModel(start), "softmax")
         )
-        assert [record.tau for record in own.rounds] == [record.tau for record in kernel.rounds]
+        assert [record.tau for record in own.rounds] == [
+            record.tau for record in kernel.rounds
+        ]
         assert own.loss == pytest.approx(kernel.loss, rel=1e-4)
         assert own.accuracy == kernel.accuracy
 
@@ -161,12 +214,19 @@ class TestManyNodes:
     NODES, BATCH, UPDATES = 12, 5, 4
 
     def both_ways(
-        self, make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch, *, own_steps: bool = False, **options: Any
+        self,
+        make: Callable[[], nn.Module],
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        own_steps: bool = False,
+        **options: Any,
     ) -> tuple[Descent, Descent]:
         eta = np.linspace(0.02, 0.2, self.NODES).astype(np.float32) if own_steps else 0.1
         counts = 1 + np.arange(self.NODES) % self.UPDATES if own_steps else None
         data = table(samples=120)
-        shards = Shards.of(data, np.array_split(np.random.default_rng(1).permutation(120), self.NODES))
+        shards = Shards.of(
+            data, np.array_split(np.random.default_rng(1).permutation(120), self.NODES)
+        )
         found = []
         for small in (torch_model._SMALL, 0):
             monkeypatch.setattr(torch_model, "_SMALL", small)
@@ -174,7 +234,9 @@ class TestManyNodes:
             w = np.stack([random_w(model, seed) for seed in range(self.NODES)])
             indices = Sampler(shards.size, self.BATCH, seed=3).round(self.UPDATES)
             indices = replace(indices, counts=counts)
-            found.append(model.descend(w, shards, indices, eta, random_w(model, 99), w[::-1].copy()))
+            found.append(
+                model.descend(w, shards, indices, eta, random_w(model, 99), w[::-1].copy())
+            )
         return found[0], found[1]
 
     @staticmethod
@@ -186,7 +248,9 @@ class TestManyNodes:
         np.testing.assert_allclose(first.losses, second.losses, rtol=1e-6)
         np.testing.assert_allclose(first.best_losses, second.best_losses, rtol=1e-6)
 
-    def test_at_once_they_do_what_they_do_in_turn(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_at_once_they_do_what_they_do_in_turn(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         self.assert_same(*self.both_ways(network, monkeypatch))
 
     def test_with_steps_of_their_own_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,10 +259,16 @@ class TestManyNodes:
         same_steps = self.both_ways(network, monkeypatch)[1]
         assert not np.isclose(in_turn.w, same_steps.w).all(axis=1).any()
 
-    def test_with_a_real_target_and_a_column_of_outputs_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.assert_same(*self.both_ways(lambda: nn.Linear(5, 1), monkeypatch, target="raw"))
+    def test_with_a_real_target_and_a_column_of_outputs_too(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.assert_same(
+            *self.both_ways(lambda: nn.Linear(5, 1), monkeypatch, target="raw")
+        )
 
-    def test_a_parameter_that_is_one_number_is_one_for_each_node(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_parameter_that_is_one_number_is_one_for_each_node(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         class Scaled(nn.Linear):
             def __init__(self) -> None:
                 super().__init__(5, 3)
@@ -210,10 +280,14 @@ class TestManyNodes:
         self.assert_same(*self.both_ways(Scaled, monkeypatch))
 
     def test_what_is_random_takes_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        first, second = self.both_ways(lambda: nn.Sequential(network(), nn.Dropout(0.5)), monkeypatch)
+        first, second = self.both_ways(
+            lambda: nn.Sequential(network(), nn.Dropout(0.5)), monkeypatch
+        )
         assert first.w.tobytes() == second.w.tobytes()
 
-    def test_a_loss_that_cannot_be_batched_takes_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_loss_that_cannot_be_batched_takes_turns(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def loss(output: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(output, y) * (1.0 if y.max().item() >= 0 else 2.0)
 
@@ -240,7 +314,9 @@ class TestManyNodes:
 def _biases_inside(w: Float32) -> Float32:
     """From PyTorch's order, weights [3, 5] and then biases [3], to each class's weights and then its bias."""
     weights, biases = w[:, :15].reshape(-1, 3, 5), w[:, 15:, None]
-    return np.ascontiguousarray(np.concatenate([weights, biases], axis=2).reshape(len(w), -1))
+    return np.ascontiguousarray(
+        np.concatenate([weights, biases], axis=2).reshape(len(w), -1)
+    )
 
 
 class TestNodesAlike:
@@ -248,7 +324,9 @@ class TestNodesAlike:
 
     ROWS = np.arange(5, 35), np.arange(20, 50)
 
-    def results(self, places: list[int], w: Float32, shift: Float32 | None) -> tuple[list[Any], int]:
+    def results(
+        self, places: list[int], w: Float32, shift: Float32 | None
+    ) -> tuple[list[Any], int]:
         """Everything of the nodes whose rows are at these places, and how many batches passed through the module."""
         passes = 0
 
@@ -272,14 +350,25 @@ class TestNodesAlike:
             ([0], True, 5 * 4 + 2),
         ],
     )
-    def test_one_computes_for_all_where_w_is_the_same(self, w: list[int], shifted: bool, passes: int) -> None:
-        places, vectors = [0, 1, 0, 1, 0], np.random.default_rng(0).normal(0, 0.5, (5, 18)).astype(np.float32)
+    def test_one_computes_for_all_where_w_is_the_same(
+        self, w: list[int], shifted: bool, passes: int
+    ) -> None:
+        places, vectors = (
+            [0, 1, 0, 1, 0],
+            np.random.default_rng(0).normal(0, 0.5, (5, 18)).astype(np.float32),
+        )
         shift = vectors if shifted else None
         found, together = self.results(places, vectors[w], shift)
         alone = [
-            self.results([place], vectors[w][[node % len(w)]], None if shift is None else shift[[node]])[0]
+            self.results(
+                [place],
+                vectors[w][[node % len(w)]],
+                None if shift is None else shift[[node]],
+            )[0]
             for node, place in enumerate(places)
         ]
         for number, all_nodes in enumerate(found):
-            assert np.array_equal(all_nodes, np.concatenate([each[number] for each in alone]))
+            assert np.array_equal(
+                all_nodes, np.concatenate([each[number] for each in alone])
+            )
         assert together == passes

@@ -50,11 +50,14 @@ class TestWhatAModuleSees:
                 return super().forward(x.flatten(1))
 
         model = TorchModel(Keeps(6, 2))
-        model.accuracy(model.initial(0), Table(image, np.zeros(1, np.float32), shape=(1, 2, 3)))
+        model.accuracy(
+            model.initial(0), Table(image, np.zeros(1, np.float32), shape=(1, 2, 3))
+        )
         assert kept[0].tolist() == [[[[0, 1, 2], [3, 4, 5]]]]
 
     @pytest.mark.parametrize(
-        ("target", "kind"), [("classes", torch.int64), ("real", torch.float32), ("raw", torch.float32)]
+        ("target", "kind"),
+        [("classes", torch.int64), ("real", torch.float32), ("raw", torch.float32)],
     )
     def test_targets_are_whole_numbers_for_classes_and_real_ones_otherwise(
         self, target: Any, kind: torch.dtype
@@ -65,7 +68,9 @@ class TestWhatAModuleSees:
             kinds.append(y.dtype)
             return output.mean()
 
-        model = TorchModel(nn.Linear(5, 3), loss=loss, metrics={"loss": loss}, target=target)
+        model = TorchModel(
+            nn.Linear(5, 3), loss=loss, metrics={"loss": loss}, target=target
+        )
         loss_over(model, model.initial(0), table())
         model.metrics(model.initial(0), table())
         assert kinds == [kind, kind]
@@ -93,11 +98,17 @@ class TestParameters:
         class Tied(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.first, self.second, self.scores = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+                self.first, self.second, self.scores = (
+                    nn.Linear(5, 5),
+                    nn.Linear(5, 5),
+                    nn.Linear(5, 3),
+                )
                 self.second.weight = self.first.weight
 
             def forward(self, x: Tensor) -> Tensor:
-                scores: Tensor = self.scores(torch.tanh(self.second(torch.tanh(self.first(x)))))
+                scores: Tensor = self.scores(
+                    torch.tanh(self.second(torch.tanh(self.first(x))))
+                )
                 return scores
 
         model, data = TorchModel(Tied()), table()
@@ -115,18 +126,29 @@ class TestParameters:
         module = nn.Linear(5, 3)
         module.extra = nn.Parameter(torch.ones(4))
         model = TorchModel(module)
-        found = model.descend(model.initial(0)[None], Shards.whole(table()), BatchIndices.whole(1, 2), 0.5)
+        found = model.descend(
+            model.initial(0)[None], Shards.whole(table()), BatchIndices.whole(1, 2), 0.5
+        )
         assert found.gradients[0].tolist().count(0.0) == 4
         assert (found.w[0] == 1).sum() == 4
 
     @pytest.mark.parametrize(
         ("module", "message"),
         [
-            (nn.Linear(5, 3).half(), r"parameters must be float32, not float16; call module\.float\(\)"),
+            (
+                nn.Linear(5, 3).half(),
+                r"parameters must be float32, not float16; call module\.float\(\)",
+            ),
             (nn.Linear(5, 3).double(), "parameters must be float32, not float64"),
-            (nn.Linear(5, 3).requires_grad_(False), "the module has no parameters to train"),
+            (
+                nn.Linear(5, 3).requires_grad_(False),
+                "the module has no parameters to train",
+            ),
             (nn.ReLU(), "the module has no parameters to train"),
-            (lambda: "network", "needs an nn.Module or a function that makes one, not a str"),
+            (
+                lambda: "network",
+                "needs an nn.Module or a function that makes one, not a str",
+            ),
             (3, "needs an nn.Module or a function that makes one, not a int"),
         ],
     )
@@ -137,7 +159,9 @@ class TestParameters:
     @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
     def test_lazy_ones_are_refused_until_they_have_a_size(self) -> None:
         lazy = nn.LazyLinear(3)
-        with pytest.raises(UserError, match="lazy parameters without a size; pass a batch through it first"):
+        with pytest.raises(
+            UserError, match="lazy parameters without a size; pass a batch through it first"
+        ):
             TorchModel(lazy)
         lazy(torch.zeros(1, 5))
         assert TorchModel(lazy).parameters == 18
@@ -161,10 +185,15 @@ class Counts(nn.Linear):
 
 class TestBuffers:
     @pytest.mark.parametrize(
-        "norm", [nn.BatchNorm1d(4, track_running_stats=False), nn.GroupNorm(2, 4), nn.LayerNorm(4)], ids=str
+        "norm",
+        [nn.BatchNorm1d(4, track_running_stats=False), nn.GroupNorm(2, 4), nn.LayerNorm(4)],
+        ids=str,
     )
     def test_normalization_without_them_is_trained(self, norm: nn.Module) -> None:
-        model, data = TorchModel(nn.Sequential(nn.Linear(5, 4), norm, nn.Linear(4, 3))), table()
+        model, data = (
+            TorchModel(nn.Sequential(nn.Linear(5, 4), norm, nn.Linear(4, 3))),
+            table(),
+        )
         w = random_w(model, 0)
         found = model.descend(w[None], Shards.whole(data), BatchIndices.whole(1, 2), 0.1)
         _, gradient = by_autograd(model.trained(w).train(), data, np.arange(60))
@@ -180,8 +209,12 @@ class TestBuffers:
 
     def test_one_that_changes_is_refused_at_the_first_local_updates(self) -> None:
         model = TorchModel(Counts(by=1.0))
-        with pytest.raises(UserError, match=r"counts: buffer steps changes .*, buffers=\[\"steps\"\]"):
-            model.descend(model.initial(0)[None], Shards.whole(table()), BatchIndices.whole(1), 0.1)
+        with pytest.raises(
+            UserError, match=r"counts: buffer steps changes .*, buffers=\[\"steps\"\]"
+        ):
+            model.descend(
+                model.initial(0)[None], Shards.whole(table()), BatchIndices.whole(1), 0.1
+            )
 
     def test_so_a_run_with_it_does_not_start(self) -> None:
         class Flat(Counts):
@@ -198,7 +231,9 @@ class TestBuffers:
 
 
 def dropping() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10)
+    )
 
 
 class TestRandomLayers:
@@ -220,7 +255,9 @@ class TestRandomLayers:
     def test_nodes_with_the_same_mini_batch_have_the_same_gradient(self) -> None:
         rows = np.arange(60)
         shards = Shards.of(self.data, [rows, rows])
-        found = self.model.descend(self.w, shards, Sampler(shards.size, 6, seed=0).round(3), 0.1)
+        found = self.model.descend(
+            self.w, shards, Sampler(shards.size, 6, seed=0).round(3), 0.1
+        )
         np.testing.assert_array_equal(found.w[0], found.w[1])
 
     def test_a_shard_that_is_a_table_of_its_own_has_the_same_updates(self) -> None:
@@ -229,7 +266,9 @@ class TestRandomLayers:
         among = self.model.descend(self.w, self.shards, indices, 0.1)
         for node, rows in enumerate(map(self.shards.rows_of, range(len(self.shards)))):
             own = Shards.whole(replace(self.data, x=self.data.x[rows], y=self.data.y[rows]))
-            alone = self.model.descend(self.w, own, Sampler(own.size, 6, seed=0).round(3), 0.1)
+            alone = self.model.descend(
+                self.w, own, Sampler(own.size, 6, seed=0).round(3), 0.1
+            )
             np.testing.assert_array_equal(alone.w[0], among.w[node])
 
     def test_other_mini_batches_drop_other_units(self) -> None:
@@ -262,9 +301,15 @@ class TestRandomLayers:
             return set(modes)
 
         whole, some = BatchIndices.whole(3), Sampler(self.shards.size, 6, seed=0).round(1)
-        assert modes_of(lambda: model.descend(w[None], self.shards, whole, 0.1, best=w)) == {True}
-        assert modes_of(lambda: model.descend(w[None], self.shards, some, 0.1, best=w)) == {True}
-        assert modes_of(lambda: model.losses(w[None], self.shards, some)) == {True}  # to compare with an update's
+        assert modes_of(
+            lambda: model.descend(w[None], self.shards, whole, 0.1, best=w)
+        ) == {True}
+        assert modes_of(lambda: model.descend(w[None], self.shards, some, 0.1, best=w)) == {
+            True
+        }
+        assert modes_of(lambda: model.losses(w[None], self.shards, some)) == {
+            True
+        }  # to compare with an update's
         assert modes_of(lambda: model.losses(w[None], self.shards, whole)) == {False}
         assert modes_of(lambda: loss_over(model, w, self.data)) == {False}
         assert modes_of(lambda: model.accuracy(w, self.data)) == {False}
@@ -277,14 +322,20 @@ class TestRandomLayers:
     def test_a_run_repeats_to_the_bit_and_leaves_the_programs_random_numbers(self) -> None:
         torch.manual_seed(5)
         before = torch.random.get_rng_state()
-        first = fedbudget.train(model=TorchModel(dropping), dataset="digits", case=2, budget="time=2s")
+        first = fedbudget.train(
+            model=TorchModel(dropping), dataset="digits", case=2, budget="time=2s"
+        )
         assert torch.equal(torch.random.get_rng_state(), before)
         torch.manual_seed(6)
-        again = fedbudget.train(model=TorchModel(dropping), dataset="digits", case=2, budget="time=2s")
+        again = fedbudget.train(
+            model=TorchModel(dropping), dataset="digits", case=2, budget="time=2s"
+        )
         np.testing.assert_array_equal(first.w, again.w)
         assert (first.loss, first.accuracy) == (again.loss, again.accuracy)
         used = fedbudget.train(model=self.model, dataset="digits", case=2, budget="time=2s")
-        np.testing.assert_array_equal(first.w, used.w)  # nor does it matter what the model did before
+        np.testing.assert_array_equal(
+            first.w, used.w
+        )  # nor does it matter what the model did before
 
 
 def _picked(positions: Sequence[int]) -> BatchIndices:

@@ -19,7 +19,7 @@ from fedbudget.data.shards import Shards, Table
 from fedbudget.errors import UserError
 from fedbudget.experiments.compare import compare
 from fedbudget.models import TorchModel, loss_over
-from fedbudget.settings import Settings
+from fedbudget.settings.settings import Settings
 from support.networks import by_autograd, flat, network, random_w, table
 
 
@@ -34,7 +34,9 @@ class TestFlatStart:
         for _ in range(3):
             layers += [nn.Linear(48, 48), nn.ReLU()]
         module = nn.Sequential(*layers, nn.Linear(48, 10))
-        result = fedbudget.train(model=module, dataset="digits", nodes=10, partition=partition, budget="time=10s")
+        result = fedbudget.train(
+            model=module, dataset="digits", nodes=10, partition=partition, budget="time=10s"
+        )
         assert result.loss < 0.7
 
 
@@ -70,9 +72,13 @@ class TestTrained:
         module = network()
         before, data = copy.deepcopy(module.state_dict()), table()
         model = TorchModel(module)
-        model.descend(random_w(model, 0)[None], Shards.whole(data), BatchIndices.whole(1, 3), 0.5)
+        model.descend(
+            random_w(model, 0)[None], Shards.whole(data), BatchIndices.whole(1, 3), 0.5
+        )
         model.accuracy(random_w(model, 1), data)
-        assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+        assert all(
+            torch.equal(value, before[name]) for name, value in module.state_dict().items()
+        )
         assert all(parameter.grad is None for parameter in module.parameters())
         assert module.training
 
@@ -80,10 +86,14 @@ class TestTrained:
         model, data = TorchModel(network()), table()
         w = random_w(model, 4)
         first, hidden, second, last = np.split(w, [35, 42, 63])  # 5 x 7, 7, 7 x 3, 3
-        expected = np.tanh(data.x @ first.reshape(7, 5).T + hidden) @ second.reshape(3, 7).T + last
+        expected = (
+            np.tanh(data.x @ first.reshape(7, 5).T + hidden) @ second.reshape(3, 7).T + last
+        )
         module = model.trained(w)
         with torch.no_grad():
-            np.testing.assert_allclose(module(torch.from_numpy(data.x)).numpy(), expected, atol=1e-5)
+            np.testing.assert_allclose(
+                module(torch.from_numpy(data.x)).numpy(), expected, atol=1e-5
+            )
         assert not module.training
 
     def test_it_belongs_to_who_asked_for_it(self) -> None:
@@ -107,7 +117,9 @@ class TestTrained:
         module = model.trained(random_w(model, 4))
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         before, _ = by_autograd(module, data, np.arange(60))
-        F.cross_entropy(module(torch.from_numpy(data.x)), torch.from_numpy(data.y).long()).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(
+            module(torch.from_numpy(data.x)), torch.from_numpy(data.y).long()
+        ).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         after, _ = by_autograd(module, data, np.arange(60))
         assert after < before
@@ -121,36 +133,53 @@ class TestFigures:
     def test_accuracy_is_the_share_of_right_classes(self) -> None:
         x = np.eye(3, dtype=np.float32)[[0, 1, 2, 2]]  # the identity predicts 0, 1, 2, 2
         model = TorchModel(nn.Linear(3, 3, bias=False))
-        right = model.accuracy(np.eye(3, dtype=np.float32).ravel(), Table(x, np.array([0, 1, 2, 0], np.float32)))
+        right = model.accuracy(
+            np.eye(3, dtype=np.float32).ravel(),
+            Table(x, np.array([0, 1, 2, 0], np.float32)),
+        )
         assert right == 0.75
 
     @pytest.mark.parametrize("columns", [1, 0])
-    def test_accuracy_of_plus_and_minus_one_is_the_share_of_right_signs(self, columns: int) -> None:
+    def test_accuracy_of_plus_and_minus_one_is_the_share_of_right_signs(
+        self, columns: int
+    ) -> None:
         module: nn.Module = nn.Linear(1, 1, bias=False)
         if columns == 0:
             module = nn.Sequential(module, nn.Flatten(0))
         model = TorchModel(module, loss=F.soft_margin_loss, target="binary")
-        data = Table(np.array([[2], [-1], [3], [-4]], np.float32), np.array([1, 1, 1, -1], np.float32))
+        data = Table(
+            np.array([[2], [-1], [3], [-4]], np.float32),
+            np.array([1, 1, 1, -1], np.float32),
+        )
         w = np.ones(1, np.float32)
         assert model.accuracy(w, data) == 0.75
         margins = np.array([2, -1, 3, 4])
-        assert loss_over(model, w, data) == pytest.approx(np.log1p(np.exp(-margins)).mean(), rel=1e-6)
+        assert loss_over(model, w, data) == pytest.approx(
+            np.log1p(np.exp(-margins)).mean(), rel=1e-6
+        )
 
     def test_real_targets_have_no_accuracy_but_one_that_is_given(self) -> None:
         data = table()
         without = TorchModel(nn.Linear(5, 1), target="real")
         assert without.accuracy(without.initial(0), data) is None
-        given = TorchModel(nn.Linear(5, 1), target="real", metrics={"accuracy": lambda output, y: 0.25})
+        given = TorchModel(
+            nn.Linear(5, 1), target="real", metrics={"accuracy": lambda output, y: 0.25}
+        )
         assert given.accuracy(given.initial(0), data) == 0.25
 
     def test_metrics_are_in_the_result_and_in_its_json(self) -> None:
         def errors(output: Tensor, y: Tensor) -> Tensor:
             return (output.argmax(dim=1) != y).sum()
 
-        model = TorchModel(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), metrics={"errors": errors})
+        model = TorchModel(
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
+            metrics={"errors": errors},
+        )
         result = fedbudget.train(model=model, dataset="digits", budget="time=1s")
         assert result.accuracy is not None
-        assert result.metrics["errors"] == round(360 * (1 - result.accuracy))  # of 360 test samples
+        assert result.metrics["errors"] == round(
+            360 * (1 - result.accuracy)
+        )  # of 360 test samples
         assert json.loads(json.dumps(result.to_json()))["metrics"] == dict(result.metrics)
 
     def test_accuracy_can_be_replaced(self) -> None:
@@ -159,7 +188,9 @@ class TestFigures:
 
         make = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10))  # noqa: E731
         own, usual = (
-            fedbudget.train(model=TorchModel(make, metrics=metrics), dataset="digits", budget="time=1s")
+            fedbudget.train(
+                model=TorchModel(make, metrics=metrics), dataset="digits", budget="time=1s"
+            )
             for metrics in ({"accuracy": of_zeros}, None)
         )
         np.testing.assert_array_equal(own.w, usual.w)
@@ -168,7 +199,9 @@ class TestFigures:
         assert digits.test is not None
         assert digits.test.labels is not None
         x = torch.from_numpy(digits.test.x[digits.test.labels == 0] / np.float32(16))
-        assert own.accuracy == pytest.approx((module(x).argmax(dim=1) == 0).double().mean().item())
+        assert own.accuracy == pytest.approx(
+            (module(x).argmax(dim=1) == 0).double().mean().item()
+        )
         assert own.accuracy != usual.accuracy
         assert own.rounds[-1].accuracy == own.accuracy
 
@@ -179,7 +212,9 @@ class TestFigures:
         error = {"error": lambda output, y: (output - y).abs().max()}
         model = TorchModel(nn.Linear(1, 1, bias=False), target="real", metrics=error)
         assert loss_over(model, np.ones(1, np.float32), data) == 0
-        assert loss_over(model, np.full(1, 3, np.float32), data) == pytest.approx((0 + 4 + 16 + 36) / 4)
+        assert loss_over(model, np.full(1, 3, np.float32), data) == pytest.approx(
+            (0 + 4 + 16 + 36) / 4
+        )
         assert model.metrics(np.ones(1, np.float32), data) == {"error": 0}
 
     @pytest.mark.parametrize(
@@ -192,12 +227,19 @@ class TestFigures:
     )
     def test_a_loss_that_is_not_one_number_is_refused(self, loss: Any, found: str) -> None:
         model = TorchModel(nn.Linear(5, 3), loss=loss)
-        with pytest.raises(UserError, match=f"linear's loss must be a tensor of one number, .*, not {found}"):
-            model.descend(model.initial(0)[None], Shards.whole(table()), BatchIndices.whole(1), 0.1)
+        with pytest.raises(
+            UserError,
+            match=f"linear's loss must be a tensor of one number, .*, not {found}",
+        ):
+            model.descend(
+                model.initial(0)[None], Shards.whole(table()), BatchIndices.whole(1), 0.1
+            )
 
     @pytest.mark.parametrize("target", ["binary", "none"])
     def test_where_no_loss_is_usual_one_must_be_given(self, target: Any) -> None:
-        with pytest.raises(UserError, match=f"TorchModel needs a loss for target '{target}'"):
+        with pytest.raises(
+            UserError, match=f"TorchModel needs a loss for target '{target}'"
+        ):
             TorchModel(nn.Linear(5, 1), target=target)
 
     @pytest.mark.parametrize("device", ["abacus", "cuda:77", "meta"])
@@ -212,31 +254,57 @@ class TestFigures:
 
 
 class TestRuns:
-    def test_a_small_network_learns_digits_from_nodes_with_one_or_two_of_them_each(self) -> None:
-        model = TorchModel(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)))
-        result = fedbudget.train(model=model, dataset="digits", case=2, budget="time=15s", step_size=0.1)
+    def test_a_small_network_learns_digits_from_nodes_with_one_or_two_of_them_each(
+        self,
+    ) -> None:
+        model = TorchModel(
+            lambda: nn.Sequential(
+                nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)
+            )
+        )
+        result = fedbudget.train(
+            model=model, dataset="digits", case=2, budget="time=15s", step_size=0.1
+        )
         assert result.accuracy is not None
         assert result.accuracy > 0.8
         digits = fedbudget.data.load("digits")
         assert digits.test is not None
         assert digits.test.labels is not None
-        predicted = model.trained(result.w)(torch.from_numpy(digits.test.x / np.float32(16))).argmax(dim=1).numpy()
+        predicted = (
+            model.trained(result.w)(torch.from_numpy(digits.test.x / np.float32(16)))
+            .argmax(dim=1)
+            .numpy()
+        )
         assert (predicted == digits.test.labels).mean() == pytest.approx(result.accuracy)
 
     def test_a_comparison_trains_the_network_of_the_catalogue(self) -> None:
-        settings = Settings(model="cnn", dataset="digits", budget=("time=0.5s",), step_size=0.05, phi=5e-5)
+        settings = Settings(
+            model="cnn", dataset="digits", budget=("time=0.5s",), step_size=0.05, phi=5e-5
+        )
         (found,) = compare(settings, cases=[2], taus=[5], seeds=[1])
         alone = fedbudget.train(
-            model="cnn", dataset="digits", case=2, budget="time=0.5s", step_size=0.05, method="paper", tau=5, seed=1
+            model="cnn",
+            dataset="digits",
+            case=2,
+            budget="time=0.5s",
+            step_size=0.05,
+            method="paper",
+            tau=5,
+            seed=1,
         )
-        assert (found.fixed[0].loss, found.fixed[0].accuracy) == (alone.loss, alone.accuracy)
+        assert (found.fixed[0].loss, found.fixed[0].accuracy) == (
+            alone.loss,
+            alone.accuracy,
+        )
         assert found.adaptive.loss < 3.0
 
 
 class TestWithoutPyTorch:
     INSTALL = "needs PyTorch; install it with: pip install 'fedbudget[torch]'"
 
-    def test_the_network_is_refused_with_how_to_get_it_and_the_rest_works(self, tmp_path: Path) -> None:
+    def test_the_network_is_refused_with_how_to_get_it_and_the_rest_works(
+        self, tmp_path: Path
+    ) -> None:
         done = _python(
             """
             import sys
@@ -276,17 +344,25 @@ class TestWithoutPyTorch:
     @pytest.mark.parametrize(
         "code",
         [
-            "import fedbudget, fedbudget.models, fedbudget.models.catalogue, fedbudget.training, fedbudget.cli.main",
+            "import fedbudget, fedbudget.models, fedbudget.models.catalogue, fedbudget.api, fedbudget.cli.main",
             "import fedbudget; fedbudget.train(budget='time=0.5s')",
         ],
     )
     def test_nothing_imports_it_until_it_is_needed(self, tmp_path: Path, code: str) -> None:
-        assert _python(f"{code}\nimport sys; print('torch' in sys.modules)", tmp_path).stdout == "False\n"
+        assert (
+            _python(f"{code}\nimport sys; print('torch' in sys.modules)", tmp_path).stdout
+            == "False\n"
+        )
 
 
 def _python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     from textwrap import dedent
 
     return subprocess.run(
-        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True, cwd=folder, timeout=120
+        [sys.executable, "-c", dedent(code)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=folder,
+        timeout=120,
     )

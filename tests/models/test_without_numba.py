@@ -32,8 +32,14 @@ def test_updates_losses_and_accuracy_are_those_of_the_kernels(
     name: str, batch: int | None, numpy_alone: pytest.MonkeyPatch
 ) -> None:
     case = problem(name, seed=3, samples=2600, features=9, dtype=np.uint8)
-    shards = Shards.of(case.table, [np.arange(10), np.arange(10, 400), np.arange(400, 2600)])
-    indices = BatchIndices.whole(3, updates=4) if batch is None else Sampler(shards.size, batch, seed=1).round(4)
+    shards = Shards.of(
+        case.table, [np.arange(10), np.arange(10, 400), np.arange(400, 2600)]
+    )
+    indices = (
+        BatchIndices.whole(3, updates=4)
+        if batch is None
+        else Sampler(shards.size, batch, seed=1).round(4)
+    )
     w, best = np.stack([case.start(node) for node in range(3)]), case.start(9)
     shift = 0.1 * np.stack([case.start(node + 20) for node in range(3)])
 
@@ -41,7 +47,14 @@ def test_updates_losses_and_accuracy_are_those_of_the_kernels(
         made = case.model.descend(w, shards, indices, 0.05, best, shift)
         losses = case.model.losses(best[None], shards, indices)
         accuracy = case.model.accuracy(best, case.table)
-        return [made.w, made.losses, made.gradients, made.best_losses, losses, accuracy or 0.0]
+        return [
+            made.w,
+            made.losses,
+            made.gradients,
+            made.best_losses,
+            losses,
+            accuracy or 0.0,
+        ]
 
     ours = all_figures()
     numpy_alone.undo()
@@ -52,13 +65,20 @@ def test_updates_losses_and_accuracy_are_those_of_the_kernels(
 def without_heavy(code: str, folder: Path) -> str:
     """What a program prints in a process in which nothing heavy is installed."""
     program = [sys.executable, "-c", without(dedent(code))]
-    done = subprocess.run(program, capture_output=True, text=True, cwd=folder, timeout=300, check=False)
+    done = subprocess.run(
+        program, capture_output=True, text=True, cwd=folder, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.parametrize(
-    "model", ["softmax", pytest.param("svm", marks=pytest.mark.slow), pytest.param("kmeans", marks=pytest.mark.slow)]
+    "model",
+    [
+        "softmax",
+        pytest.param("svm", marks=pytest.mark.slow),
+        pytest.param("kmeans", marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_comes_to_the_same_model(model: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
@@ -74,7 +94,11 @@ def test_a_run_comes_to_the_same_model(model: str, tmp_path: Path) -> None:
     numpy.save({{out!r}} + ".npy", result.w)
     """
     without_heavy(code.replace("{out!r}", "'small'"), tmp_path)
-    subprocess.run([sys.executable, "-c", dedent(code.replace("{out!r}", "'whole'"))], cwd=tmp_path, check=True)
+    subprocess.run(
+        [sys.executable, "-c", dedent(code.replace("{out!r}", "'whole'"))],
+        cwd=tmp_path,
+        check=True,
+    )
     assert_close(np.load(tmp_path / "small.npy"), np.load(tmp_path / "whole.npy"))
     assert (tmp_path / "whole" / "plot.png").exists()
     assert not (tmp_path / "small" / "plot.png").exists()

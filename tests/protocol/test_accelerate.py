@@ -12,9 +12,9 @@ from fedbudget.data.sampling import BatchIndices
 from fedbudget.data.shards import Shards, Table
 from fedbudget.models import FunctionModel
 from fedbudget.protocol.drift import Correction, Divergence, DriftState
-from fedbudget.protocol.first_step import first_steepness
+from fedbudget.protocol.estimates import first_steepness
 from fedbudget.protocol.messages import Broadcast, Drift, Report, Request
-from fedbudget.protocol.steps import at_pace, moved, with_losses, with_retreat
+from fedbudget.protocol.state import at_pace, moved, with_losses, with_retreat
 from fedbudget.protocol.sums import ReportsHere
 from fedbudget.protocol.update import Accelerate, Average, Motion
 from support.hand_made import make
@@ -38,8 +38,13 @@ class TestAccelerate:
         after, _ = rule.next(state, w, vector(1, -1))
         assert after.gains.tolist() == [100, 1]
 
-    @given(steps=st.lists(st.floats(-1, 1, width=16), min_size=1, max_size=12), factor=st.sampled_from([0.125, 8, 64]))
-    def test_nothing_depends_on_how_large_parameters_are(self, steps: list[float], factor: float) -> None:
+    @given(
+        steps=st.lists(st.floats(-1, 1, width=16), min_size=1, max_size=12),
+        factor=st.sampled_from([0.125, 8, 64]),
+    )
+    def test_nothing_depends_on_how_large_parameters_are(
+        self, steps: list[float], factor: float
+    ) -> None:
         def path(scale: float) -> list[float]:
             rule, w = Accelerate(), vector(0)
             state, found = rule.first(w), []
@@ -50,7 +55,9 @@ class TestAccelerate:
 
         assert path(factor) == path(1)  # to the bit, for powers of two
 
-    def test_it_is_faster_than_averaging_where_the_loss_is_flat_in_one_direction(self) -> None:
+    def test_it_is_faster_than_averaging_where_the_loss_is_flat_in_one_direction(
+        self,
+    ) -> None:
         """½(x² + y²/1000) by rounds that go along the gradient with η = 1."""
         curvature = vector(1, 1e-3)
         plain = w = vector(1, 1)
@@ -63,7 +70,9 @@ class TestAccelerate:
         assert np.abs(w).max() < 0.1
 
     @given(etas=st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0]), min_size=1, max_size=8))
-    def test_where_steps_become_shorter_it_is_momentum_of_gradients(self, etas: list[float]) -> None:
+    def test_where_steps_become_shorter_it_is_momentum_of_gradients(
+        self, etas: list[float]
+    ) -> None:
         """u ← 0.95 u + gradient and w ← w - ηu, where rounds agree: what is remembered has no η in it."""
         etas = sorted(etas, reverse=True)
         rule, state, w = Accelerate(rise=1.0), Motion(vector(0), vector(1)), vector(0)
@@ -76,15 +85,23 @@ class TestAccelerate:
             state = rule.paced(state, coming / eta)
 
     def test_where_they_become_longer_it_stays(self) -> None:
-        assert Accelerate().paced(Motion(vector(4), vector(1)), 3.0).velocity.tolist() == [4]
+        assert Accelerate().paced(Motion(vector(4), vector(1)), 3.0).velocity.tolist() == [
+            4
+        ]
 
     def test_its_pace_is_that_of_the_coming_steps(self) -> None:
         """η falls to a quarter, and with it v, and what nodes make of the way that w came; it does not rise with η."""
         moving = Motion(vector(4, -2), vector(1, 9))
-        state, said = make().state.updated(update=moving), Broadcast.first(vector(1, 1), 0.1, Request())
+        state, said = (
+            make().state.updated(update=moving),
+            Broadcast.first(vector(1, 1), 0.1, Request()),
+        )
         eta, rule = state.step_size.eta, Accelerate(momentum=0.8, carry=0.5)
         after = at_pace(state, rule, said, 4 * eta, recover=False)
-        assert (after.update.velocity.tolist(), after.update.gains.tolist()) == ([1, -0.5], [1, 9])
+        assert (after.update.velocity.tolist(), after.update.gains.tolist()) == (
+            [1, -0.5],
+            [1, 9],
+        )
         assert after.before is said.w
         assert after.momentum == pytest.approx(0.1)
         for slower in (eta, eta / 4):
@@ -117,8 +134,13 @@ class TestTrust:
         rule = Accelerate()
         state = make().state.updated(update=rule.first(vector(0, 0)))
         state, _, _ = moved(state, rule, vector(0.6, 0.8), None, span=0.5)
-        state, before = moved(state, rule, state.w + vector(6, 8), None, span=0.5)[0], state.w
-        assert state.w - before == pytest.approx(0.95 * before + 1.4 * 1.5 * vector(0.6, 0.8), rel=1e-5)
+        state, before = (
+            moved(state, rule, state.w + vector(6, 8), None, span=0.5)[0],
+            state.w,
+        )
+        assert state.w - before == pytest.approx(
+            0.95 * before + 1.4 * 1.5 * vector(0.6, 0.8), rel=1e-5
+        )
 
 
 class TestRetreat:
@@ -126,7 +148,9 @@ class TestRetreat:
 
     def retreats(self, losses: list[float], best: list[float]) -> bool:
         w, ones = np.zeros((4, 2), np.float32), np.ones(4, int)
-        report = Report(2, np.arange(4), ones, np.array(losses), np.array(best), w, None, None, None)
+        report = Report(
+            2, np.arange(4), ones, np.array(losses), np.array(best), w, None, None, None
+        )
         sums = ReportsHere(report).sums
         moving = Motion(vector(4, -2), vector(1, 9))
         state, _ = with_losses(make().state.updated(t=1, round=2, update=moving), sums)
@@ -150,8 +174,14 @@ class TestRetreat:
 
     @given(st.lists(st.floats(0, 10), min_size=2, max_size=9))
     def test_the_error_is_that_of_a_mean(self, gaps: list[float]) -> None:
-        nodes, w, best = np.arange(len(gaps)), np.zeros((len(gaps), 1), np.float32), np.ones(len(gaps))
-        report = Report(1, nodes, np.ones(len(gaps), int), best + gaps, best, w, None, None, None)
+        nodes, w, best = (
+            np.arange(len(gaps)),
+            np.zeros((len(gaps), 1), np.float32),
+            np.ones(len(gaps)),
+        )
+        report = Report(
+            1, nodes, np.ones(len(gaps), int), best + gaps, best, w, None, None, None
+        )
         expected = np.std(gaps, ddof=1) / np.sqrt(len(gaps))
         assert ReportsHere(report).sums.loss_gap_error == pytest.approx(expected, abs=1e-6)
 
@@ -171,23 +201,37 @@ class TestFirstSteepness:
     def test_of_a_quadratic_it_is_what_it_is(self, beta: float) -> None:
         model, shards = quadratic(vector(beta, beta))
         w = vector(1, 2)
-        found = first_steepness(model, shards, BatchIndices.whole(1), w, np.float32(beta) * w[None])
-        assert found == pytest.approx([max(beta, 1 / 30)], rel=1e-3)  # a first step is at most 30
+        found = first_steepness(
+            model, shards, BatchIndices.whole(1), w, np.float32(beta) * w[None]
+        )
+        assert found == pytest.approx(
+            [max(beta, 1 / 30)], rel=1e-3
+        )  # a first step is at most 30
 
-    def test_where_the_loss_becomes_ever_steeper_it_is_that_of_where_many_updates_lead(self) -> None:
+    def test_where_the_loss_becomes_ever_steeper_it_is_that_of_where_many_updates_lead(
+        self,
+    ) -> None:
         """F = w⁴/4 at w = 1: s β(s) = (s - 1)³ + 1 is 300 at s = 7.69, where β̂ at w itself is 3."""
 
         def loss(w: Float32, x: object, y: object) -> tuple[float, Float32]:
             return float((w**4).sum() / 4), w**3
 
         model, (_, shards) = FunctionModel(loss, initial=np.ones(1)), quadratic(vector(1))
-        found = first_steepness(model, shards, BatchIndices.whole(1), vector(1), np.ones((1, 1), np.float32))
+        found = first_steepness(
+            model, shards, BatchIndices.whole(1), vector(1), np.ones((1, 1), np.float32)
+        )
         assert found == pytest.approx([300 / 7.69], rel=0.1)  # between steps of 1 and 10
 
     def test_where_there_is_no_gradient_nothing_is_known(self) -> None:
         model, shards = quadratic(vector(1, 1))
         assert np.isnan(
-            first_steepness(model, shards, BatchIndices.whole(1), vector(0, 0), np.zeros((1, 2), np.float32))
+            first_steepness(
+                model,
+                shards,
+                BatchIndices.whole(1),
+                vector(0, 0),
+                np.zeros((1, 2), np.float32),
+            )
         )
 
 
@@ -196,38 +240,65 @@ class TestStrength:
         """What nodes tell when they report is the projection of the new shifts on the old, which they learn later."""
         rng = np.random.default_rng(3)
         sizes, drift = np.array([3, 5, 2]), Drift(correct=True, share=1.0, strength=0.7)
-        known, gradients = Correction.first(3, np.zeros(9, np.float32)), rng.normal(size=(2, 3, 9)).astype(np.float32)
+        known, gradients = (
+            Correction.first(3, np.zeros(9, np.float32)),
+            rng.normal(size=(2, 3, 9)).astype(np.float32),
+        )
         gradients[1] += gradients[0]
         first = known.learn(gradients[0].copy(), drift)
-        first = first.with_mean(np.average(first.own, axis=0, weights=sizes).astype(np.float32))
+        first = first.with_mean(
+            np.average(first.own, axis=0, weights=sizes).astype(np.float32)
+        )
         shift = first.used(drift)
         assert shift is not None
         second = first.learn(gradients[1] + shift, drift)
-        report = Report(2, np.arange(3), sizes, np.ones(3), np.ones(3), np.zeros((3, 9), np.float32))
+        report = Report(
+            2, np.arange(3), sizes, np.ones(3), np.ones(3), np.zeros((3, 9), np.float32)
+        )
         lasting, shifted = second.lasting
         sums = ReportsHere(replace(report, lasting=lasting, shifted=shifted)).sums
-        later = second.with_mean(np.average(second.own, axis=0, weights=sizes).astype(np.float32))
-        stayed = sizes @ np.einsum("ij,ij->i", later.shift, first.shift) / (sizes @ np.square(first.shift).sum(axis=1))
+        later = second.with_mean(
+            np.average(second.own, axis=0, weights=sizes).astype(np.float32)
+        )
+        stayed = (
+            sizes
+            @ np.einsum("ij,ij->i", later.shift, first.shift)
+            / (sizes @ np.square(first.shift).sum(axis=1))
+        )
         assert sums.lasting == pytest.approx(float(stayed), rel=1e-4)
         assert 0.2 < stayed < 1.8
 
     @pytest.mark.parametrize(
         ("lasted", "strength"),
-        [([0.6], 0.6), ([0.6, 0.2], 0.4), ([-3.0], 0), ([7.0], 1), ([0.5, np.nan], 0.5), ([], 1)],
+        [
+            ([0.6], 0.6),
+            ([0.6, 0.2], 0.4),
+            ([-3.0], 0),
+            ([7.0], 1),
+            ([0.5, np.nan], 0.5),
+            ([], 1),
+        ],
     )
-    def test_is_half_old_and_half_new_between_none_and_all(self, lasted: list[float], strength: float) -> None:
+    def test_is_half_old_and_half_new_between_none_and_all(
+        self, lasted: list[float], strength: float
+    ) -> None:
         state = DriftState.first(vector(0))
         said = Broadcast.first(vector(0), 0.1, Request(drift=True, partly=True))
         ratios: list[float | None] = [*lasted] or [None]
         for ratio in ratios:
-            state = state.after(said, vector(0), 1.0, Divergence(1.0, 1.0), recover=False, lasted=ratio)
+            state = state.after(
+                said, vector(0), 1.0, Divergence(1.0, 1.0), recover=False, lasted=ratio
+            )
         assert state.coming.strength == pytest.approx(strength)
 
     @given(strength=st.floats(0, 1), seed=st.integers(0, 1000))
     def test_shifts_cancel_whatever_it_is(self, strength: float, seed: int) -> None:
         """Σ D_i c_i = D c is kept, for any α: the mean of what nodes went along is that of their gradients."""
         rng = np.random.default_rng(seed)
-        sizes, drift = np.array([3.0, 5.0, 2.0]), Drift(correct=True, share=1.0, strength=strength)
+        sizes, drift = (
+            np.array([3.0, 5.0, 2.0]),
+            Drift(correct=True, share=1.0, strength=strength),
+        )
         known = Correction.first(3, np.zeros(4, np.float32))
         for _ in range(4):
             gradients = rng.normal(size=(3, 4)).astype(np.float32)
@@ -237,4 +308,6 @@ class TestStrength:
             mean = np.average(went, axis=0, weights=sizes).astype(np.float32)
             known = known.learn(went, drift).with_mean(mean)
             assert np.allclose(known.own, gradients, atol=1e-5)
-            assert np.allclose(np.average(known.own, axis=0, weights=sizes), known.mean, atol=1e-5)
+            assert np.allclose(
+                np.average(known.own, axis=0, weights=sizes), known.mean, atol=1e-5
+            )

@@ -17,11 +17,18 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from fedbudget.arrays import Float32, Float64
-from fedbudget.budget import Budget
-from fedbudget.control import AdaptiveTau, FixedTau
+from fedbudget.budget.budget import Budget
+from fedbudget.budget.control import AdaptiveTau, FixedTau
+from fedbudget.budget.step_size import AutoStep, FixedStep
 from fedbudget.data.shards import Shards
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.fleet import Fleet
@@ -29,30 +36,42 @@ from fedbudget.protocol.messages import Broadcast, PeerError, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState
 from fedbudget.protocol.workload import NodeTimes
-from fedbudget.step_size import AutoStep, FixedStep
 from support.hand_made import go_on
 from support.methods import accelerated, bits
 from support.problems import costs, problem
 
 CASE = problem("svm", 3)
 NODES = range(4)
-PARTS = np.split(np.argsort(CASE.x[:, 0]), [7, 22, 40])  # data of their own kinds, in different amounts
+PARTS = np.split(
+    np.argsort(CASE.x[:, 0]), [7, 22, 40]
+)  # data of their own kinds, in different amounts
 SIZES = [len(part) for part in PARTS]
 node_numbers = st.sampled_from(NODES)
 
 METHODS = {
     "plain": Method(FixedTau(2), FixedStep(0.1)),
     "corrected": Method(FixedTau(3), FixedStep(0.1), correct_drift=True),
-    "frugal": Method(AdaptiveTau(tau_max=6), AutoStep(start=0.02), correct_drift=True, delta="parameters"),
+    "frugal": Method(
+        AdaptiveTau(tau_max=6), AutoStep(start=0.02), correct_drift=True, delta="parameters"
+    ),
     "accelerated": accelerated(tau_max=6),
 }
-METHODS |= {f"{name} by speed": replace(METHODS[name], by_speed=20) for name in ("frugal", "accelerated")}
+METHODS |= {
+    f"{name} by speed": replace(METHODS[name], by_speed=20)
+    for name in ("frugal", "accelerated")
+}
 TIMES = np.array([1.0, 0.2, 3.0, 0.6])
 """Of a local update at each node."""
 
 
 def new_fleet(node: int, batch: int | None) -> Fleet:
-    return Fleet(CASE.model, Shards.of(CASE.table, [PARTS[node]]), batch=batch, seed=9, numbers=[node])
+    return Fleet(
+        CASE.model,
+        Shards.of(CASE.table, [PARTS[node]]),
+        batch=batch,
+        seed=9,
+        numbers=[node],
+    )
 
 
 def loss(w: Float32, nodes: list[int]) -> float:
@@ -67,7 +86,10 @@ class Network(RuleBasedStateMachine):
     @initialize(method=st.sampled_from(sorted(METHODS)), batch=st.sampled_from([None, 3]))
     def start(self, method: str, batch: int | None) -> None:
         self.how: dict[str, Any]
-        self.how, self.batch = {"budget": Budget({"time": 1e6}), "method": METHODS[method]}, batch
+        self.how, self.batch = (
+            {"budget": Budget({"time": 1e6}), "method": METHODS[method]},
+            batch,
+        )
         self.aggregator = Aggregator(CASE.start(1), expected=costs([1], [1]), **self.how)
         self.broadcast = self.aggregator.start()
         self.fleets = {node: new_fleet(node, batch) for node in NODES}
@@ -97,7 +119,10 @@ class Network(RuleBasedStateMachine):
         self.before.pop(node, None)
         self.without_memory.add(node)
 
-    @rule(node=node_numbers, fate=st.sampled_from(["arrives", "arrives", "arrives", "is lost", "is late"]))
+    @rule(
+        node=node_numbers,
+        fate=st.sampled_from(["arrives", "arrives", "arrives", "is lost", "is late"]),
+    )
     def answer(self, node: int, fate: str) -> None:
         if node not in self.connected or node in self.before or node in self.without_memory:
             return  # who comes back without memory takes part from the next round on
@@ -123,7 +148,9 @@ class Network(RuleBasedStateMachine):
             assert report.best_losses[0] == pytest.approx(loss(best, [node]), rel=1e-5)
         drift, known = self.broadcast.drift, fleet._correction
         if drift is not None and known is not None and report.w is not None:
-            np.testing.assert_allclose(known.own[0], self.learned(self.broadcast, node, report.w[0]), atol=1e-3)
+            np.testing.assert_allclose(
+                known.own[0], self.learned(self.broadcast, node, report.w[0]), atol=1e-3
+            )
 
     # The aggregator.
 
@@ -137,7 +164,9 @@ class Network(RuleBasedStateMachine):
         times = NodeTimes(report.nodes, TIMES[report.nodes])
         answer = go_on(self.aggregator.receive(report, costs([seconds], [1]), times=times))
         self.spent += seconds * broadcast.tau + 1
-        self.t += broadcast.tau if broadcast.work is None else round(broadcast.work.effective)
+        self.t += (
+            broadcast.tau if broadcast.work is None else round(broadcast.work.effective)
+        )
         self.rounds += 1
         assert self.aggregator.last is not None
         assert self.aggregator.last.nodes == len(reports)
@@ -160,9 +189,14 @@ class Network(RuleBasedStateMachine):
         assert report.w is not None
         corrected = broadcast.drift is not None and broadcast.drift.correct
         of_these = {
-            node: self.learned(broadcast, node, w) for node, w in zip(report.nodes.tolist(), report.w, strict=True)
+            node: self.learned(broadcast, node, w)
+            for node, w in zip(report.nodes.tolist(), report.w, strict=True)
         }
-        of_others = self.own if corrected else {node: np.zeros(CASE.model.parameters) for node in self.own}
+        of_others = (
+            self.own
+            if corrected
+            else {node: np.zeros(CASE.model.parameters) for node in self.own}
+        )
         self.own = of_others | of_these
 
     def learned(self, broadcast: Broadcast, node: int, w: Float32) -> Float64:
@@ -172,7 +206,9 @@ class Network(RuleBasedStateMachine):
         drift, c = broadcast.drift, self.mean()
         shift: Float64 | float = 0.0
         if drift is not None and drift.correct:
-            shift = (1.0 if drift.strength is None else drift.strength) * (c - self.own.get(node, c))
+            shift = (1.0 if drift.strength is None else drift.strength) * (
+                c - self.own.get(node, c)
+            )
         tau = broadcast.tau if broadcast.work is None else broadcast.work.effective
         return np.asarray((start - w) / (broadcast.eta * tau) - shift)
 
@@ -192,7 +228,10 @@ class Network(RuleBasedStateMachine):
     def check_best(self, before: AggregatorState[Any, Any]) -> None:
         if self.batch is None and set(self.arrived) == set(NODES):
             everyone = list(NODES)
-            assert loss(self.aggregator.state.best, everyone) <= loss(before.best, everyone) + 1e-6
+            assert (
+                loss(self.aggregator.state.best, everyone)
+                <= loss(before.best, everyone) + 1e-6
+            )
 
     @rule()
     def kill_and_resume_the_aggregator(self) -> None:
@@ -219,10 +258,16 @@ class Network(RuleBasedStateMachine):
         twice = self.arrived[data.draw(st.sampled_from(sorted(self.arrived)))]
         self.check_refused(*self.arrived.values(), twice)
 
-    @precondition(lambda self: any(report.round < self.broadcast.round for report in self.late))
+    @precondition(
+        lambda self: any(report.round < self.broadcast.round for report in self.late)
+    )
     @rule(data=st.data(), alone=st.booleans())
     def a_report_comes_late(self, data: st.DataObject, alone: bool) -> None:
-        old = [number for number, report in enumerate(self.late) if report.round < self.broadcast.round]
+        old = [
+            number
+            for number, report in enumerate(self.late)
+            if report.round < self.broadcast.round
+        ]
         late = self.late.pop(data.draw(st.sampled_from(old)))
         self.check_refused(late, *([] if alone else self.arrived.values()))
 
@@ -238,5 +283,7 @@ class Network(RuleBasedStateMachine):
         assert state.ledger.spent[0] == pytest.approx(self.spent, rel=1e-12)
 
 
-Network.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Network.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None
+)
 TestNetwork = Network.TestCase

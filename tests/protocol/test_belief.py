@@ -7,25 +7,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbudget.protocol.belief import believable
+from fedbudget.protocol.combine import believable
 from fedbudget.protocol.messages import NUMBERS, Report
 
-USUAL: dict[str, float] = {"losses": 1.0, "best_losses": 1.1, "rho": 2.0, "beta": 5.0, "plain": 0.3, "corrected": 0.2}
+USUAL: dict[str, float] = {
+    "losses": 1.0,
+    "best_losses": 1.1,
+    "rho": 2.0,
+    "beta": 5.0,
+    "plain": 0.3,
+    "corrected": 0.2,
+}
 
 
 def report(node: int, **other: Any) -> Report:
     nodes = other.pop("nodes", 1)
-    numbers: dict[str, Any] = {name: np.full(nodes, value) for name, value in (USUAL | other).items()}
+    numbers: dict[str, Any] = {
+        name: np.full(nodes, value) for name, value in (USUAL | other).items()
+    }
     return Report(3, np.arange(node, node + nodes), np.full(nodes, 10), **numbers)
 
 
 @given(
     st.lists(st.floats(0.2, 5.0), min_size=3, max_size=12),
-    st.sampled_from([("losses", "best_losses"), ("rho",), ("beta",), ("plain",), ("corrected",)]),
+    st.sampled_from(
+        [("losses", "best_losses"), ("rho",), ("beta",), ("plain",), ("corrected",)]
+    ),
 )
-def test_honest_reports_stay_as_they_are(factors: list[float], names: tuple[str, ...]) -> None:
+def test_honest_reports_stay_as_they_are(
+    factors: list[float], names: tuple[str, ...]
+) -> None:
     """A node's two losses are of the same samples, and differ from others' together."""
-    reports = [report(node, **{name: factor * USUAL[name] for name in names}) for node, factor in enumerate(factors)]
+    reports = [
+        report(node, **{name: factor * USUAL[name] for name in names})
+        for node, factor in enumerate(factors)
+    ]
     believed, doubts = believable(reports)
     assert not any(doubts)
     assert all(ours is theirs for ours, theirs in zip(believed, reports, strict=True))
@@ -43,7 +59,9 @@ def test_honest_reports_stay_as_they_are(factors: list[float], names: tuple[str,
         ("corrected", 1e14, 0.2),
     ],
 )
-def test_a_lie_counts_as_unknown_or_as_what_most_say(name: str, lie: float, counts: float) -> None:
+def test_a_lie_counts_as_unknown_or_as_what_most_say(
+    name: str, lie: float, counts: float
+) -> None:
     believed, doubts = believable([report(0), report(1), report(2, **{name: lie})])
     assert doubts == [(), (), (name,)]
     assert getattr(believed[2], name).tolist() == pytest.approx([counts], nan_ok=True)
@@ -71,7 +89,18 @@ def test_one_of_three_moves_no_mean_by_more_than_its_bound(data: st.DataObject) 
     name = data.draw(st.sampled_from(sorted(USUAL)))
     lie = data.draw(st.floats(allow_nan=False, allow_infinity=False))
     believed, _ = believable([report(0), report(1), report(2, **{name: lie})])
-    bounds = {"rho": 1e4, "beta": 100, "losses": 1e3, "best_losses": 1e3, "plain": 1e3, "corrected": 1e3}
+    bounds = {
+        "rho": 1e4,
+        "beta": 100,
+        "losses": 1e3,
+        "best_losses": 1e3,
+        "plain": 1e3,
+        "corrected": 1e3,
+    }
     told = np.concatenate([getattr(each, name) for each in believed])
     assert np.nanmax(np.abs(told)) <= bounds[name] * 1.1 * USUAL[name] * (1 + 1e-9)
-    assert {each for each in NUMBERS if getattr(believed[2], each) is None} == {"lasting", "shifted", "length"}
+    assert {each for each in NUMBERS if getattr(believed[2], each) is None} == {
+        "lasting",
+        "shifted",
+        "length",
+    }

@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 
 from fedbudget import train
 from fedbudget.errors import UserError
-from fedbudget.protocol.combine import ClippedMean, CoordinateMedian, TrimmedMean, WeightedMean, mixed, without_outliers
+from fedbudget.protocol.combine import (
+    ClippedMean,
+    CoordinateMedian,
+    TrimmedMean,
+    WeightedMean,
+    mixed,
+    without_outliers,
+)
 from fedbudget.protocol.messages import Report
-from fedbudget.protocol.steps import changed
+from fedbudget.protocol.state import changed
 
 START = np.array([1.0, 1.0], np.float32)
 
@@ -19,7 +26,9 @@ START = np.array([1.0, 1.0], np.float32)
 def report(*updates: tuple[float, float], gradients: Any = None) -> Report:
     n = len(updates)
     w = START + np.array(updates, np.float32)
-    return Report(2, np.arange(n), np.full(n, 5), np.ones(n), np.ones(n), w=w, gradients=gradients)
+    return Report(
+        2, np.arange(n), np.full(n, 5), np.ones(n), np.ones(n), w=w, gradients=gradients
+    )
 
 
 class TestClippedMean:
@@ -28,13 +37,18 @@ class TestClippedMean:
         given = report((1, 0), (0, 1), (2, 0), (0, -100))
         found = ClippedMean(6.0).believed(given, START, 2)
         assert found.w is not None
-        assert (found.w - START).tolist() == pytest.approx(np.array([[1, 0], [0, 1], [2, 0], [0, -0.0225]]))
+        assert (found.w - START).tolist() == pytest.approx(
+            np.array([[1, 0], [0, 1], [2, 0], [0, -0.0225]])
+        )
         assert changed(given, found) == (3,)
 
     @given(st.integers(0, 2**32 - 1))
     def test_all_others_stay_as_they_are_to_the_bit(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
-        start, w = rng.normal(size=9).astype(np.float32), rng.normal(size=(5, 9)).astype(np.float32)
+        start, w = (
+            rng.normal(size=9).astype(np.float32),
+            rng.normal(size=(5, 9)).astype(np.float32),
+        )
         w[4] = start + 1000 * (w[4] - start)
         reported = Report(2, np.arange(5), np.full(5, 5), np.ones(5), np.ones(5), w=w)
         found = ClippedMean().believed(reported, start, 9)
@@ -59,9 +73,13 @@ class TestClippedMean:
 
     def test_gradients_are_held_too(self) -> None:
         gradients = np.array([[1, 0], [1, 0], [50, 0]], np.float32)
-        found = ClippedMean(6.0).believed(report((1, 0), (0, 1), (1, 0), gradients=gradients), START, 2)
+        found = ClippedMean(6.0).believed(
+            report((1, 0), (0, 1), (1, 0), gradients=gradients), START, 2
+        )
         assert found.gradients is not None
-        assert found.gradients.tolist() == pytest.approx(np.array([[1, 0], [1, 0], [0.02, 0]]))
+        assert found.gradients.tolist() == pytest.approx(
+            np.array([[1, 0], [1, 0], [0.02, 0]])
+        )
 
     def test_running_statistics_are_not_looked_at(self) -> None:
         given = report((1, 0), (1, 0), (1, 1e6))
@@ -74,12 +92,18 @@ class TestClippedMean:
         assert mean.w.tobytes() == clipped.w.tobytes()
 
 
-VECTORS = st.lists(st.tuples(st.floats(-1, 1, width=32), st.floats(-1, 1, width=32)), min_size=5, max_size=15)
+VECTORS = st.lists(
+    st.tuples(st.floats(-1, 1, width=32), st.floats(-1, 1, width=32)),
+    min_size=5,
+    max_size=15,
+)
 
 
 @pytest.mark.parametrize("rule", [TrimmedMean(0.2), CoordinateMedian()])
 @given(honest=VECTORS, lie=st.floats(-(2.0**100), 2.0**100, width=32))
-def test_some_cannot_take_w_far(rule: Any, honest: list[tuple[float, float]], lie: float) -> None:
+def test_some_cannot_take_w_far(
+    rule: Any, honest: list[tuple[float, float]], lie: float
+) -> None:
     """As many as a fifth of all nodes, with any number in any coordinate. Whoever is among the neighbours of an honest
     node is no further from it than honest nodes are apart; so its mean is within what they span, and as much more as
     the share of liars among the neighbours.
@@ -103,13 +127,18 @@ def test_far_from_all_has_no_part(rule: Any, seed: int) -> None:
     w[1] += 100 * rng.choice([-1, 1], 9).astype(np.float32)
     found = rule.combine(w, np.full(3, 7), np.arange(3))
     honest = np.array([0, 2])
-    assert found.tobytes() == WeightedMean().combine(w[honest], np.full(2, 7), honest).tobytes()
+    assert (
+        found.tobytes()
+        == WeightedMean().combine(w[honest], np.full(2, 7), honest).tobytes()
+    )
 
 
 def test_means_of_neighbours_by_hand() -> None:
     """Of 1, 2, 3, 4, 100 with sizes 1, 1, 2, 1, 9 the four nearest to each: 13 / 5 and, without the first, 912 / 13."""
     w, sizes = np.array([[1], [2], [3], [4], [100]], np.float32), np.array([1, 1, 2, 1, 9])
-    assert mixed(w, sizes, np.arange(5), 4).ravel().tolist() == pytest.approx([2.6, 2.6, 2.6, 2.6, 912 / 13])
+    assert mixed(w, sizes, np.arange(5), 4).ravel().tolist() == pytest.approx(
+        [2.6, 2.6, 2.6, 2.6, 912 / 13]
+    )
 
 
 def test_rules_by_hand() -> None:
@@ -117,7 +146,9 @@ def test_rules_by_hand() -> None:
     end; of three, 10, 10, 20, 30 and 30.
     """
     w, sizes = np.array([[0], [10], [20], [30], [40]], np.float32), np.ones(5, np.int64)
-    assert TrimmedMean(0.2).combine(w, sizes, np.arange(5)).tolist() == pytest.approx([55 / 3])
+    assert TrimmedMean(0.2).combine(w, sizes, np.arange(5)).tolist() == pytest.approx(
+        [55 / 3]
+    )
     assert CoordinateMedian().combine(w, sizes, np.arange(5)).tolist() == [20.0]
 
 
@@ -130,7 +161,13 @@ def test_nothing_to_trim_is_the_weighted_mean() -> None:
 
 def test_losses_are_trimmed_with_w() -> None:
     """The gap of one node is 90, that of the others -1, 0 and 1; the losses at w^f are within the others'."""
-    given = Report(2, np.arange(4), np.full(4, 5), np.array([1.0, 3.0, 5.0, 100.0]), np.array([2.0, 3.0, 4.0, 10.0]))
+    given = Report(
+        2,
+        np.arange(4),
+        np.full(4, 5),
+        np.array([1.0, 3.0, 5.0, 100.0]),
+        np.array([2.0, 3.0, 4.0, 10.0]),
+    )
     found = without_outliers(given, 1)
     assert found.best_losses.tolist() == [3, 3, 4, 4]
     assert (found.losses - found.best_losses).tolist() == [0, 0, 1, 1]
@@ -140,5 +177,7 @@ def test_losses_are_trimmed_with_w() -> None:
 def test_drift_is_not_corrected_where_the_mean_is_not_taken(name: str) -> None:
     run = train(model="svm", case=2, budget="time=1s", combine=name)
     assert not any(record.corrected for record in run.rounds)
-    with pytest.raises(UserError, match="drift is corrected only where reports are averaged"):
+    with pytest.raises(
+        UserError, match="drift is corrected only where reports are averaged"
+    ):
         train(model="svm", budget="time=1s", combine=name, drift_correction=True)

@@ -10,18 +10,39 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedbudget.arrays import Float32, Float64, Int64
-from fedbudget.budget import Budget
-from fedbudget.control import AdaptiveTau, Controller, FixedTau
+from fedbudget.budget.budget import Budget
+from fedbudget.budget.control import AdaptiveTau, Controller, FixedTau
+from fedbudget.budget.step_size import FixedStep
 from fedbudget.protocol.aggregator import Aggregator
-from fedbudget.protocol.drift import Correction, Divergence, DriftState, mean_gradient, next_mean
+from fedbudget.protocol.drift import (
+    Correction,
+    Divergence,
+    DriftState,
+    mean_gradient,
+    next_mean,
+)
 from fedbudget.protocol.fleet import Fleet
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, LocalError, PeerError, Report, Request
+from fedbudget.protocol.messages import (
+    Broadcast,
+    CatchUp,
+    Drift,
+    LocalError,
+    PeerError,
+    Report,
+    Request,
+)
 from fedbudget.protocol.method import Method
-from fedbudget.step_size import FixedStep
 from support.fleets import alone, sorted_parts, together
 from support.hand_made import ONE, go_on
 from support.methods import bits
-from support.problems import MODELS, Problem, converse, corrected_descent, problem, unequal_parts
+from support.problems import (
+    MODELS,
+    Problem,
+    converse,
+    corrected_descent,
+    problem,
+    unequal_parts,
+)
 
 FRUGAL: dict[str, Any] = {"correct_drift": True, "delta": "parameters"}
 
@@ -36,7 +57,10 @@ def attendances(draw: st.DrawFn, nodes: int = 4, rounds: int = 9) -> list[list[i
 def starting(w: Float32, controller: Controller, **method: Any) -> Aggregator:
     """An aggregator with a budget that does not matter."""
     return Aggregator(
-        w, method=Method(controller, FixedStep(0.1), **method), budget=Budget({"time": 1e6}), expected=ONE
+        w,
+        method=Method(controller, FixedStep(0.1), **method),
+        budget=Budget({"time": 1e6}),
+        expected=ONE,
     )
 
 
@@ -54,15 +78,21 @@ class TestAgainstASecondImplementation:
 
     @settings(deadline=None, max_examples=40)
     @given(seed=st.integers(0, 10**4), tau=st.integers(1, 6), present=attendances())
-    def test_nodes_that_come_late_miss_rounds_and_return(self, seed: int, tau: int, present: list[list[int]]) -> None:
+    def test_nodes_that_come_late_miss_rounds_and_return(
+        self, seed: int, tau: int, present: list[list[int]]
+    ) -> None:
         self.check("svm", seed, tau, present, [True] * 9)
 
     @settings(deadline=None, max_examples=40)
     @given(present=attendances(), correct=st.lists(st.booleans(), min_size=8, max_size=8))
-    def test_rounds_that_are_not_corrected(self, present: list[list[int]], correct: list[bool]) -> None:
+    def test_rounds_that_are_not_corrected(
+        self, present: list[list[int]], correct: list[bool]
+    ) -> None:
         self.check("svm", 5, 3, present, [True, *correct])
 
-    def check(self, name: str, seed: int, tau: int, present: list[list[int]], correct: list[bool]) -> None:
+    def check(
+        self, name: str, seed: int, tau: int, present: list[list[int]], correct: list[bool]
+    ) -> None:
         case = problem(name, 3)
         parts, start = unequal_parts(len(case.table), 4, seed), case.start(3)
         expected = corrected_descent(
@@ -82,12 +112,21 @@ class TestAgainstASecondImplementation:
             # More each time, so that what was said before does not count.
             weight, nodes = 10.0**report.round, len(report.nodes)
             plain, corrected = (weight, 0.0) if correct[report.round] else (0.0, weight)
-            return replace(report, plain=np.full(nodes, plain), corrected=np.full(nodes, corrected))
+            return replace(
+                report, plain=np.full(nodes, plain), corrected=np.full(nodes, corrected)
+            )
 
         broadcast = [
             broadcast.w
             for broadcast, _, _ in converse(
-                alone(case, parts), FixedTau(tau), eta=0.05, rounds=9, w=start, present=present, heard=heard, **FRUGAL
+                alone(case, parts),
+                FixedTau(tau),
+                eta=0.05,
+                rounds=9,
+                w=start,
+                present=present,
+                heard=heard,
+                **FRUGAL,
             )
         ]
         np.testing.assert_allclose(np.array(broadcast), np.array(expected), atol=2e-5)
@@ -96,7 +135,12 @@ class TestAgainstASecondImplementation:
 class TestWhereItMustChangeNothing:
     def visited(self, fleet: Fleet, w: Float32, tau: int, **method: Any) -> Float32:
         return np.array(
-            [broadcast.w for broadcast, _, _ in converse([fleet], FixedTau(tau), eta=0.1, rounds=8, w=w, **method)]
+            [
+                broadcast.w
+                for broadcast, _, _ in converse(
+                    [fleet], FixedTau(tau), eta=0.1, rounds=8, w=w, **method
+                )
+            ]
         )
 
     @pytest.mark.parametrize("name", MODELS)
@@ -106,7 +150,8 @@ class TestWhereItMustChangeNothing:
         parts = unequal_parts(len(case.table), 4, 12)
         batch = batch and min(batch, *map(len, parts))
         found, plain = (
-            self.visited(together(case, parts, batch), case.start(1), 1, **method) for method in (FRUGAL, {})
+            self.visited(together(case, parts, batch), case.start(1), 1, **method)
+            for method in (FRUGAL, {})
         )
         np.testing.assert_allclose(found, plain, atol=2e-6)
 
@@ -116,7 +161,8 @@ class TestWhereItMustChangeNothing:
         case = problem(name, 4)
         parts = [np.arange(len(case.table))] * 5
         found, plain = (
-            self.visited(together(case, parts, batch), case.start(1), 7, **method) for method in (FRUGAL, {})
+            self.visited(together(case, parts, batch), case.start(1), 7, **method)
+            for method in (FRUGAL, {})
         )
         np.testing.assert_allclose(found, plain, atol=2e-6)
 
@@ -130,7 +176,9 @@ def test_it_takes_the_drift_away() -> None:
         everything = everything - 0.1 * case.gradient(everything, case.x, case.y)
     off = {}
     for name, method in {"plain": {}, "corrected": FRUGAL}.items():
-        *_, (broadcast, _, _) = converse([together(case, parts)], FixedTau(20), eta=0.1, rounds=100, w=w, **method)
+        *_, (broadcast, _, _) = converse(
+            [together(case, parts)], FixedTau(20), eta=0.1, rounds=100, w=w, **method
+        )
         off[name] = float(np.linalg.norm(broadcast.w - everything))
     assert off["corrected"] < 1e-4 < 0.1 < off["plain"]
 
@@ -149,7 +197,12 @@ class TestForgettingNodes:
         tau=st.integers(1, 5),
     )
     def test_those_who_stay_go_on_as_if_they_began_there(
-        self, seed: int, before: list[list[int]], after: list[list[int]], lost: set[int], tau: int
+        self,
+        seed: int,
+        before: list[list[int]],
+        after: list[list[int]],
+        lost: set[int],
+        tau: int,
     ) -> None:
         """An interval without correction begins with all c_i = c = 0, as a run does: nothing of the past is left.
 
@@ -181,10 +234,14 @@ class TestForgettingNodes:
             present=[stay, *after],
             correct=[True] * 5,
         )
-        np.testing.assert_allclose(np.array(visited[len(before) :]), np.array(expected), atol=2e-5)
+        np.testing.assert_allclose(
+            np.array(visited[len(before) :]), np.array(expected), atol=2e-5
+        )
 
     def always_correct(self, report: Report) -> Report:
-        return replace(report, plain=np.ones(len(report.nodes)), corrected=np.zeros(len(report.nodes)))
+        return replace(
+            report, plain=np.ones(len(report.nodes)), corrected=np.zeros(len(report.nodes))
+        )
 
     def after_three(self, **method: Any) -> tuple[Aggregator, Broadcast]:
         case = problem("svm", 3)
@@ -233,11 +290,22 @@ class TestForgettingNodes:
 
 
 class TestDecidesByItself:
-    def corrected(self, batch: int | None, parts: Sequence[Int64], case: Problem) -> list[bool]:
+    def corrected(
+        self, batch: int | None, parts: Sequence[Int64], case: Problem
+    ) -> list[bool]:
         rounds = converse(
-            [together(case, parts, batch)], FixedTau(5), eta=0.02, rounds=60, w=case.start(1), correct_drift=True
+            [together(case, parts, batch)],
+            FixedTau(5),
+            eta=0.02,
+            rounds=60,
+            w=case.start(1),
+            correct_drift=True,
         )
-        return [aggregator.last.corrected for _, _, aggregator in rounds if aggregator.last is not None][:-1]
+        return [
+            aggregator.last.corrected
+            for _, _, aggregator in rounds
+            if aggregator.last is not None
+        ][:-1]
 
     def test_it_corrects_where_data_are_of_different_kinds(self) -> None:
         case = problem("svm", 3, samples=400)
@@ -248,7 +316,9 @@ class TestDecidesByItself:
         case = problem("svm", 3, samples=400)
         rng = np.random.default_rng(1)
         parts = np.array_split(rng.permutation(400), 4)
-        parts = [part[: 97 + node] for node, part in enumerate(parts)]  # of different sizes, so of different samples
+        parts = [
+            part[: 97 + node] for node, part in enumerate(parts)
+        ]  # of different sizes, so of different samples
         corrected = self.corrected(1, parts, case)
         assert sum(corrected[10:]) < 10
 
@@ -260,10 +330,14 @@ class TestDecidesByItself:
             eta=0.05,
             rounds=5,
             w=case.start(1),
-            heard=lambda report: report if report.round != 3 else replace(report, corrected=np.full(4, 1e3)),
+            heard=lambda report: (
+                report if report.round != 3 else replace(report, corrected=np.full(4, 1e3))
+            ),
             **FRUGAL,
         )
-        seen = [(broadcast.drift, aggregator.last) for broadcast, _, aggregator in aggregators]
+        seen = [
+            (broadcast.drift, aggregator.last) for broadcast, _, aggregator in aggregators
+        ]
         drift, last = seen[2]
         assert drift is not None
         assert drift.correct
@@ -284,16 +358,25 @@ class TestDecidesByItself:
 class TestWhatDiverges:
     def test_a_node_whose_w_is_not_finite_keeps_its_correction(self) -> None:
         known = Correction.first(2, np.zeros(2, np.float32))
-        known = known.learn(np.array([[1, 2], [3, 4]], np.float32), Drift(correct=True, share=1.0))
+        known = known.learn(
+            np.array([[1, 2], [3, 4]], np.float32), Drift(correct=True, share=1.0)
+        )
         known = known.with_mean(np.array([2, 3], np.float32))
         # Less the shifts (1, 1) and (-1, -1).
-        known = known.learn(np.array([[5, np.inf], [5, 6]], np.float32), Drift(correct=True, share=1.0))
+        known = known.learn(
+            np.array([[5, np.inf], [5, 6]], np.float32), Drift(correct=True, share=1.0)
+        )
         assert known.own.tolist() == [[1, 2], [6, 7]]
 
     def test_when_all_diverge_the_next_round_is_not_corrected(self) -> None:
         case = problem("linear", 2)
         request = converse(
-            [together(case, sorted_parts(case, 4))], FixedTau(50), eta=1e5, rounds=4, w=case.start(1), **FRUGAL
+            [together(case, sorted_parts(case, 4))],
+            FixedTau(50),
+            eta=1e5,
+            rounds=4,
+            w=case.start(1),
+            **FRUGAL,
         )
         drifts = [broadcast.drift for broadcast, _, _ in request]
         assert drifts[1] == Drift(correct=False, share=0.0)
@@ -304,21 +387,32 @@ class TestNews:
         case = problem("svm", 3)
         fleet = together(case, sorted_parts(case, 2))
         drift = Drift(correct=True, share=1.0)
-        first = Broadcast(1, case.start(1), 2, 0.1, Request(drift=True), False, False, drift)
+        first = Broadcast(
+            1, case.start(1), 2, 0.1, Request(drift=True), False, False, drift
+        )
         fleet.answer(first)
-        with pytest.raises(PeerError, match="round 3 after round 1, without what happened in between"):
+        with pytest.raises(
+            PeerError, match="round 3 after round 1, without what happened in between"
+        ):
             fleet.receive(replace(first, round=3))
         with pytest.raises(PeerError, match="without the mean of all corrections"):
             fleet.receive(replace(first, round=3, catch_up=CatchUp(case.start(1))))
 
     @pytest.mark.parametrize("batch", [None, 5])
-    def test_a_node_that_was_away_compares_with_the_right_best_w(self, batch: int | None) -> None:
+    def test_a_node_that_was_away_compares_with_the_right_best_w(
+        self, batch: int | None
+    ) -> None:
         case = problem("svm", 3)
         parts = sorted_parts(case, 3)
         present = [[0, 1, 2], [0], [0, 1], [2], [0, 1, 2], [1], [0, 1, 2]]
         best = case.start(1)
         for broadcast, report, aggregator in converse(
-            alone(case, parts, batch), FixedTau(2), eta=0.05, rounds=7, w=best, present=present
+            alone(case, parts, batch),
+            FixedTau(2),
+            eta=0.05,
+            rounds=7,
+            w=best,
+            present=present,
         ):
             if batch is None:
                 for node, loss in zip(report.nodes, report.best_losses, strict=True):

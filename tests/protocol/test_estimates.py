@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from fedbudget.control import AdaptiveTau, Estimates, FixedTau
+from fedbudget.budget.control import AdaptiveTau, Estimates, FixedTau
 from fedbudget.protocol.aggregator import Aggregator, Round
 from fedbudget.protocol.messages import Report
 from support.fleets import sorted_parts, together
@@ -48,29 +48,41 @@ class TestEstimates:
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e13, -1.0])
     @pytest.mark.parametrize("name", ["rho", "beta"])
-    def test_that_are_no_sane_numbers_stay_what_they_were(self, name: str, bad: float) -> None:
+    def test_that_are_no_sane_numbers_stay_what_they_were(
+        self, name: str, bad: float
+    ) -> None:
         aggregator = self.second((1.0, 2.0, 3.0))
         fresh = report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, 6.0))
         record = self.third(aggregator, replace(fresh, **{name: np.array([bad, bad])}))  # type: ignore[arg-type]
         assert record.kept == (name,)
-        assert record.estimates == replace(Estimates(4.0, 5.0, 6.0), **{name: {"rho": 1.0, "beta": 2.0}[name]})
+        assert record.estimates == replace(
+            Estimates(4.0, 5.0, 6.0), **{name: {"rho": 1.0, "beta": 2.0}[name]}
+        )
 
-    def test_of_gradients_that_are_not_finite_stay_what_they_were_without_a_warning(self) -> None:
+    def test_of_gradients_that_are_not_finite_stay_what_they_were_without_a_warning(
+        self,
+    ) -> None:
         aggregator = self.second((1.0, 2.0, 3.0))
-        record = self.third(aggregator, report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, np.inf)))
+        record = self.third(
+            aggregator, report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, np.inf))
+        )
         assert record.kept == ("delta",)
         assert record.estimates == Estimates(4.0, 5.0, 3.0)
 
     def test_of_gradients_that_are_far_too_large_stay_what_they_were(self) -> None:
         aggregator = self.second((1.0, 2.0, 3.0))
-        record = self.third(aggregator, report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, 3e38)))
+        record = self.third(
+            aggregator, report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, 3e38))
+        )
         assert record.kept == ("delta",)
 
     def test_wait_for_the_first_round_that_gives_all_three(self) -> None:
         aggregator = self.second((np.nan, 2.0, 3.0))
         assert last(aggregator).estimates is None
         assert last(aggregator).kept == ("rho",)
-        record = self.third(aggregator, report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, 6.0)))
+        record = self.third(
+            aggregator, report(replace(FIRST, round=3), 1, estimates=(4.0, 5.0, 6.0))
+        )
         assert record.estimates == Estimates(4.0, 5.0, 6.0)
 
     def test_leave_out_the_nodes_that_are_left_out_of_the_average(self) -> None:
@@ -95,8 +107,19 @@ def test_with_one_update_delta_from_parameters_is_the_papers(batch: int | None) 
     parts = sorted_parts(case, 4)
     found = {}
     for delta in ("gradient", "parameters"):
-        rounds = converse([together(case, parts, batch)], FixedTau1(), eta=0.1, rounds=6, w=case.start(1), delta=delta)
-        found[delta] = [aggregator.last.estimates for _, _, aggregator in rounds if aggregator.last is not None]
+        rounds = converse(
+            [together(case, parts, batch)],
+            FixedTau1(),
+            eta=0.1,
+            rounds=6,
+            w=case.start(1),
+            delta=delta,
+        )
+        found[delta] = [
+            aggregator.last.estimates
+            for _, _, aggregator in rounds
+            if aggregator.last is not None
+        ]
     for paper, ours in zip(found["gradient"][1:], found["parameters"][1:], strict=True):
         assert paper is not None
         assert ours is not None
@@ -118,7 +141,12 @@ def test_no_gradient_is_sent_when_delta_comes_from_parameters() -> None:
     sizes = {}
     for delta in ("gradient", "parameters"):
         request = converse(
-            [together(case, sorted_parts(case, 4))], AdaptiveTau(), eta=0.1, rounds=3, w=case.start(1), delta=delta
+            [together(case, sorted_parts(case, 4))],
+            AdaptiveTau(),
+            eta=0.1,
+            rounds=3,
+            w=case.start(1),
+            delta=delta,
         )
         sizes[delta] = [report.wire_bytes for _, report, _ in request]
     assert [a - b for a, b in zip(sizes["gradient"], sizes["parameters"], strict=True)] == [

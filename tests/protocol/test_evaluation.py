@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedbudget.budget import Budget, Costs, Ledger
-from fedbudget.protocol.evaluation import SHARE, EvaluationPoints, share_of
+from fedbudget.budget.budget import Budget, Costs, Ledger
+from fedbudget.evaluation.points import SHARE, EvaluationPoints, share_of
 
 
 def looked(points: EvaluationPoints, step: float = 0.001, cost: float = 0.0) -> list[float]:

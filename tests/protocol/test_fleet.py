@@ -9,33 +9,57 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbudget.arrays import Float32, Int64
-from fedbudget.control import AdaptiveTau, Estimates, FixedTau, Reason
+from fedbudget.budget.control import AdaptiveTau, Estimates, FixedTau, Reason
 from fedbudget.data.sampling import Sampler
 from fedbudget.data.shards import Shards, Table
 from fedbudget.models import FunctionModel, LinearRegression
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report, Request
-from support.problems import MODELS, Problem, algorithm_1, converse, problem, svm_gradient, svm_loss, unequal_parts
+from support.problems import (
+    MODELS,
+    Problem,
+    algorithm_1,
+    converse,
+    problem,
+    svm_gradient,
+    svm_loss,
+    unequal_parts,
+)
 
 
-def a_broadcast(w: Float32, *, round: int = 1, tau: int = 2, estimate: bool = True, best: bool = False) -> Broadcast:
+def a_broadcast(
+    w: Float32, *, round: int = 1, tau: int = 2, estimate: bool = True, best: bool = False
+) -> Broadcast:
     return Broadcast(round, w, tau, 0.1, Request(estimate, gradient=True), best, stop=False)
 
 
 def fleet(
-    case: Problem, parts: Sequence[Int64], *, batch: int | None = None, numbers: Sequence[int] | None = None
+    case: Problem,
+    parts: Sequence[Int64],
+    *,
+    batch: int | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> Fleet:
-    return Fleet(case.model, Shards.of(case.table, parts), batch=batch, seed=9, numbers=numbers)
+    return Fleet(
+        case.model, Shards.of(case.table, parts), batch=batch, seed=9, numbers=numbers
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
 @settings(deadline=None, max_examples=5)
 @given(seed=st.integers(0, 10**4))
-def test_proposition_3_one_update_a_round_is_centralized_descent(name: str, seed: int) -> None:
+def test_proposition_3_one_update_a_round_is_centralized_descent(
+    name: str, seed: int
+) -> None:
     case = problem(name, 3)
     nodes = fleet(case, unequal_parts(len(case.table), 4, seed))
     w = case.start(3).astype(np.float64)
-    broadcast = [broadcast.w for broadcast, _, _ in converse([nodes], FixedTau(1), eta=0.2, rounds=12, w=case.start(3))]
+    broadcast = [
+        broadcast.w
+        for broadcast, _, _ in converse(
+            [nodes], FixedTau(1), eta=0.2, rounds=12, w=case.start(3)
+        )
+    ]
     assert len(broadcast) == 13
     for broadcast_w in broadcast:
         np.testing.assert_allclose(broadcast_w, w, atol=1e-5)
@@ -48,23 +72,34 @@ def test_a_conversation_visits_the_w_of_algorithm_1(name: str, tau: int) -> None
     case = problem(name, 6)
     parts = unequal_parts(len(case.table), 3, 6)
     sizes, start = [len(part) for part in parts], case.start(6)
-    path = algorithm_1(case.local(parts), sizes, start.astype(np.float64), tau=tau, rounds=6, eta=0.2)
+    path = algorithm_1(
+        case.local(parts), sizes, start.astype(np.float64), tau=tau, rounds=6, eta=0.2
+    )
     broadcast = [
-        broadcast.w for broadcast, _, _ in converse([fleet(case, parts)], FixedTau(tau), eta=0.2, rounds=6, w=start)
+        broadcast.w
+        for broadcast, _, _ in converse(
+            [fleet(case, parts)], FixedTau(tau), eta=0.2, rounds=6, w=start
+        )
     ]
     np.testing.assert_allclose(np.array(broadcast), path.aggregated, atol=1e-5)
-    for x in range(1, tau + 1):  # and between aggregations: w(x) is where one round of x updates ends
+    for x in range(
+        1, tau + 1
+    ):  # and between aggregations: w(x) is where one round of x updates ends
         *_, last = converse([fleet(case, parts)], FixedTau(x), eta=0.2, rounds=1, w=start)
         np.testing.assert_allclose(last[0].w, path.w[x], atol=1e-5)
 
 
 @pytest.mark.parametrize("batch", [None, 5])
-def test_identical_shards_estimate_nothing_and_get_the_largest_tau(batch: int | None) -> None:
+def test_identical_shards_estimate_nothing_and_get_the_largest_tau(
+    batch: int | None,
+) -> None:
     case = problem("svm", 4)
     everything = np.arange(len(case.table))
     nodes = fleet(case, [everything] * 5, batch=batch)
     records = []
-    for _, report, aggregator in converse([nodes], AdaptiveTau(tau_max=60), eta=0.1, rounds=6, w=case.start(4)):
+    for _, report, aggregator in converse(
+        [nodes], AdaptiveTau(tau_max=60), eta=0.1, rounds=6, w=case.start(4)
+    ):
         assert aggregator.last is not None
         records.append(aggregator.last)
         if report.rho is not None and report.beta is not None:
@@ -86,11 +121,22 @@ def assert_same_reports(one: Report, other: Report) -> None:
 
 @pytest.mark.parametrize("batch", [None, 7])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_fleet_gives_the_bits_that_fleets_of_one_give(name: str, batch: int | None) -> None:
+def test_a_fleet_gives_the_bits_that_fleets_of_one_give(
+    name: str, batch: int | None
+) -> None:
     case = problem(name, 12, samples=900, features=30)
-    parts = [np.arange(0, 7), np.arange(7, 200), np.arange(200, 500), np.arange(500, 700), np.arange(700, 900)]
+    parts = [
+        np.arange(0, 7),
+        np.arange(7, 200),
+        np.arange(200, 500),
+        np.arange(500, 700),
+        np.arange(700, 900),
+    ]
     together = fleet(case, parts, batch=batch)
-    alone = [fleet(case, [part], batch=batch, numbers=[number]) for number, part in enumerate(parts)]
+    alone = [
+        fleet(case, [part], batch=batch, numbers=[number])
+        for number, part in enumerate(parts)
+    ]
     controller = AdaptiveTau(phi=0.01, tau_max=12)
     compared = 0
     for whole, single in zip(
@@ -113,11 +159,21 @@ def test_a_function_model_reports_what_the_kernel_reports(batch: int | None) -> 
         exact = (w.astype(np.float64), x.astype(np.float64), y.astype(np.float64))
         return svm_loss(*exact, 0.1), svm_gradient(*exact, 0.1).astype(np.float32)
 
-    parts = unequal_parts(60, 3, 1) if batch is None else [np.arange(0, 10), np.arange(10, 30), np.arange(30, 60)]
+    parts = (
+        unequal_parts(60, 3, 1)
+        if batch is None
+        else [np.arange(0, 10), np.arange(10, 30), np.arange(30, 60)]
+    )
     own = FunctionModel(in_numpy, initial=case.start(2))
     loop = Fleet(own, Shards.of(case.table, parts), batch=batch, seed=9)
     for (_, mine, _), (_, its, _) in zip(
-        converse([fleet(case, parts, batch=batch)], FixedTau(3), eta=0.2, rounds=5, w=case.start(2)),
+        converse(
+            [fleet(case, parts, batch=batch)],
+            FixedTau(3),
+            eta=0.2,
+            rounds=5,
+            w=case.start(2),
+        ),
         converse([loop], FixedTau(3), eta=0.2, rounds=5, w=case.start(2)),
         strict=True,
     ):
@@ -151,7 +207,9 @@ def test_estimates_are_those_of_algorithm_3(batch: int | None) -> None:
         assert second.losses[i] == pytest.approx(case.loss(here, x, y), rel=1e-5)
         assert second.rho[i] == pytest.approx(rise / distance, rel=1e-4)
         assert second.beta[i] == pytest.approx(turn / distance, rel=1e-4)
-        np.testing.assert_allclose(second.gradients[i], case.gradient(here, x, y), atol=1e-5)
+        np.testing.assert_allclose(
+            second.gradients[i], case.gradient(here, x, y), atol=1e-5
+        )
 
 
 def test_without_estimation_nothing_more_is_sent() -> None:
@@ -159,7 +217,14 @@ def test_without_estimation_nothing_more_is_sent() -> None:
     nodes = fleet(case, [np.arange(0, 15), np.arange(15, 60)])
     for round in (1, 2):
         report = nodes.answer(a_broadcast(case.start(round), round=round, estimate=False))
-        assert report.rho is report.beta is report.gradients is report.plain is report.corrected is None
+        assert (
+            report.rho
+            is report.beta
+            is report.gradients
+            is report.plain
+            is report.corrected
+            is None
+        )
 
 
 def test_the_best_w_is_evaluated_again_on_the_rounds_own_mini_batch() -> None:
@@ -182,14 +247,22 @@ def test_no_update_gives_the_loss_and_nothing_else() -> None:
     nodes = fleet(case, [np.arange(0, 15), np.arange(15, 60)])
     nodes.answer(a_broadcast(case.start(1)))
     report = nodes.answer(a_broadcast(case.start(2), round=2, tau=0))
-    exact = [case.loss(case.start(2).astype(np.float64), case.x[r], case.y[r]) for r in (slice(0, 15), slice(15, 60))]
+    exact = [
+        case.loss(case.start(2).astype(np.float64), case.x[r], case.y[r])
+        for r in (slice(0, 15), slice(15, 60))
+    ]
     np.testing.assert_allclose(report.losses, exact, rtol=1e-5)
     assert report.w is report.rho is report.gradients is None
 
 
 def test_a_w_that_diverged_gives_estimates_that_are_no_numbers_and_no_warning() -> None:
     positive = Table(np.full((6, 2), 2.0, np.float32), np.zeros(6, np.float32))
-    nodes = Fleet(LinearRegression(2), Shards.of(positive, [np.arange(3), np.arange(3, 6)]), batch=None, seed=0)
+    nodes = Fleet(
+        LinearRegression(2),
+        Shards.of(positive, [np.arange(3), np.arange(3, 6)]),
+        batch=None,
+        seed=0,
+    )
     first = nodes.answer(a_broadcast(np.full(2, -3e38, np.float32), tau=1))
     assert first.w is not None
     assert np.isposinf(first.w).all()
@@ -235,7 +308,9 @@ class TestOrder:
             fleet(self.case, [np.arange(30), np.arange(30, 60)], numbers=numbers)
 
 
-@pytest.mark.parametrize(("estimate", "batch", "evaluations"), [(False, None, 3), (True, None, 4), (True, 2, 5)])
+@pytest.mark.parametrize(
+    ("estimate", "batch", "evaluations"), [(False, None, 3), (True, None, 4), (True, 2, 5)]
+)
 def test_estimates_cost_one_evaluation_a_round_and_w_f_one_with_mini_batches(
     estimate: bool, batch: int | None, evaluations: int
 ) -> None:
@@ -249,7 +324,9 @@ def test_estimates_cost_one_evaluation_a_round_and_w_f_one_with_mini_batches(
 
     table = Table(np.arange(12, dtype=np.float32).reshape(6, 2), np.zeros(6, np.float32))
     shards = Shards.of(table, [np.arange(3), np.arange(3, 6)])
-    nodes = Fleet(FunctionModel(mean_of_data, initial=np.zeros(2)), shards, batch=batch, seed=0)
+    nodes = Fleet(
+        FunctionModel(mean_of_data, initial=np.zeros(2)), shards, batch=batch, seed=0
+    )
     nodes.answer(a_broadcast(np.zeros(2, np.float32), tau=3, estimate=estimate))
     calls = 0
     nodes.answer(a_broadcast(np.ones(2, np.float32), round=2, tau=3, estimate=estimate))
@@ -260,7 +337,10 @@ class TestForTheStepSize:
     """What is asked of nodes when the step size follows β."""
 
     def ask(self, round: int, w: Float32, tau: int = 1) -> Broadcast:
-        return replace(a_broadcast(w, round=round, tau=tau), request=Request(True, gradient=True, curvature=True))
+        return replace(
+            a_broadcast(w, round=round, tau=tau),
+            request=Request(True, gradient=True, curvature=True),
+        )
 
     def test_nodes_that_do_not_differ_find_the_steepest_direction(self) -> None:
         """The largest eigenvalue of the Hessian, after some rounds of power iteration."""
@@ -284,7 +364,10 @@ class TestForTheStepSize:
         asked, plain = (fleet(case, [np.arange(20), np.arange(20, 60)]) for _ in range(2))
         for round in (1, 2, 3):
             w = case.start(round)
-            one, other = asked.answer(self.ask(round, w)), plain.answer(a_broadcast(w, round=round, tau=1))
+            one, other = (
+                asked.answer(self.ask(round, w)),
+                plain.answer(a_broadcast(w, round=round, tau=1)),
+            )
             if one.beta is not None and other.beta is not None:
                 np.testing.assert_array_equal(one.beta, other.beta)
                 np.testing.assert_array_equal(one.rho, other.rho)

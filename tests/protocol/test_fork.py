@@ -14,7 +14,11 @@ from support.problems import MODELS, converse, problem
 every_way = pytest.mark.parametrize(
     ("name", "method", "batch"),
     [(name, "frugal", batch) for name in MODELS for batch in (None, 5)]
-    + [("svm", method, batch) for method in ("fixed", "paper", "astray") for batch in (None, 5)],
+    + [
+        ("svm", method, batch)
+        for method in ("fixed", "paper", "astray")
+        for batch in (None, 5)
+    ],
 )
 
 
@@ -23,7 +27,15 @@ def run(
 ) -> Iterator[tuple[Broadcast, Report, Aggregator]]:
     how = vars(METHODS[method]).copy()
     controller, eta = how.pop("controller"), how.pop("step_size")
-    return converse(fleets, controller, eta=eta, rounds=9, w=problem(name, 12).start(1), present=present, **how)
+    return converse(
+        fleets,
+        controller,
+        eta=eta,
+        rounds=9,
+        w=problem(name, 12).start(1),
+        present=present,
+        **how,
+    )
 
 
 @every_way
@@ -33,13 +45,19 @@ def test_a_node_whose_reports_are_discarded_is_as_one_that_was_absent(
     name: str, method: str, batch: int | None, goes_on: str, late: list[int]
 ) -> None:
     present = [[0, 1] if number in late else [0, 1, 2] for number in range(1, 10)]
-    absent = [bits(report) for _, report, _ in run(nodes(name, batch), name, method, present)]
+    absent = [
+        bits(report) for _, report, _ in run(nodes(name, batch), name, method, present)
+    ]
     fleets, found, discarded = nodes(name, batch), [], 0
     before = fleets[2].fork()
     for broadcast, report, _ in run(fleets, name, method, present):
         found.append(bits(report))
         if broadcast.round in late:  # it heard of the round, and reported too late
-            one, other = (before, fleets[2]) if goes_on == "the fork" else (fleets[2], fleets[2].fork())
+            one, other = (
+                (before, fleets[2])
+                if goes_on == "the fork"
+                else (fleets[2], fleets[2].fork())
+            )
             other.answer(broadcast)
             fleets[2] = one
             discarded += 1
@@ -49,7 +67,9 @@ def test_a_node_whose_reports_are_discarded_is_as_one_that_was_absent(
 
 
 @every_way
-def test_a_round_that_is_made_again_gives_the_same_reports(name: str, method: str, batch: int | None) -> None:
+def test_a_round_that_is_made_again_gives_the_same_reports(
+    name: str, method: str, batch: int | None
+) -> None:
     fleets = nodes(name, batch)
     forks = [[fleet.fork() for fleet in fleets]]
     request: list[tuple[Broadcast, Any]] = []
@@ -57,10 +77,16 @@ def test_a_round_that_is_made_again_gives_the_same_reports(name: str, method: st
     for broadcast, report, _ in run(fleets, name, method, present):
         forks.append([fleet.fork() for fleet in fleets])
         request.append((broadcast, bits(report)))
-        for back in range(1, min(3, broadcast.round) + 1):  # each fork is used several times, so is forked once more
+        for back in range(
+            1, min(3, broadcast.round) + 1
+        ):  # each fork is used several times, so is forked once more
             again = [fleet.fork() for fleet in forks[broadcast.round - back]]
             for earlier, as_it_was in request[-back:]:
-                here = present[earlier.round - 1] if earlier.round <= len(present) else [0, 1, 2]
+                here = (
+                    present[earlier.round - 1]
+                    if earlier.round <= len(present)
+                    else [0, 1, 2]
+                )
                 repeated = Report.merge([again[node].answer(earlier) for node in here])
                 assert bits(repeated) == as_it_was
     assert len(request) == 10

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedbudget.budget import Budget, Costs
+from fedbudget.budget.budget import Budget, Costs
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, Report
 from support.fleets import alone, sorted_parts
@@ -15,7 +15,9 @@ from support.methods import METHODS
 from support.problems import problem
 
 CASE = problem("softmax", seed=4)
-ANYTHING = st.floats(width=32) | st.sampled_from([3.4e38, -3.4e38, 1e30, -1e30, 9e11, 1e-30])
+ANYTHING = st.floats(width=32) | st.sampled_from(
+    [3.4e38, -3.4e38, 1e30, -1e30, 9e11, 1e-30]
+)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -33,9 +35,17 @@ def test_no_number_of_one_node_ends_a_run(name: str, data: st.DataObject) -> Non
     message: Broadcast | Outcome = aggregator.start()
     while isinstance(message, Broadcast):
         *honest, other = [fleet.answer(message) for fleet in fleets]
-        field = data.draw(st.sampled_from([each for each in (*NUMBERS, *VECTORS) if getattr(other, each) is not None]))
-        other = replace(other, **{field: np.full_like(getattr(other, field), data.draw(ANYTHING))})
-        message = aggregator.receive(Report.merge([*honest, other]), Costs(np.array([0.5]), np.array([0.5])))
+        field = data.draw(
+            st.sampled_from(
+                [each for each in (*NUMBERS, *VECTORS) if getattr(other, each) is not None]
+            )
+        )
+        other = replace(
+            other, **{field: np.full_like(getattr(other, field), data.draw(ANYTHING))}
+        )
+        message = aggregator.receive(
+            Report.merge([*honest, other]), Costs(np.array([0.5]), np.array([0.5]))
+        )
         state = aggregator.state
         assert np.isfinite(state.w).all()
         assert np.isfinite(state.best).all()

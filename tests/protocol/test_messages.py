@@ -6,7 +6,14 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report, Request
+from fedbudget.protocol.messages import (
+    Broadcast,
+    CatchUp,
+    Drift,
+    PeerError,
+    Report,
+    Request,
+)
 
 ESTIMATE = Request(estimate=True, gradient=True)
 
@@ -31,12 +38,25 @@ def report(*nodes: int, round: int = 4) -> Report:
     )
 
 
-FIELDS = ("nodes", "sizes", "losses", "best_losses", "w", "rho", "beta", "gradients", "plain", "corrected")
+FIELDS = (
+    "nodes",
+    "sizes",
+    "losses",
+    "best_losses",
+    "w",
+    "rho",
+    "beta",
+    "gradients",
+    "plain",
+    "corrected",
+)
 
 
 class TestMerge:
     @pytest.mark.parametrize("order", list(permutations(range(3))))
-    def test_puts_nodes_in_order_whatever_order_reports_came_in(self, order: tuple[int, ...]) -> None:
+    def test_puts_nodes_in_order_whatever_order_reports_came_in(
+        self, order: tuple[int, ...]
+    ) -> None:
         parts = [report(0, 4, 5), report(2), report(1, 3)]
         merged, whole = Report.merge([parts[i] for i in order]), report(0, 1, 2, 3, 4, 5)
         assert merged.round == 4
@@ -55,10 +75,14 @@ class TestMerge:
         only = report(0, 1)
         assert Report.merge([only]) is only
 
-    @pytest.mark.parametrize("field", ["w", "rho", "beta", "gradients", "plain", "corrected"])
+    @pytest.mark.parametrize(
+        "field", ["w", "rho", "beta", "gradients", "plain", "corrected"]
+    )
     def test_refuses_what_some_have_and_some_have_not(self, field: str) -> None:
         without = replace(report(1), **{field: None})  # type: ignore[arg-type]
-        with pytest.raises(PeerError, match=f"some reports of round 4 have {field} and some have not"):
+        with pytest.raises(
+            PeerError, match=f"some reports of round 4 have {field} and some have not"
+        ):
             Report.merge([report(0), without])
 
     def test_refuses_different_rounds(self) -> None:
@@ -71,7 +95,9 @@ class TestMerge:
 
     def test_refuses_vectors_of_different_lengths(self) -> None:
         longer = replace(report(1), w=np.zeros((1, 4), np.float32))
-        with pytest.raises(PeerError, match="reports of round 4 have w of different shapes"):
+        with pytest.raises(
+            PeerError, match="reports of round 4 have w of different shapes"
+        ):
             Report.merge([report(0), longer])
 
 
@@ -85,13 +111,17 @@ class TestWireBytes:
         assert report(0, 1, 2).wire_bytes == 3 * (32 + 6 * 8 + 2 * 12)
 
     def test_without_estimates_there_is_less_to_send(self) -> None:
-        plain = replace(report(0, 1, 2), rho=None, beta=None, gradients=None, plain=None, corrected=None)
+        plain = replace(
+            report(0, 1, 2), rho=None, beta=None, gradients=None, plain=None, corrected=None
+        )
         assert plain.wire_bytes == 3 * (32 + 16 + 12)
         assert replace(plain, w=None).wire_bytes == 3 * (32 + 16)
 
     def test_drift_correction_takes_one_number_of_a_broadcast(self) -> None:
         broadcast = Broadcast(2, np.zeros(784, np.float32), 1, 0.01, ESTIMATE, False, False)
-        corrected = replace(broadcast, request=Request(drift=True), drift=Drift(correct=True, share=1.0))
+        corrected = replace(
+            broadcast, request=Request(drift=True), drift=Drift(correct=True, share=1.0)
+        )
         assert corrected.wire_bytes == broadcast.wire_bytes + 8
 
     def test_news_are_only_for_those_who_were_away(self) -> None:
@@ -102,8 +132,14 @@ class TestWireBytes:
             == broadcast.wire_bytes
             == broadcast.wire_bytes_with_catch_up
         )
-        assert replace(broadcast, catch_up=CatchUp(w)).wire_bytes_with_catch_up == broadcast.wire_bytes + 8 + 4 * 784
-        assert replace(broadcast, catch_up=CatchUp(w, w)).wire_bytes_with_catch_up == broadcast.wire_bytes + 8 + 8 * 784
+        assert (
+            replace(broadcast, catch_up=CatchUp(w)).wire_bytes_with_catch_up
+            == broadcast.wire_bytes + 8 + 4 * 784
+        )
+        assert (
+            replace(broadcast, catch_up=CatchUp(w, w)).wire_bytes_with_catch_up
+            == broadcast.wire_bytes + 8 + 8 * 784
+        )
 
     def test_it_does_not_depend_on_how_nodes_make_fleets(self) -> None:
         assert report(0, 1, 2).wire_bytes == report(0, 2).wire_bytes + report(1).wire_bytes
@@ -116,15 +152,24 @@ class TestReportFields:
             (Request(), 2, 3, {"w"}),
             (Request(estimate=True), 1, 3, {"w"}),  # there is no w_i(t₀) yet
             (Request(estimate=True), 2, 3, {"w", "rho", "beta"}),
-            (Request(estimate=True, gradient=True), 2, 3, {"w", "rho", "beta", "gradients"}),
+            (
+                Request(estimate=True, gradient=True),
+                2,
+                3,
+                {"w", "rho", "beta", "gradients"},
+            ),
             (Request(gradient=True, curvature=True), 2, 3, {"w"}),
             (Request(drift=True), 1, 3, {"w", "plain", "corrected"}),
             (Request(True, True, True, True), 2, 0, set()),
         ],
     )
-    def test_follow_from_the_request(self, request_: Request, round: int, tau: int, names: set[str]) -> None:
+    def test_follow_from_the_request(
+        self, request_: Request, round: int, tau: int, names: set[str]
+    ) -> None:
         drift = Drift(correct=True, share=1.0) if request_.drift else None
-        broadcast = Broadcast(round, np.zeros(3, np.float32), tau, 0.1, request_, False, False, drift)
+        broadcast = Broadcast(
+            round, np.zeros(3, np.float32), tau, 0.1, request_, False, False, drift
+        )
         assert broadcast.report_fields == names
         given = report(0, 1, round=round)
         given.require_answers(broadcast)
@@ -133,5 +178,7 @@ class TestReportFields:
                 replace(given, **{name: None}).require_answers(broadcast)  # type: ignore[arg-type]
 
     def test_drift_is_described_where_it_is_asked_for(self) -> None:
-        with pytest.raises(ValueError, match="how drift is corrected where that is asked for"):
+        with pytest.raises(
+            ValueError, match="how drift is corrected where that is asked for"
+        ):
             Broadcast(1, np.zeros(1, np.float32), 1, 0.1, Request(drift=True), False, False)

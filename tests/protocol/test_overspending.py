@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbudget.arrays import Float64
-from fedbudget.budget import Budget, Costs
-from fedbudget.control import ControlInputs, Decision, Reason
+from fedbudget.budget.budget import Budget, Costs
+from fedbudget.budget.control import ControlInputs, Decision, Reason
+from fedbudget.budget.spending import PaperSpending
+from fedbudget.budget.step_size import FixedStep
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.method import Method
-from fedbudget.spending import PaperSpending
-from fedbudget.step_size import FixedStep
 from support.hand_made import report
 
 
@@ -46,7 +46,9 @@ def some_costs(rng: np.random.Generator, resources: int) -> Costs:
 def a_run(rng: np.random.Generator) -> tuple[Aggregator, Costs]:
     resources = int(rng.integers(1, 4))
     expected = some_costs(rng, resources)
-    limits = 2 * (expected.step + expected.aggregation) * (1 + rng.exponential(20.0, resources))
+    limits = (
+        2 * (expected.step + expected.aggregation) * (1 + rng.exponential(20.0, resources))
+    )
     aggregator = Aggregator(
         np.zeros(2, np.float32),
         method=Method(Drawn(rng), FixedStep(0.1), spending=PaperSpending()),
@@ -59,7 +61,9 @@ def a_run(rng: np.random.Generator) -> tuple[Aggregator, Costs]:
 
 @settings(deadline=None, max_examples=200)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_no_resource_is_overspent_by_more_than_costs_rose_after_the_last_decision(seed: int) -> None:
+def test_no_resource_is_overspent_by_more_than_costs_rose_after_the_last_decision(
+    seed: int,
+) -> None:
     """A decision says that a round and the final loss after it fit; only what costs rise beyond that can hurt."""
     rng = np.random.default_rng(seed)
     aggregator, expected = a_run(rng)
@@ -67,7 +71,9 @@ def test_no_resource_is_overspent_by_more_than_costs_rose_after_the_last_decisio
     decided, beyond = expected, np.zeros_like(expected.step)
     stopping = False
     while isinstance(broadcast, Broadcast):
-        at_once = broadcast.tau == 0 and not stopping  # the final loss, which is evaluated even if it does not fit
+        at_once = (
+            broadcast.tau == 0 and not stopping
+        )  # the final loss, which is evaluated even if it does not fit
         if not stopping and not at_once:
             decided, beyond = aggregator.ledger.costs, np.zeros_like(beyond)
         stopping = broadcast.stop
@@ -81,7 +87,10 @@ def test_no_resource_is_overspent_by_more_than_costs_rose_after_the_last_decisio
 
 
 def rise(estimated: Costs, actual: Costs, updates: int) -> Float64:
-    step, aggregation = actual.step - estimated.step, actual.aggregation - estimated.aggregation
+    step, aggregation = (
+        actual.step - estimated.step,
+        actual.aggregation - estimated.aggregation,
+    )
     return np.asarray(step * updates + aggregation)
 
 

@@ -33,7 +33,15 @@ def sent(updates: Float32, lengths: Float64 | None = None) -> Report:
     """As a node may send it that lies: whatever it likes, of the right shape."""
     n = len(updates)
     told = told_lengths(updates) if lengths is None else lengths
-    return Report(1, np.arange(n), np.ones(n, np.int64), np.zeros(n), np.zeros(n), w=updates, length=told)
+    return Report(
+        1,
+        np.arange(n),
+        np.ones(n, np.int64),
+        np.zeros(n),
+        np.zeros(n),
+        w=updates,
+        length=told,
+    )
 
 
 @settings(deadline=None)
@@ -52,14 +60,25 @@ def test_a_short_update_is_sent_as_it_is(updates: Float32) -> None:
 
 @settings(deadline=None)
 @given(UPDATES, CLIPS, st.data())
-def test_one_node_changes_a_sum_by_its_sensitivity_at_most(updates: Float32, clip: float, data: st.DataObject) -> None:
+def test_one_node_changes_a_sum_by_its_sensitivity_at_most(
+    updates: Float32, clip: float, data: st.DataObject
+) -> None:
     """Whatever it sends, of its length too, against zeros in its place; noise left out."""
     node = data.draw(st.integers(0, len(updates) - 1))
-    lengths = data.draw(arrays(np.float64, len(updates), elements=st.floats(allow_nan=True, allow_infinity=True)))
+    lengths = data.draw(
+        arrays(
+            np.float64,
+            len(updates),
+            elements=st.floats(allow_nan=True, allow_infinity=True),
+        )
+    )
     without, nodes = updates.copy(), len(updates)
     without[node] = 0
     private, nothing = Private(clip, 0.1), np.zeros(updates.shape[1] + 1)
-    one, other = release(sent(updates, lengths), private, nothing), release(sent(without, lengths), private, nothing)
+    one, other = (
+        release(sent(updates, lengths), private, nothing),
+        release(sent(without, lengths), private, nothing),
+    )
     assert one.update is not None
     assert other.update is not None
     assert nodes * np.linalg.norm(one.update - other.update) <= clip * (1 + 1e-12)
@@ -67,7 +86,10 @@ def test_one_node_changes_a_sum_by_its_sensitivity_at_most(updates: Float32, cli
 
 @given(arrays(np.float64, 5, elements=st.floats(allow_nan=True, allow_infinity=True)))
 def test_a_length_counts_for_half_whatever_it_is(lengths: Float64) -> None:
-    one, many = no_longer(lengths, np.array([1.5])), no_longer(lengths, np.arange(-8.0, 9.0))
+    one, many = (
+        no_longer(lengths, np.array([1.5])),
+        no_longer(lengths, np.arange(-8.0, 9.0)),
+    )
     assert (np.linalg.norm(one, axis=1) == 0.5).all()
     assert (np.linalg.norm(many, axis=1) <= ALL_OCTAVES * (1 + 1e-12)).all()
 
@@ -88,11 +110,17 @@ def test_noise_is_as_much_as_is_paid_for() -> None:
 def test_the_first_c_is_what_a_quarter_stay_below() -> None:
     rng = np.random.default_rng(3)
     updates = rng.standard_normal((4000, 4)).astype(np.float32)
-    updates *= (rng.uniform(1, 16, 4000) / np.linalg.norm(updates, axis=1)).astype(np.float32)[:, None]
+    updates *= (rng.uniform(1, 16, 4000) / np.linalg.norm(updates, axis=1)).astype(
+        np.float32
+    )[:, None]
     private = Private(0.0, 10.0)
-    found = release(replace(sent(updates), w=None), private, rng.standard_normal(noise_size(private, 4)))
+    found = release(
+        replace(sent(updates), w=None), private, rng.standard_normal(noise_size(private, 4))
+    )
     assert found.update is None
-    assert found.clip == pytest.approx(np.quantile(np.linalg.norm(updates, axis=1), 0.25), rel=0.15)
+    assert found.clip == pytest.approx(
+        np.quantile(np.linalg.norm(updates, axis=1), 0.25), rel=0.15
+    )
 
 
 def test_what_has_noise_need_not_rise() -> None:

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.budget import Costs
+from fedbudget.budget.budget import Costs
+from fedbudget.engines.noise import SeededNoise
 from fedbudget.errors import UserError
-from fedbudget.launch.noise import SeededNoise
 from fedbudget.protocol.messages import Broadcast, Report
+from fedbudget.protocol.node_privacy import PrivateAggregator
 from fedbudget.protocol.privacy import multipliers
-from fedbudget.protocol.private_rounds import PrivateAggregator
 from fedbudget.protocol.state import Phase
 from fedbudget.resources.privacy import epsilon_of, rho_of
 from support.private import DELTA, RecordedNoise, aggregator, carry_out, report
@@ -25,7 +25,9 @@ def answers(rng: np.random.Generator, nodes: int, parameters: int):  # type: ign
     def answer(broadcast: Broadcast) -> Report:
         here = np.flatnonzero(rng.random(nodes) < 0.7)
         here = here if len(here) else np.array([0])
-        updates = rng.standard_normal((len(here), parameters)).astype(np.float32) * np.float32(rng.uniform(0.01, 30))
+        updates = rng.standard_normal((len(here), parameters)).astype(
+            np.float32
+        ) * np.float32(rng.uniform(0.01, 30))
         made = report(broadcast, updates, here.tolist())
         if made.w is None:
             return made
@@ -39,12 +41,22 @@ def answers(rng: np.random.Generator, nodes: int, parameters: int):  # type: ign
 def check_run(seed: int) -> str:
     """A run with a random budget; gives what stopped it."""
     rng = np.random.default_rng([seed, 99])
-    nodes, parameters, epsilon = int(rng.integers(2, 200)), int(rng.integers(1, 60)), float(rng.uniform(0.2, 12))
+    nodes, parameters, epsilon = (
+        int(rng.integers(2, 200)),
+        int(rng.integers(1, 60)),
+        float(rng.uniform(0.2, 12)),
+    )
     limits = {"time": float(rng.uniform(1, 20)), "privacy": epsilon}
     if rng.random() < 0.5:
         limits["bytes"] = float(rng.uniform(500, 5000))
     noise = RecordedNoise(SeededNoise(seed))
-    run = aggregator(limits, nodes, parameters, noise, rounds=int(rng.integers(1, 40)) if rng.random() < 0.3 else None)
+    run = aggregator(
+        limits,
+        nodes,
+        parameters,
+        noise,
+        rounds=int(rng.integers(1, 40)) if rng.random() < 0.3 else None,
+    )
     rounds = carry_out(run, answers(rng, nodes, parameters))
     known = [each.private for each in rounds if each.private is not None]
     assert noise.paid == [each.rho for each in known]
@@ -157,7 +169,13 @@ def test_membership_cannot_be_told_better_than_epsilon_allows(epsilon: float) ->
     runs, nodes, parameters = 1000, 20, 4
 
     def evidence(seed: int, there: bool) -> float:
-        run = aggregator({"time": 1e4, "privacy": epsilon}, nodes, parameters, SeededNoise(seed), rounds=13)
+        run = aggregator(
+            {"time": 1e4, "privacy": epsilon},
+            nodes,
+            parameters,
+            SeededNoise(seed),
+            rounds=13,
+        )
         updates = np.zeros((nodes, parameters), np.float32)
         updates[0, 0] = 1e6 if there else 0.0
         rounds = carry_out(run, lambda broadcast: report(broadcast, updates))
@@ -174,11 +192,18 @@ def test_membership_cannot_be_told_better_than_epsilon_allows(epsilon: float) ->
     away = np.array([evidence(seed + runs, False) for seed in range(runs)])
     closest = 0.0
     for threshold in np.quantile(np.concatenate([here, away]), np.linspace(0.01, 0.99, 99)):
-        for found, false in ((here > threshold, away > threshold), (away <= threshold, here <= threshold)):
+        for found, false in (
+            (here > threshold, away > threshold),
+            (away <= threshold, here <= threshold),
+        ):
             rate, wrong = float(found.mean()), float(false.mean())
             allowed = min(1.0, math.exp(epsilon) * wrong + DELTA)
-            error = 4 * math.sqrt((rate * (1 - rate) + math.exp(2 * epsilon) * wrong * (1 - wrong)) / runs)
+            error = 4 * math.sqrt(
+                (rate * (1 - rate) + math.exp(2 * epsilon) * wrong * (1 - wrong)) / runs
+            )
             assert rate <= allowed + error + 4 / runs
             closest = max(closest, rate - wrong)
-    best = math.erf(math.sqrt(0.95 * 0.98 * rho_of(epsilon, DELTA)) / 2)  # 2Φ(μ/2) - 1, of what updates have of ρ
+    best = math.erf(
+        math.sqrt(0.95 * 0.98 * rho_of(epsilon, DELTA)) / 2
+    )  # 2Φ(μ/2) - 1, of what updates have of ρ
     assert closest == pytest.approx(best, abs=4 / math.sqrt(2 * runs))

@@ -14,18 +14,24 @@ from flwr.serverapp import strategy as flower
 
 import fedbudget
 from fedbudget.arrays import Float32, Float64, Int64
-from fedbudget.control import FixedTau
+from fedbudget.budget.control import FixedTau
+from fedbudget.codec import flatten, restore
 from fedbudget.data.shards import Shards
 from fedbudget.errors import UserError
 from fedbudget.launch.simulate import simulate
 from fedbudget.models import TorchModel
-from fedbudget.protocol.fednova import DataWorkload
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report, Request
-from fedbudget.protocol.rivals import UPDATE_RULES, FedAdam, FedYogi
-from fedbudget.protocol.structure import flatten, restore
-from fedbudget.protocol.update import Average, ServerMomentum, UpdateRule
-from fedbudget.settings import Settings
+from fedbudget.protocol.update import (
+    UPDATE_RULES,
+    Average,
+    FedAdam,
+    FedYogi,
+    ServerMomentum,
+    UpdateRule,
+)
+from fedbudget.protocol.workload import DataWorkload
+from fedbudget.settings.settings import Settings
 from support.fleets import alone
 from support.hand_made import ONE, go_on, make, report
 from support.methods import bits
@@ -53,7 +59,9 @@ def follow(rule: UpdateRule, deltas: Float32) -> Float32:
 
 def one_parameter(rule: UpdateRule, *deltas: float) -> list[float]:
     """Every w of a single parameter, from 0."""
-    visited: list[float] = follow(rule, np.array(deltas, np.float32)[:, None])[:, 0].tolist()
+    visited: list[float] = follow(rule, np.array(deltas, np.float32)[:, None])[
+        :, 0
+    ].tolist()
     return visited
 
 
@@ -63,22 +71,30 @@ class TestByHand:
     def test_fedadam(self) -> None:
         # m = 2, v = 0.75 + 0.25 * 16 = 4.75; then m = 1 - 1 = 0, whatever v is.
         step = 2 / (math.sqrt(4.75) + 1)
-        assert one_parameter(FedAdam(1.0, 0.5, 0.75, 1.0), 4, -2) == pytest.approx([step, step])
+        assert one_parameter(FedAdam(1.0, 0.5, 0.75, 1.0), 4, -2) == pytest.approx(
+            [step, step]
+        )
 
     def test_fedyogi(self) -> None:
         # m = 4, v = 1 + 0.25 * 64 = 17; then m = 2 + 1 = 3, v = 17 - 0.25 * 4 = 16, and so a step of 3/5.
         step = 4 / (math.sqrt(17) + 1)
-        assert one_parameter(FedYogi(1.0, 0.5, 0.75, 1.0), 8, 2) == pytest.approx([step, step + 3 / 5])
+        assert one_parameter(FedYogi(1.0, 0.5, 0.75, 1.0), 8, 2) == pytest.approx(
+            [step, step + 3 / 5]
+        )
 
     def test_fedavgm(self) -> None:
         # v = 0.1 * 2 = 0.2, then 0.5 * 0.2 + 0.1 * 4 = 0.5.
-        assert one_parameter(ServerMomentum(0.5, step_size=0.1), 2, 4) == pytest.approx([0.2, 0.7])
+        assert one_parameter(ServerMomentum(0.5, step_size=0.1), 2, 4) == pytest.approx(
+            [0.2, 0.7]
+        )
 
     def test_fedavg(self) -> None:
         assert one_parameter(Average(), 2, 4) == [2, 6]
 
 
-def algorithm_2(deltas: Float32, eta: float, beta1: float, beta2: float, tau: float, next_v: NextV) -> Float64:
+def algorithm_2(
+    deltas: Float32, eta: float, beta1: float, beta2: float, tau: float, next_v: NextV
+) -> Float64:
     """Of Reddi et al., line by line and number by number, with v₋₁ the least that it may be."""
     x, m, v = ([value] * deltas.shape[1] for value in (0.0, 0.0, tau**2))
     visited = []
@@ -101,11 +117,20 @@ def yogi(v: float, delta: float, beta2: float) -> float:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("rule", "next_v"), [(FedAdam, adam), (FedYogi, yogi)])
-def test_adaptive_rules_are_the_published_algorithm(rule: type[FedAdam | FedYogi], next_v: NextV, seed: int) -> None:
+def test_adaptive_rules_are_the_published_algorithm(
+    rule: type[FedAdam | FedYogi], next_v: NextV, seed: int
+) -> None:
     deltas, rng = updates(seed), np.random.default_rng(seed)
-    options = (rng.uniform(0.01, 1), rng.uniform(0, 0.95), rng.uniform(0.5, 0.999), 10 ** rng.uniform(-3, 0))
+    options = (
+        rng.uniform(0.01, 1),
+        rng.uniform(0, 0.95),
+        rng.uniform(0.5, 0.999),
+        10 ** rng.uniform(-3, 0),
+    )
     expected = algorithm_2(deltas, *options, next_v)
-    np.testing.assert_allclose(follow(rule(*options), deltas), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        follow(rule(*options), deltas), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 def hsu(deltas: Float32, momentum: float, step_size: float) -> Float64:
@@ -127,12 +152,18 @@ def test_momentum_is_the_published_rule(seed: int) -> None:
 class TestAgainstFlower:
     """What Flower's strategies make of the same means."""
 
-    def visited(self, strategy: flower.FedAvg, deltas: Float32, monkeypatch: pytest.MonkeyPatch) -> Float32:
+    def visited(
+        self, strategy: flower.FedAvg, deltas: Float32, monkeypatch: pytest.MonkeyPatch
+    ) -> Float32:
         w: Float32 = np.zeros(deltas.shape[1], np.float32)
         found = []
         for number, delta in enumerate(deltas, start=1):
             mean = ArrayRecord({"w": Array(w + delta)})
-            monkeypatch.setattr(flower.FedAvg, "aggregate_train", lambda *_, mean=mean: (mean, MetricRecord()))
+            monkeypatch.setattr(
+                flower.FedAvg,
+                "aggregate_train",
+                lambda *_, mean=mean: (mean, MetricRecord()),
+            )
             if isinstance(strategy, flower.FedAdam):
                 # It corrects a bias as Kingma and Ba do, which the published algorithm does not.
                 unbiased = math.sqrt(1 - 0.99 ** (number + 1)) / (1 - 0.9 ** (number + 1))
@@ -147,7 +178,9 @@ class TestAgainstFlower:
             found.append(w)
         return np.array(found)
 
-    @pytest.mark.parametrize(("rule", "theirs"), [(FedAdam, flower.FedAdam), (FedYogi, flower.FedYogi)])
+    @pytest.mark.parametrize(
+        ("rule", "theirs"), [(FedAdam, flower.FedAdam), (FedYogi, flower.FedYogi)]
+    )
     def test_adaptive_rules(
         self,
         rule: type[FedAdam | FedYogi],
@@ -157,15 +190,21 @@ class TestAgainstFlower:
         strategy = theirs(eta=0.3, beta_1=0.9, beta_2=0.99, tau=0.01)
         strategy.v_t = {"w": np.full(4, 0.01**2)}  # where Flower begins with 0
         found = follow(rule(step_size=0.3, epsilon=0.01), updates(1))
-        np.testing.assert_allclose(found, self.visited(strategy, updates(1), monkeypatch), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            found, self.visited(strategy, updates(1), monkeypatch), rtol=1e-4, atol=1e-5
+        )
 
     def test_momentum(self, monkeypatch: pytest.MonkeyPatch) -> None:
         strategy = flower.FedAvgM(server_learning_rate=0.3, server_momentum=0.9)
         found = follow(ServerMomentum(0.9, step_size=0.3), updates(1))
-        np.testing.assert_allclose(found, self.visited(strategy, updates(1), monkeypatch), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            found, self.visited(strategy, updates(1), monkeypatch), rtol=1e-4, atol=1e-5
+        )
 
 
-def scaffold(nodes: Sequence[LocalGradient], x: Float64, *, steps: int, eta: float, rounds: int) -> list[Float64]:
+def scaffold(
+    nodes: Sequence[LocalGradient], x: Float64, *, steps: int, eta: float, rounds: int
+) -> list[Float64]:
     """Karimireddy et al., Algorithm 1 with option II, all clients in every round and a global step of 1."""
     c, own, visited = np.zeros_like(x), [np.zeros_like(x) for _ in nodes], [x]
     for _ in range(rounds):
@@ -185,18 +224,39 @@ def scaffold(nodes: Sequence[LocalGradient], x: Float64, *, steps: int, eta: flo
 @pytest.mark.parametrize("name", MODELS)
 def test_drift_correction_with_fixed_steps_is_scaffold(name: str) -> None:
     case = problem(name, 3)
-    parts, start = np.split(np.argsort(case.x[:, 0]), 4), case.start(3)  # shares of one size, each of its own kind
+    parts, start = (
+        np.split(np.argsort(case.x[:, 0]), 4),
+        case.start(3),
+    )  # shares of one size, each of its own kind
 
     def corrected(said: Report) -> Report:
         """As the published algorithm always is."""
-        return said if said.plain is None else replace(said, plain=np.ones(4), corrected=np.zeros(4))
+        return (
+            said
+            if said.plain is None
+            else replace(said, plain=np.ones(4), corrected=np.zeros(4))
+        )
 
-    rounds = converse(alone(case, parts), FixedTau(5), eta=0.05, rounds=9, w=start, heard=corrected, correct_drift=True)
-    expected = scaffold(case.local(parts), start.astype(np.float64), steps=5, eta=0.05, rounds=9)
-    np.testing.assert_allclose([broadcast.w for broadcast, _, _ in rounds], expected, atol=2e-5)
+    rounds = converse(
+        alone(case, parts),
+        FixedTau(5),
+        eta=0.05,
+        rounds=9,
+        w=start,
+        heard=corrected,
+        correct_drift=True,
+    )
+    expected = scaffold(
+        case.local(parts), start.astype(np.float64), steps=5, eta=0.05, rounds=9
+    )
+    np.testing.assert_allclose(
+        [broadcast.w for broadcast, _, _ in rounds], expected, atol=2e-5
+    )
 
 
-def fedprox(nodes: Sequence[LocalGradient], w: Float64, *, steps: int, eta: float, mu: float) -> Float64:
+def fedprox(
+    nodes: Sequence[LocalGradient], w: Float64, *, steps: int, eta: float, mu: float
+) -> Float64:
     """Li et al., Algorithm 2 with gradient descent as the solver of h_k(w; w_t) = F_k(w) + μ/2 ‖w - w_t‖²."""
     ends = []
     for gradient in nodes:
@@ -212,17 +272,25 @@ class TestFedProx:
     def test_rounds_are_the_published_algorithm(self, name: str) -> None:
         case = problem(name, 3)
         parts, w = np.split(np.argsort(case.x[:, 0]), 4), case.start(3)
-        rounds = converse(alone(case, parts), FixedTau(5), eta=0.05, rounds=9, w=w, proximal=0.7)
+        rounds = converse(
+            alone(case, parts), FixedTau(5), eta=0.05, rounds=9, w=w, proximal=0.7
+        )
         expected = [w.astype(np.float64)]
         for _ in range(9):
-            expected.append(fedprox(case.local(parts), expected[-1], steps=5, eta=0.05, mu=0.7))
-        np.testing.assert_allclose([broadcast.w for broadcast, _, _ in rounds], expected, atol=2e-5)
+            expected.append(
+                fedprox(case.local(parts), expected[-1], steps=5, eta=0.05, mu=0.7)
+            )
+        np.testing.assert_allclose(
+            [broadcast.w for broadcast, _, _ in rounds], expected, atol=2e-5
+        )
 
     def test_many_updates_reach_the_proximal_point(self) -> None:
         """Of a quadratic loss the least of F_i + μ/2 ‖w - w(t₀)‖² is known: (A + μI)⁻¹ (b + μ w(t₀))."""
         case, mu = problem("linear", 4), 0.3
         w, everything = case.start(4), np.arange(len(case.x))
-        rounds = converse(alone(case, [everything]), FixedTau(3000), eta=0.1, rounds=1, w=w, proximal=mu)
+        rounds = converse(
+            alone(case, [everything]), FixedTau(3000), eta=0.1, rounds=1, w=w, proximal=mu
+        )
         _, report, _ = next(iter(rounds))
         a = case.x.T @ case.x / len(case.x) + 0.1 * np.eye(len(w))
         b = case.x.T @ case.y / len(case.x)
@@ -237,7 +305,13 @@ class TestFedProx:
         together = Fleet(case.model, Shards.of(case.table, parts), batch=batch, seed=9)
         broadcast = Broadcast(1, w, 4, 0.05, Request(proximal=0.7), best=False, stop=False)
         one_by_one = [
-            Fleet(case.model, Shards.of(case.table, [part]), batch=batch, seed=9, numbers=[node])
+            Fleet(
+                case.model,
+                Shards.of(case.table, [part]),
+                batch=batch,
+                seed=9,
+                numbers=[node],
+            )
             for node, part in enumerate(parts)
         ]
         merged = Report.merge([fleet.answer(broadcast) for fleet in one_by_one])
@@ -253,7 +327,9 @@ class TestFedProx:
             model = TorchModel(module, target="classes")
             request = Request(proximal=proximal)
             fleet = Fleet(model, shards, batch=20, seed=9)
-            report = fleet.answer(Broadcast(1, model.initial(0), 4, 1e-6, request, best=False, stop=False))
+            report = fleet.answer(
+                Broadcast(1, model.initial(0), 4, 1e-6, request, best=False, stop=False)
+            )
             assert report.w is not None
             found.append(report.w[0, -model.statistics :])
             assert model.statistics > 0
@@ -261,7 +337,12 @@ class TestFedProx:
 
 
 def fednova(
-    nodes: Sequence[LocalGradient], sizes: Sequence[int], x: Float64, *, steps: Sequence[int], eta: float
+    nodes: Sequence[LocalGradient],
+    sizes: Sequence[int],
+    x: Float64,
+    *,
+    steps: Sequence[int],
+    eta: float,
 ) -> Float64:
     """Wang et al., equations (6) to (8), with a_i all ones: x - τ_eff Σ p_i η d_i, and τ_eff = Σ p_i τ_i."""
     shares = np.array(sizes) / sum(sizes)
@@ -288,11 +369,23 @@ class TestFedNova:
         case = problem(name, 3)
         parts, w = self.parts(case), case.start(3)
         by_data = DataWorkload(self.SIZES)
-        rounds = converse(alone(case, parts), FixedTau(8), eta=0.05, rounds=7, w=w, by_data=by_data)
+        rounds = converse(
+            alone(case, parts), FixedTau(8), eta=0.05, rounds=7, w=w, by_data=by_data
+        )
         expected = [w.astype(np.float64)]
         for _ in range(7):
-            expected.append(fednova(case.local(parts), self.SIZES, expected[-1], steps=self.UPDATES, eta=0.05))
-        np.testing.assert_allclose([broadcast.w for broadcast, _, _ in rounds], expected, atol=2e-5)
+            expected.append(
+                fednova(
+                    case.local(parts),
+                    self.SIZES,
+                    expected[-1],
+                    steps=self.UPDATES,
+                    eta=0.05,
+                )
+            )
+        np.testing.assert_allclose(
+            [broadcast.w for broadcast, _, _ in rounds], expected, atol=2e-5
+        )
 
     def test_with_fedprox_each_node_makes_its_own_number(self) -> None:
         """A node's way is that of as many updates of its own, made longer to τ_eff of them."""
@@ -300,10 +393,20 @@ class TestFedNova:
         parts, w = self.parts(case), case.start(4)
         how: dict[str, Any] = {"by_data": DataWorkload(self.SIZES), "proximal": 0.7}
         fleets = [Fleet(case.model, Shards.of(case.table, parts), batch=None, seed=9)]
-        _, report, _ = next(iter(converse(fleets, FixedTau(8), eta=0.05, rounds=1, w=w, **how)))
-        effective = sum(size * updates for size, updates in zip(self.SIZES, self.UPDATES, strict=True)) / 60
+        _, report, _ = next(
+            iter(converse(fleets, FixedTau(8), eta=0.05, rounds=1, w=w, **how))
+        )
+        effective = (
+            sum(
+                size * updates
+                for size, updates in zip(self.SIZES, self.UPDATES, strict=True)
+            )
+            / 60
+        )
         assert report.w is not None
-        for own, gradient, updates in zip(report.w, case.local(parts), self.UPDATES, strict=True):
+        for own, gradient, updates in zip(
+            report.w, case.local(parts), self.UPDATES, strict=True
+        ):
             end = fedprox([gradient], w.astype(np.float64), steps=updates, eta=0.05, mu=0.7)
             np.testing.assert_allclose(own, w + effective / updates * (end - w), atol=2e-5)
 
@@ -313,7 +416,12 @@ class TestFedNova:
         common: dict[str, Any] = {"eta": 0.1, "rounds": 5, "w": w}
         by_data = DataWorkload((15,) * 4)
         plain, nova = (
-            [each.w for each, _, _ in converse(alone(case, parts), FixedTau(5), **common, by_data=how)]
+            [
+                each.w
+                for each, _, _ in converse(
+                    alone(case, parts), FixedTau(5), **common, by_data=how
+                )
+            ]
             for how in (None, by_data)
         )
         np.testing.assert_allclose(plain, nova, atol=1e-6)
@@ -326,18 +434,29 @@ class TestFedNova:
             "rounds": 3,
             "model": "svm",
         }
-        run = simulate(Settings(**common, method="frugal", drift_correction=False, workload="by-data"))
+        run = simulate(
+            Settings(**common, method="frugal", drift_correction=False, workload="by-data")
+        )
         assert run.aggregator is not None
         broadcast = run.aggregator.pending
         assert broadcast is not None
         assert broadcast.work is not None
         sizes = run.shards.size
-        assert broadcast.work.updates == tuple(max(1, round(20 * size / sizes.max())) for size in sizes.tolist())
+        assert broadcast.work.updates == tuple(
+            max(1, round(20 * size / sizes.max())) for size in sizes.tolist()
+        )
         assert broadcast.tau == broadcast.work.most == 20
 
     def test_real_nodes_are_refused(self) -> None:
         with pytest.raises(UserError, match="workload by-data is for simulated nodes"):
-            fedbudget.train(dataset="digits", model="svm", rounds=2, workload="by-data", tau=3, engine="network")
+            fedbudget.train(
+                dataset="digits",
+                model="svm",
+                rounds=2,
+                workload="by-data",
+                tau=3,
+                engine="network",
+            )
 
 
 class TestInARun:
@@ -346,7 +465,16 @@ class TestInARun:
         """By the second computation, from what nodes reported."""
         case = problem("svm", 3)
         parts = np.split(np.argsort(case.x[:, 0]), 4)
-        rounds = list(converse(alone(case, parts), FixedTau(3), eta=0.1, rounds=8, w=case.start(1), update=rule))
+        rounds = list(
+            converse(
+                alone(case, parts),
+                FixedTau(3),
+                eta=0.1,
+                rounds=8,
+                w=case.start(1),
+                update=rule,
+            )
+        )
         deltas, visited = [], []
         for (broadcast, answer, _), (after, _, _) in pairwise(rounds):
             assert answer.w is not None

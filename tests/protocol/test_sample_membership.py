@@ -8,8 +8,8 @@ import pytest
 
 from fedbudget.arrays import Float32
 from fedbudget.data.shards import Shards, Table
-from fedbudget.engines.node_noise import SecretNodeNoise
-from fedbudget.models.linear import LinearRegression
+from fedbudget.engines.noise import SecretNodeNoise
+from fedbudget.models.builtin import LinearRegression
 from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast
@@ -31,7 +31,13 @@ def table(*, there: bool) -> Table:
 def evidence(*, there: bool) -> float:
     """What speaks for the sample, by the best test there is: along its own gradient, each release by its noise."""
     run = sample_aggregator({"time": 2.0, "privacy": EPSILON}, nodes=1, parameters=3, tau=1)
-    fleet = Fleet(LinearRegression(3), Shards.whole(table(there=there)), batch=None, seed=0, noise=SecretNodeNoise())
+    fleet = Fleet(
+        LinearRegression(3),
+        Shards.whole(table(there=there)),
+        batch=None,
+        seed=0,
+        noise=SecretNodeNoise(),
+    )
     message: Broadcast | Outcome = run.start()
     found = 0.0
     while isinstance(message, Broadcast):
@@ -56,12 +62,19 @@ def direction(w: Float32) -> np.ndarray:
 
 @pytest.mark.slow
 def test_a_sample_is_found_as_often_as_is_promised_and_no_more() -> None:
-    with_it, without = (np.array([evidence(there=there) for _ in range(RUNS)]) for there in (True, False))
+    with_it, without = (
+        np.array([evidence(there=there) for _ in range(RUNS)]) for there in (True, False)
+    )
     promised = math.sqrt(2 * rho_of(EPSILON, DELTA))
     spread = math.sqrt((with_it.var() + without.var()) / 2)
-    assert (with_it.mean() - without.mean()) / spread == pytest.approx(promised, abs=4 * math.sqrt(2 / RUNS))
+    assert (with_it.mean() - without.mean()) / spread == pytest.approx(
+        promised, abs=4 * math.sqrt(2 / RUNS)
+    )
     for threshold in np.quantile(without, [0.5, 0.8, 0.9, 0.95, 0.98]):
-        false, right = float((without > threshold).mean()), float((with_it > threshold).mean())
+        false, right = (
+            float((without > threshold).mean()),
+            float((with_it > threshold).mean()),
+        )
         chance = 3 * math.sqrt(0.25 / RUNS)
         exact = NormalDist().cdf(NormalDist().inv_cdf(false) + promised)
         assert right <= exact + chance

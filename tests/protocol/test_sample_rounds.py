@@ -7,33 +7,47 @@ import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from fedbudget.launch.accounting import accounted_epsilon
-from fedbudget.launch.noise import SeededNoise
+from fedbudget.budget.step_size import FixedStep
+from fedbudget.engines.noise import SeededNoise
+from fedbudget.launch.privacy import accounted_epsilon
 from fedbudget.protocol.messages import Broadcast, Private, Report
+from fedbudget.protocol.node_privacy import MOST_UPDATES
 from fedbudget.protocol.privacy import multipliers
-from fedbudget.protocol.private_plan import MOST_UPDATES
-from fedbudget.protocol.sample_plan import CLIP, SampleProgress, plan_updates
-from fedbudget.protocol.sample_rounds import SampleAggregator, first_clip
-from fedbudget.protocol.sample_updates import noise_multiplier
+from fedbudget.protocol.sample_privacy import (
+    CLIP,
+    SampleAggregator,
+    SampleProgress,
+    first_clip,
+    noise_multiplier,
+    plan_updates,
+)
 from fedbudget.protocol.state import Phase
 from fedbudget.resources.privacy import epsilon_of, rho_of
-from fedbudget.step_size import FixedStep
 from support.private import DELTA, RecordedNoise, sample_aggregator
 from support.problems import costs
 
 
-def answer(broadcast: Broadcast, samples: int, nodes: int = 5, octaves: float = 1.0) -> Report:
+def answer(
+    broadcast: Broadcast, samples: int, nodes: int = 5, octaves: float = 1.0
+) -> Report:
     """Of nodes whose gradients are of so many octaves, and who move w by 1."""
     private, numbers = broadcast.private, np.arange(nodes)
     assert private is not None
     sizes, nothing = np.full(nodes, samples // nodes), np.zeros(nodes)
-    report = {"length": octaves * sizes} if private.measures else {"w": np.repeat(broadcast.w[None] + 1, nodes, axis=0)}
+    report = (
+        {"length": octaves * sizes}
+        if private.measures
+        else {"w": np.repeat(broadcast.w[None] + 1, nodes, axis=0)}
+    )
     return Report(broadcast.round, numbers, sizes, nothing, nothing, **report)
 
 
 def carry_out(run: SampleAggregator, samples: int, nodes: int = 5) -> list[Broadcast]:
     heard = [run.start()]
-    while isinstance(coming := run.receive(answer(heard[-1], samples, nodes), run.ledger.costs), Broadcast):
+    while isinstance(
+        coming := run.receive(answer(heard[-1], samples, nodes), run.ledger.costs),
+        Broadcast,
+    ):
         heard.append(coming)
     return heard
 
@@ -45,7 +59,11 @@ def paid(rounds: list[Broadcast]) -> list[float]:
 @pytest.mark.parametrize("seed", range(60))
 def test_random_budgets_are_kept(seed: int) -> None:
     rng = np.random.default_rng([seed, 26])
-    nodes, parameters, epsilon = int(rng.integers(1, 50)), int(rng.integers(1, 500)), float(rng.uniform(0.2, 12))
+    nodes, parameters, epsilon = (
+        int(rng.integers(1, 50)),
+        int(rng.integers(1, 500)),
+        float(rng.uniform(0.2, 12)),
+    )
     limits = {"time": float(rng.uniform(1, 20)), "privacy": epsilon}
     if rng.random() < 0.5:
         limits["bytes"] = float(rng.uniform(500, 5000))
@@ -67,7 +85,9 @@ def test_random_budgets_are_kept(seed: int) -> None:
 def test_epsilon_is_the_librarys_for_every_update(seed: int) -> None:
     """Of whole shards every update of a round is a Gaussian mechanism on each sample: dp-accounting composes them."""
     rng = np.random.default_rng([seed, 27])
-    run = sample_aggregator({"time": float(rng.uniform(2, 15)), "privacy": float(rng.uniform(0.5, 8))})
+    run = sample_aggregator(
+        {"time": float(rng.uniform(2, 15)), "privacy": float(rng.uniform(0.5, 8))}
+    )
     heard = carry_out(run, int(rng.integers(50, 5000)))
     accountant = PLDAccountant()
     for each in heard:
@@ -77,7 +97,9 @@ def test_epsilon_is_the_librarys_for_every_update(seed: int) -> None:
         accountant.compose(event, uses)
     spent = run.ledger.budget.totals(run.ledger.spent)["privacy"]
     assert spent == pytest.approx(accountant.get_epsilon(DELTA), abs=1e-3)
-    recorded = [sigma for each in heard for sigma in multipliers(each.private) if sigma < math.inf]  # type: ignore[arg-type]
+    recorded = [
+        sigma for each in heard for sigma in multipliers(each.private) if sigma < math.inf
+    ]  # type: ignore[arg-type]
     assert accounted_epsilon(recorded, DELTA) == pytest.approx(spent, abs=1e-6)
     assert accountant.get_epsilon(DELTA) <= run.ledger.budget.limits["privacy"]
 
@@ -90,7 +112,9 @@ def test_epsilon_is_the_librarys_for_every_update(seed: int) -> None:
         ({"time": 200.0, "bytes": 1500.0, "privacy": 8.0}, 100_000, "bytes"),
     ],
 )
-def test_the_limit_that_binds_ends_the_run(limits: dict[str, float], samples: int, stopped_by: str) -> None:
+def test_the_limit_that_binds_ends_the_run(
+    limits: dict[str, float], samples: int, stopped_by: str
+) -> None:
     run = sample_aggregator(limits)
     carry_out(run, samples)
     assert run.outcome is not None
@@ -107,7 +131,9 @@ def test_updates_cost_privacy_and_aggregations_none() -> None:
         assert private is not None
         charged = run.ledger.costs
         assert run.ledger.budget.of_noise(charged.aggregation) == 0
-        assert run.ledger.budget.of_noise(charged.step) * max(1, heard[-1].tau) == pytest.approx(private.rho)
+        assert run.ledger.budget.of_noise(charged.step) * max(
+            1, heard[-1].tau
+        ) == pytest.approx(private.rho)
         heard.append(coming)
 
 
@@ -126,8 +152,12 @@ def test_the_first_round_moves_nothing_and_gives_the_clip() -> None:
 def test_a_node_that_lies_of_lengths_counts_for_no_more_than_its_samples() -> None:
     sizes, nothing = np.array([10, 30]), np.zeros(2)
     for lie, octaves in ((1e300, 8.0), (-math.inf, 0.0), (math.nan, 0.0)):
-        report = Report(1, np.arange(2), sizes, nothing, nothing, length=np.array([lie, 30.0]))
-        assert math.log2(first_clip(report) / CLIP) == pytest.approx((octaves * 10 + 30) / 40)
+        report = Report(
+            1, np.arange(2), sizes, nothing, nothing, length=np.array([lie, 30.0])
+        )
+        assert math.log2(first_clip(report) / CLIP) == pytest.approx(
+            (octaves * 10 + 30) / 40
+        )
 
 
 def test_nodes_count_by_their_samples() -> None:
@@ -144,13 +174,17 @@ def test_tau_is_the_fewest_with_which_all_updates_fit() -> None:
     """Little privacy for many parameters wants few updates, and nodes agree after each."""
     few = carry_out(sample_aggregator({"time": 20.0, "privacy": 0.5}, parameters=400), 200)
     assert {each.tau for each in few} == {1}
-    many = carry_out(sample_aggregator({"time": 20.0, "privacy": 8.0}, parameters=5), 100_000)
+    many = carry_out(
+        sample_aggregator({"time": 20.0, "privacy": 8.0}, parameters=5), 100_000
+    )
     assert max(each.tau for each in many) == MOST_UPDATES
     assert len(many) >= 12
 
 
 def test_a_step_size_that_is_given_stays() -> None:
-    heard = carry_out(sample_aggregator({"time": 5.0, "privacy": 4.0}, step=FixedStep(0.25)), 500)
+    heard = carry_out(
+        sample_aggregator({"time": 5.0, "privacy": 4.0}, step=FixedStep(0.25)), 500
+    )
     assert {each.eta for each in heard} == {0.25}
 
 
@@ -161,14 +195,18 @@ def test_a_round_that_does_not_come_together_is_paid_for() -> None:
     assert isinstance(second, Broadcast)
     before = run.ledger.budget.of_noise(run.ledger.spent)
     run.give_up(costs([0.0, 0.0], [0.3, 0.0]), "time")
-    assert run.ledger.budget.of_noise(run.ledger.spent) - before == pytest.approx(second.private.rho)  # type: ignore[union-attr]
+    assert second.private is not None
+    charged = run.ledger.budget.of_noise(run.ledger.spent) - before
+    assert charged == pytest.approx(second.private.rho)
 
 
 def test_what_was_paid_twice_leaves_less_for_the_rest() -> None:
     run = sample_aggregator({"time": 20.0, "privacy": 4.0})
     second = run.receive(answer(run.start(), 500), run.ledger.costs)
     assert isinstance(second, Broadcast)
-    run.charge(costs([0.0, 0.0], [0.0, 0.999 * rho_of(4.0, DELTA) - sum(run.ledger.spent[1:])]))
+    run.charge(
+        costs([0.0, 0.0], [0.0, 0.999 * rho_of(4.0, DELTA) - sum(run.ledger.spent[1:])])
+    )
     pending = run.pending
     assert pending is not None
     assert pending.private is not None
@@ -192,7 +230,10 @@ def test_rounds_that_are_given_share_the_privacy() -> None:
 def test_after_many_rounds_no_time_is_left_over() -> None:
     """Of the updates that are wanted 70 fit into 0.91 s, in two rounds of 35; one of 50 would leave 0.31 s."""
     run = sample_aggregator({"time": 0.91, "privacy": 4.0})
-    rule, progress = run.method.private, SampleProgress(500, rounds=20, most_rounds=None, quality=25.0)
+    rule, progress = (
+        run.method.private,
+        SampleProgress(500, rounds=20, most_rounds=None, quality=25.0),
+    )
     assert rule is not None
     plan = plan_updates(rule, run.method.spending, run.ledger, progress)
     assert plan is not None

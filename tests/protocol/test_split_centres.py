@@ -7,8 +7,7 @@ import numpy as np
 import fedbudget
 from fedbudget.arrays import Float32
 from fedbudget.data import load
-from fedbudget.protocol.split_centres import CentresState, SplitCentres
-from fedbudget.protocol.update import Average, restarted
+from fedbudget.protocol.update import Average, CentresState, SplitCentres, restarted
 
 
 def centres(*values: float) -> Float32:
@@ -28,7 +27,9 @@ class TestSplitting:
         rule, w = SplitCentres(8), centres(*range(8))
         state, counts = rule.first(w), list[int]()
         for _ in range(4):
-            mean = w + np.where(np.arange(8) < max(1, 2 ** len(counts)), np.float32(1), np.float32(0))
+            mean = w + np.where(
+                np.arange(8) < max(1, 2 ** len(counts)), np.float32(1), np.float32(0)
+            )
             state, w = rule.next(state, w, mean)
             counts.append(int(state.counted.sum()))
         assert counts == [1, 2, 4, 8]
@@ -43,7 +44,9 @@ class TestSplitting:
         """A mean over nodes of the same number may differ from it in the last digit."""
         rule, w = SplitCentres(2), centres(0, 9)
         state = CentresState(np.array([True, False]), rounds=3)
-        np.testing.assert_allclose(rule.next(state, w, centres(1, np.nextafter(9, 10)))[1], [1, 1.01], rtol=1e-6)
+        np.testing.assert_allclose(
+            rule.next(state, w, centres(1, np.nextafter(9, 10)))[1], [1, 1.01], rtol=1e-6
+        )
 
     def test_nothing_moves(self) -> None:
         rule, w = SplitCentres(2), centres(0, 9)
@@ -59,7 +62,14 @@ class TestSplitting:
 
 def test_digits_have_ten_clusters() -> None:
     """One centre takes all samples without, and the loss is that of one cluster."""
-    task: Any = {"model": "kmeans", "dataset": "digits", "clusters": 10, "case": 2, "nodes": 5, "budget": "time=5s"}
+    task: Any = {
+        "model": "kmeans",
+        "dataset": "digits",
+        "clusters": 10,
+        "case": 2,
+        "nodes": 5,
+        "budget": "time=5s",
+    }
     split = fedbudget.train(**task)
     average = fedbudget.train(**task, update="average", drift_correction=True)
     assert len(np.unique(split.model.predict(load("digits").train.x))) == 10

@@ -8,19 +8,26 @@ import numpy as np
 import pytest
 
 from fedbudget.arrays import Float32
-from fedbudget.budget import Budget
-from fedbudget.control import FixedTau, Reason
+from fedbudget.budget.budget import Budget
+from fedbudget.budget.control import FixedTau, Reason
+from fedbudget.budget.spending import PaperSpending
+from fedbudget.budget.step_size import FixedStep
 from fedbudget.errors import UserError
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import LocalError
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.state import Phase
-from fedbudget.protocol.steps import Quantize
-from fedbudget.spending import PaperSpending
-from fedbudget.step_size import FixedStep
+from fedbudget.protocol.state import Phase, Quantize
 from support.hand_made import ONE, go_on, make, report
-from support.methods import METHODS, bits, new_aggregator, nodes, one_round, resume, simulated_time
+from support.methods import (
+    METHODS,
+    bits,
+    new_aggregator,
+    nodes,
+    one_round,
+    resume,
+    simulated_time,
+)
 from support.problems import MODELS
 
 METHOD = Method(FixedTau(3), FixedStep(0.1), spending=PaperSpending())  # of `make`
@@ -41,20 +48,31 @@ def _reborn(old: Fleet, new: Fleet) -> Fleet:
 @pytest.mark.parametrize("batch", [None, 5])
 @pytest.mark.parametrize("quantize", [None, halfway])
 @pytest.mark.parametrize(
-    ("name", "method"), [*((name, "frugal") for name in MODELS), *(("svm", how) for how in METHODS)]
+    ("name", "method"),
+    [*((name, "frugal") for name in MODELS), *(("svm", how) for how in METHODS)],
 )
 def test_resuming_after_every_round_changes_no_bit(
     name: str, method: str, batch: int | None, quantize: Quantize | None
 ) -> None:
     def run(*, resumed: bool) -> list[object]:
-        aggregator, fleets, time = new_aggregator(name, method, quantize=quantize), nodes(name, batch), simulated_time()
+        aggregator, fleets, time = (
+            new_aggregator(name, method, quantize=quantize),
+            nodes(name, batch),
+            simulated_time(),
+        )
         aggregator.start()
         rounds: list[object] = []
         while aggregator.pending is not None:
             if resumed:
-                before, aggregator = aggregator.pending, resume(aggregator.state, method, quantize=quantize)
+                before, aggregator = (
+                    aggregator.pending,
+                    resume(aggregator.state, method, quantize=quantize),
+                )
                 assert bits(aggregator.pending) == bits(before)
-                fleets = [_reborn(fleet, new) for fleet, new in zip(fleets, nodes(name, batch), strict=True)]
+                fleets = [
+                    _reborn(fleet, new)
+                    for fleet, new in zip(fleets, nodes(name, batch), strict=True)
+                ]
             round_ = one_round(aggregator, fleets, time)
             rounds.append(bits(round_))
             if method == "astray" and round_.record is not None:
@@ -73,7 +91,11 @@ def test_resuming_after_every_round_changes_no_bit(
 
 
 def test_what_comes_after_does_not_change_it() -> None:
-    aggregator, fleets, time = new_aggregator("svm", "frugal"), nodes("svm", 5), simulated_time()
+    aggregator, fleets, time = (
+        new_aggregator("svm", "frugal"),
+        nodes("svm", 5),
+        simulated_time(),
+    )
     aggregator.start()
     for _ in range(3):
         one_round(aggregator, fleets, time)
@@ -103,8 +125,12 @@ class TestWhatItWasNotTakenFrom:
     def test_another_budget_is_refused(self) -> None:
         aggregator = make()
         aggregator.start()
-        with pytest.raises(UserError, match="a budget of time=1000s, not of time=10s, bytes=10B"):
-            Aggregator.resume(aggregator.state, method=METHOD, budget=Budget({"time": 10, "bytes": 10}))
+        with pytest.raises(
+            UserError, match="a budget of time=1000s, not of time=10s, bytes=10B"
+        ):
+            Aggregator.resume(
+                aggregator.state, method=METHOD, budget=Budget({"time": 10, "bytes": 10})
+            )
 
     @pytest.mark.parametrize("correct", [False, True])
     def test_drift_that_is_corrected_or_not(self, correct: bool) -> None:
@@ -112,21 +138,29 @@ class TestWhatItWasNotTakenFrom:
         aggregator.start()
         with pytest.raises(UserError, match="drift, and what it is to go on with does"):
             Aggregator.resume(
-                aggregator.state, method=replace(METHOD, correct_drift=correct), budget=Budget({"time": 10})
+                aggregator.state,
+                method=replace(METHOD, correct_drift=correct),
+                budget=Budget({"time": 10}),
             )
 
     def test_another_request_is_refused(self) -> None:
         aggregator = make()
         aggregator.start()
         with pytest.raises(UserError, match="asks nodes for other things"):
-            Aggregator.resume(aggregator.state, method=replace(METHOD, delta="parameters"), budget=Budget({"time": 10}))
+            Aggregator.resume(
+                aggregator.state,
+                method=replace(METHOD, delta="parameters"),
+                budget=Budget({"time": 10}),
+            )
 
 
 def test_more_may_have_been_spent_than_it_says() -> None:
     """As where a round was broken off: what it cost is charged, and the round is made again."""
     aggregator = make(20)
     go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
-    state = replace(aggregator.state, ledger=aggregator.ledger.charge_besides(np.array([7.0])))
+    state = replace(
+        aggregator.state, ledger=aggregator.ledger.charge_besides(np.array([7.0]))
+    )
     again = Aggregator.resume(state, method=METHOD, budget=Budget({"time": 20}))
     assert again.pending is not None
     third = go_on(again.receive(report(again.pending, 1), ONE))
@@ -134,7 +168,9 @@ def test_more_may_have_been_spent_than_it_says() -> None:
     assert (third.tau, third.stop) == (2, True)  # (20 - 15 - 1 - 2) / 1
 
 
-def test_a_fleet_has_something_to_remember_after_a_round_and_recalls_only_what_is_its_own() -> None:
+def test_a_fleet_has_something_to_remember_after_a_round_and_recalls_only_what_is_its_own() -> (
+    None
+):
     first, second, _ = nodes("svm", None)
     with pytest.raises(LocalError, match="after a round"):
         first.memory()

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 
 from fedbudget.arrays import Float32
-from fedbudget.budget import Budget, Costs
-from fedbudget.control import FixedTau
+from fedbudget.budget.budget import Budget, Costs
+from fedbudget.budget.control import FixedTau
+from fedbudget.budget.step_size import FixedStep
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import WeightedMean
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.rivals import UPDATE_RULES
-from fedbudget.protocol.statistics import with_statistics_of, without_statistics
-from fedbudget.step_size import FixedStep
+from fedbudget.protocol.update import UPDATE_RULES, with_statistics_of, without_statistics
 
 PARAMETERS, STATISTICS, SIZES = 3, 2, np.array([10, 30])
 W = np.array([1, 2, 3, 10, 20], np.float32)
@@ -26,15 +25,30 @@ def reported(broadcast: Broadcast, round_: int, statistics: int) -> Report:
     steps = rng.normal(size=(2, PARAMETERS)).astype(np.float32)
     measured = rng.normal(size=(2, STATISTICS)).astype(np.float32)
     w = np.concatenate([broadcast.w[:PARAMETERS] + steps, measured[:, :statistics]], axis=1)
-    plain: dict[str, Any] = {name: np.zeros(2) for name in ("plain", "corrected") if name in broadcast.report_fields}
-    return Report(broadcast.round, np.arange(2), SIZES, np.ones(2) / round_, np.ones(2), w, **plain)
+    plain: dict[str, Any] = {
+        name: np.zeros(2)
+        for name in ("plain", "corrected")
+        if name in broadcast.report_fields
+    }
+    return Report(
+        broadcast.round, np.arange(2), SIZES, np.ones(2) / round_, np.ones(2), w, **plain
+    )
 
 
 def run(rule: Any, statistics: int, *, correct_drift: bool) -> list[Broadcast]:
-    method = Method(FixedTau(2), FixedStep(0.1), rule, WeightedMean(), correct_drift=correct_drift, delta="parameters")
+    method = Method(
+        FixedTau(2),
+        FixedStep(0.1),
+        rule,
+        WeightedMean(),
+        correct_drift=correct_drift,
+        delta="parameters",
+    )
     cost, budget = Costs(np.ones(1), np.ones(1)), Budget.parse(["time=1000s"])
     start = W[: PARAMETERS + statistics]
-    aggregator = Aggregator(start, method=method, budget=budget, expected=cost, statistics=statistics)
+    aggregator = Aggregator(
+        start, method=method, budget=budget, expected=cost, statistics=statistics
+    )
     broadcasts = [aggregator.start()]
     for round_ in range(1, 7):
         answer = aggregator.receive(reported(broadcasts[-1], round_, statistics), cost)
@@ -46,7 +60,9 @@ def run(rule: Any, statistics: int, *, correct_drift: bool) -> list[Broadcast]:
 
 @pytest.mark.parametrize("name", UPDATE_RULES)
 @pytest.mark.parametrize("correct_drift", [False, True])
-def test_rules_move_the_parameters_as_ever_and_leave_the_mean_of_the_statistics(name: str, correct_drift: bool) -> None:
+def test_rules_move_the_parameters_as_ever_and_leave_the_mean_of_the_statistics(
+    name: str, correct_drift: bool
+) -> None:
     rule = UPDATE_RULES[name]()
     ours = run(rule, STATISTICS, correct_drift=correct_drift)
     theirs = run(rule, 0, correct_drift=correct_drift)

@@ -6,15 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedbudget.control import AdaptiveTau, Estimates, FixedTau, Reason
+from fedbudget.budget.control import AdaptiveTau, Estimates, FixedTau, Reason
+from fedbudget.budget.step_size import AutoStep
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import Broadcast, Drift
-from fedbudget.step_size import AutoStep
 from support.hand_made import ONE, ended, go_on, last, make, report, w_of
 
 
 class TestBestW:
-    def play(self, losses: Sequence[float], bests: Sequence[float] | None = None) -> tuple[list[bool], Outcome]:
+    def play(
+        self, losses: Sequence[float], bests: Sequence[float] | None = None
+    ) -> tuple[list[bool], Outcome]:
         """The w of round k+1 is (k, -k); returns what broadcasts say of the one before them, and the outcome.
 
         Without `bests`, F(w^f) is the lowest loss so far, as with whole shards.
@@ -30,7 +32,9 @@ class TestBestW:
             broadcast = aggregator.receive(report(broadcast, loss, w=k + 1, best=best), ONE)
         return flags, ended(broadcast)
 
-    def test_is_the_w_of_the_lowest_loss_and_nodes_are_told_one_broadcast_later(self) -> None:
+    def test_is_the_w_of_the_lowest_loss_and_nodes_are_told_one_broadcast_later(
+        self,
+    ) -> None:
         flags, outcome = self.play([5, 3, 4, 2, 6])
         assert flags == [False, False, True, False, True]
         assert outcome.w.tolist() == w_of(3).tolist()
@@ -57,7 +61,9 @@ class TestBestW:
         broadcast = aggregator.start()
         found = []
         for k, (loss, best) in enumerate([(5.0, 5.0), (3.0, 5.0), (4.0, 3.0)]):
-            broadcast = go_on(aggregator.receive(report(broadcast, loss, w=k, best=best), ONE))
+            broadcast = go_on(
+                aggregator.receive(report(broadcast, loss, w=k, best=best), ONE)
+            )
             found.append((last(aggregator).loss, last(aggregator).best_loss))
         assert found == [(5, 5), (3, 3), (4, 3)]
 
@@ -65,7 +71,9 @@ class TestBestW:
 class TestRecovery:
     def lost(self, aggregator: Aggregator, broadcast: Broadcast, loss: float) -> Broadcast:
         nothing = np.full((2, 2), np.nan, np.float32)
-        return go_on(aggregator.receive(replace(report(broadcast, loss, best=5), w=nothing), ONE))
+        return go_on(
+            aggregator.receive(replace(report(broadcast, loss, best=5), w=nothing), ONE)
+        )
 
     def test_goes_back_to_where_the_round_started_with_one_update(self) -> None:
         aggregator = make(1000)
@@ -91,9 +99,13 @@ class TestRecovery:
     def test_keeps_all_estimates(self) -> None:
         aggregator = make(1000, controller=AdaptiveTau())
         broadcast = go_on(aggregator.receive(report(aggregator.start(), 1), ONE))
-        broadcast = go_on(aggregator.receive(report(broadcast, 1, estimates=(1.0, 2.0, 3.0)), ONE))
+        broadcast = go_on(
+            aggregator.receive(report(broadcast, 1, estimates=(1.0, 2.0, 3.0)), ONE)
+        )
         nothing = np.full((2, 2), np.inf, np.float32)
-        aggregator.receive(replace(report(broadcast, 1, estimates=(4.0, 5.0, 6.0)), w=nothing), ONE)
+        aggregator.receive(
+            replace(report(broadcast, 1, estimates=(4.0, 5.0, 6.0)), w=nothing), ONE
+        )
         assert last(aggregator).kept == ("rho", "beta", "delta")
         assert last(aggregator).estimates == Estimates(1.0, 2.0, 3.0)
 
@@ -108,11 +120,17 @@ class TestGoingAstray:
 
     def after(self, *losses: float, best: float = 1.0) -> tuple[Aggregator, Broadcast]:
         """Losses on samples on which w^f has loss 1, after a first round with loss 1."""
-        aggregator = make(1000, step_size=AutoStep(), correct_drift=True, delta="parameters")
+        aggregator = make(
+            1000, step_size=AutoStep(), correct_drift=True, delta="parameters"
+        )
         broadcast = aggregator.start()
         for k, loss in enumerate((1.0, *losses)):
             answer = report(broadcast, loss, w=k + 1, best=best)
-            broadcast = go_on(aggregator.receive(replace(answer, plain=np.ones(2), corrected=np.zeros(2)), ONE))
+            broadcast = go_on(
+                aggregator.receive(
+                    replace(answer, plain=np.ones(2), corrected=np.zeros(2)), ONE
+                )
+            )
         return aggregator, broadcast
 
     def test_tenfold_at_once(self) -> None:
@@ -120,7 +138,9 @@ class TestGoingAstray:
         assert broadcast.w.tolist() == [0, 0]
         assert (broadcast.tau, broadcast.eta) == (1, 0.001 / 4)
         assert broadcast.drift == Drift(correct=False, share=0.0)
-        aggregator.receive(replace(report(broadcast, 1.0), plain=np.ones(2), corrected=np.zeros(2)), ONE)
+        aggregator.receive(
+            replace(report(broadcast, 1.0), plain=np.ones(2), corrected=np.zeros(2)), ONE
+        )
         assert last(aggregator).reason is Reason.RECOVERY
 
     def test_by_half_twice_in_a_row(self) -> None:
@@ -139,7 +159,9 @@ class TestGoingAstray:
         aggregator = make(1000)
         broadcast = aggregator.start()
         for k, loss in enumerate((1.0, 100.0, 100.0)):
-            broadcast = go_on(aggregator.receive(report(broadcast, loss, w=k + 1, best=1.0), ONE))
+            broadcast = go_on(
+                aggregator.receive(report(broadcast, loss, w=k + 1, best=1.0), ONE)
+            )
         assert broadcast.w.tolist() == w_of(3).tolist()
 
 
@@ -149,5 +171,7 @@ def test_the_step_size_sees_the_steepest_node_that_is_sane() -> None:
     assert broadcast.request.estimate
     assert broadcast.request.curvature
     broadcast = go_on(aggregator.receive(report(broadcast, 1.0), ONE))
-    answer = replace(report(broadcast, 1.0, estimates=(1.0, 1.0, 1.0)), beta=np.array([np.inf, 40.0]))
+    answer = replace(
+        report(broadcast, 1.0, estimates=(1.0, 1.0, 1.0)), beta=np.array([np.inf, 40.0])
+    )
     assert go_on(aggregator.receive(answer, ONE)).eta == pytest.approx(1 / 40)

@@ -3,16 +3,26 @@
 import numpy as np
 import pytest
 
-from fedbudget.budget import Budget, Costs
-from fedbudget.control import FixedTau, Reason
+from fedbudget.budget.budget import Budget, Costs
+from fedbudget.budget.control import FixedTau, Reason
+from fedbudget.budget.spending import PaperSpending
+from fedbudget.budget.step_size import FixedStep
 from fedbudget.errors import UserError
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import Phase
-from fedbudget.spending import PaperSpending
-from fedbudget.step_size import FixedStep
-from support.hand_made import FIRST, ONE, ended, go_on, last, make, make_started, report, w_of
+from support.hand_made import (
+    FIRST,
+    ONE,
+    ended,
+    go_on,
+    last,
+    make,
+    make_started,
+    report,
+    w_of,
+)
 from support.problems import costs
 
 METHOD_5 = Method(FixedTau(5), FixedStep(0.1), spending=PaperSpending())
@@ -55,7 +65,9 @@ class TestStopRule:
 
     def test_the_final_loss_comes_even_if_it_does_not_fit(self) -> None:
         aggregator = make(7)
-        final = go_on(aggregator.receive(report(aggregator.start(), 1, w=3), costs([2], [0.5])))
+        final = go_on(
+            aggregator.receive(report(aggregator.start(), 1, w=3), costs([2], [0.5]))
+        )
         outcome = ended(aggregator.receive(report(final, 0.5, best=1), ONE))
         assert outcome.w.tolist() == w_of(3).tolist()
         assert outcome.stopped_by == "time"
@@ -94,7 +106,9 @@ class TestStopRule:
 class TestTwoResources:
     def run(self, time: float, data: float, both: Costs) -> Outcome:
         budget = Budget({"time": time, "bytes": data})
-        aggregator = Aggregator(np.zeros(2, np.float32), method=METHOD_5, budget=budget, expected=both)
+        aggregator = Aggregator(
+            np.zeros(2, np.float32), method=METHOD_5, budget=budget, expected=both
+        )
         broadcast: Broadcast | Outcome = aggregator.start()
         while isinstance(broadcast, Broadcast):
             broadcast = aggregator.receive(report(broadcast, 1), both)
@@ -113,5 +127,11 @@ class TestTwoResources:
     def test_each_may_lower_tau(self) -> None:
         # A round of 5 takes 6s and 20 bytes; after three rounds 18s and 60 bytes are spent.
         both = costs([1, 2], [1, 10])
-        assert self.run(25, 1e6, both).ledger.spent.tolist() == [25, 60 + 18 + 12]  # the last round has 4 updates
-        assert self.run(1000, 88, both).ledger.spent.tolist() == [18 + 4 + 2, 88]  # the last round has 3
+        assert self.run(25, 1e6, both).ledger.spent.tolist() == [
+            25,
+            60 + 18 + 12,
+        ]  # the last round has 4 updates
+        assert self.run(1000, 88, both).ledger.spent.tolist() == [
+            18 + 4 + 2,
+            88,
+        ]  # the last round has 3

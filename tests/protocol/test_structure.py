@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32, Float64
-from fedbudget.control import Decision, Reason
+from fedbudget.budget.control import Decision, Reason
+from fedbudget.codec import flatten, restore
 from fedbudget.data.sampling import Sampler
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, Request
-from fedbudget.protocol.structure import flatten, restore
 from support.methods import bits
 
 
@@ -34,7 +34,13 @@ class Outer:
     count: int = 0
 
 
-OUTER = Outer("a", (Inner(np.zeros(2), math.inf), Inner(None, 0.1)), np.ones(3, np.float32), np.zeros(1, np.int8), 7)
+OUTER = Outer(
+    "a",
+    (Inner(np.zeros(2), math.inf), Inner(None, 0.1)),
+    np.ones(3, np.float32),
+    np.zeros(1, np.int8),
+    7,
+)
 
 
 def carried(value: Any) -> Any:
@@ -45,19 +51,26 @@ def carried(value: Any) -> Any:
 def test_arrays_are_named_by_their_path() -> None:
     plain, arrays = flatten(OUTER)
     assert list(arrays) == ["inner.0.values", "w", "any_type"]
-    assert plain["inner"] == [{"values": "inner.0.values", "number": math.inf}, {"values": None, "number": 0.1}]
+    assert plain["inner"] == [
+        {"values": "inner.0.values", "number": math.inf},
+        {"values": None, "number": 0.1},
+    ]
     assert arrays["w"] is OUTER.w
 
 
 @given(st.floats(), st.integers(-(2**200), 2**200), st.text())
 def test_comes_back_to_the_bit(number: float, count: int, name: str) -> None:
-    value = replace(OUTER, name=name, count=count, inner=(Inner(np.array([number]), number),))
+    value = replace(
+        OUTER, name=name, count=count, inner=(Inner(np.array([number]), number),)
+    )
     assert bits(carried(value)) == bits(value)
 
 
 def test_messages_and_positions_come_back() -> None:
     w = np.ones(2, np.float32)
-    broadcast = Broadcast(3, w, 2, 0.1, Request(drift=True), True, False, Drift(True, 0.5), CatchUp(w, -w, 2))
+    broadcast = Broadcast(
+        3, w, 2, 0.1, Request(drift=True), True, False, Drift(True, 0.5), CatchUp(w, -w, 2)
+    )
     assert bits(carried(broadcast)) == bits(broadcast)
     sampler = Sampler(np.array([10, 12]), 3, 0)
     sampler.round(3)
@@ -68,8 +81,14 @@ def test_messages_and_positions_come_back() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"more": 1}, "needs name, inner, w, any_type, count, not name, inner, w, any_type, count, more"),
-        ({"inner": [{"values": "inner.0.values", "number": 1.0, "more": 1}]}, "inner.0 needs values, number"),
+        (
+            {"more": 1},
+            "needs name, inner, w, any_type, count, not name, inner, w, any_type, count, more",
+        ),
+        (
+            {"inner": [{"values": "inner.0.values", "number": 1.0, "more": 1}]},
+            "inner.0 needs values, number",
+        ),
         ({"inner": [{"values": None}]}, "missing required field `number`"),
         ({"w": "v"}, "there is no array 'v'"),
         ({"w": 3}, "there is no array 3"),
@@ -88,7 +107,9 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> 
 def test_nothing_may_be_missing_or_left_over() -> None:
     plain, arrays = flatten(OUTER)
     with pytest.raises(ValueError, match="needs name, inner, w, any_type, count"):
-        restore(Outer, {name: value for name, value in plain.items() if name != "count"}, arrays)
+        restore(
+            Outer, {name: value for name, value in plain.items() if name != "count"}, arrays
+        )
     with pytest.raises(ValueError, match="unknown arrays: v"):
         restore(Outer, plain, {**arrays, "v": OUTER.w})
     for wrong in (None, 3, [1], "Outer"):

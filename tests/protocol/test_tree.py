@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbudget.arrays import Float64, Int64
-from fedbudget.protocol.tree import GrowingSum, add_up, add_up_in_numpy, branches
+from fedbudget.protocol.sums import GrowingSum, add_up, add_up_in_numpy, branches
 
 
 def level_by_level(numbers: Int64, values: Float64) -> Float64:
@@ -18,7 +18,9 @@ def level_by_level(numbers: Int64, values: Float64) -> Float64:
     while set(held) != {0}:
         above: dict[int, Float64] = {}
         for number in sorted(held):
-            above[number // 2] = above[number // 2] + held[number] if number // 2 in above else held[number]
+            above[number // 2] = (
+                above[number // 2] + held[number] if number // 2 in above else held[number]
+            )
         held = above
     return held[0]
 
@@ -58,12 +60,20 @@ def test_many_columns_are_added_in_parts() -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(seed=st.integers(0, 10**6), count=st.integers(1, 200), cuts=st.lists(st.integers(0, 600), max_size=5))
-def test_whoever_sums_which_range_of_nodes_the_bits_are_the_same(seed: int, count: int, cuts: list[int]) -> None:
+@given(
+    seed=st.integers(0, 10**6),
+    count=st.integers(1, 200),
+    cuts=st.lists(st.integers(0, 600), max_size=5),
+)
+def test_whoever_sums_which_range_of_nodes_the_bits_are_the_same(
+    seed: int, count: int, cuts: list[int]
+) -> None:
     numbers, weights, values = some_nodes(seed, count)
     begins: list[int] = []
     sums: list[Float64] = []
-    for first, end in pairwise(sorted({0, *(cut for cut in cuts if cut < 3 * count), 3 * count})):
+    for first, end in pairwise(
+        sorted({0, *(cut for cut in cuts if cut < 3 * count), 3 * count})
+    ):
         for begin, after in pairwise(branches(first, end).tolist()):
             own = (numbers >= begin) & (numbers < after)
             begins.append(begin)
@@ -73,7 +83,9 @@ def test_whoever_sums_which_range_of_nodes_the_bits_are_the_same(seed: int, coun
 
 
 @given(first=st.integers(0, 2000), count=st.integers(0, 2000))
-def test_branches_fill_the_range_and_each_hangs_on_one_point_of_the_tree(first: int, count: int) -> None:
+def test_branches_fill_the_range_and_each_hangs_on_one_point_of_the_tree(
+    first: int, count: int
+) -> None:
     found = branches(first, first + count).tolist()
     assert found[0] == first
     assert found[-1] == first + count
@@ -89,13 +101,21 @@ def test_branches_fill_the_range_and_each_hangs_on_one_point_of_the_tree(first: 
 def test_any_number_of_columns(columns: int) -> None:
     values = np.random.default_rng(columns).normal(size=(5, columns)).astype(np.float32)
     weights = np.arange(1.0, 6.0)
-    np.testing.assert_allclose(add_up(np.arange(5), weights, values), weights @ values.astype(np.float64), rtol=1e-12)
+    np.testing.assert_allclose(
+        add_up(np.arange(5), weights, values),
+        weights @ values.astype(np.float64),
+        rtol=1e-12,
+    )
 
 
 @given(st.sets(st.integers(0, 40), min_size=1), st.randoms(use_true_random=False))
-def test_a_growing_sum_is_the_same_bits_in_any_order(numbers: set[int], random: Any) -> None:
+def test_a_growing_sum_is_the_same_bits_in_any_order(
+    numbers: set[int], random: Any
+) -> None:
     nodes = np.array(sorted(numbers))
-    values = np.random.default_rng(len(nodes)).normal(size=(len(nodes), 3)).astype(np.float32)
+    values = (
+        np.random.default_rng(len(nodes)).normal(size=(len(nodes), 3)).astype(np.float32)
+    )
     weights = 1.0 + nodes
     growing, order = GrowingSum(), list(range(len(nodes)))
     random.shuffle(order)

@@ -9,17 +9,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbudget.arrays import Float32, Float64, Int64
-from fedbudget.budget import Budget
-from fedbudget.control import BalancedTau, FixedTau
+from fedbudget.budget.budget import Budget
+from fedbudget.budget.control import BalancedTau, FixedTau
+from fedbudget.budget.step_size import FixedStep
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.messages import Broadcast, PeerError, Request, Work
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.workload import RECENT, NodeTimes, StepTimes, Workload, effective_tau
-from fedbudget.step_size import FixedStep
+from fedbudget.protocol.workload import (
+    RECENT,
+    NodeTimes,
+    StepTimes,
+    Workload,
+    effective_tau,
+)
 from support.fleets import alone, sorted_parts, together
 from support.hand_made import go_on
 from support.methods import bits
-from support.problems import Problem, converse, corrected_descent, costs, problem, unequal_parts
+from support.problems import (
+    Problem,
+    converse,
+    corrected_descent,
+    costs,
+    problem,
+    unequal_parts,
+)
 
 several_times = st.lists(st.floats(0.01, 10), min_size=1, max_size=12).map(np.array)
 
@@ -49,17 +62,25 @@ class TestWhoMakesHowMany:
 
     @settings(deadline=None)
     @given(times=several_times, length=st.integers(1, 30))
-    def test_nobody_is_longer_at_it_than_the_slowest(self, times: Float64, length: int) -> None:
+    def test_nobody_is_longer_at_it_than_the_slowest(
+        self, times: Float64, length: int
+    ) -> None:
         updates = workload(times).updates(length)
         assert (updates * times <= length * times.max() * (1 + 1e-6)).all()
-        assert ((updates + 1) * times > length * times.max() * (1 - 1e-6))[updates < 100].all()
+        assert ((updates + 1) * times > length * times.max() * (1 - 1e-6))[
+            updates < 100
+        ].all()
         assert updates.min() == length
 
     @settings(deadline=None)
     @given(times=several_times, tau=st.integers(1, 60))
-    def test_the_length_comes_nearest_to_the_tau_that_is_wanted(self, times: Float64, tau: int) -> None:
+    def test_the_length_comes_nearest_to_the_tau_that_is_wanted(
+        self, times: Float64, tau: int
+    ) -> None:
         found = workload(times)
-        off = {k: abs(np.log(effective_tau(found.updates(k)) / tau)) for k in range(1, tau + 1)}
+        off = {
+            k: abs(np.log(effective_tau(found.updates(k)) / tau)) for k in range(1, tau + 1)
+        }
         assert off[found.length(tau)] == pytest.approx(min(off.values()))
 
     def test_no_more_than_the_most(self) -> None:
@@ -67,7 +88,9 @@ class TestWhoMakesHowMany:
 
     def test_a_node_of_which_nothing_is_known_makes_as_many_as_the_slowest(self) -> None:
         said = workload([0.5, 1.0]).work(3)
-        broadcast = Broadcast(2, np.zeros(1, np.float32), 3, 0.1, Request(), best=False, stop=False, work=said)
+        broadcast = Broadcast(
+            2, np.zeros(1, np.float32), 3, 0.1, Request(), best=False, stop=False, work=said
+        )
         assert broadcast.to(np.array([0, 7])).work == Work(said.effective, 6, (6, 3))
 
 
@@ -86,22 +109,34 @@ class TestTimes:
         times = measured(np.array([1.0, 2.0, 50.0]))
         for number in range(2, RECENT + 2):
             times = times.after(number, NodeTimes(np.array([0, 1]), np.array([1.0, 2.0])))
-        (here, gone) = (Workload.of(times, coming, 100) for coming in (RECENT + 1, RECENT + 2))
+        (here, gone) = (
+            Workload.of(times, coming, 100) for coming in (RECENT + 1, RECENT + 2)
+        )
         assert here is not None
         assert gone is not None
         assert here.nodes.tolist(), gone.nodes.tolist() == ([0, 1, 2], [0, 1])
 
     def test_what_is_no_time_says_nothing(self) -> None:
-        times = StepTimes.none().after(1, NodeTimes(np.arange(4), np.array([1.0, np.nan, 0.0, np.inf])))
+        times = StepTimes.none().after(
+            1, NodeTimes(np.arange(4), np.array([1.0, np.nan, 0.0, np.inf]))
+        )
         assert times.nodes.tolist() == [0]
 
 
 class TestWhenItIsChosen:
     """After one round of two nodes, of which one takes four times as long."""
 
-    def work(self, times: Sequence[float], *, by_speed: int | None = 100, **limits: float) -> Work | None:
+    def work(
+        self, times: Sequence[float], *, by_speed: int | None = 100, **limits: float
+    ) -> Work | None:
         case = problem("svm", 3)
-        method = Method(BalancedTau(), FixedStep(0.1), correct_drift=True, delta="parameters", by_speed=by_speed)
+        method = Method(
+            BalancedTau(),
+            FixedStep(0.1),
+            correct_drift=True,
+            delta="parameters",
+            by_speed=by_speed,
+        )
         aggregator = Aggregator(
             case.start(1),
             method=method,
@@ -111,7 +146,9 @@ class TestWhenItIsChosen:
         fleet = together(case, unequal_parts(60, 2, 1))
         report = fleet.answer(aggregator.start())
         cost = costs([0.1] * len(limits), [1.0] * len(limits))
-        return go_on(aggregator.receive(report, cost, times=NodeTimes(report.nodes, np.array(times)))).work
+        return go_on(
+            aggregator.receive(report, cost, times=NodeTimes(report.nodes, np.array(times)))
+        ).work
 
     def test_where_time_is_all_that_is_limited(self) -> None:
         work = self.work([1, 4], time=1e4)
@@ -142,9 +179,15 @@ class TestAgainstASecondImplementation:
     @settings(deadline=None, max_examples=30)
     @given(
         seed=st.integers(0, 10**4),
-        present=st.lists(st.lists(st.integers(0, 3), min_size=1, unique=True).map(sorted), min_size=8, max_size=8),
+        present=st.lists(
+            st.lists(st.integers(0, 3), min_size=1, unique=True).map(sorted),
+            min_size=8,
+            max_size=8,
+        ),
     )
-    def test_nodes_that_come_late_miss_rounds_and_return(self, seed: int, present: list[list[int]]) -> None:
+    def test_nodes_that_come_late_miss_rounds_and_return(
+        self, seed: int, present: list[list[int]]
+    ) -> None:
         case = problem("svm", 3)
         parts, start = unequal_parts(len(case.table), 4, seed), case.start(3)
         present = [[0, 1, 2, 3], *present]
@@ -176,7 +219,9 @@ class TestAgainstASecondImplementation:
             effective=[each.effective for each in rounds],
         )
         assert any(each.work is not None for each in rounds)
-        np.testing.assert_allclose(np.array([each.w for each in told]), np.array(expected), atol=2e-5)
+        np.testing.assert_allclose(
+            np.array([each.w for each in told]), np.array(expected), atol=2e-5
+        )
 
     @pytest.mark.parametrize("batch", [None, 5])
     def test_nodes_alone_and_together_give_the_same_bits(self, batch: int | None) -> None:
@@ -184,9 +229,23 @@ class TestAgainstASecondImplementation:
         parts = unequal_parts(len(case.table), 4, 12)
 
         def visited(*, each_alone: bool) -> list[object]:
-            fleets = alone(case, parts, batch) if each_alone else [together(case, parts, batch)]
-            how: dict[str, Any] = {"correct_drift": True, "delta": "parameters", "by_speed": 100}
-            run = converse(fleets, FixedTau(4), eta=0.1, rounds=6, w=case.start(1), times=self.TIMES, **how)
+            fleets = (
+                alone(case, parts, batch) if each_alone else [together(case, parts, batch)]
+            )
+            how: dict[str, Any] = {
+                "correct_drift": True,
+                "delta": "parameters",
+                "by_speed": 100,
+            }
+            run = converse(
+                fleets,
+                FixedTau(4),
+                eta=0.1,
+                rounds=6,
+                w=case.start(1),
+                times=self.TIMES,
+                **how,
+            )
             return [bits(broadcast) for broadcast, _, _ in run]
 
         assert visited(each_alone=True) == visited(each_alone=False)
@@ -200,9 +259,17 @@ class TestWhereItComesToRest:
     def test_with_drift_corrected_at_the_minimum_whatever_each_makes(self) -> None:
         case = problem("svm", 2)
         parts, w = sorted_parts(case, 4), case.start(1)
-        how: dict[str, Any] = {"eta": 0.1, "rounds": 300, "w": w, "correct_drift": True, "delta": "parameters"}
+        how: dict[str, Any] = {
+            "eta": 0.1,
+            "rounds": 300,
+            "w": w,
+            "correct_drift": True,
+            "delta": "parameters",
+        }
         *_, (equal, _, _) = converse([together(case, parts)], FixedTau(6), **how)
-        *_, (unequal, _, _) = converse([together(case, parts)], FixedTau(6), times=self.TIMES, by_speed=100, **how)
+        *_, (unequal, _, _) = converse(
+            [together(case, parts)], FixedTau(6), times=self.TIMES, by_speed=100, **how
+        )
         least = self.minimum(case)
         assert unequal.catch_up is not None
         for end in (equal.w, unequal.w):
@@ -215,8 +282,12 @@ class TestWhereItComesToRest:
         fleet, w = together(case, sorted_parts(case, 4)), case.start(1)
         said = workload(self.TIMES).work(3)
         for number in range(1, 301):
-            w = self.averaged(fleet.answer(self.uncorrected(number, w, said)).w, fleet.shards.size)
-        assert case.loss(w.astype(np.float64), case.x, case.y) > self.minimum(case) * (1 + 1e-3)
+            w = self.averaged(
+                fleet.answer(self.uncorrected(number, w, said)).w, fleet.shards.size
+            )
+        assert case.loss(w.astype(np.float64), case.x, case.y) > self.minimum(case) * (
+            1 + 1e-3
+        )
 
     def uncorrected(self, number: int, w: Float32, work: Work) -> Broadcast:
         return Broadcast(number, w, 3, 0.1, Request(), best=False, stop=False, work=work)
@@ -236,6 +307,15 @@ class TestWhereItComesToRest:
 def test_a_fleet_refuses_work_that_is_not_its_own(updates: tuple[int, ...]) -> None:
     case = problem("svm", 3)
     fleet = together(case, unequal_parts(60, 2, 1))
-    broadcast = Broadcast(1, case.start(1), 1, 0.1, Request(), best=False, stop=False, work=Work(1.0, 2, updates))
+    broadcast = Broadcast(
+        1,
+        case.start(1),
+        1,
+        0.1,
+        Request(),
+        best=False,
+        stop=False,
+        work=Work(1.0, 2, updates),
+    )
     with pytest.raises(PeerError, match="2 nodes are to make"):
         fleet.receive(broadcast)

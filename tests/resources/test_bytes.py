@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedbudget.resources import RESOURCES
+from fedbudget.resources.kinds import SGD, SimulatedTime
 from fedbudget.resources.resource import Cost, Metering, Source
-from fedbudget.resources.time import SGD, SimulatedTime
 from support.usage import usage
 
 SIMULATED = SimulatedTime(SGD, np.random.default_rng(0))

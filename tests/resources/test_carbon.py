@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbudget.resources.carbon import INTERVAL, STALE, CodeCarbon, _PowerSamples
-from fedbudget.resources.host import is_estimate, machine, this_host
-from fedbudget.resources.resource import MeterError
+from fedbudget.resources.resource import MeterError, is_estimate, machine, this_host
 
 
 class Clock:
@@ -29,7 +28,9 @@ class TestSamples:
         samples.add(0.0)
         clock.now += 0.5
         samples.add(10.0)  # 20 W
-        assert samples.joules() == 0  # nothing was told yet, and this second makes up for it
+        assert (
+            samples.joules() == 0
+        )  # nothing was told yet, and this second makes up for it
         clock.now += INTERVAL
         assert samples.joules() == pytest.approx(30)
         samples.add(30.0)  # as was thought: still 20 W
@@ -40,7 +41,11 @@ class TestSamples:
     def test_what_was_wrong_is_made_up_for_in_a_second_without_a_jump(self) -> None:
         clock = Clock()
         samples = _PowerSamples(clock)
-        for seen in (0.0, 20.0, 40.0):  # one behind, hence 20 told at the second look, 40 after the third
+        for seen in (
+            0.0,
+            20.0,
+            40.0,
+        ):  # one behind, hence 20 told at the second look, 40 after the third
             samples.add(seen)
             clock.now += INTERVAL
         before = samples.joules()
@@ -67,7 +72,11 @@ class TestSamples:
         assert samples.joules() == pytest.approx(40 + 0.2)
         assert samples.count == 2
 
-    @given(st.lists(st.tuples(st.floats(0.1, 3.0), st.floats(0.0, 500.0)), min_size=1, max_size=20))
+    @given(
+        st.lists(
+            st.tuples(st.floats(0.1, 3.0), st.floats(0.0, 500.0)), min_size=1, max_size=20
+        )
+    )
     def test_is_never_less_than_before_nor_further_off_than_what_passes_between_looks(
         self, spans: list[tuple[float, float]]
     ) -> None:
@@ -116,11 +125,15 @@ def test_one_that_does_not_look_any_more_is_an_error_and_not_zero() -> None:
     clock.now += STALE
     assert meter.read() == 0
     clock.now += 1
-    with pytest.raises(MeterError, match=r"codecarbon has not looked at this machine's power for 11 s"):
+    with pytest.raises(
+        MeterError, match=r"codecarbon has not looked at this machine's power for 11 s"
+    ):
         meter.read()
 
 
-def test_codecarbon_speaks_with_nobody_and_writes_nothing_whatever_its_configuration_says(tmp_path: Path) -> None:
+def test_codecarbon_speaks_with_nobody_and_writes_nothing_whatever_its_configuration_says(
+    tmp_path: Path,
+) -> None:
     (tmp_path / ".codecarbon.config").write_text(
         "[codecarbon]\nsave_to_file = true\nsave_to_api = true\nlog_level = debug\n"
         "emissions_endpoint = http://127.0.0.1:9\n"
@@ -136,6 +149,12 @@ def test_codecarbon_speaks_with_nobody_and_writes_nothing_whatever_its_configura
         "meter.close()\n"
     )
     home = {**os.environ, "HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=home, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=home,
+        capture_output=True,
+        text=True,
+    )
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
     assert [path.name for path in tmp_path.iterdir()] == [".codecarbon.config"]

@@ -2,15 +2,25 @@
 
 import math
 
-from fedbudget.resources.combine import once_per_host, slowest, total
-from fedbudget.resources.host import estimated
-from fedbudget.resources.usage import CombinedReading, NodeCosts, Reading
+from fedbudget.resources.resource import (
+    CombinedReading,
+    NodeCosts,
+    Reading,
+    estimated,
+    once_per_host,
+    slowest,
+    total,
+)
 
 
-def nodes(*readings: Reading | None, here: int | None = None, count: int = 2) -> list[NodeCosts]:
+def nodes(
+    *readings: Reading | None, here: int | None = None, count: int = 2
+) -> list[NodeCosts]:
     """Groups of nodes with a reading of "x" each, or none."""
     return [
-        NodeCosts({} if reading is None else {"x": reading}, nodes=count, here=number == here)
+        NodeCosts(
+            {} if reading is None else {"x": reading}, nodes=count, here=number == here
+        )
         for number, reading in enumerate(readings)
     ]
 
@@ -56,7 +66,9 @@ def test_read_by_nobody_is_none() -> None:
 
 def test_nobody_took_part() -> None:
     """Then a round has the time that passed, and what the aggregator's process used."""
-    assert slowest("x", [], 2.5) == total("x", [], 2.5) == CombinedReading(0.0, 2.5, nodes=0)
+    assert (
+        slowest("x", [], 2.5) == total("x", [], 2.5) == CombinedReading(0.0, 2.5, nodes=0)
+    )
 
 
 def test_nodes_on_one_machine_count_once() -> None:
@@ -71,4 +83,6 @@ def test_machines_without_a_counter_are_left_out() -> None:
 
 def test_estimate_and_counter_of_one_machine_count_once() -> None:
     readings = (Reading(1.0, 10.0, "a"), Reading(3.0, 12.0, estimated("a")))
-    assert once_per_host("x", nodes(*readings), None) == CombinedReading(3.0, 12.0, nodes=4, estimated=True)
+    assert once_per_host("x", nodes(*readings), None) == CombinedReading(
+        3.0, 12.0, nodes=4, estimated=True
+    )

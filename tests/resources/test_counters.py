@@ -4,8 +4,7 @@ import math
 
 from fedbudget.resources import RESOURCES
 from fedbudget.resources.counters import Clock, ResourceCounters, Snapshot
-from fedbudget.resources.resource import MeterError
-from fedbudget.resources.usage import Reading
+from fedbudget.resources.resource import MeterError, Reading
 
 
 def test_snapshots_add_and_subtract_by_name() -> None:
@@ -24,7 +23,9 @@ def test_both_clocks_run() -> None:
 
 
 def test_resources_without_a_counter_are_not_read() -> None:
-    counters = ResourceCounters.of([RESOURCES["bytes"], RESOURCES["cpu"], RESOURCES["money"]])
+    counters = ResourceCounters.of(
+        [RESOURCES["bytes"], RESOURCES["cpu"], RESOURCES["money"]]
+    )
     assert list(counters.read().values) == ["cpu"]
 
 
@@ -36,7 +37,9 @@ def test_given_readers_replace_those_of_resources() -> None:
 
 def test_readings_are_per_update_and_of_the_round() -> None:
     counters = ResourceCounters({"x": Clock(lambda: 0.0, host="a")})
-    assert counters.readings(Snapshot({"x": 6.0}), Snapshot({"x": 7.0}), 3) == {"x": Reading(2.0, 7.0, "a")}
+    assert counters.readings(Snapshot({"x": 6.0}), Snapshot({"x": 7.0}), 3) == {
+        "x": Reading(2.0, 7.0, "a")
+    }
 
 
 def test_failing_counter_says_nothing_which_is_not_zero() -> None:

@@ -3,8 +3,8 @@
 import numpy as np
 
 from fedbudget.resources import RESOURCES
+from fedbudget.resources.kinds import SGD, SimulatedTime
 from fedbudget.resources.resource import Cost, Metering
-from fedbudget.resources.time import SGD, SimulatedTime
 from support.usage import usage
 
 TIME = Cost(0.5, 2.0)

@@ -4,18 +4,25 @@ import math
 
 import pytest
 
-from fedbudget.budget import Budget
+from fedbudget.budget.budget import Budget
 from fedbudget.errors import UserError
-from fedbudget.meters.meters import Meters
 from fedbudget.resources.energy import DeclaredEnergy, MeasuredEnergy, energy_reader
+from fedbudget.resources.meters import Meters
 from fedbudget.resources.rapl import Rapl
-from fedbudget.resources.resource import Cost, MeterError, Metering
-from fedbudget.resources.usage import CombinedReading, RoundUsage
+from fedbudget.resources.resource import (
+    CombinedReading,
+    Cost,
+    MeterError,
+    Metering,
+    RoundUsage,
+)
 from support.usage import usage
 
 TIME = Cost(0.5, 2.0)
 NONE = usage()
-ALL = usage(energy=CombinedReading(4.0, 55.0, nodes=4))  # 10 updates of 4 J are 40 of the 55 J that were measured
+ALL = usage(
+    energy=CombinedReading(4.0, 55.0, nodes=4)
+)  # 10 updates of 4 J are 40 of the 55 J that were measured
 ONE_NOT = usage(energy=CombinedReading(4.0, 55.0, nodes=3))
 ESTIMATE = usage(energy=CombinedReading(4.0, 55.0, nodes=4, estimated=True))
 DECLARED = DeclaredEnergy(watts=3.0, joules_per_byte=1e-6)
@@ -31,7 +38,10 @@ def test_power_of_all_nodes_over_time_and_joules_per_byte() -> None:
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
 def test_declared_figures_are_not_negative(value: float) -> None:
     for name in ("watts", "joules_per_byte"):
-        with pytest.raises(UserError, match=f"{name.replace('_', '-')} must be a number that is not negative"):
+        with pytest.raises(
+            UserError,
+            match=f"{name.replace('_', '-')} must be a number that is not negative",
+        ):
             DeclaredEnergy(**{name: value})
 
 
@@ -87,7 +97,9 @@ class TestMeasured:
 
     @pytest.mark.parametrize("unknown", [math.nan, math.inf, -1.0])
     @pytest.mark.parametrize("part", ["step", "whole"])
-    def test_unknown_reading_is_an_error_without_trace(self, part: str, unknown: float) -> None:
+    def test_unknown_reading_is_an_error_without_trace(
+        self, part: str, unknown: float
+    ) -> None:
         meter = MeasuredEnergy(NO_BYTES)
         values = {"step": 4.0, "whole": 55.0, part: unknown}
         with pytest.raises(MeterError, match="energy of a round is not known"):
@@ -109,7 +121,10 @@ class TestWhichReader:
                 energy_reader("rapl")
 
     def test_must_be_known(self) -> None:
-        with pytest.raises(UserError, match="must be one of auto, rapl, codecarbon, declared, not 'sundial'"):
+        with pytest.raises(
+            UserError,
+            match="must be one of auto, rapl, codecarbon, declared, not 'sundial'",
+        ):
             energy_reader("sundial")
 
     def test_codecarbon_is_an_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:

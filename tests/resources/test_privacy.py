@@ -9,9 +9,9 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.budget import Budget
+from fedbudget.budget.budget import Budget
 from fedbudget.errors import UserError
-from fedbudget.launch.accounting import accounted_epsilon
+from fedbudget.launch.privacy import accounted_epsilon
 from fedbudget.resources.privacy import default_delta, epsilon_of, rho_of
 
 EPSILONS = st.floats(0.05, 30)
@@ -22,13 +22,17 @@ DELTAS = st.sampled_from([1e-9, 1e-7, 1e-5, 1e-3])
 @given(EPSILONS, DELTAS)
 def test_conversion_is_the_librarys(epsilon: float, delta: float) -> None:
     rho = rho_of(epsilon, delta)
-    assert rho == pytest.approx(1 / (2 * dp_accounting.get_sigma_gaussian(epsilon, delta) ** 2), rel=1e-6)
+    assert rho == pytest.approx(
+        1 / (2 * dp_accounting.get_sigma_gaussian(epsilon, delta) ** 2), rel=1e-6
+    )
     assert epsilon_of(rho, delta) == pytest.approx(epsilon, rel=1e-9)
 
 
 @settings(max_examples=6, deadline=None)
 @given(st.lists(st.floats(0.7, 60), min_size=1, max_size=8), DELTAS)
-def test_a_sequence_of_mechanisms_costs_what_the_library_says(multipliers: list[float], delta: float) -> None:
+def test_a_sequence_of_mechanisms_costs_what_the_library_says(
+    multipliers: list[float], delta: float
+) -> None:
     """By privacy loss distributions, which round up a little, and by Rényi's, which is not tight."""
     tight, loose = PLDAccountant(), RdpAccountant()
     for sigma in multipliers:
@@ -42,7 +46,9 @@ def test_a_sequence_of_mechanisms_costs_what_the_library_says(multipliers: list[
 
 @settings(max_examples=6, deadline=None)
 @given(st.floats(0.3, 12), DELTAS, st.integers(1, 30))
-def test_a_budget_that_is_spent_is_within_it_by_any_accountant(epsilon: float, delta: float, rounds: int) -> None:
+def test_a_budget_that_is_spent_is_within_it_by_any_accountant(
+    epsilon: float, delta: float, rounds: int
+) -> None:
     rho = float(Budget({"privacy": epsilon}, delta).array[0])
     accountant = PLDAccountant()
     accountant.compose(dp_accounting.GaussianDpEvent(math.sqrt(rounds / (2 * rho))), rounds)
@@ -60,7 +66,9 @@ def test_sums_are_shown_as_epsilon() -> None:
     budget = Budget({"time": 15.0, "privacy": 4.0}, 1e-5)
     shown = budget.totals(budget.array / 2)
     assert shown["time"] == 7.5
-    assert shown["privacy"] == pytest.approx(epsilon_of(rho_of(4.0, 1e-5) / 2, 1e-5), rel=1e-4)
+    assert shown["privacy"] == pytest.approx(
+        epsilon_of(rho_of(4.0, 1e-5) / 2, 1e-5), rel=1e-4
+    )
     assert shown["privacy"] > 2  # half of ρ is more than half of ε
 
 

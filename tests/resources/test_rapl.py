@@ -10,7 +10,9 @@ from fedbudget.resources.resource import MeterError
 RANGE = 262_143_328_850  # of a real processor
 
 
-def zone(root: Path, folder: str, name: str, microjoules: int | str, limit: int | str = RANGE) -> Path:
+def zone(
+    root: Path, folder: str, name: str, microjoules: int | str, limit: int | str = RANGE
+) -> Path:
     """A zone of powercap; its counter."""
     path = root / folder
     path.mkdir(parents=True)
@@ -64,14 +66,18 @@ class TestCounting:
         tenth.write_text("250000")  # 0.25 more
         assert rapl.read() == 5.25
 
-    def test_what_is_part_of_a_package_or_has_it_in_it_is_not_added(self, tmp_path: Path) -> None:
+    def test_what_is_part_of_a_package_or_has_it_in_it_is_not_added(
+        self, tmp_path: Path
+    ) -> None:
         package = zone(tmp_path, "intel-rapl:0", "package-0", 0)
         besides = [
             zone(tmp_path, "intel-rapl:0:0", "core", 0),
             zone(tmp_path, "intel-rapl:0:1", "dram", 0),
             zone(tmp_path, "intel-rapl:0/intel-rapl:0:0", "core", 0),
             zone(tmp_path, "intel-rapl:1", "psys", 0),
-            zone(tmp_path, "intel-rapl-mmio:0", "package-0", 0),  # the same package, seen another way
+            zone(
+                tmp_path, "intel-rapl-mmio:0", "package-0", 0
+            ),  # the same package, seen another way
         ]
         (tmp_path / "intel-rapl").mkdir()
         rapl = found(tmp_path)
@@ -89,7 +95,9 @@ class TestFailures:
         rapl = found(tmp_path)
         counter.write_text("1000000")
         later.unlink()
-        with pytest.raises(MeterError, match=r"intel-rapl:1/energy_uj cannot be read: No such file"):
+        with pytest.raises(
+            MeterError, match=r"intel-rapl:1/energy_uj cannot be read: No such file"
+        ):
             rapl.read()
         later.write_text("2000000")
         assert rapl.read() == 3
@@ -114,14 +122,18 @@ class TestFailures:
         zone(tmp_path, "intel-rapl:0", "package-0", 0).unlink()
         assert "energy_uj cannot be read: No such file" in refused(tmp_path)
 
-    def test_one_package_that_cannot_be_read_is_enough_to_have_none(self, tmp_path: Path) -> None:
+    def test_one_package_that_cannot_be_read_is_enough_to_have_none(
+        self, tmp_path: Path
+    ) -> None:
         zone(tmp_path, "intel-rapl:0", "package-0", 0)
         counter = zone(tmp_path, "intel-rapl:1", "package-1", 0)
         counter.unlink()
         counter.mkdir()  # which not even root can read
         assert "intel-rapl:1/energy_uj cannot be read: Is a directory" in refused(tmp_path)
 
-    def test_a_counter_that_root_keeps_to_itself_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_counter_that_root_keeps_to_itself_says_so(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Tests may run as root, who can read anything, so the refusal is made up."""
         zone(tmp_path, "intel-rapl:0", "package-0", 0)
         read = Path.read_text
@@ -143,7 +155,9 @@ class TestFailures:
         assert "no processor's energy" in refused(tmp_path)
 
 
-def test_all_on_one_machine_have_the_same_host_which_does_not_name_it(tmp_path: Path) -> None:
+def test_all_on_one_machine_have_the_same_host_which_does_not_name_it(
+    tmp_path: Path,
+) -> None:
     zone(tmp_path / "one", "intel-rapl:0", "package-0", 0)
     zone(tmp_path / "other", "intel-rapl:0", "package-0", 0)
     hosts = {found(tmp_path / folder).host for folder in ("one", "other")}

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from fedbudget.resources.resource import Cost, Counted, MeterError
-from fedbudget.resources.usage import CombinedReading
+from fedbudget.resources.resource import CombinedReading, Cost, Counted, MeterError
 from support.usage import usage
 
 CLOCK = Counted("time", "the time")

@@ -11,22 +11,30 @@ from typing import ClassVar
 import pytest
 
 import fedbudget
-from fedbudget.budget import Budget
+from fedbudget.budget.budget import Budget
 from fedbudget.engines.grpc.node import run_node
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.launch.node_data import from_dataset
-from fedbudget.launch.options import ListenOptions
+from fedbudget.launch.execute import execute
+from fedbudget.launch.inputs import from_dataset
 from fedbudget.launch.serve import serving
 from fedbudget.launch.simulate import simulate
 from fedbudget.resources import RESOURCES, register, round_usage
 from fedbudget.resources.counters import Clock, Snapshot
-from fedbudget.resources.resource import Counted, Meter, Metering, Reader, Resource
-from fedbudget.resources.usage import CombinedReading, NodeCosts, Reading
+from fedbudget.resources.resource import (
+    CombinedReading,
+    Counted,
+    Meter,
+    Metering,
+    NodeCosts,
+    Reader,
+    Reading,
+    Resource,
+)
 from fedbudget.result import Result
 from fedbudget.runs.folder import Run
-from fedbudget.settings import Settings
-from fedbudget.training import execute
+from fedbudget.settings.network import ListenOptions
+from fedbudget.settings.settings import Settings
 from support.networked import LONG
 
 SOURCES = Path(fedbudget.__file__).parent
@@ -64,13 +72,23 @@ def ratio(result: Result) -> float:
     """Of the node time to the time that a run took."""
     assert result.sources == {"time": "measured", "nodetime": "measured"}
     assert result.run is not None
-    assert [record.spent["nodetime"] for record in Run.open(result.run).rounds][-1] == result.spent["nodetime"]
+    assert [record.spent["nodetime"] for record in Run.open(result.run).rounds][
+        -1
+    ] == result.spent["nodetime"]
     return result.spent["nodetime"] / result.spent["time"] / 1000
 
 
 def settings(limit: str, rounds: int | None = 6) -> Settings:
     budget = ("time=1000s", f"nodetime={limit}")
-    return Settings(model="svm", tau=5, nodes=2, rounds=rounds, costs="measured", budget=budget, partition="case:1")
+    return Settings(
+        model="svm",
+        tau=5,
+        nodes=2,
+        rounds=rounds,
+        costs="measured",
+        budget=budget,
+        partition="case:1",
+    )
 
 
 @pytest.mark.usefixtures("own")
@@ -88,7 +106,9 @@ def test_own_resource_over_a_network(tmp_path: Path) -> None:
         for number in (1, 2):
             work = Worker(from_dataset(chosen, f"{number}/2"))
             joining = run_node(f"127.0.0.1:{server.port}", work, name=f"node-{number}")
-            threads.append(threading.Thread(target=asyncio.run, args=(joining,), daemon=True))
+            threads.append(
+                threading.Thread(target=asyncio.run, args=(joining,), daemon=True)
+            )
             threads[-1].start()
 
     listening = ListenOptions("127.0.0.1:0")
@@ -96,17 +116,23 @@ def test_own_resource_over_a_network(tmp_path: Path) -> None:
         result = execute(plan, out=tmp_path / "run", plot=False)
     for thread in threads:
         thread.join(LONG)
-    assert 1.0 < ratio(result) < 3.0  # the aggregator all the time, and two nodes for some of it
+    assert (
+        1.0 < ratio(result) < 3.0
+    )  # the aggregator all the time, and two nodes for some of it
 
 
 @pytest.mark.usefixtures("own")
 def test_own_resource_ends_a_run() -> None:
     result = execute(simulate(settings("300ms", rounds=None)))
     assert result.stopped_by == "nodetime"
-    assert result.spent["nodetime"] > 0  # how much is over depends on the machine: it is measured
+    assert (
+        result.spent["nodetime"] > 0
+    )  # how much is over depends on the machine: it is measured
 
 
-@pytest.mark.parametrize(("name", "mistake"), [("time", "already"), ("two words", "letters only")])
+@pytest.mark.parametrize(
+    ("name", "mistake"), [("time", "already"), ("two words", "letters only")]
+)
 def test_names_are_of_letters_and_once(name: str, mistake: str) -> None:
     named = type("Named", (NodeTime,), {"name": name})
     with pytest.raises(ValueError, match=mistake):
@@ -117,19 +143,44 @@ def test_names_are_of_letters_and_once(name: str, mistake: str) -> None:
 @pytest.mark.parametrize("name", sorted(RESOURCES.keys() - {"time"}))
 def test_only_its_own_file_knows_a_resource(name: str) -> None:
     """All that plans, measures, carries and shows a budget goes by the list of resources."""
-    rooms = ["budget.py", "meters", "engines", "protocol", "runs", "dashboard", "trackers", "training.py"]
-    files = [file for room in rooms for file in (SOURCES / room, *(SOURCES / room).rglob("*.py")) if file.is_file()]
+    rooms = [
+        "budget.py",
+        "meters",
+        "engines",
+        "protocol",
+        "runs",
+        "dashboard",
+        "trackers",
+        "training.py",
+    ]
+    files = [
+        file
+        for room in rooms
+        for file in (SOURCES / room, *(SOURCES / room).rglob("*.py"))
+        if file.is_file()
+    ]
     assert len(files) > 50
     own = (SOURCES / "resources" / f"{name}.py", SOURCES / "resources" / "__init__.py")
     for file in {*files, *(SOURCES / "resources").glob("*.py")}.difference(own):
-        strings = {node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)}
+        strings = {
+            node.value
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.Constant)
+        }
         assert name not in strings, file
 
 
 class TestRoundUsage:
     TWO = (
-        NodeCosts({"time": Reading(0.1, 1.0), "cpu": Reading(0.2, 2.0)}, nodes=3, wire_bytes=10),
-        NodeCosts({"time": Reading(0.3, 0.5), "cpu": Reading(0.4, 3.0)}, nodes=2, wire_bytes=20, here=True),
+        NodeCosts(
+            {"time": Reading(0.1, 1.0), "cpu": Reading(0.2, 2.0)}, nodes=3, wire_bytes=10
+        ),
+        NodeCosts(
+            {"time": Reading(0.3, 0.5), "cpu": Reading(0.4, 3.0)},
+            nodes=2,
+            wire_bytes=20,
+            here=True,
+        ),
     )
 
     def test_each_resource_combines_in_its_own_way(self) -> None:
@@ -156,4 +207,6 @@ class TestRoundUsage:
         assert round_usage([stranger]).readings.keys() == {"time"}
 
     def test_nobody_makes_a_round_of_time_alone(self) -> None:
-        assert round_usage([], own=Snapshot({"time": 2.5})).readings == {"time": CombinedReading(0.0, 2.5, 0)}
+        assert round_usage([], own=Snapshot({"time": 2.5})).readings == {
+            "time": CombinedReading(0.0, 2.5, 0)
+        }

@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 
 from fedbudget.errors import UserError
-from fedbudget.resources.time import CENTRALIZED_SGD, DGD, SGD, Gaussian, Profile, SimulatedTime
-from fedbudget.resources.usage import CombinedReading, RoundUsage
+from fedbudget.resources.kinds import (
+    CENTRALIZED_SGD,
+    DGD,
+    SGD,
+    Gaussian,
+    Profile,
+    SimulatedTime,
+)
+from fedbudget.resources.resource import CombinedReading, RoundUsage
 
 DRAWS = 20_000
 
@@ -18,14 +25,30 @@ def usage(updates: int, step: float = 9.0, whole: float = 99.0) -> RoundUsage:
 
 
 @pytest.mark.parametrize(
-    ("profile", "update_mean", "update_deviation", "aggregation_mean", "aggregation_deviation"),
+    (
+        "profile",
+        "update_mean",
+        "update_deviation",
+        "aggregation_mean",
+        "aggregation_deviation",
+    ),
     [
-        pytest.param(DGD[1], 0.020613052, 0.008154439, 0.137093837, 0.05548447, id="DGD case 1"),
-        pytest.param(DGD[2], 0.021810727, 0.008042984, 0.12322071, 0.048079171, id="DGD case 2"),
-        pytest.param(DGD[3], 0.095353094, 0.016688657, 0.157255906, 0.066722225, id="DGD case 3"),
-        pytest.param(DGD[4], 0.022075891, 0.008528005, 0.108598094, 0.044627335, id="DGD case 4"),
+        pytest.param(
+            DGD[1], 0.020613052, 0.008154439, 0.137093837, 0.05548447, id="DGD case 1"
+        ),
+        pytest.param(
+            DGD[2], 0.021810727, 0.008042984, 0.12322071, 0.048079171, id="DGD case 2"
+        ),
+        pytest.param(
+            DGD[3], 0.095353094, 0.016688657, 0.157255906, 0.066722225, id="DGD case 3"
+        ),
+        pytest.param(
+            DGD[4], 0.022075891, 0.008528005, 0.108598094, 0.044627335, id="DGD case 4"
+        ),
         pytest.param(SGD, 0.013015156, 0.006946299, 0.131604348, 0.053873234, id="SGD"),
-        pytest.param(CENTRALIZED_SGD, 0.009974248, 0.011922926, 0.0, 0.0, id="centralized SGD"),
+        pytest.param(
+            CENTRALIZED_SGD, 0.009974248, 0.011922926, 0.0, 0.0, id="centralized SGD"
+        ),
     ],
 )
 def test_the_figures_are_those_of_the_papers_appendix(
@@ -49,9 +72,13 @@ def clipped(gaussian: Gaussian) -> tuple[float, float]:
     return mean, math.sqrt(square - mean * mean)
 
 
-@pytest.mark.parametrize("gaussian", [SGD.step, SGD.aggregation, DGD[3].step, CENTRALIZED_SGD.step])
+@pytest.mark.parametrize(
+    "gaussian", [SGD.step, SGD.aggregation, DGD[3].step, CENTRALIZED_SGD.step]
+)
 @pytest.mark.parametrize("count", [1, 16])
-def test_draws_have_the_mean_and_deviation_of_a_mean_of_clipped_gaussians(gaussian: Gaussian, count: int) -> None:
+def test_draws_have_the_mean_and_deviation_of_a_mean_of_clipped_gaussians(
+    gaussian: Gaussian, count: int
+) -> None:
     rng = np.random.default_rng(3)
     draws = np.array([gaussian.draw(rng, count) for _ in range(DRAWS)])
     mean, single = clipped(gaussian)
@@ -100,7 +127,8 @@ def test_draws_go_on_from_a_state_that_went_through_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "state", [{}, {"bit_generator": "MT19937"}, {"bit_generator": "PCG64", "state": {"state": "x"}}]
+    "state",
+    [{}, {"bit_generator": "MT19937"}, {"bit_generator": "PCG64", "state": {"state": "x"}}],
 )
 def test_a_state_that_is_none_is_refused(state: dict[str, object]) -> None:
     with pytest.raises(UserError, match="the state of the simulated time is not one"):

@@ -3,7 +3,7 @@
 import pytest
 
 from fedbudget.resources import most_within
-from fedbudget.resources.usage import CombinedReading, NodeCosts, Reading
+from fedbudget.resources.resource import CombinedReading, NodeCosts, Reading
 from support.usage import usage
 
 
@@ -29,5 +29,9 @@ def test_no_more_time_than_there_was() -> None:
     """A node that says a billion seconds is charged what the clock of the aggregator says."""
     costs = NodeCosts({"time": Reading(1e9, 2e9), "cpu": Reading(3.0, 4.0)})
     held = costs.within(most_within(6.0), 3)
-    assert (held.step_seconds, held.seconds, held.readings["cpu"]) == (2.0, 6.0, Reading(3.0, 4.0))
+    assert (held.step_seconds, held.seconds, held.readings["cpu"]) == (
+        2.0,
+        6.0,
+        Reading(3.0, 4.0),
+    )
     assert held.within(most_within(7.0), 3) is held

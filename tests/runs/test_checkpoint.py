@@ -12,28 +12,43 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save, save_file
 
-from fedbudget.budget import Budget, Ledger
-from fedbudget.control import Decision, Estimates, Reason
+from fedbudget.budget.budget import Budget, Ledger
+from fedbudget.budget.control import Decision, Estimates, Reason
+from fedbudget.budget.step_size import AutoStepState
 from fedbudget.errors import UserError
 from fedbudget.protocol.drift import Divergence, DriftState
 from fedbudget.protocol.messages import Drift, Request
 from fedbudget.protocol.state import AggregatorState, Phase
-from fedbudget.runs.checkpoint import CHECKPOINT, Checkpoint, _checksum
+from fedbudget.runs.checkpoint import Checkpoint, _checksum
+from fedbudget.runs.folder import CHECKPOINT
 from fedbudget.runs.record import RoundRecord
-from fedbudget.step_size import AutoStepState
-from support.methods import METHODS, Happened, bits, new_aggregator, nodes, one_round, resume, simulated_time
+from support.methods import (
+    METHODS,
+    Happened,
+    bits,
+    new_aggregator,
+    nodes,
+    one_round,
+    resume,
+    simulated_time,
+)
 from support.problems import MODELS, costs
 from support.small_disk import fill, small_disk
 
 
 @pytest.mark.parametrize("batch", [None, 5])
 @pytest.mark.parametrize(
-    ("name", "method"), [*((name, "frugal") for name in MODELS), *(("svm", how) for how in METHODS)]
+    ("name", "method"),
+    [*((name, "frugal") for name in MODELS), *(("svm", how) for how in METHODS)],
 )
 def test_a_run_goes_on_from_any_checkpoint_to_the_same_bits(
     tmp_path: Path, name: str, method: str, batch: int | None
 ) -> None:
-    aggregator, fleets, time = new_aggregator(name, method), nodes(name, batch), simulated_time()
+    aggregator, fleets, time = (
+        new_aggregator(name, method),
+        nodes(name, batch),
+        simulated_time(),
+    )
     aggregator.start()
     happened: list[Happened] = []
     forks = []
@@ -57,7 +72,9 @@ def test_a_run_goes_on_from_any_checkpoint_to_the_same_bits(
 def lines(happened: list[Happened]) -> tuple[str, ...]:
     """The last two records, as rounds.jsonl has them."""
     records = [each.record for each in happened[-2:] if each.record is not None]
-    return tuple(RoundRecord.of(record, accuracy=None, wall=0.5).to_json() for record in records)
+    return tuple(
+        RoundRecord.of(record, accuracy=None, wall=0.5).to_json() for record in records
+    )
 
 
 def example(**other: Any) -> AggregatorState[Any, Any]:
@@ -88,7 +105,9 @@ def example(**other: Any) -> AggregatorState[Any, Any]:
 
 FRUGAL = METHODS["frugal"]
 LEDGER = Ledger.open(Budget({"time": 9.5, "bytes": 1e301}), costs([0.1, 0.2], [0.3, 0.0]))
-LEDGER = LEDGER.charge(3, costs([0.2, 1e-300], [0.3, 0.1])).charge_besides(np.array([1 / 3, 1e300]))
+LEDGER = LEDGER.charge(3, costs([0.2, 1e-300], [0.3, 0.1])).charge_besides(
+    np.array([1 / 3, 1e300])
+)
 DRIFT = DriftState(
     mean=np.array([np.nan, np.inf, 3e38], np.float32),
     coming=Drift(correct=False, share=0.7),
@@ -107,7 +126,9 @@ RECORD = RoundRecord(
     0.2,
 ).to_json()
 EXAMPLE = Checkpoint(
-    example(), (RECORD,), {"names": {"0": "a “node”"}, "wide": 2**127 + 1, "none": None, "list": [1, 2.5]}
+    example(),
+    (RECORD,),
+    {"names": {"0": "a “node”"}, "wide": 2**127 + 1, "none": None, "list": [1, 2.5]},
 )
 
 
@@ -122,7 +143,14 @@ class TestWhatIsWrittenIsRead:
         [
             {},
             {"request": Request(estimate=True), "drift": None},
-            {"drift": replace(DRIFT, divergence=None, nodes=np.empty(0, np.int64), sizes=np.empty(0, np.int64))},
+            {
+                "drift": replace(
+                    DRIFT,
+                    divergence=None,
+                    nodes=np.empty(0, np.int64),
+                    sizes=np.empty(0, np.int64),
+                )
+            },
             {"estimates": None, "stopped_by": "time", "step_size": AutoStepState(0.1)},
             {"phase": Phase.FINAL, "tau": 0},
             {"decision": Decision(7, "a controller's own reason")},
@@ -136,14 +164,26 @@ class TestWhatIsWrittenIsRead:
         assert (read.records, read.engine) == (checkpoint.records, checkpoint.engine)
 
     @settings(max_examples=50)
-    @given(loss=st.floats(), level=st.none() | st.floats(), spent=st.floats(0, allow_infinity=False))
+    @given(
+        loss=st.floats(),
+        level=st.none() | st.floats(),
+        spent=st.floats(0, allow_infinity=False),
+    )
     def test_any_number(
-        self, tmp_path_factory: pytest.TempPathFactory, loss: float, level: float | None, spent: float
+        self,
+        tmp_path_factory: pytest.TempPathFactory,
+        loss: float,
+        level: float | None,
+        spent: float,
     ) -> None:
         folder = tmp_path_factory.mktemp("run")
         step_size = AutoStepState(0.1, level=level)
         checkpoint = Checkpoint(
-            example(loss=loss, step_size=step_size, ledger=LEDGER.charge_besides(np.array([spent, 0.0])))
+            example(
+                loss=loss,
+                step_size=step_size,
+                ledger=LEDGER.charge_besides(np.array([spent, 0.0])),
+            )
         )
         checkpoint.save(folder)
         state = Checkpoint.load(folder, FRUGAL).state
@@ -158,15 +198,21 @@ class TestWhatIsWrittenIsRead:
         assert Checkpoint.load(tmp_path, FRUGAL).state.t == 13
         assert [each.name for each in tmp_path.iterdir()] == [CHECKPOINT]
 
-    def test_anything_that_reads_safetensors_reads_the_vectors(self, tmp_path: Path) -> None:
+    def test_anything_that_reads_safetensors_reads_the_vectors(
+        self, tmp_path: Path
+    ) -> None:
         EXAMPLE.save(tmp_path)
-        assert load_file(tmp_path / CHECKPOINT)["best"].tolist() == EXAMPLE.state.best.tolist()
+        assert (
+            load_file(tmp_path / CHECKPOINT)["best"].tolist() == EXAMPLE.state.best.tolist()
+        )
 
 
 def test_a_w_that_is_not_finite_is_not_the_end(tmp_path: Path) -> None:
     """The run goes on from w^f, with nothing learned of drift."""
     state = EXAMPLE.state
-    replace(EXAMPLE, state=state.updated(w=np.array([1, np.inf, 2], np.float32))).save(tmp_path)
+    replace(EXAMPLE, state=state.updated(w=np.array([1, np.inf, 2], np.float32))).save(
+        tmp_path
+    )
     found = Checkpoint.load(tmp_path, FRUGAL).state
     assert found.w.tobytes() == state.best.tobytes()
     assert found.drift is not None
@@ -181,7 +227,10 @@ def test_on_a_full_disk_the_old_one_stays(tmp_path: Path) -> None:
         fill(disk, but=4096)
         larger = np.zeros(4000, np.float32)
         with pytest.raises(OSError, match="No space left"):
-            replace(EXAMPLE, state=example(w=larger, best=larger, drift=replace(DRIFT, mean=larger))).save(disk)
+            replace(
+                EXAMPLE,
+                state=example(w=larger, best=larger, drift=replace(DRIFT, mean=larger)),
+            ).save(disk)
         assert bytes_of(Checkpoint.load(disk, FRUGAL)) == bytes_of(EXAMPLE)
         assert {each.name for each in disk.iterdir()} == {CHECKPOINT, "filler"}
 
@@ -202,7 +251,9 @@ class TestDamage:
     def test_truncation(self, tmp_path: Path, every: int) -> None:
         whole = bytes_of(EXAMPLE)
         assert self.check(tmp_path, whole)
-        assert not any(self.check(tmp_path, whole[:length]) for length in range(0, len(whole), every))
+        assert not any(
+            self.check(tmp_path, whole[:length]) for length in range(0, len(whole), every)
+        )
 
     def test_more_than_there_was(self, tmp_path: Path) -> None:
         self.check(tmp_path, bytes_of(EXAMPLE) + b"x")
@@ -219,7 +270,9 @@ class TestDamage:
 
     @settings(deadline=None, max_examples=200)
     @given(data=st.data())
-    def test_any_bytes_in_any_place(self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    def test_any_bytes_in_any_place(
+        self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    ) -> None:
         whole = bytes_of(EXAMPLE)
         begin = data.draw(st.integers(0, len(whole)))
         end = data.draw(st.integers(begin, len(whole)))
@@ -227,7 +280,10 @@ class TestDamage:
         self.check(folder, whole[:begin] + data.draw(st.binary(max_size=40)) + whole[end:])
 
     def test_none_at_all(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=r"has no checkpoint\.safetensors: there is nothing to go on from"):
+        with pytest.raises(
+            UserError,
+            match=r"has no checkpoint\.safetensors: there is nothing to go on from",
+        ):
             Checkpoint.load(tmp_path, FRUGAL)
 
     def test_another_programs_file(self, tmp_path: Path) -> None:
@@ -241,7 +297,9 @@ class TestNothingIsTrusted:
     """Files with a right checksum, made by someone who knows how, with something in them that cannot be."""
 
     def load(self, folder: Path, tensors: dict[str, Any], text: str) -> None:
-        (folder / CHECKPOINT).write_bytes(save(tensors, {"fedbudget-checkpoint": _checksum(tensors, text) + text}))
+        (folder / CHECKPOINT).write_bytes(
+            save(tensors, {"fedbudget-checkpoint": _checksum(tensors, text) + text})
+        )
         with pytest.raises(UserError, match="the checkpoint cannot be read"):
             Checkpoint.load(folder, FRUGAL)
 
@@ -249,7 +307,9 @@ class TestNothingIsTrusted:
         EXAMPLE.save(folder)
         content = (folder / CHECKPOINT).read_bytes()
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        return load_file(folder / CHECKPOINT), json.loads(header["__metadata__"]["fedbudget-checkpoint"][8:])
+        return load_file(folder / CHECKPOINT), json.loads(
+            header["__metadata__"]["fedbudget-checkpoint"][8:]
+        )
 
     @pytest.mark.parametrize(
         ("name", "value"),
@@ -278,7 +338,11 @@ class TestNothingIsTrusted:
     def test_arrays(self, tmp_path: Path, name: str, value: object) -> None:
         tensors, plain = self.parts(tmp_path)
         tensors = {**tensors, name: value}
-        self.load(tmp_path, {name: value for name, value in tensors.items() if value is not None}, json.dumps(plain))
+        self.load(
+            tmp_path,
+            {name: value for name, value in tensors.items() if value is not None},
+            json.dumps(plain),
+        )
 
     @pytest.mark.parametrize(
         ("name", "value"),
@@ -313,9 +377,15 @@ class TestNothingIsTrusted:
     )
     def test_numbers(self, tmp_path: Path, name: str, value: object) -> None:
         tensors, plain = self.parts(tmp_path)
-        self.load(tmp_path, tensors, json.dumps({**plain, "state": {**plain["state"], name: value}}))
+        self.load(
+            tmp_path,
+            tensors,
+            json.dumps({**plain, "state": {**plain["state"], name: value}}),
+        )
 
-    @pytest.mark.parametrize(("name", "value"), [("share", -0.5), ("share", math.nan), ("correct", 1)])
+    @pytest.mark.parametrize(
+        ("name", "value"), [("share", -0.5), ("share", math.nan), ("correct", 1)]
+    )
     def test_drift(self, tmp_path: Path, name: str, value: object) -> None:
         tensors, plain = self.parts(tmp_path)
         plain["state"]["drift"]["coming"][name] = value

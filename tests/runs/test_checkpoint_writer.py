@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbudget import atomic_file, persistence
+from fedbudget import durable_files
 from fedbudget.protocol.state import AggregatorState
-from fedbudget.runs import checkpoint_writer
-from fedbudget.runs.checkpoint import Checkpoint
-from fedbudget.runs.checkpoint_writer import CheckpointWriter
+from fedbudget.runs import checkpoint
+from fedbudget.runs.checkpoint import Checkpoint, CheckpointWriter
 from fedbudget.runs.record import RoundRecord
 from support.hand_made import make
 
@@ -21,7 +20,7 @@ from support.hand_made import make
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not pass is told after a moment."""
-    monkeypatch.setattr(persistence, "PATIENCE", 0.1)
+    monkeypatch.setattr(durable_files, "PATIENCE", 0.1)
 
 
 START = make()
@@ -32,12 +31,31 @@ STATE = START.state
 def record(number: int) -> RoundRecord:
     costs = {"time": 0.1}
     return RoundRecord(
-        number, number, 1, "fixed", 0.1, 1.0, 1.0, None, None, None, None, (), costs, costs, costs, 2, (), 0
+        number,
+        number,
+        1,
+        "fixed",
+        0.1,
+        1.0,
+        1.0,
+        None,
+        None,
+        None,
+        None,
+        (),
+        costs,
+        costs,
+        costs,
+        2,
+        (),
+        0,
     )
 
 
 def state(after: int) -> AggregatorState[Any, Any]:
-    return replace(STATE, round=after + 1, ledger=STATE.ledger.charge_besides(np.array([float(after)])))
+    return replace(
+        STATE, round=after + 1, ledger=STATE.ledger.charge_besides(np.array([float(after)]))
+    )
 
 
 class Disk:
@@ -46,8 +64,8 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.writes = 0
         self.begun, self.may = threading.Semaphore(0), threading.Semaphore(0)
-        self._write = atomic_file.replace
-        monkeypatch.setattr(atomic_file, "replace", self.replace)
+        self._write = durable_files.replace
+        monkeypatch.setattr(durable_files, "replace", self.replace)
 
     def replace(self, path: Path, content: bytes) -> None:
         self.begun.release()
@@ -59,12 +77,16 @@ class Disk:
 def rounds_of(folder: Path) -> tuple[int, list[int]]:
     """After which round the checkpoint on disk stands, and of which it has records."""
     read = Checkpoint.load(folder, START.method)
-    return read.state.round - 1, [RoundRecord.from_json(line).round for line in read.records]
+    return read.state.round - 1, [
+        RoundRecord.from_json(line).round for line in read.records
+    ]
 
 
 def test_all_is_on_disk_after_a_flush_each_record_once_and_in_order(tmp_path: Path) -> None:
     appended: list[int] = []
-    saver = CheckpointWriter(tmp_path, lambda record: appended.append(record.round), ahead=3)
+    saver = CheckpointWriter(
+        tmp_path, lambda record: appended.append(record.round), ahead=3
+    )
     saver.save(state(0), {}, None)
     for number in range(1, 40):
         saver.save(state(number), {"number": number}, record(number))
@@ -90,9 +112,13 @@ def test_no_record_is_added_before_a_checkpoint_that_holds_it(tmp_path: Path) ->
     saver.close()
 
 
-def test_what_a_slow_disk_has_no_time_for_is_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_slow_disk_has_no_time_for_is_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk, appended = Disk(monkeypatch), list[int]()
-    saver = CheckpointWriter(tmp_path, lambda record: appended.append(record.round), ahead=4)
+    saver = CheckpointWriter(
+        tmp_path, lambda record: appended.append(record.round), ahead=4
+    )
     saver.save(state(1), {}, record(1))
     disk.begun.acquire()
     for number in (2, 3, 4):
@@ -111,9 +137,11 @@ def test_quick_rounds_share_a_checkpoint_before_any_of_them_has_to_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a checkpoint the next is put off, here for ever, but not until a run is as far ahead as it may be."""
-    monkeypatch.setattr(checkpoint_writer, "_REST", 1e6)
+    monkeypatch.setattr(checkpoint, "_REST", 1e6)
     disk, appended = Disk(monkeypatch), list[int]()
-    saver = CheckpointWriter(tmp_path, lambda record: appended.append(record.round), ahead=4)
+    saver = CheckpointWriter(
+        tmp_path, lambda record: appended.append(record.round), ahead=4
+    )
     saver.save(state(1), {}, record(1))
     for _ in range(9):
         disk.may.release()
@@ -130,7 +158,9 @@ def test_quick_rounds_share_a_checkpoint_before_any_of_them_has_to_wait(
     saver.close()
 
 
-def test_a_run_waits_when_it_is_too_far_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_waits_when_it_is_too_far_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = Disk(monkeypatch)
     saver = CheckpointWriter(tmp_path, lambda record: None, ahead=2)
     for number in (1, 2):
@@ -147,11 +177,15 @@ def test_a_run_waits_when_it_is_too_far_ahead(tmp_path: Path, monkeypatch: pytes
     saver.close()
 
 
-def test_what_was_spent_since_the_last_round_is_saved_with_its_record(tmp_path: Path) -> None:
+def test_what_was_spent_since_the_last_round_is_saved_with_its_record(
+    tmp_path: Path,
+) -> None:
     saver = CheckpointWriter(tmp_path, lambda record: None, ahead=2)
     saver.save(state(1), {}, record(1))
     saver.flush()
-    saver.save(replace(state(1), ledger=STATE.ledger.charge_besides(np.array([7.5]))), {}, None)
+    saver.save(
+        replace(state(1), ledger=STATE.ledger.charge_besides(np.array([7.5]))), {}, None
+    )
     saver.flush()
     assert rounds_of(tmp_path) == (1, [1])
     assert Checkpoint.load(tmp_path, START.method).state.ledger.spent.tolist() == [7.5]
@@ -159,7 +193,12 @@ def test_what_was_spent_since_the_last_round_is_saved_with_its_record(tmp_path: 
 
 
 def test_a_run_that_goes_on_keeps_the_record_that_it_went_on_from(tmp_path: Path) -> None:
-    saver = CheckpointWriter(tmp_path, lambda record: None, ahead=2, records=(record(1).to_json(), record(2).to_json()))
+    saver = CheckpointWriter(
+        tmp_path,
+        lambda record: None,
+        ahead=2,
+        records=(record(1).to_json(), record(2).to_json()),
+    )
     saver.save(state(2), {}, None)
     saver.flush()
     assert rounds_of(tmp_path) == (2, [2])
@@ -171,14 +210,16 @@ def test_trouble_is_told_and_the_last_checkpoint_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     appended: list[int] = []
-    saver = CheckpointWriter(tmp_path, lambda record: appended.append(record.round), ahead=1)
+    saver = CheckpointWriter(
+        tmp_path, lambda record: appended.append(record.round), ahead=1
+    )
     saver.save(state(1), {}, record(1))
     saver.flush()
 
     def full(path: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(atomic_file, "replace", full)
+    monkeypatch.setattr(durable_files, "replace", full)
     saver.save(state(2), {}, record(2))
     with pytest.raises(OSError, match="No space left"):
         saver.save(state(3), {}, record(3)) if where == "save" else saver.flush()

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from fedbudget import data
-from fedbudget.control import Reason
+from fedbudget.budget.control import Reason
 from fedbudget.errors import UserError
+from fedbudget.launch.execute import execute
 from fedbudget.launch.method import build_method
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
@@ -18,8 +19,7 @@ from fedbudget.runs import explain as explain_module
 from fedbudget.runs.explain import Explanation
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
-from fedbudget.settings import Settings
-from fedbudget.training import execute
+from fedbudget.settings.settings import Settings
 
 DIGITS = data.load("digits")
 PHI, ETA, GAMMA, TAU_MAX = 0.04, 0.02, 4.0, 60
@@ -32,9 +32,15 @@ def plain_g(tau: int, known: RoundRecord, budget: dict[str, float]) -> float:
     assert known.delta is not None
     h = 0.0
     if known.beta and known.delta:
-        h = known.delta / known.beta * ((ETA * known.beta + 1) ** tau - 1) - ETA * known.delta * tau
+        h = (
+            known.delta / known.beta * ((ETA * known.beta + 1) ** tau - 1)
+            - ETA * known.delta * tau
+        )
     c, b = known.expected_c or known.c, known.expected_b or known.b
-    share = max((c[name] * tau + b[name]) / ((limit - b[name] - c[name]) * tau) for name, limit in budget.items())
+    share = max(
+        (c[name] * tau + b[name]) / ((limit - b[name] - c[name]) * tau)
+        for name, limit in budget.items()
+    )
     half = share / (2 * ETA * PHI)
     return half + math.sqrt(half**2 + known.rho * h / (ETA * PHI * tau)) + known.rho * h
 
@@ -55,13 +61,19 @@ def run_of(**options: object) -> tuple[Run, Result]:
     }
     plan = simulate(Settings(model="svm", **asked), Overrides(dataset=DIGITS))  # type: ignore[arg-type]
     result = execute(plan)
-    records = [RoundRecord.from_json(record.to_json()) for record in result.rounds]  # as they come from the disk
+    records = [
+        RoundRecord.from_json(record.to_json()) for record in result.rounds
+    ]  # as they come from the disk
     return Run(Path("a-run"), plan.settings, records, summary=None), result
 
 
 @pytest.mark.parametrize("case", [2, 4])
-@pytest.mark.parametrize("budget", [("time=15s",), ("time=15s", "bytes=200kB", "energy=400J")])
-def test_the_smallest_plain_g_is_the_tau_of_every_adaptive_round(case: int, budget: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "budget", [("time=15s",), ("time=15s", "bytes=200kB", "energy=400J")]
+)
+def test_the_smallest_plain_g_is_the_tau_of_every_adaptive_round(
+    case: int, budget: tuple[str, ...]
+) -> None:
     run, result = run_of(partition=f"case:{case}", budget=budget)
     chosen = 0
     for before, record in zip(run.rounds, run.rounds[1:], strict=False):
@@ -96,7 +108,9 @@ def test_every_reason_of_a_run_has_a_sentence_with_its_tau() -> None:
     explained = [explain(run, record.round) for record in run.rounds]
     assert [each.reason for each in explained[:2]] == [Reason.START, Reason.START]
     assert explained[-1].reason == Reason.FINAL
-    assert {Reason.MINIMUM, Reason.SEARCH_LIMIT, Reason.BUDGET} <= {each.reason for each in explained}
+    assert {Reason.MINIMUM, Reason.SEARCH_LIMIT, Reason.BUDGET} <= {
+        each.reason for each in explained
+    }
     for each in explained[:-1]:
         assert f"τ = {each.tau}" in each.sentence
 
@@ -104,7 +118,10 @@ def test_every_reason_of_a_run_has_a_sentence_with_its_tau() -> None:
 def test_where_the_budget_decided_the_tau_that_g_wanted_is_told_too() -> None:
     run, result, last = run_that_the_budget_cut_short()
     explained = explain(run, last.round)
-    values = [plain_g(int(tau), run.rounds[last.round - 2], dict(result.budget)) for tau in explained.candidates]
+    values = [
+        plain_g(int(tau), run.rounds[last.round - 2], dict(result.budget))
+        for tau in explained.candidates
+    ]
     wanted = int(explained.candidates[np.argmin(values)])
     assert wanted > last.tau
     assert f"G(τ) is smallest at τ = {wanted}" in explained.sentence
@@ -118,14 +135,21 @@ def test_without_a_limit_to_growth_every_tau_up_to_the_largest_is_searched() -> 
 def test_a_fixed_tau_consults_no_curve() -> None:
     run, _ = run_of(tau=7, budget=("time=2s",))
     explained = explain(run, 2)
-    assert (explained.tau, explained.reason, len(explained.curve), explained.minimum) == (7, Reason.FIXED, 0, None)
+    assert (explained.tau, explained.reason, len(explained.curve), explained.minimum) == (
+        7,
+        Reason.FIXED,
+        0,
+        None,
+    )
     assert explained.sentence == "τ = 7 was fixed by the settings"
 
 
 @pytest.mark.parametrize("number", [0, -1, 1000])
 def test_a_round_that_was_not_made_is_refused_with_those_that_were(number: int) -> None:
     run, _ = run_of(tau=7, budget=("time=2s",))
-    with pytest.raises(UserError, match=rf"has no round {number}; it has rounds 1 to {len(run.rounds)}"):
+    with pytest.raises(
+        UserError, match=rf"has no round {number}; it has rounds 1 to {len(run.rounds)}"
+    ):
         explain(run, number)
     with pytest.raises(UserError, match=f"has no round {number}; it has none yet"):
         explain(replace(run, rounds=[]), number)
@@ -135,7 +159,10 @@ def test_a_round_that_was_not_made_is_refused_with_those_that_were(number: int) 
 def test_an_unknown_reason_is_kept(reason: str) -> None:
     """A controller of a user's own has reasons of its own, which the rounds after it do not trip over either."""
     run, _ = run_of(budget=("time=4s",))
-    own = replace(run, rounds=[*run.rounds[:3], replace(run.rounds[3], reason=reason), *run.rounds[4:]])
+    own = replace(
+        run,
+        rounds=[*run.rounds[:3], replace(run.rounds[3], reason=reason), *run.rounds[4:]],
+    )
     explained = explain(own, 4)
     assert (explained.tau, explained.reason) == (run.rounds[3].tau, reason)
     assert (len(explained.curve), explained.minimum) == (0, None)

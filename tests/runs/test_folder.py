@@ -7,21 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbudget import persistence
+from fedbudget import durable_files
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.errors import UserError
-from fedbudget.models.named_tensors import NamedTensors
+from fedbudget.models.description import NamedTensors
 from fedbudget.runs.folder import Run, RunWriter
 from fedbudget.runs.record import RoundRecord
 from fedbudget.runs.saved_model import SavedModel
-from fedbudget.settings import Settings
+from fedbudget.settings.settings import Settings
 from support.small_disk import fill, small_disk
 
 
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not pass is told after a moment."""
-    monkeypatch.setattr(persistence, "PATIENCE", 0.1)
+    monkeypatch.setattr(durable_files, "PATIENCE", 0.1)
 
 
 SETTINGS = Settings(nodes=3, partition="case:2", batch_size=10)
@@ -68,7 +68,12 @@ class TestRun:
         assert run.rounds == [record(1), record(2), record(3)]
         assert run.summary == {"loss": 0.25, "status": "finished"}
         assert run.model().w.tolist() == [1.5, -2.0]
-        assert set(files(run.path)) == {"config.toml", "rounds.jsonl", "summary.json", "model.safetensors"}
+        assert set(files(run.path)) == {
+            "config.toml",
+            "rounds.jsonl",
+            "summary.json",
+            "model.safetensors",
+        }
 
     def test_every_round_is_on_disk_as_soon_as_it_is_over(self, tmp_path: Path) -> None:
         writer = RunWriter(tmp_path / "run", SETTINGS.to_toml())
@@ -79,17 +84,23 @@ class TestRun:
             assert run.summary is None
         writer.finish({}, b"")
 
-    def test_half_a_line_at_the_end_is_one_that_is_being_written(self, tmp_path: Path) -> None:
+    def test_half_a_line_at_the_end_is_one_that_is_being_written(
+        self, tmp_path: Path
+    ) -> None:
         writer = RunWriter(tmp_path / "run", SETTINGS.to_toml())
         writer.append(record(1))
         writer.close()
         whole = record(2).to_json()
         for length in range(len(whole)):
-            (tmp_path / "run" / "rounds.jsonl").write_text(record(1).to_json() + "\n" + whole[:length])
+            (tmp_path / "run" / "rounds.jsonl").write_text(
+                record(1).to_json() + "\n" + whole[:length]
+            )
             assert Run.open(tmp_path / "run").rounds == [record(1)]
 
     @pytest.mark.parametrize("missing", ["config.toml", "rounds.jsonl"])
-    def test_a_folder_without_its_files_is_no_run(self, tmp_path: Path, missing: str) -> None:
+    def test_a_folder_without_its_files_is_no_run(
+        self, tmp_path: Path, missing: str
+    ) -> None:
         RunWriter(tmp_path / "run", CONFIG).finish({}, b"")
         (tmp_path / "run" / missing).unlink()
         with pytest.raises(UserError, match="is not the folder of a run"):
@@ -104,7 +115,9 @@ class TestRun:
             ("summary.json", "{"),
         ],
     )
-    def test_records_that_are_spoilt_are_refused_in_a_line(self, tmp_path: Path, name: str, content: str) -> None:
+    def test_records_that_are_spoilt_are_refused_in_a_line(
+        self, tmp_path: Path, name: str, content: str
+    ) -> None:
         RunWriter(tmp_path / "run", CONFIG).finish({}, b"")
         (tmp_path / "run" / name).write_text(content)
         with pytest.raises(UserError, match="the run's records cannot be read"):
@@ -112,9 +125,13 @@ class TestRun:
 
 
 class TestRunWriter:
-    def test_a_folder_with_anything_in_it_is_refused_and_stays_as_it_was(self, tmp_path: Path) -> None:
+    def test_a_folder_with_anything_in_it_is_refused_and_stays_as_it_was(
+        self, tmp_path: Path
+    ) -> None:
         (tmp_path / "mine.txt").write_text("important")
-        with pytest.raises(UserError, match="is not empty; a run needs a folder of its own"):
+        with pytest.raises(
+            UserError, match="is not empty; a run needs a folder of its own"
+        ):
             RunWriter(tmp_path, SETTINGS.to_toml())
         assert files(tmp_path) == {"mine.txt": b"important"}
 
@@ -123,7 +140,9 @@ class TestRunWriter:
         assert Run.open(tmp_path).settings == SETTINGS
 
     @pytest.mark.parametrize("out", ["file", "file/run"])
-    def test_a_place_that_cannot_be_written_to_is_refused(self, tmp_path: Path, out: str) -> None:
+    def test_a_place_that_cannot_be_written_to_is_refused(
+        self, tmp_path: Path, out: str
+    ) -> None:
         (tmp_path / "file").write_text("a file")
         with pytest.raises(UserError, match="cannot be written to"):
             RunWriter(tmp_path / out, SETTINGS.to_toml())
@@ -139,11 +158,15 @@ class TestRunWriter:
             assert files(writer.path)["model.safetensors"] == b"the first model"
 
     @pytest.mark.parametrize("room", [0, 300])
-    def test_a_record_that_the_disk_has_no_room_for_leaves_no_half_of_it(self, tmp_path: Path, room: int) -> None:
+    def test_a_record_that_the_disk_has_no_room_for_leaves_no_half_of_it(
+        self, tmp_path: Path, room: int
+    ) -> None:
         with small_disk(tmp_path / "disk", 2**18) as disk:
             writer = RunWriter(disk / "run", SETTINGS.to_toml())
             size, number = len(record(1).to_json()) + 1, 0
-            while (number + 1) * size < 4096 - room:  # up to the end of a block, or so that half a record fits
+            while (
+                (number + 1) * size < 4096 - room
+            ):  # up to the end of a block, or so that half a record fits
                 number += 1
                 writer.append(record(number))
             fill(disk)
@@ -156,7 +179,9 @@ class TestRunWriter:
             (disk / "filler").unlink()
             writer.append(record(number + 1))
             writer.finish({}, b"")
-            assert Run.open(writer.path).rounds == [record(k + 1) for k in range(number + 1)]
+            assert Run.open(writer.path).rounds == [
+                record(k + 1) for k in range(number + 1)
+            ]
 
 
 class TestGoingOn:
@@ -185,7 +210,12 @@ class TestGoingOn:
             ((1, 2), "", 3, [1, 2, 3]),  # the checkpoint is written first
             ((1, 2), HALF, 3, [1, 2, 3]),
             ((1, 2, 3), HALF, 3, [1, 2, 3]),
-            ((1, 2, 3), record(4).to_json(), 3, [1, 2, 3]),  # whole but for the end of the line
+            (
+                (1, 2, 3),
+                record(4).to_json(),
+                3,
+                [1, 2, 3],
+            ),  # whole but for the end of the line
             ((1, 2, 3, 4, 5), "", 3, [1, 2, 3]),
             ((1, 2, 3, 4, 5), HALF, 1, [1]),
             ((1, 2), "", None, []),
@@ -193,10 +223,17 @@ class TestGoingOn:
         ],
     )
     def test_records_are_those_until_the_checkpoint(
-        self, tmp_path: Path, written: tuple[int, ...], rest: str, checkpoint: int | None, kept: list[int]
+        self,
+        tmp_path: Path,
+        written: tuple[int, ...],
+        rest: str,
+        checkpoint: int | None,
+        kept: list[int],
     ) -> None:
         path = self.broken_off(tmp_path / "run", *written, rest=rest)
-        writer = RunWriter.resume(path, CONFIG, [] if checkpoint is None else [record(checkpoint).to_json()])
+        writer = RunWriter.resume(
+            path, CONFIG, [] if checkpoint is None else [record(checkpoint).to_json()]
+        )
         assert self.rounds(path) == kept
         following = (checkpoint or 0) + 1
         writer.append(record(following))
@@ -205,7 +242,9 @@ class TestGoingOn:
 
     def test_several_records_of_the_checkpoint_are_there_once(self, tmp_path: Path) -> None:
         path = self.broken_off(tmp_path / "run", 1, 2, 3)
-        RunWriter.resume(path, CONFIG, [record(number).to_json() for number in (3, 4, 5)]).close()
+        RunWriter.resume(
+            path, CONFIG, [record(number).to_json() for number in (3, 4, 5)]
+        ).close()
         assert self.rounds(path) == [1, 2, 3, 4, 5]
 
     def test_the_settings_and_all_other_files_stay(self, tmp_path: Path) -> None:
@@ -221,7 +260,9 @@ class TestGoingOn:
         RunWriter.resume(path, CONFIG, [record(1).to_json()]).close()
         assert Run.open(path).summary is None
 
-    def test_what_a_finished_run_has_given_stays_until_there_is_more(self, tmp_path: Path) -> None:
+    def test_what_a_finished_run_has_given_stays_until_there_is_more(
+        self, tmp_path: Path
+    ) -> None:
         path = self.broken_off(tmp_path / "run", 1, 2)
         (path / "summary.json").write_text('{"status": "finished", "loss": 0.5}')
         (path / "model.safetensors").write_bytes(b"model")

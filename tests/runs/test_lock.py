@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from fedbudget.errors import UserError
-from fedbudget.runs.folder import RunWriter
-from fedbudget.runs.lock import OWNER, Ownership, require_free
+from fedbudget.runs.folder import OWNER, Ownership, RunWriter, require_free
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from fedbudget.runs.lock import Ownership
+from fedbudget.runs.folder import Ownership
 owner = Ownership(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(100)
@@ -25,12 +24,16 @@ time.sleep(100)
 
 
 def test_another_process_is_named_and_gone_when_it_is_killed(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as other:
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == "held\n"
             for refused in (Ownership, require_free):
-                with pytest.raises(UserError, match=f"is being written to by process {other.pid} on "):
+                with pytest.raises(
+                    UserError, match=f"is being written to by process {other.pid} on "
+                ):
                     refused(tmp_path)
         finally:
             other.send_signal(signal.SIGKILL)
@@ -41,11 +44,15 @@ def test_another_process_is_named_and_gone_when_it_is_killed(tmp_path: Path) -> 
 
 def test_an_owner_on_another_machine_is_taken_for_alive(tmp_path: Path) -> None:
     (tmp_path / OWNER).write_text(json.dumps({"pid": 7, "host": "elsewhere\x1b[2J"}))
-    with pytest.raises(UserError, match=r"belongs to process 7 on elsewhere.*; if it has, remove"):
+    with pytest.raises(
+        UserError, match=r"belongs to process 7 on elsewhere.*; if it has, remove"
+    ):
         Ownership(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", '{"pid": "x", "host": 3}', "\x00" * 3000])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1]", '{"pid": "x", "host": 3}', "\x00" * 3000]
+)
 def test_an_owner_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> None:
     (tmp_path / OWNER).write_text(content)
     Ownership(tmp_path).release()

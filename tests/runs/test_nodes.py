@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedbudget.api import train
 from fedbudget.node_status import NodeStatus
 from fedbudget.runs.nodes import MAX_LISTED, NODES, NodeStatusWriter, read, write_simulated
-from fedbudget.training import train
 
 
 def test_a_simulated_run_says_how_many_samples_each_node_has(tmp_path: Path) -> None:
@@ -25,7 +25,12 @@ def test_of_many_nodes_only_figures_about_all_are_kept(tmp_path: Path) -> None:
     found = read(tmp_path)
     assert found is not None
     assert found["nodes"] == []
-    assert found["samples"] == {"total": 20301, "smallest": 1, "median": 101.0, "largest": 201}
+    assert found["samples"] == {
+        "total": 20301,
+        "smallest": 1,
+        "median": 101.0,
+        "largest": 201,
+    }
 
 
 def test_what_cannot_be_read_is_as_if_it_were_not_there(tmp_path: Path) -> None:
@@ -51,18 +56,25 @@ def test_who_is_away_was_last_seen_when_it_was_there(tmp_path: Path) -> None:
     writer.close()
     found = read(tmp_path)
     assert found is not None
-    assert [(node["name"], node["last_seen"]) for node in found["nodes"]] == [("one", 7.0), ("two", None)]
+    assert [(node["name"], node["last_seen"]) for node in found["nodes"]] == [
+        ("one", 7.0),
+        ("two", None),
+    ]
 
 
 def test_the_last_roll_is_called_when_it_is_closed(tmp_path: Path) -> None:
-    writer = NodeStatusWriter(tmp_path, lambda: [NodeStatus("one", (0,), 5, missed=3)], interval=3600)
+    writer = NodeStatusWriter(
+        tmp_path, lambda: [NodeStatus("one", (0,), 5, missed=3)], interval=3600
+    )
     writer.close()
     found = read(tmp_path)
     assert found is not None
     assert found["nodes"][0]["missed"] == 3
 
 
-def test_of_very_many_nodes_those_are_listed_that_are_away_or_have_missed_most(tmp_path: Path) -> None:
+def test_of_very_many_nodes_those_are_listed_that_are_away_or_have_missed_most(
+    tmp_path: Path,
+) -> None:
     nodes = [
         NodeStatus(str(n), (2 * n, 2 * n + 1), 5, state="idle", missed=n % 7, last_seen=1.0)
         for n in range(3 * MAX_LISTED)
@@ -73,8 +85,15 @@ def test_of_very_many_nodes_those_are_listed_that_are_away_or_have_missed_most(t
     assert found is not None
     assert (len(found["nodes"]), found["nodes"][0]["name"]) == (MAX_LISTED, "gone")
     # Of 599 nodes, six rounds were missed by 85, five by 85 more, and then four by those that fill the list.
-    assert Counter(node["missed"] for node in found["nodes"][1:]) == {6: 85, 5: 85, 4: MAX_LISTED - 1 - 170}
-    assert (found["count"], found["samples"]["total"]) == (6 * MAX_LISTED - 1, 15 * MAX_LISTED)
+    assert Counter(node["missed"] for node in found["nodes"][1:]) == {
+        6: 85,
+        5: 85,
+        4: MAX_LISTED - 1 - 170,
+    }
+    assert (found["count"], found["samples"]["total"]) == (
+        6 * MAX_LISTED - 1,
+        15 * MAX_LISTED,
+    )
 
 
 def test_trouble_ends_the_roll_and_nothing_else(tmp_path: Path) -> None:

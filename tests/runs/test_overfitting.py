@@ -5,12 +5,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedbudget.runs.overfitting import overfitting
+from fedbudget.evaluation.targets import overfitting
 from fedbudget.runs.record import RoundRecord
 from support.made_runs import record
 
 
-def run(test: Callable[[float], float], train: Callable[[float], float], noise: float, seed: int) -> list[RoundRecord]:
+def run(
+    test: Callable[[float], float], train: Callable[[float], float], noise: float, seed: int
+) -> list[RoundRecord]:
     """200 rounds, of which every fourth is tested; losses are functions of the share that is over."""
     rng = np.random.default_rng(seed)
 
@@ -18,7 +20,11 @@ def run(test: Callable[[float], float], train: Callable[[float], float], noise: 
         return value * (1 + noise * rng.normal())
 
     return [
-        record(at, loss=noisy(train(at / 200)), test_loss=noisy(test(at / 200)) if at % 4 == 1 else None)
+        record(
+            at,
+            loss=noisy(train(at / 200)),
+            test_loss=noisy(test(at / 200)) if at % 4 == 1 else None,
+        )
         for at in range(1, 201)
     ]
 
@@ -47,7 +53,14 @@ def test_a_turn_is_found(noise: float) -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.1])
 @pytest.mark.parametrize(
-    ("test", "train"), [(falling, falling), (flat, falling), (turning, flat), (turning, turning), (flat, flat)]
+    ("test", "train"),
+    [
+        (falling, falling),
+        (flat, falling),
+        (turning, flat),
+        (turning, turning),
+        (flat, flat),
+    ],
 )
 def test_no_turn_is_found_in_noise(
     test: Callable[[float], float], train: Callable[[float], float], noise: float

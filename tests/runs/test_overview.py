@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedbudget.errors import UserError
-from fedbudget.runs import lock
+from fedbudget.runs import overview as overview_module
 from fedbudget.runs.folder import RunWriter
 from fedbudget.runs.overview import find_runs, last_record, overview, state_of
 from support.made_runs import SETTINGS, make_run, record
@@ -43,11 +43,20 @@ def test_runs_are_found_once_the_newest_first(tmp_path: Path) -> None:
 
 def test_figures_are_the_summary_s_before_the_last_record_s(tmp_path: Path) -> None:
     run = make_run(
-        tmp_path / "run", summary={"loss": 0.125, "stopped_by": "target", "spent": {"time": 5.0, "bytes": 0}}
+        tmp_path / "run",
+        summary={"loss": 0.125, "stopped_by": "target", "spent": {"time": 5.0, "bytes": 0}},
     )
     found = overview(run)
-    assert (found["state"], found["stopped_by"], found["loss"], found["accuracy"]) == ("finished", "target", 0.125, 0.9)
-    assert [(each["amount"], each["share"]) for each in found["spent"]] == [(5.0, 0.25), (0, 0.0)]
+    assert (found["state"], found["stopped_by"], found["loss"], found["accuracy"]) == (
+        "finished",
+        "target",
+        0.125,
+        0.9,
+    )
+    assert [(each["amount"], each["share"]) for each in found["spent"]] == [
+        (5.0, 0.25),
+        (0, 0.0),
+    ]
     assert json.dumps(found)
 
 
@@ -64,12 +73,16 @@ class TestState:
         assert overview(path)["state"] == "running"
         going_on.close()
 
-    def test_where_locks_do_not_tell(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_where_locks_do_not_tell(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A run without a summary goes on until it has been quiet for long."""
-        monkeypatch.setattr(lock, "is_held", lambda path: None)
+        monkeypatch.setattr(overview_module, "is_held", lambda path: None)
         path = make_run(tmp_path / "run", finished=False)
         assert state_of(path, None, 0.5) == "running"
         os.utime(path / "rounds.jsonl", (time.time() - 60, time.time() - 60))
         assert state_of(path, None, 0.5) == "broken off"
-        assert state_of(path, None, 10.0) == "running"  # one whose rounds take ten seconds is given more time
+        assert (
+            state_of(path, None, 10.0) == "running"
+        )  # one whose rounds take ten seconds is given more time
         assert state_of(path, "interrupted", 10.0) == "interrupted"

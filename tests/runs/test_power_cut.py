@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from fedbudget import atomic_file
+from fedbudget import durable_files
 from fedbudget.errors import UserError
-from fedbudget.runs.checkpoint import Checkpoint
-from fedbudget.runs.checkpoint_writer import CheckpointWriter
+from fedbudget.runs.checkpoint import Checkpoint, CheckpointWriter
 from fedbudget.runs.folder import ROUNDS, Run, RunWriter
-from fedbudget.settings import Settings
+from fedbudget.settings.settings import Settings
 from runs.test_checkpoint_writer import START, record, state
 
 
@@ -22,7 +21,9 @@ class Cuts:
 
     def __init__(self, run: Path, cuts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run, self.cuts, self.count = run, cuts, 0
-        self._safe: dict[int, int] = {}  # bytes that were forced to the disk, by the file's number
+        self._safe: dict[
+            int, int
+        ] = {}  # bytes that were forced to the disk, by the file's number
         fsync = os.fsync
 
         def forced(handle: int) -> None:
@@ -31,7 +32,11 @@ class Cuts:
             self._safe[found.st_ino] = found.st_size
 
         monkeypatch.setattr(os, "fsync", forced)
-        for module, name in ((atomic_file, "_put"), (RunWriter, "_append"), (RunWriter, "sync")):
+        for module, name in (
+            (durable_files, "_put"),
+            (RunWriter, "_append"),
+            (RunWriter, "sync"),
+        ):
             monkeypatch.setattr(module, name, self._then_cut(getattr(module, name)))
 
     def _then_cut(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,12 +58,16 @@ class Cuts:
 
 
 @pytest.mark.parametrize("interval", [0.0, 1e-9])
-def test_at_every_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: float) -> None:
+def test_at_every_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: float
+) -> None:
     """Over a network, where records wait for checkpoints, and in one process, where they do not."""
     cuts = Cuts(tmp_path / "run", tmp_path / "cuts", monkeypatch)
     writer = RunWriter(tmp_path / "run", Settings().to_toml())
     append = writer.append if not interval else lambda record: None
-    checkpoints = CheckpointWriter(writer.path, append, ahead=3, sync=writer.sync, interval=interval)
+    checkpoints = CheckpointWriter(
+        writer.path, append, ahead=3, sync=writer.sync, interval=interval
+    )
     checkpoints.save(state(0), {}, None)
     checkpoints.flush()
     for number in range(1, 9):

@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbudget.budget import Budget, Costs, Ledger
-from fedbudget.control import Estimates, Reason
+from fedbudget.budget.budget import Budget, Costs, Ledger
+from fedbudget.budget.control import Estimates, Reason
 from fedbudget.protocol.aggregator import Round
 from fedbudget.protocol.drift import Divergence
 from fedbudget.runs.record import RoundRecord, average_tau, update_weighted_tau
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
-amounts = st.dictionaries(st.sampled_from(["time", "energy", "bytes", "cpu", "money"]), finite, min_size=1)
+amounts = st.dictionaries(
+    st.sampled_from(["time", "energy", "bytes", "cpu", "money"]), finite, min_size=1
+)
 records = st.builds(
     RoundRecord,
     round=st.integers(1),
@@ -49,7 +51,9 @@ records = st.builds(
 )
 
 COSTS = Costs(np.array([0.01, 0.0]), np.array([0.1, 5000.0]))
-LEDGER = Ledger.open(Budget.parse(["time=15s", "bytes=1MB"]), COSTS).charge_besides(np.array([3.5, 60_000.0]))
+LEDGER = Ledger.open(Budget.parse(["time=15s", "bytes=1MB"]), COSTS).charge_besides(
+    np.array([3.5, 60_000.0])
+)
 ROUND = Round(
     round=12,
     t=70,
@@ -83,7 +87,9 @@ def test_a_record_is_one_line_of_json_that_reads_back_the_same(record: RoundReco
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_no_number_is_null_on_disk_and_nan_in_memory(loss: float) -> None:
-    record = replace(RoundRecord.of(ROUND, accuracy=None, wall=1.0), loss=loss, best_loss=loss)
+    record = replace(
+        RoundRecord.of(ROUND, accuracy=None, wall=1.0), loss=loss, best_loss=loss
+    )
     found = json.loads(record.to_json(), parse_constant=refuse)
     assert found["loss"] is None
     assert found["best_loss"] is None
@@ -136,11 +142,21 @@ def test_without_estimates_there_are_none_in_the_record() -> None:
 
 @pytest.mark.parametrize(
     ("taus", "average", "weighted"),
-    [([], 0.0, 0.0), ([7], 7.0, 7.0), ([1, 1, 1], 1.0, 1.0), ([1, 10, 100], 37.0, 91.0), ([2, 4], 3.0, 20 / 6)],
+    [
+        ([], 0.0, 0.0),
+        ([7], 7.0, 7.0),
+        ([1, 1, 1], 1.0, 1.0),
+        ([1, 10, 100], 37.0, 91.0),
+        ([2, 4], 3.0, 20 / 6),
+    ],
 )
-def test_average_tau_per_round_and_per_update(taus: list[int], average: float, weighted: float) -> None:
+def test_average_tau_per_round_and_per_update(
+    taus: list[int], average: float, weighted: float
+) -> None:
     """The mean over rounds for people; for the paper's figures the mean over local updates, each with its round's τ."""
     assert average_tau(taus) == pytest.approx(average)
     assert update_weighted_tau(taus) == pytest.approx(weighted)
     by_update = [tau for tau in taus for _ in range(tau)]
-    assert update_weighted_tau(taus) == pytest.approx(np.mean(by_update) if by_update else 0.0)
+    assert update_weighted_tau(taus) == pytest.approx(
+        np.mean(by_update) if by_update else 0.0
+    )

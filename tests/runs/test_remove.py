@@ -6,7 +6,7 @@ import pytest
 
 from fedbudget.errors import UserError
 from fedbudget.runs.folder import RunWriter
-from fedbudget.runs.remove import FILES, remove
+from fedbudget.runs.overview import FILES, remove
 from support.made_runs import SETTINGS, make_run
 
 

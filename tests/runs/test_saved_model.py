@@ -10,10 +10,10 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
 from fedbudget.data.dataset import Dataset, Part, Standardization
-from fedbudget.data.layout import Layout, LayoutColumn
-from fedbudget.data.samples import SampleStore
+from fedbudget.data.shards import SampleStore
+from fedbudget.data.tables import Layout, LayoutColumn
 from fedbudget.errors import UserError
-from fedbudget.models.named_tensors import NamedTensors
+from fedbudget.models.description import NamedTensors
 from fedbudget.runs.saved_model import SavedModel
 
 HOW = Standardization(np.array([1.0, 1 / 3, 1e300]), np.array([3.0, 0.1, 5e-324]), 5.0, 6.0)
@@ -27,9 +27,18 @@ TABLE = Dataset(
     layout=LAYOUT,
 )
 IMAGES = Dataset(
-    "images", Part(np.empty((0, 6), np.uint8), values=np.empty(0)), scale=1 / 255, parity=True, shape=(1, 2, 3)
+    "images",
+    Part(np.empty((0, 6), np.uint8), values=np.empty(0)),
+    scale=1 / 255,
+    parity=True,
+    shape=(1, 2, 3),
 )
-WORDS = Dataset("words", Part(np.empty((0, 3), np.float32), np.empty(0, np.int64)), classes=("1",), integers=True)
+WORDS = Dataset(
+    "words",
+    Part(np.empty((0, 3), np.float32), np.empty(0, np.int64)),
+    classes=("1",),
+    integers=True,
+)
 ANY = Dataset("any", Part(np.empty((0, 1), np.int64)), store=SampleStore([]))
 
 
@@ -50,17 +59,26 @@ def test_comes_back_as_it_was(tmp_path: Path, samples: Dataset) -> None:
     saved = written(tmp_path / "m", samples)
     loaded = SavedModel.load(tmp_path / "m")
     assert loaded.w.tobytes() == saved.w.tobytes()
-    assert (loaded.model, loaded.options, loaded.tensors) == (saved.model, saved.options, saved.tensors)
+    assert (loaded.model, loaded.options, loaded.tensors) == (
+        saved.model,
+        saved.options,
+        saved.tensors,
+    )
     for name in ("classes", "scale", "parity", "shape", "integers", "layout", "features"):
         assert getattr(loaded.samples, name) == getattr(samples, name), name
     assert loaded.samples.train.x.dtype == samples.train.x.dtype
     assert (loaded.samples.store is None) == (samples.store is None)
     for name in ("labels", "values"):
-        assert (getattr(loaded.samples.train, name) is None) == (getattr(samples.train, name) is None), name
+        assert (getattr(loaded.samples.train, name) is None) == (
+            getattr(samples.train, name) is None
+        ), name
     how = loaded.standardization
     assert (how is None) == (samples.standardization is None)
     if how is not None:
-        assert (how.mean.tobytes(), how.deviation.tobytes()) == (HOW.mean.tobytes(), HOW.deviation.tobytes())
+        assert (how.mean.tobytes(), how.deviation.tobytes()) == (
+            HOW.mean.tobytes(),
+            HOW.deviation.tobytes(),
+        )
         assert (how.target_mean, how.target_deviation) == (5, 6)
 
 
@@ -68,7 +86,9 @@ def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:
     assert written(tmp_path / "m").to_bytes() == SavedModel.load(tmp_path / "m").to_bytes()
 
 
-def test_anything_that_reads_safetensors_has_the_tensors_and_what_they_are_for(tmp_path: Path) -> None:
+def test_anything_that_reads_safetensors_has_the_tensors_and_what_they_are_for(
+    tmp_path: Path,
+) -> None:
     written(tmp_path / "m")
     tensors = load_file(tmp_path / "m")
     assert tensors.keys() == {"weight", "bias"}
@@ -82,33 +102,52 @@ def test_anything_that_reads_safetensors_has_the_tensors_and_what_they_are_for(t
 
 
 @pytest.mark.parametrize("how", [None, HOW])
-def test_a_file_of_an_earlier_version_has_w_alone(tmp_path: Path, how: Standardization | None) -> None:
+def test_a_file_of_an_earlier_version_has_w_alone(
+    tmp_path: Path, how: Standardization | None
+) -> None:
     tensors: dict[str, np.ndarray[Any, Any]] = {"w": np.array([1, 2, 3], np.float32)}
     if how is not None:
-        tensors |= {"feature_mean": how.mean, "feature_deviation": how.deviation, "target": np.array([5.0, 6.0])}
-    (tmp_path / "m").write_bytes(save(tensors, {"fedbudget": json.dumps({"model": "svm", "classes": CLASSES})}))
+        tensors |= {
+            "feature_mean": how.mean,
+            "feature_deviation": how.deviation,
+            "target": np.array([5.0, 6.0]),
+        }
+    (tmp_path / "m").write_bytes(
+        save(tensors, {"fedbudget": json.dumps({"model": "svm", "classes": CLASSES})})
+    )
     loaded = SavedModel.load(tmp_path / "m")
     assert (loaded.w.tolist(), loaded.model, loaded.classes) == ([1, 2, 3], "svm", CLASSES)
     assert not loaded.complete
     found = loaded.standardization
     assert (found is None) == (how is None)
-    assert found is None or (found.mean.tolist(), found.target_deviation) == (HOW.mean.tolist(), 6)
+    assert found is None or (found.mean.tolist(), found.target_deviation) == (
+        HOW.mean.tolist(),
+        6,
+    )
 
 
 @pytest.mark.parametrize("content", [None, b"", b"nonsense", json.dumps({"w": 1}).encode()])
-def test_a_model_that_is_missing_or_spoilt_is_refused_in_a_line(tmp_path: Path, content: bytes | None) -> None:
+def test_a_model_that_is_missing_or_spoilt_is_refused_in_a_line(
+    tmp_path: Path, content: bytes | None
+) -> None:
     if content is not None:
         (tmp_path / "m").write_bytes(content)
     with pytest.raises(UserError, match="the trained model cannot be read"):
         SavedModel.load(tmp_path / "m")
 
 
-@pytest.mark.parametrize("missing", ["tensors", "samples", "rows", "layout", "model", "standardization"])
-def test_a_header_that_says_too_little_is_refused_in_a_line(tmp_path: Path, missing: str) -> None:
+@pytest.mark.parametrize(
+    "missing", ["tensors", "samples", "rows", "layout", "model", "standardization"]
+)
+def test_a_header_that_says_too_little_is_refused_in_a_line(
+    tmp_path: Path, missing: str
+) -> None:
     written(tmp_path / "m")
     with safe_open(tmp_path / "m", framework="numpy") as file:
         header = json.loads(file.metadata()["fedbudget"])
     del header[missing]
-    (tmp_path / "m").write_bytes(save(load_file(tmp_path / "m"), {"fedbudget": json.dumps(header)}))
+    (tmp_path / "m").write_bytes(
+        save(load_file(tmp_path / "m"), {"fedbudget": json.dumps(header)})
+    )
     with pytest.raises(UserError, match="the trained model cannot be read"):
         SavedModel.load(tmp_path / "m")

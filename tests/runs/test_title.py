@@ -7,12 +7,11 @@ import pytest
 
 from fedbudget import data
 from fedbudget.dashboard import series
-from fedbudget.dashboard.run_index import RunIndex
-from fedbudget.dashboard.run_reader import RunReader
+from fedbudget.dashboard.run_reader import RunIndex, RunReader
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
-from fedbudget.runs.title import run_title
-from fedbudget.settings import Settings
+from fedbudget.runs.text import run_title
+from fedbudget.settings.settings import Settings
 from support.made_runs import SETTINGS, make_run
 
 
@@ -20,9 +19,18 @@ from support.made_runs import SETTINGS, make_run
     ("settings", "title"),
     [
         (SETTINGS, "svm on digits, 4 nodes, case:2, adaptive τ, frugal"),
-        (replace(SETTINGS, dataset="/data/homes.csv"), "svm on homes.csv, 4 nodes, case:2, adaptive τ, frugal"),
-        (replace(SETTINGS, method="paper", tau=7), "svm on digits, 4 nodes, case:2, τ = 7, paper"),
-        (replace(SETTINGS, method="asynchronous", tau=1), "svm on digits, 4 nodes, case:2, asynchronous"),
+        (
+            replace(SETTINGS, dataset="/data/homes.csv"),
+            "svm on homes.csv, 4 nodes, case:2, adaptive τ, frugal",
+        ),
+        (
+            replace(SETTINGS, method="paper", tau=7),
+            "svm on digits, 4 nodes, case:2, τ = 7, paper",
+        ),
+        (
+            replace(SETTINGS, method="asynchronous", tau=1),
+            "svm on digits, 4 nodes, case:2, asynchronous",
+        ),
         (Settings(model="svm"), "svm on digits, adaptive τ, accelerated"),
         (Settings(model="svm", method="centralized"), "svm on digits, centralized"),
     ],
@@ -40,5 +48,10 @@ def test_launch_page_and_list_have_one_title(tmp_path: Path) -> None:
 
 
 def test_a_title_notes_less_than_all_data() -> None:
-    prepared = simulate(SETTINGS, Overrides(dataset=replace(data.load("digits"), note="2 of 5 files")))
-    assert prepared.title == "svm on digits (2 of 5 files), 4 nodes, case:2, adaptive τ, frugal"
+    prepared = simulate(
+        SETTINGS, Overrides(dataset=replace(data.load("digits"), note="2 of 5 files"))
+    )
+    assert (
+        prepared.title
+        == "svm on digits (2 of 5 files), 4 nodes, case:2, adaptive τ, frugal"
+    )

@@ -44,6 +44,8 @@ def test_whole_numbers_cost_what_real_ones_do(rho: float, epsilon: float) -> Non
     scale = 2**14
     shift = int(math.sqrt(2 * rho) * scale)
     numbers = np.arange(-12 * scale, 12 * scale + shift, dtype=np.float64)
-    without, with_node = (np.exp(-np.square((numbers - at) / scale) / 2) for at in (0, shift))
+    without, with_node = (
+        np.exp(-np.square((numbers - at) / scale) / 2) for at in (0, shift)
+    )
     lost = np.maximum(with_node - math.exp(epsilon) * without, 0).sum() / without.sum()
     assert lost == pytest.approx(delta_of(epsilon, shift**2 / (2 * scale**2)), rel=1e-7)

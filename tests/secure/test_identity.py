@@ -8,7 +8,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fedbudget.engines.grpc import certificates
-from fedbudget.secure.identity import CertificateIdentity, KeyIdentity, Trust, UntrustedKey, signed_key
+from fedbudget.secure.identity import (
+    CertificateIdentity,
+    KeyIdentity,
+    Trust,
+    UntrustedKey,
+    signed_key,
+)
 from fedbudget.secure.messages import SignedKey
 from support.masking import RUN
 
@@ -16,7 +22,10 @@ PUBLIC, OTHER = b"p" * 32, b"o" * 32
 
 
 def with_fields(key: SignedKey, **other: Any) -> SignedKey:
-    fields = {name: getattr(key, name) for name in ("name", "public", "made", "credential", "signature")}
+    fields = {
+        name: getattr(key, name)
+        for name in ("name", "public", "made", "credential", "signature")
+    }
     return SignedKey(**{**fields, **other})
 
 
@@ -28,7 +37,9 @@ def refused(trust: Trust, key: SignedKey, reason: str, run: str = RUN) -> None:
 def test_a_key_is_believed_that_its_node_has_signed() -> None:
     trust, identity = Trust(), KeyIdentity()
     trust.admit(RUN, signed_key(identity, RUN, "node-1", PUBLIC, 1))
-    trust.admit(RUN, signed_key(identity, RUN, "node-1", OTHER, 2))  # it was started again, with its identity
+    trust.admit(
+        RUN, signed_key(identity, RUN, "node-1", OTHER, 2)
+    )  # it was started again, with its identity
     trust.admit(RUN, signed_key(KeyIdentity(), RUN, "node-2", PUBLIC, 1))
 
 
@@ -65,7 +76,11 @@ def test_known_identities_are_the_only_ones() -> None:
     known, stranger = KeyIdentity(), KeyIdentity()
     trust = Trust(known={"node-1": known.credential})
     trust.admit(RUN, signed_key(known, RUN, "node-1", PUBLIC, 1))
-    refused(Trust(known=trust.known), signed_key(stranger, RUN, "node-1", PUBLIC, 1), "not the one that is known")
+    refused(
+        Trust(known=trust.known),
+        signed_key(stranger, RUN, "node-1", PUBLIC, 1),
+        "not the one that is known",
+    )
     refused(trust, signed_key(known, RUN, "node-2", PUBLIC, 1), "not the one that is known")
 
 
@@ -85,7 +100,9 @@ def certified(folder: Path, ca: str, name: str) -> CertificateIdentity:
 
 
 def trusting(folder: Path) -> Trust:
-    return Trust([x509.load_pem_x509_certificate((folder / "ours" / "ca.pem").read_bytes())])
+    return Trust(
+        [x509.load_pem_x509_certificate((folder / "ours" / "ca.pem").read_bytes())]
+    )
 
 
 def test_certificates_sign_keys(folder: Path) -> None:
@@ -98,6 +115,14 @@ def test_certificates_sign_keys(folder: Path) -> None:
 
 def test_a_certificate_of_another_ca_or_name_is_refused(folder: Path) -> None:
     trust = trusting(folder)
-    refused(trust, signed_key(certified(folder, "theirs", "node-1"), RUN, "node-1", PUBLIC, 1), "not of a CA")
-    refused(trust, signed_key(certified(folder, "ours", "node-2"), RUN, "node-1", PUBLIC, 1), "not a name")
+    refused(
+        trust,
+        signed_key(certified(folder, "theirs", "node-1"), RUN, "node-1", PUBLIC, 1),
+        "not of a CA",
+    )
+    refused(
+        trust,
+        signed_key(certified(folder, "ours", "node-2"), RUN, "node-1", PUBLIC, 1),
+        "not a name",
+    )
     refused(trust, signed_key(KeyIdentity(), RUN, "node-1", PUBLIC, 1), "no certificate")

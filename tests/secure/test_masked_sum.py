@@ -17,7 +17,9 @@ from support.masking import begun, drawn_vectors, group_for, masked_round, membe
 
 
 def total_of(vectors: dict[str, Any], names: Any) -> Any:
-    return sum((vectors[name] for name in names), np.zeros_like(next(iter(vectors.values()))))
+    return sum(
+        (vectors[name] for name in names), np.zeros_like(next(iter(vectors.values())))
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -75,7 +77,9 @@ def test_rounds_follow_each_other_with_the_same_keys() -> None:
     for number in range(1, 6):
         vectors = drawn_vectors(members, seed=number)
         gone = [f"node-{number - 1}"]
-        total, summed = masked_round(members, vectors, attempt=number, number=number, before_vectors=gone)
+        total, summed = masked_round(
+            members, vectors, attempt=number, number=number, before_vectors=gone
+        )
         assert (total == total_of(vectors, summed)).all()
 
 
@@ -88,7 +92,11 @@ def test_what_was_opened_in_a_round_opens_no_other() -> None:
         keys = {name: member.signed_key for name, member in members.items()}
         for name, member in members.items():
             summed.receive_shares(name, member.join(group_for(summed, name, keys, attempt)))
-        seeds.append({seed for member in members.values() for seed in member._attempt.seeds.values()})  # type: ignore[union-attr]
+        drawn = set()
+        for member in members.values():
+            assert member._attempt is not None
+            drawn |= set(member._attempt.seeds.values())
+        seeds.append(drawn)
     assert len(seeds[0]) == 6  # of as many pairs
     assert not seeds[0] & seeds[1]
 
@@ -107,10 +115,14 @@ def test_all_that_is_received_looks_like_chance() -> None:
         counts = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
         expected = len(data) / 256
         chi_square = ((counts - expected) ** 2 / expected).sum()
-        assert 140 < chi_square < 395  # of 255 degrees of freedom; beyond by chance once in ten million
+        assert (
+            140 < chi_square < 395
+        )  # of 255 degrees of freedom; beyond by chance once in ten million
     for first in range(len(seen)):
         for second in range(first):
-            difference = np.frombuffer(seen[first], np.uint64) - np.frombuffer(seen[second], np.uint64)
+            difference = np.frombuffer(seen[first], np.uint64) - np.frombuffer(
+                seen[second], np.uint64
+            )
             assert len(np.unique(difference)) == len(difference)
 
 
@@ -139,9 +151,13 @@ def test_nobodys_own_seed_and_pairs_are_both_opened(data: st.DataObject) -> None
     for name, relay in summed.relay().items():
         members[name].mask(relay, np.zeros(3, np.uint64))
     for name, member in members.items():
-        others = data.draw(st.sets(st.sampled_from([other for other in members if other != name])))
+        others = data.draw(
+            st.sets(st.sampled_from([other for other in members if other != name]))
+        )
         try:
-            summed.opened[name] = member.open(Survivors(1, (name, *others), bytes(32)))  # as it comes, unchecked
+            summed.opened[name] = member.open(
+                Survivors(1, (name, *others), bytes(32))
+            )  # as it comes, unchecked
         except PeerError:
             continue
     own, pairs = opened_so_far(summed)
@@ -153,20 +169,39 @@ def test_shares_are_read_by_nobody_else() -> None:
     members = members_of(3)
     summed = begun(members, 1, 3)
     keys = {name: member.signed_key for name, member in members.items()}
-    shares = {name: member.join(group_for(summed, name, keys)) for name, member in members.items()}
-    mine = {"node-1": shares["node-1"].shares["node-0"], "node-2": shares["node-2"].shares["node-0"]}
-    for wrong in (shares["node-1"].shares["node-2"], shares["node-0"].shares["node-1"], bytes(50)):
+    shares = {
+        name: member.join(group_for(summed, name, keys)) for name, member in members.items()
+    }
+    mine = {
+        "node-1": shares["node-1"].shares["node-0"],
+        "node-2": shares["node-2"].shares["node-0"],
+    }
+    for wrong in (
+        shares["node-1"].shares["node-2"],
+        shares["node-0"].shares["node-1"],
+        bytes(50),
+    ):
         with pytest.raises(UntrustedKey, match="node-1's shares were not sent by node-1"):
-            members["node-0"].mask(Relay(1, {**mine, "node-1": wrong}), np.zeros(3, np.uint64))
+            members["node-0"].mask(
+                Relay(1, {**mine, "node-1": wrong}), np.zeros(3, np.uint64)
+            )
 
 
 # What a node refuses.
 
 
 def group_of(members: Any, **other: Any) -> Group:
-    keys = tuple(member.signed_key for member in members.values() if member.name != "node-0")
+    keys = tuple(
+        member.signed_key for member in members.values() if member.name != "node-0"
+    )
     names = tuple(sorted(members))
-    known: dict[str, Any] = {"round": 1, "attempt": 1, "names": names, "threshold": len(names), "weights": (1,)}
+    known: dict[str, Any] = {
+        "round": 1,
+        "attempt": 1,
+        "names": names,
+        "threshold": len(names),
+        "weights": (1,),
+    }
     known |= {"scale": 0, "places": 0, "room": 8, "tally": None, "keys": keys}
     return Group(**{**known, **other})
 
@@ -179,10 +214,15 @@ def group_of(members: Any, **other: Any) -> Group:
         ({"threshold": 9}, "could open it"),
         ({"names": ("node-1", "node-2", "node-3")}, "not in"),
         ({"names": ("node-0", "node-1", "node-1", "node-2")}, "twice"),
-        ({"names": ("node-0", "node-1", "node-2", "stranger")}, "stranger, whose key was never shown"),
+        (
+            {"names": ("node-0", "node-1", "node-2", "stranger")},
+            "stranger, whose key was never shown",
+        ),
     ],
 )
-def test_a_group_that_would_open_too_easily_is_refused(other: dict[str, Any], reason: str) -> None:
+def test_a_group_that_would_open_too_easily_is_refused(
+    other: dict[str, Any], reason: str
+) -> None:
     members = members_of(4)
     with pytest.raises(PeerError, match=reason):
         members["node-0"].join(group_of(members, **other))
@@ -202,12 +242,16 @@ def test_a_round_is_opened_for_one_set_only() -> None:
     members = members_of(5)
     vectors = drawn_vectors(members)
     _, first = masked_round(members, vectors, attempt=1)
-    total, second = masked_round(members, vectors, attempt=2)  # with the same set it can be made again
+    total, second = masked_round(
+        members, vectors, attempt=2
+    )  # with the same set it can be made again
     assert first == second == set(members)
     assert (total == total_of(vectors, first)).all()
     with pytest.raises(TooFewLeft):
         masked_round(members, vectors, attempt=3, before_vectors=["node-4"])
-    masked_round(members, vectors, attempt=4, number=2, before_vectors=["node-4"])  # another round
+    masked_round(
+        members, vectors, attempt=4, number=2, before_vectors=["node-4"]
+    )  # another round
 
 
 def test_too_few_survivors_are_refused_by_nodes() -> None:
@@ -218,12 +262,16 @@ def test_too_few_survivors_are_refused_by_nodes() -> None:
         summed.receive_shares(name, member.join(group_for(summed, name, keys)))
     relay = summed.relay()["node-0"]
     with pytest.raises(PeerError, match="are needed"):
-        members["node-0"].mask(Relay(1, dict(list(relay.shares.items())[:2])), np.zeros(3, np.uint64))
+        members["node-0"].mask(
+            Relay(1, dict(list(relay.shares.items())[:2])), np.zeros(3, np.uint64)
+        )
     members["node-0"].mask(relay, np.zeros(3, np.uint64))
     with pytest.raises(PeerError, match="are needed"):
         members["node-0"].open(Survivors(1, ("node-0", "node-1", "node-2"), bytes(32)))
     with pytest.raises(PeerError, match="without this node"):
-        members["node-0"].open(Survivors(1, ("node-1", "node-2", "node-3", "node-4"), bytes(32)))
+        members["node-0"].open(
+            Survivors(1, ("node-1", "node-2", "node-3", "node-4"), bytes(32))
+        )
 
 
 def test_wrong_shares_open_nothing() -> None:
@@ -241,10 +289,14 @@ def test_wrong_shares_open_nothing() -> None:
         opened = members[name].open(survivors)
         if name == "node-2":
             largest = (shamir.PRIME - 1).to_bytes(shamir.SHARE, "big")
-            opened = type(opened)(opened.attempt, dict.fromkeys(opened.own, largest), opened.pairs)
+            opened = type(opened)(
+                opened.attempt, dict.fromkeys(opened.own, largest), opened.pairs
+            )
         summed.receive_opened(name, opened)
     try:
         total = summed.open()
     except TooFewLeft:
         return
-    assert total.any()  # by chance a wrong secret is still one of 16 bytes: then the sum is noise, and not 0
+    assert (
+        total.any()
+    )  # by chance a wrong secret is still one of 16 bytes: then the sum is noise, and not 0

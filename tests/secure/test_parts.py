@@ -8,9 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbudget.secure import shamir
-from fedbudget.secure.fixed_point import decode, decode_figures, encode, encode_figures, largest_beside
+from fedbudget.secure.contents import (
+    decode,
+    decode_figures,
+    encode,
+    encode_figures,
+    largest_beside,
+)
 from fedbudget.secure.graph import needed, neighbours
-from fedbudget.secure.masks import add_mask
+from fedbudget.secure.member import add_mask
 
 
 @given(st.data())
@@ -19,7 +25,14 @@ def test_any_threshold_of_shares_give_the_secret_back(data: st.DataObject) -> No
     count = data.draw(st.integers(1, 12))
     threshold = data.draw(st.integers(1, count))
     shares = dict(enumerate(shamir.split(secret, count, threshold), start=1))
-    kept = data.draw(st.lists(st.sampled_from(sorted(shares)), min_size=threshold, max_size=threshold, unique=True))
+    kept = data.draw(
+        st.lists(
+            st.sampled_from(sorted(shares)),
+            min_size=threshold,
+            max_size=threshold,
+            unique=True,
+        )
+    )
     assert shamir.combine({number: shares[number] for number in kept}) == secret
 
 
@@ -36,7 +49,9 @@ def test_fewer_shares_fit_any_secret() -> None:
 
 def test_the_field_is_of_a_prime() -> None:
     """Fermat's test, to several bases, which the product of two primes would fail."""
-    assert all(pow(base, shamir.PRIME - 1, shamir.PRIME) == 1 for base in (2, 3, 5, 7, 11, 13))
+    assert all(
+        pow(base, shamir.PRIME - 1, shamir.PRIME) == 1 for base in (2, 3, 5, 7, 11, 13)
+    )
 
 
 def test_shares_of_different_secrets_are_refused() -> None:
@@ -51,24 +66,40 @@ def test_shares_of_different_secrets_are_refused() -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=30), st.floats(0, 1))
-def test_sums_of_encoded_vectors_are_those_of_vectors(values: list[float], weight: float) -> None:
+def test_sums_of_encoded_vectors_are_those_of_vectors(
+    values: list[float], weight: float
+) -> None:
     vector, largest = np.array(values, np.float64), 2.0**20
-    total = encode(weight * vector, largest) + encode(-vector, largest) + encode(vector, largest)
-    assert np.abs(decode(total, largest) - weight * vector).max() <= 1.5 * largest * 2.0**-61 + 1e-15 * 1e6
+    total = (
+        encode(weight * vector, largest)
+        + encode(-vector, largest)
+        + encode(vector, largest)
+    )
+    assert (
+        np.abs(decode(total, largest) - weight * vector).max()
+        <= 1.5 * largest * 2.0**-61 + 1e-15 * 1e6
+    )
 
 
 def test_the_largest_numbers_do_not_wrap() -> None:
     largest = largest_beside(np.array([3.0], np.float32), 8)
     vector = np.array([largest, -largest])
     assert (decode(encode(vector, largest), largest) == vector).all()
-    assert (decode(encode(vector, largest) + encode(0.75 * vector, largest), largest) == 1.75 * vector).all()
+    assert (
+        decode(encode(vector, largest) + encode(0.75 * vector, largest), largest)
+        == 1.75 * vector
+    ).all()
 
 
 @given(st.lists(st.floats(-1e15, 1e15), min_size=1, max_size=20))
 def test_figures_add_up_exactly(figures: list[float]) -> None:
-    total = sum((encode_figures([each]) for each in figures[1:]), encode_figures(figures[:1]))
+    total = sum(
+        (encode_figures([each]) for each in figures[1:]), encode_figures(figures[:1])
+    )
     # Each is cut to 2^-60 at most; the sum itself is of whole numbers, and rounded once.
-    assert decode_figures(total)[0] == pytest.approx(math.fsum(figures), rel=1e-15, abs=len(figures) * 2**-60)
+    assert decode_figures(total)[0] == pytest.approx(
+        math.fsum(figures), rel=1e-15, abs=len(figures) * 2**-60
+    )
 
 
 def test_what_cannot_be_added_up_is_refused() -> None:
@@ -116,7 +147,9 @@ def test_a_circle_stays_connected_without_a_third() -> None:
         reached, new = set(), {min(here)}
         while new:
             reached |= new
-            new = {other for name in new for other in found[name] if other in here} - reached
+            new = {
+                other for name in new for other in found[name] if other in here
+            } - reached
         assert reached == here
 
 

@@ -9,13 +9,20 @@ from hypothesis import strategies as st
 
 from fedbudget.arrays import Float32
 from fedbudget.protocol.messages import Broadcast, PeerError, Private, Report, Request
-from fedbudget.protocol.privacy import ALL_OCTAVES, NoisySums, multipliers, private_report, release, release_sums
+from fedbudget.protocol.privacy import (
+    ALL_OCTAVES,
+    NoisySums,
+    multipliers,
+    private_report,
+    release,
+    release_sums,
+)
 from fedbudget.resources.privacy import epsilon_of
+from fedbudget.secure.contents import SHARE_BITS, PrivateContents
 from fedbudget.secure.graph import needed
 from fedbudget.secure.graph import sharers as sharers_for
 from fedbudget.secure.masked_sum import TooFewLeft
 from fedbudget.secure.messages import Shares
-from fedbudget.secure.private_contents import SHARE_BITS, PrivateContents
 from support.masking import begun, masked_round, members_of
 from support.private import DELTA, aggregator, carry_out
 
@@ -24,12 +31,16 @@ PARAMETERS = 4000
 
 def broadcast_of(private: Private, parameters: int = PARAMETERS) -> Broadcast:
     w = np.zeros(parameters, np.float32)
-    return Broadcast(3, w, 5, 0.1, Request(private=True), best=False, stop=False, private=private)
+    return Broadcast(
+        3, w, 5, 0.1, Request(private=True), best=False, stop=False, private=private
+    )
 
 
 def report_of(broadcast: Broadcast, updates: Float32, first: int = 0) -> Report:
     assert broadcast.private is not None
-    return private_report(broadcast, broadcast.private, first + np.arange(len(updates)), broadcast.w + updates)
+    return private_report(
+        broadcast, broadcast.private, first + np.arange(len(updates)), broadcast.w + updates
+    )
 
 
 def opened(broadcast: Broadcast, reports: list[Report], sharers: int) -> NoisySums:
@@ -37,10 +48,14 @@ def opened(broadcast: Broadcast, reports: list[Report], sharers: int) -> NoisySu
     vectors = [contents.encode(report) for report in reports]
     assert {len(vector) for vector in vectors} == {contents.length}
     nodes = np.concatenate([report.nodes for report in reports])
-    return contents.open(broadcast, np.sum(vectors, axis=0, dtype=np.uint64), nodes, np.ones_like(nodes), 0)[0]
+    return contents.open(
+        broadcast, np.sum(vectors, axis=0, dtype=np.uint64), nodes, np.ones_like(nodes), 0
+    )[0]
 
 
-@pytest.mark.parametrize(("nodes", "dropped"), [(10, 0), (10, 2), (10, 3), (40, 0), (40, 10)])
+@pytest.mark.parametrize(
+    ("nodes", "dropped"), [(10, 0), (10, 2), (10, 3), (40, 0), (40, 10)]
+)
 def test_noise_of_the_sum_is_never_below_plan(nodes: int, dropped: int) -> None:
     """Masked and opened, with nodes that drop out in the middle. Its variance is n/m of what is paid for."""
     private, fewest = Private(2.0, 0.01), needed(nodes, 2 / 3)
@@ -50,31 +65,50 @@ def test_noise_of_the_sum_is_never_below_plan(nodes: int, dropped: int) -> None:
     still = report_of(broadcast, np.zeros((1, PARAMETERS), np.float32))
     members = members_of(nodes)
     vectors = {name: contents.encode(still) for name in members}
-    total, summed = masked_round(members, vectors, before_vectors=list(members)[:: nodes // max(1, dropped)][:dropped])
+    total, summed = masked_round(
+        members,
+        vectors,
+        before_vectors=list(members)[:: nodes // max(1, dropped)][:dropped],
+    )
     assert len(summed) == nodes - dropped >= fewest
     numbers = np.arange(len(summed))
     known = contents.open(broadcast, total, numbers, np.ones_like(numbers), 0)[0]
     assert known.sums.w is not None
     found = np.var(known.sums.w[0]) / (multipliers(private).updates * private.clip) ** 2
-    assert found == pytest.approx(len(summed) / sharers, rel=0.15)  # nearly seven standard errors
+    assert found == pytest.approx(
+        len(summed) / sharers, rel=0.15
+    )  # nearly seven standard errors
     assert found - 1 / sharers > 0.85  # without the share of one that looks
 
 
 @pytest.mark.parametrize("nodes", [4, 9])
 def test_noise_of_counts_is_never_below_plan(nodes: int) -> None:
     sharers = needed(nodes, 2 / 3)
-    for private, sensitivity in ((Private(2.0, 0.1), 0.5), (Private(0.0, 0.1), ALL_OCTAVES)):
+    for private, sensitivity in (
+        (Private(2.0, 0.1), 0.5),
+        (Private(0.0, 0.1), ALL_OCTAVES),
+    ):
         broadcast = broadcast_of(private, 3)
         short = report_of(broadcast, np.zeros((1, 3), np.float32))
-        drawn = np.array([opened(broadcast, [short] * sharers, sharers).counts for _ in range(600)])
+        drawn = np.array(
+            [opened(broadcast, [short] * sharers, sharers).counts for _ in range(600)]
+        )
         noise = drawn - 0.5 * sharers
         planned = multipliers(private).counts * sensitivity
-        assert np.std(noise) == pytest.approx(planned, rel=0.2)  # nearly seven standard errors of the fewest numbers
+        assert np.std(noise) == pytest.approx(
+            planned, rel=0.2
+        )  # nearly seven standard errors of the fewest numbers
         assert abs(np.mean(noise)) < 6 * planned / math.sqrt(noise.size)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), st.integers(1, 3000), st.floats(1e-4, 5.0), st.integers(3, 200), st.floats(-8, 8))
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 3000),
+    st.floats(1e-4, 5.0),
+    st.integers(3, 200),
+    st.floats(-8, 8),
+)
 def test_no_update_is_longer_than_what_noise_is_for(
     seed: int, parameters: int, rho: float, sharers: int, octave: float
 ) -> None:
@@ -94,7 +128,10 @@ def test_no_update_is_longer_than_what_noise_is_for(
     limit = math.sqrt(sharers) * 2**SHARE_BITS / multipliers(private).updates
     assert sum(step * step for step in steps) <= limit * limit
     counts = contents.length - contents.parameters
-    assert contents.height**2 * counts <= sharers * 4**SHARE_BITS / multipliers(private).counts ** 2
+    assert (
+        contents.height**2 * counts
+        <= sharers * 4**SHARE_BITS / multipliers(private).counts ** 2
+    )
 
 
 def test_rounding_takes_little() -> None:
@@ -113,9 +150,16 @@ def test_sums_move_w_as_the_aggregators_noise_would() -> None:
     for clip in (4.0, 0.0):
         broadcast = broadcast_of(Private(clip, 1e7), 30)
         assert broadcast.private is not None
-        parts = [report_of(broadcast, updates[:2]), *(report_of(broadcast, updates[i : i + 1], i) for i in range(2, 9))]
+        parts = [
+            report_of(broadcast, updates[:2]),
+            *(report_of(broadcast, updates[i : i + 1], i) for i in range(2, 9)),
+        ]
         known = release_sums(opened(broadcast, parts, 6), broadcast.private)
-        plain = release(report_of(broadcast, updates), broadcast.private, np.zeros(17 if clip == 0 else 31))
+        plain = release(
+            report_of(broadcast, updates),
+            broadcast.private,
+            np.zeros(17 if clip == 0 else 31),
+        )
         assert known.clip == pytest.approx(plain.clip, rel=1e-2)
         if clip:
             assert known.update == pytest.approx(plain.update, abs=5e-3)
@@ -125,14 +169,26 @@ def test_sums_move_w_as_the_aggregators_noise_would() -> None:
 def test_random_runs_keep_their_budget(seed: int) -> None:
     """Of an aggregator that gets nothing but sums with noise, of all nodes or of the fewest there may be."""
     rng = np.random.default_rng(seed)
-    nodes, parameters, epsilon = int(rng.integers(3, 40)), int(rng.integers(1, 30)), float(rng.uniform(0.2, 12))
-    run = aggregator({"time": float(rng.uniform(2, 20)), "privacy": epsilon}, nodes, parameters)
+    nodes, parameters, epsilon = (
+        int(rng.integers(3, 40)),
+        int(rng.integers(1, 30)),
+        float(rng.uniform(0.2, 12)),
+    )
+    run = aggregator(
+        {"time": float(rng.uniform(2, 20)), "privacy": epsilon}, nodes, parameters
+    )
     sharers = needed(nodes, 2 / 3)
 
     def answer(broadcast: Broadcast) -> NoisySums:
         here = int(rng.integers(sharers, nodes + 1))
-        updates = rng.standard_normal((here, 1, parameters)).astype(np.float32) * np.float32(rng.uniform(0.01, 30))
-        return opened(broadcast, [report_of(broadcast, each, at) for at, each in enumerate(updates)], sharers)
+        updates = rng.standard_normal((here, 1, parameters)).astype(
+            np.float32
+        ) * np.float32(rng.uniform(0.01, 30))
+        return opened(
+            broadcast,
+            [report_of(broadcast, each, at) for at, each in enumerate(updates)],
+            sharers,
+        )
 
     rounds = carry_out(run, answer)
     told = sum(multipliers(each.private).rho for each in rounds if each.private is not None)

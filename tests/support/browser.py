@@ -14,7 +14,11 @@ from dataclasses import dataclass, field
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PROGRAM = (
+    shutil.which("chromium")
+    or shutil.which("chromium-browser")
+    or shutil.which("google-chrome")
+)
 PATIENCE = 60_000.0  # milliseconds, for a machine that has much else to do
 
 _ALONE = (
@@ -47,7 +51,9 @@ class Look:
         """
         began = time.monotonic()
         while not self.page.evaluate(expression):
-            assert 1000 * (time.monotonic() - began) < PATIENCE, f"it has not come to pass: {expression}"
+            assert 1000 * (time.monotonic() - began) < PATIENCE, (
+                f"it has not come to pass: {expression}"
+            )
             self.page.wait_for_timeout(20)
 
     def text(self, selector: str) -> str:
@@ -62,7 +68,9 @@ class Look:
 
     @property
     def wider_than_the_screen(self) -> int:
-        found = self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+        found = self.page.evaluate(
+            "document.documentElement.scrollWidth - window.innerWidth"
+        )
         return int(found)
 
 
@@ -80,7 +88,9 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def looking(browser: Browser, *, width: int = 1280, dark: bool = False, offline: bool = False) -> Iterator[Look]:
+def looking(
+    browser: Browser, *, width: int = 1280, dark: bool = False, offline: bool = False
+) -> Iterator[Look]:
     """A page of its own, with nothing remembered."""
     narrow = width < 500
     context = browser.new_context(
@@ -95,7 +105,11 @@ def looking(browser: Browser, *, width: int = 1280, dark: bool = False, offline:
     look.page.on("request", lambda request: look.requests.append(request.url))
     look.page.on(
         "console",
-        lambda message: look.complaints.append(message.text) if message.type in ("error", "warning") else None,
+        lambda message: (
+            look.complaints.append(message.text)
+            if message.type in ("error", "warning")
+            else None
+        ),
     )
     look.page.on("pageerror", lambda error: look.complaints.append(str(error)))
     try:

@@ -5,7 +5,9 @@ import pytest
 from fedbudget.cli.main import main
 
 
-def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+def run_command(
+    capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str, str]:
     """Its exit code, and what it wrote to standard output and to standard error."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:

@@ -11,7 +11,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-_RESET = struct.pack("ii", 1, 0)  # what is not read is thrown away, and the other end is told of it at once
+_RESET = struct.pack(
+    "ii", 1, 0
+)  # what is not read is thrown away, and the other end is told of it at once
 
 
 class Line:

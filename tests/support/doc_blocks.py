@@ -56,7 +56,11 @@ class Block:
         if self.language == "sh":
             return [(self.text, [])]
         steps: list[tuple[str, list[str]]] = []
-        for line in self.text.replace("\\\n", " ").splitlines() if self.language == "console" else ():
+        for line in (
+            self.text.replace("\\\n", " ").splitlines()
+            if self.language == "console"
+            else ()
+        ):
             if line.startswith("$ "):
                 steps.append((line[2:], []))
             elif line.strip():
@@ -80,23 +84,37 @@ def blocks_of(page: Path) -> list[Block]:
     while number < len(lines):
         line, begins = lines[number], number + 1
         if fence := _FENCE.match(line):
-            end = next(at for at in range(number + 1, len(lines)) if lines[at].startswith(fence["fence"]))
+            end = next(
+                at
+                for at in range(number + 1, len(lines))
+                if lines[at].startswith(fence["fence"])
+            )
             block = _block(page, begins, fence["language"], lines[number + 1 : end], marker)
             found.append(replace(block, file=fence["file"] or ""))
             marker, number = None, end + 1
             continue
-        if line.startswith("    ") and not listed and (number == 0 or not lines[number - 1].strip()):
+        if (
+            line.startswith("    ")
+            and not listed
+            and (number == 0 or not lines[number - 1].strip())
+        ):
             end = number
-            while end < len(lines) and (lines[end].startswith("    ") or not lines[end].strip()):
+            while end < len(lines) and (
+                lines[end].startswith("    ") or not lines[end].strip()
+            ):
                 end += 1
             inside = [each[4:] for each in lines[number:end]]
             found.append(_block(page, begins, _language(inside), inside, marker))
             marker, number = None, end
             continue
         if line.strip():
-            assert marker is None, f"{page.name}:{number}: no block follows what is said of one"
+            assert marker is None, (
+                f"{page.name}:{number}: no block follows what is said of one"
+            )
             marker = _MARKER.fullmatch(line)
-            assert marker or not re.match(r"<!-- *(parsed|slow)", line), f"{page.name}:{begins}: say why: {line}"
+            assert marker or not re.match(r"<!-- *(parsed|slow)", line), (
+                f"{page.name}:{begins}: say why: {line}"
+            )
             listed = bool(_LIST.match(line)) or (listed and line.startswith(" "))
         number += 1
     return found
@@ -104,7 +122,9 @@ def blocks_of(page: Path) -> list[Block]:
 
 def runnable(script: str) -> str:
     """A script without its `pip install`, which tests do not do."""
-    return "\n".join(":" if line.startswith("pip install") else line for line in script.splitlines())
+    return "\n".join(
+        ":" if line.startswith("pip install") else line for line in script.splitlines()
+    )
 
 
 def filled_in(script: str) -> str:
@@ -112,9 +132,13 @@ def filled_in(script: str) -> str:
     return _PLACEHOLDER.sub("FILLED-IN", script)
 
 
-def _block(page: Path, line: int, language: str, inside: list[str], marker: re.Match[str] | None) -> Block:
+def _block(
+    page: Path, line: int, language: str, inside: list[str], marker: re.Match[str] | None
+) -> Block:
     text = "\n".join(inside).rstrip("\n") + "\n"
-    return Block(page, line, language, text, *((marker["kind"], marker["why"]) if marker else ()))
+    return Block(
+        page, line, language, text, *((marker["kind"], marker["why"]) if marker else ())
+    )
 
 
 def _language(inside: list[str]) -> str:
@@ -127,7 +151,9 @@ def _language(inside: list[str]) -> str:
         tree = ast.parse("\n".join(inside))
     except SyntaxError:
         return "text"
-    python = any(isinstance(node, ast.Call | ast.Import | ast.ImportFrom) for node in ast.walk(tree))
+    python = any(
+        isinstance(node, ast.Call | ast.Import | ast.ImportFrom) for node in ast.walk(tree)
+    )
     return "python" if python else "text"
 
 

@@ -88,12 +88,16 @@ class Network:
     def address(self, host: int) -> str:
         return _address(self._checked(host))
 
-    def popen(self, host: int, command: Sequence[str | os.PathLike[str]], **options: Any) -> subprocess.Popen[Any]:
+    def popen(
+        self, host: int, command: Sequence[str | os.PathLike[str]], **options: Any
+    ) -> subprocess.Popen[Any]:
         """A process on a host; options are subprocess.Popen's. Its pid is the command's own: signals go there.
 
         The process, what it starts and the pipes to it end with the network at the latest.
         """
-        process = subprocess.Popen(["ip", "netns", "exec", self.names[self._checked(host)], *command], **options)
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", self.names[self._checked(host)], *command], **options
+        )
         self.processes.append(process)
         return process
 
@@ -142,7 +146,9 @@ class Network:
 
 
 @contextmanager
-def emulated_network(hosts: int, *, mtu: int = MTU, most_held: int = MOST_HELD) -> Iterator[Network]:
+def emulated_network(
+    hosts: int, *, mtu: int = MTU, most_held: int = MOST_HELD
+) -> Iterator[Network]:
     """Hosts for a test, gone when it ends. Skips the test, with the reason, where they cannot be made."""
     if not 1 <= hosts <= 254:
         raise ValueError(f"the hosts share a /24 network: 1 to 254 of them, not {hosts}")
@@ -155,7 +161,9 @@ def emulated_network(hosts: int, *, mtu: int = MTU, most_held: int = MOST_HELD) 
         with theirs:
             command = [sys.executable, "-I", __file__, str(mtu), str(most_held), *names]
             # A session of its own: Ctrl-C is for the tests, which end the router when they are done.
-            router = subprocess.Popen(command, stdin=theirs.fileno(), start_new_session=True)
+            router = subprocess.Popen(
+                command, stdin=theirs.fileno(), start_new_session=True
+            )
         network = Network(names, control)
         try:
             refused = _received(control).get("refused")
@@ -163,7 +171,9 @@ def emulated_network(hosts: int, *, mtu: int = MTU, most_held: int = MOST_HELD) 
                 pytest.skip(f"hosts cannot be made here: {refused}")
             yield network
         finally:
-            control.shutdown(socket.SHUT_RDWR)  # not only close: a forked process may hold a copy
+            control.shutdown(
+                socket.SHUT_RDWR
+            )  # not only close: a forked process may hold a copy
             router.wait()
             _remove(names)  # for a router that was killed
             for process in network.processes:
@@ -198,7 +208,9 @@ def _why_not() -> str | None:
 def _received(control: socket.socket) -> dict[str, Any]:
     answer = control.recv(1 << 16)
     if not answer:
-        raise RuntimeError("the router of the emulated network has ended; its standard error says why")
+        raise RuntimeError(
+            "the router of the emulated network has ended; its standard error says why"
+        )
     message: dict[str, Any] = json.loads(answer)
     return message
 
@@ -209,7 +221,9 @@ def _remove(names: Sequence[str]) -> None:
     for name in names:
         if name not in there:
             continue
-        while pids := _ip("netns", "pids", name).split():  # again: one may have started another meanwhile
+        while pids := _ip(
+            "netns", "pids", name
+        ).split():  # again: one may have started another meanwhile
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
@@ -217,9 +231,15 @@ def _remove(names: Sequence[str]) -> None:
 
 
 def _ip(*arguments: str, lines: Sequence[str] = ()) -> str:
-    done = subprocess.run(["ip", *arguments], input="\n".join(lines), capture_output=True, text=True)
+    done = subprocess.run(
+        ["ip", *arguments], input="\n".join(lines), capture_output=True, text=True
+    )
     if done.returncode:
-        kind = PermissionError if "not permitted" in done.stderr or "denied" in done.stderr else RuntimeError
+        kind = (
+            PermissionError
+            if "not permitted" in done.stderr or "denied" in done.stderr
+            else RuntimeError
+        )
         raise kind(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
     return done.stdout
 
@@ -272,8 +292,16 @@ def _open_tun(name: str) -> int:
         _enter(there)
         try:
             tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-            set_device, no_frame, no_header = 0x400454CA, 0x0001, 0x1000  # TUNSETIFF, IFF_TUN, IFF_NO_PI
-            fcntl.ioctl(tun, set_device, struct.pack("16sH22x", _DEVICE.encode(), no_frame | no_header))
+            set_device, no_frame, no_header = (
+                0x400454CA,
+                0x0001,
+                0x1000,
+            )  # TUNSETIFF, IFF_TUN, IFF_NO_PI
+            fcntl.ioctl(
+                tun,
+                set_device,
+                struct.pack("16sH22x", _DEVICE.encode(), no_frame | no_header),
+            )
         finally:
             _enter(home)
     finally:
@@ -310,16 +338,26 @@ def _route(control: socket.socket, tuns: Sequence[int], mtu: int, most_held: int
                 if not request:
                     return
                 conditions = json.loads(request)
-                delay, loss, cut = conditions["delay"], conditions["loss"], frozenset(conditions["cut"])
+                delay, loss, cut = (
+                    conditions["delay"],
+                    conditions["loss"],
+                    frozenset(conditions["cut"]),
+                )
                 kept = [each for each in held if each[2] not in cut and each[3] not in cut]
                 dropped += len(held) - len(kept)
                 held = kept
                 heapq.heapify(held)
                 held_bytes = sum(len(each[4]) for each in held)
-                control.send(json.dumps(asdict(Counters(packets, passed_bytes, dropped, len(held)))).encode())
+                control.send(
+                    json.dumps(
+                        asdict(Counters(packets, passed_bytes, dropped, len(held)))
+                    ).encode()
+                )
                 continue
             source = host_at[ready]
-            for _ in range(16):  # not without end: other hosts wait, and packets that are due
+            for _ in range(
+                16
+            ):  # not without end: other hosts wait, and packets that are due
                 try:
                     packet = os.read(ready, mtu)
                 except BlockingIOError:
@@ -336,7 +374,9 @@ def _route(control: socket.socket, tuns: Sequence[int], mtu: int, most_held: int
                 ):
                     dropped += 1
                     continue
-                heapq.heappush(held, (monotonic() + delay, next(number), source, target, packet))
+                heapq.heappush(
+                    held, (monotonic() + delay, next(number), source, target, packet)
+                )
                 held_bytes += len(packet)
 
         now = monotonic()

@@ -6,18 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbudget.data.published.catalogue import dataset_named
-from fedbudget.data.published.find import get
-from fedbudget.data.published.sources import PackageMembers, Source
-from fedbudget.data.published.sources import archive as archive_of
-from fedbudget.data.published.sources import mirror as mirror_of
-from fedbudget.data.published.transfer import Progress
+from fedbudget.data.download import PackageMembers, Progress, Source
+from fedbudget.data.download import archive as archive_of
+from fedbudget.data.download import mirror as mirror_of
+from fedbudget.data.published import dataset_named, get
 from fedbudget.errors import UserError
 from support.web import Web
 
-LARGE = np.random.default_rng(0).bytes(400_000)  # cannot be made smaller, and does not fit the buffers of one read
+LARGE = np.random.default_rng(0).bytes(
+    400_000
+)  # cannot be made smaller, and does not fit the buffers of one read
 CONTENTS = {"large.bin": LARGE, "little.bin": b"little"}
-ZIPPED = {f"{name}.gz": gzip.compress(contents, mtime=0) for name, contents in CONTENTS.items()}
+ZIPPED = {
+    f"{name}.gz": gzip.compress(contents, mtime=0) for name, contents in CONTENTS.items()
+}
 HERE = {f"small/{name}": contents for name, contents in ZIPPED.items()}
 PLAIN = {f"small/{name}": contents for name, contents in CONTENTS.items()}
 
@@ -60,7 +62,11 @@ def failure(folder: Path, *sources: Source) -> str:
 
 
 def everything(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def mirror(web: Web) -> Source:

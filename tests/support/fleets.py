@@ -13,7 +13,9 @@ from support.problems import Problem
 def alone(case: Problem, parts: Sequence[Int64], batch: int | None = None) -> list[Fleet]:
     """Each node as a fleet of its own."""
     return [
-        Fleet(case.model, Shards.of(case.table, [part]), batch=batch, seed=9, numbers=[node])
+        Fleet(
+            case.model, Shards.of(case.table, [part]), batch=batch, seed=9, numbers=[node]
+        )
         for node, part in enumerate(parts)
     ]
 

@@ -10,7 +10,12 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
-from flwr.common.serde import context_from_proto, context_to_proto, recorddict_from_proto, recorddict_to_proto
+from flwr.common.serde import (
+    context_from_proto,
+    context_to_proto,
+    recorddict_from_proto,
+    recorddict_to_proto,
+)
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -33,12 +38,21 @@ class LocalGrid(Grid):
       node_configs: of each node; Flower's numbers of them are FIRST, FIRST + 1 and so on.
     """
 
-    def __init__(self, run_config: UserConfig, node_configs: Iterable[UserConfig], app: ClientApp = client) -> None:
+    def __init__(
+        self,
+        run_config: UserConfig,
+        node_configs: Iterable[UserConfig],
+        app: ClientApp = client,
+    ) -> None:
         self.contexts = {
             number: Context(7, number, config, RecordDict(), run_config)
             for number, config in enumerate(node_configs, FIRST)
         }
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 7, 1  # whose messages are made here
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
+            1,
+            7,
+            1,
+        )  # whose messages are made here
         self.away: set[int] = set()
         self.before: Callable[[int, Message], None] = lambda node, message: None
         """Called before a node is; what it raises is the node's failure."""
@@ -61,7 +75,9 @@ class LocalGrid(Grid):
         come = [
             name
             for name in message_ids
-            if not self.kept_back(self._replies[name].metadata.src_node_id, self._replies[name])
+            if not self.kept_back(
+                self._replies[name].metadata.src_node_id, self._replies[name]
+            )
         ]
         return [self._replies.pop(name) for name in come]
 
@@ -71,7 +87,9 @@ class LocalGrid(Grid):
     def _answer(self, node: int, message: Message) -> Message:
         arrived = Message(carried(message.content), metadata=message.metadata)  # type: ignore[call-overload]
         self.heard.append((node, message.metadata.message_type, arrived.content))
-        context = context_from_proto(context_to_proto(self.contexts[node]))  # another process
+        context = context_from_proto(
+            context_to_proto(self.contexts[node])
+        )  # another process
         try:
             self.before(node, arrived)
             reply: Message = self._app(arrived, context)
@@ -91,16 +109,23 @@ class LocalGrid(Grid):
     def create_message(self, *arguments: Any, **more: Any) -> Message:
         raise NotImplementedError
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         raise NotImplementedError
 
 
 def partitions(nodes: int, order: Iterable[int] | None = None) -> list[UserConfig]:
     """Configurations of nodes that share a dataset."""
-    return [{"partition-id": number, "num-partitions": nodes} for number in order or range(nodes)]
+    return [
+        {"partition-id": number, "num-partitions": nodes}
+        for number in order or range(nodes)
+    ]
 
 
 def asked(**settings: Any) -> UserConfig:
     """A run's configuration."""
-    found: Mapping[str, Any] = {name.replace("_", "-"): value for name, value in settings.items()}
+    found: Mapping[str, Any] = {
+        name.replace("_", "-"): value for name, value in settings.items()
+    }
     return dict(found)

@@ -41,20 +41,42 @@ class Flower:
         self.started: list[Process] = []
         self._runs = 0
 
-    def run(self, connection: str, *more: str, patience: float = PATIENCE, **settings: Any) -> Run:
+    def run(
+        self, connection: str, *more: str, patience: float = PATIENCE, **settings: Any
+    ) -> Run:
         """Makes a run of the example with these settings."""
         running, out = self.begin(connection, *more, **settings)
-        self.wait(lambda: running.poll() is not None, patience)  # it shows what the ServerApp says, until that ends
-        assert (out / "plot.png").exists(), f"there is no run:\n{self.log[-5000:]}"  # the last of its files
+        self.wait(
+            lambda: running.poll() is not None, patience
+        )  # it shows what the ServerApp says, until that ends
+        assert (out / "plot.png").exists(), (
+            f"there is no run:\n{self.log[-5000:]}"
+        )  # the last of its files
         return Run.open(out)
 
     def begin(self, connection: str, *more: str, **settings: Any) -> tuple[Process, Path]:
         """Begins such a run; gives the process that shows it, and its folder."""
         self._runs += 1
-        out, config = self.folder / f"run-{self._runs}", self.folder / f"run-{self._runs}.toml"
-        given = {"out": str(out), **{name.replace("_", "-"): value for name, value in settings.items()}}
-        config.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items()))
-        command = ["run", str(EXAMPLE), connection, "--run-config", str(config), "--stream", *more]
+        out, config = (
+            self.folder / f"run-{self._runs}",
+            self.folder / f"run-{self._runs}.toml",
+        )
+        given = {
+            "out": str(out),
+            **{name.replace("_", "-"): value for name, value in settings.items()},
+        }
+        config.write_text(
+            "".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items())
+        )
+        command = [
+            "run",
+            str(EXAMPLE),
+            connection,
+            "--run-config",
+            str(config),
+            "--stream",
+            *more,
+        ]
         return self.start("flwr", *command), out
 
     def start(self, program: str, *arguments: str) -> Process:
@@ -78,7 +100,9 @@ class Flower:
     def wait(self, there: Callable[[], bool], patience: float) -> None:
         until = time.monotonic() + patience
         while not there():
-            assert time.monotonic() < until, f"nothing came of it in {patience:g} seconds:\n{self.log[-5000:]}"
+            assert time.monotonic() < until, (
+                f"nothing came of it in {patience:g} seconds:\n{self.log[-5000:]}"
+            )
             time.sleep(0.1)
 
 
@@ -87,10 +111,18 @@ def fleet(folder: Path, nodes: Sequence[str]) -> Iterator[Flower]:
     """A SuperLink by the name of loopback, and a SuperNode with each of these configurations."""
     with processes(folder) as flower:
         port, *others = _free_ports(1 + len(nodes))
-        connection = f'[superlink.loopback]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        connection = (
+            f'[superlink.loopback]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        )
         (folder / "config.toml").write_text(connection)
         # Without the option it would make an environment for the app, from the package index.
-        flower.start("flower-superlink", "--insecure", "--disable-runtime-dependency-installation", "--port", str(port))
+        flower.start(
+            "flower-superlink",
+            "--insecure",
+            "--disable-runtime-dependency-installation",
+            "--port",
+            str(port),
+        )
         flower.wait(lambda: _listens(port), PATIENCE)
         for other, config in zip(others, nodes, strict=True):
             link = f"127.0.0.1:{port}"
@@ -103,7 +135,11 @@ def fleet(folder: Path, nodes: Sequence[str]) -> Iterator[Flower]:
 def simulation(folder: Path) -> Iterator[Flower]:
     """Flower as a newcomer has it: `flwr run` by the name of local starts a SuperLink that simulates nodes."""
     one, another = _free_ports(2)
-    with processes(folder, FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=str(one), FLWR_LOCAL_CONTROL_API_PORT=str(another)) as it:
+    with processes(
+        folder,
+        FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=str(one),
+        FLWR_LOCAL_CONTROL_API_PORT=str(another),
+    ) as it:
         yield it
 
 
@@ -133,7 +169,9 @@ def _environment(folder: Path) -> dict[str, str]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         # One thread each: several in every process would only be in each other's way.
-        **dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+        **dict.fromkeys(
+            ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
+        ),
         # Its programs start one another by their bare names.
         "PATH": os.pathsep.join([str(_program("flwr").parent), os.environ.get("PATH", "")]),
     }
@@ -143,7 +181,9 @@ def _gone(flower: Flower, seconds: float) -> None:
     """Waits until all have ended, but no longer than that."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        if all(process.poll() is not None for process in flower.started) and not _having(f"FLWR_HOME={flower.folder}"):
+        if all(process.poll() is not None for process in flower.started) and not _having(
+            f"FLWR_HOME={flower.folder}"
+        ):
             return
         time.sleep(0.1)
 

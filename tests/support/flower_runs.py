@@ -23,7 +23,11 @@ FIXED |= {"budget": "time=1000s"}
 
 def run(out: Path, nodes: int = 3, local: LocalGrid | None = None, **more: Any) -> Result:
     config = asked(**{**FIXED, "nodes": nodes, "out": str(out / "run"), **more})
-    return aggregate(local or LocalGrid(config, partitions(nodes)), Context(7, 1, {}, RecordDict(), config), plot=False)
+    return aggregate(
+        local or LocalGrid(config, partitions(nodes)),
+        Context(7, 1, {}, RecordDict(), config),
+        plot=False,
+    )
 
 
 def here(nodes: int = 3, **more: Any) -> Result:

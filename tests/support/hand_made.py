@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 
 from fedbudget.arrays import Float32
-from fedbudget.budget import Budget, Costs
-from fedbudget.control import Controller, FixedTau
+from fedbudget.budget.budget import Budget, Costs
+from fedbudget.budget.control import Controller, FixedTau
+from fedbudget.budget.spending import PaperSpending, SpendingRule
+from fedbudget.budget.step_size import FixedStep, StepSize
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.messages import Broadcast, Report, Request
 from fedbudget.protocol.method import Method
-from fedbudget.protocol.steps import Quantize
-from fedbudget.spending import PaperSpending, SpendingRule
-from fedbudget.step_size import FixedStep, StepSize
+from fedbudget.protocol.state import Quantize
 from support.problems import costs
 
 ONE = costs([1], [1])
@@ -39,7 +39,12 @@ def make(
     """
     return Aggregator(
         np.zeros(2, np.float32),
-        method=Method(controller or FixedTau(3), step_size or FixedStep(0.1), spending=spending, **method),
+        method=Method(
+            controller or FixedTau(3),
+            step_size or FixedStep(0.1),
+            spending=spending,
+            **method,
+        ),
         budget=Budget({"time": seconds}),
         expected=expected,
         rounds=rounds,
@@ -96,5 +101,7 @@ def report(
         w=None if broadcast.tau == 0 else np.stack([w_of(w)] * 2),
         rho=None if rho is None else np.full(2, rho),
         beta=None if beta is None else np.full(2, beta),
-        gradients=None if delta is None else np.array([[delta, 0], [-delta, 0]], np.float32),
+        gradients=None
+        if delta is None
+        else np.array([[delta, 0], [-delta, 0]], np.float32),
     )

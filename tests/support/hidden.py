@@ -1,6 +1,17 @@
 """Programs in processes in which some packages are not installed, as far as they can tell."""
 
-HEAVY = ("numba", "llvmlite", "scipy", "sklearn", "matplotlib", "pandas", "torch", "ray", "flwr", "cryptography")
+HEAVY = (
+    "numba",
+    "llvmlite",
+    "scipy",
+    "sklearn",
+    "matplotlib",
+    "pandas",
+    "torch",
+    "ray",
+    "flwr",
+    "cryptography",
+)
 """All that a small node does without."""
 
 _PROGRAM = """

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import fedbudget.models.compiled.softmax  # noqa: F401 (nodes would import it in several threads at once)
+import fedbudget.models.compiled.rows  # noqa: F401 (nodes would import it in several threads at once)
 from fedbudget.data.dataset import Dataset
 from fedbudget.engines.grpc import node as node_module
 from fedbudget.engines.grpc.node import run_node
@@ -22,13 +22,13 @@ from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.launch.node_data import dataset_to_test_on, from_dataset
-from fedbudget.launch.options import ListenOptions
+from fedbudget.launch.execute import execute
+from fedbudget.launch.inputs import dataset_to_test_on, from_dataset
 from fedbudget.launch.serve import serving
-from fedbudget.resources.usage import NodeCosts
+from fedbudget.resources.resource import NodeCosts
 from fedbudget.result import Result
-from fedbudget.settings import Settings
-from fedbudget.training import execute
+from fedbudget.settings.network import ListenOptions
+from fedbudget.settings.settings import Settings
 
 SETTINGS = Settings(model="softmax", dataset="digits", seed=1)
 
@@ -110,13 +110,22 @@ def train_beside(
       wait_for: so many nodes, before the first round; all when not given.
       first: whether the liar comes before all others.
     """
-    known: dict[str, Any] = {"costs": "simulated", "budget": ("time=1000s",), "rounds": 45, "tau_max": 10, "seed": 1}
+    known: dict[str, Any] = {
+        "costs": "simulated",
+        "budget": ("time=1000s",),
+        "rounds": 45,
+        "tau_max": 10,
+        "seed": 1,
+    }
     nodes: list[Future[Any]] = []
     workers = {f"n{each}": Worker(share(each)) for each in range(1, honest + 1)}
     if lies is not None:
         liar = {"liar": LyingWorker(share(3), lies)}
         workers = liar | workers if first else workers | liar
-    with event_loop() as loop, patch.object(node_module, "_QUICK", 0.0):  # one loop serves all: none may work in it
+    with (
+        event_loop() as loop,
+        patch.object(node_module, "_QUICK", 0.0),
+    ):  # one loop serves all: none may work in it
 
         def connect(server: AggregatorServer) -> None:
             for name, worker in workers.items():
@@ -126,7 +135,9 @@ def train_beside(
                     server.wait_for(len(nodes), lambda: False)
 
         run = serving(
-            Settings(model="softmax", nodes=wait_for or len(workers), **{**known, **settings}),
+            Settings(
+                model="softmax", nodes=wait_for or len(workers), **{**known, **settings}
+            ),
             ListenOptions("127.0.0.1:0"),
             interrupted=lambda: False,
             test=test_samples(),

@@ -8,12 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedbudget.runs import lock
+from fedbudget.runs import folder
 from fedbudget.runs.folder import ROUNDS, RunWriter
 from fedbudget.runs.record import RoundRecord
-from fedbudget.settings import Settings
+from fedbudget.settings.settings import Settings
 
-SETTINGS = Settings(model="svm", nodes=4, partition="case:2", method="frugal", budget=("time=20s", "bytes=2MB"), seed=3)
+SETTINGS = Settings(
+    model="svm",
+    nodes=4,
+    partition="case:2",
+    method="frugal",
+    budget=("time=20s", "bytes=2MB"),
+    seed=3,
+)
 
 
 def record(number: int, **changes: Any) -> RoundRecord:
@@ -51,7 +58,11 @@ def make_run(
     every: Callable[[RoundRecord], RoundRecord] = lambda own: own,
 ) -> Path:
     """A run's folder; `summary` is added to what the summary of a finished one says."""
-    records = [every(record(number)) for number in range(1, rounds + 1)] if isinstance(rounds, int) else list(rounds)
+    records = (
+        [every(record(number)) for number in range(1, rounds + 1)]
+        if isinstance(rounds, int)
+        else list(rounds)
+    )
     writer = RunWriter(path, settings.to_toml())
     for each in records:
         writer.append(each)
@@ -80,7 +91,7 @@ def make_run(
 def being_made(path: Path) -> Iterator[Path]:
     """As if a program were at the run."""
     with (path / ROUNDS).open("rb") as file:
-        lock.hold(file)
+        folder.hold(file)
         yield path
 
 

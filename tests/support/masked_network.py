@@ -20,7 +20,9 @@ class Died(Exception):
 
 
 @contextmanager
-def masked(method: str = "accelerated", threshold: float = 0.51, **more: Any) -> Iterator[Network]:
+def masked(
+    method: str = "accelerated", threshold: float = 0.51, **more: Any
+) -> Iterator[Network]:
     with network(method, masking=MaskingTerms(threshold), **more) as net:
         yield net
 
@@ -48,5 +50,8 @@ def made_again(net: Network, broadcast: Broadcast, left: float = LONG) -> Collec
 
 
 def chi_square(data: bytes) -> float:
-    counts, expected = np.bincount(np.frombuffer(data, np.uint8), minlength=256), len(data) / 256
+    counts, expected = (
+        np.bincount(np.frombuffer(data, np.uint8), minlength=256),
+        len(data) / 256,
+    )
     return float(((counts - expected) ** 2 / expected).sum())

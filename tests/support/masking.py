@@ -19,15 +19,23 @@ def members_of(count: int, run: str = RUN) -> dict[str, MaskingMember]:
 
 
 def group_for(
-    summed: MaskedSum, name: str, keys: Mapping[str, SignedKey], number: int = 1, weights: Sequence[int] = (1,)
+    summed: MaskedSum,
+    name: str,
+    keys: Mapping[str, SignedKey],
+    number: int = 1,
+    weights: Sequence[int] = (1,),
 ) -> Group:
     names = summed.group(name)
     others = tuple(keys[other] for other in names if other != name)
     threshold = summed.threshold(name)
-    return Group(number, summed.attempt, names, threshold, tuple(weights), 0, 0, 8, None, others)
+    return Group(
+        number, summed.attempt, names, threshold, tuple(weights), 0, 0, 8, None, others
+    )
 
 
-def begun(members: Mapping[str, MaskingMember], attempt: int, length: int, share: float = 2 / 3) -> MaskedSum:
+def begun(
+    members: Mapping[str, MaskingMember], attempt: int, length: int, share: float = 2 / 3
+) -> MaskedSum:
     keys = {name: member.signed_key.public for name, member in members.items()}
     return MaskedSum(attempt, tuple(members), share, length, keys)
 
@@ -68,6 +76,8 @@ def masked_round(
     return summed.open(), summed.summed
 
 
-def drawn_vectors(names: Collection[str], length: int = 7, seed: int = 0) -> dict[str, UInt64]:
+def drawn_vectors(
+    names: Collection[str], length: int = 7, seed: int = 0
+) -> dict[str, UInt64]:
     rng = np.random.default_rng(seed)
     return {name: rng.integers(0, 2**64, length, np.uint64) for name in names}

@@ -8,15 +8,14 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fedbudget.arrays import Float32
-from fedbudget.data.moments import Moments
-from fedbudget.engines.grpc.from_aggregator import AggregatorReader, pack_welcome
-from fedbudget.engines.grpc.from_node import NodeReader
+from fedbudget.data.agreement import Moments
+from fedbudget.engines.grpc.messages import AggregatorReader, NodeReader, pack_welcome
 from fedbudget.engines.remote.messages import Welcome
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.models.description import ModelDescription, TensorDescription
 from fedbudget.protocol.compression import KINDS, Kind, decode, encode
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, Report, Request
-from fedbudget.resources.usage import NodeCosts, Reading
+from fedbudget.resources.resource import NodeCosts, Reading
 
 AMOUNTS = st.floats(0, 1e300)
 NAMES = st.text(max_size=200)
@@ -34,12 +33,21 @@ def _moments(shape: list[int], seed: int | None) -> tuple[Moments | None, Moment
     if seed is None:
         return None, None
     rng, columns = np.random.default_rng(seed), math.prod(shape)
-    return Moments(rng.normal(size=columns), rng.random(columns)), Moments(rng.normal(size=1), rng.random(1))
+    return Moments(rng.normal(size=columns), rng.random(columns)), Moments(
+        rng.normal(size=1), rng.random(1)
+    )
 
 
 SAMPLES = st.builds(
     lambda sizes, shape, stored, scale, classes, values, parity, seed: SamplesDescription(
-        tuple(sizes), tuple(shape), stored, scale, tuple(classes), values, parity, *_moments(shape, seed)
+        tuple(sizes),
+        tuple(shape),
+        stored,
+        scale,
+        tuple(classes),
+        values,
+        parity,
+        *_moments(shape, seed),
     ),
     st.lists(st.integers(1, 2**40 - 1), min_size=1, max_size=5),
     st.lists(st.integers(1, 6), min_size=1, max_size=4),
@@ -51,9 +59,24 @@ SAMPLES = st.builds(
     st.none() | st.integers(0, 100),
 )
 OPTIONS = st.integers(-(2**63), 2**64 - 1) | st.floats(-1e300, 1e300) | NAMES
-_WORDS = st.text(st.characters(min_codepoint=32, exclude_characters="\x7f", codec="utf-8"), max_size=500)
-_TENSORS = st.builds(TensorDescription, _WORDS, st.lists(st.integers(0, 2**40 - 1), max_size=5).map(tuple), _WORDS)
-MODELS = st.builds(ModelDescription, _WORDS, _WORDS, st.lists(_TENSORS, max_size=4).map(tuple), _WORDS, _WORDS, _WORDS)
+_WORDS = st.text(
+    st.characters(min_codepoint=32, exclude_characters="\x7f", codec="utf-8"), max_size=500
+)
+_TENSORS = st.builds(
+    TensorDescription,
+    _WORDS,
+    st.lists(st.integers(0, 2**40 - 1), max_size=5).map(tuple),
+    _WORDS,
+)
+MODELS = st.builds(
+    ModelDescription,
+    _WORDS,
+    _WORDS,
+    st.lists(_TENSORS, max_size=4).map(tuple),
+    _WORDS,
+    _WORDS,
+    _WORDS,
+)
 TASKS = st.builds(
     Task,
     NAMES | MODELS,
@@ -70,20 +93,35 @@ TASKS = st.builds(
 
 NOTHING = Request()
 EVERYTHING = Request(estimate=True, gradient=True, curvature=True, drift=True)
-TASK = Task("svm", 3, 5, 1, {"clusters": 4}, "none", 10**9, SamplesDescription((), (3,)), EVERYTHING)
+TASK = Task(
+    "svm", 3, 5, 1, {"clusters": 4}, "none", 10**9, SamplesDescription((), (3,)), EVERYTHING
+)
 
 
 def vector(rng: np.random.Generator, d: int) -> Float32:
     return rng.normal(size=d).astype(np.float32)
 
 
-def a_broadcast(d: int, rng: np.random.Generator, request: Request, **other: Any) -> Broadcast:
-    known: dict[str, Any] = {"round": 3, "w": vector(rng, d), "tau": 2, "eta": 0.1, "best": True, "stop": False}
+def a_broadcast(
+    d: int, rng: np.random.Generator, request: Request, **other: Any
+) -> Broadcast:
+    known: dict[str, Any] = {
+        "round": 3,
+        "w": vector(rng, d),
+        "tau": 2,
+        "eta": 0.1,
+        "best": True,
+        "stop": False,
+    }
     return Broadcast(
         **{**known, **other},
         request=request,
         drift=Drift(bool(rng.integers(2)), rng.random()) if request.drift else None,
-        catch_up=CatchUp(vector(rng, d), vector(rng, d) if request.drift else None, int(rng.integers(100))),
+        catch_up=CatchUp(
+            vector(rng, d),
+            vector(rng, d) if request.drift else None,
+            int(rng.integers(100)),
+        ),
     )
 
 
@@ -123,7 +161,9 @@ def as_received(report: Report, broadcast: Broadcast, kind: Kind) -> tuple[Repor
     if report.gradients is None:
         return replace(report, w=w), vectors
     more = encode(kind, report.gradients)
-    return replace(report, w=w, gradients=_decoded(kind, more, report.gradients)), vectors + more
+    return replace(
+        report, w=w, gradients=_decoded(kind, more, report.gradients)
+    ), vectors + more
 
 
 def _decoded(kind: Kind, data: bytes, like: Float32) -> Float32:
@@ -139,7 +179,9 @@ def welcomed(task: Task = TASK) -> AggregatorReader:
 
 def expecting(broadcast: Broadcast, n: int, kind: Kind = "none") -> NodeReader:
     reader = NodeReader()
-    reader.expect_report(replace(broadcast, compress=kind), np.arange(n) + 7, np.arange(n) + 10)
+    reader.expect_report(
+        replace(broadcast, compress=kind), np.arange(n) + 7, np.arange(n) + 10
+    )
     return reader
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from fedbudget.budget import Budget, Costs
-from fedbudget.control import AdaptiveTau, BalancedTau, FixedTau
+from fedbudget.budget.budget import Budget, Costs
+from fedbudget.budget.control import AdaptiveTau, BalancedTau, FixedTau
+from fedbudget.budget.spending import CarefulSpending
+from fedbudget.budget.step_size import AutoStep, FixedStep, SearchedStep
 from fedbudget.data.shards import Shards
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
 from fedbudget.protocol.fleet import Fleet
@@ -15,10 +17,8 @@ from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.state import AggregatorState
 from fedbudget.protocol.update import Accelerate, ServerMomentum
-from fedbudget.resources.time import SGD, SimulatedTime
-from fedbudget.resources.usage import RoundUsage
-from fedbudget.spending import CarefulSpending
-from fedbudget.step_size import AutoStep, FixedStep, SearchedStep
+from fedbudget.resources.kinds import SGD, SimulatedTime
+from fedbudget.resources.resource import RoundUsage
 from support.problems import costs, problem
 
 BUDGET = Budget({"time": 2.0})
@@ -42,13 +42,26 @@ def accelerated(tau_max: int) -> Method:
 METHODS: dict[str, Method] = {
     "fixed": Method(FixedTau(3), FixedStep(0.05)),
     "paper": Method(AdaptiveTau(phi=0.01, tau_max=8), FixedStep(0.05)),
-    "frugal": Method(AdaptiveTau(tau_max=8, leap=True), AutoStep(start=0.02), correct_drift=True, delta="parameters"),
+    "frugal": Method(
+        AdaptiveTau(tau_max=8, leap=True),
+        AutoStep(start=0.02),
+        correct_drift=True,
+        delta="parameters",
+    ),
     "accelerated": accelerated(tau_max=8),
     "astray": Method(  # a step size that is far too large at first, so that the run goes back
-        AdaptiveTau(tau_max=8), AutoStep(start=20.0, growth=50.0), correct_drift=True, delta="parameters"
+        AdaptiveTau(tau_max=8),
+        AutoStep(start=20.0, growth=50.0),
+        correct_drift=True,
+        delta="parameters",
     ),
     "proximal": Method(FixedTau(4), FixedStep(0.05), proximal=0.5),
-    "momentum": Method(AdaptiveTau(tau_max=8), AutoStep(start=0.02), update=ServerMomentum(0.5), delta="parameters"),
+    "momentum": Method(
+        AdaptiveTau(tau_max=8),
+        AutoStep(start=0.02),
+        update=ServerMomentum(0.5),
+        delta="parameters",
+    ),
 }
 ROUNDS = {"fixed": 8, "proximal": 8}
 """The most that are made."""
@@ -59,7 +72,9 @@ def nodes(name: str, batch: int | None) -> list[Fleet]:
     case = problem(name, 12)
     parts = np.split(np.argsort(case.x[:, 0]), [17, 40])
     return [
-        Fleet(case.model, Shards.of(case.table, [part]), batch=batch, seed=9, numbers=[node])
+        Fleet(
+            case.model, Shards.of(case.table, [part]), batch=batch, seed=9, numbers=[node]
+        )
         for node, part in enumerate(parts)
     ]
 
@@ -76,7 +91,9 @@ def new_aggregator(name: str, method: str, **more: Any) -> Aggregator:
 
 
 def resume(state: AggregatorState[Any, Any], method: str, **more: Any) -> Aggregator:
-    return Aggregator.resume(state, method=METHODS[method], budget=BUDGET, rounds=ROUNDS.get(method), **more)
+    return Aggregator.resume(
+        state, method=METHODS[method], budget=BUDGET, rounds=ROUNDS.get(method), **more
+    )
 
 
 def simulated_time() -> SimulatedTime:
@@ -97,7 +114,9 @@ class Happened:
     answer: Broadcast | Outcome
 
 
-def one_round(aggregator: Aggregator, fleets: Sequence[Fleet], time: SimulatedTime) -> Happened:
+def one_round(
+    aggregator: Aggregator, fleets: Sequence[Fleet], time: SimulatedTime
+) -> Happened:
     broadcast = aggregator.pending
     assert broadcast is not None
     report = Report.merge([fleet.answer(broadcast) for fleet in fleets])
@@ -112,7 +131,9 @@ def bits(value: Any) -> Any:
     if isinstance(value, float):
         return value.hex()
     if is_dataclass(value):
-        return type(value).__name__, [bits(getattr(value, field.name)) for field in fields(value)]
+        return type(value).__name__, [
+            bits(getattr(value, field.name)) for field in fields(value)
+        ]
     if isinstance(value, list | tuple):
         return [bits(each) for each in value]
     return value

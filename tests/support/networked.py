@@ -16,27 +16,27 @@ from unittest.mock import patch
 import numpy as np
 
 from fedbudget.arrays import Float32
-from fedbudget.budget import Budget
-from fedbudget.control import AdaptiveTau, FixedTau
+from fedbudget.budget.budget import Budget
+from fedbudget.budget.control import AdaptiveTau, FixedTau
+from fedbudget.budget.spending import CarefulSpending, PaperSpending, PrivateSpending
+from fedbudget.budget.step_size import FixedStep
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.engines.grpc import node as node_module
 from fedbudget.engines.grpc.node import run_node
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import Tokens
+from fedbudget.engines.noise import PaidNoise
 from fedbudget.engines.remote.members import Member
 from fedbudget.engines.remote.messages import Farewell
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.round import CollectedRound
 from fedbudget.engines.remote.task import Task, agree
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.launch.noise import PaidNoise
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.compression import BroadcastCompressor, Kind
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method, PrivateRule
-from fedbudget.protocol.private_rounds import PrivateAggregator
-from fedbudget.spending import CarefulSpending, PaperSpending, PrivateSpending
-from fedbudget.step_size import FixedStep
+from fedbudget.protocol.node_privacy import PrivateAggregator
 from support.methods import accelerated
 from support.problems import CHEAP, costs
 from support.usage import node_costs
@@ -49,7 +49,9 @@ LONG = 20.0
 
 METHODS = {
     "fixed": Method(FixedTau(3), FixedStep(0.1), delta="parameters"),
-    "paper": Method(AdaptiveTau(phi=0.01, tau_max=8), FixedStep(0.1), spending=PaperSpending()),
+    "paper": Method(
+        AdaptiveTau(phi=0.01, tau_max=8), FixedStep(0.1), spending=PaperSpending()
+    ),
     "frugal": Method(
         AdaptiveTau(tau_max=8, leap=True),
         FixedStep(0.1),
@@ -86,16 +88,28 @@ def node_data(node: int) -> NodeData:
 
 def task(method: str = "frugal", compress: Kind = "none", batch: int | None = None) -> Task:
     samples = agree([node_data(node).samples() for node in range(len(_SIZES))])
-    return Task("svm", FEATURES, batch, 7, {}, compress, 8, samples, METHODS[method].request)
+    return Task(
+        "svm", FEATURES, batch, 7, {}, compress, 8, samples, METHODS[method].request
+    )
 
 
 def aggregator(method: str = "frugal", **more: Any) -> Aggregator:
     """With costs that do not matter."""
     start = np.zeros(FEATURES, np.float32)
-    known: dict[str, Any] = {"method": METHODS[method], "budget": Budget({"time": 1e6}), "expected": CHEAP}
+    known: dict[str, Any] = {
+        "method": METHODS[method],
+        "budget": Budget({"time": 1e6}),
+        "expected": CHEAP,
+    }
     if METHODS[method].private is not None:
-        private: dict[str, Any] = {"budget": Budget({"time": 1e6, "privacy": 1.0}, 1e-5), "rounds": 200}
-        return PrivateAggregator(start, **{**known, **private, "expected": costs([0.01, 0.0], [0.01, 0.0]), **more})
+        private: dict[str, Any] = {
+            "budget": Budget({"time": 1e6, "privacy": 1.0}, 1e-5),
+            "rounds": 200,
+        }
+        return PrivateAggregator(
+            start,
+            **{**known, **private, "expected": costs([0.01, 0.0], [0.01, 0.0]), **more},
+        )
     return Aggregator(start, **{**known, **more})
 
 
@@ -104,13 +118,18 @@ def without_network(
 ) -> list[Float32]:
     """The w of all broadcasts, and of the one that would come next, when these nodes take part in each round."""
     ours = aggregator(method)
-    fleets = [node_data(node).fleet(task(method, batch=batch), [node]) for node in range(len(_SIZES))]
+    fleets = [
+        node_data(node).fleet(task(method, batch=batch), [node])
+        for node in range(len(_SIZES))
+    ]
     broadcast: Broadcast | Outcome = ours.start()
     sent = []
     for here in present:
         assert isinstance(broadcast, Broadcast)
         sent.append(broadcast.w)
-        broadcast = ours.receive(Report.merge([fleets[node].answer(broadcast) for node in here]), CHEAP)
+        broadcast = ours.receive(
+            Report.merge([fleets[node].answer(broadcast) for node in here]), CHEAP
+        )
     assert isinstance(broadcast, Broadcast)
     return [*sent, broadcast.w]
 
@@ -149,7 +168,12 @@ class Network:
     """A server, and whoever talks to it; an aggregator that is given all that is collected."""
 
     def __init__(
-        self, server: AggregatorServer, compressor: BroadcastCompressor, method: str, compress: Kind, batch: int | None
+        self,
+        server: AggregatorServer,
+        compressor: BroadcastCompressor,
+        method: str,
+        compress: Kind,
+        batch: int | None,
     ) -> None:
         self.server = server
         self.task = task(method, compress, batch)
@@ -164,11 +188,19 @@ class Network:
     # Nodes and peers.
 
     def join(
-        self, node: int, *, worker: Worker | None = None, name: str = "", address: str = "", **more: Any
+        self,
+        node: int,
+        *,
+        worker: Worker | None = None,
+        name: str = "",
+        address: str = "",
+        **more: Any,
     ) -> "Future[Farewell]":
         """A real node."""
         own = worker or Worker(node_data(node))
-        return self.spawn(run_node(address or self.address, own, name=name or f"node-{node}", **more))
+        return self.spawn(
+            run_node(address or self.address, own, name=name or f"node-{node}", **more)
+        )
 
     def leave(self, node: "Future[Farewell]") -> None:
         """A node's process ends."""
@@ -197,7 +229,9 @@ class Network:
     def ready(self, nodes: int) -> None:
         self.server.wait_for(nodes, lambda: False, ready=True)
 
-    def begin(self, *, least: int = 1, timeout: float = LONG, left: float = float("inf")) -> Broadcast:
+    def begin(
+        self, *, least: int = 1, timeout: float = LONG, left: float = float("inf")
+    ) -> Broadcast:
         broadcast = self.aggregator.pending
         assert broadcast is not None
         lost = self.server.lost(broadcast.round)
@@ -205,13 +239,17 @@ class Network:
             broadcast = self.aggregator.forget(lost)
         self.sent.append(broadcast.w)
         needs_reports = self.aggregator.method.needs_reports
-        self.server.begin(broadcast, least=least, timeout=timeout, left=left, needs_reports=needs_reports)
+        self.server.begin(
+            broadcast, least=least, timeout=timeout, left=left, needs_reports=needs_reports
+        )
         return broadcast
 
     def finish(self) -> CollectedRound:
         collected = self.server.finish()
         if collected.enough:
-            self.aggregator.receive(collected.reports, self.aggregator.ledger.costs if self.private else CHEAP)
+            self.aggregator.receive(
+                collected.reports, self.aggregator.ledger.costs if self.private else CHEAP
+            )
         return collected
 
     def round(self, **how: Any) -> CollectedRound:
@@ -240,7 +278,9 @@ class Network:
         self.server.close(Farewell("the run is over"))
 
         async def end() -> None:
-            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            tasks = [
+                task for task in asyncio.all_tasks() if task is not asyncio.current_task()
+            ]
             for each in tasks:
                 each.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -254,14 +294,21 @@ class Network:
 
 @contextmanager
 def network(
-    method: str = "frugal", compress: Kind = "none", batch: int | None = None, **options: Any
+    method: str = "frugal",
+    compress: Kind = "none",
+    batch: int | None = None,
+    **options: Any,
 ) -> Iterator[Network]:
     compressor = BroadcastCompressor(compress)
-    server = AggregatorServer("127.0.0.1:0", run=RUN, compressor=compressor, **{"tokens": Tokens(), **options})
+    server = AggregatorServer(
+        "127.0.0.1:0", run=RUN, compressor=compressor, **{"tokens": Tokens(), **options}
+    )
     server.open()
     ours = Network(server, compressor, method, compress, batch)
     try:
-        with patch.object(node_module, "_QUICK", 0.0):  # one loop serves all nodes: none may work in it
+        with patch.object(
+            node_module, "_QUICK", 0.0
+        ):  # one loop serves all nodes: none may work in it
             yield ours
     finally:
         ours.close()

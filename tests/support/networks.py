@@ -38,7 +38,9 @@ def flat(tensors: Sequence[Tensor]) -> Float32:
     return found
 
 
-def train_by_sgd(module: nn.Module, data: Table, batches: Iterable[Any], rate: float) -> None:
+def train_by_sgd(
+    module: nn.Module, data: Table, batches: Iterable[Any], rate: float
+) -> None:
     """Steps of PyTorch's own SGD, one for the rows of each mini-batch."""
     optimizer = torch.optim.SGD(module.parameters(), lr=rate)
     for rows in batches:
@@ -48,9 +50,13 @@ def train_by_sgd(module: nn.Module, data: Table, batches: Iterable[Any], rate: f
         optimizer.step()
 
 
-def by_autograd(module: nn.Module, data: Table, rows: Any, loss: Any = F.cross_entropy) -> tuple[float, Float32]:
+def by_autograd(
+    module: nn.Module, data: Table, rows: Any, loss: Any = F.cross_entropy
+) -> tuple[float, Float32]:
     """Loss and gradient of a module at its own parameters, as one would write it without fedbudget."""
     x, y = torch.from_numpy(data.scaled(rows)), torch.from_numpy(data.y[rows])
     value = loss(module(x), y.long() if loss is F.cross_entropy else y)
-    gradients = torch.autograd.grad(value, [each for each in module.parameters() if each.requires_grad])
+    gradients = torch.autograd.grad(
+        value, [each for each in module.parameters() if each.requires_grad]
+    )
     return value.item(), flat(gradients)

@@ -33,10 +33,20 @@ class Median:
         return np.asarray(np.median(w, axis=0), np.float32)
 
 
-OWN: dict[str, Any] = {"controller": Doubling(), "update": fedbudget.ServerMomentum(0.5), "combine": Median()}
+OWN: dict[str, Any] = {
+    "controller": Doubling(),
+    "update": fedbudget.ServerMomentum(0.5),
+    "combine": Median(),
+}
 
 
 def train(**more: Any) -> fedbudget.Result:
     """A run with all of them, unless others are given."""
-    asked: dict[str, Any] = {"nodes": 3, "case": 2, "budget": "time=1000s", "rounds": 9, "step_size": 0.01}
+    asked: dict[str, Any] = {
+        "nodes": 3,
+        "case": 2,
+        "budget": "time=1000s",
+        "rounds": 9,
+        "step_size": 0.01,
+    }
     return fedbudget.train(**{"model": "svm", **asked, **OWN, **more})

@@ -2,7 +2,7 @@
 
 - Nothing of the product that decides is used here: the models' losses, mini-batches, costs, estimates, G(τ), the stop
   rule and w^f are all written anew, in plain loops, one node after the other. `A2.9` is line 9 of Algorithm 2.
-- Numbers are those of docs/theory.md: w is rounded to float32 where it is sent or stored, all else is float64.
+- Numbers are those of docs/research/theory.md: w is rounded to float32 where it is sent or stored, all else is float64.
 - What is taken from a run is what the algorithms are given: each node's samples, and the bytes of every round.
 - Where a run's τ is another, and G of both is equal but for rounding, the replay goes on with the run's (`ties`).
 """
@@ -102,7 +102,9 @@ class Node:
         self.x, self.y, self.size = x, y, len(y)
         self.model, self.eta, self.batch = inputs.model, inputs.eta, inputs.batch
         self.estimates = inputs.tau is None
-        self.rng = np.random.default_rng([inputs.seed, BATCHES_STREAM])  # the same initial seed at all nodes
+        self.rng = np.random.default_rng(
+            [inputs.seed, BATCHES_STREAM]
+        )  # the same initial seed at all nodes
         self.epoch: list[NDArray[np.int64]] = []
         self.rows = np.arange(self.size)  # the mini-batch of the latest iteration
         self.uses = 0  # in how many iterations it was used
@@ -128,7 +130,9 @@ class Node:
             return
         if not self.epoch:
             order, count = self.rng.permutation(self.size), self.size // self.batch
-            self.epoch = [order[k * self.batch : (k + 1) * self.batch] for k in range(count)]
+            self.epoch = [
+                order[k * self.batch : (k + 1) * self.batch] for k in range(count)
+            ]
         self.rows, self.uses = self.epoch.pop(0), 0
 
     def first_mini_batch(self, t: int, tau: int) -> None:
@@ -153,7 +157,9 @@ class Node:
             if mu > 1:
                 self.new_mini_batch()
             self.uses += 1
-            self.w_i = rounded(tilde - self.eta * rounded(self.loss_and_gradient(tilde)[1]))  # A3.10
+            self.w_i = rounded(
+                tilde - self.eta * rounded(self.loss_and_gradient(tilde)[1])
+            )  # A3.10
             tilde = self.w_i  # A3.12
         return NodeReport(self.w_i, loss, best_loss, rho, beta, gradient)  # A3.15, A3.17
 
@@ -191,18 +197,27 @@ class Costs:
         """c_m and b_m of a round."""
         mean, deviation, b_mean, b_deviation = self.inputs.seconds
         factor = self.inputs.aggregation_factor
-        c = sum(max(self.rng.normal(mean, deviation), 1e-10) for _ in range(updates)) / updates
+        c = (
+            sum(max(self.rng.normal(mean, deviation), 1e-10) for _ in range(updates))
+            / updates
+        )
         b = max(self.rng.normal(factor * b_mean, factor * b_deviation), 1e-10)
         *rounds, last = self.inputs.wire_bytes
         sent = last if final else rounds[min(self.made, len(rounds) - 1)]
         self.made += 1
         joules, per_byte = self.inputs.joules_per_second, self.inputs.joules_per_byte
-        by_name = {"time": (c, b), "energy": (joules * c, joules * b + per_byte * sent), "bytes": (0.0, sent)}
+        by_name = {
+            "time": (c, b),
+            "energy": (joules * c, joules * b + per_byte * sent),
+            "bytes": (0.0, sent),
+        }
         pairs = [by_name[name] for name in self.inputs.budget]
         return np.array([pair[0] for pair in pairs]), np.array([pair[1] for pair in pairs])
 
 
-def control_objective(tau: int, inputs: Inputs, estimates: tuple[float, float, float], c: Vector, b: Vector) -> float:
+def control_objective(
+    tau: int, inputs: Inputs, estimates: tuple[float, float, float], c: Vector, b: Vector
+) -> float:
     """G(τ), equation (18), with h(τ) of equation (11)."""
     rho, beta, delta = estimates
     eta, phi, limit = inputs.eta, inputs.phi, np.array(list(inputs.budget.values()))
@@ -229,30 +244,47 @@ def replay(inputs: Inputs, run_taus: Sequence[int] = ()) -> Replay:
 
     def mean(values: Sequence[Any]) -> Any:
         """Weighted with D_i, of numbers or vectors."""
-        return sum(node.size * value for node, value in zip(nodes, values, strict=True)) / total
+        return (
+            sum(node.size * value for node, value in zip(nodes, values, strict=True))
+            / total
+        )
 
     tau, t, spent, stop = inputs.tau or 1, 0, np.zeros(len(limit)), False  # A2.1
     w = np.zeros(inputs.nodes[0][0].shape[1])  # A2.2
     best = w  # A2.3
     c, b = np.zeros(len(limit)), np.zeros(len(limit))
-    while tau > 0:  # A2.4; where A2.25 finds that not even τ=1 fits, only the final loss is left to do
+    while (
+        tau > 0
+    ):  # A2.4; where A2.25 finds that not even τ=1 fits, only the final loss is left to do
         t0, made, w0, estimates = t, tau, w, None  # A2.6
         reports = [node.round(t, w, best, tau) for node in nodes]  # A2.5, A2.8
         t += tau  # A2.7
         w = rounded(mean([report.w for report in reports]))  # A2.9
-        loss, best_loss = mean([report.loss for report in reports]), mean([report.best_loss for report in reports])
+        loss, best_loss = (
+            mean([report.loss for report in reports]),
+            mean([report.best_loss for report in reports]),
+        )
         if t0 > 0:  # A2.10 to A2.12
             if loss < best_loss:  # A2.13
                 best, best_loss = w0, loss  # A2.14
             if inputs.tau is None and not stop:
-                rho, beta = mean([report.rho for report in reports]), mean([report.beta for report in reports])
+                rho, beta = (
+                    mean([report.rho for report in reports]),
+                    mean([report.beta for report in reports]),
+                )
                 gradient = mean([report.gradient for report in reports])
-                delta = mean([np.linalg.norm(report.gradient - gradient) for report in reports])
+                delta = mean(
+                    [np.linalg.norm(report.gradient - gradient) for report in reports]
+                )
                 estimates = float(rho), float(beta), float(delta)  # A2.17, A2.18, A2.19
-                tau = _argmin(inputs, estimates, c, b, tau, done, run_taus)  # A2.20, with c and b as they stand
+                tau = _argmin(
+                    inputs, estimates, c, b, tau, done, run_taus
+                )  # A2.20, with c and b as they stand
         c, b = costs.draw(made)  # A2.22
         spent = spent + c * made + b  # A2.23
-        done.rounds.append(ReplayedRound(made, float(loss), float(best_loss), estimates, c, b, spent))
+        done.rounds.append(
+            ReplayedRound(made, float(loss), float(best_loss), estimates, c, b, spent)
+        )
         if stop:  # A2.15, A2.16; what the round has cost counts all the same
             break
         if np.any(spent + c * (tau + 1) + 2 * b >= limit):  # A2.24
@@ -260,11 +292,16 @@ def replay(inputs: Inputs, run_taus: Sequence[int] = ()) -> Replay:
                 tau -= 1  # A2.25
             stop = True
     finals = [node.final(w, best) for node in nodes]  # A2.26, A2.27
-    loss, best_loss = mean([final[0] for final in finals]), mean([final[1] for final in finals])  # A2.28
+    loss, best_loss = (
+        mean([final[0] for final in finals]),
+        mean([final[1] for final in finals]),
+    )  # A2.28
     if loss < best_loss:  # A2.29
         best, best_loss = w, loss  # A2.30
     c, b = costs.draw(1, final=True)
-    done.rounds.append(ReplayedRound(0, float(loss), float(best_loss), None, c, b, spent + c + b))
+    done.rounds.append(
+        ReplayedRound(0, float(loss), float(best_loss), None, c, b, spent + c + b)
+    )
     done.w = best
     return done
 
@@ -286,7 +323,11 @@ def _argmin(
     chosen = min(values, key=lambda each: values[each])
     following = len(done.rounds) + 1
     asked = run_taus[following] if following < len(run_taus) else 0
-    if asked != chosen and asked in values and values[asked] <= values[chosen] * (1 + SAME_G):
+    if (
+        asked != chosen
+        and asked in values
+        and values[asked] <= values[chosen] * (1 + SAME_G)
+    ):
         done.ties.append(following)
         return asked
     return chosen

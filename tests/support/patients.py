@@ -17,12 +17,23 @@ def write_patients(folder: Path, rows: int = 120) -> Path:
     rng = np.random.default_rng(3)
     for number, site in enumerate(SITES):
         age, bmi = rng.integers(18, 95, rows), rng.normal(26, 4, rows).round(1)
-        crp, smoker = rng.lognormal(1 + 0.2 * number, 0.8, rows).round(2), rng.choice(["never", "former", "now"], rows)
-        risk = 0.07 * (age - 55) + 0.2 * (bmi - 26) + 1.2 * np.log(crp) + 1.5 * (smoker == "now") - 1.5
+        crp, smoker = (
+            rng.lognormal(1 + 0.2 * number, 0.8, rows).round(2),
+            rng.choice(["never", "former", "now"], rows),
+        )
+        risk = (
+            0.07 * (age - 55)
+            + 0.2 * (bmi - 26)
+            + 1.2 * np.log(crp)
+            + 1.5 * (smoker == "now")
+            - 1.5
+        )
         relapses = risk + rng.normal(0, 0.5, rows) > 0
         table = {
             "patient": [f"{site[0].upper()}-{place:04}" for place in range(rows)],
-            "visit": [f"2024-{1 + place % 12:02}-{1 + place % 28:02}" for place in range(rows)],
+            "visit": [
+                f"2024-{1 + place % 12:02}-{1 + place % 28:02}" for place in range(rows)
+            ],
             "age": age.astype(str),
             "sex": rng.choice(["f", "m"], rows),
             "bmi": np.where(rng.random(rows) < 0.1, "NA", bmi.astype(str)),

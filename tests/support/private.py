@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedbudget.arrays import Float32, Float64
-from fedbudget.budget import Budget
-from fedbudget.control import FixedTau
-from fedbudget.launch.noise import SeededNoise
+from fedbudget.budget.budget import Budget
+from fedbudget.budget.control import FixedTau
+from fedbudget.budget.spending import PrivateSpending
+from fedbudget.budget.step_size import AutoStep, FixedStep, StepSize
+from fedbudget.engines.noise import SeededNoise
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method, PrivateRule
+from fedbudget.protocol.node_privacy import PrivateAggregator
 from fedbudget.protocol.privacy import Noise, NoisySums, private_report
-from fedbudget.protocol.private_rounds import PrivateAggregator
-from fedbudget.protocol.sample_rounds import SampleAggregator
-from fedbudget.spending import PrivateSpending
-from fedbudget.step_size import AutoStep, FixedStep, StepSize
+from fedbudget.protocol.sample_privacy import SampleAggregator
 from support.problems import costs
 
 DELTA = 1e-5
@@ -34,13 +34,20 @@ class RecordedNoise:
 
 
 def aggregator(
-    limits: dict[str, float], nodes: int, parameters: int, noise: Noise | None = None, rounds: int | None = None
+    limits: dict[str, float],
+    nodes: int,
+    parameters: int,
+    noise: Noise | None = None,
+    rounds: int | None = None,
 ) -> PrivateAggregator:
     """Of a run whose update costs 0.01 s, and whose aggregation costs 0.1 s."""
     rule = PrivateRule(nodes, noise or SeededNoise(0))
     method = Method(FixedTau(1), FixedStep(0.1), spending=PrivateSpending(50), private=rule)
     names = list(limits)
-    step, rest = ([each.get(name, 0.0) for name in names] for each in ({"time": 0.01}, {"time": 0.1, "bytes": 100.0}))
+    step, rest = (
+        [each.get(name, 0.0) for name in names]
+        for each in ({"time": 0.01}, {"time": 0.1, "bytes": 100.0})
+    )
     return PrivateAggregator(
         np.zeros(parameters, np.float32),
         method=method,
@@ -61,8 +68,13 @@ def sample_aggregator(
 ) -> SampleAggregator:
     """Of a run that protects single samples, whose update costs 0.01 s, and whose aggregation costs 0.1 s."""
     rule = PrivateRule(nodes, noise or SeededNoise(0), tau, per_sample=True)
-    method = Method(FixedTau(1), step or AutoStep(), spending=PrivateSpending(50), private=rule)
-    each = [[given.get(name, 0.0) for name in limits] for given in ({"time": 0.01}, {"time": 0.1, "bytes": 100.0})]
+    method = Method(
+        FixedTau(1), step or AutoStep(), spending=PrivateSpending(50), private=rule
+    )
+    each = [
+        [given.get(name, 0.0) for name in limits]
+        for given in ({"time": 0.01}, {"time": 0.1, "bytes": 100.0})
+    ]
     return SampleAggregator(
         np.zeros(parameters, np.float32),
         method=method,
@@ -72,14 +84,18 @@ def sample_aggregator(
     )
 
 
-def report(broadcast: Broadcast, updates: Float32, numbers: list[int] | None = None) -> Report:
+def report(
+    broadcast: Broadcast, updates: Float32, numbers: list[int] | None = None
+) -> Report:
     """What nodes with these updates send."""
     assert broadcast.private is not None
     nodes = np.array(range(len(updates)) if numbers is None else numbers)
     return private_report(broadcast, broadcast.private, nodes, broadcast.w + updates)
 
 
-def carry_out(run: PrivateAggregator, answer: Callable[[Broadcast], Report | NoisySums]) -> list[Broadcast]:
+def carry_out(
+    run: PrivateAggregator, answer: Callable[[Broadcast], Report | NoisySums]
+) -> list[Broadcast]:
     """Makes the run; gives all that was broadcast."""
     heard = [run.start()]
     while isinstance(coming := run.receive(answer(heard[-1]), run.ledger.costs), Broadcast):

@@ -10,8 +10,18 @@ from dp_accounting.pld import PLDAccountant
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
 
-OF_NODES: dict[str, Any] = {"model": "softmax", "dataset": "digits", "nodes": 20, "budget": ["time=6s", "privacy=4"]}
-OF_SAMPLES: dict[str, Any] = {**OF_NODES, "nodes": 5, "budget": ["time=4s", "privacy=4"], "privacy_unit": "sample"}
+OF_NODES: dict[str, Any] = {
+    "model": "softmax",
+    "dataset": "digits",
+    "nodes": 20,
+    "budget": ["time=6s", "privacy=4"],
+}
+OF_SAMPLES: dict[str, Any] = {
+    **OF_NODES,
+    "nodes": 5,
+    "budget": ["time=4s", "privacy=4"],
+    "privacy_unit": "sample",
+}
 
 
 class Died(Exception):

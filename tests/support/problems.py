@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32, Float64, Int64
-from fedbudget.budget import Budget, Costs
-from fedbudget.control import Controller
+from fedbudget.budget.budget import Budget, Costs
+from fedbudget.budget.control import Controller
+from fedbudget.budget.spending import PaperSpending
+from fedbudget.budget.step_size import FixedStep, StepSize
 from fedbudget.data.shards import Table
 from fedbudget.models import KMeans, LinearRegression, Softmax, SquaredSvm
 from fedbudget.models.base import Model
@@ -22,8 +24,6 @@ from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.method import Method
 from fedbudget.protocol.workload import NodeTimes
-from fedbudget.spending import PaperSpending
-from fedbudget.step_size import FixedStep, StepSize
 
 Loss = Callable[[Float64, Float64, Float64], float]
 """(w, x, y) to the mean loss over the rows of x, which are scaled already."""
@@ -65,7 +65,11 @@ class Problem:
 
     def start(self, seed: int) -> Float32:
         """A w that is nothing special, [parameters]."""
-        return np.random.default_rng(seed).normal(0.2, 0.5, self.model.parameters).astype(np.float32)
+        return (
+            np.random.default_rng(seed)
+            .normal(0.2, 0.5, self.model.parameters)
+            .astype(np.float32)
+        )
 
 
 def problem(
@@ -126,7 +130,9 @@ def _features(
 
 
 def svm_loss(w: Float64, x: Float64, y: Float64, regularization: float) -> float:
-    return float(regularization / 2 * (w @ w) + np.mean(np.maximum(0.0, 1 - y * (x @ w)) ** 2) / 2)
+    return float(
+        regularization / 2 * (w @ w) + np.mean(np.maximum(0.0, 1 - y * (x @ w)) ** 2) / 2
+    )
 
 
 def svm_gradient(w: Float64, x: Float64, y: Float64, regularization: float) -> Float64:
@@ -149,7 +155,9 @@ def kmeans_distances(w: Float64, x: Float64) -> Float64:
 
 
 def kmeans_loss(w: Float64, x: Float64, regularization: float) -> float:
-    return float(regularization / 2 * (w @ w) + np.mean(kmeans_distances(w, x).min(axis=1)) / 2)
+    return float(
+        regularization / 2 * (w @ w) + np.mean(kmeans_distances(w, x).min(axis=1)) / 2
+    )
 
 
 def kmeans_gradient(w: Float64, x: Float64, regularization: float) -> Float64:
@@ -178,7 +186,9 @@ def _probabilities(w: Float64, x: Float64) -> Float64:
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
-def finite_differences(loss: Callable[[Float64], float], w: Float64, step: float = 1e-5) -> Float64:
+def finite_differences(
+    loss: Callable[[Float64], float], w: Float64, step: float = 1e-5
+) -> Float64:
     """∇F(w) by central differences."""
     gradient = np.empty_like(w)
     for j in range(w.size):
@@ -222,9 +232,14 @@ def algorithm_1(
         nodes = [w] * len(local)
         v = [w]
         for _ in range(tau):
-            nodes = [own - eta * gradient(own) for own, gradient in zip(nodes, local, strict=True)]
+            nodes = [
+                own - eta * gradient(own)
+                for own, gradient in zip(nodes, local, strict=True)
+            ]
             visited.append(share @ np.array(nodes))
-            v.append(v[-1] - eta * (share @ np.array([gradient(v[-1]) for gradient in local])))
+            v.append(
+                v[-1] - eta * (share @ np.array([gradient(v[-1]) for gradient in local]))
+            )
         w = visited[-1]
         centralized.append(np.array(v))
     return Trajectory(tau, np.array(visited), np.array(centralized))
@@ -252,9 +267,13 @@ def corrected_descent(
     own_taus = own_taus or [[tau] * len(local) for tau in taus]
     own: dict[int, Float64] = {}
     visited = [w]
-    for tau_of, tau, here, on in zip(own_taus, effective or taus, present, correct, strict=True):
+    for tau_of, tau, here, on in zip(
+        own_taus, effective or taus, present, correct, strict=True
+    ):
         known = list(own)
-        c = sum((sizes[i] * own[i] for i in known), np.zeros_like(w)) / max(1, sum(sizes[i] for i in known))
+        c = sum((sizes[i] * own[i] for i in known), np.zeros_like(w)) / max(
+            1, sum(sizes[i] for i in known)
+        )
         own |= {i: c for i in here if i not in own}
         if not on:
             own, c = dict.fromkeys(own, np.zeros_like(w)), np.zeros_like(w)
@@ -266,7 +285,9 @@ def corrected_descent(
                 ends[i] = ends[i] - eta * (along[-1] - own[i] + c)
             ends[i] = w - eta * tau * (np.mean(along, axis=0) - own[i] + c)
             own[i] = np.mean(along, axis=0)
-        w = sum((sizes[i] * ends[i] for i in here), np.zeros_like(w)) / sum(sizes[i] for i in here)
+        w = sum((sizes[i] * ends[i] for i in here), np.zeros_like(w)) / sum(
+            sizes[i] for i in here
+        )
         visited.append(w)
     return visited
 
@@ -312,7 +333,9 @@ def converse(
     aggregator = Aggregator(
         w,
         method=Method(
-            controller, FixedStep(eta) if isinstance(eta, float) else eta, **{"spending": PaperSpending(), **method}
+            controller,
+            FixedStep(eta) if isinstance(eta, float) else eta,
+            **{"spending": PaperSpending(), **method},
         ),
         budget=Budget({"time": seconds}),
         expected=CHEAP,

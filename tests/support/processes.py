@@ -33,13 +33,17 @@ from fedbudget.protocol.fleet import Fleet
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord
-from fedbudget.settings import Settings
+from fedbudget.settings.settings import Settings
 
 FEDBUDGET = str(Path(sys.executable).with_name("fedbudget"))
-PATIENCE = 300.0  # seconds until a test gives up: a busy machine may have to compile kernels first
+PATIENCE = (
+    300.0  # seconds until a test gives up: a busy machine may have to compile kernels first
+)
 
 # One thread each: several in every process would only be in each other's way.
-_ENVIRONMENT = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+_ENVIRONMENT = dict.fromkeys(
+    ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
+)
 
 # A node that does something else in the middle of a round, after the broadcast and before the report.
 _PATCHED = """
@@ -75,7 +79,9 @@ class Command:
       environment: what is added to ours.
     """
 
-    def __init__(self, command: Sequence[str], folder: Path, log: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], folder: Path, log: Path, environment: dict[str, str]
+    ) -> None:
         self.arguments = [each for each in command if "\n" not in each]
         self._out, self._err = log.with_suffix(".out"), log.with_suffix(".err")
         with self._out.open("wb") as out, self._err.open("wb") as err:
@@ -114,7 +120,9 @@ class Command:
         def found() -> T | None:
             over = self.process.poll()
             now = condition()  # after the poll: what was there when it ended is there now
-            assert now or over is None, f"it has ended with {over}: {self.errors}{self.printed}"
+            assert now or over is None, (
+                f"it has ended with {over}: {self.errors}{self.printed}"
+            )
             return now
 
         return wait_until(found)
@@ -141,13 +149,17 @@ class Commands:
         self._logs = folder / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
 
-    def run(self, *arguments: str, program: Sequence[str] = (FEDBUDGET,), **environment: str) -> Command:
+    def run(
+        self, *arguments: str, program: Sequence[str] = (FEDBUDGET,), **environment: str
+    ) -> Command:
         log = self._logs / str(len(self.started))
         started = Command([*program, *arguments], self.folder, log, environment)
         self.started.append(started)
         return started
 
-    def serve(self, *options: str, port: int = 0, program: Sequence[str] = (FEDBUDGET,)) -> Command:
+    def serve(
+        self, *options: str, port: int = 0, program: Sequence[str] = (FEDBUDGET,)
+    ) -> Command:
         return self.run("serve", f"127.0.0.1:{port}", *options, program=program)
 
     def join(self, port: int, *options: str, name: str) -> Command:
@@ -156,7 +168,10 @@ class Commands:
     def nodes(self, port: int, number: int, *options: str) -> list[Command]:
         """Nodes n1, n2, ..., each with the samples that `made` gives."""
         self.write(number)
-        return [self.join(port, "--data", f"n{each}.npz", *options, name=f"n{each}") for each in range(1, number + 1)]
+        return [
+            self.join(port, "--data", f"n{each}.npz", *options, name=f"n{each}")
+            for each in range(1, number + 1)
+        ]
 
     def held(self, port: int, node: int, when: int, *options: str) -> Command:
         """One of them that is at work on a round until all are let go."""
@@ -165,11 +180,15 @@ class Commands:
     def let_go(self) -> None:
         (self.folder / _GO).touch()
 
-    def failing(self, port: int, node: int, when: int, number: signal.Signals, *options: str) -> Command:
+    def failing(
+        self, port: int, node: int, when: int, number: signal.Signals, *options: str
+    ) -> Command:
         """One of them that sends itself a signal in the middle of a round."""
         return self.patched(_FAILING, [str(when), str(int(number))], port, node, *options)
 
-    def patched(self, patch: str, arguments: Sequence[str], port: int, node: int, *options: str) -> Command:
+    def patched(
+        self, patch: str, arguments: Sequence[str], port: int, node: int, *options: str
+    ) -> Command:
         program = [sys.executable, "-c", _PATCHED.format(patch=patch), *arguments]
         own = ["--data", f"n{node}.npz", "--name", f"n{node}", *options]
         return self.run("join", f"127.0.0.1:{port}", *own, program=program)
@@ -180,16 +199,28 @@ class Commands:
             np.savez(self.folder / f"n{each}.npz", x=x, y=y)
 
 
-def with_absences(settings: Settings, overrides: Overrides, present: Sequence[Sequence[int]]) -> bytes:
+def with_absences(
+    settings: Settings, overrides: Overrides, present: Sequence[Sequence[int]]
+) -> bytes:
     """w of a run in one process, where in each round these nodes are there and the others are not."""
     plan = simulate(settings, overrides)
     fleets = [
-        Fleet(plan.model, plan.shards.only([node]), batch=batch_of(plan.settings), seed=settings.seed, numbers=[node])
+        Fleet(
+            plan.model,
+            plan.shards.only([node]),
+            batch=batch_of(plan.settings),
+            seed=settings.seed,
+            numbers=[node],
+        )
         for node in range(len(plan.shards))
     ]
     assert plan.aggregator is not None
     attendance = (np.isin(range(len(fleets)), there) for there in present)
-    return InProcessEngine(plan.aggregator, fleets, plan.meters, attendance).run(observe=lambda *_: None).w.tobytes()
+    return (
+        InProcessEngine(plan.aggregator, fleets, plan.meters, attendance)
+        .run(observe=lambda *_: None)
+        .w.tobytes()
+    )
 
 
 def made(number: int) -> list[tuple[Float32, Int64]]:
@@ -198,9 +229,16 @@ def made(number: int) -> list[tuple[Float32, Int64]]:
     centres = rng.normal(size=(3, 6))
     shards = []
     for node in range(number):
-        y = np.where(rng.random(40 + 10 * node) < 0.6, node % 3, rng.integers(0, 3, 40 + 10 * node))
+        y = np.where(
+            rng.random(40 + 10 * node) < 0.6, node % 3, rng.integers(0, 3, 40 + 10 * node)
+        )
         y[:3] = [0, 1, 2]
-        shards.append(((centres[y] + rng.normal(size=(len(y), 6))).astype(np.float32), y.astype(np.int64)))
+        shards.append(
+            (
+                (centres[y] + rng.normal(size=(len(y), 6))).astype(np.float32),
+                y.astype(np.int64),
+            )
+        )
     return shards
 
 
@@ -250,4 +288,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 def but_wall(found: Sequence[RoundRecord]) -> list[dict[str, Any]]:
     """Records as they are whatever the machine is like."""
-    return [{name: value for name, value in vars(record).items() if name != "wall"} for record in found]
+    return [
+        {name: value for name, value in vars(record).items() if name != "wall"}
+        for record in found
+    ]

@@ -12,15 +12,20 @@ import grpc
 import numpy as np
 import pytest
 
-from fedbudget.engines.grpc.from_aggregator import AggregatorReader, EncodedBroadcast
-from fedbudget.engines.grpc.from_node import pack_hello, pack_ready, pack_report
+from fedbudget.engines.grpc.messages import (
+    AggregatorReader,
+    EncodedBroadcast,
+    pack_hello,
+    pack_ready,
+    pack_report,
+)
 from fedbudget.engines.grpc.stream import METHOD, NAME, TOKEN
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.messages import Hello, report_numbers
 from fedbudget.engines.remote.task import SamplesDescription
 from fedbudget.protocol.compression import encode
 from fedbudget.protocol.messages import Broadcast, Report
-from fedbudget.resources.usage import NodeCosts
+from fedbudget.resources.resource import NodeCosts
 from support.methods import bits
 from support.networked import COSTS, FEATURES, Network, node_data, numbers, without_network
 
@@ -43,7 +48,9 @@ def assert_undisturbed(net: Network) -> None:
     assert bits(net.all_w) == bits(without_network(EVERY))
 
 
-def assert_turned_away(peer: "RawPeer", code: str, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+def assert_turned_away(
+    peer: "RawPeer", code: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """With a reason, which the log has too."""
     assert peer.ended()[0] == getattr(grpc.StatusCode, code)
     assert reason in peer.ended()[1]
@@ -90,7 +97,13 @@ class RawPeer:
     """A peer that says what it is told to, byte for byte, and counts what passes."""
 
     def __init__(
-        self, net: Network, name: str = "intruder", *, token: str | None = None, credentials: Any = None, node: int = 2
+        self,
+        net: Network,
+        name: str = "intruder",
+        *,
+        token: str | None = None,
+        credentials: Any = None,
+        node: int = 2,
     ) -> None:
         self.sent = self.received = 0
         self.net = net

@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.data.published.catalogue import dataset_named
-from fedbudget.data.published.find import files_in
+from fedbudget.data.published import dataset_named, files_in
 
 _BESIDE_THE_PROJECT = Path(__file__).parents[3] / "shared" / "data"
-PLACES = [Path(place) for place in (os.environ.get("FEDBUDGET_DATA"), _BESIDE_THE_PROJECT) if place]
+PLACES = [
+    Path(place)
+    for place in (os.environ.get("FEDBUDGET_DATA"), _BESIDE_THE_PROJECT)
+    if place
+]
 
 
 def folder_with(*names: str) -> Path:
@@ -17,4 +20,6 @@ def folder_with(*names: str) -> Path:
     for place in PLACES:
         if all(files_in(dataset_named(name), place) for name in names):
             return place
-    pytest.skip(f"needs the real {' and '.join(names)}: set FEDBUDGET_DATA to a folder that has it")
+    pytest.skip(
+        f"needs the real {' and '.join(names)}: set FEDBUDGET_DATA to a folder that has it"
+    )

@@ -7,7 +7,14 @@ from functools import partial
 import numpy as np
 
 from fedbudget.arrays import Float64, Int64
-from support.problems import LocalGradient, Trajectory, algorithm_1, linear_gradient, linear_loss, unequal_parts
+from support.problems import (
+    LocalGradient,
+    Trajectory,
+    algorithm_1,
+    linear_gradient,
+    linear_loss,
+    unequal_parts,
+)
 
 
 @dataclass(frozen=True)
@@ -39,14 +46,19 @@ class Regression:
     @property
     def local(self) -> list[LocalGradient]:
         """∇F_i."""
-        return [partial(linear_gradient, x=self.x[p], y=self.y[p], regularization=0.0) for p in self.parts]
+        return [
+            partial(linear_gradient, x=self.x[p], y=self.y[p], regularization=0.0)
+            for p in self.parts
+        ]
 
     def gradient(self, w: Float64) -> Float64:
         return linear_gradient(w, self.x, self.y, 0.0)
 
     def excess(self, w: Float64) -> float:
         """F(w) - F(w*)."""
-        return linear_loss(w, self.x, self.y, 0.0) - linear_loss(self.best, self.x, self.y, 0.0)
+        return linear_loss(w, self.x, self.y, 0.0) - linear_loss(
+            self.best, self.x, self.y, 0.0
+        )
 
     @property
     def best(self) -> Float64:
@@ -56,11 +68,17 @@ class Regression:
     @property
     def beta(self) -> float:
         """The largest curvature of any F_i."""
-        return max(float(np.linalg.eigvalsh(self.x[p].T @ self.x[p] / len(p))[-1]) for p in self.parts)
+        return max(
+            float(np.linalg.eigvalsh(self.x[p].T @ self.x[p] / len(p))[-1])
+            for p in self.parts
+        )
 
     def delta(self, points: Float64) -> float:
         """Σ D_i δ_i / D, with δ_i the largest ‖∇F_i - ∇F‖ at any of the points; the proof needs the v_[k] alone."""
-        apart = [max(float(np.linalg.norm(local(v) - self.gradient(v))) for v in points) for local in self.local]
+        apart = [
+            max(float(np.linalg.norm(local(v) - self.gradient(v))) for v in points)
+            for local in self.local
+        ]
         return float(np.dot(self.sizes, apart) / sum(self.sizes))
 
     def rho(self, points: Float64) -> float:

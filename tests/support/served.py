@@ -9,12 +9,12 @@ from fedbudget.engines.grpc.node import run_node
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.launch.node_data import from_dataset
-from fedbudget.launch.options import ListenOptions
+from fedbudget.launch.execute import execute
+from fedbudget.launch.inputs import from_dataset
 from fedbudget.launch.serve import serving
 from fedbudget.result import Result
-from fedbudget.settings import Settings
-from fedbudget.training import execute
+from fedbudget.settings.network import ListenOptions
+from fedbudget.settings.settings import Settings
 from support.networked import LONG
 
 
@@ -37,10 +37,14 @@ def run_over_grpc(
         for number in range(1, (settings.nodes or 1) + 1):
             made.append(worker(from_dataset(settings, f"{number}/{settings.nodes}")))
             joining = run_node(f"127.0.0.1:{server.port}", made[-1], name=f"node-{number}")
-            threads.append(threading.Thread(target=asyncio.run, args=(joining,), daemon=True))
+            threads.append(
+                threading.Thread(target=asyncio.run, args=(joining,), daemon=True)
+            )
             threads[-1].start()
 
-    with serving(settings, ListenOptions("127.0.0.1:0"), interrupted=lambda: False, opened=opened) as prepared:
+    with serving(
+        settings, ListenOptions("127.0.0.1:0"), interrupted=lambda: False, opened=opened
+    ) as prepared:
         result = execute(prepared, **how)
     for thread in threads:
         thread.join(LONG)

@@ -143,14 +143,18 @@ def test_loss_is_the_share_of_packets_that_do_not_pass(network: Network) -> None
     output(network, 0, DATAGRAMS, network.address(1), "2000", "10")
     wait_for(lambda: network.counters.packets + network.counters.dropped >= 2000)
     assert network.packets + network.dropped == 2000
-    assert 100 - 6 * 9.75 < network.dropped < 100 + 6 * 9.75  # the deviation is sqrt(2000 0.05 0.95) = 9.75
+    assert (
+        100 - 6 * 9.75 < network.dropped < 100 + 6 * 9.75
+    )  # the deviation is sqrt(2000 0.05 0.95) = 9.75
 
 
 def test_packets_and_bytes_count_what_passed_headers_and_all(network: Network) -> None:
     start(network, 1, LISTEN)
     output(network, 0, DATAGRAMS, network.address(1), "7", "100")
     wait_for(lambda: network.packets >= 7)
-    assert network.counters == Counters(packets=7, bytes=7 * (100 + HEADERS), dropped=0, held=0)
+    assert network.counters == Counters(
+        packets=7, bytes=7 * (100 + HEADERS), dropped=0, held=0
+    )
 
 
 def test_nothing_passes_during_a_cut_and_everything_after_mending(network: Network) -> None:
@@ -195,9 +199,19 @@ def test_the_router_drops_what_it_has_no_room_to_hold() -> None:
 
 
 def test_hosts_reach_each_other_and_nothing_else(network: Network) -> None:
-    assert output(network, 0, "import socket; print(*sorted(name for _, name in socket.if_nameindex()))") == "lo tun0"
+    assert (
+        output(
+            network,
+            0,
+            "import socket; print(*sorted(name for _, name in socket.if_nameindex()))",
+        )
+        == "lo tun0"
+    )
     routes = subprocess.run(
-        ["ip", "-netns", network.names[0], "route"], capture_output=True, text=True, check=True
+        ["ip", "-netns", network.names[0], "route"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.splitlines()
     assert len(routes) == 1
     assert routes[0].startswith("10.77.0.0/24 dev tun0 ")
@@ -210,7 +224,12 @@ def test_hosts_reach_each_other_and_nothing_else(network: Network) -> None:
 
 
 def test_signals_to_a_process_reach_the_command_itself(network: Network) -> None:
-    process = python(network, 0, "import os; print(os.getpid(), flush=True); input()", stdin=subprocess.PIPE)
+    process = python(
+        network,
+        0,
+        "import os; print(os.getpid(), flush=True); input()",
+        stdin=subprocess.PIPE,
+    )
     assert process.stdout is not None
     assert int(process.stdout.readline()) == process.pid
 
@@ -230,7 +249,9 @@ def test_no_namespace_and_no_process_is_left_behind_even_after_an_exception() ->
 
 def test_a_killed_test_leaves_nothing_behind(network: Network) -> None:
     """The fixture is here to skip where there are no networks, and to show that two do not collide."""
-    with subprocess.Popen([sys.executable, "-c", HANG], cwd=Path(__file__).parents[1], stdout=subprocess.PIPE) as test:
+    with subprocess.Popen(
+        [sys.executable, "-c", HANG], cwd=Path(__file__).parents[1], stdout=subprocess.PIPE
+    ) as test:
         assert test.stdout is not None
         names = set(test.stdout.readline().decode().split())
         assert len(names) == 2
@@ -242,7 +263,9 @@ def test_a_killed_test_leaves_nothing_behind(network: Network) -> None:
 
 def test_who_is_not_root_skips_with_the_reason(network: Network) -> None:
     command = [sys.executable, "-c", NOBODY]
-    reason = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    reason = subprocess.run(
+        command, cwd=Path(__file__).parents[1], capture_output=True, text=True
+    )
     assert reason.stdout.strip() == "network namespaces need root"
 
 
@@ -255,9 +278,16 @@ def test_wrong_conditions_and_hosts_are_refused(network: Network) -> None:
         network.cut(3)
 
 
-def python(network: Network, host: int, script: str, *arguments: str, **options: Any) -> Any:
+def python(
+    network: Network, host: int, script: str, *arguments: str, **options: Any
+) -> Any:
     """A script on a host; Any, as its pipes are there."""
-    return network.popen(host, [sys.executable, "-I", "-c", script, *arguments], stdout=subprocess.PIPE, **options)
+    return network.popen(
+        host,
+        [sys.executable, "-I", "-c", script, *arguments],
+        stdout=subprocess.PIPE,
+        **options,
+    )
 
 
 def start(network: Network, host: int, script: str) -> Any:
@@ -289,7 +319,9 @@ def wait_for(fact: Callable[[], bool]) -> None:
 
 
 def namespaces() -> set[str]:
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ip", "netns", "list"], capture_output=True, text=True, check=True
+    ).stdout
     return {line.split()[0] for line in listed.splitlines()}
 
 

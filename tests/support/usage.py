@@ -1,6 +1,6 @@
 """A round by hand: 4 nodes, 10 updates, and what counters say of it."""
 
-from fedbudget.resources.usage import CombinedReading, NodeCosts, Reading, RoundUsage
+from fedbudget.resources.resource import CombinedReading, NodeCosts, Reading, RoundUsage
 
 TIME = CombinedReading(0.5, 7.0, nodes=4)  # 5 of the 7 seconds are local updates
 CPU = CombinedReading(0.75, 8.5, nodes=4)  # and 7.5 of the 8.5 CPU seconds
@@ -20,7 +20,11 @@ def usage(
     return RoundUsage(updates, nodes, wire_bytes, readings)
 
 
-def node_costs(step_seconds: float, seconds: float, **others: tuple[float, float]) -> NodeCosts:
+def node_costs(
+    step_seconds: float, seconds: float, **others: tuple[float, float]
+) -> NodeCosts:
     """A node's costs from (step, whole) of each resource."""
     readings = {"time": (step_seconds, seconds), **others}
-    return NodeCosts({name: Reading(step, whole) for name, (step, whole) in readings.items()})
+    return NodeCosts(
+        {name: Reading(step, whole) for name, (step, whole) in readings.items()}
+    )

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from fedbudget.data.published.catalogue import PublishedDataset
-from fedbudget.data.published.transfer import File
+from fedbudget.data.download import File
+from fedbudget.data.published import PublishedDataset
 
 
 @dataclass
@@ -73,8 +73,17 @@ def serving(files: Mapping[str, bytes]) -> Iterator[Web]:
 
 def dataset_of(contents: Mapping[str, bytes], **more: object) -> PublishedDataset:
     """A dataset with these files."""
-    files = tuple(File(name, len(text), hashlib.sha256(text).hexdigest()) for name, text in contents.items())
-    request = {"title": "small", "samples": 3, "folders": ("small", "SMALL/raw"), "sources": (), "licence": "none"}
+    files = tuple(
+        File(name, len(text), hashlib.sha256(text).hexdigest())
+        for name, text in contents.items()
+    )
+    request = {
+        "title": "small",
+        "samples": 3,
+        "folders": ("small", "SMALL/raw"),
+        "sources": (),
+        "licence": "none",
+    }
     return PublishedDataset(name="small", files=files, **{**request, **more})  # type: ignore[arg-type]
 
 
@@ -96,7 +105,9 @@ def tar_of(members: Mapping[str, bytes | str], mode: str = "w:gz") -> bytes:
 def _handler(web: Web) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            request = Request(self.path.lstrip("/"), self.headers["Range"], self.headers["User-Agent"])
+            request = Request(
+                self.path.lstrip("/"), self.headers["Range"], self.headers["User-Agent"]
+            )
             web.requests.append(request)
             try:
                 _answer(web, self, request)
@@ -118,7 +129,9 @@ def _answer(web: Web, handler: BaseHTTPRequestHandler, request: Request) -> None
     if whole is None:
         handler.send_error(404)
         return
-    start = int(request.range.removeprefix("bytes=").removesuffix("-")) if request.range else 0
+    start = (
+        int(request.range.removeprefix("bytes=").removesuffix("-")) if request.range else 0
+    )
     if start and (web.refuses_range or start >= len(whole)):
         handler.send_response(416)
         if not web.refuses_range:
@@ -130,7 +143,10 @@ def _answer(web: Web, handler: BaseHTTPRequestHandler, request: Request) -> None
     handler.send_response(206 if start else 200)
     body = whole[start:]
     if start:
-        handler.send_header("Content-Range", f"bytes {start + web.wrong_range}-{len(whole) - 1}/{len(whole)}")
+        handler.send_header(
+            "Content-Range",
+            f"bytes {start + web.wrong_range}-{len(whole) - 1}/{len(whole)}",
+        )
     if web.encoding is not None:
         handler.send_header("Content-Encoding", web.encoding)
     if not web.endless and not web.no_length:

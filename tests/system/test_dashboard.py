@@ -13,11 +13,11 @@ from urllib.request import urlopen
 import pytest
 from playwright.sync_api import Browser
 
+from fedbudget.api import train
 from fedbudget.cli.dashboard import require_dashboard
-from fedbudget.dashboard.server import Dashboard
+from fedbudget.dashboard.app import Dashboard
 from fedbudget.errors import UserError
 from fedbudget.runs.folder import RunWriter
-from fedbudget.training import train
 from support.browser import Look, chromium, looking
 from support.made_runs import SETTINGS, make_run, many_rounds, record, summary_of
 from support.processes import FEDBUDGET, commands, records
@@ -38,7 +38,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Real runs, of adaptive τ and of two that are fixed, and one with many rounds that is not."""
     folder = tmp_path_factory.mktemp("seen") / "runs"
     for tau in ("adaptive", 1, 10):
-        train(case=2, tau=tau, method="frugal", budget=["time=6s", "energy=200J"], out=folder / f"tau-{tau}", seed=1)
+        train(
+            case=2,
+            tau=tau,
+            method="frugal",
+            budget=["time=6s", "energy=200J"],
+            out=folder / f"tau-{tau}",
+            seed=1,
+        )
     many_rounds(folder / "long", 10_000)
     return folder
 
@@ -53,7 +60,9 @@ def address(runs: Path) -> Iterator[str]:
 def well_behaved(look: Look, address: str) -> None:
     """Nothing was asked of anybody else, and nothing was complained of."""
     assert look.complaints == []
-    assert [url for url in look.requests if not url.startswith((address, "data:", "blob:"))] == []
+    assert [
+        url for url in look.requests if not url.startswith((address, "data:", "blob:"))
+    ] == []
 
 
 def points(look: Look, chart: str) -> int:
@@ -69,7 +78,9 @@ def in_focus(look: Look) -> int:
     return int(look.page.locator(".words").first.get_attribute("data-round") or 0)
 
 
-def test_a_live_run_appears_grows_and_ends_without_a_reload(browser: Browser, tmp_path: Path) -> None:
+def test_a_live_run_appears_grows_and_ends_without_a_reload(
+    browser: Browser, tmp_path: Path
+) -> None:
     writer = RunWriter(tmp_path / "runs" / "live", SETTINGS.to_toml())
     for number in range(1, 4):
         writer.append(record(number))
@@ -83,20 +94,31 @@ def test_a_live_run_appears_grows_and_ends_without_a_reload(browser: Browser, tm
         assert "at this pace until" in look.text("[data-gauge=time]")
         for number in range(4, 200):
             writer.append(record(number))
-        look.until("document.querySelector('[data-gauge=time] .amount').textContent === '19.9s of 20s'")
+        look.until(
+            "document.querySelector('[data-gauge=time] .amount').textContent === '19.9s of 20s'"
+        )
         look.until("document.querySelector('[data-chart=loss]').data[0].x.length === 199")
-        look.until("document.querySelector('.words').dataset.round === '199'")  # the focus is on the latest
+        look.until(
+            "document.querySelector('.words').dataset.round === '199'"
+        )  # the focus is on the latest
         writer.append(record(200, tau=0, reason="final loss"))
         writer.finish(summary_of(make_run(tmp_path / "another")), b"")
         look.until("document.querySelector('.state').textContent === 'finished'")
         assert look.text("[data-gauge=time] .amount") == "20s of 20s"
-        assert look.page.locator("[data-gauge=time] [role=meter]").get_attribute("aria-valuenow") == "100"
+        assert (
+            look.page.locator("[data-gauge=time] [role=meter]").get_attribute(
+                "aria-valuenow"
+            )
+            == "100"
+        )
         assert look.page.evaluate("window.stillTheSamePage") is True
         well_behaved(look, page.address())
 
 
 @pytest.mark.slow
-def test_a_real_run_is_shown_while_it_is_made_and_to_its_end(browser: Browser, tmp_path: Path) -> None:
+def test_a_real_run_is_shown_while_it_is_made_and_to_its_end(
+    browser: Browser, tmp_path: Path
+) -> None:
     with commands(tmp_path) as start, looking(browser) as look:
         options = (
             "--model",
@@ -124,9 +146,21 @@ def test_a_real_run_is_shown_while_it_is_made_and_to_its_end(browser: Browser, t
 
 
 @pytest.mark.slow
-def test_nodes_on_other_machines_are_shown_with_what_they_missed(browser: Browser, tmp_path: Path) -> None:
+def test_nodes_on_other_machines_are_shown_with_what_they_missed(
+    browser: Browser, tmp_path: Path
+) -> None:
     with commands(tmp_path) as start, looking(browser) as look:
-        options = ("--nodes", "2", "--model", "softmax", "--budget", "time=1h", "--out", "runs/live", "--dashboard")
+        options = (
+            "--nodes",
+            "2",
+            "--model",
+            "softmax",
+            "--budget",
+            "time=1h",
+            "--out",
+            "runs/live",
+            "--dashboard",
+        )
         aggregator = start.serve(*options)
         stays, leaves = start.nodes(aggregator.port, 2)
         where = aggregator.wait_for(r"dashboard: (http://127\.0\.0\.1:\d+/)run/live")[1]
@@ -135,7 +169,10 @@ def test_nodes_on_other_machines_are_shown_with_what_they_missed(browser: Browse
         look.drawn()
         cells = "[...document.querySelectorAll('[aria-label=Nodes] tr')].map((row) => row.innerText.split('\\t'))"
         look.until(f"{cells}.length === 3")
-        assert [row[:2] for row in look.page.evaluate(cells)[1:]] == [["n1", "40"], ["n2", "50"]]
+        assert [row[:2] for row in look.page.evaluate(cells)[1:]] == [
+            ["n1", "40"],
+            ["n2", "50"],
+        ]
         assert leaves.end(signal.SIGKILL) == -signal.SIGKILL
         look.until(f"{cells}[2].at(-1) === 'away'")
         assert look.page.evaluate(cells)[1][-1] != "away"
@@ -145,7 +182,9 @@ def test_nodes_on_other_machines_are_shown_with_what_they_missed(browser: Browse
         well_behaved(look, where)
 
 
-def test_the_curve_follows_the_pointer_and_the_keys(browser: Browser, address: str, runs: Path) -> None:
+def test_the_curve_follows_the_pointer_and_the_keys(
+    browser: Browser, address: str, runs: Path
+) -> None:
     made = records(runs / "tau-adaptive")
     with looking(browser) as look:
         look.page.goto(f"{address}run/tau-adaptive")
@@ -156,9 +195,13 @@ def test_the_curve_follows_the_pointer_and_the_keys(browser: Browser, address: s
         assert box is not None
         seen: list[int] = []
         for share in (0.3, 0.6):
-            look.page.mouse.move(box["x"] + share * box["width"], box["y"] + box["height"] / 2)
+            look.page.mouse.move(
+                box["x"] + share * box["width"], box["y"] + box["height"] / 2
+            )
             known = ",".join(map(str, [0, made[-2].round, *seen]))
-            look.until(f"![{known}].includes(Number(document.querySelector('.words').dataset.round))")
+            look.until(
+                f"![{known}].includes(Number(document.querySelector('.words').dataset.round))"
+            )
             seen.append(in_focus(look))
             at = made[seen[-1] - 1]
             # The pointer is in the middle of the chart: there, about that share of the time was spent.
@@ -169,7 +212,9 @@ def test_the_curve_follows_the_pointer_and_the_keys(browser: Browser, address: s
         for key, step in (("ArrowRight", 1), ("ArrowLeft", -1), ("ArrowLeft", -1)):
             before = in_focus(look)
             look.page.keyboard.press(key)
-            look.until(f"document.querySelector('.words').dataset.round === '{before + step}'")
+            look.until(
+                f"document.querySelector('.words').dataset.round === '{before + step}'"
+            )
         look.until(
             "document.querySelector('[data-chart=G]').data.some((trace) => trace.name === 'chosen τ' && "
             f"trace.x[0] === {made[in_focus(look) - 1].tau})"
@@ -177,25 +222,39 @@ def test_the_curve_follows_the_pointer_and_the_keys(browser: Browser, address: s
         well_behaved(look, address)
 
 
-def test_an_unknown_reason_is_drawn_and_written_as_it_is(browser: Browser, tmp_path: Path) -> None:
+def test_an_unknown_reason_is_drawn_and_written_as_it_is(
+    browser: Browser, tmp_path: Path
+) -> None:
     """A controller of a user's own has reasons of its own, and no text of a run means anything to the page."""
     reasons = ["start", "warm-up", "<b>100 %{y}</b> & more", "warm-up"]
-    make_run(tmp_path / "runs" / "own", [record(at, tau=at, reason=own) for at, own in enumerate(reasons, 1)])
+    make_run(
+        tmp_path / "runs" / "own",
+        [record(at, tau=at, reason=own) for at, own in enumerate(reasons, 1)],
+    )
     page = Dashboard(tmp_path / "runs", port=0)
     with page.in_background(), looking(browser) as look:
         look.page.goto(page.address("own"))
         look.drawn()
         legend = look.page.locator("[data-chart=tau] .legendtext").all_text_contents()
-        assert [text.strip() for text in legend] == ["start", "warm-up", "<b>100 %{y}</b> & more"]
+        assert [text.strip() for text in legend] == [
+            "start",
+            "warm-up",
+            "<b>100 %{y}</b> & more",
+        ]
         assert look.text("[data-tile=tau] .figure") == "2.5"  # 1, 2, 3 and 4 local updates
-        assert "Round 4: τ = 4, warm-up. The controller gave this reason itself." in look.text(".words")
+        assert (
+            "Round 4: τ = 4, warm-up. The controller gave this reason itself."
+            in look.text(".words")
+        )
         look.page.keyboard.press("ArrowLeft")
         look.until("document.querySelector('.words').dataset.round === '3'")
         assert "Round 3: τ = 3, <b>100 %{y}</b> & more." in look.text(".words")
         well_behaved(look, page.address())
 
 
-def test_all_can_be_reached_with_the_keyboard_and_focus_is_seen(browser: Browser, address: str) -> None:
+def test_all_can_be_reached_with_the_keyboard_and_focus_is_seen(
+    browser: Browser, address: str
+) -> None:
     with looking(browser) as look:
         look.page.goto(f"{address}run/tau-adaptive")
         look.drawn()
@@ -220,7 +279,9 @@ def test_all_can_be_reached_with_the_keyboard_and_focus_is_seen(browser: Browser
         look.until(f"document.querySelector('.words').dataset.round === '{before - 1}'")
 
 
-def test_runs_are_listed_and_compared_in_one_chart(browser: Browser, address: str, runs: Path) -> None:
+def test_runs_are_listed_and_compared_in_one_chart(
+    browser: Browser, address: str, runs: Path
+) -> None:
     with looking(browser) as look:
         look.page.goto(address)
         look.page.get_by_label("Compare tau-adaptive").check()
@@ -249,28 +310,41 @@ def test_runs_are_listed_and_compared_in_one_chart(browser: Browser, address: st
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_it_fits_a_phone_in_light_and_dark(browser: Browser, address: str, dark: bool) -> None:
+def test_it_fits_a_phone_in_light_and_dark(
+    browser: Browser, address: str, dark: bool
+) -> None:
     with looking(browser, width=360, dark=dark) as look:
         for path in ("", "run/tau-adaptive", "compare?run=tau-adaptive&run=tau-1"):
             look.page.goto(f"{address}{path}")
-            look.until("document.querySelector('.run[data-drawn], .compare[data-traces], table') !== null")
+            look.until(
+                "document.querySelector('.run[data-drawn], .compare[data-traces], table') !== null"
+            )
             assert look.wider_than_the_screen <= 0
-        shade = look.page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]")
+        shade = look.page.evaluate(
+            "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
+        )
         assert (shade < 128) is dark
         look.page.locator("#theme").click()
-        shade = look.page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]")
+        shade = look.page.evaluate(
+            "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
+        )
         assert (shade < 128) is not dark
         well_behaved(look, address)
 
 
-def test_ten_thousand_rounds_are_drawn_thinned_and_exactly_on_zoom(browser: Browser, address: str, runs: Path) -> None:
+def test_ten_thousand_rounds_are_drawn_thinned_and_exactly_on_zoom(
+    browser: Browser, address: str, runs: Path
+) -> None:
     with looking(browser) as look:
         look.page.goto(f"{address}run/long")
         look.drawn()
         took = look.page.evaluate("Math.round(performance.now())")
         print(f"10,000 rounds were open after {took} ms")
         assert 500 < points(look, "loss") <= 3000
-        assert max(look.page.evaluate("document.querySelector('[data-chart=loss]').data[0].y")) > 5  # the spike
+        assert (
+            max(look.page.evaluate("document.querySelector('[data-chart=loss]').data[0].y"))
+            > 5
+        )  # the spike
         box = look.page.locator("[data-chart=loss] .nsewdrag").bounding_box()
         assert box is not None
         look.page.mouse.move(box["x"] + 0.50 * box["width"], box["y"] + 50)
@@ -278,9 +352,7 @@ def test_ten_thousand_rounds_are_drawn_thinned_and_exactly_on_zoom(browser: Brow
         look.page.mouse.move(box["x"] + 0.52 * box["width"], box["y"] + 55, steps=4)
         look.page.mouse.up()
         exact = "(() => { const rounds = document.querySelector('[data-chart=loss]').data[0].customdata;"
-        exact += (
-            " return rounds.length > 100 && rounds.every((round, at) => at === 0 || round === rounds[at - 1] + 1); })()"
-        )
+        exact += " return rounds.length > 100 && rounds.every((round, at) => at === 0 || round === rounds[at - 1] + 1); })()"
         look.until(exact)
         made = records(runs / "long")
         rounds, losses = look.page.evaluate(
@@ -288,7 +360,9 @@ def test_ten_thousand_rounds_are_drawn_thinned_and_exactly_on_zoom(browser: Brow
         )
         assert losses == [made[number - 1].loss for number in rounds]
         look.page.get_by_role("button", name="Whole run").click()
-        look.until("document.querySelector('[data-chart=loss]').data[0].customdata[0] === 1")
+        look.until(
+            "document.querySelector('[data-chart=loss]').data[0].customdata[0] === 1"
+        )
         well_behaved(look, address)
 
 
@@ -316,10 +390,17 @@ def test_a_run_that_is_not_there_has_a_clear_page(browser: Browser, address: str
 
 
 class TestReport:
-    def test_opens_from_disk_without_a_network(self, browser: Browser, runs: Path, tmp_path: Path) -> None:
+    def test_opens_from_disk_without_a_network(
+        self, browser: Browser, runs: Path, tmp_path: Path
+    ) -> None:
         names = [str(runs / f"tau-{tau}") for tau in ("adaptive", "1", "10")]
         out = tmp_path / "report.html"
-        subprocess.run([FEDBUDGET, "report", *names, "--out", out], check=True, capture_output=True, timeout=120)
+        subprocess.run(
+            [FEDBUDGET, "report", *names, "--out", out],
+            check=True,
+            capture_output=True,
+            timeout=120,
+        )
         with looking(browser, offline=True) as look:
             look.page.goto(out.as_uri())
             look.drawn()
@@ -339,7 +420,10 @@ class TestReport:
     def test_fits_a_phone(self, browser: Browser, runs: Path, tmp_path: Path) -> None:
         out = tmp_path / "report.html"
         subprocess.run(
-            [FEDBUDGET, "report", runs / "tau-1", "--out", out], check=True, capture_output=True, timeout=120
+            [FEDBUDGET, "report", runs / "tau-1", "--out", out],
+            check=True,
+            capture_output=True,
+            timeout=120,
         )
         with looking(browser, width=360, dark=True) as look:
             look.page.goto(out.as_uri())
@@ -359,17 +443,31 @@ class TestCommand:
             assert page.end(signal.SIGINT) == 0
             assert "Traceback" not in page.errors
 
-    def test_beyond_this_machine_needs_the_token_of_the_environment(self, runs: Path) -> None:
+    def test_beyond_this_machine_needs_the_token_of_the_environment(
+        self, runs: Path
+    ) -> None:
         with commands(runs.parent) as start:
-            page = start.run("dashboard", "runs", "--port", "0", "--host", "0.0.0.0", FEDBUDGET_TOKEN=TOKEN)
-            port = page.wait_for(r"http://localhost:(\d+)/  \(/\?token=TOKEN the first time")[1]
+            page = start.run(
+                "dashboard",
+                "runs",
+                "--port",
+                "0",
+                "--host",
+                "0.0.0.0",
+                FEDBUDGET_TOKEN=TOKEN,
+            )
+            port = page.wait_for(
+                r"http://localhost:(\d+)/  \(/\?token=TOKEN the first time"
+            )[1]
             with pytest.raises(HTTPError, match="401"):
                 urlopen(f"http://127.0.0.1:{port}/")
             assert TOKEN not in page.errors
             assert page.end(signal.SIGINT) == 0
 
     @pytest.mark.parametrize("missing", ["starlette", "uvicorn", "plotly"])
-    def test_says_which_extra_is_missing(self, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    def test_says_which_extra_is_missing(
+        self, monkeypatch: pytest.MonkeyPatch, missing: str
+    ) -> None:
         monkeypatch.setitem(sys.modules, missing, None)
         with pytest.raises(UserError, match=r"pip install 'fedbudget\[dashboard\]'"):
             require_dashboard()
@@ -383,10 +481,15 @@ class TestCommand:
                 "--host 0.0.0.0 lets other machines see the runs, so it needs a token",
             ),
             (["report", "nowhere"], "nowhere is not the folder of a run"),
-            (["report", "runs/tau-1", "--out", "no/such/folder.html"], "cannot be written: No such file or directory"),
+            (
+                ["report", "runs/tau-1", "--out", "no/such/folder.html"],
+                "cannot be written: No such file or directory",
+            ),
         ],
     )
-    def test_says_what_is_wrong(self, runs: Path, arguments: list[str], complaint: str) -> None:
+    def test_says_what_is_wrong(
+        self, runs: Path, arguments: list[str], complaint: str
+    ) -> None:
         with commands(runs.parent) as start:
             command = start.run(*arguments)
             assert command.end() == 2

@@ -16,7 +16,10 @@ RUNS: dict[str, dict[str, object]] = {
     "one node, adaptive, mini-batches": {"nodes": 1, "batch_size": 300},
     "one node, fixed, whole shard": {"nodes": 1, "tau": 5, "batch_size": "full"},
     "another seed": {"partition": "case:2", "seed": 1},
-    "several budgets": {"partition": "case:2", "budget": ("time=2s", "bytes=60kB", "energy=1kJ")},
+    "several budgets": {
+        "partition": "case:2",
+        "budget": ("time=2s", "bytes=60kB", "energy=1kJ"),
+    },
 }
 
 SCRIPT = """
@@ -24,8 +27,8 @@ import pathlib, sys
 from fedbudget import data
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
-from fedbudget.settings import Settings
-from fedbudget.training import execute
+from fedbudget.settings.settings import Settings
+from fedbudget.launch.execute import execute
 
 digits = data.load("digits")
 for number, options in enumerate({options!r}):
@@ -33,20 +36,26 @@ for number, options in enumerate({options!r}):
     execute(plan, out=pathlib.Path(sys.argv[1], str(number)), plot=False)
 """
 
-pytestmark = pytest.mark.xdist_group("determinism")  # all look at runs that take long to make
+pytestmark = pytest.mark.xdist_group(
+    "determinism"
+)  # all look at runs that take long to make
 
 
 def make(folder: Path, threads: int) -> Path:
     """All runs above, in a process of its own with so many threads."""
     script = SCRIPT.format(options=list(RUNS.values()))
     environment = {**os.environ, "NUMBA_NUM_THREADS": str(threads)}
-    subprocess.run([sys.executable, "-c", script, folder], env=environment, check=True, timeout=300)
+    subprocess.run(
+        [sys.executable, "-c", script, folder], env=environment, check=True, timeout=300
+    )
     return folder
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    one, two = (make(tmp_path_factory.mktemp(f"threads-{threads}"), threads) for threads in (1, 2))
+    one, two = (
+        make(tmp_path_factory.mktemp(f"threads-{threads}"), threads) for threads in (1, 2)
+    )
     return one, two
 
 
@@ -58,24 +67,38 @@ def rounds(folder: Path, name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_one_thread_and_two_write_the_same_bytes(folders: tuple[Path, Path], name: str) -> None:
+def test_one_thread_and_two_write_the_same_bytes(
+    folders: tuple[Path, Path], name: str
+) -> None:
     one, two = folders
     assert rounds(one, name) == rounds(two, name)
     number = str(list(RUNS).index(name))
-    first, second = ((folder / number / "model.safetensors").read_bytes() for folder in folders)
+    first, second = (
+        (folder / number / "model.safetensors").read_bytes() for folder in folders
+    )
     assert first == second
 
 
 def test_another_seed_gives_other_bytes(folders: tuple[Path, Path]) -> None:
-    assert rounds(folders[0], "adaptive, mini-batches") != rounds(folders[0], "another seed")
+    assert rounds(folders[0], "adaptive, mini-batches") != rounds(
+        folders[0], "another seed"
+    )
 
 
 @pytest.mark.slow
-def test_kernels_just_compiled_and_kernels_from_the_disk_give_the_same_bits(tmp_path: Path) -> None:
+def test_kernels_just_compiled_and_kernels_from_the_disk_give_the_same_bits(
+    tmp_path: Path,
+) -> None:
     code = "import fedbudget; r = fedbudget.train(case=2, nodes=4, budget='time=1s'); print(r.loss.hex(), r.w.tolist())"
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     first, second = (
-        subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
         for _ in range(2)
     )
     assert list(tmp_path.rglob("*.nbc"))  # the second run had something to load

@@ -27,10 +27,23 @@ class Site:
     def run(self, name: str, *options: str) -> "Training":
         """Starts a run in a folder of this name, with adaptive τ and measured costs."""
         nodes, out = len(self.network.names) - 1, self._start.folder / name
-        aggregator = self._on(0, "serve", self._address, "--nodes", str(nodes), "--json", "--out", name, *options)
+        aggregator = self._on(
+            0,
+            "serve",
+            self._address,
+            "--nodes",
+            str(nodes),
+            "--json",
+            "--out",
+            name,
+            *options,
+        )
         shards = [(host, f"{host}/{nodes}") for host in range(1, nodes + 1)]
         data = "--dataset", "digits", "--case", "2"
-        joined = [self._on(host, "join", self._address, *data, "--shard", shard) for host, shard in shards]
+        joined = [
+            self._on(host, "join", self._address, *data, "--shard", shard)
+            for host, shard in shards
+        ]
         return Training(aggregator, joined, out)
 
     @property
@@ -59,7 +72,11 @@ class Training:
 
         def number() -> int:
             rounds = self.rounds
-            return len(rounds) if len(rounds) >= made and nodes in (None, rounds[-1].nodes) else 0
+            return (
+                len(rounds)
+                if len(rounds) >= made and nodes in (None, rounds[-1].nodes)
+                else 0
+            )
 
         return self.aggregator.wait_until(number)
 
@@ -69,13 +86,17 @@ class Training:
         Args:
           over: the share of the budget that may be overspent.
         """
-        assert [process.end() for process in (self.aggregator, *self.nodes)] == [0] * (1 + len(self.nodes))
+        assert [process.end() for process in (self.aggregator, *self.nodes)] == [0] * (
+            1 + len(self.nodes)
+        )
         assert all("the run is over" in node.errors for node in self.nodes)
         found, rounds = summary(self._folder), self.rounds
         assert (found["status"], found["stopped_by"]) == ("finished", "time")
         limit = found["budget"]["time"]
         assert found["spent"]["time"] <= (1 + over) * limit
-        assert rounds[-1].wall <= 1.05 * limit  # the same by another clock, which no meter has read
+        assert (
+            rounds[-1].wall <= 1.05 * limit
+        )  # the same by another clock, which no meter has read
         assert [record.round for record in rounds] == list(range(1, len(rounds) + 1))
         return float(found["average_tau"])
 
@@ -105,7 +126,9 @@ def test_a_time_budget_is_kept_across_a_slow_network(tmp_path: Path) -> None:
 def test_tau_grows_within_a_run_when_the_network_becomes_slow(tmp_path: Path) -> None:
     with site(tmp_path, nodes=3, delay=SHORT) as edge:
         training = edge.run("run", "--method", "paper", "--budget", "time=8s")
-        training.aggregator.wait_until(lambda: any(record.spent["time"] > 3 for record in training.rounds))
+        training.aggregator.wait_until(
+            lambda: any(record.spent["time"] > 3 for record in training.rounds)
+        )
         edge.network.set(delay=LONG)
         changed = len(training.rounds)
         training.end()
@@ -113,7 +136,9 @@ def test_tau_grows_within_a_run_when_the_network_becomes_slow(tmp_path: Path) ->
     assert present(rounds) == {3}
     # A change that lasts is followed after three rounds; the last record is of the final loss.
     near, far = rounds[10:changed], rounds[changed + 5 : -1]
-    assert statistics.median(record.tau for record in far) > 2 * statistics.median(record.tau for record in near)
+    assert statistics.median(record.tau for record in far) > 2 * statistics.median(
+        record.tau for record in near
+    )
 
 
 @pytest.mark.slow
@@ -122,7 +147,9 @@ def test_tau_grows_with_the_delay_of_the_network(tmp_path: Path) -> None:
     with site(tmp_path, nodes=5, delay=SHORT) as edge:
         for delay in (SHORT, LONG):
             edge.network.set(delay=delay)
-            training = edge.run(f"delay-{delay}", "--method", "paper", "--budget", "time=10s")
+            training = edge.run(
+                f"delay-{delay}", "--method", "paper", "--budget", "time=10s"
+            )
             taus.append(training.end())
             assert present(training.rounds) == {5}
     assert taus[1] > 2 * taus[0]
@@ -144,7 +171,9 @@ def test_a_run_gets_by_with_every_twentieth_packet_lost(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [[3], [2, 3, 4, 5]], ids=["one node", "all nodes but one"])
-def test_a_run_goes_on_without_nodes_that_are_cut_off_and_has_them_back(tmp_path: Path, cut: list[int]) -> None:
+def test_a_run_goes_on_without_nodes_that_are_cut_off_and_has_them_back(
+    tmp_path: Path, cut: list[int]
+) -> None:
     with site(tmp_path, nodes=5, delay=SHORT) as edge:
         training = edge.run("run", "--budget", "time=40s")
         training.wait_until(made=20, nodes=5)
@@ -154,7 +183,9 @@ def test_a_run_goes_on_without_nodes_that_are_cut_off_and_has_them_back(tmp_path
     rounds = training.rounds
     without = rounds[before:meanwhile]
     # Asked once, and not again before they have answered: rounds do not wait for them over and over.
-    assert sorted(number for record in without for number in record.missed) == [host - 1 for host in cut]
+    assert sorted(number for record in without for number in record.missed) == [
+        host - 1 for host in cut
+    ]
     last = max(index for index, record in enumerate(without) if record.missed)
     assert len(without[last + 1 :]) > 20
     assert present(without[last + 1 :]) == {5 - len(cut)}
@@ -169,7 +200,9 @@ def since_it_came(errors: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_run_waits_for_the_network_when_the_aggregator_itself_is_cut_off(tmp_path: Path) -> None:
+def test_a_run_waits_for_the_network_when_the_aggregator_itself_is_cut_off(
+    tmp_path: Path,
+) -> None:
     with site(tmp_path, nodes=5, delay=SHORT) as edge:
         training = edge.run("run", "--budget", "time=40s")
         training.wait_until(made=20, nodes=5)
@@ -181,7 +214,9 @@ def test_a_run_waits_for_the_network_when_the_aggregator_itself_is_cut_off(tmp_p
 
 
 @pytest.mark.slow
-def test_a_node_comes_back_after_a_cut_that_its_connection_does_not_survive(tmp_path: Path) -> None:
+def test_a_node_comes_back_after_a_cut_that_its_connection_does_not_survive(
+    tmp_path: Path,
+) -> None:
     with site(tmp_path, nodes=2, delay=SHORT) as edge:
         training = edge.run("run", "--budget", "time=75s")
         training.wait_until(made=20, nodes=2)
@@ -195,7 +230,9 @@ def test_a_node_comes_back_after_a_cut_that_its_connection_does_not_survive(tmp_
     assert statistics.mean(record.nodes == 2 for record in training.rounds[back:]) > 0.95
 
 
-def _cut_for(seconds: float, edge: Site, training: Training, hosts: Sequence[int]) -> tuple[int, int]:
+def _cut_for(
+    seconds: float, edge: Site, training: Training, hosts: Sequence[int]
+) -> tuple[int, int]:
     """Gives how many rounds were made before and after it."""
     for host in hosts:
         edge.network.cut(host)

@@ -18,14 +18,24 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def output_of(name: str) -> str:
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # on a busy machine PyTorch's threads wait for each other
+    one_thread = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+    }  # on a busy machine PyTorch's threads wait for each other
     return subprocess.run(
-        [sys.executable, str(EXAMPLES / name)], check=True, capture_output=True, text=True, cwd=EXAMPLES, env=one_thread
+        [sys.executable, str(EXAMPLES / name)],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=EXAMPLES,
+        env=one_thread,
     ).stdout
 
 
 def test_five_lines_learn_to_tell_even_from_odd() -> None:
-    found = re.fullmatch(r"loss (\S+), accuracy (\S+), average τ (\S+)\n", output_of("five_lines.py"))
+    found = re.fullmatch(
+        r"loss (\S+), accuracy (\S+), average τ (\S+)\n", output_of("five_lines.py")
+    )
     assert found is not None
     loss, accuracy, tau = map(float, found.groups())
     assert loss < 0.246
@@ -34,7 +44,9 @@ def test_five_lines_learn_to_tell_even_from_odd() -> None:
 
 
 def test_a_model_of_ones_own_is_trained_within_both_budgets() -> None:
-    found = re.search(r"accuracy (\S+), stopped by time\nspent: (.*)\n", output_of("own_model.py"))
+    found = re.search(
+        r"accuracy (\S+), stopped by time\nspent: (.*)\n", output_of("own_model.py")
+    )
     assert found is not None
     assert float(found[1]) > 0.9
     assert "'bytes'" in found[2]
@@ -42,7 +54,8 @@ def test_a_model_of_ones_own_is_trained_within_both_budgets() -> None:
 
 def test_a_module_of_ones_own_learns_digits_and_is_a_module_again() -> None:
     found = re.fullmatch(
-        r"loss \S+, accuracy (\S+), average τ (\S+)\na blank image looks like a \d\n", output_of("own_torch_module.py")
+        r"loss \S+, accuracy (\S+), average τ (\S+)\na blank image looks like a \d\n",
+        output_of("own_torch_module.py"),
     )
     assert found is not None
     assert float(found[1]) > 0.8
@@ -50,7 +63,10 @@ def test_a_module_of_ones_own_learns_digits_and_is_a_module_again() -> None:
 
 
 def test_arrays_of_scikit_learn_are_spread_over_eight_nodes() -> None:
-    found = re.fullmatch(r"8 nodes, loss (\S+), accuracy (\S+), stopped by bytes\n", output_of("numpy_arrays.py"))
+    found = re.fullmatch(
+        r"8 nodes, loss (\S+), accuracy (\S+), stopped by bytes\n",
+        output_of("numpy_arrays.py"),
+    )
     assert found is not None
     assert float(found[1]) < 0.5  # of w = 0
     assert float(found[2]) > 0.9
@@ -63,7 +79,9 @@ def test_every_example_is_run_above(path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_torch_thread")
-def test_a_network_of_ones_own_on_real_nodes_with_image_files_over_tls(tmp_path: Path) -> None:
+def test_a_network_of_ones_own_on_real_nodes_with_image_files_over_tls(
+    tmp_path: Path,
+) -> None:
     """The same w as in one process, to the bit; and under 25 lines of a person's own."""
     trained: dict[str, Any] = {
         "tau": 3,
@@ -73,17 +91,33 @@ def test_a_network_of_ones_own_on_real_nodes_with_image_files_over_tls(tmp_path:
         "step_size": 0.05,
         "compress": "none",
     }
-    options = [text for name, value in trained.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    options = [
+        text
+        for name, value in trained.items()
+        for text in (f"--{name.replace('_', '-')}", str(value))
+    ]
     real_nodes = EXAMPLES / "real_nodes"
-    command = [sys.executable, str(real_nodes / "run.py"), str(tmp_path), "--budget", "time=1h", "--out", "run"]
+    command = [
+        sys.executable,
+        str(real_nodes / "run.py"),
+        str(tmp_path),
+        "--budget",
+        "time=1h",
+        "--out",
+        "run",
+    ]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # more add up in another order
     subprocess.run([*command, *options], check=True, env=one_thread, capture_output=True)
 
     images = load(f"{real_nodes}/ward.py:Images")
-    shards = [images(tmp_path / name / "images") for name in ("east", "north", "south")]  # nodes' numbers go by names
+    shards = [
+        images(tmp_path / name / "images") for name in ("east", "north", "south")
+    ]  # nodes' numbers go by names
     net = load(f"{real_nodes}/net.py:net")
     test = images(tmp_path / "aggregator/images")
-    whole = train(model=net, shards=shards, test=test, budget="time=1h", costs="measured", **trained)
+    whole = train(
+        model=net, shards=shards, test=test, budget="time=1h", costs="measured", **trained
+    )
     run = Run.open(tmp_path / "aggregator/run")
     assert run.model().w.tobytes() == whole.w.tobytes()
     assert run.summary is not None

@@ -12,12 +12,22 @@ import pytest
 from fedbudget import Settings, train
 from fedbudget.data.files import from_arrays
 from fedbudget.launch.prepared import Overrides
-from fedbudget.runs.checkpoint_writer import SPARE
-from fedbudget.runs.folder import Run
+from fedbudget.runs.folder import SPARE, Run
 from support.processes import checkpoint, commands, made, records, summary, with_absences
 from support.small_disk import fill, small_disk
 
-OPTIONS = ["--model", "softmax", "--tau", "5", "--costs", "simulated", "--budget", "time=1000000s", "--seed", "3"]
+OPTIONS = [
+    "--model",
+    "softmax",
+    "--tau",
+    "5",
+    "--costs",
+    "simulated",
+    "--budget",
+    "time=1000000s",
+    "--seed",
+    "3",
+]
 
 
 def test_nodes_killed_in_the_middle_of_a_round_until_one_is_left(tmp_path: Path) -> None:
@@ -33,18 +43,32 @@ def test_nodes_killed_in_the_middle_of_a_round_until_one_is_left(tmp_path: Path)
         assert aggregator.end() == 0
         assert stays.end() == 0
         assert [node.end() for node in others] == [-signal.SIGKILL, -signal.SIGKILL]
-        assert re.findall(r"(n\d) has left", aggregator.errors) == ["n2", "n3"]  # and not who stays to the end
+        assert re.findall(r"(n\d) has left", aggregator.errors) == [
+            "n2",
+            "n3",
+        ]  # and not who stays to the end
     run = Run.open(tmp_path / "run")
     assert [record.nodes for record in run.rounds] == [3, 3, 3, 2, 2, 2, 1, 1, 1, 1, 1]
-    assert {record.round: record.missed for record in run.rounds if record.missed} == {4: (1,), 7: (2,)}
+    assert {record.round: record.missed for record in run.rounds if record.missed} == {
+        4: (1,),
+        7: (2,),
+    }
     assert run.summary is not None
     assert (run.summary["status"], run.summary["stopped_by"]) == ("finished", "rounds")
-    assert run.model().w.tobytes() == without_network([[0, 1, 2]] * 3 + [[0, 2]] * 3 + [[0]] * 5)
+    assert run.model().w.tobytes() == without_network(
+        [[0, 1, 2]] * 3 + [[0, 2]] * 3 + [[0]] * 5
+    )
 
 
 def without_network(present: list[list[int]]) -> bytes:
     settings = Settings(
-        model="softmax", method="paper", tau=5, rounds=10, budget=("time=1000000s",), seed=3, partition="files"
+        model="softmax",
+        method="paper",
+        tau=5,
+        rounds=10,
+        budget=("time=1000000s",),
+        seed=3,
+        partition="files",
     )
     return with_absences(settings, Overrides(dataset=from_arrays(made(3), None)), present)
 
@@ -54,13 +78,24 @@ def test_nodes_that_hang_come_late_come_twice_and_come_back(tmp_path: Path) -> N
 
     def has_round_with(nodes: int, after: int) -> int:
         """The number of a round with so many nodes."""
-        return next((each.round for each in records(run) if each.round > after and each.nodes == nodes), 0)
+        return next(
+            (
+                each.round
+                for each in records(run)
+                if each.round > after and each.nodes == nodes
+            ),
+            0,
+        )
 
     with commands(tmp_path) as start:
         start.write(3)
-        aggregator = start.serve("--nodes", "2", "--round-timeout", "3", "--out", "run", *OPTIONS)
+        aggregator = start.serve(
+            "--nodes", "2", "--round-timeout", "3", "--out", "run", *OPTIONS
+        )
         port = aggregator.port
-        first = start.join(port, "--data", "n1.npz", "--pace", "3", name="n1")  # so that there are not too many rounds
+        first = start.join(
+            port, "--data", "n1.npz", "--pace", "3", name="n1"
+        )  # so that there are not too many rounds
         hangs = start.failing(port, 2, 5, signal.SIGSTOP)
         alone = aggregator.wait_until(lambda: has_round_with(1, 5))
         assert counter(run, "late") == 0
@@ -91,7 +126,11 @@ def test_nodes_that_hang_come_late_come_twice_and_come_back(tmp_path: Path) -> N
     assert [record.nodes for record in found[5 : joined - 1]] == [1] * (joined - 6)
     assert not any(record.missed for record in found if record.nodes == 3)
     members = checkpoint(run).engine["members"]
-    assert {name: member["numbers"] for name, member in members.items()} == {"n1": [0], "n2": [1], "n3": [2]}
+    assert {name: member["numbers"] for name, member in members.items()} == {
+        "n1": [0],
+        "n2": [1],
+        "n3": [2],
+    }
 
 
 def counter(run: Path, name: str) -> int:
@@ -99,7 +138,9 @@ def counter(run: Path, name: str) -> int:
 
 
 @pytest.mark.slow
-def test_with_too_few_nodes_the_clock_runs_on_to_the_end_of_the_budget(tmp_path: Path) -> None:
+def test_with_too_few_nodes_the_clock_runs_on_to_the_end_of_the_budget(
+    tmp_path: Path,
+) -> None:
     run = tmp_path / "run"
     options = ["--model", "softmax", "--tau", "5", "--budget", "time=6s", "--out", "run"]
     with commands(tmp_path) as start:
@@ -113,8 +154,14 @@ def test_with_too_few_nodes_the_clock_runs_on_to_the_end_of_the_budget(tmp_path:
     found, end = records(run), summary(run)
     assert len(found) <= made_until_then + 1
     assert all(record.nodes == 2 for record in found)
-    assert (end["status"], end["stopped_by"], end["budget"]) == ("finished", "time", {"time": 6.0})
-    assert end["spent"]["time"] > 0.9 * 6 > found[-1].spent["time"]  # with what is kept for closing the round
+    assert (end["status"], end["stopped_by"], end["budget"]) == (
+        "finished",
+        "time",
+        {"time": 6.0},
+    )
+    assert (
+        end["spent"]["time"] > 0.9 * 6 > found[-1].spent["time"]
+    )  # with what is kept for closing the round
     assert end["loss"] == found[-1].best_loss == min(record.loss for record in found)
     assert Run.open(run).model().w.shape == (3 * 7,)
 
@@ -124,7 +171,9 @@ def test_with_too_few_nodes_others_are_waited_for(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with commands(tmp_path) as start:
         start.write(3)
-        aggregator = start.serve("--nodes", "2", "--min-nodes", "2", "--rounds", "12", "--out", "run", *OPTIONS)
+        aggregator = start.serve(
+            "--nodes", "2", "--min-nodes", "2", "--rounds", "12", "--out", "run", *OPTIONS
+        )
         stays = start.join(aggregator.port, "--data", "n1.npz", name="n1")
         killed = start.failing(aggregator.port, 2, 6, signal.SIGKILL)
         assert killed.end() == -signal.SIGKILL
@@ -139,10 +188,14 @@ def test_with_too_few_nodes_others_are_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_disk_that_others_fill_is_waited_out_with_what_was_kept_back(tmp_path: Path) -> None:
+def test_a_disk_that_others_fill_is_waited_out_with_what_was_kept_back(
+    tmp_path: Path,
+) -> None:
     with small_disk(tmp_path / "disk", 8 << 20) as disk, commands(tmp_path) as start:
         run = disk / "run"
-        aggregator = start.serve("--nodes", "1", "--rounds", "30", "--out", str(run), *OPTIONS)
+        aggregator = start.serve(
+            "--nodes", "1", "--rounds", "30", "--out", str(run), *OPTIONS
+        )
         start.write(1)
         node = start.held(aggregator.port, 1, 20)
         aggregator.wait_until(lambda: len(records(run)) == 19)
@@ -154,10 +207,14 @@ def test_a_disk_that_others_fill_is_waited_out_with_what_was_kept_back(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_the_run_in_a_line_and_it_goes_on_when_there_is_space(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_run_in_a_line_and_it_goes_on_when_there_is_space(
+    tmp_path: Path,
+) -> None:
     with small_disk(tmp_path / "disk", 8 << 20) as disk, commands(tmp_path) as start:
         run = disk / "run"
-        aggregator = start.serve("--nodes", "1", "--rounds", "30", "--out", str(run), *OPTIONS)
+        aggregator = start.serve(
+            "--nodes", "1", "--rounds", "30", "--out", str(run), *OPTIONS
+        )
         port = aggregator.port
         start.write(1)
         node = start.held(port, 1, 20)
@@ -181,5 +238,12 @@ def test_a_full_disk_ends_the_run_in_a_line_and_it_goes_on_when_there_is_space(t
         assert node.end() == 0
         assert records(run)[: len(before)] == before
         assert [record.round for record in records(run)] == list(range(1, 32))
-        whole = train(model="softmax", shards=made(1), tau=5, budget="time=1000000s", rounds=30, seed=3)
+        whole = train(
+            model="softmax",
+            shards=made(1),
+            tau=5,
+            budget="time=1000000s",
+            rounds=30,
+            seed=3,
+        )
         assert Run.open(run).model().w.tobytes() == whole.w.tobytes()

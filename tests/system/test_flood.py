@@ -1,7 +1,8 @@
 """Anyone on the network, without credentials: connections that say nothing, half of a handshake, wrong tokens.
 
 The run goes on, and ends as it would. Rounds take at most half as long again, as compared with the seconds before: this
-is a share of what the same machine did just then, and no test of how quick it is. docs/robustness.md has the figures.
+is a share of what the same machine did just then, and no test of how quick it is. See
+docs/research/robustness.md.
 """
 
 import asyncio
@@ -15,12 +16,23 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fedbudget.engines.grpc.audit import AUDIT
+from fedbudget.engines.grpc.admission import AUDIT
 from fedbudget.engines.grpc.stream import METHOD, NAME, TOKEN
 from support.processes import FEDBUDGET, commands, records
 
 FEW = ("sh", "-c", 'ulimit -n 256; exec "$0" "$@"', FEDBUDGET)
-OPTIONS = ["--model", "softmax", "--tau", "5", "--budget", "time=1000s", "--nodes", "2", "--out", "run"]
+OPTIONS = [
+    "--model",
+    "softmax",
+    "--tau",
+    "5",
+    "--budget",
+    "time=1000s",
+    "--nodes",
+    "2",
+    "--out",
+    "run",
+]
 BEFORE, FLOOD = 8.0, 30.0  # seconds
 LONGER = 1.5  # times as long as before, at most
 SECRET = "a-token-that-is-long-enough"
@@ -62,7 +74,10 @@ def test_connections_that_say_nothing(tmp_path: Path, number: int, tls: bool) ->
         if tls:
             assert start.run("certs", "certs").end() == 0
             secure = ["--cert", "certs/aggregator.pem", "--key", "certs/aggregator.key"]
-            trusting, first = ["--ca", "certs/ca.pem"], bytes.fromhex("16030102000100 01fc0303")
+            trusting, first = (
+                ["--ca", "certs/ca.pem"],
+                bytes.fromhex("16030102000100 01fc0303"),
+            )
         aggregator = start.serve(*OPTIONS, *secure, program=FEW)
         nodes = start.nodes(aggregator.port, 2, *trusting)
         aggregator.wait_until(lambda: len(records(tmp_path / "run")) > 5)
@@ -85,7 +100,9 @@ def test_wrong_tokens_at_full_speed(tmp_path: Path) -> None:
             async def one() -> None:
                 nonlocal tries
                 while time.monotonic() < end:
-                    call = channel.stream_stream(METHOD)(metadata=[(NAME, "n1"), (TOKEN, "wrong" * 5)])
+                    call = channel.stream_stream(METHOD)(
+                        metadata=[(NAME, "n1"), (TOKEN, "wrong" * 5)]
+                    )
                     try:
                         await call.read()
                     except grpc.RpcError:
@@ -100,12 +117,20 @@ def test_wrong_tokens_at_full_speed(tmp_path: Path) -> None:
         aggregator = start.serve(*OPTIONS, "--token-file", "token", program=FEW)
         nodes = start.nodes(aggregator.port, 2, "--token-file", "token")
         aggregator.wait_until(lambda: len(records(tmp_path / "run")) > 5)
-        before, rounds, began = pace(tmp_path / "run", BEFORE), len(records(tmp_path / "run")), time.monotonic()
+        before, rounds, began = (
+            pace(tmp_path / "run", BEFORE),
+            len(records(tmp_path / "run")),
+            time.monotonic(),
+        )
         asyncio.run(guess(aggregator.port))
         during = (len(records(tmp_path / "run")) - rounds) / (time.monotonic() - began)
         assert aggregator.end(signal.SIGINT) == 0
         assert [node.end() for node in nodes] == [0, 0]
-        refused = [line for line in (tmp_path / "run" / AUDIT).read_text().splitlines() if '"refused"' in line]
+        refused = [
+            line
+            for line in (tmp_path / "run" / AUDIT).read_text().splitlines()
+            if '"refused"' in line
+        ]
         assert 1 <= len(refused) <= time.monotonic() - began + 1  # a line a second
         assert tries < 60 * FLOOD  # it was more than 600 a second
         assert during >= before / LONGER, (before, during)

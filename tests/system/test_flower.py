@@ -14,7 +14,12 @@ from fedbudget.runs.record import average_tau
 from support.flower_processes import Flower, fleet, simulation
 
 PATIENCE = 300.0  # seconds for a run, on a machine that has much else to do
-SOON: dict[str, Any] = {"budget": "time=1000s", "costs": "simulated", "seed": 3, "partition": "case:2"}
+SOON: dict[str, Any] = {
+    "budget": "time=1000s",
+    "costs": "simulated",
+    "seed": 3,
+    "partition": "case:2",
+}
 
 pytestmark = pytest.mark.xdist_group("flower")  # which has one fleet
 
@@ -37,30 +42,44 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
         yield started
 
 
-def same_bits(flower: Flower, connection: str, data: str, *, nodes: int, **how: Any) -> None:
+def same_bits(
+    flower: Flower, connection: str, data: str, *, nodes: int, **how: Any
+) -> None:
     """A run there, and on the in-process engine."""
     how = {**SOON, **how, "nodes": nodes, "dataset": data}
-    found = flower.run(connection, patience=PATIENCE, min_nodes=nodes, test="", **how).model().w
+    found = (
+        flower.run(connection, patience=PATIENCE, min_nodes=nodes, test="", **how).model().w
+    )
     assert found.tobytes() == fedbudget.train(**how).w.tobytes()
 
 
 @pytest.mark.slow
 def test_deployed_it_gives_the_bits_of_one_process(flower: Flower, data: str) -> None:
-    same_bits(flower, "loopback", data, nodes=3, method="frugal", step_size=0.05, tau=4, rounds=2)
+    same_bits(
+        flower, "loopback", data, nodes=3, method="frugal", step_size=0.05, tau=4, rounds=2
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
-    [{"method": "paper", "tau": 5}, {"method": "frugal", "tau": 3}, {"method": "paper", "model": "softmax"}],
+    [
+        {"method": "paper", "tau": 5},
+        {"method": "frugal", "tau": 3},
+        {"method": "paper", "model": "softmax"},
+    ],
     ids=str,
 )
-def test_deployed_it_gives_these_bits_whatever_the_method(flower: Flower, data: str, how: dict[str, Any]) -> None:
+def test_deployed_it_gives_these_bits_whatever_the_method(
+    flower: Flower, data: str, how: dict[str, Any]
+) -> None:
     same_bits(flower, "loopback", data, nodes=3, **{"rounds": 5, **how})
 
 
 @pytest.mark.slow
-def test_deployed_a_time_budget_is_kept_and_tau_makes_up_for_slow_rounds(flower: Flower, data: str) -> None:
+def test_deployed_a_time_budget_is_kept_and_tau_makes_up_for_slow_rounds(
+    flower: Flower, data: str
+) -> None:
     """A round takes seconds, of which Flower's polls and processes are nearly all: τ = 1 would be a waste."""
     seconds = 100
     made = flower.run(
@@ -82,11 +101,24 @@ def test_deployed_a_time_budget_is_kept_and_tau_makes_up_for_slow_rounds(flower:
 
 
 @pytest.mark.slow
-def test_deployed_a_run_that_is_stopped_keeps_what_it_has(flower: Flower, data: str) -> None:
-    how: dict[str, Any] = {**SOON, "dataset": data, "nodes": 3, "tau": 4, "method": "paper", "test": ""}
+def test_deployed_a_run_that_is_stopped_keeps_what_it_has(
+    flower: Flower, data: str
+) -> None:
+    how: dict[str, Any] = {
+        **SOON,
+        "dataset": data,
+        "nodes": 3,
+        "tau": 4,
+        "method": "paper",
+        "test": "",
+    }
     _, out = flower.begin("loopback", **how)
     flower.wait(
-        lambda: (out / "rounds.jsonl").exists() and (out / "rounds.jsonl").read_text().count("\n") > 1, PATIENCE
+        lambda: (
+            (out / "rounds.jsonl").exists()
+            and (out / "rounds.jsonl").read_text().count("\n") > 1
+        ),
+        PATIENCE,
     )
     number = re.findall(r"Successfully started run (\d+)", flower.log)[-1]
     flower.start("flwr", "stop", number, "loopback")
@@ -100,21 +132,39 @@ def test_deployed_a_run_that_is_stopped_keeps_what_it_has(flower: Flower, data: 
 @pytest.mark.slow
 def test_deployed_nodes_bring_files_of_their_own(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
-    shards = [(rng.normal(size=(size, 6)).astype(np.float32), rng.integers(0, 2, size)) for size in (30, 40)]
+    shards = [
+        (rng.normal(size=(size, 6)).astype(np.float32), rng.integers(0, 2, size))
+        for size in (30, 40)
+    ]
     for number, (x, y) in enumerate(shards):
         np.savez(tmp_path / f"{number}.npz", x=x, y=y)
-    with fleet(tmp_path, [f"data='{tmp_path / f'{number}.npz'}'" for number in (0, 1)]) as flower:
-        how: dict[str, Any] = {"model": "softmax", "batch_size": "full", "step_size": 0.1, "tau": 4, "rounds": 3}
-        made = flower.run("loopback", patience=PATIENCE, nodes=2, min_nodes=2, test="", **SOON, **how)
+    with fleet(
+        tmp_path, [f"data='{tmp_path / f'{number}.npz'}'" for number in (0, 1)]
+    ) as flower:
+        how: dict[str, Any] = {
+            "model": "softmax",
+            "batch_size": "full",
+            "step_size": 0.1,
+            "tau": 4,
+            "rounds": 3,
+        }
+        made = flower.run(
+            "loopback", patience=PATIENCE, nodes=2, min_nodes=2, test="", **SOON, **how
+        )
     assert made.settings.dataset == "nodes"
     without = {name: value for name, value in SOON.items() if name != "partition"}
     # Flower numbers its nodes as it likes.
-    either = [fedbudget.train(shards=order, **without, **how).w.tobytes() for order in (shards, shards[::-1])]
+    either = [
+        fedbudget.train(shards=order, **without, **how).w.tobytes()
+        for order in (shards, shards[::-1])
+    ]
     assert made.model().w.tobytes() in either
 
 
 @pytest.mark.slow
-def test_in_flowers_simulation_the_example_gives_the_bits_of_one_process(tmp_path: Path, data: str) -> None:
+def test_in_flowers_simulation_the_example_gives_the_bits_of_one_process(
+    tmp_path: Path, data: str
+) -> None:
     with simulation(tmp_path) as flower:
         same_bits(flower, "local", data, nodes=2, method="frugal", tau=4, rounds=6)
         more = ("--federation-config", "num-supernodes=3 client-resources-num-cpus=1")

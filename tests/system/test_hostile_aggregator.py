@@ -15,7 +15,9 @@ OPTIONS = ["--model", "softmax", "--step-size", "0.05", "--budget", "time=1h"]
 def test_a_node_stops_at_once_whatever_it_computes(tmp_path: Path) -> None:
     """It is at a round of a billion local updates; 20 s are what a machine that is busy may take to start it."""
     with commands(tmp_path) as start:
-        aggregator = start.serve("--nodes", "1", "--tau", "1000000000", "--out", "run", *OPTIONS)
+        aggregator = start.serve(
+            "--nodes", "1", "--tau", "1000000000", "--out", "run", *OPTIONS
+        )
         (node,) = start.nodes(aggregator.port, 1, "--max-tau", "1000000000")
         node.wait_for("joined")
         time.sleep(0.5)  # when it is at work
@@ -29,7 +31,9 @@ def test_a_node_stops_at_once_whatever_it_computes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_node_refuses_mini_batches_that_would_tell_too_much(tmp_path: Path) -> None:
     with commands(tmp_path) as start:
-        aggregator = start.serve("--nodes", "1", "--batch-size", "1", "--rounds", "3", "--out", "run", *OPTIONS)
+        aggregator = start.serve(
+            "--nodes", "1", "--batch-size", "1", "--rounds", "3", "--out", "run", *OPTIONS
+        )
         (node,) = start.nodes(aggregator.port, 1)
         assert node.end() == 1
         assert "mini-batches of 1 samples are asked for" in node.errors
@@ -42,7 +46,9 @@ def test_a_node_refuses_mini_batches_that_would_tell_too_much(tmp_path: Path) ->
 @pytest.mark.slow
 def test_two_aggregators_on_one_folder(tmp_path: Path) -> None:
     with commands(tmp_path) as start:
-        first = start.serve("--nodes", "1", "--tau", "2", "--out", "run", "--costs", "simulated", *OPTIONS)
+        first = start.serve(
+            "--nodes", "1", "--tau", "2", "--out", "run", "--costs", "simulated", *OPTIONS
+        )
         start.nodes(first.port, 1)
         first.wait_until(lambda: len(records(tmp_path / "run")) > 3)
         second = start.serve("--resume", "run")

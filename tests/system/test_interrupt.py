@@ -22,9 +22,24 @@ PATIENCE = 120.0  # seconds, for a machine that has to compile first
 @contextmanager
 def long_run(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """A run that would take long, when some of its rounds are on disk."""
-    asked = ["--model", "svm", "--costs", "measured", "--budget", "time=600s", "--batch-size", "full", "--out", "run"]
+    asked = [
+        "--model",
+        "svm",
+        "--costs",
+        "measured",
+        "--budget",
+        "time=600s",
+        "--batch-size",
+        "full",
+        "--out",
+        "run",
+    ]
     process = subprocess.Popen(
-        [str(FEDBUDGET), "run", *asked, *options], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [str(FEDBUDGET), "run", *asked, *options],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     began = time.monotonic()
     rounds = folder / "run" / "rounds.jsonl"
@@ -45,23 +60,38 @@ def loss_on_digits(w: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float:
     return float(0.05 * w @ w + 0.5 * np.mean(np.maximum(0, 1 - y * (x @ w)) ** 2))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_the_rounds_so_far_the_best_model_and_a_summary_are_on_disk(tmp_path: Path, number: signal.Signals) -> None:
-    with long_run(tmp_path, "--json", "--tau", "adaptive" if number == signal.SIGINT else "3") as process:
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+def test_the_rounds_so_far_the_best_model_and_a_summary_are_on_disk(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with long_run(
+        tmp_path, "--json", "--tau", "adaptive" if number == signal.SIGINT else "3"
+    ) as process:
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (0, "")
     printed = json.loads(out)
     run = Run.open(tmp_path / "run")
     assert run.summary is not None
-    assert (run.summary["status"], run.summary["stopped_by"]) == ("interrupted", "interrupted")
+    assert (run.summary["status"], run.summary["stopped_by"]) == (
+        "interrupted",
+        "interrupted",
+    )
     assert printed.items() <= run.summary.items()
     assert [record.round for record in run.rounds] == list(range(1, len(run.rounds) + 1))
-    assert run.summary["local_updates"] == run.rounds[-1].t == sum(record.tau for record in run.rounds)
+    assert (
+        run.summary["local_updates"]
+        == run.rounds[-1].t
+        == sum(record.tau for record in run.rounds)
+    )
     assert run.summary["spent"]["time"] == run.rounds[-1].spent["time"] < 600
     w = run.model().w.astype(np.float64)
     assert run.summary["loss"] == pytest.approx(loss_on_digits(w), rel=1e-5)
-    assert run.summary["loss"] == pytest.approx(min(record.loss for record in run.rounds), rel=1e-5)
+    assert run.summary["loss"] == pytest.approx(
+        min(record.loss for record in run.rounds), rel=1e-5
+    )
     assert (tmp_path / "run" / "plot.png").read_bytes().endswith(b"IEND\xaeB`\x82")
     assert not list((tmp_path / "run").glob("*.new"))
 

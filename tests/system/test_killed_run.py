@@ -19,7 +19,8 @@ from fedbudget.cli.main import main
 from fedbudget.engines.engine import Engine
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.runs import checkpoint_writer
-from fedbudget.runs.checkpoint import CHECKPOINT, Checkpoint
+from fedbudget.runs.checkpoint import Checkpoint
+from fedbudget.runs.folder import CHECKPOINT
 from fedbudget.runs.folder import CONFIG, MODEL, RunWriter, _line
 
 phase, when = sys.argv[1], int(sys.argv[2])
@@ -100,13 +101,19 @@ def assert_same(run: Path, whole: Result) -> None:
 
 
 @pytest.mark.parametrize(
-    "phases", [PHASES[5:6], pytest.param(PHASES, marks=pytest.mark.slow)], ids=["once", "ten times"]
+    "phases",
+    [PHASES[5:6], pytest.param(PHASES, marks=pytest.mark.slow)],
+    ids=["once", "ten times"],
 )
-def test_killed_in_one_phase_after_the_other(tmp_path: Path, phases: list[tuple[str, int]]) -> None:
+def test_killed_in_one_phase_after_the_other(
+    tmp_path: Path, phases: list[tuple[str, int]]
+) -> None:
     with commands(tmp_path) as start:
         options = ["--out", "run", *OPTIONS]
         for phase, when in phases:
-            killed = start.run("run", *options, program=[sys.executable, "-c", KILLED, phase, str(when)])
+            killed = start.run(
+                "run", *options, program=[sys.executable, "-c", KILLED, phase, str(when)]
+            )
             assert killed.end() == -signal.SIGKILL, (phase, killed.errors)
             options = ["--resume", "run"]
         assert start.run("run", "--resume", "run").end() == 0
@@ -118,29 +125,45 @@ def test_killed_in_one_phase_after_the_other(tmp_path: Path, phases: list[tuple[
 def test_killed_once(tmp_path: Path, phase: str, when: int) -> None:
     with commands(tmp_path) as start:
         program = [sys.executable, "-c", KILLED, phase, str(when)]
-        assert start.run("run", "--out", "run", *OPTIONS, program=program).end() == -signal.SIGKILL
+        assert (
+            start.run("run", "--out", "run", *OPTIONS, program=program).end()
+            == -signal.SIGKILL
+        )
         assert start.run("run", "--resume", "run").end() == 0
     assert_same(tmp_path / "run", undisturbed())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["config written", "report there", "model saved, no summary"])
+@pytest.mark.parametrize(
+    "phase", ["config written", "report there", "model saved, no summary"]
+)
 def test_killed_with_more_budget(tmp_path: Path, phase: str) -> None:
     """What there was before stays, and the larger budget is known."""
-    run, options = tmp_path / "run", ["--case", "2", "--tau-max", "8", "--test-samples", "50"]
+    run, options = (
+        tmp_path / "run",
+        ["--case", "2", "--tau-max", "8", "--test-samples", "50"],
+    )
     with commands(tmp_path) as start:
         for folder in ("run", "other"):
-            assert start.run("run", "--out", folder, *options, "--budget", "time=2s").end() == 0
+            assert (
+                start.run("run", "--out", folder, *options, "--budget", "time=2s").end()
+                == 0
+            )
         before = (run / "model.safetensors").read_bytes()
         more = ["run", "--resume", "run", "--budget", "time=+2s"]
         program = [sys.executable, "-c", KILLED, phase, "0"]
         assert start.run(*more, program=program).end() == -signal.SIGKILL
         assert summary(run)["status"] == "running"
-        assert ((run / "model.safetensors").read_bytes() == before) == (phase != "model saved, no summary")
+        assert ((run / "model.safetensors").read_bytes() == before) == (
+            phase != "model saved, no summary"
+        )
         assert start.run("run", "--resume", "run").end() == 0
         assert start.run("run", "--resume", "other", "--budget", "time=+2s").end() == 0
     assert but_wall(records(run)) == but_wall(records(tmp_path / "other"))
-    assert Run.open(run).model().w.tobytes() == Run.open(tmp_path / "other").model().w.tobytes()
+    assert (
+        Run.open(run).model().w.tobytes()
+        == Run.open(tmp_path / "other").model().w.tobytes()
+    )
 
 
 @pytest.mark.slow
@@ -155,6 +178,21 @@ def test_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
         assert summary(run)["status"] == "interrupted"
         made = len(records(run))
         assert start.run("run", "--resume", "run", "--rounds", str(made + 40)).end() == 0
-        assert start.run("run", "--out", "whole", *options[:-4], "--rounds", str(made + 40), "--tau", "1").end() == 0
+        assert (
+            start.run(
+                "run",
+                "--out",
+                "whole",
+                *options[:-4],
+                "--rounds",
+                str(made + 40),
+                "--tau",
+                "1",
+            ).end()
+            == 0
+        )
     assert but_wall(records(run)) == but_wall(records(tmp_path / "whole"))
-    assert Run.open(run).model().w.tobytes() == Run.open(tmp_path / "whole").model().w.tobytes()
+    assert (
+        Run.open(run).model().w.tobytes()
+        == Run.open(tmp_path / "whole").model().w.tobytes()
+    )

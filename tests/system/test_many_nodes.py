@@ -31,7 +31,9 @@ def test_sixty_nodes_take_part_in_every_round(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_with_two_hundred_nodes_the_memory_of_the_aggregator_is_flat_after_the_first_minute(tmp_path: Path) -> None:
+def test_with_two_hundred_nodes_the_memory_of_the_aggregator_is_flat_after_the_first_minute(
+    tmp_path: Path,
+) -> None:
     seconds = 60 * float(os.environ.get("FEDBUDGET_MINUTES", "10"))
     memory = _memory_over(tmp_path, nodes=200, seconds=seconds)
     print("\nseconds  MB")  # shown with pytest -s
@@ -60,18 +62,26 @@ def _memory_over(folder: Path, *, nodes: int, seconds: float) -> list[tuple[floa
         aggregator = start.serve("--nodes", str(nodes), *options)
         port, program = aggregator.port, (sys.executable, __file__)
         shares = [range(nodes)[process::PROCESSES] for process in range(PROCESSES)]
-        together = [start.run(str(port), *map(str, share), program=program) for share in shares]
+        together = [
+            start.run(str(port), *map(str, share), program=program) for share in shares
+        ]
         aggregator.wait_until(lambda: records(folder / "run"))
         began = time.monotonic()
         # Not when the run is over: it is drawn then, which takes memory of its own.
-        while (now := time.monotonic() - began) < seconds - 1 and aggregator.process.poll() is None:
+        while (
+            now := time.monotonic() - began
+        ) < seconds - 1 and aggregator.process.poll() is None:
             memory.append((now, _resident(aggregator.process.pid)))
             time.sleep(1.0)
-        assert [process.end() for process in (aggregator, *together)] == [0] * (1 + PROCESSES)
+        assert [process.end() for process in (aggregator, *together)] == [0] * (
+            1 + PROCESSES
+        )
     rounds = records(folder / "run")
     print(f"\n{len(rounds)} rounds of {nodes} nodes in {rounds[-1].wall:.1f} s")
     assert [record.round for record in rounds] == list(range(1, len(rounds) + 1))
-    assert {(record.nodes, record.missed, record.left_out) for record in rounds} == {(nodes, (), ())}
+    assert {(record.nodes, record.missed, record.left_out) for record in rounds} == {
+        (nodes, (), ())
+    }
     assert checkpoint(folder / "run").engine["counters"]["late"] == 0
     assert summary(folder / "run")["stopped_by"] == "time"
     return memory
@@ -89,7 +99,11 @@ def _resident(pid: int) -> float:
 async def _attend_all(port: int, numbers: list[int]) -> None:
     async with asyncio.TaskGroup() as nodes:
         for number in numbers:
-            nodes.create_task(run_node(f"127.0.0.1:{port}", Worker(_node_data(number)), name=f"node-{number}"))
+            nodes.create_task(
+                run_node(
+                    f"127.0.0.1:{port}", Worker(_node_data(number)), name=f"node-{number}"
+                )
+            )
 
 
 def _node_data(number: int) -> NodeData:

@@ -9,19 +9,36 @@ import pytest
 from support.masked_processes import killed_at
 from support.processes import commands, records, summary
 
-OPTIONS = ["--costs", "simulated", "--budget", "time=4s", "--model", "softmax", "--secure-aggregation", "--seed", "2"]
+OPTIONS = [
+    "--costs",
+    "simulated",
+    "--budget",
+    "time=4s",
+    "--model",
+    "softmax",
+    "--secure-aggregation",
+    "--seed",
+    "2",
+]
 
 
 @pytest.mark.slow
 def test_nodes_killed_in_every_phase(tmp_path: Path) -> None:
     with commands(tmp_path) as start:
-        aggregator = start.serve("--nodes", "6", "--secure-threshold", "0.51", "--out", "run", *OPTIONS)
+        aggregator = start.serve(
+            "--nodes", "6", "--secure-threshold", "0.51", "--out", "run", *OPTIONS
+        )
         port = aggregator.port
         start.write(6)
-        for node, (what, when) in enumerate([("Group", 3), ("Relay", 5), ("Survivors", 7)], 1):
+        for node, (what, when) in enumerate(
+            [("Group", 3), ("Relay", 5), ("Survivors", 7)], 1
+        ):
             killed_at(start, port, node, what, when)
         others = [
-            start.join(port, "--data", f"n{node}.npz", "--secure-aggregation", name=f"n{node}") for node in (4, 5, 6)
+            start.join(
+                port, "--data", f"n{node}.npz", "--secure-aggregation", name=f"n{node}"
+            )
+            for node in (4, 5, 6)
         ]
         assert aggregator.end() == 0
         assert [node.end() for node in others] == [0, 0, 0]

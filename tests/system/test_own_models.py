@@ -35,11 +35,25 @@ def smooth(output, y):
     return nn.functional.cross_entropy(output, y, label_smoothing=0.2)
 """
 ROUNDS = 12
-TRAINED = {"tau": 3, "rounds": ROUNDS, "seed": 3, "method": "frugal", "step_size": 0.1, "batch_size": 20}
-OPTIONS = [text for name, value in TRAINED.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+TRAINED = {
+    "tau": 3,
+    "rounds": ROUNDS,
+    "seed": 3,
+    "method": "frugal",
+    "step_size": 0.1,
+    "batch_size": 20,
+}
+OPTIONS = [
+    text
+    for name, value in TRAINED.items()
+    for text in (f"--{name.replace('_', '-')}", str(value))
+]
 OPTIONS += ["--costs", "simulated", "--budget", "time=1000000s", "--out", "run"]
 MODEL = ["--model", "net.py:Net"]
-PATIENT = ["--round-timeout", "60"]  # one that is held is not left out while another loads PyTorch
+PATIENT = [
+    "--round-timeout",
+    "60",
+]  # one that is held is not left out while another loads PyTorch
 
 
 def write(start: Commands, nodes: int, width: int = 8) -> None:
@@ -51,7 +65,9 @@ def in_one_process(folder: Path, present: list[list[int]]) -> bytes:
     """w of the same run, with these nodes in each round."""
     known: dict[str, Any] = {**TRAINED, "budget": ("time=1000000s",), "partition": "files"}
     nodes = 1 + max(node for there in present for node in there)
-    overrides = Overrides(dataset=from_arrays(made(nodes), None), model=load_model(f"{folder}/net.py:Net"))
+    overrides = Overrides(
+        dataset=from_arrays(made(nodes), None), model=load_model(f"{folder}/net.py:Net")
+    )
     return with_absences(Settings(**known), overrides, present)
 
 
@@ -61,7 +77,10 @@ def test_an_aggregator_that_is_killed_goes_on_to_the_same_w(tmp_path: Path) -> N
         write(start, 2)
         aggregator = start.serve("--nodes", "2", *OPTIONS, *MODEL, *PATIENT)
         port = aggregator.port
-        nodes = [start.held(port, 1, 7, *MODEL), start.join(port, "--data", "n2.npz", *MODEL, name="n2")]
+        nodes = [
+            start.held(port, 1, 7, *MODEL),
+            start.join(port, "--data", "n2.npz", *MODEL, name="n2"),
+        ]
         aggregator.wait_until(lambda: len(records(run)) == 6)
         assert aggregator.end(signal.SIGKILL) == -signal.SIGKILL
 
@@ -79,7 +98,9 @@ def test_an_aggregator_that_is_killed_goes_on_to_the_same_w(tmp_path: Path) -> N
         assert [node.end() for node in nodes] == [0, 0]
     assert [record.round for record in records(run)] == list(range(1, ROUNDS + 2))
     assert Run.open(run).settings.model == f"{tmp_path.resolve()}/net.py:Net"
-    assert Run.open(run).model().w.tobytes() == in_one_process(tmp_path, [[0, 1]] * (ROUNDS + 1))
+    assert Run.open(run).model().w.tobytes() == in_one_process(
+        tmp_path, [[0, 1]] * (ROUNDS + 1)
+    )
 
 
 def test_a_node_that_is_killed_and_one_that_comes_late(tmp_path: Path) -> None:
@@ -99,7 +120,9 @@ def test_a_node_that_is_killed_and_one_that_comes_late(tmp_path: Path) -> None:
         assert [node.end() for node in (stays, late)] == [0, 0]
     present = [[0, 1]] * 3 + [[0]] * 3 + [[0, 2]] * (ROUNDS - 5)
     assert [record.nodes for record in records(run)] == list(map(len, present))
-    assert {record.round: record.missed for record in records(run) if record.missed} == {4: (1,)}
+    assert {record.round: record.missed for record in records(run) if record.missed} == {
+        4: (1,)
+    }
     assert Run.open(run).model().w.tobytes() == in_one_process(tmp_path, present)
 
 
@@ -117,12 +140,19 @@ def test_one_node_that_is_killed_comes_back_with_its_number(tmp_path: Path) -> N
         start.let_go()
         assert aggregator.end() == 0
         assert [node.end() for node in (stays, again)] == [0, 0]
-    assert [record.nodes for record in records(run)] == [2] * 3 + [1] * 3 + [2] * (ROUNDS - 5)
+    assert [record.nodes for record in records(run)] == [2] * 3 + [1] * 3 + [2] * (
+        ROUNDS - 5
+    )
     members = checkpoint(run).engine["members"]
-    assert {name: member["numbers"] for name, member in members.items()} == {"n1": [0], "n2": [1]}
+    assert {name: member["numbers"] for name, member in members.items()} == {
+        "n1": [0],
+        "n2": [1],
+    }
 
 
-def test_another_model_at_one_node_is_refused_in_words_on_both_sides(tmp_path: Path) -> None:
+def test_another_model_at_one_node_is_refused_in_words_on_both_sides(
+    tmp_path: Path,
+) -> None:
     with commands(tmp_path) as start:
         write(start, 2)
         (tmp_path / "wider.py").write_text(NET.replace("WIDTH", "10"))
@@ -138,7 +168,11 @@ def test_another_model_at_one_node_is_refused_in_words_on_both_sides(tmp_path: P
                 "wider.py:Net",
                 "parameter body.0.weight is 10 x 6 of float32 at the node, and 8 x 6 of float32 at the aggregator",
             ),
-            ("smooth", "smooth.py:model", r"the loss is smooth, written as \w+ at the node, and the usual one at the"),
+            (
+                "smooth",
+                "smooth.py:model",
+                r"the loss is smooth, written as \w+ at the node, and the usual one at the",
+            ),
         ):
             wrong = start.join(port, "--data", "n2.npz", "--model", model, name=name)
             assert wrong.end() == 1
@@ -160,9 +194,13 @@ def test_another_model_at_one_node_is_refused_in_words_on_both_sides(tmp_path: P
 def test_node_processes_are_told_where_the_model_is(tmp_path: Path) -> None:
     with commands(tmp_path) as start:
         write(start, 0)
-        of_digits = NET.replace("nn.Linear(6,", "nn.Linear(64,").replace("WIDTH, 3", "WIDTH, 10")
+        of_digits = NET.replace("nn.Linear(6,", "nn.Linear(64,").replace(
+            "WIDTH, 3", "WIDTH, 10"
+        )
         (tmp_path / "net.py").write_text(
-            of_digits.replace("WIDTH", "8").replace("self.body(x)", "self.body(x.flatten(1))")
+            of_digits.replace("WIDTH", "8").replace(
+                "self.body(x)", "self.body(x.flatten(1))"
+            )
         )
         options = [*OPTIONS, *MODEL, "--nodes", "3", "--case", "2", "--rounds", "4"]
         assert start.run("local", *options).end() == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.launch.noise import PAID, paid_in
+from fedbudget.engines.noise import PAID, paid_in
 from fedbudget.resources.privacy import epsilon_of, rho_of
 from support.processes import commands, summary
 
@@ -17,11 +17,23 @@ RUN = ("--model", "softmax", "--nodes", "2", "--budget", "time=120s", "--out", "
 def test_a_node_refuses_beyond_its_limit(tmp_path: Path) -> None:
     """One that has told much already: the run goes on without it, and it says why."""
     told = tmp_path / "told.json"
-    told.write_text(json.dumps({"rho": rho_of(3.9, 1e-5), "runs": {"earlier": {"rho": 0.4, "round": 9}}}))
+    told.write_text(
+        json.dumps(
+            {"rho": rho_of(3.9, 1e-5), "runs": {"earlier": {"rho": 0.4, "round": 9}}}
+        )
+    )
     with commands(tmp_path) as start:
         aggregator = start.serve(*RUN, "--budget", "privacy=6", "--rounds", "4")
         limited = ("--privacy-limit", "4", "--privacy-account", str(told))
-        careful = start.join(aggregator.port, "--dataset", "digits", "--shard", "1/2", *limited, name="careful")
+        careful = start.join(
+            aggregator.port,
+            "--dataset",
+            "digits",
+            "--shard",
+            "1/2",
+            *limited,
+            name="careful",
+        )
         start.join(aggregator.port, "--dataset", "digits", "--shard", "2/2", name="other")
         assert careful.end() == 1
         assert "--privacy-limit is ε = 4" in careful.errors
@@ -43,7 +55,12 @@ def assert_paid_when_killed(folder: Path, rounds: int, *options: str) -> None:
         port = aggregator.port
         start.held(port, 1, 7)
         start.join(port, "--data", "n2.npz", name="n2")
-        aggregator.wait_until(lambda: (run / PAID).exists() and len((run / PAID).read_text().splitlines()) == rounds)
+        aggregator.wait_until(
+            lambda: (
+                (run / PAID).exists()
+                and len((run / PAID).read_text().splitlines()) == rounds
+            )
+        )
         assert aggregator.end(signal.SIGKILL) == -signal.SIGKILL
         died_with = paid_in(run)
         again = start.serve("--resume", "run", port=port)
@@ -69,9 +86,25 @@ def test_nodes_that_protect_samples_keep_a_limit_of_samples(tmp_path: Path) -> N
     limited = ("--privacy-limit", "6", "--privacy-account", str(told))
     with commands(tmp_path) as start:
         aggregator = start.serve(*RUN, *SAMPLES, "--rounds", "5")
-        other_unit = start.join(aggregator.port, "--dataset", "digits", "--shard", "1/3", *limited, name="other-unit")
+        other_unit = start.join(
+            aggregator.port,
+            "--dataset",
+            "digits",
+            "--shard",
+            "1/3",
+            *limited,
+            name="other-unit",
+        )
         of_samples = (*limited, "--privacy-unit", "sample")
-        start.join(aggregator.port, "--dataset", "digits", "--shard", "2/3", *of_samples, name="careful")
+        start.join(
+            aggregator.port,
+            "--dataset",
+            "digits",
+            "--shard",
+            "2/3",
+            *of_samples,
+            name="careful",
+        )
         start.join(aggregator.port, "--dataset", "digits", "--shard", "3/3", name="third")
         assert other_unit.end() == 1
         assert "protects single samples" in other_unit.errors

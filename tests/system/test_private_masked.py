@@ -6,12 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.launch.noise import PAID, paid_in
+from fedbudget.engines.noise import PAID, paid_in
 from fedbudget.resources.privacy import epsilon_of, rho_of
 from support.masked_processes import killed_at
 from support.processes import commands, records, summary
 
-OPTIONS = ["--costs", "simulated", "--model", "softmax", "--secure-aggregation", "--out", "run"]
+OPTIONS = [
+    "--costs",
+    "simulated",
+    "--model",
+    "softmax",
+    "--secure-aggregation",
+    "--out",
+    "run",
+]
 BUDGETS = ["--budget", "time=20s", "--budget", "privacy=6"]
 
 
@@ -25,22 +33,31 @@ def test_nodes_killed_in_every_phase(tmp_path: Path) -> None:
     """Rounds go on with the others; ε is never exceeded, and a node's own account has what it answered."""
     account = tmp_path / "told.json"
     with commands(tmp_path) as start:
-        aggregator = start.serve("--nodes", "6", "--secure-threshold", "0.51", *OPTIONS, *BUDGETS)
+        aggregator = start.serve(
+            "--nodes", "6", "--secure-threshold", "0.51", *OPTIONS, *BUDGETS
+        )
         port = aggregator.port
         start.write(6)
-        for node, (what, when) in enumerate([("Group", 3), ("Relay", 5), ("Survivors", 7)], 1):
+        for node, (what, when) in enumerate(
+            [("Group", 3), ("Relay", 5), ("Survivors", 7)], 1
+        ):
             killed_at(start, port, node, what, when)
         limited = ("--privacy-limit", "6.5", "--privacy-account", str(account))
         masked = "--secure-aggregation"
         others = [start.join(port, "--data", "n4.npz", masked, *limited, name="n4")]
-        others += [start.join(port, "--data", f"n{node}.npz", masked, name=f"n{node}") for node in (5, 6)]
+        others += [
+            start.join(port, "--data", f"n{node}.npz", masked, name=f"n{node}")
+            for node in (5, 6)
+        ]
         assert aggregator.end() == 0
         assert [node.end() for node in others] == [0, 0, 0]
     run = tmp_path / "run"
     assert [each.nodes for each in records(run)[:8]] == [6, 6, 5, 5, 4, 4, 4, 3]
     assert summary(run)["stopped_by"] == "privacy"
     assert summary(run)["spent"]["privacy"] <= 6
-    assert summary(run)["spent"]["privacy"] == pytest.approx(epsilon_of(told_by(run), 1e-5), abs=1e-3)
+    assert summary(run)["spent"]["privacy"] == pytest.approx(
+        epsilon_of(told_by(run), 1e-5), abs=1e-3
+    )
     assert paid_in(run) == pytest.approx(told_by(run), rel=1e-9)
     assert json.loads(account.read_text())["rho"] >= told_by(run) * (1 - 1e-9)
 
@@ -53,7 +70,11 @@ def test_a_killed_aggregator_has_paid_for_what_nodes_opened(tmp_path: Path) -> N
         aggregator = start.serve("--nodes", "4", *OPTIONS, *BUDGETS)
         port = aggregator.port
         nodes = start.nodes(port, 4, "--secure-aggregation")
-        aggregator.wait_until(lambda: (run / PAID).exists() and len((run / PAID).read_text().splitlines()) >= 4)
+        aggregator.wait_until(
+            lambda: (
+                (run / PAID).exists() and len((run / PAID).read_text().splitlines()) >= 4
+            )
+        )
         assert aggregator.end(signal.SIGKILL) == -signal.SIGKILL
         died_with = paid_in(run)
         again = start.serve("--resume", "run", port=port)

@@ -19,7 +19,18 @@ from fedbudget.result import Result
 from fedbudget.runs.folder import Run
 from support.processes import Command, Commands, but_wall, commands, made, records, summary
 
-OPTIONS = ["--model", "softmax", "--costs", "simulated", "--budget", "time=3s", "--tau-max", "5", "--seed", "3"]
+OPTIONS = [
+    "--model",
+    "softmax",
+    "--costs",
+    "simulated",
+    "--budget",
+    "time=3s",
+    "--tau-max",
+    "5",
+    "--seed",
+    "3",
+]
 
 # Run with a phase, a round, and how many rounds it may be ahead of its disk, before the command: kills itself there, as
 # a crash or a power cut would.
@@ -29,7 +40,8 @@ from fedbudget import training
 from fedbudget.cli.main import main
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget import atomic_file
-from fedbudget.runs.checkpoint import CHECKPOINT, Checkpoint
+from fedbudget.runs.checkpoint import Checkpoint
+from fedbudget.runs.folder import CHECKPOINT
 from fedbudget.runs.folder import MODEL, RunWriter, _line
 from fedbudget.runs.record import RoundRecord
 
@@ -119,21 +131,39 @@ MORE = [
 
 def undisturbed(nodes: int = 2, **options: Any) -> Result:
     """The same in one process, from which a run over a network differs in nothing (test_network.py)."""
-    return train(model="softmax", shards=made(nodes), costs="simulated", budget="time=3s", tau_max=5, seed=3, **options)
+    return train(
+        model="softmax",
+        shards=made(nodes),
+        costs="simulated",
+        budget="time=3s",
+        tau_max=5,
+        seed=3,
+        **options,
+    )
 
 
-def crash(start: Commands, phase: str, when: int, *options: str, port: int = 0, ahead: int = 4) -> Command:
-    return start.serve(*options, port=port, program=[sys.executable, "-c", KILLED, phase, str(when), str(ahead)])
+def crash(
+    start: Commands, phase: str, when: int, *options: str, port: int = 0, ahead: int = 4
+) -> Command:
+    return start.serve(
+        *options,
+        port=port,
+        program=[sys.executable, "-c", KILLED, phase, str(when), str(ahead)],
+    )
 
 
-def assert_nothing_taken_back(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> None:
+def assert_nothing_taken_back(
+    before: list[dict[str, Any]], after: list[dict[str, Any]]
+) -> None:
     """What was read of rounds, and of what was spent in them, stays so."""
     assert after[: len(before)] == before
 
 
 def assert_same_run(run: Path, whole: Result) -> None:
     found = Run.open(run)
-    assert [record.round for record in found.rounds] == list(range(1, len(found.rounds) + 1))
+    assert [record.round for record in found.rounds] == list(
+        range(1, len(found.rounds) + 1)
+    )
     assert but_wall(found.rounds) == but_wall(whole.rounds)
     assert found.model().w.tobytes() == whole.w.tobytes()
     assert found.summary is not None
@@ -144,9 +174,17 @@ def assert_same_run(run: Path, whole: Result) -> None:
 
 
 @pytest.mark.parametrize(
-    "phases", [OTHERS, pytest.param(sorted(MORE + OTHERS, key=lambda each: each[1] or 99), marks=pytest.mark.slow)]
+    "phases",
+    [
+        OTHERS,
+        pytest.param(
+            sorted(MORE + OTHERS, key=lambda each: each[1] or 99), marks=pytest.mark.slow
+        ),
+    ],
 )
-def test_killed_in_one_phase_of_a_round_after_the_other(tmp_path: Path, phases: list[tuple[str, int]]) -> None:
+def test_killed_in_one_phase_of_a_round_after_the_other(
+    tmp_path: Path, phases: list[tuple[str, int]]
+) -> None:
     run = tmp_path / "run"
     # Never more than a round ahead: else a crash in one round may leave later ones on disk, and the next phase is past.
     with commands(tmp_path) as start:
@@ -165,14 +203,19 @@ def test_killed_in_one_phase_of_a_round_after_the_other(tmp_path: Path, phases: 
         assert_nothing_taken_back(before, but_wall(records(run)))
         assert [node.end() for node in nodes] == [0, 0]
     assert_same_run(run, undisturbed())
-    assert "the run has finished; to go on it needs more --budget, such as time=+10min" in refused(run)
+    assert (
+        "the run has finished; to go on it needs more --budget, such as time=+10min"
+        in refused(run)
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["paper", "frugal"])
 @pytest.mark.parametrize("batch", ["full", "8"])
 @pytest.mark.parametrize(("phase", "when"), [FIRST, *OTHERS, *MORE])
-def test_killed_once(tmp_path: Path, phase: str, when: int, method: str, batch: str) -> None:
+def test_killed_once(
+    tmp_path: Path, phase: str, when: int, method: str, batch: str
+) -> None:
     run = tmp_path / "run"
     options = [*OPTIONS, "--method", method, "--batch-size", batch]
     with commands(tmp_path) as start:
@@ -185,12 +228,19 @@ def test_killed_once(tmp_path: Path, phase: str, when: int, method: str, batch: 
         assert aggregator.end() == 0
         assert_nothing_taken_back(before, but_wall(records(run)))
         assert [node.end() for node in nodes] == [0, 0, 0]
-    assert_same_run(run, undisturbed(3, method=method, batch_size=batch if batch == "full" else int(batch)))
+    assert_same_run(
+        run,
+        undisturbed(3, method=method, batch_size=batch if batch == "full" else int(batch)),
+    )
 
 
-def test_killed_while_a_node_is_at_work_which_comes_back_with_what_it_knows(tmp_path: Path) -> None:
+def test_killed_while_a_node_is_at_work_which_comes_back_with_what_it_knows(
+    tmp_path: Path,
+) -> None:
     with commands(tmp_path) as start:
-        aggregator = crash(start, "broadcast sent", 4, "--nodes", "2", "--out", "run", *OPTIONS)
+        aggregator = crash(
+            start, "broadcast sent", 4, "--nodes", "2", "--out", "run", *OPTIONS
+        )
         port = aggregator.port
         start.write(2)
         nodes = [start.held(port, node, 4) for node in (1, 2)]
@@ -202,10 +252,14 @@ def test_killed_while_a_node_is_at_work_which_comes_back_with_what_it_knows(tmp_
     assert_same_run(tmp_path / "run", undisturbed())
 
 
-def test_a_run_that_was_told_to_stop_goes_on_with_what_was_spent_and_in_no_other_way(tmp_path: Path) -> None:
+def test_a_run_that_was_told_to_stop_goes_on_with_what_was_spent_and_in_no_other_way(
+    tmp_path: Path,
+) -> None:
     run = tmp_path / "run"
     with commands(tmp_path) as start:
-        aggregator = start.serve("--nodes", "1", "--model", "softmax", "--budget", "time=1h", "--out", "run")
+        aggregator = start.serve(
+            "--nodes", "1", "--model", "softmax", "--budget", "time=1h", "--out", "run"
+        )
         port = aggregator.port
         (node,) = start.nodes(port, 1)
         aggregator.wait_until(lambda: len(records(run)) >= 5)
@@ -216,10 +270,18 @@ def test_a_run_that_was_told_to_stop_goes_on_with_what_was_spent_and_in_no_other
         assert first["spent"]["time"] >= before[-1].spent["time"]
 
         assert "seed is 0 there, and cannot be 7 now" in refused(run, "--seed", "7")
-        assert "budget bytes: a run that goes on keeps its resources, time" in refused(run, "--budget", "bytes=2MB")
-        assert "budget time=0.001s is below what was spent" in refused(run, "--budget", "time=1ms")
-        assert "model is softmax there, and cannot be linear now" in refused(run, "--model", "linear")
-        assert "leave out --out, --config and --task" in refused(run, "--out", str(tmp_path / "elsewhere"))
+        assert "budget bytes: a run that goes on keeps its resources, time" in refused(
+            run, "--budget", "bytes=2MB"
+        )
+        assert "budget time=0.001s is below what was spent" in refused(
+            run, "--budget", "time=1ms"
+        )
+        assert "model is softmax there, and cannot be linear now" in refused(
+            run, "--model", "linear"
+        )
+        assert "leave out --out, --config and --task" in refused(
+            run, "--out", str(tmp_path / "elsewhere")
+        )
         assert records(run) == before
 
         aggregator = start.serve("--resume", "run", "--model", "softmax", port=port)
@@ -240,7 +302,11 @@ def test_a_finished_run_goes_on_with_more_budget_and_nodes_that_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nodes have gone home; they begin anew, as those do in one process whose memory was too much to be saved."""
-    run, more, options = tmp_path / "run", ["--budget", "time=+2s"], [*OPTIONS, "--method", "paper"]
+    run, more, options = (
+        tmp_path / "run",
+        ["--budget", "time=+2s"],
+        [*OPTIONS, "--method", "paper"],
+    )
     with commands(tmp_path) as start:
         aggregator = start.serve("--nodes", "2", "--out", "run", *options)
         nodes = start.nodes(aggregator.port, 2)
@@ -250,7 +316,9 @@ def test_a_finished_run_goes_on_with_more_budget_and_nodes_that_come_back(
         assert (aggregator.end(), *(node.end() for node in nodes)) == (0, 0, 0)
     monkeypatch.setattr(simulate, "MOST_MEMORY", 0.0)
     undisturbed(method="paper", out=tmp_path / "alone")
-    whole = train(model="softmax", shards=made(2), resume=tmp_path / "alone", budget="time=+2s")
+    whole = train(
+        model="softmax", shards=made(2), resume=tmp_path / "alone", budget="time=+2s"
+    )
     found = Run.open(run)
     assert found.settings.budget == ("time=5s",)
     assert summary(run)["budget"] == {"time": 5.0}

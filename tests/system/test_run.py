@@ -29,11 +29,16 @@ def fedbudget(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[str, st
 
 def rounds_of(run: Path) -> list[str]:
     """The lines of rounds.jsonl, but for the wall clock."""
-    return [re.sub(r'"wall":[^,}]+', "", line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    return [
+        re.sub(r'"wall":[^,}]+', "", line)
+        for line in (run / "rounds.jsonl").read_text().splitlines()
+    ]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def finished(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, subprocess.CompletedProcess[str]]:
     folder = tmp_path_factory.mktemp("system")
     done = subprocess.run(
         [FEDBUDGET, "run", *OPTIONS.split(), *BUDGET.split(), "--out", "first", "--json"],
@@ -47,7 +52,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
 
 
 @pytest.fixture
-def run(finished: tuple[Path, subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(
+    finished: tuple[Path, subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
+) -> Path:
     monkeypatch.chdir(finished[0].parent)
     return finished[0]
 
@@ -59,7 +66,9 @@ def printed(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> dict[str
 
 
 class TestJson:
-    def test_is_one_object_and_nothing_else(self, finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    def test_is_one_object_and_nothing_else(
+        self, finished: tuple[Path, subprocess.CompletedProcess[str]]
+    ) -> None:
         out, err = finished[1].stdout, finished[1].stderr
         assert (out.count("\n"), err) == (1, "")
         assert json.loads(out).keys() >= {
@@ -79,22 +88,38 @@ class TestJson:
         assert printed["run"] == "first"
         assert printed["budget"] == {"time": 4.0, "energy": 5000.0}
         assert printed["stopped_by"] == "time"
-        assert printed["spent"].keys() == printed["overshoot"].keys() == printed["budget"].keys()
+        assert (
+            printed["spent"].keys()
+            == printed["overshoot"].keys()
+            == printed["budget"].keys()
+        )
 
-    def test_loss_and_accuracy_are_those_of_the_saved_model(self, run: Path, printed: dict[str, Any]) -> None:
+    def test_loss_and_accuracy_are_those_of_the_saved_model(
+        self, run: Path, printed: dict[str, Any]
+    ) -> None:
         w = load_file(run / "model.safetensors")["weight"].astype(np.float64)
         known = load_digits()
         x, y = known.data / 16, np.where(known.target % 2 == 0, 1, -1)
         slack = np.maximum(0, 1 - y[:1437] * (x[:1437] @ w))
-        assert printed["loss"] == pytest.approx(0.05 * w @ w + 0.5 * np.mean(slack**2), rel=1e-5)
-        assert printed["accuracy"] == pytest.approx(np.mean(np.sign(x[1437:] @ w) == y[1437:]))
+        assert printed["loss"] == pytest.approx(
+            0.05 * w @ w + 0.5 * np.mean(slack**2), rel=1e-5
+        )
+        assert printed["accuracy"] == pytest.approx(
+            np.mean(np.sign(x[1437:] @ w) == y[1437:])
+        )
 
-    def test_counts_are_those_of_the_records(self, run: Path, printed: dict[str, Any]) -> None:
-        records = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    def test_counts_are_those_of_the_records(
+        self, run: Path, printed: dict[str, Any]
+    ) -> None:
+        records = [
+            json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()
+        ]
         taus = [record["tau"] for record in records]
         assert printed["local_updates"] == sum(taus)
         assert printed["aggregations"] == sum(tau > 0 for tau in taus)
-        assert printed["average_tau"] == pytest.approx(printed["local_updates"] / printed["aggregations"])
+        assert printed["average_tau"] == pytest.approx(
+            printed["local_updates"] / printed["aggregations"]
+        )
         assert printed["spent"] == records[-1]["spent"]
 
     def test_is_what_the_summary_says(self, run: Path, printed: dict[str, Any]) -> None:
@@ -122,17 +147,29 @@ class TestRepeating:
     ) -> None:
         fedbudget(f"run --config {run}/config.toml --out {tmp_path}/second --json", capsys)
         assert rounds_of(tmp_path / "second") == rounds_of(run)
-        assert (tmp_path / "second" / "config.toml").read_bytes() == (run / "config.toml").read_bytes()
-        first, second = (load_file(path / "model.safetensors")["weight"] for path in (run, tmp_path / "second"))
+        assert (tmp_path / "second" / "config.toml").read_bytes() == (
+            run / "config.toml"
+        ).read_bytes()
+        first, second = (
+            load_file(path / "model.safetensors")["weight"]
+            for path in (run, tmp_path / "second")
+        )
         assert first.tobytes() == second.tobytes()
 
     def test_an_option_beside_it_changes_only_what_it_says(
         self, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        fedbudget(f"run --config {run}/config.toml --seed 6 --out {tmp_path}/other --json", capsys)
+        fedbudget(
+            f"run --config {run}/config.toml --seed 6 --out {tmp_path}/other --json", capsys
+        )
         assert rounds_of(tmp_path / "other") != rounds_of(run)
-        mine, other = ((path / "config.toml").read_text().splitlines() for path in (run, tmp_path / "other"))
-        assert [pair for pair in zip(mine, other, strict=True) if pair[0] != pair[1]] == [("seed = 5", "seed = 6")]
+        mine, other = (
+            (path / "config.toml").read_text().splitlines()
+            for path in (run, tmp_path / "other")
+        )
+        assert [pair for pair in zip(mine, other, strict=True) if pair[0] != pair[1]] == [
+            ("seed = 5", "seed = 6")
+        ]
 
 
 class TestShow:
@@ -147,8 +184,12 @@ class TestShow:
         assert f"stopped by: {printed['stopped_by']}" in out
         assert (run / "plot.png").read_bytes().startswith(b"\x89PNG")
 
-    def test_as_json_is_the_summary(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert json.loads(fedbudget("show first --json", capsys)[0]) == json.loads((run / "summary.json").read_text())
+    def test_as_json_is_the_summary(
+        self, run: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert json.loads(fedbudget("show first --json", capsys)[0]) == json.loads(
+            (run / "summary.json").read_text()
+        )
 
     def test_a_run_without_an_end_is_shown_as_far_as_it_came(
         self, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -156,7 +197,10 @@ class TestShow:
         for name in ("config.toml", "rounds.jsonl"):
             (tmp_path / name).write_bytes((run / name).read_bytes())
         assert "the run has not finished" in fedbudget(f"show {tmp_path}", capsys)[0]
-        assert json.loads(fedbudget(f"show {tmp_path} --json", capsys)[0])["status"] == "unfinished"
+        assert (
+            json.loads(fedbudget(f"show {tmp_path} --json", capsys)[0])["status"]
+            == "unfinished"
+        )
 
 
 @pytest.mark.usefixtures("run")
@@ -164,19 +208,31 @@ class TestExplain:
     def test_the_curve_is_smallest_at_the_tau_that_was_chosen(
         self, run: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        records = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
-        chosen = [record for record in records if record["reason"] in ("minimum of G", "search limit")]
+        records = [
+            json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()
+        ]
+        chosen = [
+            record
+            for record in records
+            if record["reason"] in ("minimum of G", "search limit")
+        ]
         assert chosen
         for record in chosen:
-            found = json.loads(fedbudget(f"explain first --round {record['round']} --json", capsys)[0])
+            found = json.loads(
+                fedbudget(f"explain first --round {record['round']} --json", capsys)[0]
+            )
             assert (found["tau"], found["reason"]) == (record["tau"], record["reason"])
             assert min(found["curve"], key=lambda point: point["G"])["tau"] == record["tau"]
 
     def test_the_chart_marks_the_choice_with_the_shortest_bar(
         self, run: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        records = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
-        number = next(record["round"] for record in records if record["reason"] == "minimum of G")
+        records = [
+            json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()
+        ]
+        number = next(
+            record["round"] for record in records if record["reason"] == "minimum of G"
+        )
         out, _ = fedbudget(f"explain first --round {number}", capsys)
         bars = {line: line.count("█") for line in out.splitlines() if "█" in line}
         marked = [line for line in bars if line.endswith("smallest and chosen")]
@@ -185,7 +241,10 @@ class TestExplain:
         assert int(marked[0].split()[0]) == records[number - 1]["tau"]
 
     def test_the_first_round_has_no_curve(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert json.loads(fedbudget("explain first --round 1 --json", capsys)[0])["curve"] == []
+        assert (
+            json.loads(fedbudget("explain first --round 1 --json", capsys)[0])["curve"]
+            == []
+        )
 
 
 def test_evaluate_on_the_runs_own_test_samples_gives_its_accuracy(
@@ -193,13 +252,18 @@ def test_evaluate_on_the_runs_own_test_samples_gives_its_accuracy(
 ) -> None:
     found = json.loads(fedbudget(f"evaluate {run} --dataset digits --json", capsys)[0])
     assert (found["samples"], found["accuracy"]) == (360, printed["accuracy"])
-    assert f"accuracy {printed['accuracy']:.4f}" in fedbudget(f"evaluate {run} --dataset digits", capsys)[0]
+    assert (
+        f"accuracy {printed['accuracy']:.4f}"
+        in fedbudget(f"evaluate {run} --dataset digits", capsys)[0]
+    )
 
 
 class TestCompare:
     COMMAND = "compare --cases 1,2 --taus 1,10 --seeds 2 --budget time=2s"
 
-    def test_json_agrees_with_runs_of_its_own(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_json_agrees_with_runs_of_its_own(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         out, err = fedbudget(f"{self.COMMAND} --json", capsys)
         assert (out.count("\n"), err) == (1, "")
         cases = json.loads(out)["cases"]
@@ -207,15 +271,21 @@ class TestCompare:
         assert [each["tau"] for each in cases[1]["fixed"]] == [1, 10]
         common = "--case 2 --tau 10 --method paper --budget time=2s --json"
         losses = [
-            json.loads(fedbudget(f"run {common} --seed {seed} --out {tmp_path}/{seed}", capsys)[0])["loss"]
+            json.loads(
+                fedbudget(f"run {common} --seed {seed} --out {tmp_path}/{seed}", capsys)[0]
+            )["loss"]
             for seed in (0, 1)
         ]
         assert cases[1]["fixed"][1]["loss"] == pytest.approx(sum(losses) / 2)
         for case in cases:
             low, high = sorted(each["loss"] for each in case["fixed"])
-            assert case["regret"] == pytest.approx((case["adaptive"]["loss"] - low) / (high - low))
+            assert case["regret"] == pytest.approx(
+                (case["adaptive"]["loss"] - low) / (high - low)
+            )
 
-    def test_the_table_marks_the_best_fixed_tau_of_each_case(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_table_marks_the_best_fixed_tau_of_each_case(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         cases = json.loads(fedbudget(f"{self.COMMAND} --json", capsys)[0])["cases"]
         out, _ = fedbudget(self.COMMAND, capsys)
         for case in cases:
@@ -225,12 +295,16 @@ class TestCompare:
         assert out.count("*") in (2, 3)  # and perhaps a note below that says what it means
 
 
-def test_data_of_a_folder_goes_to_nodes_by_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_of_a_folder_goes_to_nodes_by_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rng = np.random.default_rng(0)
     for node in range(3):
         x = rng.integers(0, 255, (40, 5)).astype(np.uint8)
         np.savez(tmp_path / f"node{node}.npz", x=x, y=x[:, 0] > 127)
-    out, _ = fedbudget(f"run --dataset {tmp_path} --budget time=2s --out {tmp_path}/run --json", capsys)
+    out, _ = fedbudget(
+        f"run --dataset {tmp_path} --budget time=2s --out {tmp_path}/run --json", capsys
+    )
     assert json.loads(out)["stopped_by"] == "time"
     config = (tmp_path / "run" / "config.toml").read_text().splitlines()
     assert "nodes = 3" in config
@@ -244,5 +318,7 @@ def test_without_out_a_run_finds_a_place_of_its_own(
     out, err = fedbudget("run --budget time=1s", capsys)
     (run,) = (tmp_path / "runs").iterdir()
     assert f"run: runs/{run.name}" in out.splitlines()
-    assert err.startswith("softmax on digits, 5 nodes, case:1, adaptive τ, accelerated; budget time=1s\n")
+    assert err.startswith(
+        "softmax on digits, 5 nodes, case:1, adaptive τ, accelerated; budget time=1s\n"
+    )
     assert json.loads((run / "summary.json").read_text())["run"] == f"runs/{run.name}"

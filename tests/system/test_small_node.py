@@ -25,11 +25,23 @@ main(sys.argv[1:])
 def test_a_node_with_a_softmax_model(tmp_path: Path) -> None:
     with commands(tmp_path) as start:
         aggregator = start.serve(
-            "--nodes", "2", "--model", "softmax", "--rounds", "20", "--costs", "simulated", "--budget", "time=1h"
+            "--nodes",
+            "2",
+            "--model",
+            "softmax",
+            "--rounds",
+            "20",
+            "--costs",
+            "simulated",
+            "--budget",
+            "time=1h",
         )
         program = [sys.executable, "-c", without(_JOIN)]
         shards = [["--dataset", "digits", "--shard", f"{node}/2"] for node in (1, 2)]
-        nodes = [start.run("join", f"127.0.0.1:{aggregator.port}", *shard, program=program) for shard in shards]
+        nodes = [
+            start.run("join", f"127.0.0.1:{aggregator.port}", *shard, program=program)
+            for shard in shards
+        ]
         assert [each.end() for each in (aggregator, *nodes)] == [0, 0, 0]
         for node in nodes:
             peak, *heavy = node.printed.split()

@@ -98,13 +98,18 @@ def test_interrupted_and_started_again_it_gives_the_same_bytes_and_repeats_no_ru
     assert 3 <= len(before) < 30
     last = f"fedbudget: interrupted; {len(before)} of 30 runs are done, and the same command goes on from there"
     assert (process.returncode, out, err.splitlines()[-1]) == (130, "", last)
-    assert all(re.fullmatch(r"\d+ of 30 runs done, 0 failed", line) for line in err.splitlines()[:-1])
+    assert all(
+        re.fullmatch(r"\d+ of 30 runs done, 0 failed", line)
+        for line in err.splitlines()[:-1]
+    )
     if sys.platform == "linux":
         time.sleep(0.5)  # to be taken note of by the system
         assert alive_in_session(process.pid) == []
     assert not (place / "sweeps" / "grid" / "results.parquet").exists()
 
-    subprocess.run([FEDBUDGET, "sweep", *options], check=True, capture_output=True, timeout=PATIENCE)
+    subprocess.run(
+        [FEDBUDGET, "sweep", *options], check=True, capture_output=True, timeout=PATIENCE
+    )
     after = cells_in(place / "sweeps" / "grid")
     assert len(after) == 30
     assert before.items() <= after.items()
@@ -119,7 +124,10 @@ def test_a_run_that_fails_is_recorded_and_once_its_cause_is_gone_only_it_is_made
     )
     code, out, err = fedbudget("sweep s.toml --jobs 1", capsys)
     assert code == 1
-    assert re.fullmatch(r"fedbudget: 2 of 4 runs failed; the first: own\.csv does not exist", err.splitlines()[-1])
+    assert re.fullmatch(
+        r"fedbudget: 2 of 4 runs failed; the first: own\.csv does not exist",
+        err.splitlines()[-1],
+    )
     assert out.splitlines()[-1] == "results: sweeps/s/results.parquet, 4 rows"
     errors = parquet.read_table("sweeps/s/results.parquet")["error"].to_pylist()
     assert errors == [None, None, "own.csv does not exist", "own.csv does not exist"]
@@ -137,24 +145,34 @@ def test_a_run_that_fails_is_recorded_and_once_its_cause_is_gone_only_it_is_made
 def test_a_cell_whose_shards_are_too_small_does_not_stop_the_rest(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (place / "s.toml").write_text("budget = 'time=1s'\nbatch-size = 200\n[grid]\nnodes = [10, 3]\nseeds = 2\n")
+    (place / "s.toml").write_text(
+        "budget = 'time=1s'\nbatch-size = 200\n[grid]\nnodes = [10, 3]\nseeds = 2\n"
+    )
     code, out, err = fedbudget("sweep s.toml --jobs 2 --json", capsys)
     assert code == 1
     printed = json.loads(out)
     assert (printed["runs"], printed["failed"]) == (4, 2)
     assert [(row["nodes"], row["runs"]) for row in printed["means"]] == [(10, 0), (3, 2)]
-    assert re.fullmatch(r"fedbudget: 2 of 4 runs failed; the first: batch-size 200 is larger .*\n", err)
+    assert re.fullmatch(
+        r"fedbudget: 2 of 4 runs failed; the first: batch-size 200 is larger .*\n", err
+    )
 
 
 class TestOutput:
     def test_json_is_one_object_with_the_means_over_seeds(
         self, place: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        (place / "s.toml").write_text("budget = 'time=1s'\n[grid]\ncase = [1, 2]\ntau = [1, 10]\nseeds = 3\n")
+        (place / "s.toml").write_text(
+            "budget = 'time=1s'\n[grid]\ncase = [1, 2]\ntau = [1, 10]\nseeds = 3\n"
+        )
         code, out, err = fedbudget("sweep s.toml --jobs 1 --out here --json", capsys)
         assert (code, out.count("\n"), err) == (0, 1, "")
         printed = json.loads(out)
-        assert (printed["results"], printed["runs"], printed["failed"]) == ("here/results.parquet", 12, 0)
+        assert (printed["results"], printed["runs"], printed["failed"]) == (
+            "here/results.parquet",
+            12,
+            0,
+        )
         losses = parquet.read_table("here/results.parquet")["loss"].to_pylist()
         assert [(row["case"], row["tau"], row["runs"]) for row in printed["means"]] == [
             (1, 1, 3),
@@ -169,21 +187,33 @@ class TestOutput:
         self, place: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         steps = [round(0.001 * step, 3) for step in range(1, 51)]
-        (place / "s.toml").write_text(f"budget = 'time=0.5s'\ntau = 1\n[grid]\nstep-size = {steps}\n")
+        (place / "s.toml").write_text(
+            f"budget = 'time=0.5s'\ntau = 1\n[grid]\nstep-size = {steps}\n"
+        )
         code, out, err = fedbudget("sweep s.toml --jobs 1", capsys)
         assert code == 0
-        assert [line.split()[0] for line in err.splitlines()] == [str(count) for count in range(0, 51, 5)]
+        assert [line.split()[0] for line in err.splitlines()] == [
+            str(count) for count in range(0, 51, 5)
+        ]
         lines = out.splitlines()
         assert lines[1].split() == ["step_size", "runs", "loss", "accuracy"]
-        assert [line.split()[0] for line in lines[2:42]] == [str(step) for step in steps[:40]]
+        assert [line.split()[0] for line in lines[2:42]] == [
+            str(step) for step in steps[:40]
+        ]
         assert lines[42:] == ["and 10 more", "results: sweeps/s/results.parquet, 50 rows"]
 
-    def test_of_rounds_says_how_many_rows_there_are(self, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        (place / "s.toml").write_text("each = 'round'\nrounds = 4\ntau = 1\n[grid]\nseeds = 2\n")
+    def test_of_rounds_says_how_many_rows_there_are(
+        self, place: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (place / "s.toml").write_text(
+            "each = 'round'\nrounds = 4\ntau = 1\n[grid]\nseeds = 2\n"
+        )
         out = fedbudget("sweep s.toml --jobs 1", capsys)[1]
         found = parquet.read_table("sweeps/s/results.parquet")
         assert out == f"results: sweeps/s/results.parquet, {found.num_rows} rows\n"
-        assert found["seed"].to_pylist() == [0] * (found.num_rows // 2) + [1] * (found.num_rows // 2)
+        assert found["seed"].to_pylist() == [0] * (found.num_rows // 2) + [1] * (
+            found.num_rows // 2
+        )
 
     def test_a_terminal_has_a_bar(self, place: Path) -> None:
         (place / "s.toml").write_text("budget = 'time=1s'\n[grid]\nseeds = 4\n")
@@ -218,7 +248,9 @@ def test_a_mistake_in_the_file_is_one_line_and_nothing_is_written(
     (place / "s.toml").write_text("[grid]\ntaus = [1]\n")
     code, out, err = fedbudget("sweep s.toml", capsys)
     assert (code, out) == (2, "")
-    assert re.fullmatch(r"fedbudget: s\.toml, \[grid\]: unknown key 'taus'; did you mean tau\?\n", err)
+    assert re.fullmatch(
+        r"fedbudget: s\.toml, \[grid\]: unknown key 'taus'; did you mean tau\?\n", err
+    )
     assert [path.name for path in place.iterdir()] == ["s.toml"]
 
 
@@ -226,7 +258,15 @@ def test_a_mistake_in_the_file_is_one_line_and_nothing_is_written(
 def test_without_pyarrow_it_says_how_to_install_it(command: list[str], place: Path) -> None:
     (place / "s.toml").write_text("[grid]\nseeds = 2\n")
     code = f"import sys; sys.modules['pyarrow'] = None; from fedbudget.cli.main import main; main({command})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     assert done.returncode == 2
-    complaint = "sweep and reproduce need pyarrow; install it with: pip install 'fedbudget[sweep]'"
+    complaint = (
+        "sweep and reproduce need pyarrow; install it with: pip install 'fedbudget[sweep]'"
+    )
     assert done.stderr == f"fedbudget: {complaint}\n"

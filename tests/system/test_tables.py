@@ -15,7 +15,18 @@ from support.patients import SITES, write_patients
 from support.processes import commands, summary
 
 TARGET = ["--target", "outcome"]
-TRAINED = ["--model", "softmax", "--tau", "5", "--rounds", "30", "--step-size", "0.3", "--batch-size", "full"]
+TRAINED = [
+    "--model",
+    "softmax",
+    "--tau",
+    "5",
+    "--rounds",
+    "30",
+    "--step-size",
+    "0.3",
+    "--batch-size",
+    "full",
+]
 TRAINED += ["--method", "frugal", "--costs", "simulated", "--budget", "time=1000000s"]
 
 
@@ -36,15 +47,26 @@ def cure(said: str) -> list[str]:
     return shlex.split(re.findall(r"^what may do: (.*)$", said, re.M)[0])
 
 
-def test_one_refusal_says_all_and_the_next_command_trains(sites: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_refusal_says_all_and_the_next_command_trains(
+    sites: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert fedbudget("run", "--dataset", "sites", *TARGET, *TRAINED, "--out", "run") == 2
     said = capsys.readouterr().err
-    assert [line.split()[1] for line in said.splitlines()[1:-1]] == ["patient", "visit", "bmi", "crp", "smoker"]
+    assert [line.split()[1] for line in said.splitlines()[1:-1]] == [
+        "patient",
+        "visit",
+        "bmi",
+        "crp",
+        "smoker",
+    ]
     assert not Path("run").exists()
 
     options = cure(said)
     assert options == ["--drop", "patient,visit", "--impute", "mean"]
-    assert fedbudget("run", "--dataset", "sites", *TARGET, *options, *TRAINED, "--out", "run") == 0
+    assert (
+        fedbudget("run", "--dataset", "sites", *TARGET, *options, *TRAINED, "--out", "run")
+        == 0
+    )
     shown = capsys.readouterr().err
     assert "data: smoker is taken for a category: former, never, now" in shown
     found = summary(Path("run"))
@@ -77,51 +99,94 @@ def test_a_table_in_another_order_is_the_same_and_another_is_refused(
     as_it_is, turned = capsys.readouterr().out.splitlines()
     assert as_it_is == turned
     assert fedbudget("evaluate", "run", "--dataset", "fewer.csv") == 2
-    assert "fewer.csv has no column age; the columns are age, sex, bmi, crp, smoker" in capsys.readouterr().err
+    assert (
+        "fewer.csv has no column age; the columns are age, sex, bmi, crp, smoker"
+        in capsys.readouterr().err
+    )
 
 
 def test_labels_that_are_spelled_otherwise_are_shown_and_can_be_refused(
     sites: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (sites / "west.csv").write_text((sites / "west.csv").read_text().replace("relapse", "Relapse"))
+    (sites / "west.csv").write_text(
+        (sites / "west.csv").read_text().replace("relapse", "Relapse")
+    )
     options = [*TARGET, "--drop", "patient,visit", "--impute", "most-frequent", *TRAINED]
     assert fedbudget("run", "--dataset", "sites", *options, "--out", "run") == 0
     said = "data: classes that only some have: Relapse (west.csv); relapse (east.csv, north.csv, south.csv)"
     assert said in capsys.readouterr().err
-    assert fedbudget("run", "--dataset", "sites", *options, "--classes", "healthy,relapse") == 2
-    assert re.search(r"west\.csv: outcome, the target, is 'Relapse' in \d+ rows, such as row", capsys.readouterr().err)
+    assert (
+        fedbudget("run", "--dataset", "sites", *options, "--classes", "healthy,relapse")
+        == 2
+    )
+    assert re.search(
+        r"west\.csv: outcome, the target, is 'Relapse' in \d+ rows, such as row",
+        capsys.readouterr().err,
+    )
 
 
 @pytest.mark.slow
-def test_nodes_come_to_what_one_process_does(sites: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nodes_come_to_what_one_process_does(
+    sites: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The same layout and, but for rounding, the same model, though no one has seen more than one table."""
     options = [*TARGET, "--drop", "patient,visit", "--impute", "mean"]
-    assert fedbudget("run", "--dataset", "sites", *options, *TRAINED, "--test-share", "0", "--out", "whole") == 0
+    assert (
+        fedbudget(
+            "run",
+            "--dataset",
+            "sites",
+            *options,
+            *TRAINED,
+            "--test-share",
+            "0",
+            "--out",
+            "whole",
+        )
+        == 0
+    )
     with commands(sites.parent) as start:
-        aggregator = start.serve("--nodes", "4", *TRAINED, "--test", "sites/west.csv", *options, "--out", "run")
+        aggregator = start.serve(
+            "--nodes", "4", *TRAINED, "--test", "sites/west.csv", *options, "--out", "run"
+        )
         raw = start.join(aggregator.port, "--data", "sites/east.csv", *TARGET, name="raw")
         assert raw.end() == 2
         assert cure(raw.errors) == ["--drop", "patient,visit", "--impute", "mean"]
-        nodes = [start.join(aggregator.port, "--data", f"sites/{site}.csv", *options, name=site) for site in SITES]
+        nodes = [
+            start.join(aggregator.port, "--data", f"sites/{site}.csv", *options, name=site)
+            for site in SITES
+        ]
         assert aggregator.end() == 0
         assert [node.end() for node in nodes] == [0] * 4
     one, other = (Run.open(sites.parent / name).model() for name in ("whole", "run"))
     assert (one.layout, one.classes) == (other.layout, other.classes)
     assert one.standardization is not None
     assert other.standardization is not None
-    np.testing.assert_allclose(other.standardization.mean, one.standardization.mean, rtol=1e-12)
-    np.testing.assert_allclose(other.standardization.deviation, one.standardization.deviation, rtol=1e-12)
+    np.testing.assert_allclose(
+        other.standardization.mean, one.standardization.mean, rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        other.standardization.deviation, one.standardization.deviation, rtol=1e-12
+    )
     np.testing.assert_allclose(other.w, one.w, atol=1e-4)
     assert summary(sites.parent / "run")["accuracy"] > 0.85
 
 
 @pytest.mark.slow
-def test_labels_of_a_node_that_are_none_of_the_classes_are_refused_at_the_door(sites: Path) -> None:
+def test_labels_of_a_node_that_are_none_of_the_classes_are_refused_at_the_door(
+    sites: Path,
+) -> None:
     options = [*TARGET, "--drop", "patient,visit", "--impute", "mean"]
-    (sites / "west.csv").write_text((sites / "west.csv").read_text().replace("relapse", "Relapse"))
+    (sites / "west.csv").write_text(
+        (sites / "west.csv").read_text().replace("relapse", "Relapse")
+    )
     with commands(sites.parent) as start:
-        aggregator = start.serve("--nodes", "2", *TRAINED, "--classes", "healthy,relapse", "--out", "run")
-        other = start.join(aggregator.port, "--data", "sites/west.csv", *options, name="west")
+        aggregator = start.serve(
+            "--nodes", "2", *TRAINED, "--classes", "healthy,relapse", "--out", "run"
+        )
+        other = start.join(
+            aggregator.port, "--data", "sites/west.csv", *options, name="west"
+        )
         assert other.end() == 1
         assert "its class 'Relapse' is not one of healthy, relapse" in other.errors
         for site in ("east", "south"):

@@ -70,25 +70,52 @@ def north():
 south = texts(2, (5, 40, 15))
 test = texts(9, (50, 50, 50))
 '''
-TRAINED: dict[str, Any] = {"tau": 5, "rounds": 30, "seed": 3, "step_size": 0.5, "batch_size": 20, "compress": "none"}
-OPTIONS = [text for name, value in TRAINED.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+TRAINED: dict[str, Any] = {
+    "tau": 5,
+    "rounds": 30,
+    "seed": 3,
+    "step_size": 0.5,
+    "batch_size": 20,
+    "compress": "none",
+}
+OPTIONS = [
+    text
+    for name, value in TRAINED.items()
+    for text in (f"--{name.replace('_', '-')}", str(value))
+]
 
 
-def test_a_classifier_with_attention_learns_over_a_network_what_it_learns_in_process(tmp_path: Path) -> None:
+def test_a_classifier_with_attention_learns_over_a_network_what_it_learns_in_process(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "texts.py"
     file.write_text(TEXTS)
     with commands(tmp_path) as start:
         model = ["--model", "texts.py:model"]
-        asked = ["--nodes", "2", "--test", "texts.py:test", "--budget", "time=1h", "--out", "run"]
+        asked = [
+            "--nodes",
+            "2",
+            "--test",
+            "texts.py:test",
+            "--budget",
+            "time=1h",
+            "--out",
+            "run",
+        ]
         aggregator = start.serve(*model, *asked, *OPTIONS)
         port = aggregator.port
-        nodes = [start.join(port, *model, "--data", f"texts.py:{name}", name=name) for name in ("north", "south")]
+        nodes = [
+            start.join(port, *model, "--data", f"texts.py:{name}", name=name)
+            for name in ("north", "south")
+        ]
         assert [each.end() for each in (aggregator, *nodes)] == [0, 0, 0]
 
     shards, test = [load(f"{file}:north")(), load(f"{file}:south")], load(f"{file}:test")
     assert len({len(text) for text, _ in test}) > 5
     own: Any = load_model(f"{file}:model")
-    whole = fedbudget.train(model=own, shards=shards, test=test, budget="time=1h", costs="measured", **TRAINED)
+    whole = fedbudget.train(
+        model=own, shards=shards, test=test, budget="time=1h", costs="measured", **TRAINED
+    )
     run = Run.open(tmp_path / "run")
     assert run.model().w.tobytes() == whole.w.tobytes()
     assert run.summary is not None
@@ -99,4 +126,6 @@ def test_a_classifier_with_attention_learns_over_a_network_what_it_learns_in_pro
         scores = own.trained(run.model().w)(**inputs)
     assert (scores.argmax(dim=1) == y).double().mean().item() == whole.accuracy
     assert run.summary["accuracy"] > 0.9  # a third by chance
-    assert torch.nn.functional.cross_entropy(scores, y).item() < 0.5 * math.log(3)  # which chance has
+    assert torch.nn.functional.cross_entropy(scores, y).item() < 0.5 * math.log(
+        3
+    )  # which chance has

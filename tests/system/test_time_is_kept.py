@@ -8,16 +8,33 @@ import pytest
 from support.processes import commands, records, summary
 
 
-@pytest.mark.parametrize("method", ["frugal", pytest.param("fixed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", ["frugal", pytest.param("fixed", marks=pytest.mark.slow)]
+)
 def test_a_node_that_hangs_near_the_end(tmp_path: Path, method: str) -> None:
     """The round that it hangs in is closed without it, early enough to judge the last w."""
     run, options = tmp_path / "run", ["--tau", "5"] if method == "fixed" else []
     with commands(tmp_path) as start:
         start.write(3)
-        aggregator = start.serve("--nodes", "3", "--model", "softmax", "--budget", "time=6s", "--out", "run", *options)
-        stay = [start.join(aggregator.port, "--data", f"n{node}.npz", name=f"n{node}") for node in (1, 2)]
+        aggregator = start.serve(
+            "--nodes",
+            "3",
+            "--model",
+            "softmax",
+            "--budget",
+            "time=6s",
+            "--out",
+            "run",
+            *options,
+        )
+        stay = [
+            start.join(aggregator.port, "--data", f"n{node}.npz", name=f"n{node}")
+            for node in (1, 2)
+        ]
         hangs = start.join(aggregator.port, "--data", "n3.npz", name="n3")
-        aggregator.wait_until(lambda: any(record.spent["time"] > 3 for record in records(run)))
+        aggregator.wait_until(
+            lambda: any(record.spent["time"] > 3 for record in records(run))
+        )
         hangs.send(signal.SIGSTOP)
         assert aggregator.end() == 0
         assert [node.end() for node in stay] == [0, 0]
@@ -26,18 +43,30 @@ def test_a_node_that_hangs_near_the_end(tmp_path: Path, method: str) -> None:
     found, rounds = summary(run), records(run)
     assert found["stopped_by"] == "time"
     assert found["overshoot"]["time"] == 0
-    assert found["spent"]["time"] > 4  # it was waited for, as long as there was time for that
-    assert (rounds[-1].tau, rounds[-1].nodes) == (0, 2)  # the final loss, of those that are there
+    assert (
+        found["spent"]["time"] > 4
+    )  # it was waited for, as long as there was time for that
+    assert (rounds[-1].tau, rounds[-1].nodes) == (
+        0,
+        2,
+    )  # the final loss, of those that are there
     assert rounds[-2].missed == (2,)
 
 
-@pytest.mark.parametrize("when", [2, 20], ids=["at work in a thread", "at work where it listens"])
+@pytest.mark.parametrize(
+    "when", [2, 20], ids=["at work in a thread", "at work where it listens"]
+)
 def test_a_node_suspended_at_work_hears_the_farewell(tmp_path: Path, when: int) -> None:
     """It listens before it sends its report, by which it would learn only that the aggregator is gone."""
     with commands(tmp_path) as start:
-        aggregator = start.serve("--nodes", "3", "--model", "softmax", "--budget", "time=3s", "--out", "run")
+        aggregator = start.serve(
+            "--nodes", "3", "--model", "softmax", "--budget", "time=3s", "--out", "run"
+        )
         start.write(3)
-        stay = [start.join(aggregator.port, "--data", f"n{node}.npz", name=f"n{node}") for node in (1, 2)]
+        stay = [
+            start.join(aggregator.port, "--data", f"n{node}.npz", name=f"n{node}")
+            for node in (1, 2)
+        ]
         hangs = start.failing(aggregator.port, 3, when, signal.SIGSTOP)
         assert aggregator.end() == 0
         assert [node.end() for node in stay] == [0, 0]

@@ -9,13 +9,13 @@ import pytest
 
 import fedbudget
 from fedbudget.errors import UserError
+from fedbudget.launch.execute import execute
 from fedbudget.launch.simulate import simulate
 from fedbudget.result import Result
 from fedbudget.runs.record import RoundRecord
-from fedbudget.settings import Settings
-from fedbudget.trackers import background
+from fedbudget.settings.settings import Settings
+from fedbudget.trackers import tracker
 from fedbudget.trackers.tracker import RunInfo, TimedRecord
-from fedbudget.training import execute
 
 SETTINGS = Settings(model="svm", budget=("time=1000s",), tau=1, rounds=20, evaluations=1)
 
@@ -100,7 +100,9 @@ def made(tmp_path: Path, *trackers: Notes, settings: Settings = SETTINGS) -> Res
 
 
 def test_is_told_of_every_round_once_and_in_order_and_of_the_end(tmp_path: Path) -> None:
-    settings = Settings(model="svm", budget=("time=10000s",), tau=1, rounds=500, evaluations=1)
+    settings = Settings(
+        model="svm", budget=("time=10000s",), tau=1, rounds=500, evaluations=1
+    )
     notes, other = Notes(), Notes()
     result = made(tmp_path, notes, other, settings=settings)
     assert notes.records == other.records == list(result.rounds)
@@ -114,7 +116,9 @@ def test_is_told_of_every_round_once_and_in_order_and_of_the_end(tmp_path: Path)
     assert (summary["status"], summary["loss"]) == ("finished", result.loss)
 
 
-@pytest.mark.parametrize(("where", "told"), [("start", False), ("rounds", True), ("finish", True)])
+@pytest.mark.parametrize(
+    ("where", "told"), [("start", False), ("rounds", True), ("finish", True)]
+)
 def test_one_that_fails_is_one_line_and_the_run_goes_on_with_the_others(
     where: str, told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -123,19 +127,26 @@ def test_one_that_fails_is_one_line_and_the_run_goes_on_with_the_others(
     assert result.stopped_by == "rounds"
     assert notes.records == list(result.rounds)
     assert bool(failing.batches) is told
-    assert [line.getMessage() for line in caplog.records] == ["failing: the run goes on without it: no space left"]
+    assert [line.getMessage() for line in caplog.records] == [
+        "failing: the run goes on without it: no space left"
+    ]
 
 
 @pytest.mark.parametrize("where", ["start", "rounds"])
 def test_one_that_hangs_is_left_behind(
-    where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    where: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(background, "START_TIMEOUT", 0.1)
-    monkeypatch.setattr(background, "STALL_TIMEOUT", 0.5)
+    monkeypatch.setattr(tracker, "START_TIMEOUT", 0.1)
+    monkeypatch.setattr(tracker, "STALL_TIMEOUT", 0.5)
     hanging, notes = Hanging(where), Notes()
     result = made(tmp_path, hanging, notes)
     assert notes.records == list(result.rounds)
-    assert [line.getMessage() for line in caplog.records] == ["hanging does not answer; the run ends without it"]
+    assert [line.getMessage() for line in caplog.records] == [
+        "hanging does not answer; the run ends without it"
+    ]
     hanging.may.set()
     assert hanging.over.wait(10)
     assert len(caplog.records) == 1
@@ -149,8 +160,8 @@ def test_one_that_is_slow_to_end_is_waited_for_as_long_as_it_gets_on(
             threading.Event().wait(0.2)
             super().rounds(records)
 
-    monkeypatch.setattr(background, "STALL_TIMEOUT", 0.5)
-    monkeypatch.setattr(background, "_BATCH", 3)
+    monkeypatch.setattr(tracker, "STALL_TIMEOUT", 0.5)
+    monkeypatch.setattr(tracker, "_BATCH", 3)
     slow = Slow()
     result = made(tmp_path, slow)  # in 1.4 s, three times as long as the patience
     assert slow.records == list(result.rounds)
@@ -165,15 +176,24 @@ def test_a_run_that_fails_is_told_to_have_failed(tmp_path: Path) -> None:
 
     notes = Notes()
     with pytest.raises(OSError, match="the disk is full"):
-        execute(simulate(SETTINGS), out=tmp_path / "run", callbacks=[break_off], trackers=[notes])
+        execute(
+            simulate(SETTINGS),
+            out=tmp_path / "run",
+            callbacks=[break_off],
+            trackers=[notes],
+        )
     assert [record.round for record in notes.records] == [1, 2, 3, 4, 5]
     assert notes.ended == [None]
 
 
-def test_rounds_of_a_run_that_goes_on_come_first_at_the_times_they_had(tmp_path: Path) -> None:
+def test_rounds_of_a_run_that_goes_on_come_first_at_the_times_they_had(
+    tmp_path: Path,
+) -> None:
     earlier = made(tmp_path).rounds
     notes = Notes()
-    with background.tracking([notes], RunInfo(tmp_path / "run", "", SETTINGS, 1000.0), earlier) as followed:
+    with tracker.tracking(
+        [notes], RunInfo(tmp_path / "run", "", SETTINGS, 1000.0), earlier
+    ) as followed:
         followed.observe(earlier[0])
     assert notes.records == [*earlier, earlier[0]]
     times = [timed.time for batch in notes.batches for timed in batch]
@@ -181,5 +201,7 @@ def test_rounds_of_a_run_that_goes_on_come_first_at_the_times_they_had(tmp_path:
 
 
 def test_a_run_without_a_folder_cannot_be_tracked() -> None:
-    with pytest.raises(UserError, match="a run that is tracked needs a folder; say which with out"):
+    with pytest.raises(
+        UserError, match="a run that is tracked needs a folder; say which with out"
+    ):
         fedbudget.train(track="tensorboard", budget="time=1s")

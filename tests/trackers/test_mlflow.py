@@ -48,16 +48,25 @@ def client(home: Path) -> Any:
 
 @pytest.fixture
 def tracked(client: Any) -> Any:
-    (found,) = client.search_runs([client.get_experiment_by_name("fedbudget").experiment_id])
+    (found,) = client.search_runs(
+        [client.get_experiment_by_name("fedbudget").experiment_id]
+    )
     return found
 
 
-def test_every_round_is_a_step_with_the_numbers_of_its_record(home: Path, client: Any, tracked: Any) -> None:
-    lines = [json.loads(line) for line in (home / "runs/one/rounds.jsonl").read_text().splitlines()]
+def test_every_round_is_a_step_with_the_numbers_of_its_record(
+    home: Path, client: Any, tracked: Any
+) -> None:
+    lines = [
+        json.loads(line)
+        for line in (home / "runs/one/rounds.jsonl").read_text().splitlines()
+    ]
     assert len(lines) == ROUNDS + 1
     for metric in ("loss", "best_loss", "accuracy", "rho", "beta", "delta", "nodes"):
         history = client.get_metric_history(tracked.info.run_id, metric)
-        known = [(line["round"], line[metric]) for line in lines if line[metric] is not None]
+        known = [
+            (line["round"], line[metric]) for line in lines if line[metric] is not None
+        ]
         assert [(point.step, point.value) for point in history] == known, metric
     for metric in ("tau", "eta"):
         history = client.get_metric_history(tracked.info.run_id, metric)
@@ -72,7 +81,9 @@ def test_every_round_is_a_step_with_the_numbers_of_its_record(home: Path, client
             ]
 
 
-def test_a_round_has_the_time_at_which_it_was_over(home: Path, client: Any, tracked: Any) -> None:
+def test_a_round_has_the_time_at_which_it_was_over(
+    home: Path, client: Any, tracked: Any
+) -> None:
     history = client.get_metric_history(tracked.info.run_id, "loss")
     times = [point.timestamp for point in history]
     assert times == sorted(times)
@@ -84,10 +95,16 @@ def test_the_run_has_its_name_its_settings_and_its_end(home: Path, tracked: Any)
     assert run.summary is not None
     assert (tracked.info.run_name, tracked.info.status) == ("one", "FINISHED")
     info = RunInfo(home / "runs/one", "", run.settings, 0.0)
-    assert tracked.data.params == {name: str(value) for name, value in info.parameters().items()}
+    assert tracked.data.params == {
+        name: str(value) for name, value in info.parameters().items()
+    }
     assert tracked.data.params["partition"] == "case:2"
-    assert tracked.data.tags["mlflow.note.content"].startswith("svm on digits, 5 nodes, case:2, adaptive τ")
-    assert tracked.data.tags["fedbudget.stopped_by"] == run.summary["stopped_by"] == "rounds"
+    assert tracked.data.tags["mlflow.note.content"].startswith(
+        "svm on digits, 5 nodes, case:2, adaptive τ"
+    )
+    assert (
+        tracked.data.tags["fedbudget.stopped_by"] == run.summary["stopped_by"] == "rounds"
+    )
     assert tracked.data.tags["fedbudget.source.bytes"] == "declared"
     assert tracked.data.metrics["final/loss"] == run.summary["loss"]
     assert tracked.data.metrics["final/spent/bytes"] == run.summary["spent"]["bytes"]
@@ -103,7 +120,9 @@ def test_the_model_and_the_plot_are_artifacts_byte_for_byte(
         assert Path(got).read_bytes() == (home / "runs/one" / name).read_bytes()
 
 
-def test_goes_where_the_environment_says(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_goes_where_the_environment_says(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mlflow import MlflowClient
 
     monkeypatch.chdir(tmp_path)
@@ -121,10 +140,16 @@ def test_a_store_that_cannot_be_written_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'file' / 'mlflow.db'}")
-    result = fedbudget.train(budget="time=1000s", rounds=3, out=tmp_path / "run", track="mlflow")
+    monkeypatch.setenv(
+        "MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'file' / 'mlflow.db'}"
+    )
+    result = fedbudget.train(
+        budget="time=1000s", rounds=3, out=tmp_path / "run", track="mlflow"
+    )
     assert (result.aggregations, (tmp_path / "run/plot.png").exists()) == (3, True)
-    (line,) = [line.getMessage() for line in caplog.records if line.name == "fedbudget.trackers"]
+    (line,) = [
+        line.getMessage() for line in caplog.records if line.name == "fedbudget.trackers"
+    ]
     assert line.startswith("mlflow: the run goes on without it: ")
     assert "\n" not in line
 
@@ -138,14 +163,31 @@ def test_mlflow_speaks_with_nobody_and_says_nothing(tmp_path: Path) -> None:
         "import fedbudget\n"
         "fedbudget.train(budget='time=1000s', rounds=3, out='run', track='mlflow')\n"
     )
-    unset = {"CI", "PYTEST_CURRENT_TEST", "PYTEST_VERSION", "MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK", *VARIABLES}
-    plain = {name: value for name, value in os.environ.items() if name not in unset}  # in a test it is silent anyway
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=plain, capture_output=True, text=True)
+    unset = {
+        "CI",
+        "PYTEST_CURRENT_TEST",
+        "PYTEST_VERSION",
+        "MLFLOW_DISABLE_TELEMETRY",
+        "DO_NOT_TRACK",
+        *VARIABLES,
+    }
+    plain = {
+        name: value for name, value in os.environ.items() if name not in unset
+    }  # in a test it is silent anyway
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=plain,
+        capture_output=True,
+        text=True,
+    )
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
     assert (tmp_path / "mlflow.db").exists()
 
 
-def test_a_run_that_fails_or_is_interrupted_has_that_status(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_fails_or_is_interrupted_has_that_status(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home / 'mlflow.db'}")
     summary = Run.open(home / "runs/one").summary
     assert summary is not None

@@ -55,17 +55,31 @@ def text(shown: Any, tag: str) -> str:
     return str(event.tensor_proto.string_val[0].decode())
 
 
-def test_every_round_is_a_step_with_the_numbers_of_its_record(folder: Path, shown: Any) -> None:
-    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+def test_every_round_is_a_step_with_the_numbers_of_its_record(
+    folder: Path, shown: Any
+) -> None:
+    lines = [
+        json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()
+    ]
     assert len(lines) == ROUNDS + 1
-    expected = {name: [(line["round"], line[name]) for line in lines if line[name] is not None] for name in _PLAIN}
-    expected |= {name: [(line["round"], line[name]) for line in lines[:-1]] for name in ("tau", "eta")}
+    expected = {
+        name: [(line["round"], line[name]) for line in lines if line[name] is not None]
+        for name in _PLAIN
+    }
+    expected |= {
+        name: [(line["round"], line[name]) for line in lines[:-1]]
+        for name in ("tau", "eta")
+    }
     for kind in ("spent", "c", "b"):
         for resource in ("time", "bytes"):
-            expected[f"{kind}/{resource}"] = [(line["round"], line[kind][resource]) for line in lines]
+            expected[f"{kind}/{resource}"] = [
+                (line["round"], line[kind][resource]) for line in lines
+            ]
     looked = [line for line in lines if "metrics" in line]
     for name in looked[0]["metrics"]:
-        expected[f"test/{name}"] = [(line["round"], line["metrics"][name]) for line in looked]
+        expected[f"test/{name}"] = [
+            (line["round"], line["metrics"][name]) for line in looked
+        ]
     rounds = {tag for tag in shown.Tags()["scalars"] if not tag.startswith("final/")}
     assert rounds == expected.keys()
     for tag, points in expected.items():
@@ -83,7 +97,10 @@ def test_the_end_and_the_settings_are_there(folder: Path, shown: Any) -> None:
     assert (loss.step, loss.value) == (ROUNDS + 1, float32(run.summary["loss"]))
     assert text(shown, "model") == str(folder / "model.safetensors")
     assert text(shown, "title").startswith("svm on digits, 5 nodes, case:2")
-    config = "".join(line.removeprefix("    ") for line in text(shown, "config").splitlines(keepends=True))
+    config = "".join(
+        line.removeprefix("    ")
+        for line in text(shown, "config").splitlines(keepends=True)
+    )
     assert config == (folder / "config.toml").read_text()
 
 
@@ -91,12 +108,16 @@ def test_the_settings_are_in_the_table_that_compares_runs(folder: Path, shown: A
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     content = shown.PluginTagToContent("hparams")
-    start = HParamsPluginData.FromString(content["_hparams_/session_start_info"]).session_start_info
+    start = HParamsPluginData.FromString(
+        content["_hparams_/session_start_info"]
+    ).session_start_info
     assert start.hparams["partition"].string_value == "case:2"
     assert start.hparams["rounds"].number_value == ROUNDS
     info = RunInfo(folder, "", Run.open(folder).settings, 0.0)
     assert set(start.hparams) == info.parameters().keys()
-    end = HParamsPluginData.FromString(content["_hparams_/session_end_info"]).session_end_info
+    end = HParamsPluginData.FromString(
+        content["_hparams_/session_end_info"]
+    ).session_end_info
     assert end.status == 1  # success
 
 
@@ -110,20 +131,30 @@ def test_the_plot_is_an_image_byte_for_byte(folder: Path, shown: Any) -> None:
 
 
 def test_tensorboard_calls_the_run_by_the_name_of_its_folder(folder: Path) -> None:
-    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+    from tensorboard.backend.event_processing.plugin_event_multiplexer import (
+        EventMultiplexer,
+    )
 
     found = EventMultiplexer().AddRunsFromDirectory(str(folder.parent))
     assert list(found.Reload().Runs()) == ["one"]
 
 
 def test_a_run_that_goes_on_has_every_round_once(tmp_path: Path) -> None:
-    result = fedbudget.train(budget="time=1000s", rounds=4, out=tmp_path / "run", track="tensorboard")
+    result = fedbudget.train(
+        budget="time=1000s", rounds=4, out=tmp_path / "run", track="tensorboard"
+    )
     run = Run.open(tmp_path / "run")
     again = TensorBoard()
     again.start(RunInfo(run.path, "", run.settings, 0.0))
     again.rounds([TimedRecord(record.wall, record) for record in result.rounds])
     again.finish(run.summary)
-    assert [event.step for event in read(tmp_path / "run").Scalars("loss")] == [1, 2, 3, 4, 5]
+    assert [event.step for event in read(tmp_path / "run").Scalars("loss")] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
 
 
 def test_a_folder_that_cannot_be_written_to_does_not_end_the_run(
@@ -132,16 +163,33 @@ def test_a_folder_that_cannot_be_written_to_does_not_end_the_run(
     def full(*arguments: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tensorboard.summary.writer.event_file_writer.EventFileWriter", full)
-    result = fedbudget.train(budget="time=1000s", rounds=3, out=tmp_path / "run", track="tensorboard")
+    monkeypatch.setattr(
+        "tensorboard.summary.writer.event_file_writer.EventFileWriter", full
+    )
+    result = fedbudget.train(
+        budget="time=1000s", rounds=3, out=tmp_path / "run", track="tensorboard"
+    )
     assert result.aggregations == 3
-    assert "tensorboard: the run goes on without it: [Errno 28] No space left on device" in caplog.text
+    assert (
+        "tensorboard: the run goes on without it: [Errno 28] No space left on device"
+        in caplog.text
+    )
 
 
 def test_the_command_tells_trackers_and_refuses_those_it_does_not_know(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["run", "--rounds", "3", "--budget", "time=1000s", "--out", str(tmp_path / "run"), "--json", "--track"]
+    command = [
+        "run",
+        "--rounds",
+        "3",
+        "--budget",
+        "time=1000s",
+        "--out",
+        str(tmp_path / "run"),
+        "--json",
+        "--track",
+    ]
     refused, _, err = run_command(capsys, *command, "sundial")
     assert (refused, (tmp_path / "run").exists()) == (2, False)
     assert err == "fedbudget: unknown tracker 'sundial'; known are mlflow, tensorboard\n"
@@ -157,12 +205,14 @@ def test_needs_neither_pytorch_nor_tensorflow(tmp_path: Path) -> None:
         "import sys\n"
         "sys.modules.update(torch=None, tensorflow=None)\n"  # importing either is an error now
         "from pathlib import Path\n"
-        "from fedbudget.settings import Settings\n"
+        "from fedbudget.settings.settings import Settings\n"
         "from fedbudget.trackers.tensorboard import TensorBoard\n"
         "from fedbudget.trackers.tracker import RunInfo\n"
         "tracker = TensorBoard()\n"
         "tracker.start(RunInfo(Path(sys.argv[1]), 'a title', Settings(), 0.0))\n"
         "tracker.finish(None)\n"
     )
-    subprocess.run([sys.executable, "-W", "error", "-c", program, str(tmp_path)], check=True)
+    subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, str(tmp_path)], check=True
+    )
     assert text(read(tmp_path), "title") == "a title"

@@ -8,7 +8,7 @@ import pytest
 
 from fedbudget.errors import UserError
 from fedbudget.runs.record import RoundRecord
-from fedbudget.settings import Settings
+from fedbudget.settings.settings import Settings
 from fedbudget.trackers import make_trackers
 from fedbudget.trackers.tracker import RunInfo, final_metrics, round_metrics
 
@@ -55,7 +55,9 @@ def test_a_round_has_all_its_numbers_and_those_of_each_resource() -> None:
 
 
 def test_metrics_of_a_round_and_over_nodes_where_it_was_evaluated() -> None:
-    looked = replace(RECORD, metrics={"f1": 0.8, "own": math.nan}, spread={"nodes": 4, "worst": 0.5})
+    looked = replace(
+        RECORD, metrics={"f1": 0.8, "own": math.nan}, spread={"nodes": 4, "worst": 0.5}
+    )
     found = round_metrics(looked)
     assert {name: found[name] for name in found.keys() - round_metrics(RECORD).keys()} == {
         "test/f1": 0.8,
@@ -64,14 +66,25 @@ def test_metrics_of_a_round_and_over_nodes_where_it_was_evaluated() -> None:
 
 
 def test_what_is_not_known_of_a_round_is_left_out_and_zero_is_not_that() -> None:
-    unknown = replace(RECORD, accuracy=None, rho=None, beta=0.0, delta=None, loss=math.nan, best_loss=math.inf)
+    unknown = replace(
+        RECORD,
+        accuracy=None,
+        rho=None,
+        beta=0.0,
+        delta=None,
+        loss=math.nan,
+        best_loss=math.inf,
+    )
     left_out = round_metrics(RECORD).keys() - round_metrics(unknown).keys()
     assert left_out == {"accuracy", "rho", "delta", "loss", "best_loss"}
     assert round_metrics(unknown)["beta"] == 0
 
 
 def test_a_last_loss_has_neither_tau_nor_eta() -> None:
-    assert round_metrics(RECORD).keys() - round_metrics(replace(RECORD, tau=0)).keys() == {"tau", "eta"}
+    assert round_metrics(RECORD).keys() - round_metrics(replace(RECORD, tau=0)).keys() == {
+        "tau",
+        "eta",
+    }
 
 
 def test_a_run_has_its_last_numbers_and_further_metrics() -> None:
@@ -100,14 +113,22 @@ def test_a_run_has_its_last_numbers_and_further_metrics() -> None:
 
 
 def test_parameters_are_the_settings_of_the_file_that_repeats_the_run() -> None:
-    settings = Settings(budget=("time=1s", "bytes=2MB"), drift_correction=False, batch_size=3)
+    settings = Settings(
+        budget=("time=1s", "bytes=2MB"), drift_correction=False, batch_size=3
+    )
     found = RunInfo(Path("runs/one"), "a title", settings, 0.0).parameters()
-    assert (found["budget"], found["batch-size"], found["drift-correction"]) == ("time=1s, bytes=2MB", 3, False)
+    assert (found["budget"], found["batch-size"], found["drift-correction"]) == (
+        "time=1s, bytes=2MB",
+        3,
+        False,
+    )
     lines = settings.to_toml().splitlines()
     assert found.keys() == {line.split(" = ")[0] for line in lines if " = " in line}
 
 
-def test_a_run_is_called_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_called_by_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "one").mkdir()
     monkeypatch.chdir(tmp_path / "one")
     assert RunInfo(Path(), "", Settings(), 0.0).name == "one"
@@ -116,23 +137,34 @@ def test_a_run_is_called_by_its_folder(tmp_path: Path, monkeypatch: pytest.Monke
 def test_trackers_go_by_their_names_each_once() -> None:
     trackers = make_trackers(["tensorboard", "mlflow", "tensorboard"])
     assert [tracker.name for tracker in trackers] == ["tensorboard", "mlflow"]
-    with pytest.raises(UserError, match="unknown tracker 'wandb'; known are mlflow, tensorboard"):
+    with pytest.raises(
+        UserError, match="unknown tracker 'wandb'; known are mlflow, tensorboard"
+    ):
         make_trackers(["mlflow", "wandb"])
 
 
 @pytest.mark.parametrize(
-    ("name", "missing"), [("mlflow", "mlflow"), ("mlflow", "sqlalchemy"), ("tensorboard", "tensorboard")]
+    ("name", "missing"),
+    [("mlflow", "mlflow"), ("mlflow", "sqlalchemy"), ("tensorboard", "tensorboard")],
 )
 def test_what_is_not_installed_is_refused_with_the_extra_that_brings_it(
     name: str, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr("fedbudget.trackers.find_spec", lambda module: None if module == missing else module)
-    with pytest.raises(UserError, match=rf"needs {missing}; install it with: pip install 'fedbudget\[{name}\]'"):
+    monkeypatch.setattr(
+        "fedbudget.trackers.find_spec", lambda module: None if module == missing else module
+    )
+    with pytest.raises(
+        UserError,
+        match=rf"needs {missing}; install it with: pip install 'fedbudget\[{name}\]'",
+    ):
         make_trackers([name])
 
 
 def test_a_server_of_mlflow_needs_no_database_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking.example")
-    monkeypatch.setattr("fedbudget.trackers.find_spec", lambda module: None if module == "sqlalchemy" else module)
+    monkeypatch.setattr(
+        "fedbudget.trackers.find_spec",
+        lambda module: None if module == "sqlalchemy" else module,
+    )
     assert [tracker.name for tracker in make_trackers(["mlflow"])] == ["mlflow"]

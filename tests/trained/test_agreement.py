@@ -16,9 +16,8 @@ from sklearn.datasets import load_digits
 import fedbudget
 from fedbudget import python_file
 from fedbudget.arrays import Float64
-from fedbudget.experiments.evaluate import evaluate
-from fedbudget.experiments.predict import predict
-from fedbudget.models.squared_svm import SquaredSvm
+from fedbudget.experiments.evaluate import evaluate, predict
+from fedbudget.models.builtin import SquaredSvm
 from fedbudget.runs.folder import Run
 
 NET = """
@@ -43,7 +42,12 @@ def homes(path: Path, seed: int) -> None:
     size, kind = rng.normal(1e6, 3, 150), rng.choice(["flat", "house", "hut"], 150)
     price = 3000 * (size - 1e6) + 9000 * (kind == "house") + rng.normal(0, 900, 150)
     with path.open("w", newline="") as file:
-        csv.writer(file).writerows([("size", "kind", "price"), *zip(size.tolist(), kind, price.tolist(), strict=True)])
+        csv.writer(file).writerows(
+            [
+                ("size", "kind", "price"),
+                *zip(size.tolist(), kind, price.tolist(), strict=True),
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,11 @@ class Case:
 
 def cross_entropy(scores: Float64, _: fedbudget.TrainedModel) -> float:
     return float(
-        np.mean(np.log(np.exp(scores - scores.max(1)[:, None]).sum(1)) + scores.max(1) - scores[range(360), Y])
+        np.mean(
+            np.log(np.exp(scores - scores.max(1)[:, None]).sum(1))
+            + scores.max(1)
+            - scores[range(360), Y]
+        )
     )
 
 
@@ -86,14 +94,18 @@ CASES = [
     Case("svm", ON_DIGITS, squared_hinge),
     Case("kmeans", {**ON_DIGITS, "clusters": 7}, distance),
     pytest.param(Case("mlp", ON_DIGITS, cross_entropy), marks=pytest.mark.slow),
-    pytest.param(Case("cnn", {**ON_DIGITS, "rounds": 2}, cross_entropy), marks=pytest.mark.slow),
+    pytest.param(
+        Case("cnn", {**ON_DIGITS, "rounds": 2}, cross_entropy), marks=pytest.mark.slow
+    ),
     Case("net.py:Net", {**ON_DIGITS, "rounds": 2, "train_samples": 300}, cross_entropy),
     Case("default", ON_HOMES, squared_error),
     Case("mlp", ON_HOMES, squared_error),
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name} {case.loss.__name__}")
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: f"{case.name} {case.loss.__name__}"
+)
 def test_predictions_and_exported_files_agree_with_evaluate(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +113,9 @@ def test_predictions_and_exported_files_agree_with_evaluate(
     Path("net.py").write_text(NET)
     for seed, name in enumerate(("homes.csv", "new.csv")):
         homes(Path(name), seed)
-    result = fedbudget.train(model=None if case.name == "default" else case.name, out="run", **case.options)
+    result = fedbudget.train(
+        model=None if case.name == "default" else case.name, out="run", **case.options
+    )
     tables = case.options["dataset"] == "homes.csv"
     judged = evaluate(Run.open(Path("run")), "new.csv" if tables else "digits")
     loaded = fedbudget.load("run")
@@ -114,7 +128,9 @@ def test_predictions_and_exported_files_agree_with_evaluate(
         right = Y if case.name != "svm" else np.where(Y % 2 == 0, "even", "odd")
         assert np.mean(loaded.predict(x) == right) == judged.accuracy
     if tables:
-        in_file = [float(text) for text in predict(loaded, Path("new.csv")).columns["prediction"]]
+        in_file = [
+            float(text) for text in predict(loaded, Path("new.csv")).columns["prediction"]
+        ]
         np.testing.assert_allclose(in_file, values[:, 0], rtol=1e-6)
 
     fedbudget.export(loaded, "onnx", "model.onnx")
@@ -122,12 +138,16 @@ def test_predictions_and_exported_files_agree_with_evaluate(
     how = loaded.samples.standardization
     unit = 1.0 if how is None else how.target_deviation
     if tables:
-        np.testing.assert_allclose(answers["prediction"] / unit, values[:, 0] / unit, **CLOSE)
+        np.testing.assert_allclose(
+            answers["prediction"] / unit, values[:, 0] / unit, **CLOSE
+        )
     else:
         assert np.array_equal(answers["prediction"], loaded.predict(x))
     if "scores" in answers:
         np.testing.assert_allclose(answers["scores"], outputs, **CLOSE)
-        np.testing.assert_allclose(answers["probabilities"], loaded.predict_proba(x), **CLOSE)
+        np.testing.assert_allclose(
+            answers["probabilities"], loaded.predict_proba(x), **CLOSE
+        )
     if "score" in answers:
         np.testing.assert_allclose(answers["score"], outputs[:, 0], **CLOSE)
 
@@ -138,7 +158,9 @@ def test_predictions_and_exported_files_agree_with_evaluate(
         found = module.eval()(torch.from_numpy(X / 16).float().reshape(-1, 1, 8, 8))
     else:
         program = torch.export.load("model.pt2").module()
-        found = program(torch.from_numpy(encoded(loaded) if tables else X.astype(np.float32)))
+        found = program(
+            torch.from_numpy(encoded(loaded) if tables else X.astype(np.float32))
+        )
     np.testing.assert_allclose(found.detach().numpy() / unit, values / unit, **CLOSE)
 
 
@@ -147,22 +169,47 @@ def new_rows() -> list[dict[str, str]]:
 
 
 def new_columns() -> dict[str, Any]:
-    return {"kind": [row["kind"] for row in new_rows()], "size": [float(row["size"]) for row in new_rows()]}
+    return {
+        "kind": [row["kind"] for row in new_rows()],
+        "size": [float(row["size"]) for row in new_rows()],
+    }
 
 
 def encoded(model: fedbudget.TrainedModel) -> Float64:
     """Features in the order that the model names them."""
     columns = new_columns()
     kinds = np.array(columns["kind"])
-    one_hot = {f"kind={name}": (kinds == name).astype(np.float64) for name in ("flat", "house", "hut")}
+    one_hot = {
+        f"kind={name}": (kinds == name).astype(np.float64)
+        for name in ("flat", "house", "hut")
+    }
     known = {"size": np.array(columns["size"]), **one_hot}
     return np.column_stack([known[name] for name in model.feature_names])
 
 
 def run_onnx(path: Path, x: Any) -> dict[str, NDArray[Any]]:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    kinds = {"tensor(double)": np.float64, "tensor(float)": np.float32, "tensor(string)": object}
-    given = {each.name: x if each.name == "features" else x[each.name] for each in session.get_inputs()}
-    fed = {each.name: np.array(given[each.name], kinds[each.type]) for each in session.get_inputs()}
-    fed = {name: values if values.ndim == 2 else values[:, None] for name, values in fed.items()}
-    return dict(zip([each.name for each in session.get_outputs()], session.run(None, fed), strict=True))
+    kinds = {
+        "tensor(double)": np.float64,
+        "tensor(float)": np.float32,
+        "tensor(string)": object,
+    }
+    given = {
+        each.name: x if each.name == "features" else x[each.name]
+        for each in session.get_inputs()
+    }
+    fed = {
+        each.name: np.array(given[each.name], kinds[each.type])
+        for each in session.get_inputs()
+    }
+    fed = {
+        name: values if values.ndim == 2 else values[:, None]
+        for name, values in fed.items()
+    }
+    return dict(
+        zip(
+            [each.name for each in session.get_outputs()],
+            session.run(None, fed),
+            strict=True,
+        )
+    )

@@ -25,7 +25,10 @@ def test_numpy_has_all_that_predictions_are_made_of(tmp_path: Path) -> None:
     """Worked out again from the file alone."""
     price = 5 * X[:, 0] - X[:, 1] + 100
     (tmp_path / "t.csv").write_text(
-        "a,b,c,price\n" + "".join(f"{a},{b},{c},{p}\n" for (a, b, c), p in zip(X.tolist(), price, strict=True))
+        "a,b,c,price\n"
+        + "".join(
+            f"{a},{b},{c},{p}\n" for (a, b, c), p in zip(X.tolist(), price, strict=True)
+        )
     )
     model = fedbudget.train(dataset=str(tmp_path / "t.csv"), nodes=1, **SHORT).model
     fedbudget.export(model, "numpy", tmp_path / "m.npz")
@@ -39,7 +42,9 @@ def test_numpy_has_all_that_predictions_are_made_of(tmp_path: Path) -> None:
 def test_a_column_with_the_name_of_an_output_is_told(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("prediction,b,y\n" + "1.5,2,a\n0.5,1,b\n" * 20)
     model = fedbudget.train(dataset=str(tmp_path / "t.csv"), nodes=1, **SHORT).model
-    with pytest.raises(UserError, match="a column is called prediction, as an output of the graph is"):
+    with pytest.raises(
+        UserError, match="a column is called prediction, as an output of the graph is"
+    ):
         fedbudget.export(model, "onnx", tmp_path / "m.onnx")
     assert not (tmp_path / "m.onnx").exists()
 
@@ -47,7 +52,10 @@ def test_a_column_with_the_name_of_an_output_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", ["onnx", "torch"])
 def test_python_code_cannot_be_exported(tmp_path: Path, to: ExportFormat) -> None:
     own = fedbudget.FunctionModel(lambda w, x, y: (float(w @ w), 2 * w), initial=np.ones(2))
-    with pytest.raises(UserError, match="is Python code, which cannot be exported; its tensors can, to numpy"):
+    with pytest.raises(
+        UserError,
+        match="is Python code, which cannot be exported; its tensors can, to numpy",
+    ):
         fedbudget.export(trained(own), to, tmp_path / "m")
     fedbudget.export(trained(own), "numpy", tmp_path / "m.npz")
 
@@ -55,7 +63,9 @@ def test_python_code_cannot_be_exported(tmp_path: Path, to: ExportFormat) -> Non
 def test_statistics_that_are_the_nodes_own_are_not_made_up(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     model = trained(TorchModel(module, statistics="local"))
-    with pytest.raises(UserError, match="normalizes by the statistics of a node's own samples"):
+    with pytest.raises(
+        UserError, match="normalizes by the statistics of a node's own samples"
+    ):
         fedbudget.export(model, "onnx", tmp_path / "m.onnx")
 
 

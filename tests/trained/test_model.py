@@ -24,7 +24,9 @@ def two_kinds(y: tuple[Any, Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     return x, np.where(x[:, 0] > 0, y[1], y[0])
 
 
-def write_table(path: Path, names: tuple[str, str] = ("cold", "warm")) -> tuple[NDArray[Any], NDArray[Any]]:
+def write_table(
+    path: Path, names: tuple[str, str] = ("cold", "warm")
+) -> tuple[NDArray[Any], NDArray[Any]]:
     x, y = two_kinds(names)
     x = x + np.array([50, -7])  # far from zero, where only what is standardised is learned
     lines = [f"{a},{b},{kind}\n" for (a, b), kind in zip(x.tolist(), y, strict=True)]
@@ -35,7 +37,9 @@ def write_table(path: Path, names: tuple[str, str] = ("cold", "warm")) -> tuple[
 class TestPredict:
     def test_classes_by_their_names_from_raw_features(self, tmp_path: Path) -> None:
         x, y = write_table(tmp_path / "t.csv")
-        model = fedbudget.train(dataset=str(tmp_path / "t.csv"), nodes=2, test_share=0.0, **SHORT).model
+        model = fedbudget.train(
+            dataset=str(tmp_path / "t.csv"), nodes=2, test_share=0.0, **SHORT
+        ).model
         assert np.mean(model.predict(x) == y) > 0.9
         assert model.classes == ("cold", "warm")
         assert model.feature_names == ("a", "b")
@@ -43,7 +47,9 @@ class TestPredict:
         assert np.allclose(probable.sum(axis=1), 1)
         assert np.array_equal(probable.argmax(axis=1) == 1, model.predict(x) == "warm")
 
-    def test_columns_by_name_in_any_order_with_or_without_the_target(self, tmp_path: Path) -> None:
+    def test_columns_by_name_in_any_order_with_or_without_the_target(
+        self, tmp_path: Path
+    ) -> None:
         x, y = write_table(tmp_path / "t.csv")
         model = fedbudget.train(dataset=str(tmp_path / "t.csv"), nodes=2, **SHORT).model
         expected = model.predict(x).tolist()
@@ -69,15 +75,23 @@ class TestPredict:
         price = 3000 * x[:, 0] - 800 * x[:, 1]
         frame = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "price": price})
         frame.to_csv(tmp_path / "t.csv", index=False)
-        result = fedbudget.train(dataset=str(tmp_path / "t.csv"), nodes=2, rounds=60, budget="time=1h")
+        result = fedbudget.train(
+            dataset=str(tmp_path / "t.csv"), nodes=2, rounds=60, budget="time=1h"
+        )
         assert result.model.name == "linear"
         np.testing.assert_allclose(result.model.predict(x), price, rtol=1e-3)
-        with pytest.raises(UserError, match="linear has no probabilities: it gives no scores of classes"):
+        with pytest.raises(
+            UserError, match="linear has no probabilities: it gives no scores of classes"
+        ):
             result.model.predict_proba(x)
 
-    def test_a_module_s_classes_have_their_own_numbers_though_some_are_missing(self) -> None:
+    def test_a_module_s_classes_have_their_own_numbers_though_some_are_missing(
+        self,
+    ) -> None:
         x, y = two_kinds((1, 3))
-        model = fedbudget.train(model=nn.Linear(2, 5), shards=[(x.astype(np.float32), y)], **SHORT).model
+        model = fedbudget.train(
+            model=nn.Linear(2, 5), shards=[(x.astype(np.float32), y)], **SHORT
+        ).model
         assert model.classes == ("0", "1", "2", "3", "4")
         assert set(model.predict(x)) <= set(range(5))
         assert model.predict_proba(x).shape == (60, 5)
@@ -94,12 +108,17 @@ class TestPredict:
 
         left, right = np.random.default_rng(1).normal(0, 1, (2, 40, 2)).astype(np.float32)
         y = (left[:, 0] > 0).astype(int)
-        model = fedbudget.train(model=Two, shards=[((left, right), y)], rounds=3, budget="time=1h").model
+        model = fedbudget.train(
+            model=Two, shards=[((left, right), y)], rounds=3, budget="time=1h"
+        ).model
         found = model.predict((left, right))
         assert model.predict({"right": right, "left": left}).tolist() == found.tolist()
         samples = [((left[place], right[place]), 0) for place in range(40)]
         model = fedbudget.train(
-            model=TorchModel(Two, collate=collate), shards=[samples], rounds=1, budget="time=1h"
+            model=TorchModel(Two, collate=collate),
+            shards=[samples],
+            rounds=1,
+            budget="time=1h",
         ).model
         assert model.predict(samples).shape == (40,)
 
@@ -110,11 +129,18 @@ class TestPredict:
         x = np.ones((9, 2), np.float32)
         silent = fedbudget.FunctionModel(mean_of_data, initial=np.zeros(2), target="none")
         with pytest.raises(UserError, match="does not say what it predicts"):
-            fedbudget.train(model=silent, shards=[(x, None)], rounds=1, budget="time=1h").model.predict(x)
+            fedbudget.train(
+                model=silent, shards=[(x, None)], rounds=1, budget="time=1h"
+            ).model.predict(x)
         telling = fedbudget.FunctionModel(
-            mean_of_data, initial=np.zeros(2), target="none", predict=lambda w, x: x[:, 0] * 3
+            mean_of_data,
+            initial=np.zeros(2),
+            target="none",
+            predict=lambda w, x: x[:, 0] * 3,
         )
-        model = fedbudget.train(model=telling, shards=[(x, None)], rounds=1, budget="time=1h").model
+        model = fedbudget.train(
+            model=telling, shards=[(x, None)], rounds=1, budget="time=1h"
+        ).model
         assert model.predict(x).tolist() == [3] * 9
 
     @pytest.mark.parametrize(
@@ -123,20 +149,31 @@ class TestPredict:
             (np.zeros((3, 63)), "x has 63 features, and the model was trained on 64"),
             (np.zeros(64), r"must be \[samples, ...\], not of shape \(64,\)"),
             (np.full((1, 64), np.nan), "is not finite"),
-            (np.full((1, 64), 0.5), "trained on whole numbers, such as pixels of 0 to 16, .*; x has 0.5"),
+            (
+                np.full((1, 64), 0.5),
+                "trained on whole numbers, such as pixels of 0 to 16, .*; x has 0.5",
+            ),
         ],
     )
-    def test_what_does_not_fit_is_refused(self, digits: fedbudget.TrainedModel, x: Any, wrong: str) -> None:
+    def test_what_does_not_fit_is_refused(
+        self, digits: fedbudget.TrainedModel, x: Any, wrong: str
+    ) -> None:
         with pytest.raises(UserError, match=wrong):
             digits.predict(x)
 
     def test_images_may_have_their_shape(self, digits: fedbudget.TrainedModel) -> None:
         x = np.random.default_rng(0).integers(0, 17, (5, 64))
-        assert digits.outputs(x.reshape(5, 8, 8)).tobytes() == digits.outputs(x.astype(np.uint8)).tobytes()
+        assert (
+            digits.outputs(x.reshape(5, 8, 8)).tobytes()
+            == digits.outputs(x.astype(np.uint8)).tobytes()
+        )
 
 
 def collate(samples: list[Any]) -> Any:
-    left, right = (torch.from_numpy(np.stack(each)) for each in zip(*(x for x, _ in samples), strict=True))
+    left, right = (
+        torch.from_numpy(np.stack(each))
+        for each in zip(*(x for x, _ in samples), strict=True)
+    )
     return left, right, torch.tensor([y for _, y in samples])
 
 
@@ -146,14 +183,26 @@ def digits() -> fedbudget.TrainedModel:
 
 
 class TestLoad:
-    def test_a_model_that_was_given_from_python_is_given_again(self, tmp_path: Path) -> None:
+    def test_a_model_that_was_given_from_python_is_given_again(
+        self, tmp_path: Path
+    ) -> None:
         """Also one that is called as another that goes by a name."""
         x, y = two_kinds((0, 1))
-        fedbudget.train(model=nn.Linear(2, 2), shards=[(x.astype(np.float32), y)], out=tmp_path / "run", **SHORT)
-        with pytest.raises(UserError, match="that was given from Python, own-linear: give it again, as model"):
+        fedbudget.train(
+            model=nn.Linear(2, 2),
+            shards=[(x.astype(np.float32), y)],
+            out=tmp_path / "run",
+            **SHORT,
+        )
+        with pytest.raises(
+            UserError,
+            match="that was given from Python, own-linear: give it again, as model",
+        ):
             fedbudget.load(tmp_path / "run")
         expected = fedbudget.load(tmp_path / "run", model=nn.Linear(2, 2)).outputs(x)
-        again = fedbudget.load(tmp_path / "run" / "model.safetensors", model=lambda: nn.Linear(2, 2))
+        again = fedbudget.load(
+            tmp_path / "run" / "model.safetensors", model=lambda: nn.Linear(2, 2)
+        )
         assert again.outputs(x).tobytes() == expected.tobytes()
         with pytest.raises(UserError, match=r"weight is 2 x 2 in .*, and 3 x 2 in linear"):
             fedbudget.load(tmp_path / "run", model=nn.Linear(2, 3))
@@ -162,12 +211,19 @@ class TestLoad:
 
     def test_options_of_a_model_are_known_again(self, tmp_path: Path) -> None:
         x, _ = two_kinds((0, 1))
-        result = fedbudget.train(model="kmeans", clusters=3, shards=[(x, None)], out=tmp_path / "run", **SHORT)
-        assert fedbudget.load(tmp_path / "run").predict(x).tolist() == result.model.predict(x).tolist()
+        result = fedbudget.train(
+            model="kmeans", clusters=3, shards=[(x, None)], out=tmp_path / "run", **SHORT
+        )
+        assert (
+            fedbudget.load(tmp_path / "run").predict(x).tolist()
+            == result.model.predict(x).tolist()
+        )
 
     def test_a_file_of_an_earlier_version_is_not_guessed_at(self, tmp_path: Path) -> None:
         header = {"fedbudget": '{"model": "svm", "classes": ["a", "b"]}'}
-        (tmp_path / "model.safetensors").write_bytes(save({"w": np.ones(2, np.float32)}, header))
+        (tmp_path / "model.safetensors").write_bytes(
+            save({"w": np.ones(2, np.float32)}, header)
+        )
         with pytest.raises(UserError, match="is of an earlier version"):
             fedbudget.load(tmp_path)
 

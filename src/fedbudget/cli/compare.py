@@ -1,14 +1,96 @@
-"""`fedbudget compare`."""
+"""`fedbudget compare --rivals`: tunes, and prints a table for every way in which data is spread.
+
+`fedbudget compare`.
+"""
 
 import json
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbudget.cli.command import command
-from fedbudget.cli.options import JOBS, Given, OutputOptions, settings_from
-from fedbudget.cli.rivals import tune_rivals
+import typer
+
+from fedbudget.cli.options import JOBS, Given, OutputOptions, command, settings_from
+from fedbudget.cli.sweep import SWEEPS, showing
 from fedbudget.errors import UserError
-from fedbudget.option import Count, option
+from fedbudget.settings.option import Count, option
+from fedbudget.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from fedbudget.experiments.rivals import RivalComparison
+
+
+def tune_rivals(
+    tasks: Sequence[Settings],
+    *,
+    seeds: int,
+    taus: Sequence[int] | None,
+    quick: bool,
+    jobs: int | None,
+    folder: Path | None,
+    as_json: bool,
+) -> None:
+    """Compares on every task, and prints a table as soon as it is known."""
+    from fedbudget.experiments.rivals import compare_rivals, published_rivals
+
+    rivals = published_rivals(taus=taus, quick=quick)
+    found = []
+    folder = folder or SWEEPS / "rivals"
+    try:
+        for settings in tasks:
+            with showing(quiet=as_json) as show:
+                found.append(
+                    compare_rivals(
+                        settings,
+                        folder=folder,
+                        rivals=rivals,
+                        seeds=range(seeds),
+                        jobs=jobs,
+                        progress=show,
+                    )
+                )
+            if not as_json:
+                _print_rivals(found[-1], ", ".join(settings.budget), seeds)
+    except KeyboardInterrupt:
+        print(
+            f"fedbudget: interrupted; runs are kept in {folder}, and the same command goes on",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
+    if as_json:
+        print(json.dumps({"comparisons": [each.to_json() for each in found]}))
+
+
+def _print_rivals(found: "RivalComparison", budget: str, seeds: int) -> None:
+    from fedbudget.cli.console import console, plain_table
+
+    runs = f"mean of {seeds} runs" if seeds > 1 else "one run"
+    print(f"{found.title}: loss on all training samples at the end of {budget}, {runs}")
+    headings = (
+        "method",
+        "loss",
+        "accuracy",
+        "ratio",
+        "runs to tune",
+        "tuned in hindsight to",
+    )
+    table = plain_table(headings, left=("method", "tuned in hindsight to"))
+    for each in (found.own, *found.others):
+        ratio = found.ratio(each)
+        accuracy = each.accuracy
+        table.add_row(
+            each.name,
+            f"{each.loss:.4g}",
+            "" if accuracy is None else f"{accuracy:.4f}",
+            "" if ratio is None else f"{ratio:.3g}",
+            str(each.runs),
+            each.tuned_to,
+        )
+    console().print(table, highlight=False)
+    print(f"ratio: how many times the loss of {found.own.name}; above 1 is worse")
+
 
 if TYPE_CHECKING:
     from fedbudget.experiments.compare import CaseComparison
@@ -21,13 +103,21 @@ def compare(
     *,
     given: Given,
     cases: tuple[int, ...] | None = option(
-        None, "Cases to compare in.", "most used", shown="1,2,3,4; with --rivals --partition"
+        None,
+        "Cases to compare in.",
+        "most used",
+        shown="1,2,3,4; with --rivals --partition",
     ),
     taus: tuple[Count, ...] | None = option(
-        None, "Fixed τ to compare with.", "most used", shown=f"{','.join(map(str, TAUS))}; fewer with --rivals"
+        None,
+        "Fixed τ to compare with.",
+        "most used",
+        shown=f"{','.join(map(str, TAUS))}; fewer with --rivals",
     ),
     seeds: Count = option(5, "Runs of each, with seeds 0, 1, ...", "most used"),
-    rivals: bool = option(False, "Compare with published methods, each tuned in hindsight.", "most used"),
+    rivals: bool = option(
+        False, "Compare with published methods, each tuned in hindsight.", "most used"
+    ),
     quick: bool = option(False, "With --rivals: coarse grids, for a first look.", "method"),
     jobs: int | None = JOBS,
     output: OutputOptions,
@@ -59,19 +149,42 @@ def compare(
     if rivals:
         if cases is not None and given["partition"] is not None:
             raise UserError("give `cases` or `partition`, not both")
-        tasks = [settings] if cases is None else [replace(settings, partition=f"case:{case}") for case in cases]
-        tune_rivals(tasks, seeds=seeds, taus=taus, quick=quick, jobs=jobs, folder=output.out, as_json=output.json)
+        tasks = (
+            [settings]
+            if cases is None
+            else [replace(settings, partition=f"case:{case}") for case in cases]
+        )
+        tune_rivals(
+            tasks,
+            seeds=seeds,
+            taus=taus,
+            quick=quick,
+            jobs=jobs,
+            folder=output.out,
+            as_json=output.json,
+        )
         return
     for name in ("partition", "quick", "jobs", "out"):
         if given[name]:
             raise UserError(f"`{name}` goes with `rivals`")
 
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     from fedbudget.experiments.compare import compare as run_all
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     console = Console(stderr=True)
     quiet = output.json or not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
@@ -92,14 +205,23 @@ def compare(
 def _print_table(found: "list[CaseComparison]", seeds: int, method: str) -> None:
     from fedbudget.cli.console import console, plain_table
 
-    print(f"loss at the end of the budget, mean of {seeds} runs; adaptive: method {method}, fixed: plain averaging")
+    print(
+        f"loss at the end of the budget, mean of {seeds} runs; adaptive: method {method}, fixed: plain averaging"
+    )
     table = plain_table(["τ", *(f"case {case.case}" for case in found)])
     for index, each in enumerate(found[0].fixed):
-        row = [f"{case.fixed[index].loss:.4f}{'*' if case.fixed[index] is case.best else ' '}" for case in found]
+        row = [
+            f"{case.fixed[index].loss:.4f}{'*' if case.fixed[index] is case.best else ' '}"
+            for case in found
+        ]
         table.add_row(f"{each.tau:g}", *row)
     table.add_row()
     table.add_row("adaptive", *(f"{case.adaptive.loss:.4f} " for case in found))
     table.add_row("average τ", *(f"{case.adaptive.tau:.1f} " for case in found))
-    table.add_row("regret", *("" if case.regret is None else f"{case.regret:.3f} " for case in found))
+    table.add_row(
+        "regret", *("" if case.regret is None else f"{case.regret:.3f} " for case in found)
+    )
     console().print(table)
-    print("* the best fixed τ in that case; regret is 0 for as good as that, 1 for as bad as the worst, < 0 for better")
+    print(
+        "* the best fixed τ in that case; regret is 0 for as good as that, 1 for as bad as the worst, < 0 for better"
+    )

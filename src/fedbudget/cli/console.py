@@ -15,7 +15,9 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else _WIDE)
 
 
-def plain_table(headings: Iterable[str], *, left: Collection[str] = (), **columns: Any) -> Table:
+def plain_table(
+    headings: Iterable[str], *, left: Collection[str] = (), **columns: Any
+) -> Table:
     """A table without lines, whose columns are aligned to the right but for those on the `left`."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:

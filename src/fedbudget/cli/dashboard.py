@@ -6,19 +6,26 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedbudget.cli.command import command
+from fedbudget.cli.options import command
 from fedbudget.errors import UserError
-from fedbudget.option import option
+from fedbudget.settings.option import option
 
 
 @command
 def dashboard(
     *,
-    runs: Path = option(Path("runs"), "A folder with runs, or a run's own folder.", argument=True),
-    host: str = option("127.0.0.1", "The address to listen on; others than this machine's own need a token."),
+    runs: Path = option(
+        Path("runs"), "A folder with runs, or a run's own folder.", argument=True
+    ),
+    host: str = option(
+        "127.0.0.1",
+        "The address to listen on; others than this machine's own need a token.",
+    ),
     port: int | None = option(None, "Of the page.", shown="8700, or the next that is free"),
     token_file: Path | None = option(
-        None, "A file with the token that the page needs.", shown="FEDBUDGET_TOKEN, with --host"
+        None,
+        "A file with the token that the page needs.",
+        shown="FEDBUDGET_TOKEN, with --host",
     ),
     open: bool | None = option(None, "Open it in a browser.", shown="from a terminal"),
 ) -> None:
@@ -36,7 +43,7 @@ def dashboard(
     """
     require_dashboard()
 
-    from fedbudget.dashboard.server import Dashboard
+    from fedbudget.dashboard.app import Dashboard
 
     page = Dashboard(runs, host=host, port=port, token=_token(host, token_file))
     hint = "/?token=TOKEN the first time; " if page.needs_token else ""
@@ -60,7 +67,7 @@ def beside(folder: Path, *, wanted: bool) -> Iterator[None]:
         return
     require_dashboard()
 
-    from fedbudget.dashboard.server import Dashboard
+    from fedbudget.dashboard.app import Dashboard
 
     parent = folder.resolve().parent
     parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +79,9 @@ def beside(folder: Path, *, wanted: bool) -> Iterator[None]:
 
 def require_dashboard() -> None:
     if any(find_spec(name) is None for name in ("starlette", "uvicorn", "plotly")):
-        raise UserError("this needs a web server and plotly; install them with: pip install 'fedbudget[dashboard]'")
+        raise UserError(
+            "this needs a web server and plotly; install them with: pip install 'fedbudget[dashboard]'"
+        )
 
 
 def _token(host: str, token_file: Path | None) -> str | None:

@@ -7,22 +7,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from fedbudget.cli.command import command
-from fedbudget.cli.options import OutputOptions
-from fedbudget.option import REQUIRED, in_words, option
-from fedbudget.settings import DATASETS, SMALL_DATASETS
+from fedbudget.cli.options import OutputOptions, command
+from fedbudget.settings.option import REQUIRED, in_words, option
+from fedbudget.settings.settings import DATASETS, SMALL_DATASETS
 
 if TYPE_CHECKING:
-    from fedbudget.data.published.catalogue import PublishedDataset
+    from fedbudget.data.published import PublishedDataset
 
 app = typer.Typer(
-    help="List, get and check the published datasets.", pretty_exceptions_enable=False, rich_markup_mode=None
+    help="List, get and check the published datasets.",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 _EMBEDDED, *_FETCHED = [name for name in DATASETS if name not in SMALL_DATASETS]
 _NAME: str = option(REQUIRED, f"{in_words(_FETCHED)}.", argument=True, values=_FETCHED)
-_DATA_DIR: Path | None = option(None, "A folder of datasets.", shown="FEDBUDGET_DATA, or the cache folder")
-_OK, _MISSING, _WRONG = "ok", "missing", "wrong contents"
+_DATA_DIR: Path | None = option(
+    None, "A folder of datasets.", shown="FEDBUDGET_DATA, or the cache folder"
+)
+_OK = "ok"
+_MISSING = "missing"
+_WRONG = "wrong contents"
 
 
 @app.callback(invoke_without_command=True)
@@ -42,7 +47,7 @@ def list_datasets(*, data_dir: Path | None = _DATA_DIR, output: OutputOptions) -
 
       fedbudget data list --data-dir ~/datasets --json
     """
-    from fedbudget.data.published.catalogue import PUBLISHED
+    from fedbudget.data.published import PUBLISHED
 
     copies = [_local_copy(name, data_dir, contents=False) for name in PUBLISHED]
     if output.json:
@@ -53,7 +58,14 @@ def list_datasets(*, data_dir: Path | None = _DATA_DIR, output: OutputOptions) -
 
     headings = ("name", "title", "samples", "size", "files", "where")
     table = plain_table(headings, left=("name", "title", "files", "where"), overflow="fold")
-    table.add_row(_EMBEDDED, _embedded()["title"], f"{_embedded()['samples']:,}", "", "complete", "embedded")
+    table.add_row(
+        _EMBEDDED,
+        _embedded()["title"],
+        f"{_embedded()['samples']:,}",
+        "",
+        "complete",
+        "embedded",
+    )
     for copy in copies:
         table.add_row(*_cells(copy))
     console().print(table, highlight=False)
@@ -80,17 +92,19 @@ def get(*, name: str = _NAME, data_dir: Path | None = _DATA_DIR) -> None:
         return
 
     from fedbudget.cli.fetching import showing
-    from fedbudget.data.published import find
+    from fedbudget.data import published
 
-    _, folder = find.places(data_dir)[0]
+    _, folder = published.places(data_dir)[0]
     with showing() as progress:
-        paths = find.get(name, folder, progress)
-    print(f"{name} is in {find.container(paths)}")
+        paths = published.get(name, folder, progress)
+    print(f"{name} is in {published.container(paths)}")
 
 
 @app.command()
 @command
-def check(*, name: str = _NAME, data_dir: Path | None = _DATA_DIR, output: OutputOptions) -> None:
+def check(
+    *, name: str = _NAME, data_dir: Path | None = _DATA_DIR, output: OutputOptions
+) -> None:
     """Check what a dataset's files hold. The exit code is 0 if all are here and right, otherwise 1.
 
     Examples:
@@ -100,7 +114,11 @@ def check(*, name: str = _NAME, data_dir: Path | None = _DATA_DIR, output: Outpu
       fedbudget data check cifar-10 --data-dir ~/datasets --json
     """
     if name == _EMBEDDED:
-        print(json.dumps(_embedded()) if output.json else f"{name} is embedded; there is nothing to check")
+        print(
+            json.dumps(_embedded())
+            if output.json
+            else f"{name} is embedded; there is nothing to check"
+        )
         return
 
     copy = _local_copy(name, data_dir, contents=True)
@@ -134,14 +152,15 @@ class _LocalCopy(NamedTuple):
 
 
 def _local_copy(name: str, data_dir: Path | None, *, contents: bool) -> _LocalCopy:
-    from fedbudget.data.published.catalogue import dataset_named
-    from fedbudget.data.published.find import DatasetMissing, container, find
+    from fedbudget.data.published import DatasetMissing, container, dataset_named, find
 
     dataset = dataset_named(name)
     try:
         paths = find(name, data_dir)
     except DatasetMissing as error:
-        return _LocalCopy(dataset, None, {file.name: _MISSING for file in dataset.files}, str(error))
+        return _LocalCopy(
+            dataset, None, {file.name: _MISSING for file in dataset.files}, str(error)
+        )
     states = {}
     for file in dataset.files:
         right = file.name in paths and (not contents or file.matches(paths[file.name]))
@@ -172,11 +191,22 @@ def _verdict(copy: _LocalCopy) -> str:
 
 def _cells(copy: _LocalCopy) -> tuple[str, ...]:
     """A row of the list."""
-    files = "complete" if copy.complete else f"{len(copy.files_that_are(_OK))} of {len(copy.files)}"
+    files = (
+        "complete"
+        if copy.complete
+        else f"{len(copy.files_that_are(_OK))} of {len(copy.files)}"
+    )
     size = sum(file.size for file in copy.dataset.files) / 1e6
     shown = f"{size:,.0f} MB" if size >= 1 else f"{size * 1000:,.0f} kB"
     where = "not here" if copy.where is None else str(copy.where)
-    return copy.dataset.name, copy.dataset.title, f"{copy.dataset.samples:,}", shown, files, where
+    return (
+        copy.dataset.name,
+        copy.dataset.title,
+        f"{copy.dataset.samples:,}",
+        shown,
+        files,
+        where,
+    )
 
 
 def _to_json(copy: _LocalCopy) -> dict[str, Any]:

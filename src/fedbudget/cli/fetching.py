@@ -8,10 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.progress import Progress as RichProgress
 
-from fedbudget.data.published.transfer import Progress
+from fedbudget.data.download import Progress
 
 
 @contextmanager
@@ -22,7 +29,13 @@ def showing() -> Iterator[Progress]:
         yield _Lines()
         return
     name = TextColumn("{task.description}", markup=False)
-    columns = (name, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        name,
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with RichProgress(*columns, console=console, transient=True) as bars:
         yield _Bars(bars)
 

@@ -8,28 +8,18 @@ import typer.core
 
 from fedbudget import __version__
 from fedbudget.cli import (
-    certs,
     compare,
     dashboard,
     data,
-    evaluate,
-    explain,
-    export,
     forecast,
-    join,
-    local,
-    predict,
-    report,
-    reproduce,
+    nodes,
     run,
     runs,
-    serve,
-    show,
+    security,
     sweep,
-    tasks,
-    tokens,
+    trained,
 )
-from fedbudget.cli.parameters import GroupedCommand
+from fedbudget.cli.options import GroupedCommand
 from fedbudget.errors import UserError, WorkError, flag, suggestion
 
 typer.core.HAS_RICH = False  # help is plain text here; Typer would escape brackets in it for Rich all the same
@@ -39,14 +29,28 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-_MAKE_RUNS = (run.run, local.local, serve.serve, join.join, certs.certs, compare.compare, sweep.sweep)
-_LOOK_AT_RUNS = (show.show, explain.explain, forecast.forecast, dashboard.dashboard, report.report)
-_USE_MODELS = (predict.predict, evaluate.evaluate, export.export)
-for command in (*_MAKE_RUNS, reproduce.reproduce, *_USE_MODELS, *_LOOK_AT_RUNS, tasks.tasks):
+_MAKE_RUNS = (
+    run.run,
+    nodes.local,
+    nodes.serve,
+    nodes.join,
+    security.certs,
+    compare.compare,
+    sweep.sweep,
+)
+_LOOK_AT_RUNS = (
+    runs.show,
+    runs.explain,
+    forecast.forecast,
+    dashboard.dashboard,
+    runs.report,
+)
+_USE_MODELS = (trained.predict, trained.evaluate, trained.export)
+for command in (*_MAKE_RUNS, sweep.reproduce, *_USE_MODELS, *_LOOK_AT_RUNS, run.tasks):
     app.command(cls=GroupedCommand)(command)
 app.add_typer(runs.app, name="runs")
 app.add_typer(data.app, name="data")
-app.add_typer(tokens.app, name="tokens")
+app.add_typer(security.app, name="tokens")
 
 
 @app.callback(invoke_without_command=True)
@@ -68,7 +72,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _code(arguments: list[str] | None) -> int:
     try:
-        returned: Any = typer.main.get_command(app).main(arguments, prog_name="fedbudget", standalone_mode=False)
+        returned: Any = typer.main.get_command(app).main(
+            arguments, prog_name="fedbudget", standalone_mode=False
+        )
         return returned if isinstance(returned, int) else 0
     except UserError as error:
         return _complain(error.spelled(flag), 2)
@@ -83,7 +89,9 @@ def _code(arguments: list[str] | None) -> int:
         # Typer's own errors of usage, whichever module they come from in the version at hand.
         if not hasattr(error, "format_message"):
             raise
-        hint = suggestion(getattr(error, "option_name", ""), getattr(error, "possibilities", None) or ())
+        hint = suggestion(
+            getattr(error, "option_name", ""), getattr(error, "possibilities", None) or ()
+        )
         message = f"{error.args[0]}; {hint}" if hint else error.format_message()
         return _complain(message, 2) if message else 2
 

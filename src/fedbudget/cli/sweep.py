@@ -1,4 +1,7 @@
-"""`fedbudget sweep`."""
+"""`fedbudget sweep`.
+
+`fedbudget reproduce`.
+"""
 
 import json
 import sys
@@ -9,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedbudget.cli.command import command
-from fedbudget.cli.options import JOBS, EngineOptions, Given, OutputOptions
-from fedbudget.option import REQUIRED, option
+from fedbudget.cli.options import JOBS, EngineOptions, Given, OutputOptions, command
+from fedbudget.settings.option import REQUIRED, option
 
 if TYPE_CHECKING:
     from fedbudget.experiments.sweep import Progress
@@ -26,10 +28,15 @@ def sweep(
     *,
     given: Given,
     file: Path = option(
-        REQUIRED, "A TOML file of settings, with a table [grid] of those that vary.", "data", argument=True
+        REQUIRED,
+        "A TOML file of settings, with a table [grid] of those that vary.",
+        "data",
+        argument=True,
     ),
     jobs: int | None = JOBS,
-    backend: str | None = option(None, "Of joblib: loky or dask.", "engine", shown="loky", values=("loky", "dask")),
+    backend: str | None = option(
+        None, "Of joblib: loky or dask.", "engine", shown="loky", values=("loky", "dask")
+    ),
     engine: EngineOptions,
     output: OutputOptions,
 ) -> None:
@@ -61,8 +68,7 @@ def sweep(
 
       DASK_SCHEDULER_ADDRESS=tcp://host:8786 fedbudget sweep mine.toml --backend dask
     """
-    from fedbudget.experiments.sweep import RESULTS, Sweep, run
-    from fedbudget.experiments.table import means
+    from fedbudget.experiments.sweep import RESULTS, Sweep, means, run
 
     asked = Sweep.read(file, data_dir=given["data_dir"])
     folder = output.out or SWEEPS / file.stem
@@ -72,7 +78,8 @@ def sweep(
 
             def progress(now_done: int, of: int, now_failed: int) -> None:
                 nonlocal done, failed
-                done, failed = now_done, now_failed
+                done = now_done
+                failed = now_failed
                 show(done, of, failed)
 
             found = run(
@@ -86,19 +93,34 @@ def sweep(
             )
     except KeyboardInterrupt:
         kept = f"{done - failed} of {len(asked.cells)} runs are done"
-        print(f"fedbudget: interrupted; {kept}, and the same command goes on from there", file=sys.stderr)
+        print(
+            f"fedbudget: interrupted; {kept}, and the same command goes on from there",
+            file=sys.stderr,
+        )
         raise typer.Exit(130) from None
     rows = means(found) if asked.each == "run" else None
     if output.json:
         summary = {} if rows is None else {"means": rows}
-        print(json.dumps({"results": str(folder / RESULTS), "runs": done, "failed": failed, **summary}))
+        print(
+            json.dumps(
+                {
+                    "results": str(folder / RESULTS),
+                    "runs": done,
+                    "failed": failed,
+                    **summary,
+                }
+            )
+        )
     else:
         if rows is not None:
             _print_means(rows)
         print(f"results: {folder / RESULTS}, {found.num_rows} rows")
     if failed:
         first = next(error for error in found["error"].to_pylist() if error is not None)
-        print(f"fedbudget: {failed} of {len(asked.cells)} runs failed; the first: {first}", file=sys.stderr)
+        print(
+            f"fedbudget: {failed} of {len(asked.cells)} runs failed; the first: {first}",
+            file=sys.stderr,
+        )
         raise typer.Exit(1)
 
 
@@ -106,7 +128,13 @@ def sweep(
 def showing(*, quiet: bool) -> "Iterator[Progress]":
     """Gives what shows how far the sweep is: a bar on a terminal, a line now and then elsewhere, nothing when quiet."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True)
     if quiet:
@@ -115,14 +143,29 @@ def showing(*, quiet: bool) -> "Iterator[Progress]":
     if not console.is_terminal:
         yield _plain_lines()
         return
-    elapsed, left = TimeElapsedColumn(), TimeRemainingColumn()
-    columns = ("runs", BarColumn(), MofNCompleteColumn(), "{task.description}", elapsed, "left:", left)
-    with Progress(*columns, console=console, transient=True, speed_estimate_period=_PACE) as bar:
+    elapsed = TimeElapsedColumn()
+    left = TimeRemainingColumn()
+    columns = (
+        "runs",
+        BarColumn(),
+        MofNCompleteColumn(),
+        "{task.description}",
+        elapsed,
+        "left:",
+        left,
+    )
+    with Progress(
+        *columns, console=console, transient=True, speed_estimate_period=_PACE
+    ) as bar:
 
         def show(done: int, of: int, failed: int) -> None:
             if not bar.tasks:
-                bar.add_task("0 failed", total=of, completed=done)  # what was done before tells nothing about the pace
-            bar.update(bar.tasks[0].id, completed=done, total=of, description=f"{failed} failed")
+                bar.add_task(
+                    "0 failed", total=of, completed=done
+                )  # what was done before tells nothing about the pace
+            bar.update(
+                bar.tasks[0].id, completed=done, total=of, description=f"{failed} failed"
+            )
 
         yield show
 
@@ -146,7 +189,9 @@ def _print_means(rows: list[dict[str, Any]]) -> None:
     print("mean over seeds")
     table = plain_table(rows[0])
     for row in rows[:_ROWS]:
-        table.add_row(*("" if value is None else _text(name, value) for name, value in row.items()))
+        table.add_row(
+            *("" if value is None else _text(name, value) for name, value in row.items())
+        )
     console().print(table, highlight=False)
     if len(rows) > _ROWS:
         print(f"and {len(rows) - _ROWS} more")
@@ -154,3 +199,104 @@ def _print_means(rows: list[dict[str, Any]]) -> None:
 
 def _text(name: str, value: Any) -> str:
     return f"{value:.4f}" if name in ("loss", "accuracy") else str(value)
+
+
+if TYPE_CHECKING:
+    from fedbudget.experiments.reproduce import FigureResult
+
+
+@command
+def reproduce(
+    *,
+    figures: tuple[str, ...] = option((), "Figures by name, or all.", argument=True),
+    quick: bool = option(False, "A small grid and few runs, for a first look."),
+    runs: int | None = option(
+        None,
+        "Runs of each setting.",
+        shown="15, as the paper; 2 with --quick; 1 of networks",
+    ),
+    with_cnn: bool = option(
+        False, "Let all include the networks and the tuned rivals, which take hours."
+    ),
+    out: Path = option(Path("reproduction"), "Where figures and report go."),
+    engine: str = option(
+        "in-process",
+        "What makes the runs: in-process, or network, which is the prototype's experiment for real (figures that begin "
+        "with instantaneous).",
+    ),
+    jobs: int | None = JOBS,
+    given: Given,
+) -> None:
+    """Repeat the paper's evaluation: its figures and its claims.
+
+    Each figure has a folder with its picture (PNG and SVG) and the runs behind it (Parquet); report.md and report.html
+    show all figures that are there, and which of the paper's claims hold. What is done stays done: after Ctrl-C the
+    same command goes on.
+
+    Examples:
+
+      fedbudget reproduce all --quick
+
+      fedbudget reproduce svm-sgd nodes --runs 5 --data-dir ~/data
+
+      fedbudget reproduce cnn-mnist cnn-cifar
+
+      fedbudget reproduce rivals --quick
+
+      fedbudget reproduce instantaneous --engine network
+    """
+    if engine == "network":
+        from fedbudget.settings.network import require_network
+
+        require_network()
+    from fedbudget.data.published import DatasetMissing
+    from fedbudget.experiments import reproduce as work
+    from fedbudget.experiments.reproduce import write_report
+
+    chosen = work.choose(figures, with_cnn=with_cnn, engine=engine)
+    for number, figure in enumerate(chosen, start=1):
+        print(
+            f"figure {number} of {len(chosen)}: {figure.name}", file=sys.stderr, flush=True
+        )
+        try:
+            size = work.grid_size(figure, runs=runs, quick=quick)
+            with showing(quiet=False) as progress:
+                work.make(
+                    figure,
+                    out,
+                    size,
+                    data_dir=given["data_dir"],
+                    jobs=jobs,
+                    progress=progress,
+                    expect=_print_expected,
+                )
+        except DatasetMissing as error:
+            if len(chosen) == 1:
+                raise
+            print(f"left out: {error}", file=sys.stderr)
+    made = work.read_figures(out)
+    _print_claims(made)
+    for page in write_report(made, out):
+        print(page)
+
+
+def _print_expected(runs: int, seconds: float) -> None:
+    length = (
+        f"{seconds / 3600:.1f} hours"
+        if seconds >= 2 * 3600
+        else f"{max(1, round(seconds / 60))} minutes"
+    )
+    print(
+        f"{runs} runs to make, which will take about {length}", file=sys.stderr, flush=True
+    )
+
+
+def _print_claims(made: "list[FigureResult]") -> None:
+    from fedbudget.cli.console import console, plain_table
+
+    headings = ("holds", "claim", "measured")
+    table = plain_table(headings, left=headings)
+    for each in made:
+        for claim in each.claims:
+            table.add_row("yes" if claim.holds else "NO", claim.text, claim.measured)
+    console().print(table, highlight=False)

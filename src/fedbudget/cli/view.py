@@ -24,17 +24,16 @@ from fedbudget.cli.options import OutputOptions
 from fedbudget.data.dataset import Dataset
 from fedbudget.errors import UserError, flag
 from fedbudget.forecasts.curve import LEVEL
-from fedbudget.forecasts.forecast import Forecast
-from fedbudget.forecasts.latest import LatestForecast, next_forecast
+from fedbudget.forecasts.forecast import Forecast, LatestForecast, next_forecast
+from fedbudget.launch.execute import default_folder, execute
 from fedbudget.launch.prepared import Callback, PreparedRun
 from fedbudget.models.compiling import COMPILING, on_compiling
 from fedbudget.node_status import NodeStatus
 from fedbudget.resources import RESOURCES
 from fedbudget.result import Result
-from fedbudget.runs.figures import metrics_text, spread_text
 from fedbudget.runs.record import RoundRecord
+from fedbudget.runs.text import metrics_text, spread_text
 from fedbudget.trackers.tracker import Tracker
-from fedbudget.training import default_folder, execute
 
 PRIVACY = "privacy"  # as budgets have it
 _PATIENCE = 1.0  # seconds before a person is told what takes so long
@@ -62,11 +61,14 @@ LOSSES = "loss: of the latest parameters; loss wᶠ: of the best so far; both on
 
 @contextmanager
 def preparing(
-    launched: AbstractContextManager[PreparedRun], what: str = "preparing, on first use kernels are compiled"
+    launched: AbstractContextManager[PreparedRun],
+    what: str = "preparing, on first use kernels are compiled",
 ) -> Iterator[PreparedRun]:
     """The run, when it is ready. A person is told when that takes long; a log should hold nothing but what happened, so
     that kernels are in it where they are compiled."""
-    notice = threading.Timer(_PATIENCE, lambda: print(f"{what}, which takes some seconds", file=sys.stderr))
+    notice = threading.Timer(
+        _PATIENCE, lambda: print(f"{what}, which takes some seconds", file=sys.stderr)
+    )
     notice.daemon = True
     with ExitStack() as stack:
         stack.enter_context(on_compiling(tell_of_compiling))
@@ -84,7 +86,10 @@ def tell_of_compiling() -> None:
 
 
 def make_run(
-    prepared: PreparedRun, output: OutputOptions, trackers: Sequence[Tracker], folder: Path | None = None
+    prepared: PreparedRun,
+    output: OutputOptions,
+    trackers: Sequence[Tracker],
+    folder: Path | None = None,
 ) -> Result:
     """Makes a run that is ready, and shows it while it is made.
 
@@ -95,7 +100,10 @@ def make_run(
     if not output.json:
         tell_of_data(prepared.dataset)
         tell_of_privacy(prepared)
-    with beside(folder, wanted=output.dashboard), watching(prepared, quiet=output.json) as callbacks:
+    with (
+        beside(folder, wanted=output.dashboard),
+        watching(prepared, quiet=output.json) as callbacks,
+    ):
         return execute(prepared, out=folder, callbacks=callbacks, trackers=trackers)
 
 
@@ -107,19 +115,35 @@ def tell_of_data(dataset: Dataset) -> None:
 
 def tell_of_privacy(prepared: PreparedRun) -> None:
     """What ε is of, and what it does not cover; nothing where there is none."""
-    settings, dataset = prepared.settings, prepared.dataset
+    settings = prepared.settings
+    dataset = prepared.dataset
     if prepared.budget.by_noise is None:
         return
-    per_sample, delta = settings.privacy_unit == "sample", prepared.budget.delta or 0.0
-    remarks = ["ε is of " + ("each sample" if per_sample else "each node with all its samples")]
-    if (many := len(dataset.train) if per_sample else settings.nodes or 1) * delta >= 1 and many > 1:
+    per_sample = settings.privacy_unit == "sample"
+    delta = prepared.budget.delta or 0.0
+    remarks = [
+        "ε is of " + ("each sample" if per_sample else "each node with all its samples")
+    ]
+    if (
+        many := len(dataset.train) if per_sample else settings.nodes or 1
+    ) * delta >= 1 and many > 1:
         one = "sample" if per_sample else "node"
-        remarks += [f"`privacy_delta` {delta:g} allows a {one} to be told as it is: take less than 1/{many}"]
+        remarks += [
+            f"`privacy_delta` {delta:g} allows a {one} to be told as it is: take less than 1/{many}"
+        ]
     if settings.privacy_noise == "seeded":
-        remarks += ["noise follows from `seed`, and hides nothing from who knows it (else `privacy_noise` secret)"]
+        remarks += [
+            "noise follows from `seed`, and hides nothing from who knows it (else `privacy_noise` secret)"
+        ]
     if dataset.standardization is not None:
-        remarks += ["means and deviations of columns are in the model as they are, and ε does not cover them"]
-    print(f"privacy: {UserError('; '.join(remarks)).spelled(flag)}", file=sys.stderr, flush=True)
+        remarks += [
+            "means and deviations of columns are in the model as they are, and ε does not cover them"
+        ]
+    print(
+        f"privacy: {UserError('; '.join(remarks)).spelled(flag)}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 @contextmanager
@@ -132,7 +156,8 @@ def watching(prepared: PreparedRun, *, quiet: bool) -> Iterator[Sequence[Callbac
     if quiet:
         yield ()
     elif console.is_terminal:
-        view, live = _LiveView(prepared), Live(console=console, refresh_per_second=12)
+        view = _LiveView(prepared)
+        live = Live(console=console, refresh_per_second=12)
 
         def show(record: RoundRecord) -> None:
             live.start()
@@ -152,7 +177,11 @@ def print_result(result: Result, *, json: bool = False) -> None:
         print(jsonlib.dumps(result.to_json()))
         return
     metrics = metrics_text(result.accuracy, result.metrics, result.to_beat)
-    loss = "" if math.isnan(result.loss) and result.privacy_delta else f"loss {result.loss:.4f}"
+    loss = (
+        ""
+        if math.isnan(result.loss) and result.privacy_delta
+        else f"loss {result.loss:.4f}"
+    )
     if figures := ", ".join(filter(None, (loss, metrics))):
         print(figures)
     if result.spread:
@@ -161,33 +190,48 @@ def print_result(result: Result, *, json: bool = False) -> None:
     if result.aggregations:
         updates = f"{result.local_updates} local updates per node, average τ {result.average_tau:.1f}"
         made = f"{result.aggregations} aggregations, {updates}"
-    print(f"{made}; {'' if result.stopped_by == 'interrupted' else 'stopped by '}{result.stopped_by}")
+    print(
+        f"{made}; {'' if result.stopped_by == 'interrupted' else 'stopped by '}{result.stopped_by}"
+    )
     if result.privacy_delta and result.rounds and result.rounds[-1].t == 0:
-        print("nothing was trained: it ended with the first round, in which nodes only tell how long updates are")
+        print(
+            "nothing was trained: it ended with the first round, in which nodes only tell how long updates are"
+        )
     for target, reached in result.until.items():
         print(f"target {target} {'reached' if reached else 'not reached'}")
     if result.overfitting is not None:
-        advice = "" if result.kept_round is not None else "; --keep best-on-test gives the parameters from before"
+        advice = (
+            ""
+            if result.kept_round is not None
+            else "; --keep best-on-test gives the parameters from before"
+        )
         print(f"{result.overfitting}{advice}")
     if result.kept_round is not None and result.stopped_by != "target":
-        print(f"kept: the parameters that round {result.kept_round} began with, the best on test samples")
+        print(
+            f"kept: the parameters that round {result.kept_round} began with, the best on test samples"
+        )
     if result.note:
         print(f"data: {result.note}")
     for name, limit in result.budget.items():
-        resource, over = RESOURCES[name], result.overshoot[name]
+        resource = RESOURCES[name]
+        over = result.overshoot[name]
         beyond = f", {resource.format(over)} over" if over else ""
         if result.stopped_by in ("target", "plateau"):
             beyond = f", {resource.format(result.left[name])} left"
         spent = f"{resource.format(result.spent[name])} of {resource.format(limit)} spent{beyond}"
         if name == PRIVACY:
-            print(f"{name}: ε = {spent} ({result.sources[name]}, at δ = {result.privacy_delta:g})")
+            print(
+                f"{name}: ε = {spent} ({result.sources[name]}, at δ = {result.privacy_delta:g})"
+            )
         else:
             print(f"{name}: {spent} ({result.sources[name]})")
     if "measured" in result.sources.values() and result.trial_seconds:
         print(
             f"not in this: {RESOURCES['time'].format(result.trial_seconds)} of trial rounds, before the clock started"
         )
-    more = next_forecast(result.rounds, result.budget, {"loss": result.loss, "accuracy": result.accuracy})
+    more = next_forecast(
+        result.rounds, result.budget, {"loss": result.loss, "accuracy": result.accuracy}
+    )
     if more.loss is not None:
         print(f"half as much again would bring the loss to {interval_text(more.loss)}")
     if result.run is not None:
@@ -251,12 +295,19 @@ class _LiveView:
         if record.accuracy is not None or record.metrics:
             self._metrics = metrics_text(record.accuracy, record.metrics or {})
         if record.spread:
-            self._spread = spread_text(record.spread, "rmse" if record.accuracy is None else "accuracy")
+            self._spread = spread_text(
+                record.spread, "rmse" if record.accuracy is None else "accuracy"
+            )
         gauges = Table.grid(padding=(0, 1))
         for name, limit in self._budget.items():
-            resource, spent = RESOURCES[name], record.spent[name]
+            resource = RESOURCES[name]
+            spent = record.spent[name]
             amounts = f"{resource.format(spent)} of {resource.format(limit)}"
-            gauges.add_row(name, ProgressBar(total=limit, completed=min(spent, limit), width=40), amounts)
+            gauges.add_row(
+                name,
+                ProgressBar(total=limit, completed=min(spent, limit), width=40),
+                amounts,
+            )
         parts: list[RenderableType] = [
             Text(self._title, style="bold"),
             gauges,
@@ -278,21 +329,44 @@ class _LiveView:
 def _forecast_text(forecast: Forecast) -> str:
     if forecast.loss is None:
         return f"loss at the end not known: {forecast.reason}"
-    accuracy = "" if forecast.accuracy is None else f"\naccuracy at the end {interval_text(forecast.accuracy)}"
+    accuracy = (
+        ""
+        if forecast.accuracy is None
+        else f"\naccuracy at the end {interval_text(forecast.accuracy)}"
+    )
     return f"loss at the end {interval_text(forecast.loss)} with a chance of {LEVEL:.0%}{accuracy}"
 
 
 def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
     """Nodes on other machines; of many, those first that there is something to say of."""
-    headings = ("node", "samples", "ms per update", "updates", "idle", "rounds", "missed", "now")
+    headings = (
+        "node",
+        "samples",
+        "ms per update",
+        "updates",
+        "idle",
+        "rounds",
+        "missed",
+        "now",
+    )
     table = plain_table(headings, left=("node", "now"), no_wrap=True)
     shown = nodes
     if len(nodes) > _NODES:
-        shown = sorted(nodes, key=lambda node: (node.state != "away", -(node.missed or 0)))[: _NODES - 1]
+        shown = sorted(nodes, key=lambda node: (node.state != "away", -(node.missed or 0)))[
+            : _NODES - 1
+        ]
     for node in shown:
         cost = "" if node.step_seconds is None else f"{1000 * node.step_seconds:.2f}"
         work = str(node.updates or ""), "" if node.idle is None else f"{node.idle:.0%}"
-        table.add_row(node.name, f"{node.samples:,}", cost, *work, str(node.rounds), str(node.missed or ""), node.state)
+        table.add_row(
+            node.name,
+            f"{node.samples:,}",
+            cost,
+            *work,
+            str(node.rounds),
+            str(node.missed or ""),
+            node.state,
+        )
     if len(shown) < len(nodes):
         table.add_row(f"and {len(nodes) - len(shown)} more")
     return table
@@ -302,10 +376,13 @@ def _plain_log(prepared: PreparedRun) -> Callback:
     """One line now and then, evenly over the budget, with the first rounds and the last."""
     budget = prepared.budget.limits
     columns = headings(budget)
-    next_share, first = 0.0, True
+    next_share = 0.0
+    first = True
 
     def line(texts: tuple[str, ...]) -> None:
-        aligned = [text.rjust(_WIDTHS[name]) for text, name in zip(texts, columns, strict=True)]
+        aligned = [
+            text.rjust(_WIDTHS[name]) for text, name in zip(texts, columns, strict=True)
+        ]
         print("  ".join(aligned), file=sys.stderr, flush=True)
 
     def watch(record: RoundRecord) -> None:

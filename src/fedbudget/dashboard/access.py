@@ -1,4 +1,6 @@
-"""Who may look at the page, and what the page may do.
+"""The files that the page is made of, and the pages that are made without JavaScript.
+
+Who may look at the page, and what the page may do.
 
 Rules here:
 - Everything is read, nothing is written: GET and HEAD, and no other method.
@@ -9,9 +11,14 @@ Rules here:
 
 import hashlib
 import hmac
+import html
 import ipaddress
 import socket
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -19,7 +26,54 @@ from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedbudget.dashboard.pages import error_page
+from fedbudget.errors import UserError
+
+_TYPES = {
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".html": "text/html",
+    ".svg": "image/svg+xml",
+}
+
+
+@cache
+def page_files() -> dict[str, tuple[str, str]]:
+    """Contents and media type of each, by name."""
+    folder = files("fedbudget.dashboard").joinpath("page")
+    return {
+        file.name: (file.read_text(encoding="utf-8"), _TYPES[Path(file.name).suffix])
+        for file in folder.iterdir()
+        if Path(file.name).suffix in _TYPES
+    }
+
+
+def plotly_js() -> Path:
+    """The charts' library, as the installed plotly carries it."""
+    spec = find_spec("plotly")
+    for folder in () if spec is None else spec.submodule_search_locations or ():
+        path = Path(folder, "package_data", "plotly.min.js")
+        if path.is_file():
+            return path
+    raise UserError(
+        "this needs plotly; install it with: pip install 'fedbudget[dashboard]'"
+    )
+
+
+def error_page(status: int, why: str) -> str:
+    """A page that says what is wrong."""
+    style = page_files()["style.css"][
+        0
+    ]  # in the page itself: who is not let in gets no other file
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{status}</title>
+<style>{style}</style>
+<main class="complaint"><h1>{status}</h1><p>{html.escape(why)}</p><p><a href="/">All runs</a></p></main>
+</html>
+"""
+
 
 COOKIE = "fedbudget_dashboard"
 
@@ -59,15 +113,24 @@ class Access:
         return self.host in _ANY and (_is_ip(host) or host == socket.gethostname().lower())
 
     def accepts_token(self, token: str | None) -> bool:
-        return self.token is None or (token is not None and hmac.compare_digest(_digest(token), _digest(self.token)))
+        return self.token is None or (
+            token is not None and hmac.compare_digest(_digest(token), _digest(self.token))
+        )
 
     def accepts_cookie(self, cookie: str | None) -> bool:
-        return self.token is None or (cookie is not None and hmac.compare_digest(cookie.encode(), self.cookie.encode()))
+        return self.token is None or (
+            cookie is not None
+            and hmac.compare_digest(cookie.encode(), self.cookie.encode())
+        )
 
     @property
     def cookie(self) -> str:
         """What shows that the token was known."""
-        return "" if self.token is None else hmac.new(self.token.encode(), COOKIE.encode(), hashlib.sha256).hexdigest()
+        return (
+            ""
+            if self.token is None
+            else hmac.new(self.token.encode(), COOKIE.encode(), hashlib.sha256).hexdigest()
+        )
 
 
 class AccessMiddleware:
@@ -93,7 +156,9 @@ class AccessMiddleware:
         if scope["method"] not in ("GET", "HEAD"):
             return error_response(scope, 405, "this page can only be read")
         if not self._access.is_own_host(_host(headers.get("host", ""))):
-            return error_response(scope, 403, "this page has another address; open it as fedbudget printed it")
+            return error_response(
+                scope, 403, "this page has another address; open it as fedbudget printed it"
+            )
         if self._access.token is None:
             return None
         asked = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -102,12 +167,20 @@ class AccessMiddleware:
             # To the same page without the token, which should not stay in the browser's history.
             rest = urlencode([(name, value) for name, value in asked if name != "token"])
             path = "/" + scope["raw_path"].decode("latin-1").split("?")[0].lstrip("/")
-            response = RedirectResponse(path + (f"?{rest}" if rest else ""), status_code=303)
-            response.set_cookie(COOKIE, self._access.cookie, httponly=True, samesite="strict", path="/")
+            response = RedirectResponse(
+                path + (f"?{rest}" if rest else ""), status_code=303
+            )
+            response.set_cookie(
+                COOKIE, self._access.cookie, httponly=True, samesite="strict", path="/"
+            )
             return response
-        if token is None and self._access.accepts_cookie(cookie_parser(headers.get("cookie", "")).get(COOKIE)):
+        if token is None and self._access.accepts_cookie(
+            cookie_parser(headers.get("cookie", "")).get(COOKIE)
+        ):
             return None
-        return error_response(scope, 401, "this page needs a token: open it once as /?token=TOKEN")
+        return error_response(
+            scope, 401, "this page needs a token: open it once as /?token=TOKEN"
+        )
 
 
 def error_response(scope: Scope, status: int, why: str) -> Response:

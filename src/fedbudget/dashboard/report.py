@@ -14,14 +14,21 @@ from typing import Any
 
 from fedbudget import __version__
 from fedbudget.dashboard import series
-from fedbudget.dashboard.description import describe
-from fedbudget.dashboard.pages import page_files, plotly_js
+from fedbudget.dashboard.access import page_files, plotly_js
 from fedbudget.dashboard.run_reader import RunSnapshot
+from fedbudget.dashboard.series import describe
 
 MAX_CURVES = 300
 """The most rounds of a run whose G curve is kept."""
 
-_MODULES = ("dom.js", "theme.js", "charts.js", "run.js", "compare.js", "report.js")  # each after what it imports
+_MODULES = (
+    "dom.js",
+    "theme.js",
+    "charts.js",
+    "run.js",
+    "compare.js",
+    "report.js",
+)  # each after what it imports
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 _IMPORT = re.compile(r'^import (?:\* as )?(.*) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?function (\w+)|const (\w+))", re.MULTILINE)
@@ -65,8 +72,17 @@ def figures(runs: Sequence[RunSnapshot]) -> list[dict[str, Any]]:
     for snapshot in runs:
         kept = series.thinned(snapshot.run.rounds)
         every = max(1, -(-len(kept) // MAX_CURVES))
-        choices = [series.choice(snapshot, record.round) for record in [*kept[:-1:every], *kept[-1:]]]
-        result.append({**series.view(snapshot), "paragraph": describe(snapshot.run, others), "choices": choices})
+        choices = [
+            series.choice(snapshot, record.round)
+            for record in [*kept[:-1:every], *kept[-1:]]
+        ]
+        result.append(
+            {
+                **series.view(snapshot),
+                "paragraph": describe(snapshot.run, others),
+                "choices": choices,
+            }
+        )
     return result
 
 

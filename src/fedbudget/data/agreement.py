@@ -1,4 +1,6 @@
-"""What tables tell of their columns, and how all that they tell becomes one layout.
+"""Mean and deviation of columns, of several parts together without their rows.
+
+What tables tell of their columns, and how all that they tell becomes one layout.
 
 Nothing of a single row is told, but what is in the nature of it: the names of columns and of categories, and, where
 missing cells are to get it, a median or a most frequent number. From this the mean and the deviation of every feature
@@ -13,11 +15,50 @@ import numpy as np
 from msgspec import Meta
 
 from fedbudget.arrays import Float64
-from fedbudget.data.layout import MOST_CATEGORIES, ColumnName, Layout, LayoutColumn
-from fedbudget.data.moments import Moments
-from fedbudget.data.tables import ColumnValues, RawTable, Words
+from fedbudget.data.tables import (
+    MOST_CATEGORIES,
+    ColumnName,
+    ColumnValues,
+    Layout,
+    LayoutColumn,
+    RawTable,
+    Words,
+)
 from fedbudget.errors import UserError
-from fedbudget.option import Impute
+from fedbudget.settings.option import Impute
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean and deviation of each column, [columns]; a deviation is 0 where a column never changes."""
+
+    mean: Float64
+    deviation: Float64
+
+    def __eq__(self, other: object) -> bool:
+        """Of all columns: a node that comes back asks whether the task is still the one it knows."""
+        if not isinstance(other, Moments):
+            return NotImplemented
+        return np.array_equal(self.mean, other.mean) and np.array_equal(
+            self.deviation, other.deviation
+        )
+
+    @classmethod
+    def of(cls, values: Float64) -> "Moments":
+        """Of samples, [samples, columns]."""
+        return cls(values.mean(axis=0), values.std(axis=0))
+
+    @classmethod
+    def together(cls, parts: "Sequence[Moments]", sizes: Sequence[int]) -> "Moments":
+        """Of all samples of several parts."""
+        share = np.array(sizes, np.float64)[:, None] / sum(sizes)
+        means = np.array([part.mean for part in parts])
+        deviations = np.array([part.deviation for part in parts])
+        mean = (share * means).sum(axis=0)
+        return cls(
+            mean, np.sqrt((share * (deviations**2 + (means - mean) ** 2)).sum(axis=0))
+        )
+
 
 Kind = Literal["number", "category", "unknown"]
 """Of a column; unknown where it has no value in any row."""
@@ -48,7 +89,9 @@ class TableDescription:
     rows: Annotated[int, Meta(ge=1, lt=2**40)]
     present: Float64
     numbers: Moments
-    categories: tuple[Annotated[dict[ColumnName, _Count], Meta(max_length=MOST_CATEGORIES)], ...] = ()
+    categories: tuple[
+        Annotated[dict[ColumnName, _Count], Meta(max_length=MOST_CATEGORIES)], ...
+    ] = ()
     impute: Impute | None = None
     fills: Float64 | None = None
     weights: Float64 | None = None
@@ -58,7 +101,12 @@ class TableDescription:
 
     @classmethod
     def of(
-        cls, table: RawTable, impute: Impute | None, *, fewest: int = 1, standardise: bool = True
+        cls,
+        table: RawTable,
+        impute: Impute | None,
+        *,
+        fewest: int = 1,
+        standardise: bool = True,
     ) -> "TableDescription":
         """
         Args:
@@ -78,7 +126,16 @@ class TableDescription:
             len(table),
             present,
             Moments(mean, deviation),
-            tuple(filter(None, (each.counts() for each in table.columns.values() if isinstance(each, Words)))),
+            tuple(
+                filter(
+                    None,
+                    (
+                        each.counts()
+                        for each in table.columns.values()
+                        if isinstance(each, Words)
+                    ),
+                )
+            ),
             impute,
             fill if typical else None,
             weight if typical else None,
@@ -90,13 +147,20 @@ class TableDescription:
     def require_fit(self, layout: Layout) -> None:
         """Refuses a table that a layout is not for."""
         if self.target != layout.target:
-            raise UserError(f"its target is {self.target}, and that of the others {layout.target}: `target`")
+            raise UserError(
+                f"its target is {self.target}, and that of the others {layout.target}: `target`"
+            )
         layout.require_names(self.names, "it")
         for column in layout.columns:
             told = self.column(column.name)
-            if told.kind not in ("unknown", "number" if column.categories is None else "category"):
+            if told.kind not in (
+                "unknown",
+                "number" if column.categories is None else "category",
+            ):
                 others = "numbers" if column.categories is None else "categories"
-                raise UserError(f"its column {column.name} is a {told.kind}, and of {others} elsewhere: `categorical`")
+                raise UserError(
+                    f"its column {column.name} is a {told.kind}, and of {others} elsewhere: `categorical`"
+                )
             if column.fill is None and told.present < self.rows:
                 raise UserError(
                     f"its column {column.name} has missing values, and none of those that came before has said by "
@@ -111,10 +175,12 @@ class TableDescription:
         if kind == "category":
             counts = self.categories[self.kinds[:place].count("category")]
         present = int(self.present[place]) if kind != "category" else sum(counts.values())
-        mean, deviation = float(self.numbers.mean[place]), float(self.numbers.deviation[place])
+        mean = float(self.numbers.mean[place])
+        deviation = float(self.numbers.deviation[place])
         if self.fills is None or self.weights is None:
             return _Told(kind, self.rows, present, mean, deviation, counts)
-        fill, weight = float(self.fills[place]), int(self.weights[place])
+        fill = float(self.fills[place])
+        weight = int(self.weights[place])
         return _Told(kind, self.rows, present, mean, deviation, counts, fill, weight)
 
 
@@ -134,7 +200,9 @@ _Figures = tuple[int, float, float, float, int]
 """How many are present, mean, deviation, what would be filled in, and how many rows that stands for."""
 
 
-def _figures(values: ColumnValues, impute: Impute | None, fewest: int) -> tuple[Kind, _Figures]:
+def _figures(
+    values: ColumnValues, impute: Impute | None, fewest: int
+) -> tuple[Kind, _Figures]:
     nothing = (0, 0.0, 0.0, np.nan, 0)
     if isinstance(values, Words):
         return ("category" if values.counts() else "unknown"), nothing
@@ -143,16 +211,21 @@ def _figures(values: ColumnValues, impute: Impute | None, fewest: int) -> tuple[
         return "unknown", nothing
     if len(known) < fewest:
         return "number", nothing
-    fill, weight = np.nan, 0
+    fill = np.nan
+    weight = 0
     if impute == "median":
-        fill, weight = float(np.median(known)), len(known)
+        fill = float(np.median(known))
+        weight = len(known)
     elif impute == "most-frequent":
         distinct, counts = np.unique(known, return_counts=True)
-        fill, weight = float(distinct[counts.argmax()]), int(counts.max())
+        fill = float(distinct[counts.argmax()])
+        weight = int(counts.max())
     return "number", (len(known), float(known.mean()), float(known.std()), fill, weight)
 
 
-def agree_on_layout(tables: Sequence[TableDescription], names: Sequence[str]) -> tuple[Layout, Moments]:
+def agree_on_layout(
+    tables: Sequence[TableDescription], names: Sequence[str]
+) -> tuple[Layout, Moments]:
     """The layout for all tables, in the order of the first one's columns; and mean and deviation of every feature.
 
     Args:
@@ -161,10 +234,12 @@ def agree_on_layout(tables: Sequence[TableDescription], names: Sequence[str]) ->
     Raises:
       UserError: they have not the same columns, or a column is not of one kind.
     """
-    first, impute = tables[0], _impute(tables, names)
+    first = tables[0]
+    impute = _impute(tables, names)
     for table, name in zip(tables[1:], names[1:], strict=True):
         _require_same_names(first, names[0], table, name)
-    columns, moments = [], []
+    columns = []
+    moments = []
     for name in first.names:
         told = [table.column(name) for table in tables]
         kind = _kind(name, told, names)
@@ -175,7 +250,12 @@ def agree_on_layout(tables: Sequence[TableDescription], names: Sequence[str]) ->
         columns.append(column)
         moments.append(known)
     dropped = tuple(dict.fromkeys(name for table in tables for name in table.dropped))
-    together = Moments(*(np.concatenate(each) for each in zip(*((m.mean, m.deviation) for m in moments), strict=True)))
+    together = Moments(
+        *(
+            np.concatenate(each)
+            for each in zip(*((m.mean, m.deviation) for m in moments), strict=True)
+        )
+    )
     return Layout(tuple(columns), first.target, dropped), together
 
 
@@ -190,21 +270,30 @@ def _impute(tables: Sequence[TableDescription], names: Sequence[str]) -> Impute 
     return next(iter(chosen), None)
 
 
-def _require_same_names(one: TableDescription, here: str, other: TableDescription, there: str) -> None:
+def _require_same_names(
+    one: TableDescription, here: str, other: TableDescription, there: str
+) -> None:
     missing = [name for name in one.names if name not in other.names]
     extra = [name for name in other.names if name not in one.names]
     if one.target != other.target:
-        raise UserError(f"the target is {one.target} in {here} and {other.target} in {there}: name it with `target`")
+        raise UserError(
+            f"the target is {one.target} in {here} and {other.target} in {there}: name it with `target`"
+        )
     wrong = [f"{there} has no column {', '.join(missing)}"] if missing else []
     if extra:
         wrong.append(f"{here} has no column {', '.join(extra)}")
     if wrong:
-        raise UserError(f"all need the same columns, in any order: {', and '.join(wrong)}; `drop` leaves some out")
+        raise UserError(
+            f"all need the same columns, in any order: {', and '.join(wrong)}; `drop` leaves some out"
+        )
 
 
 def _kind(name: str, told: Sequence[_Told], names: Sequence[str]) -> Kind:
     """Of one column in all tables, of which some may have no value."""
-    where = {each.kind: table for each, table in zip(reversed(told), reversed(names), strict=True)}
+    where = {
+        each.kind: table
+        for each, table in zip(reversed(told), reversed(names), strict=True)
+    }
     if "number" in where and "category" in where:
         raise UserError(
             f"{name} has numbers in {where['number']} and words in {where['category']}: with `categorical` {name} "
@@ -213,28 +302,53 @@ def _kind(name: str, told: Sequence[_Told], names: Sequence[str]) -> Kind:
     return "category" if "category" in where else "number"
 
 
-def _category(name: str, told: Sequence[_Told], impute: Impute | None) -> tuple[LayoutColumn, Moments]:
+def _category(
+    name: str, told: Sequence[_Told], impute: Impute | None
+) -> tuple[LayoutColumn, Moments]:
     counts: dict[str, int] = {}
     for each in told:
         for category, count in each.counts.items():
             counts[category] = counts.get(category, 0) + count
     if len(counts) > MOST_CATEGORIES:
-        raise UserError(f"{name} has {len(counts)} categories in all, and {MOST_CATEGORIES} is the most: `drop` it")
+        raise UserError(
+            f"{name} has {len(counts)} categories in all, and {MOST_CATEGORIES} is the most: `drop` it"
+        )
     categories = tuple(sorted(counts, key=in_order))
-    fill = max(categories, key=lambda category: counts[category]) if impute is not None else None
+    fill = (
+        max(categories, key=lambda category: counts[category])
+        if impute is not None
+        else None
+    )
     rows = sum(each.rows for each in told)
     present = sum(each.present for each in told)
-    share = np.array([counts[category] + (rows - present) * (category == fill) for category in categories]) / rows
-    return LayoutColumn(name, categories, fill), Moments(share, np.sqrt(share * (1 - share)))
+    share = (
+        np.array(
+            [
+                counts[category] + (rows - present) * (category == fill)
+                for category in categories
+            ]
+        )
+        / rows
+    )
+    return LayoutColumn(name, categories, fill), Moments(
+        share, np.sqrt(share * (1 - share))
+    )
 
 
-def _number(name: str, told: Sequence[_Told], impute: Impute | None) -> tuple[LayoutColumn, Moments]:
+def _number(
+    name: str, told: Sequence[_Told], impute: Impute | None
+) -> tuple[LayoutColumn, Moments]:
     known = [each for each in told if each.present]
     if not known:
-        raise UserError(f"{name} has too few values to say anything of them, in every table: `drop` it")
+        raise UserError(
+            f"{name} has too few values to say anything of them, in every table: `drop` it"
+        )
     sizes = [each.present for each in known]
-    moments = Moments.together([Moments(np.array([m.mean]), np.array([m.deviation])) for m in known], sizes)
-    rows, present = sum(each.rows for each in told), sum(sizes)
+    moments = Moments.together(
+        [Moments(np.array([m.mean]), np.array([m.deviation])) for m in known], sizes
+    )
+    rows = sum(each.rows for each in told)
+    present = sum(sizes)
     if impute is None:
         return LayoutColumn(name), moments
     fill = float(moments.mean[0]) if impute == "mean" else _typical(known, impute)
@@ -278,7 +392,9 @@ def classes_of_some(classes: Mapping[str, Collection[str]]) -> str | None:
     for name, own in classes.items():
         for each in own:
             owners.setdefault(each, []).append(name)
-    rare = sorted((each for each, names in owners.items() if len(names) < len(classes)), key=in_order)
+    rare = sorted(
+        (each for each, names in owners.items() if len(names) < len(classes)), key=in_order
+    )
     some = [f"{each} ({_some(owners[each])})" for each in rare]
     return f"classes that only some have: {_some(some, '; ')}" if some else None
 

@@ -21,7 +21,13 @@ from fedbudget.errors import UserError
 PART = ".part"
 """Ends the name of what is not complete yet, and is read as what it will be."""
 
-DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error, tarfile.TarError, TypeError)  # the last of a cut tar.gz header
+DAMAGED = (
+    gzip.BadGzipFile,
+    EOFError,
+    zlib.error,
+    tarfile.TarError,
+    TypeError,
+)  # the last of a cut tar.gz header
 """What reading a damaged `.gz` or `.tar.gz` raises."""
 
 _CHUNK = 1 << 20
@@ -39,12 +45,18 @@ def open_contents(path: Path, name: str) -> Iterator[BinaryIO]:
       UserError: the file cannot be opened, or turns out to be damaged, now or while it is read inside the `with`.
     """
     if not os.access(path, os.R_OK):
-        raise UserError(f"{path} cannot be read: {'Permission denied' if path.exists() else 'it does not exist'}")
+        raise UserError(
+            f"{path} cannot be read: {'Permission denied' if path.exists() else 'it does not exist'}"
+        )
     form = path.name.removesuffix(PART)
     try:
         if form.endswith(".tar.gz"):
             with tarfile.open(path, "r|gz") as archive:
-                members = (contents for member, contents in tar_members(archive) if PurePosixPath(member).name == name)
+                members = (
+                    contents
+                    for member, contents in tar_members(archive)
+                    if PurePosixPath(member).name == name
+                )
                 if (contents := next(members, None)) is None:
                     raise Damaged(f"{path} has no file {name}")
                 yield cast(BinaryIO, contents)
@@ -71,5 +83,7 @@ def at_most(stream: IO[bytes], size: int, path: Path) -> NDArray[np.uint8]:
     while chunk := stream.read(min(_CHUNK, size + 1 - len(contents))):
         contents += chunk
         if len(contents) > size:
-            raise Damaged(f"{path} is larger than it should be: it goes on after {size} bytes")
+            raise Damaged(
+                f"{path} is larger than it should be: it goes on after {size} bytes"
+            )
     return np.frombuffer(contents, np.uint8)  # writable, because a bytearray is

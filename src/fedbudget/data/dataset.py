@@ -1,4 +1,6 @@
-"""A dataset: samples with what is known of them, before a model says what it wants to learn.
+"""Whether features are on scales that gradient descent can learn from.
+
+A dataset: samples with what is known of them, before a model says what it wants to learn.
 
 Class numbers and real targets are both kept where the data has both, because the same data may train a classifier, a
 regression or a clustering, and because the Cases distribute samples by class whatever the model is.
@@ -11,14 +13,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32, Float64, Int64, Samples
-from fedbudget.data.layout import Layout
 from fedbudget.data.partition import labels_by_clustering
-from fedbudget.data.samples import SampleStore
-from fedbudget.data.scale import scale_warning
-from fedbudget.data.shards import Table
-from fedbudget.data.tables import RawTable
+from fedbudget.data.shards import SampleStore, Table
+from fedbudget.data.tables import Layout, RawTable
 from fedbudget.errors import UserError
 from fedbudget.randomness import Stream, generator
+
+UNEVEN = 30.0
+"""How many times as wide as most others a feature may be, or as far from 0 as it is wide."""
+
+
+def scale_warning(x: Samples) -> str | None:
+    """What is wrong with the scales of features, in words; None where nothing is.
+
+    Of images some pixels hardly ever change; so a feature is compared with the quarter that change least.
+
+    Args:
+      x: [samples, features].
+    """
+    if x.dtype.kind != "f" or len(x) < 2:
+        return None
+    mean = x.mean(axis=0, dtype=np.float64)
+    deviation = x.std(axis=0, dtype=np.float64)
+    changing = np.flatnonzero(deviation > 1e-12 * (1 + np.abs(mean)))
+    if not len(changing):
+        return None
+    cure = "little is learned from such; `standardise` brings all to mean 0 and deviation 1"
+    order = changing[np.argsort(deviation[changing])]
+    narrow = order[len(order) // 4 if len(order) > 3 else 0]
+    wide = order[-1]
+    if deviation[wide] > UNEVEN * deviation[narrow]:
+        sizes = f"feature {wide} has a deviation of {deviation[wide]:.3g}, feature {narrow} of {deviation[narrow]:.3g}"
+        return f"features are on very different scales ({sizes}): {cure}"
+    far = changing[(np.abs(mean[changing]) / deviation[changing]).argmax()]
+    if abs(mean[far]) > UNEVEN * deviation[far]:
+        return f"feature {far} is far from 0 (mean {mean[far]:.3g}, deviation {deviation[far]:.3g}): {cure}"
+    return None
 
 
 @dataclass(frozen=True)
@@ -50,7 +80,11 @@ class Part:
         labels = [part.labels for part in parts if part.labels is not None]
         values = [part.values for part in parts if part.values is not None]
         x = np.concatenate([part.x for part in parts])
-        return cls(x, np.concatenate(labels) if labels else None, np.concatenate(values) if values else None)
+        return cls(
+            x,
+            np.concatenate(labels) if labels else None,
+            np.concatenate(values) if values else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -66,7 +100,9 @@ class Standardization:
     def of(cls, part: Part) -> "Standardization":
         values = np.zeros(1) if part.values is None else part.values
         x = part.x.astype(np.float64)
-        return cls(x.mean(axis=0), _deviation(x), float(values.mean()), float(_deviation(values)))
+        return cls(
+            x.mean(axis=0), _deviation(x), float(values.mean()), float(_deviation(values))
+        )
 
     def apply(self, part: Part) -> Part:
         """The same samples with their features standardised."""
@@ -123,7 +159,16 @@ class Dataset:
         """What is known of the samples, without any of them."""
         none = self.train.rows(np.empty(0, np.int64))
         store = None if self.store is None else SampleStore([])
-        return replace(self, train=none, test=None, note="", files=(), store=store, raw=None, remarks=())
+        return replace(
+            self,
+            train=none,
+            test=None,
+            note="",
+            files=(),
+            store=store,
+            raw=None,
+            remarks=(),
+        )
 
     def partition_labels(self, seed: int) -> Int64:
         """What the Cases distribute the training samples by: their classes, or clusters where they have none."""
@@ -131,29 +176,51 @@ class Dataset:
             return self.train.labels
         if self.store is not None:
             return np.zeros(len(self.train), np.int64)  # all of one kind
-        return labels_by_clustering(self.train.x.astype(np.float32) * np.float32(self.scale), seed)
+        return labels_by_clustering(
+            self.train.x.astype(np.float32) * np.float32(self.scale), seed
+        )
 
     def sample(self, train: int | None, test: int | None, seed: int) -> "Dataset":
         """Only so many of the samples, others for each seed; None for all."""
         rng = generator(seed, Stream.SAMPLES)
         trained = _some(self.train, train, rng, f"{self.name}'s training samples")
-        tested = None if self.test is None else _some(self.test, test, rng, f"{self.name}'s test samples")
-        return replace(self, train=trained, test=tested, files=self.files if train is None else ())
+        tested = (
+            None
+            if self.test is None
+            else _some(self.test, test, rng, f"{self.name}'s test samples")
+        )
+        return replace(
+            self, train=trained, test=tested, files=self.files if train is None else ()
+        )
 
     def standardised(self) -> "Dataset":
         """The same samples, standardised by those to train on."""
         how = Standardization.of(self.train)
         test = None if self.test is None else how.apply(self.test)
-        return replace(self, train=how.apply(self.train), test=test, standardization=how, scale=1.0, integers=False)
+        return replace(
+            self,
+            train=how.apply(self.train),
+            test=test,
+            standardization=how,
+            scale=1.0,
+            integers=False,
+        )
 
     def checked_scales(self) -> "Dataset":
         """The same, with a warning where features that are used as they are are on scales that little is learned from.
 
         Images, and samples that are not arrays, are what they are.
         """
-        usual = self.standardization is None and self.store is None and not self.shape and self.scale == 1
+        usual = (
+            self.standardization is None
+            and self.store is None
+            and not self.shape
+            and self.scale == 1
+        )
         warning = scale_warning(self.train.x) if usual and not self.integers else None
-        return self if warning is None else replace(self, warnings=(*self.warnings, warning))
+        return (
+            self if warning is None else replace(self, warnings=(*self.warnings, warning))
+        )
 
     def with_layout(self, layout: Layout) -> "Dataset":
         """The same training samples with features that another layout makes of their columns."""
@@ -167,7 +234,9 @@ class Dataset:
         number = {name: index for index, name in enumerate(classes)}
         unknown = [name for name in self.classes if name not in number]
         if unknown:
-            raise UserError(f"{self.name}: class {unknown[0]!r} is not one of {', '.join(classes)}")
+            raise UserError(
+                f"{self.name}: class {unknown[0]!r} is not one of {', '.join(classes)}"
+            )
         own = np.array([number[name] for name in self.classes], np.int64)
         train = replace(self.train, labels=own[self.train.labels])
         return replace(self, classes=classes, train=train, test=None)
@@ -178,8 +247,14 @@ class Dataset:
         """
         if target == "auto":
             target = "real" if part.labels is None and self.store is None else "classes"
-            if part.labels is not None and self.classes and all(map(str.isdecimal, self.classes)):
-                part = replace(part, labels=np.array([int(name) for name in self.classes])[part.labels])
+            if (
+                part.labels is not None
+                and self.classes
+                and all(map(str.isdecimal, self.classes))
+            ):
+                part = replace(
+                    part, labels=np.array([int(name) for name in self.classes])[part.labels]
+                )
         labels = target == "classes" or (target == "raw" and part.labels is not None)
         y = self._targets(part, target)
         return Table(part.x, y, self.scale, self.shape, self.integers, labels, self.store)
@@ -195,17 +270,25 @@ class Dataset:
             return part.values.astype(np.float32)
         if target == "real":
             if part.values is None:
-                raise UserError(f"{self.name} has no real-valued target to predict; use `model` svm, softmax or kmeans")
+                raise UserError(
+                    f"{self.name} has no real-valued target to predict; use `model` svm, softmax or kmeans"
+                )
             how = self.standardization
-            return (part.values if how is None else how.targets(part.values)).astype(np.float32)
+            return (part.values if how is None else how.targets(part.values)).astype(
+                np.float32
+            )
         if part.labels is None:
-            raise UserError(f"{self.name} has no classes to predict; use `model` linear or kmeans")
+            raise UserError(
+                f"{self.name} has no classes to predict; use `model` linear or kmeans"
+            )
         if target in ("classes", "raw"):
             return part.labels.astype(np.float32)
         if self.parity:
             return np.where(part.labels % 2 == 0, 1, -1).astype(np.float32)
         if len(self.classes) != 2:
-            raise UserError(f"{self.name} has {len(self.classes)} classes; `model` svm needs two, softmax takes any")
+            raise UserError(
+                f"{self.name} has {len(self.classes)} classes; `model` svm needs two, softmax takes any"
+            )
         return np.where(part.labels == 1, 1, -1).astype(np.float32)
 
 
@@ -217,7 +300,9 @@ def _some(part: Part, count: int | None, rng: np.random.Generator, what: str) ->
     return part.rows(np.sort(rng.choice(len(part), count, replace=False)))
 
 
-def hold_out(size: int, share: float, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def hold_out(
+    size: int, share: float, seed: int = 0
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Of so many rows those to train on and those to test on, chosen at random but always the same."""
     if not 0 <= share < 1:
         raise UserError(f"`test_share` must be at least 0 and below 1, not {share:g}")

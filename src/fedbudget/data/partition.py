@@ -39,13 +39,17 @@ class Partition:
 
     def __post_init__(self) -> None:
         if self.case is not None and self.case not in CASES:
-            raise UserError(f"case {self.case} does not exist; the paper has cases 1, 2, 3 and 4")
+            raise UserError(
+                f"case {self.case} does not exist; the paper has cases 1, 2, 3 and 4"
+            )
         if self.alpha is not None and not (np.isfinite(self.alpha) and self.alpha > 0):
             raise UserError(f"dirichlet:{self.alpha:g}: alpha must be a positive number")
         if self.draws is not None and self.draws < 1:
             raise UserError(f"draw:{self.draws}: a node draws at least one sample")
         if self.labels is not None and self.labels < 1:
-            raise UserError(f"labels:{self.labels}: a node has samples of at least one label")
+            raise UserError(
+                f"labels:{self.labels}: a node has samples of at least one label"
+            )
 
     @classmethod
     def parse(cls, text: str) -> "Partition":
@@ -55,7 +59,12 @@ class Partition:
         kind, _, value = text.partition(":")
         try:
             number = float(value) if kind == "dirichlet" else int(value)
-            field = {"case": "case", "dirichlet": "alpha", "labels": "labels", "draw": "draws"}[kind]
+            field = {
+                "case": "case",
+                "dirichlet": "alpha",
+                "labels": "labels",
+                "draw": "draws",
+            }[kind]
         except (KeyError, ValueError):
             use = "use case:1 to case:4, dirichlet:ALPHA, labels:K, draw:SAMPLES or files"
             raise UserError(f"partition {text!r} is not understood; {use}") from None
@@ -71,7 +80,9 @@ class Partition:
         return "files" if self.alpha is None else f"dirichlet:{self.alpha:g}"
 
 
-def split(partition: Partition, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator) -> Rows:
+def split(
+    partition: Partition, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator
+) -> Rows:
     """The rows of each node.
 
     Args:
@@ -83,7 +94,9 @@ def split(partition: Partition, labels: NDArray[np.int64], nodes: int, rng: np.r
     if partition.draws is not None:
         return list(rng.integers(len(labels), size=(nodes, partition.draws)))
     if nodes > len(labels):
-        raise UserError(f"{nodes} nodes are more than the {len(labels)} samples; a node needs at least one")
+        raise UserError(
+            f"{nodes} nodes are more than the {len(labels)} samples; a node needs at least one"
+        )
     samples = np.arange(len(labels))
     if partition.alpha is not None:
         rows = _dirichlet(labels, nodes, partition.alpha, rng)
@@ -101,7 +114,9 @@ def split(partition: Partition, labels: NDArray[np.int64], nodes: int, rng: np.r
         raise ValueError(f"{partition} is not a way to split one dataset")
     for node, part in enumerate(rows):
         if not len(part):
-            raise UserError(f"partition {partition} leaves node {node} of {nodes} without samples; use fewer nodes")
+            raise UserError(
+                f"partition {partition} leaves node {node} of {nodes} without samples; use fewer nodes"
+            )
     return rows
 
 
@@ -112,7 +127,9 @@ def labels_by_clustering(features: NDArray[np.float32], seed: int) -> NDArray[np
         from threadpoolctl import threadpool_limits
 
     clusters = min(_CLUSTERS, len(np.unique(features, axis=0)))
-    with threadpool_limits(1):  # threads add up in another order, and a sample between two clusters changes sides
+    with threadpool_limits(
+        1
+    ):  # threads add up in another order, and a sample between two clusters changes sides
         clustering = KMeans(clusters, n_init=1, random_state=seed).fit(features)
     return np.asarray(clustering.labels_, dtype=np.int64)
 
@@ -122,7 +139,9 @@ def _uniform(samples: Int64, nodes: int, rng: np.random.Generator) -> Rows:
     return [np.sort(part) for part in np.array_split(rng.permutation(samples), nodes)]
 
 
-def _by_label(samples: Int64, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator) -> Rows:
+def _by_label(
+    samples: Int64, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator
+) -> Rows:
     """Case 2: with fewer labels than nodes a node has one label, otherwise at most ⌈labels / nodes⌉ of them.
 
     Labels go round the nodes in turn; a label with several nodes is split evenly among them.
@@ -131,17 +150,25 @@ def _by_label(samples: Int64, labels: NDArray[np.int64], nodes: int, rng: np.ran
     rows: list[list[Int64]] = [[] for _ in range(nodes)]
     for turn, label in enumerate(present):
         own = samples[labels[samples] == label]
-        takers = range(turn, nodes, len(present)) if nodes > len(present) else [turn % nodes]
+        takers = (
+            range(turn, nodes, len(present)) if nodes > len(present) else [turn % nodes]
+        )
         for node, part in zip(takers, _uniform(own, len(takers), rng), strict=True):
             rows[node].append(part)
-    return [np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64) for parts in rows]
+    return [
+        np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64) for parts in rows
+    ]
 
 
-def _mixed(samples: Int64, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator) -> Rows:
+def _mixed(
+    samples: Int64, labels: NDArray[np.int64], nodes: int, rng: np.random.Generator
+) -> Rows:
     """Case 4: the first half of the labels to the first half of the nodes as in Case 1, the rest as in Case 2."""
     present = np.unique(labels)
     if nodes < 2 or len(present) < 2:
-        raise UserError(f"case 4 needs at least 2 nodes and 2 labels, not {nodes} and {len(present)}")
+        raise UserError(
+            f"case 4 needs at least 2 nodes and 2 labels, not {nodes} and {len(present)}"
+        )
     first_labels = present[: (len(present) + 1) // 2]
     first_nodes = (nodes + 1) // 2
     first = np.isin(labels, first_labels)
@@ -149,7 +176,9 @@ def _mixed(samples: Int64, labels: NDArray[np.int64], nodes: int, rng: np.random
     return uniform + _by_label(samples[~first], labels, nodes - first_nodes, rng)
 
 
-def _dirichlet(labels: NDArray[np.int64], nodes: int, alpha: float, rng: np.random.Generator) -> Rows:
+def _dirichlet(
+    labels: NDArray[np.int64], nodes: int, alpha: float, rng: np.random.Generator
+) -> Rows:
     """Each label's samples in random shares ~ Dirichlet(α) over nodes; small α gives nodes of few labels.
 
     A node that came out empty takes one sample from the largest.
@@ -157,8 +186,12 @@ def _dirichlet(labels: NDArray[np.int64], nodes: int, alpha: float, rng: np.rand
     owners = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
         own = rng.permutation(np.flatnonzero(labels == label))
-        ends = np.round(np.cumsum(rng.dirichlet(np.full(nodes, alpha))) * len(own)).astype(np.int64)
-        owners[own] = np.searchsorted(ends, np.arange(len(own)), side="right").clip(max=nodes - 1)
+        ends = np.round(np.cumsum(rng.dirichlet(np.full(nodes, alpha))) * len(own)).astype(
+            np.int64
+        )
+        owners[own] = np.searchsorted(ends, np.arange(len(own)), side="right").clip(
+            max=nodes - 1
+        )
     counts = np.bincount(owners, minlength=nodes)
     for node in np.flatnonzero(counts == 0):
         largest = int(counts.argmax())
@@ -168,7 +201,9 @@ def _dirichlet(labels: NDArray[np.int64], nodes: int, alpha: float, rng: np.rand
     return [np.flatnonzero(owners == node) for node in range(nodes)]
 
 
-def _some_labels(labels: NDArray[np.int64], nodes: int, count: int, rng: np.random.Generator) -> Rows:
+def _some_labels(
+    labels: NDArray[np.int64], nodes: int, count: int, rng: np.random.Generator
+) -> Rows:
     """Every node has samples of so many labels, and a label's samples are split evenly among the nodes that have it.
 
     A node's first label is its turn's, so that every label has a node; the others are drawn.
@@ -178,7 +213,9 @@ def _some_labels(labels: NDArray[np.int64], nodes: int, count: int, rng: np.rand
     if count > len(present):
         raise UserError(f"labels:{count}: there are {len(present)} labels in all")
     if nodes < len(present):  # else a label may be nobody's, and would not be trained on
-        raise UserError(f"labels:{count} needs a node for each of the {len(present)} labels, not {nodes} in all")
+        raise UserError(
+            f"labels:{count} needs a node for each of the {len(present)} labels, not {nodes} in all"
+        )
     holders: dict[int, list[int]] = {label: [] for label in range(len(present))}
     for node in range(nodes):
         first = node % len(present)
@@ -195,4 +232,7 @@ def _some_labels(labels: NDArray[np.int64], nodes: int, count: int, rng: np.rand
 
 def by_file(sizes: Sequence[int]) -> Rows:
     """One file per node: consecutive rows."""
-    return [np.arange(end - size, end) for size, end in zip(sizes, np.cumsum(sizes), strict=True)]
+    return [
+        np.arange(end - size, end)
+        for size, end in zip(sizes, np.cumsum(sizes), strict=True)
+    ]

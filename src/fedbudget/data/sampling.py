@@ -46,7 +46,9 @@ class BatchIndices:
     @property
     def updates_of(self) -> Int64:
         """Of each node, [nodes]."""
-        return np.full(len(self.group), self.updates) if self.counts is None else self.counts
+        return (
+            np.full(len(self.group), self.updates) if self.counts is None else self.counts
+        )
 
     @classmethod
     def whole(cls, nodes: int, updates: int = 1) -> "BatchIndices":
@@ -91,11 +93,15 @@ class Sampler:
         self.batch = batch
         self._nodes = len(sizes)
         distinct, self._group = np.unique(sizes, return_inverse=True)
-        self._streams = [_Stream(int(size), batch, seed) for size in distinct] if batch else []
+        self._streams = (
+            [_Stream(int(size), batch, seed) for size in distinct] if batch else []
+        )
         self._last: NDArray[np.int32] | None = None
         self._last_used = 0
 
-    def round(self, updates: int, *, anew: bool = False, epoch: bool = False) -> BatchIndices:
+    def round(
+        self, updates: int, *, anew: bool = False, epoch: bool = False
+    ) -> BatchIndices:
         """The mini-batches of a round with so many updates; with none, the last one again, to evaluate on.
 
         Args:
@@ -108,7 +114,9 @@ class Sampler:
             stream.left = stream.left[:0]
         positions = np.empty((len(self._streams), max(1, updates), self.batch), np.int32)
         reused = 0
-        if self._last is not None and (updates == 0 or (not anew and (updates > 1 or self._last_used < 2))):
+        if self._last is not None and (
+            updates == 0 or (not anew and (updates > 1 or self._last_used < 2))
+        ):
             positions[:, 0] = self._last
             reused = 1
         for stream, own in zip(self._streams, positions, strict=True):
@@ -126,14 +134,18 @@ class Sampler:
 
     @property
     def position(self) -> Position:
-        states, left = [stream.state for stream in self._streams], [stream.left for stream in self._streams]
+        states = [stream.state for stream in self._streams]
+        left = [stream.left for stream in self._streams]
         return Position(tuple(states), tuple(left), self._last, self._last_used)
 
     def go_to(self, position: Position) -> None:
         """Draws from here on what the sampler would that was at this position; it is of shards of the same sizes."""
-        for stream, state, left in zip(self._streams, position.generators, position.left, strict=True):
+        for stream, state, left in zip(
+            self._streams, position.generators, position.left, strict=True
+        ):
             stream.go_to(state, left)
-        self._last, self._last_used = position.last, position.last_used
+        self._last = position.last
+        self._last_used = position.last_used
 
 
 class _Stream:
@@ -143,8 +155,12 @@ class _Stream:
         self._rng = generator(seed, Stream.MINI_BATCHES)
         self._shared = False  # with a fork, that must not notice when we draw
         self._size = size
-        self._per_epoch, self._epochs = max(1, size // batch), -(-batch // size)  # of which one is 1
-        self.left = np.empty((0, batch), np.int32)  # what is left of this epoch, [mini-batches, batch]
+        # of which one is 1
+        self._per_epoch = max(1, size // batch)
+        self._epochs = -(-batch // size)
+        self.left = np.empty(
+            (0, batch), np.int32
+        )  # what is left of this epoch, [mini-batches, batch]
 
     def fill(self, out: NDArray[np.int32]) -> None:
         """The next mini-batches, [mini-batches, batch]."""
@@ -155,7 +171,9 @@ class _Stream:
                     self._rng, self._shared = copy.deepcopy(self._rng), False
                 orders = [self._rng.permutation(self._size) for _ in range(self._epochs)]
                 order = np.concatenate(orders).astype(np.int32)
-                self.left = order[: self._per_epoch * out.shape[1]].reshape(self._per_epoch, -1)
+                self.left = order[: self._per_epoch * out.shape[1]].reshape(
+                    self._per_epoch, -1
+                )
             taken = self.left[: len(out) - done]
             out[done : done + len(taken)] = taken
             self.left = self.left[len(taken) :]
@@ -166,10 +184,13 @@ class _Stream:
         return self._rng.bit_generator.state
 
     def go_to(self, state: Mapping[str, Any], left: NDArray[np.int32]) -> None:
-        self._rng, self._shared = generator(0, Stream.MINI_BATCHES), False
+        self._rng = generator(0, Stream.MINI_BATCHES)
+        self._shared = False
         self._rng.bit_generator.state = dict(state)
         self.left = left
 
     def fork(self) -> "_Stream":
-        self._shared = True  # to copy the generator here would take longer than all the rest of a fork
+        self._shared = (
+            True  # to copy the generator here would take longer than all the rest of a fork
+        )
         return copy.copy(self)

@@ -1,20 +1,82 @@
-"""A fleet's data: one table of samples, and for every node the numbers of the rows that are its shard.
+"""Samples that are no rows of one array: of any kind, read when they are needed.
+
+A map-style Dataset of PyTorch is a sequence of such samples, and so is a list. Nothing here looks inside of a sample.
+
+A fleet's data: one table of samples, and for every node the numbers of the rows that are its shard.
 
 Rows are never copied. Shards may overlap or be the same (Case 3): shards with the same rows share one list of row
 numbers, so 500 nodes that all hold 60,000 images need no more memory than one.
 """
 
 import zlib
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedbudget.arrays import Float32, Int64, Samples
-from fedbudget.data.samples import SampleStore
 from fedbudget.errors import UserError
+
+LABELS = ("labels", "label", "y")
+"""Where a sample that is a mapping has its target: under the first of these that is there."""
+
+
+class SampleSequence(Protocol):
+    """Samples by their place."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: int, /) -> Any: ...
+
+
+class SampleStore:
+    """Several sequences of samples, one after the other."""
+
+    def __init__(self, parts: Sequence[SampleSequence]) -> None:
+        self._parts = parts
+        self._ends = list(accumulate(len(part) for part in parts))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, place: int) -> Any:
+        part = bisect_right(self._ends, place)
+        return self._parts[part][place - (self._ends[part - 1] if part else 0)]
+
+
+class SeveralInputs:
+    """Samples with several inputs each, from an array for each of these; by name, or in order.
+
+    >>> samples = SeveralInputs({"left": [[1, 2], [3, 4]], "right": [[5], [6]]}, [0, 1])
+    >>> samples[1]
+    ({'left': array([3, 4]), 'right': array([6])}, np.int64(1))
+    """
+
+    def __init__(
+        self, inputs: Mapping[str, ArrayLike] | Sequence[ArrayLike], y: ArrayLike
+    ) -> None:
+        names = list(inputs) if isinstance(inputs, Mapping) else None
+        self._names, self._y = names, np.asarray(y)
+        values = inputs.values() if isinstance(inputs, Mapping) else inputs
+        self._inputs: list[NDArray[Any]] = [np.asarray(each) for each in values]
+        for each in self._inputs:
+            if not each.ndim or len(each) != len(self._y):
+                raise UserError(
+                    f"an input of shape {each.shape} beside {len(self._y)} targets"
+                )
+
+    def __len__(self) -> int:
+        return len(self._y)
+
+    def __getitem__(self, place: int) -> Any:
+        own = tuple(each[place] for each in self._inputs)
+        return (
+            own if self._names is None else dict(zip(self._names, own, strict=True))
+        ), self._y[place]
 
 
 @dataclass(frozen=True)
@@ -45,7 +107,9 @@ class Table:
                 f"samples must be [samples, features] with one target each, not {self.x.shape} and {self.y.shape}"
             )
         if self.x.dtype not in (np.uint8, np.float32, np.float64) and self.store is None:
-            raise UserError(f"features must be uint8, float32 or float64, not {self.x.dtype}")
+            raise UserError(
+                f"features must be uint8, float32 or float64, not {self.x.dtype}"
+            )
 
     def __len__(self) -> int:
         return len(self.x)
@@ -58,11 +122,15 @@ class Table:
     def require_arrays(self) -> None:
         """Refuses samples that are no rows of an array."""
         if self.store is not None:
-            raise UserError("only a PyTorch model takes samples that are read one by one; give arrays (x, y)")
+            raise UserError(
+                "only a PyTorch model takes samples that are read one by one; give arrays (x, y)"
+            )
 
     def fingerprint(self) -> str:
         """A short text that is another when anything of the samples is; of a store, when their number is."""
-        checksum = zlib.crc32(f"{self.x.dtype.str} {self.x.shape} {self.scale!r} {self.shape}".encode())
+        checksum = zlib.crc32(
+            f"{self.x.dtype.str} {self.x.shape} {self.scale!r} {self.shape}".encode()
+        )
         for values in (self.x, self.y):
             checksum = zlib.crc32(np.ascontiguousarray(values).data, checksum)
         return f"{checksum:08x}"
@@ -86,7 +154,9 @@ class Shards:
     def __post_init__(self) -> None:
         for number, size in enumerate(self.size):
             if size < 1:
-                raise UserError(f"node {number} has no samples; use fewer nodes or more data")
+                raise UserError(
+                    f"node {number} has no samples; use fewer nodes or more data"
+                )
 
     @classmethod
     def of(cls, table: Table, rows: Sequence[NDArray[Any]]) -> "Shards":

@@ -1,10 +1,16 @@
 """What makes a run: an engine carries messages between an aggregator and nodes, wherever these are, until it is over.
 
 An engine is made ready by launch/, and is run once. All but `run` may be asked of it at any time, from any thread.
+
+Ctrl-C and SIGTERM as a question that an engine can ask between rounds, so that a run always ends in order.
 """
 
+import signal
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, ClassVar
 
 from fedbudget.node_status import NodeStatus
@@ -31,7 +37,13 @@ class Engine(ABC):
     checkpoint_interval: ClassVar[float] = 1.0
 
     @abstractmethod
-    def run(self, *, observe: Observer, interrupted: Condition = lambda: False, save: Save = lambda: None) -> Outcome:
+    def run(
+        self,
+        *,
+        observe: Observer,
+        interrupted: Condition = lambda: False,
+        save: Save = lambda: None,
+    ) -> Outcome:
         """Makes rounds until the budget is spent.
 
         Args:
@@ -57,3 +69,33 @@ class Engine(ABC):
         The second is of frozen dataclasses, mappings, arrays and plain JSON. None where its runs cannot be resumed.
         """
         return None
+
+
+@contextmanager
+def interruptible(wake: Callable[[], None] = lambda: None) -> Iterator[Callable[[], bool]]:
+    """Gives a function that tells whether the run should end; a second Ctrl-C ends it at once.
+
+    Signals can be caught in a program's main thread only; elsewhere they stay what they are.
+
+    Args:
+      wake: called when it should, for an engine that waits for something else.
+    """
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+        wake()
+
+    before = {
+        number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

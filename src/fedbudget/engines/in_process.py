@@ -1,6 +1,20 @@
-"""Simulated nodes: the engine for them, wherever they are, and fleets in this process, a function call away.
+"""Nodes of a simulation that attack it, so that people can see what a combination rule (protocol/combine.py) survives.
+
+    sign-flip    the update goes the other way
+    scale        it is ten times as long
+    noise        in place of it there is noise, ten times as long
+    label-flip   the node's samples have wrong labels, and it trains on them in good faith
+
+The attackers are the nodes of the highest numbers. What they report besides w_i is as of an honest node.
+
+Simulated nodes: the engine for them, wherever they are, and fleets in this process, a function call away.
 
 The clock stands still while a round is observed, and runs at all other times; only the local updates count as such.
+
+A group of nodes of a simulated run, in a process of their own, that answer together, with sums where these suffice.
+
+A group that was lost can be made again: it follows from its shards and the broadcasts it has heard, and a copy of its
+memory saves hearing all of them again.
 """
 
 import itertools
@@ -10,21 +24,86 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from fedbudget.arrays import Flags, Int64
-from fedbudget.engines.attack import Attack
+from fedbudget.arrays import Flags, Float32, Float64, Int64
+from fedbudget.data.shards import Shards
 from fedbudget.engines.engine import Condition, Engine, Observer, Save
 from fedbudget.errors import UserError
-from fedbudget.meters.meters import Meters
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.compression import Kind, saved_bytes
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, Report
 from fedbudget.protocol.state import AggregatorState, FleetState
-from fedbudget.protocol.sums import Reports
+from fedbudget.protocol.sums import Reports, ReportsHere, Sums, Vectors, branches
 from fedbudget.protocol.workload import NodeTimes
+from fedbudget.randomness import Stream, generator
 from fedbudget.resources import round_usage
 from fedbudget.resources.counters import ResourceCounters, Snapshot
-from fedbudget.resources.usage import NodeCosts, RoundUsage
+from fedbudget.resources.meters import Meters
+from fedbudget.resources.resource import NodeCosts, RoundUsage
+
+_TIMES = np.float32(10.0)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What some nodes do to a run.
+
+    Args:
+      name: as above.
+      first: the number of the first node that attacks; all after it do too.
+      seed: of the run.
+    """
+
+    name: str
+    first: int
+    seed: int
+
+    def on(self, report: Report, broadcast: Broadcast) -> Report:
+        """A round's report, with what attackers say."""
+        attackers = report.nodes >= self.first
+        if report.w is None or self.name == "label-flip" or not attackers.any():
+            return report
+        updates_alone = (
+            broadcast.private is not None and not broadcast.private.per_sample
+        )  # are sent, and not w_i
+        start = np.zeros_like(broadcast.w) if updates_alone else broadcast.w
+        w = report.w.copy()
+        update = report.w[attackers] - start
+        if self.name == "noise":
+            noise = generator(self.seed, Stream.ATTACK, broadcast.round).standard_normal(
+                update.shape, np.float32
+            )
+            sizes = [
+                np.linalg.norm(each, axis=1, keepdims=True) for each in (update, noise)
+            ]
+            update = noise * sizes[0] / sizes[1]
+        w[attackers] = start + (-update if self.name == "sign-flip" else _TIMES * update)
+        return replace(report, w=w)
+
+
+def with_flipped_labels(shards: Shards, first: int) -> Shards:
+    """The same shards, of which those from this node on have wrong labels: the last class for the first, and so on.
+
+    Samples may be of several nodes, so that attackers get copies of theirs.
+    """
+    table = shards.table
+    if table.store is not None or table.y.min() == table.y.max():
+        raise UserError(
+            "`attack` label-flip needs arrays of samples with something to predict"
+        )
+    rows = [shards.rows_of(node) for node in range(len(shards))]
+    copied = np.concatenate(rows[first:])
+    flipped = table.y.min() + table.y.max() - table.y[copied]
+    wider = replace(
+        table,
+        x=np.concatenate([table.x, table.x[copied]]),
+        y=np.concatenate([table.y, flipped]),
+    )
+    at = len(table)
+    for node in range(first, len(rows)):
+        rows[node] = np.arange(at, at + len(rows[node]), dtype=np.int32)
+        at += len(rows[node])
+    return Shards.of(wider, rows)
 
 
 @dataclass(frozen=True)
@@ -95,12 +174,24 @@ class SimulationEngine(Engine):
     remembers: bool = True
     compress: Kind = "none"
 
-    def run(self, *, observe: Observer, interrupted: Condition = lambda: False, save: Save = lambda: None) -> Outcome:
-        aggregator, meters, now = self.aggregator, self.meters, self.meters.counters().read
+    def run(
+        self,
+        *,
+        observe: Observer,
+        interrupted: Condition = lambda: False,
+        save: Save = lambda: None,
+    ) -> Outcome:
+        aggregator = self.aggregator
+        meters = self.meters
+        now = self.meters.counters().read
         message = aggregator.pending or aggregator.outcome or aggregator.start()
         mark = now()
         while isinstance(message, Broadcast):
-            broadcast = message if self.compress == "none" else replace(message, compress=self.compress)
+            broadcast = (
+                message
+                if self.compress == "none"
+                else replace(message, compress=self.compress)
+            )
             report, took = self.nodes.answer(broadcast)
             whole = now() - mark
             mark += whole
@@ -116,9 +207,12 @@ class SimulationEngine(Engine):
         save()
         return message
 
-    def _usage(self, broadcast: Broadcast, took: Sequence[NodeCosts], whole: Snapshot) -> RoundUsage:
+    def _usage(
+        self, broadcast: Broadcast, took: Sequence[NodeCosts], whole: Snapshot
+    ) -> RoundUsage:
         """What a round took, with the time of the slowest node."""
-        nodes, tau = self.nodes.took_part, max(1, broadcast.tau)
+        nodes = self.nodes.took_part
+        tau = max(1, broadcast.tau)
         slowness = self.meters.slowness(nodes, broadcast.updates(nodes), tau)
         return replace(round_usage(took, updates=tau, own=whole), slowness=slowness)
 
@@ -128,9 +222,12 @@ class SimulationEngine(Engine):
         return None if times is None else NodeTimes(nodes, times)
 
     def state(self) -> tuple[AggregatorState[Any, Any], SimulationState]:
-        present, groups = self.present, self.nodes.memory() if self.remembers else None
+        present = self.present
+        groups = self.nodes.memory() if self.remembers else None
         drawn = present.state() if isinstance(present, Attendance) else None
-        return self.aggregator.state, SimulationState(self.nodes.engine, self.meters.state(), drawn, groups)
+        return self.aggregator.state, SimulationState(
+            self.nodes.engine, self.meters.state(), drawn, groups
+        )
 
     def recall(self, state: SimulationState) -> None:
         """Goes on from there, before the first round."""
@@ -188,21 +285,31 @@ class InProcessNodes:
         self._all = np.ones(len(fleets), dtype=bool)
         self._nodes = np.array([len(fleet.numbers) for fleet in fleets])
         self.took_part: Int64 = np.empty(0, np.int64)
-        self.met = self._before = np.zeros(len(fleets), dtype=bool)  # those in the round before know what happened
+        self.met = self._before = np.zeros(
+            len(fleets), dtype=bool
+        )  # those in the round before know what happened
 
     def answer(self, broadcast: Broadcast) -> tuple[Report, Sequence[NodeCosts]]:
-        report, costs = self.answer_with(broadcast, self._all if self._present is None else next(self._present))
+        report, costs = self.answer_with(
+            broadcast, self._all if self._present is None else next(self._present)
+        )
         assert report is not None
-        return report if self._attack is None else self._attack.on(report, broadcast), [costs]
+        return report if self._attack is None else self._attack.on(report, broadcast), [
+            costs
+        ]
 
-    def answer_with(self, broadcast: Broadcast, here: Flags | None) -> tuple[Report | None, NodeCosts]:
+    def answer_with(
+        self, broadcast: Broadcast, here: Flags | None
+    ) -> tuple[Report | None, NodeCosts]:
         """One round; nothing when nobody is here.
 
         Args:
           here: which fleets are; all when None.
         """
         now, here = self._counters.read, self._all if here is None else here
-        fleets = self._fleets if here.all() else list(itertools.compress(self._fleets, here))
+        fleets = (
+            self._fleets if here.all() else list(itertools.compress(self._fleets, here))
+        )
         before, self._before, self.met = self._before, here, self.met | here
         if not fleets:
             return None, NodeCosts({}, nodes=0)
@@ -216,22 +323,35 @@ class InProcessNodes:
         report = Report.merge([fleet.report() for fleet in fleets])
         self.took_part = report.nodes
         readings = self._counters.readings(took, now() - began, max(1, broadcast.tau))
-        wire_bytes = _wire_bytes(broadcast, report, informed=int(self._nodes[before & here].sum()))
+        wire_bytes = _wire_bytes(
+            broadcast, report, informed=int(self._nodes[before & here].sum())
+        )
         return report, NodeCosts(readings, len(report.nodes), wire_bytes, here=True)
 
     def memory(self) -> tuple[NodeGroupState]:
-        fleets = [fleet.memory().for_disk if met else None for fleet, met in zip(self._fleets, self.met, strict=True)]
+        fleets = [
+            fleet.memory().for_disk if met else None
+            for fleet, met in zip(self._fleets, self.met, strict=True)
+        ]
         return (NodeGroupState(tuple(fleets), self.met, self._before),)
 
     def recall(self, groups: Sequence[NodeGroupState]) -> None:
         """Goes on from here as those would that `memory` was taken from, before the first round."""
         (memory,) = groups
-        if not len(self._fleets) == len(memory.fleets) == len(memory.met) == len(memory.before):
-            raise LocalError(f"a memory of {len(memory.fleets)} fleets is not of {len(self._fleets)}")
+        if (
+            not len(self._fleets)
+            == len(memory.fleets)
+            == len(memory.met)
+            == len(memory.before)
+        ):
+            raise LocalError(
+                f"a memory of {len(memory.fleets)} fleets is not of {len(self._fleets)}"
+            )
         for fleet, known in zip(self._fleets, memory.fleets, strict=True):
             if known is not None:
                 fleet.recall(known)
-        self.met, self._before = memory.met, memory.before
+        self.met = memory.met
+        self._before = memory.before
 
 
 def _wire_bytes(broadcast: Broadcast, report: Report, *, informed: int) -> int:
@@ -240,12 +360,16 @@ def _wire_bytes(broadcast: Broadcast, report: Report, *, informed: int) -> int:
     Args:
       informed: how many of the nodes were in the round before, and need not be told what happened in it.
     """
-    nodes, count, kind = len(report.nodes), broadcast.w.size, broadcast.compress or "none"
+    nodes = len(report.nodes)
+    count = broadcast.w.size
+    kind = broadcast.compress or "none"
     told = informed * broadcast.wire_bytes
     if informed < nodes:
         told += (nodes - informed) * broadcast.wire_bytes_with_catch_up
     vectors = sum(getattr(report, name) is not None for name in VECTORS)
-    saved = saved_bytes(kind, nodes * vectors + informed * (1 + (broadcast.mean is not None)), count)
+    saved = saved_bytes(
+        kind, nodes * vectors + informed * (1 + (broadcast.mean is not None)), count
+    )
     return told + report.wire_bytes - saved
 
 
@@ -258,7 +382,9 @@ class Attendance(Iterator[Flags]):
     """
 
     def __init__(self, number: int, chance: float, rng: np.random.Generator) -> None:
-        self._number, self._chance, self._rng = number, chance, rng
+        self._number = number
+        self._chance = chance
+        self._rng = rng
 
     def __next__(self) -> Flags:
         while True:
@@ -275,7 +401,9 @@ class Attendance(Iterator[Flags]):
         self._rng.bit_generator.state = dict(state)
 
 
-def trial(fleets: Sequence[Fleet], first: Broadcast, counters: ResourceCounters) -> NodeCosts:
+def trial(
+    fleets: Sequence[Fleet], first: Broadcast, counters: ResourceCounters
+) -> NodeCosts:
     """Rounds on fleets that are thrown away afterwards, to see what one takes, and to have made all that a run needs.
 
     The first one made does not count, because it compiles kernels and has nothing to estimate from; of two more the
@@ -288,7 +416,10 @@ def trial(fleets: Sequence[Fleet], first: Broadcast, counters: ResourceCounters)
       counters: of this process.
     """
     nodes = InProcessNodes(counters, fleets)
-    _, *tried = (nodes.answer(replace(first, round=number, tau=1, stop=False))[1][0] for number in (1, 2, 3))
+    _, *tried = (
+        nodes.answer(replace(first, round=number, tau=1, stop=False))[1][0]
+        for number in (1, 2, 3)
+    )
     report, _ = nodes.answer(replace(first, round=4, tau=0, stop=True))
     if not np.isfinite(report.losses).any():
         raise UserError(
@@ -296,3 +427,73 @@ def trial(fleets: Sequence[Fleet], first: Broadcast, counters: ResourceCounters)
             " that are not finite, or the model makes such numbers of them"
         )
     return min(tried, key=lambda costs: costs.seconds)
+
+
+class NodeGroup:
+    """Nodes that answer together.
+
+    Args:
+      fleets: all nodes in one, or each alone where some may be absent.
+      counters: of this process.
+      summed: whether sums are enough for the aggregator; every node's report is given otherwise.
+    """
+
+    def __init__(
+        self, fleets: Sequence[Fleet], counters: ResourceCounters, *, summed: bool = True
+    ) -> None:
+        self._fleets = fleets
+        self._counters = counters
+        self._nodes = InProcessNodes(counters, fleets)
+        self._summed = summed
+        self._begins = branches(int(fleets[0].numbers[0]), int(fleets[-1].numbers[-1]) + 1)[
+            :-1
+        ]
+        self._sizes = np.array([fleet.shards.size.sum() for fleet in fleets])
+        self._reports: ReportsHere | None = None
+
+    def answer(
+        self, broadcast: Broadcast, here: Flags | None = None
+    ) -> tuple[Sums | Report | None, NodeCosts]:
+        """One round; nothing when nobody is here.
+
+        Args:
+          here: which fleets are; all when not given.
+        """
+        began = self._counters.read()
+        report, costs = self._nodes.answer_with(broadcast, here)
+        if report is None:
+            return None, costs
+        report.require_answers(broadcast)
+        self._reports = ReportsHere(report, self._begins)
+        sums = replace(self._reports.sums, all_data=self._all_data())
+        whole = self._counters.read() - began  # with the sums
+        readings = {
+            name: replace(reading, whole=whole[name])
+            for name, reading in costs.readings.items()
+        }
+        return sums if self._summed else report, replace(
+            costs, readings=readings, here=False
+        )
+
+    def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
+        """Of the last round's vectors, see `Reports`."""
+        assert self._reports is not None
+        return self._reports.distance_sums(vectors, mean)
+
+    def trial(self, first: Broadcast) -> NodeCosts:
+        """What a round takes; it leaves no trace."""
+        return trial([fleet.fork() for fleet in self._fleets], first, self._counters)
+
+    def memory(self) -> NodeGroupState:
+        return self._nodes.memory()[0]
+
+    def recall(self, memory: NodeGroupState) -> float:
+        """Goes on from here as the group would that `memory` was taken from, before its first round.
+
+        Returns: the data of its nodes that ever took part.
+        """
+        self._nodes.recall([memory])
+        return self._all_data()
+
+    def _all_data(self) -> float:
+        return float(self._sizes[self._nodes.met].sum())

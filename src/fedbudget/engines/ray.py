@@ -21,22 +21,24 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, Protocol
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to Ray's makers, unless someone wants them
-
 import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from fedbudget import python_file
 from fedbudget.arrays import Flags, Float32, Float64, Int64
-from fedbudget.engines.in_process import NodeGroupState
-from fedbudget.engines.node_group import NodeGroup
+from fedbudget.engines.in_process import NodeGroup, NodeGroupState
 from fedbudget.errors import UserError, WorkError
 from fedbudget.models.compiling import numba_if_installed
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.sums import Sums, Vectors
 from fedbudget.resources import round_usage
-from fedbudget.resources.usage import NodeCosts, RoundUsage
+from fedbudget.resources.resource import NodeCosts, RoundUsage
+
+os.environ.setdefault(
+    "RAY_USAGE_STATS_ENABLED", "0"
+)  # no reports to Ray's makers, unless someone wants them
+
 
 KEPT = 20
 """After so many rounds a copy of an actor's memory is taken."""
@@ -67,16 +69,26 @@ def cluster(address: str | None) -> Iterator[float]:
     ours = not ray.is_initialized()
     if ours:
         quiet = {"logging_level": "ERROR", "log_to_driver": False}
-        local = {"include_dashboard": False, "num_cpus": os.cpu_count()} if address is None else {}
+        local = (
+            {"include_dashboard": False, "num_cpus": os.cpu_count()}
+            if address is None
+            else {}
+        )
         try:
             if address is not None and ":" in address:
                 host, _, port = address.removeprefix("ray://").rpartition(":")
-                socket.create_connection((host, int(port)), timeout=_PATIENCE).close()  # Ray would try for minutes
-            with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of what Ray will do with GPUs
+                socket.create_connection(
+                    (host, int(port)), timeout=_PATIENCE
+                ).close()  # Ray would try for minutes
+            with warnings.catch_warnings(
+                action="ignore", category=FutureWarning
+            ):  # of what Ray will do with GPUs
                 _reach(address or "local", **quiet, **local)
         except (RayError, OSError, ValueError, RuntimeError) as error:
             where = "on this machine" if address is None else f"at {address}"
-            raise WorkError(f"Ray cannot be reached {where}: {str(error).splitlines()[0]}") from None
+            raise WorkError(
+                f"Ray cannot be reached {where}: {str(error).splitlines()[0]}"
+            ) from None
     try:
         yield float(ray.cluster_resources().get("CPU", 1.0))
     finally:
@@ -95,7 +107,9 @@ def _reach(address: str, **options: Any) -> None:
                 raise
             ray.shutdown()
             if attempt == _STARTS - 1:
-                raise RuntimeError(f"a cluster did not start in time, {_STARTS} times") from None
+                raise RuntimeError(
+                    f"a cluster did not start in time, {_STARTS} times"
+                ) from None
 
 
 def cuts(nodes: int, actors: int) -> list[int]:
@@ -105,7 +119,10 @@ def cuts(nodes: int, actors: int) -> list[int]:
     ([0, 49152, 100000], [0, 1, 2, 4, 5])
     """
     unit = 1 << max(0, (nodes // (_SPARE * actors)).bit_length() - 1)
-    return [*(round(nodes * actor / actors / unit) * unit for actor in range(actors)), nodes]
+    return [
+        *(round(nodes * actor / actors / unit) * unit for actor in range(actors)),
+        nodes,
+    ]
 
 
 class RayNodes:
@@ -122,12 +139,21 @@ class RayNodes:
     engine: ClassVar[str] = "ray"
 
     def __init__(
-        self, definition: GroupFactory, *, nodes: int, actors: int, cpus: float, present: Iterator[Flags] | None = None
+        self,
+        definition: GroupFactory,
+        *,
+        nodes: int,
+        actors: int,
+        cpus: float,
+        present: Iterator[Flags] | None = None,
     ) -> None:
         for module in python_file.modules():  # which other processes may not have
             ray.cloudpickle.register_pickle_by_value(module)
         placed = ray.put(definition)
-        self._places = [_Place(placed, first, end, cpus / actors) for first, end in pairwise(cuts(nodes, actors))]
+        self._places = [
+            _Place(placed, first, end, cpus / actors)
+            for first, end in pairwise(cuts(nodes, actors))
+        ]
         self._present = present
         self._here: Sequence[_Place] = ()  # those with nodes in the last round
         self.took_part: Int64 = np.empty(0, np.int64)
@@ -142,19 +168,29 @@ class RayNodes:
     def trial(self, first: Broadcast) -> RoundUsage:
         """What a round takes, as far as the groups can tell."""
         broadcast = ray.put(first)
-        return round_usage(self._each(self._places, lambda place: place.call("trial", broadcast)))
+        return round_usage(
+            self._each(self._places, lambda place: place.call("trial", broadcast))
+        )
 
-    def answer(self, broadcast: Broadcast) -> tuple["RayNodes | Report", Sequence[NodeCosts]]:
+    def answer(
+        self, broadcast: Broadcast
+    ) -> tuple["RayNodes | Report", Sequence[NodeCosts]]:
         message = ray.put(broadcast)
         here = None if self._present is None else next(self._present)
-        self.took_part = np.arange(self._places[-1].end) if here is None else np.flatnonzero(here)
+        self.took_part = (
+            np.arange(self._places[-1].end) if here is None else np.flatnonzero(here)
+        )
         answers: list[tuple[Sums | Report | None, NodeCosts]] = self._each(
             self._places, lambda place: place.call("answer", message, place.own(here))
         )
         parts, costs = [part for part, _ in answers], [costs for _, costs in answers]
         for place, part in zip(self._places, parts, strict=True):
             place.remember(message, place.own(here), part)
-        self._here = [place for place, part in zip(self._places, parts, strict=True) if part is not None]
+        self._here = [
+            place
+            for place, part in zip(self._places, parts, strict=True)
+            if part is not None
+        ]
         if reports := [part for part in parts if isinstance(part, Report)]:
             return Report.merge(reports), costs
         merged = Sums.merge([part for part in parts if isinstance(part, Sums)])
@@ -175,24 +211,35 @@ class RayNodes:
     def distance_sums(self, vectors: Vectors, mean: Float32) -> Float64:
         """Of the round that was answered last; see `Reports`."""
         message = ray.put(mean)
-        return np.concatenate(self._each(self._here, lambda place: place.call("distance_sums", vectors, message)))
+        return np.concatenate(
+            self._each(
+                self._here, lambda place: place.call("distance_sums", vectors, message)
+            )
+        )
 
     def close(self) -> None:
         """Lets the actors go, and with them their cores and memory."""
         for place in self._places:
             place.stop()
 
-    def _each(self, places: Sequence["_Place"], ask: Callable[["_Place"], Any]) -> list[Any]:
+    def _each(
+        self, places: Sequence["_Place"], ask: Callable[["_Place"], Any]
+    ) -> list[Any]:
         """What every group answers, in node order; a group whose actor is lost is made again and asked again."""
         asked = [ask(place) for place in places]
-        return [self._answer(place, answer, ask) for place, answer in zip(places, asked, strict=True)]
+        return [
+            self._answer(place, answer, ask)
+            for place, answer in zip(places, asked, strict=True)
+        ]
 
     def _answer(self, place: "_Place", answer: Any, ask: Callable[["_Place"], Any]) -> Any:
         for attempt in range(_ATTEMPTS):
             try:
                 return ray.get(answer)
             except RayTaskError as error:
-                raise (error.cause if isinstance(error.cause, UserError | WorkError) else error) from None
+                raise (
+                    error.cause if isinstance(error.cause, UserError | WorkError) else error
+                ) from None
             except RayActorError as error:
                 if attempt == _ATTEMPTS - 1:
                     raise WorkError(
@@ -251,7 +298,9 @@ class _Place:
             try:
                 ray.get(self.call("recall", memory))
                 known = rounds
-            except RayError:  # lost with its machine, or never made because the actor was lost first
+            except (
+                RayError
+            ):  # lost with its machine, or never made because the actor was lost first
                 self.copies.pop()
         if not known:
             self.start()
@@ -263,7 +312,9 @@ class _Place:
     def own(self, here: Flags | None) -> Flags | None:
         return None if here is None else here[self.first : self.end]
 
-    def remember(self, message: Any, here: Flags | None, part: Sums | Report | None) -> None:
+    def remember(
+        self, message: Any, here: Flags | None, part: Sums | Report | None
+    ) -> None:
         """A round that was answered."""
         self.heard.append((message, here))
         if isinstance(part, Sums) and part.all_data is not None:
@@ -275,7 +326,9 @@ class _Place:
 class _Actor:
     """A group in a process of its own; what it is asked for is done in the order of asking."""
 
-    def __init__(self, definition: GroupFactory, first: int, end: int, threads: int) -> None:
+    def __init__(
+        self, definition: GroupFactory, first: int, end: int, threads: int
+    ) -> None:
         self._make = partial(definition.group, first, end)
         self._made: NodeGroup | None = None
         self._threads = threads
@@ -291,7 +344,9 @@ class _Actor:
             if numba is not None:
                 numba.set_num_threads(min(self._threads, numba.config.NUMBA_NUM_THREADS))
             self._made = self._make()
-            torch: Any = sys.modules.get("torch")  # which is there by now if the model needs it
+            torch: Any = sys.modules.get(
+                "torch"
+            )  # which is there by now if the model needs it
             if torch is not None:
                 torch.set_num_threads(self._threads)
         return self._made

@@ -7,16 +7,23 @@ from typing import Any
 
 from fedbudget.errors import UserError
 from fedbudget.experiments.cells import uninterrupted
+from fedbudget.launch.execute import execute
 from fedbudget.launch.inputs import load_dataset
 from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
 from fedbudget.result import Result
-from fedbudget.setting_types import Tau
-from fedbudget.settings import Settings
-from fedbudget.training import execute
+from fedbudget.settings.settings import Settings
+from fedbudget.settings.types import Tau
 
 PLAIN_UPDATE: Mapping[str, Any] = dict.fromkeys(
-    ("update", "server_step_size", "server_momentum", "server_beta2", "server_epsilon", "proximal")
+    (
+        "update",
+        "server_step_size",
+        "server_momentum",
+        "server_beta2",
+        "server_epsilon",
+        "proximal",
+    )
 )
 """The settings of updates as they are, and their average."""
 
@@ -65,8 +72,15 @@ class CaseComparison:
         own = self.adaptive
         return {
             "case": self.case,
-            "adaptive": {"loss": own.loss, "accuracy": own.accuracy, "average_tau": own.tau},
-            "fixed": [{"tau": each.tau, "loss": each.loss, "accuracy": each.accuracy} for each in self.fixed],
+            "adaptive": {
+                "loss": own.loss,
+                "accuracy": own.accuracy,
+                "average_tau": own.tau,
+            },
+            "fixed": [
+                {"tau": each.tau, "loss": each.loss, "accuracy": each.accuracy}
+                for each in self.fixed
+            ],
             "regret": self.regret,
         }
 
@@ -91,16 +105,33 @@ def compare(
     data = Overrides(dataset=load_dataset(settings))
     choices: list[Tau] = ["adaptive", *taus]
     own = None if settings.step_size == "auto" else settings.step_size
-    plain = replace(settings, method="paper", drift_correction=None, delta=None, step_size=own, **PLAIN_UPDATE)
+    plain = replace(
+        settings,
+        method="paper",
+        drift_correction=None,
+        delta=None,
+        step_size=own,
+        **PLAIN_UPDATE,
+    )
     grid = list(product(cases, choices, seeds))
     results: dict[tuple[int, Tau], list[Result]] = {}
     for done, (case, tau, seed) in enumerate(grid, start=1):
         base = settings if tau == "adaptive" else plain
         variant = replace(base, partition=f"case:{case}", tau=tau, seed=seed)
-        results.setdefault((case, tau), []).append(uninterrupted(execute(simulate(variant, data))))
+        results.setdefault((case, tau), []).append(
+            uninterrupted(execute(simulate(variant, data)))
+        )
         progress(done, len(grid))
-    means = {key: MeanResult.mean(own, None if key[1] == "adaptive" else key[1]) for key, own in results.items()}
-    return [CaseComparison(case, means[case, "adaptive"], tuple(means[case, tau] for tau in taus)) for case in cases]
+    means = {
+        key: MeanResult.mean(own, None if key[1] == "adaptive" else key[1])
+        for key, own in results.items()
+    }
+    return [
+        CaseComparison(
+            case, means[case, "adaptive"], tuple(means[case, tau] for tau in taus)
+        )
+        for case in cases
+    ]
 
 
 def require_losses(settings: Settings) -> None:

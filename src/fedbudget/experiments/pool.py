@@ -32,7 +32,9 @@ def check_backend(jobs: int | None, backend: str | None) -> None:
         return
     if backend in ("sequential", "threading", "multiprocessing"):
         # They have one process, or one that forks with all its threads, and then Ctrl-C may not end it.
-        raise UserError(f"backend {backend} is not made for runs in parallel; use loky or dask")
+        raise UserError(
+            f"backend {backend} is not made for runs in parallel; use loky or dask"
+        )
     if backend == "ray":
         raise UserError("ray is an engine and not a backend: use `engine` ray")
     try:
@@ -43,7 +45,9 @@ def check_backend(jobs: int | None, backend: str | None) -> None:
             pass
     except ImportError:
         package = "dask[distributed]" if backend == "dask" else backend
-        raise UserError(f"backend {backend} is not installed; install it with: pip install '{package}'") from None
+        raise UserError(
+            f"backend {backend} is not installed; install it with: pip install '{package}'"
+        ) from None
     except ValueError:
         raise UserError(f"unknown backend {backend!r}; use loky or dask") from None
 
@@ -54,7 +58,11 @@ def workers(jobs: int | None, items: int) -> int:
 
 
 def unordered(
-    work: Callable[[Item], Output], items: Sequence[Item], *, jobs: int | None, backend: str | None
+    work: Callable[[Item], Output],
+    items: Sequence[Item],
+    *,
+    jobs: int | None,
+    backend: str | None,
 ) -> Generator[tuple[Item, Output], None, None]:
     """Gives every item with what the work makes of it; closed before its end, it ends what is under way.
 
@@ -82,7 +90,11 @@ def unordered(
 
 
 def unordered_on_ray(
-    work: Callable[[Item], Output], items: Sequence[Item], *, jobs: int | None, address: str | None
+    work: Callable[[Item], Output],
+    items: Sequence[Item],
+    *,
+    jobs: int | None,
+    address: str | None,
 ) -> Generator[tuple[Item, Output], None, None]:
     """The same on the machines of a Ray cluster, each item on a core; one whose process is lost is done again.
 
@@ -94,12 +106,15 @@ def unordered_on_ray(
 
         from fedbudget.engines.ray import cluster
     except ImportError:
-        raise UserError("Ray is not installed; install it with: pip install 'fedbudget[ray]'") from None
+        raise UserError(
+            "Ray is not installed; install it with: pip install 'fedbudget[ray]'"
+        ) from None
     if not items:
         return
     with cluster(address) as cores:
         start = partial(ray.remote(num_cpus=1)(_numbered).remote, work)
-        waiting, limit = enumerate(items), jobs or max(1, int(cores))
+        waiting = enumerate(items)
+        limit = jobs or max(1, int(cores))
         under_way = [start(*each) for each in islice(waiting, limit)]
         try:
             while under_way:
@@ -108,11 +123,15 @@ def unordered_on_ray(
                 index, outcome = ray.get(done)
                 yield items[index], outcome
         finally:
-            for task in under_way:  # on a cluster that others use, what nobody waits for must not go on
+            for task in (
+                under_way
+            ):  # on a cluster that others use, what nobody waits for must not go on
                 ray.cancel(task, force=True)
 
 
-def _streamed(work: Callable[[Item], Output], items: Sequence[Item], jobs: int) -> Iterator[tuple[int, Output]]:
+def _streamed(
+    work: Callable[[Item], Output], items: Sequence[Item], jobs: int
+) -> Iterator[tuple[int, Output]]:
     # One item at a time, because an outcome that waits for others of its batch would be lost with them.
     parallel = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
     with _deaf_to_interrupts(), _tracked_quietly():
@@ -134,7 +153,9 @@ def _start_dask(stack: ExitStack) -> None:
         get_client()
     except ValueError:
         with _deaf_to_interrupts():
-            stack.enter_context(Client(threads_per_worker=1))  # kernels must not be called from two threads at once
+            stack.enter_context(
+                Client(threads_per_worker=1)
+            )  # kernels must not be called from two threads at once
 
 
 @contextmanager
@@ -157,7 +178,9 @@ def _deaf_to_interrupts() -> Iterator[None]:
 def _tracked_quietly() -> Iterator[None]:
     """The process that clears up after the others is started in it, and does not complain of what is gone already."""
     before = os.environ.get("PYTHONWARNINGS")
-    os.environ["PYTHONWARNINGS"] = ",".join([*([before] if before else []), "ignore:resource_tracker"])
+    os.environ["PYTHONWARNINGS"] = ",".join(
+        [*([before] if before else []), "ignore:resource_tracker"]
+    )
     try:
         yield
     finally:

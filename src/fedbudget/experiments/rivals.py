@@ -10,9 +10,17 @@ nobody knows when knobs must be set: so this flatters the rivals. Runs are many,
 
 A run that fails, or whose loss is not finite, counts as an infinite loss. Runs that are done are kept, as those of a
 sweep are (cells.py), so that what was interrupted goes on where it was.
+
+How long a method takes to the loss that another one ends with, at the same budget, in the budget's time.
+
+A run of the one is made once more, and ends where it has reached the other's loss with the same seed, on all training
+samples (`until`), which is looked at a hundred times in a budget. Where its own end is below that loss, and no look has
+found it before, it is the end that counts. Over seeds it is the median; a run that does not come there counts as one
+that never does. Runs that are done are kept beside the others (cells.py).
 """
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -26,20 +34,24 @@ from fedbudget.experiments.cells import CellStore, attempt, made_ready
 from fedbudget.experiments.compare import PLAIN_UPDATE, require_losses
 from fedbudget.experiments.pool import check_backend, unordered
 from fedbudget.launch.inputs import from_any_folder
-from fedbudget.option import in_words
-from fedbudget.runs.title import task_title
-from fedbudget.settings import FEDERATED, Settings
+from fedbudget.runs.text import task_title
+from fedbudget.settings.option import in_words
+from fedbudget.settings.settings import FEDERATED, Settings
 
 FALL = 0.35
 """The share of the budget over which a step size falls, as the automatic one does."""
 
-LEADERS, CLIMBS, FINALISTS = 2, 8, 3
+LEADERS = 2
+CLIMBS = 8
+FINALISTS = 3
 """Of how many cells neighbours are tried, how often, and how many cells are made with all seeds."""
 
 _CLIMBED = 20
 """About how many neighbours are tried for a rival, to say how long it will take."""
 
-_SERIES = sorted(float(f"{digit}e{exponent}") for exponent in range(-9, 10) for digit in (1, 3))
+_SERIES = sorted(
+    float(f"{digit}e{exponent}") for exponent in range(-9, 10) for digit in (1, 3)
+)
 
 _LETTERS = {
     "tau": "τ",
@@ -70,8 +82,13 @@ class Rival:
 
     def cells(self, base: Settings) -> list[Settings]:
         """The settings of every combination."""
-        combinations = [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
-        return [replace(base, **{**_PLAIN, **self.settings, **knobs}) for knobs in combinations]
+        combinations = [
+            dict(zip(self.grid, values, strict=True))
+            for values in product(*self.grid.values())
+        ]
+        return [
+            replace(base, **{**_PLAIN, **self.settings, **knobs}) for knobs in combinations
+        ]
 
     def neighbours(self, cell: Settings) -> list[Settings]:
         """Cells with one knob changed, of those that have more than one value; τ stays within the grid's range.
@@ -85,7 +102,9 @@ class Rival:
             if len(values := self.grid.get(name, ())) > 1:
                 near: list[Any] = _neighbours(getattr(cell, name))
                 if name == "tau":
-                    near = [int(value) for value in near if min(values) <= value <= max(values)]
+                    near = [
+                        int(value) for value in near if min(values) <= value <= max(values)
+                    ]
                 found += [replace(cell, **{name: value}) for value in near]
         return found
 
@@ -98,7 +117,9 @@ _PLAIN: Mapping[str, Any] = {
 """What rivals have in common; they keep to the budget as the default does, where the paper's method goes over it."""
 
 
-def published_rivals(*, taus: Sequence[int] | None = None, quick: bool = False) -> tuple[Rival, ...]:
+def published_rivals(
+    *, taus: Sequence[int] | None = None, quick: bool = False
+) -> tuple[Rival, ...]:
     """FedAvg, FedAvgM, FedAdam, FedYogi, SCAFFOLD, FedProx and FedNova.
 
     Args:
@@ -110,8 +131,14 @@ def published_rivals(*, taus: Sequence[int] | None = None, quick: bool = False) 
         "step_size": (0.01, 0.1, 1.0) if quick else (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
     }
     momentum = {"server_momentum": (0.9,) if quick else (0.5, 0.9)}
-    pull = {"proximal": (0.01, 1.0) if quick else (0.001, 0.01, 0.1, 1.0)}  # as its authors have it
-    server = {"server_step_size": (0.01, 0.1, 1.0) if quick else (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)}
+    pull = {
+        "proximal": (0.01, 1.0) if quick else (0.001, 0.01, 0.1, 1.0)
+    }  # as its authors have it
+    server = {
+        "server_step_size": (0.01, 0.1, 1.0)
+        if quick
+        else (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+    }
     return (
         Rival("FedAvg", {"update": "average"}, local),
         Rival("FedAvgM", {"update": "fedavgm"}, {**local, **momentum}),
@@ -149,11 +176,20 @@ class TunedResult:
         """The knobs in words."""
         if not self.knobs:
             return "nothing"
-        parts = [f"{_LETTERS[name]} = {value:g}" for name, value in self.knobs.items() if name in _LETTERS]
+        parts = [
+            f"{_LETTERS[name]} = {value:g}"
+            for name, value in self.knobs.items()
+            if name in _LETTERS
+        ]
         return ", ".join([*parts, *(["falling"] if "step_fall" in self.knobs else [])])
 
     def to_json(self) -> dict[str, Any]:
-        figures = {"name": self.name, "knobs": dict(self.knobs), "loss": _finite(self.loss), "accuracy": self.accuracy}
+        figures = {
+            "name": self.name,
+            "knobs": dict(self.knobs),
+            "loss": _finite(self.loss),
+            "accuracy": self.accuracy,
+        }
         return {**figures, "runs": self.runs}
 
 
@@ -179,7 +215,10 @@ class RivalComparison:
         return {
             "title": self.title,
             "own": self.own.to_json(),
-            "others": [{**other.to_json(), "ratio": _finite(self.ratio(other))} for other in self.others],
+            "others": [
+                {**other.to_json(), "ratio": _finite(self.ratio(other))}
+                for other in self.others
+            ],
         }
 
 
@@ -205,18 +244,30 @@ def compare_rivals(
     """
     rivals = published_rivals() if rivals is None else rivals
     if settings.method not in FEDERATED:
-        raise UserError(f"{settings.method} descent has no rivals: use `method` {in_words(FEDERATED)}")
+        raise UserError(
+            f"{settings.method} descent has no rivals: use `method` {in_words(FEDERATED)}"
+        )
     if not (seeds and all(values for rival in rivals for values in rival.grid.values())):
         raise UserError("rivals need at least one seed, and one value of each knob")
     require_losses(settings)
     check_backend(jobs, None)
-    with made_ready(replace(settings, seed=seeds[0])) as prepared:  # refuses what cannot work
+    with made_ready(
+        replace(settings, seed=seeds[0])
+    ) as prepared:  # refuses what cannot work
         title = task_title(prepared.settings, prepared.dataset.name, prepared.dataset.note)
-    settings = from_any_folder(settings)  # processes that make runs may have started in another
+    settings = from_any_folder(
+        settings
+    )  # processes that make runs may have started in another
     runs = _Runs(CellStore(folder, "run"), jobs, progress)
-    bases = {"default" if settings.method == Settings().method else settings.method: settings}
+    bases = {
+        "default" if settings.method == Settings().method else settings.method: settings
+    }
     if settings.method != "paper":
-        bases["paper"] = replace(settings, **{**_PLAIN, "method": "paper", "drift_correction": None}, step_size=None)
+        bases["paper"] = replace(
+            settings,
+            **{**_PLAIN, "method": "paper", "drift_correction": None},
+            step_size=None,
+        )
     cells = {rival.name: rival.cells(replace(settings, seed=seeds[0])) for rival in rivals}
     later = len(rivals) * (_CLIMBED + FINALISTS * (len(seeds) - 1))
     runs.make(_with_seeds(bases.values(), seeds), later + sum(map(len, cells.values())))
@@ -228,25 +279,40 @@ def compare_rivals(
 
 
 def _tuned(
-    runs: "_Runs", rivals: Sequence[Rival], cells: Mapping[str, list[Settings]], seeds: Sequence[int], climbs: int
+    runs: "_Runs",
+    rivals: Sequence[Rival],
+    cells: Mapping[str, list[Settings]],
+    seeds: Sequence[int],
+    climbs: int,
 ) -> list[TunedResult]:
     """What each rival reaches, once every cell of its grid was made with the first seed."""
-    tried = {name: dict.fromkeys(grid) for name, grid in cells.items()}  # in order, so that ties are always the same
+    tried = {
+        name: dict.fromkeys(grid) for name, grid in cells.items()
+    }  # in order, so that ties are always the same
     for climbs_left in reversed(range(climbs)):
         before = sum(map(len, tried.values()))
         for rival in rivals:
             leaders = runs.best(tried[rival.name], LEADERS)
-            tried[rival.name] |= dict.fromkeys(near for cell in leaders for near in rival.neighbours(cell))
+            tried[rival.name] |= dict.fromkeys(
+                near for cell in leaders for near in rival.neighbours(cell)
+            )
         if sum(map(len, tried.values())) == before:
             break
-        runs.make(chain(*tried.values()), len(rivals) * (climbs_left + FINALISTS * (len(seeds) - 1)))
+        runs.make(
+            chain(*tried.values()),
+            len(rivals) * (climbs_left + FINALISTS * (len(seeds) - 1)),
+        )
     finalists = {name: runs.best(grid, FINALISTS) for name, grid in tried.items()}
     runs.make(_with_seeds(chain(*finalists.values()), seeds), 0)
     results = []
     for rival in rivals:
         last = finalists[rival.name]
         best = min(last, key=lambda cell: runs.result("", {}, cell, seeds).loss)
-        knobs = {name: getattr(best, name) for name in (*rival.grid, "step_fall") if getattr(best, name) is not None}
+        knobs = {
+            name: getattr(best, name)
+            for name in (*rival.grid, "step_fall")
+            if getattr(best, name) is not None
+        }
         made = {*tried[rival.name], *_with_seeds(last, seeds)}
         results.append(runs.result(rival.name, knobs, best, seeds, len(made)))
     return results
@@ -269,13 +335,18 @@ class _Runs:
           later: how many runs are thought to come after these.
         """
         fresh = [cell for cell in dict.fromkeys(cells) if cell not in self._figures]
-        missing, failed_before = self._store.missing(fresh), len(self._errors)
-        done, of = len(self._figures) + len(fresh) - len(missing), len(self._figures) + len(fresh) + later
+        missing = self._store.missing(fresh)
+        failed_before = len(self._errors)
+        done = len(self._figures) + len(fresh) - len(missing)
+        of = len(self._figures) + len(fresh) + later
         self._progress(done, of, failed_before)
         work = partial(attempt, each="run")
         with closing(unordered(work, missing, jobs=self._jobs, backend=None)) as outcomes:
             failures = self._store.collect(
-                outcomes, lambda made, failed: self._progress(done + made, of, failed_before + failed)
+                outcomes,
+                lambda made, failed: self._progress(
+                    done + made, of, failed_before + failed
+                ),
             )
         self._errors += [failure.error for failure in failures.values()]
         for cell in fresh:
@@ -291,17 +362,27 @@ class _Runs:
         return sorted(cells, key=lambda cell: self._figures[cell][0])[:count]
 
     def result(
-        self, name: str, knobs: Mapping[str, Any], cell: Settings, seeds: Sequence[int], runs: int = 0
+        self,
+        name: str,
+        knobs: Mapping[str, Any],
+        cell: Settings,
+        seeds: Sequence[int],
+        runs: int = 0,
     ) -> TunedResult:
         """The means of a cell over seeds."""
-        losses, accuracies = zip(*(self._figures[each] for each in _with_seeds([cell], seeds)), strict=True)
+        losses, accuracies = zip(
+            *(self._figures[each] for each in _with_seeds([cell], seeds)), strict=True
+        )
         known = [accuracy for accuracy in accuracies if accuracy is not None]
         accuracy = sum(known) / len(known) if known else None
-        return TunedResult(name, knobs, sum(losses) / len(losses), accuracy, runs, cell, losses)
+        return TunedResult(
+            name, knobs, sum(losses) / len(losses), accuracy, runs, cell, losses
+        )
 
     def _read(self, cell: Settings) -> tuple[float, float | None]:
         columns = self._store.read(cell)
-        (loss,), (accuracy,) = columns["loss"], columns["accuracy"]
+        (loss,) = columns["loss"]
+        (accuracy,) = columns["accuracy"]
         return math.inf if loss is None else loss, accuracy
 
 
@@ -315,9 +396,113 @@ def _neighbours(value: float) -> list[float]:
     >>> _neighbours(0.3), _neighbours(20)
     ([0.1, 1.0], [10.0, 30.0])
     """
-    below, above = [each for each in _SERIES if each < value], [each for each in _SERIES if each > value]
+    below = [each for each in _SERIES if each < value]
+    above = [each for each in _SERIES if each > value]
     return [*below[-1:], *above[:1]]
 
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+_EVALUATIONS = 25  # of which there are four times as many with a target
+
+
+@dataclass(frozen=True)
+class TimesToLoss:
+    """Of a method and another, in seconds; None where the loss is not reached.
+
+    Args:
+      other: that the other took to the loss the own method ends with.
+      own: that the own method took to the loss the other ends with.
+    """
+
+    other: float | None
+    own: float | None
+
+
+def times_to_loss(
+    found: RivalComparison,
+    *,
+    folder: Path,
+    seeds: Sequence[int],
+    jobs: int | None = None,
+    progress: Progress = lambda done, of, failed: None,
+) -> dict[str, TimesToLoss]:
+    """Of each of the others, by its name.
+
+    Args:
+      found: what `compare_rivals` gave, with these seeds.
+      folder: where runs that are done are kept.
+    """
+    pairs = {
+        other.name: (_cells(other, found.own, seeds), _cells(found.own, other, seeds))
+        for other in found.others
+    }
+    cells = list(
+        dict.fromkeys(
+            cell
+            for pair in pairs.values()
+            for each in pair
+            for cell in each
+            if cell is not None
+        )
+    )
+    store = CellStore(folder, "run")
+    missing = store.missing(cells)
+    done = len(cells) - len(missing)
+    progress(done, len(cells), 0)
+    with closing(
+        unordered(partial(attempt, each="run"), missing, jobs=jobs, backend=None)
+    ) as outcomes:
+        store.collect(
+            outcomes, lambda made, failed: progress(done + made, len(cells), failed)
+        )
+    times = {}
+    for other in found.others:
+        theirs, ours = pairs[other.name]
+        times[other.name] = TimesToLoss(
+            _median(store, theirs, other, found.own), _median(store, ours, found.own, other)
+        )
+    return times
+
+
+def _cells(
+    method: TunedResult, goal: TunedResult, seeds: Sequence[int]
+) -> list[Settings | None]:
+    """The runs of a method to the losses that another one ended with; None where that has none."""
+    assert method.cell is not None
+    return [
+        replace(method.cell, seed=seed, until=(f"loss={loss!r}",), evaluations=_EVALUATIONS)
+        if math.isfinite(loss)
+        else None
+        for seed, loss in zip(seeds, goal.losses, strict=True)
+    ]
+
+
+def _median(
+    store: CellStore,
+    cells: Sequence[Settings | None],
+    method: TunedResult,
+    goal: TunedResult,
+) -> float | None:
+    seconds = [
+        math.inf
+        if cell is None or cell not in store
+        else _seconds(store, cell, below=own <= loss)
+        for cell, own, loss in zip(cells, method.losses, goal.losses, strict=True)
+    ]
+    middle = statistics.median(seconds)
+    return middle if math.isfinite(middle) else None
+
+
+def _seconds(store: CellStore, cell: Settings, *, below: bool) -> float:
+    """Of one run.
+
+    Args:
+      below: whether it is known to end at that loss, or below it.
+    """
+    columns = store.read(cell)
+    (stopped_by,) = columns["stopped_by"]
+    (spent,) = columns["spent_time"]
+    return float(spent) if stopped_by == "target" or below else math.inf

@@ -34,7 +34,9 @@ LEVEL = 0.8
 FEWEST = 4
 """Points that a forecast needs; half of what a run must have, so that there is one to test it by."""
 
-_DEVIATIONS = NormalDist().inv_cdf((1 + LEVEL) / 2)  # that half an interval of a Gaussian has
+_DEVIATIONS = NormalDist().inv_cdf(
+    (1 + LEVEL) / 2
+)  # that half an interval of a Gaussian has
 _POINTS = 48  # that a curve is thinned to
 _DRAWS = 24  # of each shape
 _POWERS = (0.5, 1.0, 2.0)
@@ -74,7 +76,9 @@ class Curve:
 
     def before(self, points: int) -> "Curve":
         """The curve as it was when it had so many points."""
-        return Curve(self.axes[:, :points], self.values[:points], self.axes[:, points], self.floor)
+        return Curve(
+            self.axes[:, :points], self.values[:points], self.axes[:, points], self.floor
+        )
 
     def ahead(self, x: Float64) -> Float64:
         """Where on every axis it will be when it is at x on the last, at the pace of its last third, [axes, x]."""
@@ -98,9 +102,13 @@ class Draws:
     def quantiles(self, levels: Sequence[float]) -> Float64:
         """[levels, x]"""
         order = np.argsort(self.values, axis=0)
-        sorted_values, weights = np.take_along_axis(self.values, order, 0), self.weights[order]
+        sorted_values = np.take_along_axis(self.values, order, 0)
+        weights = self.weights[order]
         below = np.cumsum(weights, axis=0) - weights / 2
-        columns = [np.interp(levels, below[:, x], sorted_values[:, x]) for x in range(self.values.shape[1])]
+        columns = [
+            np.interp(levels, below[:, x], sorted_values[:, x])
+            for x in range(self.values.shape[1])
+        ]
         return np.array(columns).T
 
     def interval(self) -> Float64:
@@ -112,23 +120,35 @@ def extrapolate(curve: Curve, x: Float64) -> Draws | None:
     """What the curve may be at each x of the last axis, beyond its end; None where no shape fits."""
     ahead = curve.ahead(x)
     rows, counts = _thinned(np.vstack([curve.axes, curve.values]))
-    axes, y = rows[:-1], rows[-1]
-    unit = float(_smooth(y)[-1])  # or evidence would depend on the unit, where shapes differ in freedom
+    axes = rows[:-1]
+    y = rows[-1]
+    unit = float(
+        _smooth(y)[-1]
+    )  # or evidence would depend on the unit, where shapes differ in freedom
     y = y / unit
-    shapes = [_shapes(axis, beyond) for axis, beyond in zip(axes, ahead, strict=True) if axis[-1] > axis[-2] >= 0]
+    shapes = [
+        _shapes(axis, beyond)
+        for axis, beyond in zip(axes, ahead, strict=True)
+        if axis[-1] > axis[-2] >= 0
+    ]
     if not shapes:
         return None
-    psi, later, bottom, recency = (np.concatenate(parts) for parts in zip(*shapes, strict=True))
+    psi, later, bottom, recency = (
+        np.concatenate(parts) for parts in zip(*shapes, strict=True)
+    )
     rng, counts = generator(0, Stream.FORECASTS), counts * recency
     level = _smooth(y)
-    values, weights = [], []
+    values = []
+    weights = []
     for power in (0.0, 1.0):  # of the level, that noise goes with
         fit = _fit(y, psi, counts, level**power)
         heights, drops = fit.draw(rng)
         possible = drops >= 0
         if curve.floor is not None:
             possible &= heights + drops * bottom >= curve.floor / unit
-        values.append((heights[..., None] + drops[..., None] * later[:, None]).reshape(-1, len(x)))
+        values.append(
+            (heights[..., None] + drops[..., None] * later[:, None]).reshape(-1, len(x))
+        )
         weights.append(np.where(possible, fit.evidence[:, None], -np.inf).ravel())
     logarithms = np.concatenate(weights)
     if not np.isfinite(logarithms).any():
@@ -143,11 +163,15 @@ def misfit(curve: Curve, ratio: float) -> float | None:
     Only what noise and the draws do not explain counts; times what Student's t has above a Gaussian, for so few tests.
     None where nothing can be tested: the curve is too short for so far a forecast.
     """
-    wrong, change = [], []
-    x, width = curve.axes[-1], max(1, len(curve) // 20)
+    wrong = []
+    change = []
+    x = curve.axes[-1]
+    width = max(1, len(curve) // 20)
     for share in _TESTS:
         tested = curve.ends[-1] * share
-        points = int(np.searchsorted(x, tested / ratio, side="right")) - 1  # a point's value is known at the next
+        points = (
+            int(np.searchsorted(x, tested / ratio, side="right")) - 1
+        )  # a point's value is known at the next
         at = int(np.searchsorted(x, tested))
         near = slice(max(points, at - width), at + width + 1)
         if points < FEWEST or not len(known := curve.scaled(curve.values[near])):
@@ -173,10 +197,13 @@ def student_deviations(freedom: int) -> float:
 
     By bisection of the chance to be within, which for whole numbers of them is a finite sum over powers of the cosine.
     """
-    low, high = 0.0, math.pi / 2  # of arctan(t / √freedom)
+    # of arctan(t / √freedom)
+    low = 0.0
+    high = math.pi / 2
     for _ in range(60):
         angle = (low + high) / 2
-        cosine, odd = math.cos(angle), freedom % 2
+        cosine = math.cos(angle)
+        odd = freedom % 2
         term = total = cosine if odd else 1.0
         for power in range(2 + odd, freedom - 1, 2):
             term *= cosine * cosine * (power - 1) / power
@@ -192,7 +219,9 @@ def furthest_ratio(curve: Curve) -> float:
     return float(curve.ends[-1] / curve.axes[-1, FEWEST]) if len(curve) > FEWEST else 1.0
 
 
-def forecast_interval(curve: Curve, x: Float64, known: float | None = None, scatter: float = 0.0) -> Float64 | None:
+def forecast_interval(
+    curve: Curve, x: Float64, known: float | None = None, scatter: float = 0.0
+) -> Float64 | None:
     """Low end, median and high end at each x, [3, x]; None where no shape fits, or none could be tested.
 
     Args:
@@ -206,17 +235,26 @@ def forecast_interval(curve: Curve, x: Float64, known: float | None = None, scat
         return None
     recent = curve.recent()
     highest = recent.mean() + _DEVIATIONS * recent.std(ddof=1) / math.sqrt(len(recent))
-    values, now = draws.values[:, :-1], draws.values[:, -1:]
+    values = draws.values[:, :-1]
+    now = draws.values[:, -1:]
     if known is not None:
         highest = known
-        values = known * values / np.maximum(now, 1e-300) if curve.logarithmic else known + values - now
-    low, median, high = (curve.scaled(row) for row in Draws(values, draws.weights).interval())
+        values = (
+            known * values / np.maximum(now, 1e-300)
+            if curve.logarithmic
+            else known + values - now
+        )
+    low, median, high = (
+        curve.scaled(row) for row in Draws(values, draws.weights).interval()
+    )
     change = curve.scaled(np.array([recent.mean() if known is None else known])) - median
     low = median - np.hypot(median - low, _DEVIATIONS * wrong * change)
     high = median + np.hypot(high - median, _DEVIATIONS * wrong * change)
     if curve.logarithmic:
         low, median, high = np.exp(low), np.exp(median), np.exp(np.minimum(high, 700.0))
-    high = np.maximum(median, np.minimum(high, highest))  # the best parameters known are kept, whatever comes
+    high = np.maximum(
+        median, np.minimum(high, highest)
+    )  # the best parameters known are kept, whatever comes
     ends = np.stack([low - _DEVIATIONS * scatter, median, high + _DEVIATIONS * scatter])
     return ends if curve.floor is None else np.maximum(ends, curve.floor)
 
@@ -226,7 +264,9 @@ def _thinned(rows: Float64) -> tuple[Float64, Float64]:
     points = rows.shape[1]
     if points <= _POINTS:
         return rows, np.ones(points)
-    edges = np.unique(np.append(0, np.geomspace(1, points, _POINTS).round().astype(np.int64)))
+    edges = np.unique(
+        np.append(0, np.geomspace(1, points, _POINTS).round().astype(np.int64))
+    )
     counts = np.diff(edges).astype(np.float64)
     return np.add.reduceat(rows, edges[:-1], axis=1) / counts, counts
 
@@ -234,7 +274,11 @@ def _thinned(rows: Float64) -> tuple[Float64, Float64]:
 def _smooth(y: Float64) -> Float64:
     """The size of y, by a running mean; never 0."""
     width = min(3, len(y) // 4)
-    mean = np.convolve(np.pad(y, width, mode="edge"), np.full(2 * width + 1, 1 / (2 * width + 1)), mode="valid")
+    mean = np.convolve(
+        np.pad(y, width, mode="edge"),
+        np.full(2 * width + 1, 1 / (2 * width + 1)),
+        mode="valid",
+    )
     size: Float64 = np.maximum(np.abs(mean), 1e-3 * np.abs(y).max() + 1e-300)
     return size
 
@@ -245,7 +289,9 @@ def _shapes(x: Float64, beyond: Float64) -> tuple[Float64, Float64, Float64, Flo
     ψ is 0 at the last x, and 1 where x was an eighth of that, or at the first.
     """
     both = np.append(x, beyond) / x[-1]
-    powers = [(1 + both / (scale * power)) ** -power for power in _POWERS for scale in _SCALES]
+    powers = [
+        (1 + both / (scale * power)) ** -power for power in _POWERS for scale in _SCALES
+    ]
     shapes = np.array([*powers, *(np.exp(-both / rate) for rate in _RATES)])
     now = shapes[:, len(x) - 1, None]
     first = min(int(np.searchsorted(x, x[-1] / 8)), len(x) - 2)
@@ -279,10 +325,17 @@ class _Fit:
     def draw(self, rng: np.random.Generator) -> tuple[Float64, Float64]:
         """l and d, [shapes, draws] each."""
         size = (len(self.level), _DRAWS)
-        noise = np.sqrt(self.squares[:, None] / rng.chisquare(np.broadcast_to(self.freedom[:, None], size)))
+        noise = np.sqrt(
+            self.squares[:, None]
+            / rng.chisquare(np.broadcast_to(self.freedom[:, None], size))
+        )
         first, second = rng.standard_normal((2, *size))
         change = noise * second / np.sqrt(self.spread)[:, None]
-        height = self.level[:, None] - self.slope[:, None] * change + noise * first / np.sqrt(self.weight)[:, None]
+        height = (
+            self.level[:, None]
+            - self.slope[:, None] * change
+            + noise * first / np.sqrt(self.weight)[:, None]
+        )
         return height, self.drop[:, None] + change
 
 
@@ -293,8 +346,10 @@ def _fit(y: Float64, psi: Float64, counts: Float64, noise: Float64) -> _Fit:
       counts: what points count, [shapes, points].
       noise: their deviations, but for a factor, [points].
     """
-    p, total = counts / noise**2, counts.sum(axis=1)
-    weight, mean = p.sum(axis=1), (p @ y) / p.sum(axis=1)
+    p = counts / noise**2
+    total = counts.sum(axis=1)
+    weight = p.sum(axis=1)
+    mean = (p @ y) / p.sum(axis=1)
     slope = (p * psi).sum(axis=1) / weight
     centred = psi - slope[:, None]
     spread = np.maximum((p * centred**2).sum(axis=1), 1e-300)
@@ -308,6 +363,8 @@ def _fit(y: Float64, psi: Float64, counts: Float64, noise: Float64) -> _Fit:
     correlation = min(max(correlation, 0.0), 0.95)
     independent = (1 - correlation) / (1 + correlation)
     freedom = np.maximum(_LEAST_FREEDOM, total * independent - 2)
-    evidence = -0.5 * freedom * np.log(squares / total) - 0.5 * np.log(weight * spread / total**2)
+    evidence = -0.5 * freedom * np.log(squares / total) - 0.5 * np.log(
+        weight * spread / total**2
+    )
     evidence = evidence - independent * counts @ np.log(noise)
     return _Fit(level, drop, squares, freedom, weight, slope, spread, evidence)

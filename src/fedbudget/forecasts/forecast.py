@@ -10,9 +10,14 @@ Rules here:
   A run that goes on after its fall has had that gain, and makes smaller steps once more: how much less work that is for
   what is spent is known from the first fall.
 - A forecast is made only over a ratio that can be tested on the run's own rounds (curve.py says how).
+
+A run's forecast for whoever watches it: the end of its budget while it goes on, half as much again after it.
+
+It is made anew when there are new rounds, but never takes more than a hundredth of the time.
 """
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -22,13 +27,19 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedbudget.arrays import Float64
-from fedbudget.budget import Budget
+from fedbudget.budget.budget import Budget
+from fedbudget.budget.step_size import AutoStep
 from fedbudget.errors import UserError
-from fedbudget.forecasts.curve import FEWEST, LEVEL, Curve, forecast_interval, furthest_ratio
+from fedbudget.evaluation.targets import MetricTarget
+from fedbudget.forecasts.curve import (
+    FEWEST,
+    LEVEL,
+    Curve,
+    forecast_interval,
+    furthest_ratio,
+)
 from fedbudget.runs.folder import Run
 from fedbudget.runs.record import RoundRecord, json_value
-from fedbudget.step_size import AutoStep
-from fedbudget.targets import MetricTarget
 
 ROUNDS = 2 * FEWEST
 """The fewest rounds, or evaluations of accuracy, that a forecast is made from."""
@@ -38,7 +49,9 @@ MORE = (0.1, 0.5, 1.0)
 
 _GRID = 40  # budgets that are looked at to find what a target costs
 _FIGURES = ("loss", "accuracy")
-_FALL = AutoStep().fall  # over this share of a budget, at its end, η falls where it is not fixed
+_FALL = (
+    AutoStep().fall
+)  # over this share of a budget, at its end, η falls where it is not fixed
 
 
 @dataclass(frozen=True)
@@ -75,8 +88,16 @@ class Forecast:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        figures = {name: None if (own := getattr(self, name)) is None else own.to_json() for name in _FIGURES}
-        return {"budget": dict(self.budget), "spent": dict(self.spent), **figures, "reason": self.reason}
+        figures = {
+            name: None if (own := getattr(self, name)) is None else own.to_json()
+            for name in _FIGURES
+        }
+        return {
+            "budget": dict(self.budget),
+            "spent": dict(self.spent),
+            **figures,
+            "reason": self.reason,
+        }
 
 
 @dataclass(frozen=True)
@@ -94,7 +115,11 @@ class TargetCost:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        budget = None if self.budget is None else {name: each.to_json() for name, each in self.budget.items()}
+        budget = (
+            None
+            if self.budget is None
+            else {name: each.to_json() for name, each in self.budget.items()}
+        )
         return {**asdict(self), "budget": budget}
 
 
@@ -119,9 +144,18 @@ class ForecastReport:
     targets: tuple[TargetCost, ...]
 
     def to_json(self) -> dict[str, Any]:
-        answers = {name: [each.to_json() for each in getattr(self, name)] for name in ("budgets", "targets")}
+        answers = {
+            name: [each.to_json() for each in getattr(self, name)]
+            for name in ("budgets", "targets")
+        }
         own = {name: dict(getattr(self, name)) for name in ("limits", "spent")}
-        return {"chance": self.chance, **own, "loss": self.loss, "accuracy": self.accuracy, **answers}
+        return {
+            "chance": self.chance,
+            **own,
+            "loss": self.loss,
+            "accuracy": self.accuracy,
+            **answers,
+        }
 
 
 class RunResult(Protocol):
@@ -141,7 +175,10 @@ class RunResult(Protocol):
 
 
 def forecast(
-    run: str | Path | RunResult, *, budget: str | Sequence[str] = (), until: str | Sequence[str] = ()
+    run: str | Path | RunResult,
+    *,
+    budget: str | Sequence[str] = (),
+    until: str | Sequence[str] = (),
 ) -> ForecastReport:
     """What more budget would buy, and what a target would cost; does what `fedbudget forecast` does.
 
@@ -158,19 +195,24 @@ def forecast(
     >>> more.loss.low < more.loss.median < result.loss
     True
     """
-    budget, until = ((given,) if isinstance(given, str) else given for given in (budget, until))
+    budget, until = (
+        (given,) if isinstance(given, str) else given for given in (budget, until)
+    )
     forecaster = _forecaster(run)
     limits = Budget(forecaster.limits)
     budgets = [limits.extended(budget).limits] if budget else []
     if not budget and not until:
         ended = forecaster.known is not None
         budgets = [
-            {name: limit * (1 + more) for name, limit in limits.limits.items()} for more in (MORE if ended else ())
+            {name: limit * (1 + more) for name, limit in limits.limits.items()}
+            for more in (MORE if ended else ())
         ]
         budgets = budgets or [limits.limits]
     targets = [MetricTarget.parse(text) for text in until]
     if unknown := [target.metric for target in targets if target.metric not in _FIGURES]:
-        raise UserError(f"`until`: of {unknown[0]} no forecast can be made, but of loss and accuracy")
+        raise UserError(
+            f"`until`: of {unknown[0]} no forecast can be made, but of loss and accuracy"
+        )
     return ForecastReport(
         chance=LEVEL,
         limits=forecaster.limits,
@@ -183,7 +225,9 @@ def forecast(
 
 def _forecaster(run: str | Path | RunResult) -> "Forecaster":
     if not isinstance(run, str | Path):
-        return Forecaster(run.rounds, run.budget, {"loss": run.loss, "accuracy": run.accuracy})
+        return Forecaster(
+            run.rounds, run.budget, {"loss": run.loss, "accuracy": run.accuracy}
+        )
     opened = Run.open(Path(run))
     return Forecaster(opened.rounds, opened.settings.limits().limits, opened.summary)
 
@@ -198,10 +242,17 @@ class Forecaster:
     """
 
     def __init__(
-        self, records: Sequence[RoundRecord], limits: Mapping[str, float], known: Mapping[str, Any] | None = None
+        self,
+        records: Sequence[RoundRecord],
+        limits: Mapping[str, float],
+        known: Mapping[str, Any] | None = None,
     ) -> None:
         self.limits = dict(limits)
-        self.known = None if known is None else {name: json_value(known.get(name)) for name in _FIGURES}
+        self.known = (
+            None
+            if known is None
+            else {name: json_value(known.get(name)) for name in _FIGURES}
+        )
         self.spent = dict(records[-1].spent) if records else dict.fromkeys(limits, 0.0)
         self._private = any(record.private is not None for record in records)
         self._records = [record for record in records if math.isfinite(record.best_loss)]
@@ -209,7 +260,9 @@ class Forecaster:
     @property
     def now(self) -> dict[str, float | None]:
         """Loss and accuracy: of the result, or as last seen."""
-        evaluated = [record.accuracy for record in self._records if record.accuracy is not None]
+        evaluated = [
+            record.accuracy for record in self._records if record.accuracy is not None
+        ]
         last = {
             "loss": self._records[-1].best_loss if self._records else None,
             "accuracy": evaluated[-1] if evaluated else None,
@@ -229,13 +282,24 @@ class Forecaster:
             default=0.0,
         )
         if rounds <= 0:
-            return Forecast(limits, self.spent, None, None, "no more than that was spent already")
-        spent = {name: amount + rounds * self._per_round[name] for name, amount in self.spent.items()}
+            return Forecast(
+                limits, self.spent, None, None, "no more than that was spent already"
+            )
+        spent = {
+            name: amount + rounds * self._per_round[name]
+            for name, amount in self.spent.items()
+        }
         ratio = spent[self._resource] / self.spent[self._resource]
         figures = {}
         for figure in _FIGURES:
-            ends = None if self._unknown(figure) else self._interval(figure, np.array([ratio]))
-            figures[figure] = None if ends is None else Interval(*(float(ends[row, 0]) for row in (1, 0, 2)))
+            ends = (
+                None if self._unknown(figure) else self._interval(figure, np.array([ratio]))
+            )
+            figures[figure] = (
+                None
+                if ends is None
+                else Interval(*(float(ends[row, 0]) for row in (1, 0, 2)))
+            )
         reason = "" if figures["loss"] else self._too_far(ratio)
         return Forecast(limits, spent, figures["loss"], figures["accuracy"], reason)
 
@@ -252,21 +316,32 @@ class Forecaster:
         if (now <= value) if figure == "loss" else (now >= value):
             return TargetCost(figure, value, None, f"it is reached already, with {now:.4g}")
         furthest = furthest_ratio(self._curves[figure])
-        end, first = max(furthest, 1.01), [math.inf] * 3
-        for _ in range(2):  # the second time what is tested is forecasts over the ratio that it takes
+        end = max(furthest, 1.01)
+        first = [math.inf] * 3
+        for _ in range(
+            2
+        ):  # the second time what is tested is forecasts over the ratio that it takes
             ratios = np.geomspace(1.001, end, _GRID)
             if (ends := self._interval(figure, ratios)) is None:
                 return TargetCost(figure, value, None, self._too_far(2.0))
             good = ends <= value if figure == "loss" else ends[::-1] >= value
-            first = [float(ratios[np.argmax(row)]) if row.any() else math.inf for row in good]
+            first = [
+                float(ratios[np.argmax(row)]) if row.any() else math.inf for row in good
+            ]
             if math.isinf(first[1]):
                 low, median, high = ends[:, -1]
                 reason = f"by {end:.2g} times what was spent, as far as these rounds can tell, {figure} is {median:.4g}"
-                return TargetCost(figure, value, None, f"{reason} ({low:.4g} to {high:.4g})")
+                return TargetCost(
+                    figure, value, None, f"{reason} ({low:.4g} to {high:.4g})"
+                )
             end = min(end, max(first[1] ** 2, 1.01))
         needed = {}
         for name, spent in self.spent.items():
-            scale = self._per_round[name] * self.spent[self._resource] / self._per_round[self._resource]
+            scale = (
+                self._per_round[name]
+                * self.spent[self._resource]
+                / self._per_round[self._resource]
+            )
             amounts = [spent + (ratio - 1) * scale for ratio in first]
             needed[name] = Interval(amounts[1], amounts[0], amounts[2])
         return TargetCost(figure, value, needed)
@@ -290,20 +365,25 @@ class Forecaster:
     def _too_far(self, ratio: float) -> str:
         furthest = furthest_ratio(self._curves["loss"])
         if ratio > furthest:
-            return (
-                f"that is {ratio:.2g} times what was spent, and these rounds can tell for {furthest:.2g} times at most"
-            )
+            return f"that is {ratio:.2g} times what was spent, and these rounds can tell for {furthest:.2g} times at most"
         return "the curve is not like any that could be continued"
 
     def _interval(self, figure: str, ratios: Float64) -> Float64 | None:
         """Low end, median and high end when so many times as much is spent as was, [3, ratios]."""
-        curve, now = self._curves[figure], self.spent[self._resource]
+        curve = self._curves[figure]
+        now = self.spent[self._resource]
         x = np.array([self._effective(now * ratio) for ratio in ratios])
         known = None if self.known is None else self.known[figure]
         if figure == "loss":
             recent = self._records[-max(3, len(self._records) // 10) :]
-            noise = 0.0 if known is None else float(np.mean([record.loss - record.best_loss for record in recent]))
-            return forecast_interval(curve, x, known, max(0.0, noise) if math.isfinite(noise) else 0.0)
+            noise = (
+                0.0
+                if known is None
+                else float(np.mean([record.loss - record.best_loss for record in recent]))
+            )
+            return forecast_interval(
+                curve, x, known, max(0.0, noise) if math.isfinite(noise) else 0.0
+            )
         known = None if known is None else 1 - known
         noise = float(np.diff(curve.values[-(len(curve) // 2) :]).std()) / math.sqrt(2)
         ends = forecast_interval(curve, x, known, noise)
@@ -311,24 +391,35 @@ class Forecaster:
 
     def _effective(self, end: float) -> float:
         """Where on its axis a budget ends that leads to `end`: nearer where η has fallen already, and falls again."""
-        now, limit = self.spent[self._resource], self.limits[self._resource]
+        now = self.spent[self._resource]
+        limit = self.limits[self._resource]
         if not self._eta_falls or now <= (1 - _FALL) * limit or end <= limit:
             return end
         x = np.linspace(now, end, 200)
-        lost = np.clip(2 * (1 - self._work_in_fall) * (1 - np.clip((1 - x / end) / _FALL, 0.0, 1.0)), 0.0, 1.0)
+        lost = np.clip(
+            2 * (1 - self._work_in_fall) * (1 - np.clip((1 - x / end) / _FALL, 0.0, 1.0)),
+            0.0,
+            1.0,
+        )
         return now + float(np.trapezoid(1 - lost, x))
 
     @cached_property
     def _work_in_fall(self) -> float:
         """Work for what is spent while η falls, as a share of that before: τ grows meanwhile, so it is above half."""
         spent = np.array([0.0, *(record.spent[self._resource] for record in self._records)])
-        work, share = (
-            np.array([each.eta * each.effective_tau for each in self._records]),
-            spent[:-1] / self.limits[self._resource],
+        work = np.array([each.eta * each.effective_tau for each in self._records])
+        share = spent[:-1] / self.limits[self._resource]
+        falling = share >= 1 - _FALL
+        before = (share < 1 - _FALL) & (share >= 1 - 2 * _FALL)
+        rates = [
+            work[part].sum() / max(np.diff(spent)[part].sum(), 1e-300)
+            for part in (falling, before)
+        ]
+        return (
+            min(1.0, float(rates[0] / rates[1]))
+            if min(falling.sum(), before.sum()) > 1 and rates[1] > 0
+            else 0.5
         )
-        falling, before = share >= 1 - _FALL, (share < 1 - _FALL) & (share >= 1 - 2 * _FALL)
-        rates = [work[part].sum() / max(np.diff(spent)[part].sum(), 1e-300) for part in (falling, before)]
-        return min(1.0, float(rates[0] / rates[1])) if min(falling.sum(), before.sum()) > 1 and rates[1] > 0 else 0.5
 
     @cached_property
     def _resource(self) -> str:
@@ -340,7 +431,10 @@ class Forecaster:
         """What a round costs of late."""
         before = self._records[-max(2, len(self._records) // 3)]
         rounds = max(1, self._records[-1].round - before.round)
-        return {name: (spent - before.spent[name]) / rounds for name, spent in self._records[-1].spent.items()}
+        return {
+            name: (spent - before.spent[name]) / rounds
+            for name, spent in self._records[-1].spent.items()
+        }
 
     @cached_property
     def _eta_falls(self) -> bool:
@@ -351,16 +445,69 @@ class Forecaster:
     @cached_property
     def _curves(self) -> dict[str, Curve]:
         """Of F(w^f), and of the share of test samples that are wrong; along work, and along what was spent."""
-        records, limit = self._records, self.limits[self._resource]
+        records = self._records
+        limit = self.limits[self._resource]
         spent = np.array([0.0, *(record.spent[self._resource] for record in records)])
         steps = np.array([record.eta * record.effective_tau for record in records])
         if self._eta_falls:
             steps /= np.clip((1 - spent[:-1] / limit) / _FALL, 0.02, 1.0)
         axes = np.array([np.append(0.0, np.cumsum(steps)), spent])
         losses = np.array([record.best_loss for record in records])
-        curves = {"loss": Curve(axes[:, :-1], losses, axes[:, -1], 0.0 if losses.min() >= 0 else None)}
+        curves = {
+            "loss": Curve(
+                axes[:, :-1], losses, axes[:, -1], 0.0 if losses.min() >= 0 else None
+            )
+        }
         evaluated = [at for at, record in enumerate(records) if record.accuracy is not None]
         if len(evaluated) >= ROUNDS:
             wrong = np.array([1 - (records[at].accuracy or 0.0) for at in evaluated])
             curves["accuracy"] = Curve(axes[:, evaluated], wrong, axes[:, -1])
         return curves
+
+
+MORE_AFTER_END = 0.5
+"""What a run that has ended is given besides, as a share of its budget."""
+
+_SHARE = 0.01  # of the time
+
+
+class LatestForecast:
+    """Keeps the last forecast for as long as it will do."""
+
+    def __init__(self) -> None:
+        self._made_for: tuple[int, bool] | None = None
+        self._forecast: Forecast | None = None
+        self._until = 0.0
+
+    def of(
+        self,
+        records: Sequence[RoundRecord],
+        limits: Mapping[str, float],
+        known: Mapping[str, Any] | None = None,
+    ) -> Forecast:
+        """
+        Args:
+          known: the `loss` and the `accuracy` of its result, where it has ended.
+        """
+        began = time.perf_counter()
+        ended = known is not None
+        if self._forecast is None or (
+            self._made_for != (len(records), ended) and (ended or began >= self._until)
+        ):
+            self._forecast = next_forecast(records, limits, known)
+            self._made_for = len(records), ended
+            finished = time.perf_counter()
+            self._until = finished + (finished - began) / _SHARE
+        return self._forecast
+
+
+def next_forecast(
+    records: Sequence[RoundRecord],
+    limits: Mapping[str, float],
+    known: Mapping[str, Any] | None = None,
+) -> Forecast:
+    """See `LatestForecast.of`."""
+    more = 0.0 if known is None else MORE_AFTER_END
+    return Forecaster(records, limits, known).at(
+        {name: limit * (1 + more) for name, limit in limits.items()}
+    )

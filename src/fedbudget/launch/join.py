@@ -17,22 +17,26 @@ from typing import TYPE_CHECKING, Any, get_args
 import platformdirs
 
 from fedbudget import python_file
-from fedbudget.engines.grpc.credentials import join_address, node_credentials, require_privacy, split_address
+from fedbudget.engines.grpc.credentials import (
+    join_address,
+    node_credentials,
+    require_privacy,
+    split_address,
+)
 from fedbudget.engines.grpc.masking_node import MaskingOptions
 from fedbudget.engines.grpc.node import RefusedByAggregator, run_node
 from fedbudget.engines.grpc.tokens import check_name, node_token
 from fedbudget.engines.remote.node_data import NodeData
-from fedbudget.engines.remote.node_limits import NodeLimits
-from fedbudget.engines.remote.privacy_account import PrivacyAccount
+from fedbudget.engines.remote.node_limits import NodeLimits, PrivacyAccount
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, WorkError, flag, needing
-from fedbudget.launch.options import JoinOptions, NodeOptions, SecurityOptions
 from fedbudget.models.base import Model
 from fedbudget.models.compiling import COMPILING, on_compiling
 from fedbudget.models.own import as_model, load_model
-from fedbudget.option import in_words
 from fedbudget.resources.energy import energy_reader
-from fedbudget.setting_types import PrivacyUnit
+from fedbudget.settings.network import JoinOptions, NodeOptions, SecurityOptions
+from fedbudget.settings.option import in_words
+from fedbudget.settings.types import PrivacyUnit
 
 if TYPE_CHECKING:
     from fedbudget.models.own import OwnModel
@@ -49,12 +53,15 @@ class SentLog:
     """
 
     def __init__(self, path: Path | None, address: str) -> None:
-        self._path, self._address = path, address
+        self._path = path
+        self._address = address
         if path is not None:
             self._write({"sent": "what the samples are like", "to": address})
 
     def report(self, number: int, size: int) -> None:
-        self._write({"sent": "a report", "round": number, "bytes": size, "to": self._address})
+        self._write(
+            {"sent": "a report", "round": number, "bytes": size, "to": self._address}
+        )
 
     def _write(self, what: dict[str, object]) -> None:
         if self._path is None:
@@ -63,7 +70,9 @@ class SentLog:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"time": round(time.time(), 3), **what}) + "\n")
         except OSError as error:
-            raise WorkError(f"{self._path} cannot be written to: {error.strerror}") from None
+            raise WorkError(
+                f"{self._path} cannot be written to: {error.strerror}"
+            ) from None
 
 
 def join(
@@ -74,7 +83,9 @@ def join(
     *,
     model: "OwnModel | str | None" = None,
     device: str = "auto",
-    tell: Callable[[str, str], None] = lambda name, text: print(f"{name}: {text}", file=sys.stderr, flush=True),
+    tell: Callable[[str, str], None] = lambda name, text: print(
+        f"{name}: {text}", file=sys.stderr, flush=True
+    ),
     exits: bool = False,
 ) -> int:
     """Takes part until the end, or until it is told to stop; gives in how many rounds.
@@ -90,7 +101,8 @@ def join(
         raise UserError(f"`pace` must be at least 1, not {options.pace:g}")
     if not 0 <= options.delay < float("inf"):
         raise UserError(f"`delay` is in seconds, 0 or more, not {options.delay:g}")
-    name, where = node_name(options.name, node.shard), join_address(*split_address(options.address))
+    name = node_name(options.name, node.shard)
+    where = join_address(*split_address(options.address))
     credentials = node_credentials(security.ca, security.cert, security.key)
     token = node_token(security.token_file)
     require_privacy(where, encrypted=credentials is not None, insecure=security.insecure)
@@ -140,7 +152,9 @@ def join(
             if exits:  # what is being computed in another thread ends only with the process
                 loop.call_later(_LAST_WORDS, os._exit, 0)
 
-        if threading.current_thread() is threading.main_thread():  # others hear of no signals
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # others hear of no signals
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, stop)
         try:
@@ -155,7 +169,9 @@ def join(
     try:
         with on_compiling(lambda: report(COMPILING)), ThreadPoolExecutor(1) as elsewhere:
             # In a notebook there is an event loop here already.
-            asyncio.run(until_the_end()) if _alone() else elsewhere.submit(asyncio.run, until_the_end()).result()
+            asyncio.run(until_the_end()) if _alone() else elsewhere.submit(
+                asyncio.run, until_the_end()
+            ).result()
     except RefusedByAggregator as refused:
         raise WorkError(str(refused)) from None
     return worker.made
@@ -167,10 +183,14 @@ def privacy_account(options: JoinOptions, name: str) -> PrivacyAccount | None:
         usual = {each.name: each.default for each in fields(JoinOptions)}
         for without in ("privacy_account", "privacy_delta", "privacy_unit"):
             if getattr(options, without) != usual[without]:
-                raise UserError(f"`{without}` goes with a `privacy_limit`, as 4: without one nothing is counted")
+                raise UserError(
+                    f"`{without}` goes with a `privacy_limit`, as 4: without one nothing is counted"
+                )
         return None
     if options.privacy_unit not in get_args(PrivacyUnit):
-        raise UserError(f"`privacy_unit` must be {in_words(get_args(PrivacyUnit))}, not {options.privacy_unit!r}")
+        raise UserError(
+            f"`privacy_unit` must be {in_words(get_args(PrivacyUnit))}, not {options.privacy_unit!r}"
+        )
     per_sample = options.privacy_unit == "sample"
     kept = f"privacy-samples-{name}.json" if per_sample else f"privacy-{name}.json"
     path = options.privacy_account or platformdirs.user_state_path("fedbudget") / kept
@@ -184,7 +204,7 @@ def _require_identities(options: JoinOptions, security: SecurityOptions) -> None
     if options.identity is None and options.known_nodes is None:
         return
     with needing("a masked sum", "network"):
-        from fedbudget.secure.identity_files import identity_of, trust_of
+        from fedbudget.secure.identity import identity_of, trust_of
     trust_of(security.ca if security.cert is not None else None, options.known_nodes)
     identity_of(security.cert, security.key, options.identity)
 
@@ -201,7 +221,9 @@ def _alone() -> bool:
 def _own_model(given: "OwnModel | str | None", device: str) -> Model | str | None:
     if isinstance(given, str) and python_file.is_reference(given):
         return load_model(given, device=device)
-    return given if given is None or isinstance(given, str) else as_model(given, device=device)
+    return (
+        given if given is None or isinstance(given, str) else as_model(given, device=device)
+    )
 
 
 def node_name(name: str | None, shard: str | None) -> str:

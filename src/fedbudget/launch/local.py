@@ -11,17 +11,17 @@ from dataclasses import replace
 from typing import Any
 
 from fedbudget.data.dataset import Dataset
+from fedbudget.engines.engine import interruptible
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import TOKEN_VARIABLE
-from fedbudget.engines.interrupt import interruptible
 from fedbudget.engines.remote.task import MOST_UPDATES
 from fedbudget.errors import UserError
 from fedbudget.launch.inputs import DEFAULT_NODES, load_dataset, with_nodes
-from fedbudget.launch.options import ListenOptions
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
 from fedbudget.launch.serve import Interrupted, serving
-from fedbudget.option import declarations
-from fedbudget.settings import Settings
+from fedbudget.settings.network import ListenOptions
+from fedbudget.settings.option import declarations
+from fedbudget.settings.settings import Settings
 
 _PATIENCE = 10.0  # seconds for node processes to end by themselves
 
@@ -51,7 +51,9 @@ def on_this_machine(
     nodes = settings.nodes or DEFAULT_NODES
     if paces is not None and len(paces) != nodes:
         raise UserError(f"pace is given for {len(paces)} nodes, and there are {nodes}")
-    dataset = load_dataset(settings).sample(settings.train_samples, settings.test_samples, settings.seed)
+    dataset = load_dataset(settings).sample(
+        settings.train_samples, settings.test_samples, settings.seed
+    )
     settings = with_nodes(replace(settings, nodes=nodes), dataset)
     processes: list[subprocess.Popen[bytes]] = []
     before = os.environ.get(TOKEN_VARIABLE)
@@ -80,11 +82,16 @@ def on_this_machine(
                 return asked() or any(process.poll() is not None for process in processes)
 
             listen = ListenOptions("127.0.0.1:0", max_nodes=nodes)
-            given: Any = {"overrides": overrides, "test": None if dataset.test is None else dataset}
+            given: Any = {
+                "overrides": overrides,
+                "test": None if dataset.test is None else dataset,
+            }
             try:
                 # These nodes are ours: nothing that they say is in doubt.
                 trusted = replace(settings, combine=settings.combine or "mean")
-                with serving(trusted, listen, interrupted=interrupted, **given, opened=start) as prepared:
+                with serving(
+                    trusted, listen, interrupted=interrupted, **given, opened=start
+                ) as prepared:
                     yield _with_all_data(prepared, settings, dataset)
             except Interrupted:
                 for process in processes:
@@ -102,7 +109,15 @@ def on_this_machine(
 def _start(
     port: int, settings: Settings, shard: str, own: Mapping[str, float | str | None]
 ) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "fedbudget", "join", f"127.0.0.1:{port}", "--shard", shard]
+    command = [
+        sys.executable,
+        "-m",
+        "fedbudget",
+        "join",
+        f"127.0.0.1:{port}",
+        "--shard",
+        shard,
+    ]
     command += [*node_arguments(settings), "--give-up-after", "30", "--quiet"]
     command += ["--min-batch", "1", "--max-tau", str(MOST_UPDATES)]
     command += ["--secure-aggregation"] if settings.secure_aggregation else []
@@ -110,14 +125,25 @@ def _start(
         if value is not None:
             command += [option, str(value)]
     # One thread each: several in every process would only be in each other's way.
-    threads = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    return subprocess.Popen(command, env={**os.environ, **threads}, stdin=subprocess.DEVNULL, start_new_session=True)
+    threads = dict.fromkeys(
+        ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
+    )
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **threads},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def node_arguments(settings: Settings) -> list[str]:
     """The options of `fedbudget join` with which a node has its share of these settings' dataset."""
     known = declarations(Settings)
-    shared = {name: value for name, value in vars(settings).items() if known[name].within("join") and value is not None}
+    shared = {
+        name: value
+        for name, value in vars(settings).items()
+        if known[name].within("join") and value is not None
+    }
     return [text for name, value in shared.items() for text in known[name].arguments(value)]
 
 
@@ -127,12 +153,16 @@ def _tell_end(process: "subprocess.Popen[bytes]", server: AggregatorServer) -> N
     server.check_waiting()
 
 
-def _with_all_data(prepared: PreparedRun, settings: Settings, dataset: Dataset) -> PreparedRun:
+def _with_all_data(
+    prepared: PreparedRun, settings: Settings, dataset: Dataset
+) -> PreparedRun:
     """The run with what is known here, and would not be of nodes elsewhere: all their data."""
     target = prepared.model.target
     return replace(
         prepared,
-        settings=replace(prepared.settings, dataset=settings.dataset, partition=settings.partition),
+        settings=replace(
+            prepared.settings, dataset=settings.dataset, partition=settings.partition
+        ),
         dataset=dataset,
         train=dataset.table(dataset.train, target),
         test=None if dataset.test is None else dataset.table(dataset.test, target),

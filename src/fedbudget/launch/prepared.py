@@ -5,24 +5,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from fedbudget.budget import Budget
-from fedbudget.control import Controller
+from fedbudget.budget.budget import Budget
+from fedbudget.budget.control import Controller
+from fedbudget.budget.step_size import StepSize
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.shards import Shards, Table
 from fedbudget.engines.engine import Engine
 from fedbudget.engines.in_process import Attendance
-from fedbudget.meters.meters import Meters
+from fedbudget.evaluation.points import EvaluationPoints
 from fedbudget.models.base import Model
 from fedbudget.protocol.aggregator import Aggregator
 from fedbudget.protocol.combine import CombineRule
-from fedbudget.protocol.evaluation import EvaluationPoints
 from fedbudget.protocol.update import UpdateRule
 from fedbudget.randomness import Stream, generator
+from fedbudget.resources.meters import Meters
 from fedbudget.runs.checkpoint import Checkpoint, Conditions
 from fedbudget.runs.record import RoundRecord
-from fedbudget.runs.title import run_title
-from fedbudget.settings import Settings
-from fedbudget.step_size import StepSize
+from fedbudget.runs.text import run_title
+from fedbudget.settings.settings import Settings
 
 Callback = Callable[[RoundRecord], bool | None]
 """Called with the record of every round; the run ends after the round for which it returns True."""
@@ -106,7 +106,11 @@ def attendance(settings: Settings) -> Attendance | None:
     """Says who takes part in which round, where not all do."""
     assert settings.nodes is not None
     rng = generator(settings.seed, Stream.ABSENCE)
-    return None if settings.participation == 1 else Attendance(settings.nodes, settings.participation, rng)
+    return (
+        None
+        if settings.participation == 1
+        else Attendance(settings.nodes, settings.participation, rng)
+    )
 
 
 def fingerprint(train: Table, test: Table | None) -> str:

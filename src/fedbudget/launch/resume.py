@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from fedbudget.budget import Budget
+from fedbudget.budget.budget import Budget
 from fedbudget.engines.remote.task import Task
 from fedbudget.errors import UserError
 from fedbudget.launch.inputs import TrainingInputs, require_known_model, with_resolved_model
@@ -18,13 +18,15 @@ from fedbudget.launch.prepared import NOTHING, Overrides, fingerprint
 from fedbudget.models.base import Model
 from fedbudget.models.description import describe
 from fedbudget.protocol.messages import LocalError
-from fedbudget.runs import lock
+from fedbudget.runs import folder
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.folder import CONFIG, Run
-from fedbudget.setting_types import EngineName
-from fedbudget.settings import Settings
+from fedbudget.settings.settings import Settings
+from fedbudget.settings.types import EngineName
 
-CHANGEABLE = frozenset({"budget", "rounds", "until", "patience", "evaluations"})
+CHANGEABLE: frozenset[str] = frozenset(
+    {"budget", "rounds", "until", "patience", "evaluations"}
+)
 """Settings that may be others when a run goes on."""
 
 
@@ -44,7 +46,7 @@ def load_resumed(
       changeable: the settings that may be others now.
     """
     run = Run.open(path)
-    lock.require_free(path)  # before anyone waits for nodes; who writes looks again
+    folder.require_free(path)  # before anyone waits for nodes; who writes looks again
     budget = run.settings.limits().extended(more)
     settings = with_resolved_model(asked(path / CONFIG))
     if more:
@@ -55,9 +57,18 @@ def load_resumed(
     checkpoint = Checkpoint.load(path, build_method(settings, overrides))
     _require_not_spent(replace(budget, delta=settings.privacy_delta), checkpoint)
     finished = run.summary is not None and run.summary.get("status") == "finished"
-    same = settings == replace(run.settings, evaluations=settings.evaluations) or checkpoint.state.phase == "done"
-    if finished and same and not checkpoint.conditions.extended_by(budget.limits, settings.rounds):
-        raise UserError(f"{path}: the run has finished; to go on it needs more `budget`, such as time=+10min")
+    same = (
+        settings == replace(run.settings, evaluations=settings.evaluations)
+        or checkpoint.state.phase == "done"
+    )
+    if (
+        finished
+        and same
+        and not checkpoint.conditions.extended_by(budget.limits, settings.rounds)
+    ):
+        raise UserError(
+            f"{path}: the run has finished; to go on it needs more `budget`, such as time=+10min"
+        )
     return settings, checkpoint
 
 
@@ -69,7 +80,9 @@ def require_same_settings(
         now = getattr(wanted, name)
         if now != before and name not in changeable:
             option = name.replace("_", "-")
-            raise UserError(f"{path} goes on as it began: {option} is {before} there, and cannot be {now} now")
+            raise UserError(
+                f"{path} goes on as it began: {option} is {before} there, and cannot be {now} now"
+            )
 
 
 def require_engine(checkpoint: Checkpoint, engine: EngineName) -> None:
@@ -77,23 +90,35 @@ def require_engine(checkpoint: Checkpoint, engine: EngineName) -> None:
     made_by = checkpoint.engine.get("engine")
     if made_by == engine:
         return
-    how = {"network": "fedbudget serve", "ray": "fedbudget run and `engine` ray", "in-process": "fedbudget run alone"}
-    raise UserError(f"the run was made by engine {made_by}; to go on with it, use {how.get(made_by, 'that')}")
+    how = {
+        "network": "fedbudget serve",
+        "ray": "fedbudget run and `engine` ray",
+        "in-process": "fedbudget run alone",
+    }
+    raise UserError(
+        f"the run was made by engine {made_by}; to go on with it, use {how.get(made_by, 'that')}"
+    )
 
 
 def require_same_data(inputs: TrainingInputs, checkpoint: Checkpoint) -> None:
     """Refuses to go on with another model than the run's, or with samples that have changed since."""
     if fingerprint(inputs.train, inputs.test) != checkpoint.conditions.data:
-        raise UserError(f"{inputs.dataset.name} has changed since the run began: it cannot go on with other samples")
+        raise UserError(
+            f"{inputs.dataset.name} has changed since the run began: it cannot go on with other samples"
+        )
     if (own := inputs.model.parameters) != (size := checkpoint.state.w.size):
-        raise UserError(f"the run that is to go on trains {size} parameters, and {inputs.model.name} has {own}")
+        raise UserError(
+            f"the run that is to go on trains {size} parameters, and {inputs.model.name} has {own}"
+        )
 
 
 def require_same_model(task: Task, own: Model | None) -> None:
     """Refuses to go on with another model of a person's own than the one that nodes were told of."""
     if own is None or isinstance(task.model, str):
         return
-    if difference := describe(own).difference(task.model, "now", "in the run that is to go on"):
+    if difference := describe(own).difference(
+        task.model, "now", "in the run that is to go on"
+    ):
         raise UserError(f"{own.name} is another model than it was: {difference}")
 
 
@@ -109,7 +134,9 @@ def recalling(what: str) -> Iterator[None]:
 def _require_not_spent(budget: Budget, checkpoint: Checkpoint) -> None:
     if len(budget.resources) != len(checkpoint.state.ledger.spent):
         return  # which the aggregator refuses
-    for resource, spent in zip(budget.resources, budget.totals(checkpoint.state.ledger.spent).values(), strict=True):
+    for resource, spent in zip(
+        budget.resources, budget.totals(checkpoint.state.ledger.spent).values(), strict=True
+    ):
         before = checkpoint.conditions.limits.get(resource.name)
         if (limit := budget.limits[resource.name]) < spent and limit != before:
             raise UserError(

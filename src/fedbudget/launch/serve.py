@@ -1,6 +1,12 @@
-"""A run with nodes on other machines, over gRPC: nodes have to come first; when enough have, all agree on a task."""
+"""A run with nodes on other machines, over gRPC: nodes have to come first; when enough have, all agree on a task.
 
+What a person sees of an aggregator until there are enough nodes.
+"""
+
+import logging
 import secrets
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -8,14 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from fedbudget.data.cells import category_name
+from fedbudget.data.columns import category_name
 from fedbudget.data.dataset import Dataset
+from fedbudget.durable_files import keep_descriptors
 from fedbudget.engines.grpc.credentials import aggregator_credentials, require_privacy
 from fedbudget.engines.grpc.peers import LOG
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.service import PeerLimits
 from fedbudget.engines.grpc.tokens import TokenFile, check_name
-from fedbudget.engines.remote import descriptions
+from fedbudget.engines.noise import PaidNoise
+from fedbudget.engines.remote import encodings
 from fedbudget.engines.remote.engine import LARGE
 from fedbudget.engines.remote.members import Member
 from fedbudget.engines.remote.messages import Farewell
@@ -24,15 +32,11 @@ from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError, explained, flag
 from fedbudget.launch.inputs import own_model, with_resolved_model
-from fedbudget.launch.masking import masking_terms, with_sums_only
-from fedbudget.launch.meters import build_meters
-from fedbudget.launch.method import build_method, require_known_workload
-from fedbudget.launch.metrics import Metrics
-from fedbudget.launch.metrics import serving as serving_metrics
-from fedbudget.launch.noise import PaidNoise
-from fedbudget.launch.options import ListenOptions, SecurityOptions
+from fedbudget.launch.method import build_meters, build_method, require_known_workload
+from fedbudget.launch.monitoring import Metrics, log_handler
+from fedbudget.launch.monitoring import serving as serving_metrics
 from fedbudget.launch.prepared import NOTHING, Overrides, PreparedRun
-from fedbudget.launch.privacy import is_private, with_privacy
+from fedbudget.launch.privacy import is_private, masking_terms, with_privacy, with_sums_only
 from fedbudget.launch.resume import recalling, require_engine, require_same_model
 from fedbudget.launch.task import (
     NODES,
@@ -45,15 +49,16 @@ from fedbudget.launch.task import (
     warm_up,
 )
 from fedbudget.models.base import Model
+from fedbudget.models.compiling import COMPILING, on_compiling
 from fedbudget.models.description import describe
-from fedbudget.option import in_words
-from fedbudget.persistence import keep_descriptors
 from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.resources.energy import energy_reader
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.record import RoundRecord
 from fedbudget.secure.graph import FEWEST
-from fedbudget.settings import FEDERATED, Settings
+from fedbudget.settings.network import ListenOptions, LogOptions, SecurityOptions
+from fedbudget.settings.option import in_words
+from fedbudget.settings.settings import FEDERATED, Settings
 
 NO_SECURITY = SecurityOptions()
 
@@ -97,12 +102,18 @@ def serving(
     if resumed is not None:
         require_engine(resumed, "network")
     if settings.method not in FEDERATED:
-        raise UserError(f"{settings.method} descent is not made over a network; use --method {in_words(FEDERATED)}")
+        raise UserError(
+            f"{settings.method} descent is not made over a network; use --method {in_words(FEDERATED)}"
+        )
     if energy_meter is not None and own is None:
-        raise UserError("energy-meter is of a machine that holds data; give it to fedbudget join, or here with --data")
+        raise UserError(
+            "energy-meter is of a machine that holds data; give it to fedbudget join, or here with --data"
+        )
     masking = masking_terms(settings, security.client_ca, own_data=own is not None)
     credentials = aggregator_credentials(security.cert, security.key, security.client_ca)
-    require_privacy(listen.address, encrypted=credentials is not None, insecure=security.insecure)
+    require_privacy(
+        listen.address, encrypted=credentials is not None, insecure=security.insecure
+    )
     tokens = TokenFile(security.token_file)
     with ExitStack() as stack:
         metrics = Metrics(settings.limits().limits)
@@ -131,20 +142,26 @@ def serving(
             compressor=compressor,
             most=listen.max_nodes,
             model=settings.model if model is None else describe(model),
-            classes=None if settings.classes is None else tuple(map(category_name, settings.classes)),
+            classes=None
+            if settings.classes is None
+            else tuple(map(category_name, settings.classes)),
             max_share=settings.max_share,
             masking=masking,
             changed=count,
         )
         if own is not None:
             readers = {"energy": energy_reader(energy_meter)}
-            server.add_own_node(Worker(own, device=settings.device, model=model, readers=readers))
+            server.add_own_node(
+                Worker(own, device=settings.device, model=model, readers=readers)
+            )
         keep_descriptors()
         server.open()
         farewell = Farewell("the aggregator has stopped, and may go on later", again=True)
         try:
             opened(server)
-            prepared = _gather(settings, overrides, model, server, compressor, interrupted, test, resumed)
+            prepared = _gather(
+                settings, overrides, model, server, compressor, interrupted, test, resumed
+            )
             yield replace(prepared, callbacks=callbacks, folder_made=server.open_audit)
         except UserError as error:
             server.refuse_all(str(error))
@@ -169,7 +186,11 @@ def _gather(
     """Waits for nodes, and gives the run."""
     require_known_workload(settings)
     nodes = max(settings.min_nodes or 1, settings.nodes or 1)
-    settings = with_privacy(replace(settings, nodes=nodes), simulated=False) if is_private(settings) else settings
+    settings = (
+        with_privacy(replace(settings, nodes=nodes), simulated=False)
+        if is_private(settings)
+        else settings
+    )
     method = build_method(settings, overrides)
     if settings.secure_aggregation:
         nodes = max(nodes, FEWEST)
@@ -179,14 +200,21 @@ def _gather(
     remarks: tuple[str, ...] = ()
     if resumed is None:
         described = _wait_for_nodes(server, nodes, interrupted)
-        settings, task, model = agree_on_task(settings, method, list(described.values()), own, names=list(described))
+        settings, task, model = agree_on_task(
+            settings, method, list(described.values()), own, names=list(described)
+        )
         remarks = remarks_on(described)
         server.start(task)
     else:
         with recalling("what is trained"):
-            task = descriptions.read(Task, descriptions.from_bytes(bytes.fromhex(resumed.engine["task"])))
+            task = encodings.read(
+                Task, encodings.from_bytes(bytes.fromhex(resumed.engine["task"]))
+            )
         with recalling("who takes part"):
-            members = {str(name): _member(member) for name, member in resumed.engine["members"].items()}
+            members = {
+                str(name): _member(member)
+                for name, member in resumed.engine["members"].items()
+            }
         model = model_for(settings, task.samples, own)
         require_same_model(task, own)
         server.start(task, members)
@@ -200,7 +228,11 @@ def _gather(
             meters.restore(resumed.engine["meters"])
             for name, value in resumed.engine["counters"].items():
                 setattr(server.counters, name, int(value))
-    trusted = settings.combine is not None or overrides.combine is not None or settings.secure_aggregation
+    trusted = (
+        settings.combine is not None
+        or overrides.combine is not None
+        or settings.secure_aggregation
+    )
     if method.private is None and not trusted:
         # Where reports are all at hand anyway, none may take w further than others do: nodes elsewhere are not trusted.
         if task.parameters < LARGE:
@@ -209,8 +241,12 @@ def _gather(
         else:
             LOG.warning(_TRUSTING, f"{task.parameters:,}")
     settings = with_resolved_model(replace(settings, nodes=nodes, dataset=NODES))
-    over = resumed is not None and resumed.state.phase == "done"  # only its summary is missing: nodes have gone home
-    if resumed is not None and resumed.conditions.extended_by(meters.budget.limits, settings.rounds):
+    over = (
+        resumed is not None and resumed.state.phase == "done"
+    )  # only its summary is missing: nodes have gone home
+    if resumed is not None and resumed.conditions.extended_by(
+        meters.budget.limits, settings.rounds
+    ):
         over = False
     if not server.wait_for(0 if over else nodes, interrupted, ready=True):
         raise Interrupted
@@ -244,7 +280,10 @@ def _wait_for_nodes(
         try:
             odd = misfits(described)
         except UserError as error:
-            LOG.warning("%s; waiting for another node, to see with whom most agree", error.spelled(flag))
+            LOG.warning(
+                "%s; waiting for another node, to see with whom most agree",
+                error.spelled(flag),
+            )
             undecided = set(described)
             continue
         if not odd:
@@ -254,5 +293,77 @@ def _wait_for_nodes(
 
 
 def _member(saved: Mapping[str, Any]) -> Member:
-    numbers, sizes = np.array(saved["numbers"], np.int64), np.array(saved["sizes"], np.int64)
+    numbers = np.array(saved["numbers"], np.int64)
+    sizes = np.array(saved["sizes"], np.int64)
     return Member(numbers, sizes, int(saved["base_round"]), bool(saved["lost"]))
+
+
+class Waiting:
+    """Tells how many nodes there are, until there are enough: until it is `over`."""
+
+    def __init__(self, nodes: int, *, quiet: bool, any_port: bool) -> None:
+        self.over = False
+        self._nodes = nodes
+        self._quiet = quiet
+        self._any_port = any_port
+        self._last = (0, 0)  # how many were connected, and ready
+        self._server: AggregatorServer | None = None
+        self._lock = threading.Lock()
+
+    def opened(self, server: AggregatorServer) -> None:
+        self._server = server
+        if not self._quiet or self._any_port:
+            print(
+                f"listening on port {server.port}; waiting for {self._nodes} nodes",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def changed(self, connected: int, ready: int) -> None:
+        with self._lock:
+            (before, were_ready), self._last = self._last, (connected, ready)
+            if self.over or self._quiet or self._server is None:
+                return
+        if connected not in (0, before):
+            preparing = (
+                "; each prepares itself by a trial round"
+                if before < self._nodes <= connected
+                else ""
+            )
+            print(
+                f"{connected} of {self._nodes} nodes are here{preparing}",
+                file=sys.stderr,
+                flush=True,
+            )
+        if ready not in (0, were_ready):
+            print(f"{ready} of {self._nodes} nodes are ready", file=sys.stderr, flush=True)
+
+    def wake(self) -> None:
+        if self._server is not None:
+            self._server.wake()
+
+
+@contextmanager
+def waiting(
+    nodes: int, *, quiet: bool, any_port: bool, logs: LogOptions | None = None
+) -> Iterator[Waiting]:
+    """Shows what happens until there are enough nodes; after that only what is out of the ordinary is logged.
+
+    Args:
+      quiet: nothing is shown, but a port that nobody could know otherwise.
+      logs: how the network's log is written.
+    """
+    handler = log_handler(logs or LogOptions())
+    log = logging.getLogger("fedbudget.api")
+    log.addHandler(handler)
+    log.setLevel(min(logging.INFO, handler.level))
+    compiling = (
+        nullcontext()
+        if quiet
+        else on_compiling(lambda: print(COMPILING, file=sys.stderr, flush=True))
+    )
+    try:
+        with compiling:
+            yield Waiting(nodes, quiet=quiet, any_port=any_port)
+    finally:
+        log.removeHandler(handler)

@@ -10,35 +10,38 @@ from functools import partial
 from typing import Any
 
 from fedbudget.arrays import Flags
-from fedbudget.control import AdaptiveTau, Controller, FixedTau
+from fedbudget.budget.control import AdaptiveTau, Controller, FixedTau
+from fedbudget.budget.spending import CarefulSpending
 from fedbudget.data.agreement import classes_of_some
 from fedbudget.data.shards import Table
-from fedbudget.engines.remote.compression_choice import CompressionChoice
-from fedbudget.engines.remote.engine import RemoteEngine, RemoteNodes
+from fedbudget.engines.remote.encodings import expected_bytes
+from fedbudget.engines.remote.engine import (
+    CompressionChoice,
+    Participation,
+    RemoteEngine,
+    RemoteNodes,
+)
 from fedbudget.engines.remote.members import OWN
-from fedbudget.engines.remote.participation import Participation
-from fedbudget.engines.remote.round_costs import believable_costs, evaluation_usage
-from fedbudget.engines.remote.tallies import expected_bytes
+from fedbudget.engines.remote.round import believable_costs, evaluation_usage
 from fedbudget.engines.remote.task import MOST_UPDATES, SamplesDescription, Task, agree
 from fedbudget.errors import UserError, flag
 from fedbudget.launch.inputs import batch_of, build_model, with_batch_size, with_model
 from fedbudget.launch.method import build_aggregator
 from fedbudget.launch.prepared import PreparedRun, attendance, evaluation_points
 from fedbudget.launch.privacy import is_private
-from fedbudget.meters.meters import Meters
 from fedbudget.models import catalogue
 from fedbudget.models.base import Model, loss_over
 from fedbudget.models.description import describe
 from fedbudget.models.per_sample import require_per_sample
-from fedbudget.protocol import tree
+from fedbudget.protocol import sums
 from fedbudget.protocol.compression import BroadcastCompressor, Compression
 from fedbudget.protocol.messages import PeerError
 from fedbudget.protocol.method import Method
 from fedbudget.resources import round_usage
-from fedbudget.resources.usage import NodeCosts
+from fedbudget.resources.meters import Meters
+from fedbudget.resources.resource import NodeCosts
 from fedbudget.runs.checkpoint import Checkpoint
-from fedbudget.settings import Settings
-from fedbudget.spending import CarefulSpending
+from fedbudget.settings.settings import Settings
 
 NODES = "nodes"
 """The dataset of a run whose data nobody has seen as a whole."""
@@ -66,7 +69,9 @@ def agree_on_task(
     """
     samples = agree(descriptions, names, settings.classes)
     settings = with_model(settings, samples.empty(), own)
-    settings = with_batch_size(settings, [size for each in descriptions for size in each.sizes])
+    settings = with_batch_size(
+        settings, [size for each in descriptions for size in each.sizes]
+    )
     model = model_for(settings, samples, own)
     if method.private is not None and samples.features is not None:
         raise UserError(
@@ -107,7 +112,10 @@ def misfits(descriptions: Mapping[str, SamplesDescription]) -> dict[str, str]:
         return {}
     except UserError as error:
         disagreement = error
-    found = [_misfits_with(seed, descriptions) for seed in ([OWN] if OWN in names else names[:_SEEDS])]
+    found = [
+        _misfits_with(seed, descriptions)
+        for seed in ([OWN] if OWN in names else names[:_SEEDS])
+    ]
     fewest = min(found, key=len)
     rest = {name: each for name, each in descriptions.items() if name not in fewest}
     if not fewest or (OWN not in names and 2 * len(fewest) >= len(names)):
@@ -116,7 +124,9 @@ def misfits(descriptions: Mapping[str, SamplesDescription]) -> dict[str, str]:
     return fewest
 
 
-def _misfits_with(seed: str, descriptions: Mapping[str, SamplesDescription]) -> dict[str, str]:
+def _misfits_with(
+    seed: str, descriptions: Mapping[str, SamplesDescription]
+) -> dict[str, str]:
     reasons = {}
     for name, description in descriptions.items():
         try:
@@ -140,7 +150,9 @@ def _most_updates(controller: Controller) -> int:
     return controller.tau_max if isinstance(controller, AdaptiveTau) else MOST_UPDATES
 
 
-def model_for(settings: Settings, samples: SamplesDescription, own: Model | None = None) -> Model:
+def model_for(
+    settings: Settings, samples: SamplesDescription, own: Model | None = None
+) -> Model:
     """The settings' model, or a person's own, for samples like these; refuses a target that they have not."""
     dataset = samples.empty()
     model = own or build_model(settings, dataset)
@@ -157,9 +169,10 @@ def compression_of(settings: Settings) -> Compression:
 
 def warm_up(model: Model, test: Table | None) -> None:
     """Loads or compiles all that the aggregator computes with, so that no round waits for it."""
-    tree.prepare()
+    sums.prepare()
     if test is not None:
-        w, one = model.initial(0), replace(test, x=test.x[:1], y=test.y[:1])
+        w = model.initial(0)
+        one = replace(test, x=test.x[:1], y=test.y[:1])
         loss_over(model, w, one)
         model.accuracy(w, one)
 
@@ -193,8 +206,11 @@ def prepare_remote(
     assert settings.nodes is not None
     start: Any = resumed
     trials, _ = believable_costs(trials, time=True)
-    trial, nodes_test = round_usage(trials).delayed(delay), test is None and task.samples.test_samples > 0
-    nodes_test = nodes_test and method.private is None  # what nodes' test samples say tells of them
+    trial = round_usage(trials).delayed(delay)
+    nodes_test = test is None and task.samples.test_samples > 0
+    nodes_test = (
+        nodes_test and method.private is None
+    )  # what nodes' test samples say tells of them
     if resumed is None:
         vectors = 2 if method.delta == "parameters" else 3
         wire_bytes = vectors * 4 * task.parameters * settings.nodes
@@ -202,14 +218,25 @@ def prepare_remote(
     if meters.time.source == "measured" and isinstance(method.spending, CarefulSpending):
         closing = min(_CLOSING, 0.01 * meters.budget.limits.get("time", 0.0))
         evaluation = _evaluation_costs(meters, task, trials) if nodes_test else {}
-        method = replace(method, spending=replace(method.spending, closing=closing, evaluation=evaluation))
-    quantize, choice = None if compressor is None else compressor.quantize, None
+        method = replace(
+            method,
+            spending=replace(method.spending, closing=closing, evaluation=evaluation),
+        )
+    quantize = None if compressor is None else compressor.quantize
+    choice = None
     if compressor is not None and task.compress == "auto":
         measured = meters.time.source == "measured"
         budgeted = "bytes" in meters.budget.limits
-        choice = CompressionChoice.first(compressor, task.parameters, budgeted=budgeted, measured=measured)
+        choice = CompressionChoice.first(
+            compressor, task.parameters, budgeted=budgeted, measured=measured
+        )
     aggregator = build_aggregator(
-        method, meters, start, rounds=settings.rounds, quantize=quantize, statistics=model.statistics
+        method,
+        meters,
+        start,
+        rounds=settings.rounds,
+        quantize=quantize,
+        statistics=model.statistics,
     )
     engine = RemoteEngine(
         aggregator,
@@ -221,7 +248,9 @@ def prepare_remote(
         points=evaluation_points(settings) if nodes_test else None,
         evaluation_seconds=evaluation_usage(trials, 0).seconds if nodes_test else 0.0,
         compression=choice,
-        participation=None if settings.participation == 1 else Participation(partial(_attendance, settings)),
+        participation=None
+        if settings.participation == 1
+        else Participation(partial(_attendance, settings)),
     )
     return PreparedRun(
         settings=settings,
@@ -245,9 +274,13 @@ def _attendance(settings: Settings) -> Iterator[Flags]:
     return drawn
 
 
-def _evaluation_costs(meters: Meters, task: Task, trials: Sequence[NodeCosts]) -> dict[str, float]:
+def _evaluation_costs(
+    meters: Meters, task: Task, trials: Sequence[NodeCosts]
+) -> dict[str, float]:
     """What it is thought to cost when all nodes say what w is worth on their test samples, by resource."""
     testing = sum(bool(each.evaluation) for each in trials)
-    tally = expected_bytes(task.samples.test_samples // max(1, testing), len(task.samples.classes))
+    tally = expected_bytes(
+        task.samples.test_samples // max(1, testing), len(task.samples.classes)
+    )
     costs = meters.expect(evaluation_usage(trials, testing * tally))
     return meters.budget.label(costs.step + costs.aggregation)

@@ -3,16 +3,22 @@
 from typing import TYPE_CHECKING, Any
 
 from fedbudget.models.base import Model, loss_over
-from fedbudget.models.function import FunctionModel
-from fedbudget.models.kmeans import KMeans
-from fedbudget.models.linear import LinearRegression
-from fedbudget.models.softmax import Softmax
-from fedbudget.models.squared_svm import SquaredSvm
+from fedbudget.models.builtin import KMeans, LinearRegression, Softmax, SquaredSvm
+from fedbudget.models.own import FunctionModel
 
 if TYPE_CHECKING:
-    from fedbudget.models.torch_model import TorchModel
+    from fedbudget.models.torch.model import TorchModel
 
-__all__ = ["FunctionModel", "KMeans", "LinearRegression", "Model", "Softmax", "SquaredSvm", "TorchModel", "loss_over"]
+__all__ = [
+    "FunctionModel",
+    "KMeans",
+    "LinearRegression",
+    "Model",
+    "Softmax",
+    "SquaredSvm",
+    "TorchModel",
+    "loss_over",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,6 +27,6 @@ def __getattr__(name: str) -> Any:
     from fedbudget.models.catalogue import require_torch
 
     require_torch("TorchModel")
-    from fedbudget.models.torch_model import TorchModel
+    from fedbudget.models.torch.model import TorchModel
 
     return TorchModel

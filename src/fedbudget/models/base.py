@@ -3,13 +3,15 @@
 `Model` is what fleets and engines ask for. There are three ways to make one: `KernelModel` for models with compiled row
 functions (fast; see compiled/kernels.py; in numpy where numba is not installed), `LoopModel` for anything that can give
 loss and gradient of a batch, and `TorchModel` for PyTorch's modules (torch_model.py).
+
+What distinguishes models to compiled kernels: a NamedTuple for each, on whose type row functions are chosen.
 """
 
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +31,9 @@ Targets = Float32 | Int64
 ModelOptions = Mapping[str, int | float | str]
 """What may be chosen of a model besides its name, such as the number of clusters; by name."""
 
-_ONE_AT_A_TIME = threading.Lock()  # not every threading layer of numba may be entered by two threads at once
+_ONE_AT_A_TIME = (
+    threading.Lock()
+)  # not every threading layer of numba may be entered by two threads at once
 _BLOCK = 1024  # rows that are computed at once in numpy, so that memory does not grow with the shard
 
 
@@ -118,7 +122,9 @@ class BaseModel(ABC):
     def outputs(self, w: Float32, table: Table) -> Float32 | None:
         return None
 
-    def outputs_and_targets(self, w: Float32, table: Table) -> tuple[Float32 | None, Targets]:
+    def outputs_and_targets(
+        self, w: Float32, table: Table
+    ) -> tuple[Float32 | None, Targets]:
         """Its outputs, and what they are compared with, [samples]."""
         return self.outputs(w, table), table.y
 
@@ -135,11 +141,16 @@ class LoopModel(BaseModel):
     """A model that is asked for one node's batch at a time."""
 
     @abstractmethod
-    def loss_and_gradient(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
+    def loss_and_gradient(
+        self, w: Float32, x: Float32, y: Float32
+    ) -> tuple[float, Float32]:
         """Loss and gradient of one batch, x [samples, features], y [samples]."""
 
     def losses(self, w: Float32, shards: Shards, indices: BatchIndices) -> Float64:
-        return np.array([self._at(w[i % len(w)], shards, indices, i, 0)[0] for i in range(len(shards))], np.float64)
+        return np.array(
+            [self._at(w[i % len(w)], shards, indices, i, 0)[0] for i in range(len(shards))],
+            np.float64,
+        )
 
     def descend(
         self,
@@ -152,18 +163,28 @@ class LoopModel(BaseModel):
     ) -> Descent:
         nodes = len(shards)
         out = np.empty((nodes, self.parameters), np.float32)
-        losses, gradients = np.empty(nodes), np.empty_like(out)
-        etas, updates = step_sizes(eta, nodes), indices.updates_of
+        losses = np.empty(nodes)
+        gradients = np.empty_like(out)
+        etas = step_sizes(eta, nodes)
+        updates = indices.updates_of
         for i in range(nodes):
             out[i] = w[i % len(w)]
             for update in range(updates[i]):
                 loss, gradient = self._at(out[i], shards, indices, i, update)
                 if update == 0:
-                    losses[i], gradients[i] = loss, gradient
+                    losses[i] = loss
+                    gradients[i] = gradient
                 out[i] -= etas[i] * (gradient if shift is None else gradient + shift[i])
-        return Descent(out, losses, gradients, None if best is None else self.losses(best[None], shards, indices))
+        return Descent(
+            out,
+            losses,
+            gradients,
+            None if best is None else self.losses(best[None], shards, indices),
+        )
 
-    def _at(self, w: Float32, shards: Shards, indices: BatchIndices, node: int, update: int) -> tuple[float, Float32]:
+    def _at(
+        self, w: Float32, shards: Shards, indices: BatchIndices, node: int, update: int
+    ) -> tuple[float, Float32]:
         rows = batch_rows(shards, indices, node, update)
         return self.loss_and_gradient(w, shards.table.scaled(rows), shards.table.y[rows])
 
@@ -202,7 +223,13 @@ class KernelModel(LoopModel):
             return super().losses(w, shards, indices)
         out = np.empty(len(shards))
         with _ONE_AT_A_TIME:
-            kernels.losses(self.terms, np.float32(self.regularization), _plain(w), *_arrays(shards, indices), out)
+            kernels.losses(
+                self.terms,
+                np.float32(self.regularization),
+                _plain(w),
+                *_arrays(shards, indices),
+                out,
+            )
         return out
 
     def descend(
@@ -217,15 +244,30 @@ class KernelModel(LoopModel):
         kernels = compiled_kernels()
         if kernels is None:
             return super().descend(w, shards, indices, eta, best, shift)
-        nodes, regularization = len(shards), np.float32(self.regularization)
-        driver = kernels.descend if nodes >= kernels.get_num_threads() else kernels.descend_few
+        nodes = len(shards)
+        regularization = np.float32(self.regularization)
+        driver = (
+            kernels.descend if nodes >= kernels.get_num_threads() else kernels.descend_few
+        )
         none = np.empty((0, self.parameters), np.float32)
-        points, shifts = none if best is None else _plain(best[None]), none if shift is None else _plain(shift)
+        points = none if best is None else _plain(best[None])
+        shifts = none if shift is None else _plain(shift)
         out = np.empty((nodes, self.parameters), np.float32)
         kept = np.empty(nodes), np.empty_like(out), np.empty(nodes)
         with _ONE_AT_A_TIME:
-            arrays, steps = _arrays(shards, indices), (indices.updates_of, step_sizes(eta, nodes))
-            driver(self.terms, regularization, _plain(w), points, shifts, *arrays, *steps, out, *kept)
+            arrays = _arrays(shards, indices)
+            steps = (indices.updates_of, step_sizes(eta, nodes))
+            driver(
+                self.terms,
+                regularization,
+                _plain(w),
+                points,
+                shifts,
+                *arrays,
+                *steps,
+                out,
+                *kept,
+            )
         losses, gradients, best_losses = kept
         return Descent(out, losses, gradients, None if best is None else best_losses)
 
@@ -240,19 +282,29 @@ class KernelModel(LoopModel):
         if kernels is None:
             scores = self.outputs(w, table)
             right = (
-                scores.argmax(axis=1) == table.y if self.target == "classes" else (scores[:, 0] >= 0) == (table.y > 0)
+                scores.argmax(axis=1) == table.y
+                if self.target == "classes"
+                else (scores[:, 0] >= 0) == (table.y > 0)
             )
             return int(right.sum()) / len(table)
         with _ONE_AT_A_TIME:
-            right = kernels.correct(self.terms, _plain(w), table.x, table.y, np.float32(table.scale))
+            right = kernels.correct(
+                self.terms, _plain(w), table.x, table.y, np.float32(table.scale)
+            )
         return int(right) / len(table)
 
-    def loss_and_gradient(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
+    def loss_and_gradient(
+        self, w: Float32, x: Float32, y: Float32
+    ) -> tuple[float, Float32]:
         return self._mean(w, *self.sums(w, x, y), len(y))
 
-    def _at(self, w: Float32, shards: Shards, indices: BatchIndices, node: int, update: int) -> tuple[float, Float32]:
-        rows, table = batch_rows(shards, indices, node, update), shards.table
-        loss, gradient = 0.0, np.zeros(self.parameters)
+    def _at(
+        self, w: Float32, shards: Shards, indices: BatchIndices, node: int, update: int
+    ) -> tuple[float, Float32]:
+        rows = batch_rows(shards, indices, node, update)
+        table = shards.table
+        loss = 0.0
+        gradient = np.zeros(self.parameters)
         for first in range(0, len(rows), _BLOCK):
             some = rows[first : first + _BLOCK]
             block_loss, block_gradient = self.sums(w, table.scaled(some), table.y[some])
@@ -260,7 +312,9 @@ class KernelModel(LoopModel):
             gradient += block_gradient
         return self._mean(w, loss, gradient, len(rows))
 
-    def _mean(self, w: Float32, loss: float, gradient: Float32 | Float64, count: int) -> tuple[float, Float32]:
+    def _mean(
+        self, w: Float32, loss: float, gradient: Float32 | Float64, count: int
+    ) -> tuple[float, Float32]:
         """F_i(w) and ∇F_i(w) from sums over rows."""
         penalty = 0.5 * self.regularization * float(np.square(w, dtype=np.float64).sum())
         mean = np.asarray(gradient / count, np.float32)
@@ -269,16 +323,25 @@ class KernelModel(LoopModel):
 
 def step_sizes(eta: float | Float32, nodes: int) -> Float32:
     """Of each node, [nodes]."""
-    return np.full(nodes, eta, np.float32) if np.ndim(eta) == 0 else np.asarray(eta, np.float32)
+    return (
+        np.full(nodes, eta, np.float32)
+        if np.ndim(eta) == 0
+        else np.asarray(eta, np.float32)
+    )
 
 
-def batch_rows(shards: Shards, indices: BatchIndices, node: int, update: int) -> NDArray[np.int32]:
+def batch_rows(
+    shards: Shards, indices: BatchIndices, node: int, update: int
+) -> NDArray[np.int32]:
     """The rows that one node takes in one update."""
     return shards.rows_of(node)[indices.of(node, update, int(shards.size[node]))]
 
 
 def first_alike(
-    shards: Shards, indices: BatchIndices, *vectors: Float32 | None, eta: float | Float32 = 0.0
+    shards: Shards,
+    indices: BatchIndices,
+    *vectors: Float32 | None,
+    eta: float | Float32 = 0.0,
 ) -> list[int]:
     """For each node the first that has the same samples, mini-batches, vectors and steps, and so the same result.
 
@@ -286,10 +349,17 @@ def first_alike(
       vectors: of all nodes, [nodes, parameters], or one for all, [1, parameters].
     """
     alike: dict[tuple[Any, ...], list[int]] = {}
-    first, steps = [], (indices.updates_of, step_sizes(eta, len(shards)))
-    for node, key in enumerate(zip(shards.start, shards.size, indices.group, *steps, strict=True)):
+    first = []
+    steps = (indices.updates_of, step_sizes(eta, len(shards)))
+    for node, key in enumerate(
+        zip(shards.start, shards.size, indices.group, *steps, strict=True)
+    ):
         known = alike.setdefault(key, [])
-        same = (other for other in known if all(_equal_rows(each, other, node) for each in vectors))
+        same = (
+            other
+            for other in known
+            if all(_equal_rows(each, other, node) for each in vectors)
+        )
         first.append(next(same, node))
         if first[-1] == node:
             known.append(node)
@@ -297,7 +367,9 @@ def first_alike(
 
 
 def _equal_rows(vectors: Float32 | None, one: int, other: int) -> bool:
-    return vectors is None or len(vectors) == 1 or np.array_equal(vectors[one], vectors[other])
+    return (
+        vectors is None or len(vectors) == 1 or np.array_equal(vectors[one], vectors[other])
+    )
 
 
 def loss_over(model: Model, w: Float32, table: Table) -> float:
@@ -306,7 +378,9 @@ def loss_over(model: Model, w: Float32, table: Table) -> float:
     return float(model.losses(w[None], shards, BatchIndices.whole(1))[0])
 
 
-def require_fit(model: Model, data: str, train: Table, batch: int | None, test: Table | None = None) -> None:
+def require_fit(
+    model: Model, data: str, train: Table, batch: int | None, test: Table | None = None
+) -> None:
     """Refuses a model that cannot be trained on such samples, before anything is; a model says so by a method of this
     name, if it has one.
 
@@ -335,3 +409,19 @@ def compiled_kernels() -> Any | None:
 def _plain(vectors: Float32) -> Float32:
     """Vectors as kernels are compiled for them: whatever else numpy knows would be compiled for anew."""
     return np.require(vectors, np.float32, ("C", "A", "W"))
+
+
+class SquaredSvmTerms(NamedTuple):
+    """Nothing: the loss has no constants but λ."""
+
+
+class LinearTerms(NamedTuple):
+    """Nothing: the loss has no constants."""
+
+
+class SoftmaxTerms(NamedTuple):
+    classes: int
+
+
+class KMeansTerms(NamedTuple):
+    clusters: int

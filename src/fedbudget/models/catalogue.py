@@ -9,10 +9,7 @@ from typing import Any
 from fedbudget.data.dataset import Dataset
 from fedbudget.errors import UserError, unknown
 from fedbudget.models.base import Model, ModelOptions
-from fedbudget.models.kmeans import KMeans
-from fedbudget.models.linear import LinearRegression
-from fedbudget.models.softmax import Softmax
-from fedbudget.models.squared_svm import SquaredSvm
+from fedbudget.models.builtin import KMeans, LinearRegression, Softmax, SquaredSvm
 
 
 @dataclass(frozen=True)
@@ -40,29 +37,52 @@ def _network(name: str, dataset: Dataset, _: dict[str, Any], device: str) -> Mod
         )
     if min(dataset.shape[1:], default=0) < (least := _LEAST_SIDE.get(name, 0)):
         sides = " x ".join(map(str, dataset.shape[1:]))
-        raise UserError(f"`model` {name} needs images of {least} x {least} or more; {dataset.name} has {sides}")
-    from fedbudget.models import networks
-    from fedbudget.models.torch_model import TorchModel
+        raise UserError(
+            f"`model` {name} needs images of {least} x {least} or more; {dataset.name} has {sides}"
+        )
+    from fedbudget.models.torch import networks
+    from fedbudget.models.torch.model import TorchModel
 
-    number = name == "mlp" and dataset.train.labels is None and dataset.train.values is not None
-    makes: dict[str, Callable[[Any, int], Any]] = {"mlp": networks.mlp, "cnn": networks.cnn, "lenet": networks.lenet}
+    number = (
+        name == "mlp" and dataset.train.labels is None and dataset.train.values is not None
+    )
+    makes: dict[str, Callable[[Any, int], Any]] = {
+        "mlp": networks.mlp,
+        "cnn": networks.cnn,
+        "lenet": networks.lenet,
+    }
     make = partial(makes[name], dataset.features if name == "mlp" else dataset.shape)
     outputs = 1 if number else max(1, len(dataset.classes))
-    return TorchModel(partial(make, outputs), name=name, target="real" if number else "classes", device=device)
+    return TorchModel(
+        partial(make, outputs),
+        name=name,
+        target="real" if number else "classes",
+        device=device,
+    )
 
 
 MODELS: Mapping[str, ModelEntry] = {
     "svm": ModelEntry(lambda dataset, *_: SquaredSvm(dataset.features)),
     "linear": ModelEntry(lambda dataset, *_: LinearRegression(dataset.features)),
-    "kmeans": ModelEntry(lambda dataset, options, _: KMeans(dataset.features, **options), KMeans.OPTIONS),
-    "softmax": ModelEntry(lambda dataset, *_: Softmax(dataset.features, max(1, len(dataset.classes)))),
+    "kmeans": ModelEntry(
+        lambda dataset, options, _: KMeans(dataset.features, **options), KMeans.OPTIONS
+    ),
+    "softmax": ModelEntry(
+        lambda dataset, *_: Softmax(dataset.features, max(1, len(dataset.classes)))
+    ),
     "mlp": ModelEntry(partial(_network, "mlp")),
     "cnn": ModelEntry(partial(_network, "cnn")),
     "lenet": ModelEntry(partial(_network, "lenet")),
 }
 
 
-def build(name: str, dataset: Dataset, options: ModelOptions | None = None, *, device: str = "auto") -> Model:
+def build(
+    name: str,
+    dataset: Dataset,
+    options: ModelOptions | None = None,
+    *,
+    device: str = "auto",
+) -> Model:
     """A model by its name, of the size that the dataset needs.
 
     Args:
@@ -72,22 +92,30 @@ def build(name: str, dataset: Dataset, options: ModelOptions | None = None, *, d
     entry = _entry(name)
     for option, value in (options or {}).items():
         if option not in entry.options:
-            raise UserError(f"model {name} has no option {option}, only: {', '.join(entry.options) or 'none'}")
+            raise UserError(
+                f"model {name} has no option {option}, only: {', '.join(entry.options) or 'none'}"
+            )
         expected = type(entry.options[option])
         if type(value) is not expected and not (expected is float and type(value) is int):
-            raise UserError(f"{option} of model {name} must be of type {expected.__name__}, not {value!r}")
+            raise UserError(
+                f"{option} of model {name} must be of type {expected.__name__}, not {value!r}"
+            )
     return entry.build(dataset, {**entry.options, **(options or {})}, device)
 
 
 def default(dataset: Dataset) -> str:
     """What is trained where nobody has said it: softmax regression for classes, linear regression for numbers."""
     if dataset.store is not None:
-        raise UserError("samples that are read one by one need a PyTorch model of your own; give it as `model`")
+        raise UserError(
+            "samples that are read one by one need a PyTorch model of your own; give it as `model`"
+        )
     if dataset.train.labels is not None:
         return "softmax"
     if dataset.train.values is not None:
         return "linear"
-    raise UserError(f"{dataset.name} has nothing to predict; for clusters, use `model` kmeans")
+    raise UserError(
+        f"{dataset.name} has nothing to predict; for clusters, use `model` kmeans"
+    )
 
 
 def options(name: str, settings: Mapping[str, Any]) -> ModelOptions:
@@ -96,7 +124,9 @@ def options(name: str, settings: Mapping[str, Any]) -> ModelOptions:
     >>> options("kmeans", {"model": "kmeans", "clusters": 7, "seed": 1}), options("svm", {"clusters": 7})
     ({'clusters': 7}, {})
     """
-    return {option: settings[option] for option in _entry(name).options if option in settings}
+    return {
+        option: settings[option] for option in _entry(name).options if option in settings
+    }
 
 
 def _entry(name: str) -> ModelEntry:
@@ -108,4 +138,6 @@ def _entry(name: str) -> ModelEntry:
 def require_torch(what: str) -> None:
     """Says which extra to install where PyTorch is missing."""
     if find_spec("torch") is None:
-        raise UserError(f"{what} needs PyTorch; install it with: pip install 'fedbudget[torch]'")
+        raise UserError(
+            f"{what} needs PyTorch; install it with: pip install 'fedbudget[torch]'"
+        )

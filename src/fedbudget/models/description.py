@@ -3,6 +3,8 @@
 What is told is what must be alike for parameters to be averaged: the tensors that w is made of, the loss, and what is
 learned from. A loss that a person has written is known by its name and by a digest of how it is written, comments and
 blanks aside. What a function takes from around it is not looked at, nor what a module does with its parameters.
+
+w by names: how the flat vector is made of a model's tensors, such as weights and biases.
 """
 
 import ast
@@ -10,7 +12,7 @@ import functools
 import inspect
 import textwrap
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Annotated, Any
@@ -18,10 +20,13 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 
+from fedbudget.arrays import Float32
 from fedbudget.errors import UserError
 from fedbudget.models.base import Model
 
-Text = Annotated[str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*\Z")]  # it is shown where it was not written
+Text = Annotated[
+    str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*\Z")
+]  # it is shown where it was not written
 _FROZEN = "what is frozen"
 
 
@@ -71,16 +76,16 @@ class ModelDescription:
         >>> one.difference(two, "at the node", "at the aggregator")
         'parameter a is 3 x 2 of float32 at the node, and 4 x 2 of float32 at the aggregator'
         """
-        ours, theirs = self._facts(), other._facts()
+        ours = self._facts()
+        theirs = other._facts()
         for what in (*ours, *theirs):
-            own, others = ours.get(what, "missing"), theirs.get(what, "missing")
+            own = ours.get(what, "missing")
+            others = theirs.get(what, "missing")
             if own == others:
                 continue
             if what == _FROZEN and self.frozen and other.frozen:
                 digests = f"{own} and {others}"
-                return (
-                    f"{what} has other numbers {here} than {there} ({digests}): they must be loaded, or made, the same"
-                )
+                return f"{what} has other numbers {here} than {there} ({digests}): they must be loaded, or made, the same"
             return f"{what} is {own} {here}, and {others} {there}"
         for own, others in zip(ours, theirs, strict=True):
             if own != others:
@@ -126,7 +131,9 @@ def in_words(function: Callable[..., Any]) -> str:
     if hasattr(function, "__name__"):
         return f"{function.__name__}{_written(function)}"
     kind = type(function)  # of an object, such as CrossEntropyLoss(label_smoothing=0.1)
-    return f"{kind.__name__}({', '.join(_named(_settings(function).items()))}){_written(kind)}"
+    return (
+        f"{kind.__name__}({', '.join(_named(_settings(function).items()))}){_written(kind)}"
+    )
 
 
 def digest(parts: Iterable[bytes]) -> str:
@@ -140,18 +147,30 @@ def digest(parts: Iterable[bytes]) -> str:
 def _settings(function: Any) -> dict[str, Any]:
     """What an object holds that says how it computes, its tensors too where it is a module."""
     held = {**getattr(function, "__dict__", {}), **getattr(function, "_buffers", {})}
-    return {name: held[name] for name in sorted(held) if not name.startswith("_") and name != "training"}
+    return {
+        name: held[name]
+        for name in sorted(held)
+        if not name.startswith("_") and name != "training"
+    }
 
 
 def _named(values: Iterable[tuple[str, Any]]) -> list[str]:
-    return [f"{name}={_value_in_words(value)}" for name, value in values if value is not None]
+    return [
+        f"{name}={_value_in_words(value)}" for name, value in values if value is not None
+    ]
 
 
 def _value_in_words(value: Any) -> str:
     if isinstance(value, str | int | float):
         return repr(value)
     if hasattr(value, "__array__"):
-        return digest([np.asarray(value.detach().cpu() if hasattr(value, "detach") else value).tobytes()])
+        return digest(
+            [
+                np.asarray(
+                    value.detach().cpu() if hasattr(value, "detach") else value
+                ).tobytes()
+            ]
+        )
     return in_words(value) if callable(value) else type(value).__name__
 
 
@@ -180,6 +199,70 @@ def require_no_arguments(make: Callable[..., Any]) -> None:
         inspect.signature(make).bind()
     except TypeError as error:
         name = getattr(make, "__name__", "it")
-        raise UserError(f"{name} cannot be made: {error}; give {name}(...), or a function that makes it") from None
+        raise UserError(
+            f"{name} cannot be made: {error}; give {name}(...), or a function that makes it"
+        ) from None
     except ValueError:  # nothing is known of what it takes
         return
+
+
+@dataclass(frozen=True)
+class NamedTensors:
+    """What w is made of. Each tensor has as many rows as the others, and w is the first row of each, the second of
+    each, and so on; with one row, w is one tensor after the other.
+
+    Args:
+      shapes: of the tensors, by name, in their order.
+      rows: of each.
+
+    >>> named = NamedTensors({"weight": (2, 3), "bias": (2,)}, rows=2)
+    >>> parts = named.split(np.arange(8, dtype=np.float32))
+    >>> parts["weight"].tolist(), parts["bias"].tolist()
+    ([[0.0, 1.0, 2.0], [4.0, 5.0, 6.0]], [3.0, 7.0])
+    >>> named.join(parts).tolist()
+    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    rows: int = 1
+
+    @classmethod
+    def of(cls, model: Model) -> "NamedTensors":
+        """Of any model; one that has no `tensors` is w alone."""
+        return cls(
+            {each.name: each.shape for each in describe(model).tensors},
+            getattr(model, "rows", 1),
+        )
+
+    def split(self, w: Float32) -> dict[str, Float32]:
+        """The tensors that are in w."""
+        table = w.reshape(self.rows, -1)
+        named = {}
+        used = 0
+        for name, shape in self.shapes.items():
+            size = prod(shape) // self.rows
+            named[name] = np.ascontiguousarray(table[:, used : used + size]).reshape(shape)
+            used += size
+        return named
+
+    def join(self, tensors: Mapping[str, Float32]) -> Float32:
+        """The w that these tensors are in."""
+        parts = [np.reshape(tensors[name], (self.rows, -1)) for name in self.shapes]
+        return np.concatenate(parts, axis=1, dtype=np.float32).reshape(-1)
+
+    def require_same(self, other: "NamedTensors", here: str, there: str) -> None:
+        """Refuses other tensors than these; says what is first another.
+
+        Args:
+          here, there: where these are, and the others.
+        """
+        for name in (*self.shapes, *other.shapes):
+            ours, theirs = (each.shapes.get(name, "missing") for each in (self, other))
+            if ours != theirs:
+                raise UserError(
+                    f"{name} is {_shape(ours)} {here}, and {_shape(theirs)} {there}"
+                )
+
+
+def _shape(shape: tuple[int, ...] | str) -> str:
+    return shape if isinstance(shape, str) else " x ".join(map(str, shape)) or "a number"

@@ -67,7 +67,9 @@ class OuterGradients:
         x = self.x if used.all() else self.x[used]
         slopes = (self.slopes[used] * weights[used, None]).T
         total = slopes @ x
-        return (np.column_stack([total, slopes.sum(axis=1)]) if self.bias else total).ravel()
+        return (
+            np.column_stack([total, slopes.sum(axis=1)]) if self.bias else total
+        ).ravel()
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,9 @@ class GradientRows:
 def clipped_sum(model: Model, w: Float32, table: Table, rows: Rows, clip: float) -> Float64:
     """Σ of the gradients of these rows at w, none of them longer than C, [parameters]."""
     total = np.zeros(model.parameters)
-    with np.errstate(all="ignore"):  # of samples that give no number, which count for nothing
+    with np.errstate(
+        all="ignore"
+    ):  # of samples that give no number, which count for nothing
         for some in _blocks(model, rows):
             gradients = sample_gradients(model, w, table, some)
             total += gradients.total(weights(gradients.lengths, clip))
@@ -98,7 +102,12 @@ def clipped_sum(model: Model, w: Float32, table: Table, rows: Rows, clip: float)
 def lengths(model: Model, w: Float32, table: Table, rows: Rows) -> Float64:
     """Of the gradients of these rows at w, [rows]."""
     with np.errstate(all="ignore"):
-        return np.concatenate([sample_gradients(model, w, table, some).lengths for some in _blocks(model, rows)])
+        return np.concatenate(
+            [
+                sample_gradients(model, w, table, some).lengths
+                for some in _blocks(model, rows)
+            ]
+        )
 
 
 def weights(lengths: Float64, clip: float) -> Float64:

@@ -34,22 +34,21 @@ from typing import Any
 import numpy as np
 
 from fedbudget.arrays import Float32
-from fedbudget.budget import Budget, Costs, Ledger
-from fedbudget.control import Estimates, Reason
+from fedbudget.budget.budget import Budget, Costs, Ledger
+from fedbudget.budget.control import Estimates, Reason
+from fedbudget.budget.spending import open_ledger, progress
+from fedbudget.budget.step_size import StepSizeInputs
 from fedbudget.errors import UserError
-from fedbudget.protocol import steps
-from fedbudget.protocol.choice import Choice, choose
+from fedbudget.evaluation.points import NodeEvaluation
+from fedbudget.protocol import state as stages
 from fedbudget.protocol.drift import Divergence, DriftState
 from fedbudget.protocol.estimates import next_estimates
-from fedbudget.protocol.evaluation import NodeEvaluation
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Private, Report
-from fedbudget.protocol.method import Method
+from fedbudget.protocol.method import Choice, Method, choose
 from fedbudget.protocol.state import AggregatorState, Phase
-from fedbudget.protocol.statistics import without_statistics
 from fedbudget.protocol.sums import Reports, ReportsHere, Sums
+from fedbudget.protocol.update import without_statistics
 from fedbudget.protocol.workload import NodeTimes, StepTimes, WorkShares
-from fedbudget.spending import open_ledger, progress
-from fedbudget.step_size import StepSizeInputs
 
 _State = AggregatorState[Any, Any]
 
@@ -134,7 +133,7 @@ class Aggregator:
         budget: Budget,
         expected: Costs,
         rounds: int | None = None,
-        quantize: steps.Quantize | None = None,
+        quantize: stages.Quantize | None = None,
         statistics: int = 0,
     ) -> None:
         self.method = method
@@ -163,7 +162,7 @@ class Aggregator:
         method: Method,
         budget: Budget,
         rounds: int | None = None,
-        quantize: steps.Quantize | None = None,
+        quantize: stages.Quantize | None = None,
         more: bool = False,
     ) -> "Aggregator":
         """The aggregator that had this state; the other arguments are what that one was made with.
@@ -172,14 +171,31 @@ class Aggregator:
           more: but for limits that are larger now: an end that was near or reached is taken back.
         """
         if state.ledger.budget.limits.keys() != budget.limits.keys():
-            raise UserError(f"the run that is to go on has a budget of {state.ledger.budget}, not of {budget}")
+            raise UserError(
+                f"the run that is to go on has a budget of {state.ledger.budget}, not of {budget}"
+            )
         if state.request.drift != method.correct_drift:
-            does, not_so = ("does not correct", "does") if method.correct_drift else ("corrects", "does not")
-            raise UserError(f"the run that is to go on {does} drift, and what it is to go on with {not_so}")
+            does, not_so = (
+                ("does not correct", "does")
+                if method.correct_drift
+                else ("corrects", "does not")
+            )
+            raise UserError(
+                f"the run that is to go on {does} drift, and what it is to go on with {not_so}"
+            )
         if state.request != method.request:
-            raise UserError(f"the run that is to go on asks nodes for other things: {state.request}")
+            raise UserError(
+                f"the run that is to go on asks nodes for other things: {state.request}"
+            )
         free = Costs(np.zeros_like(budget.array), np.zeros_like(budget.array))
-        self = cls(state.w, method=method, budget=budget, expected=free, rounds=rounds, quantize=quantize)
+        self = cls(
+            state.w,
+            method=method,
+            budget=budget,
+            expected=free,
+            rounds=rounds,
+            quantize=quantize,
+        )
         state = state.updated(ledger=replace(state.ledger, budget=budget))
         self.state = self._extended(state) if more else state
         return self
@@ -196,7 +212,12 @@ class Aggregator:
         return answer
 
     def receive(
-        self, report: Report | Reports, costs: Costs, *, usual: bool = True, times: NodeTimes | None = None
+        self,
+        report: Report | Reports,
+        costs: Costs,
+        *,
+        usual: bool = True,
+        times: NodeTimes | None = None,
     ) -> Broadcast | Outcome:
         """One round's reports, merged or already summed, and what the round cost.
 
@@ -205,43 +226,66 @@ class Aggregator:
           usual: whether that says anything of what other rounds will cost.
           times: what a local update took at each node, where that is known.
         """
-        broadcast, method, given = self._require_pending(report), self.method, report
-        report = steps.believed(method.combine, given, self.state)
+        broadcast = self._require_pending(report)
+        method = self.method
+        given = report
+        report = stages.believed(method.combine, given, self.state)
         reports = ReportsHere(report) if isinstance(report, Report) else report
-        sums, ledger = reports.sums, self.ledger.charge(max(1, broadcast.tau), costs, usual=usual)
-        state, best = steps.with_losses(self.state.updated(ledger=ledger), sums)
+        sums = reports.sums
+        ledger = self.ledger.charge(max(1, broadcast.tau), costs, usual=usual)
+        state, best = stages.with_losses(self.state.updated(ledger=ledger), sums)
         if state.phase is Phase.FINAL:
             self.last = self._round(state, broadcast, sums)
             return self._answer(state.updated(phase=Phase.DONE, became_best=best))
-        state = steps.with_times(state.updated(t=state.t + round(broadcast.effective)), broadcast, times)
-        state, recover = steps.with_verdict(state, sums, adapts=method.step_size.adapts)
-        combined = mean = None if recover else steps.combined(method.combine, report, sums)
+        state = stages.with_times(
+            state.updated(t=state.t + round(broadcast.effective)), broadcast, times
+        )
+        state, recover = stages.with_verdict(state, sums, adapts=method.step_size.adapts)
+        combined = mean = None if recover else stages.combined(method.combine, report, sums)
         if mean is not None:
-            mean = steps.unbiased(state, broadcast, mean)
-        spent, before = progress(ledger, method.spending), progress(self.ledger, method.spending)
+            mean = stages.unbiased(state, broadcast, mean)
+        spent = progress(ledger, method.spending)
+        before = progress(self.ledger, method.spending)
         improved = best and sums.loss_gap < -sums.loss_gap_error
-        inputs = StepSizeInputs(sums.largest_beta, spent, sums.mean_beta, improved, max(0.0, spent - before))
-        scale = steps.first_scale(method.step_size, state, broadcast, inputs)
-        start, state = state.start, steps.with_retreat(state, method.update, sums)
-        state, mean, recover = steps.moved(state, method.update, mean, self._quantize, span=broadcast.span, scale=scale)
+        inputs = StepSizeInputs(
+            sums.largest_beta, spent, sums.mean_beta, improved, max(0.0, spent - before)
+        )
+        scale = stages.first_scale(method.step_size, state, broadcast, inputs)
+        start, state = state.start, stages.with_retreat(state, method.update, sums)
+        state, mean, recover = stages.moved(
+            state, method.update, mean, self._quantize, span=broadcast.span, scale=scale
+        )
         kept: tuple[str, ...] = ()
         if broadcast.request.estimate:
             parameters = without_statistics(mean, state.statistics)
             estimates, kept = next_estimates(
-                state.estimates, reports, broadcast, parameters, from_nodes=method.delta_from_nodes
+                state.estimates,
+                reports,
+                broadcast,
+                parameters,
+                from_nodes=method.delta_from_nodes,
             )
             state = state.updated(estimates=estimates)
         if state.drift is not None:
             known = report if isinstance(report, Report) else sums.report
-            anew = recover or report is not given  # or c would not be the mean of what nodes know of themselves
-            state = steps.with_drift(state, state.drift, known, sums, broadcast, recover=anew, start=start)
+            anew = (
+                recover or report is not given
+            )  # or c would not be the mean of what nodes know of themselves
+            state = stages.with_drift(
+                state, state.drift, known, sums, broadcast, recover=anew, start=start
+            )
             if self._quantize is not None:
-                state = steps.with_bias(state, broadcast, None if recover else combined)
-        work, shortened = WorkShares.of(broadcast, times), steps.changed(given, report)
-        round_ = replace(self._round(state, broadcast, sums), kept=kept, work=work, shortened=shortened)
+                state = stages.with_bias(state, broadcast, None if recover else combined)
+        work = WorkShares.of(broadcast, times)
+        shortened = stages.changed(given, report)
+        round_ = replace(
+            self._round(state, broadcast, sums), kept=kept, work=work, shortened=shortened
+        )
         follow = method.step_size.recover if recover else method.step_size.next
         state = state.updated(step_size=follow(state.step_size, inputs))
-        state = steps.at_pace(state, method.update, broadcast, broadcast.eta * scale, recover=recover)
+        state = stages.at_pace(
+            state, method.update, broadcast, broadcast.eta * scale, recover=recover
+        )
         if broadcast.stop:
             state = self._finish(state, best=best)
         else:
@@ -251,7 +295,9 @@ class Aggregator:
 
     def charge(self, costs: Costs) -> None:
         """What was spent besides rounds that were counted: on one that did not come together, say."""
-        self.state = self.state.updated(ledger=self.ledger.charge_besides(costs.aggregation))
+        self.state = self.state.updated(
+            ledger=self.ledger.charge_besides(costs.aggregation)
+        )
 
     def interrupt(self, costs: Costs | None = None) -> Outcome:
         """Ends the run where it is, with w^f as known.
@@ -281,15 +327,18 @@ class Aggregator:
         instead. Where these nodes' c_i had a part in c, it asks for a round without correction (drift.py says why), and
         is otherwise the same.
         """
-        broadcast, state = self.pending, self.state
+        broadcast = self.pending
+        state = self.state
         if broadcast is None:
-            raise LocalError(f"nodes are forgotten between rounds: the run is {state.phase}")
+            raise LocalError(
+                f"nodes are forgotten between rounds: the run is {state.phase}"
+            )
         drift = None if state.drift is None else state.drift.forget(nodes)
         if drift is None or drift is state.drift:
             return broadcast
         if drift.coming.correct and broadcast.tau > 0:
             drift = replace(drift, coming=replace(drift.coming, correct=False))
-            state = steps.with_coming_delta(state, drift).updated(work=None)
+            state = stages.with_coming_delta(state, drift).updated(work=None)
         self.state = state.updated(drift=drift)
         return self.state.broadcast
 
@@ -300,7 +349,9 @@ class Aggregator:
     @property
     def pending(self) -> Broadcast | None:
         """What was broadcast last and is not answered yet."""
-        return self.state.broadcast if self.state.phase in (Phase.ROUND, Phase.FINAL) else None
+        return (
+            self.state.broadcast if self.state.phase in (Phase.ROUND, Phase.FINAL) else None
+        )
 
     @property
     def outcome(self) -> Outcome | None:
@@ -327,38 +378,58 @@ class Aggregator:
     def _announce(self, state: _State, choice: Choice, *, best: bool) -> _State:
         """The next round, with the τ that was chosen or as much of it as fits; or the end."""
         plan = self.method.spending.plan(state.ledger, choice.decision)
-        state = state.updated(decision=plan.decision or choice.decision, stopped_by=plan.stopped_by)
+        state = state.updated(
+            decision=plan.decision or choice.decision, stopped_by=plan.stopped_by
+        )
         if plan.decision is None:
             return self._finish(state, best=best)
         stop = plan.stop
-        if not stop and self._rounds is not None and state.round + 1 - state.final_rounds >= self._rounds:
+        if (
+            not stop
+            and self._rounds is not None
+            and state.round + 1 - state.final_rounds >= self._rounds
+        ):
             stop, state = True, state.updated(stopped_by="rounds")
-        tau, workload = plan.decision.tau, choice.workload
+        tau = plan.decision.tau
+        workload = choice.workload
         work = None if workload is None else workload.work(tau)
-        return state.updated(round=state.round + 1, tau=tau, work=work, became_best=best, stop=stop)
+        return state.updated(
+            round=state.round + 1, tau=tau, work=work, became_best=best, stop=stop
+        )
 
     def _finish(self, state: _State, *, best: bool) -> _State:
         """No more rounds: the loss of w(T), if there is room for it; otherwise w^f is what is known to be good."""
         judged = state.round > 1  # any w but w(0)
         room = self.method.spending.final_room(state.ledger, judged=judged)
         if room is None or state.ledger.fits(room):
-            return steps.final_round(state, best=best)
-        return state.updated(phase=Phase.DONE, best=state.best if judged else state.w, became_best=best)
+            return stages.final_round(state, best=best)
+        return state.updated(
+            phase=Phase.DONE, best=state.best if judged else state.w, became_best=best
+        )
 
     def _extended(self, state: _State) -> _State:
         """Without the end that was announced or reached, now that there is more to spend."""
         if state.stopped_by is None:
             return state
-        reopened = steps.reopened(state)
-        if self._rounds is not None and reopened.round - reopened.final_rounds >= self._rounds:
+        reopened = stages.reopened(state)
+        if (
+            self._rounds is not None
+            and reopened.round - reopened.final_rounds >= self._rounds
+        ):
             if state.phase is Phase.ROUND:
                 return reopened.updated(stop=True, stopped_by="rounds")
-            raise UserError(f"`rounds` is {self._rounds}, and all of them were made: give more `rounds` to go on")
+            raise UserError(
+                f"`rounds` is {self._rounds}, and all of them were made: give more `rounds` to go on"
+            )
         if state.phase is Phase.ROUND:
             return reopened
         inputs = StepSizeInputs(None, progress(state.ledger, self.method.spending))
-        reopened = reopened.updated(step_size=self.method.step_size.next(state.step_size, inputs))
-        coming = self._announce(reopened, choose(self.method, reopened, recover=False), best=state.became_best)
+        reopened = reopened.updated(
+            step_size=self.method.step_size.next(state.step_size, inputs)
+        )
+        coming = self._announce(
+            reopened, choose(self.method, reopened, recover=False), best=state.became_best
+        )
         if coming.phase is not Phase.ROUND and state.phase is Phase.DONE:
             raise UserError(
                 f"budget {state.ledger.budget}: too little is left of {coming.stopped_by} for one more round"
@@ -395,6 +466,8 @@ class Aggregator:
             expected=self.method.spending.costs(state.ledger),
             nodes=sums.nodes,
             left_out=sums.left_out,
-            corrected=broadcast.drift is not None and broadcast.drift.correct and broadcast.tau > 0,
+            corrected=broadcast.drift is not None
+            and broadcast.drift.correct
+            and broadcast.tau > 0,
             divergence=None if state.drift is None else state.drift.divergence,
         )

@@ -36,21 +36,30 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 BLOCK = 256
 """Numbers that share a scale."""
 
-_FLOAT, _HALF = np.dtype("<f4"), np.dtype("<f2")
+_FLOAT = np.dtype("<f4")
+_HALF = np.dtype("<f2")
 _WIDTHS: dict[Kind, int] = {"none": 4, "16-bit": 2, "8-bit": 1}
 
-_LARGEST_SCALES: dict[Kind, float] = {"16-bit": 2.0**112, "8-bit": float(np.finfo(np.float32).max)}
+_LARGEST_SCALES: dict[Kind, float] = {
+    "16-bit": 2.0**112,
+    "8-bit": float(np.finfo(np.float32).max),
+}
 """With these, no number overflows."""
 
 _LARGEST_HALF = np.float32(np.finfo(np.float16).max)
-_EXPONENTS = -126, 112  # of scales of halves: from the smallest normal float32 to the largest scale
+_EXPONENTS = (
+    -126,
+    112,
+)  # of scales of halves: from the smallest normal float32 to the largest scale
 
 _NOT_FINITE = -128  # as 8 bits say it
 
 
 def encoded_size(kind: Kind, count: int) -> int:
     """Bytes that so many numbers take."""
-    return _WIDTHS[kind] * count + (0 if kind == "none" else _FLOAT.itemsize * _scale_count(count))
+    return _WIDTHS[kind] * count + (
+        0 if kind == "none" else _FLOAT.itemsize * _scale_count(count)
+    )
 
 
 def raw(vector: Float32) -> memoryview:
@@ -86,7 +95,10 @@ class Quantized(NamedTuple):
                 values[self.numbers == _NOT_FINITE] = np.nan
             rows, count = values.shape
             whole = count - count % BLOCK
-            blocks = values[:, :whole].reshape(rows, -1, BLOCK) * self.scales[:, : whole // BLOCK, None]
+            blocks = (
+                values[:, :whole].reshape(rows, -1, BLOCK)
+                * self.scales[:, : whole // BLOCK, None]
+            )
             values[:, :whole] = blocks.reshape(rows, whole)
             if whole < count:
                 values[:, whole:] *= self.scales[:, -1:]
@@ -122,24 +134,34 @@ def decode(kind: Kind, data: bytes | memoryview, count: int, rows: int = 1) -> F
     """The numbers of so many vectors, one after the other, [rows * count], in memory of their own."""
     view = memoryview(data).cast("B")
     if view.nbytes != rows * encoded_size(kind, count):
-        raise PeerError(f"{count} numbers ({kind}) take {encoded_size(kind, count)} bytes, not {view.nbytes / rows:g}")
+        raise PeerError(
+            f"{count} numbers ({kind}) take {encoded_size(kind, count)} bytes, not {view.nbytes / rows:g}"
+        )
     if kind == "none":
         return np.frombuffer(view, _FLOAT).astype(np.float32)
     head = _FLOAT.itemsize * rows * _scale_count(count)
     scales = np.frombuffer(view[:head], _FLOAT).astype(np.float32)
     if not ((scales >= 0) & (scales <= _LARGEST_SCALES[kind])).all():
-        raise PeerError(f"a scale of {kind} numbers that is negative, not finite or too large")
+        raise PeerError(
+            f"a scale of {kind} numbers that is negative, not finite or too large"
+        )
     raw = np.frombuffer(view[head:], _HALF if kind == "16-bit" else np.int8)
-    return Quantized(kind, scales.reshape(rows, -1), raw.reshape(rows, count)).values.reshape(-1)
+    return Quantized(
+        kind, scales.reshape(rows, -1), raw.reshape(rows, count)
+    ).values.reshape(-1)
 
 
-def with_feedback(kind: Kind, differences: Float32, lost: Float32 | None) -> tuple[Quantized, Float32]:
+def with_feedback(
+    kind: Kind, differences: Float32, lost: Float32 | None
+) -> tuple[Quantized, Float32]:
     """Differences [rows, n] as they are sent, each with what was lost of those before it; and what is lost now.
 
     What is not finite is not remembered, as of a node that diverged: nothing finite would ever be sent again.
     """
     if lost is not None and lost.shape != differences.shape:
-        raise LocalError(f"differences of shape {differences.shape} after some of {lost.shape}")
+        raise LocalError(
+            f"differences of shape {differences.shape} after some of {lost.shape}"
+        )
     with np.errstate(over="ignore", invalid="ignore"):
         meant = differences if lost is None else differences + lost
         sent = quantize(kind, meant)
@@ -182,9 +204,16 @@ class SentVectors:
 
     def encoded(self, report: Report) -> bytes | memoryview:
         """The report's vectors as they are sent; a single one that is sent as it is is not copied."""
-        given = {name: vector for name in VECTORS if (vector := getattr(report, name)) is not None}
+        given = {
+            name: vector
+            for name in VECTORS
+            if (vector := getattr(report, name)) is not None
+        }
         sent = self.vectors
-        parts = [sent[name].to_bytes() if name in sent else raw(vector) for name, vector in given.items()]
+        parts = [
+            sent[name].to_bytes() if name in sent else raw(vector)
+            for name, vector in given.items()
+        ]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -210,8 +239,17 @@ class BroadcastCompressor:
         """With which nodes come to hold what a broadcast says: of w, and of `mean` where there is one; none where they
         were not made just now.
         """
-        said = {name: vector for name in ("w", "mean") if (vector := getattr(broadcast, name)) is not None}
-        made = {name: data for name, held in said.items() for vector, data in self._sent if vector is held}
+        said = {
+            name: vector
+            for name in ("w", "mean")
+            if (vector := getattr(broadcast, name)) is not None
+        }
+        made = {
+            name: data
+            for name, held in said.items()
+            for vector, data in self._sent
+            if vector is held
+        }
         return made if made.keys() == said.keys() else {}
 
 
@@ -221,7 +259,9 @@ def _rounded(kind: Kind, blocks: Float32, largest: Float32) -> tuple[Float32, ND
         # The largest becomes 2^14 to 2^15, which leaves the most room below it.
         scales = np.ldexp(np.float32(1), np.clip(np.frexp(largest)[1] - 15, *_EXPONENTS))
         numbers = blocks / scales[..., None]
-        np.clip(numbers, -_LARGEST_HALF, _LARGEST_HALF, out=numbers)  # of what is close to the largest float32
+        np.clip(
+            numbers, -_LARGEST_HALF, _LARGEST_HALF, out=numbers
+        )  # of what is close to the largest float32
         return scales, numbers.astype(_HALF)
     # One after the other, because 127 / scale overflows where a block's numbers are tiny.
     numbers = blocks / np.where(largest > 0, largest, np.float32(1))[..., None]
@@ -233,7 +273,11 @@ def _in_blocks(vectors: Float32) -> Float32:
     """[rows, n] to [rows, blocks, 256], with zeros after the end."""
     rows, count = vectors.shape
     missing = -count % BLOCK
-    padded = np.append(vectors, np.zeros((rows, missing), np.float32), axis=1) if missing else vectors
+    padded = (
+        np.append(vectors, np.zeros((rows, missing), np.float32), axis=1)
+        if missing
+        else vectors
+    )
     return padded.reshape(rows, -(-count // BLOCK), BLOCK)
 
 

@@ -59,8 +59,7 @@ import numpy as np
 
 from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.protocol.messages import Broadcast, Drift, Report
-from fedbudget.protocol.norms import norms, squared_norms
-from fedbudget.protocol.sums import LARGEST
+from fedbudget.protocol.sums import LARGEST, norms, squared_norms
 
 NOTHING = np.empty((0, 0), np.float32)
 """In place of the c_i of nodes that can be learned again."""
@@ -72,7 +71,9 @@ def mean_gradient(start: Float32, end: Float32, span: float) -> Float32:
     Args:
       span: ητ.
     """
-    with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged, and is left out
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # of a node that diverged, and is left out
         gradient: Float32 = (start - end) / np.float32(span)
     return gradient
 
@@ -94,7 +95,9 @@ class Divergence:
 
     def then(self, fresh: "Divergence") -> "Divergence":
         """Half old and half new."""
-        return Divergence((self.plain + fresh.plain) / 2, (self.corrected + fresh.corrected) / 2)
+        return Divergence(
+            (self.plain + fresh.plain) / 2, (self.corrected + fresh.corrected) / 2
+        )
 
     @property
     def possible(self) -> bool:
@@ -131,11 +134,15 @@ class DriftState:
     @classmethod
     def first(cls, w: Float32) -> "DriftState":
         nobody = np.empty(0, np.int64)
-        return cls(np.zeros_like(w), Drift(correct=True, share=1.0), None, 0, nobody, nobody)
+        return cls(
+            np.zeros_like(w), Drift(correct=True, share=1.0), None, 0, nobody, nobody
+        )
 
     def join(self, report: Report) -> "DriftState":
         """With the nodes of a report."""
-        if np.array_equal(report.nodes, self.nodes) and np.array_equal(report.sizes, self.sizes):
+        if np.array_equal(report.nodes, self.nodes) and np.array_equal(
+            report.sizes, self.sizes
+        ):
             return self
         nodes, first = np.unique(np.append(report.nodes, self.nodes), return_index=True)
         return replace(self, nodes=nodes, sizes=np.append(report.sizes, self.sizes)[first])
@@ -143,11 +150,20 @@ class DriftState:
     def forget(self, nodes: Collection[int]) -> "DriftState":
         """Without these nodes; itself when none of them is known."""
         known = np.isin(self.nodes, np.array(sorted(nodes), np.int64))
-        return replace(self, nodes=self.nodes[~known], sizes=self.sizes[~known]) if known.any() else self
+        return (
+            replace(self, nodes=self.nodes[~known], sizes=self.sizes[~known])
+            if known.any()
+            else self
+        )
 
     def anew(self) -> "DriftState":
         """With nothing that was learned."""
-        return replace(self, mean=np.zeros_like(self.mean), coming=Drift(correct=False, share=1.0), divergence=None)
+        return replace(
+            self,
+            mean=np.zeros_like(self.mean),
+            coming=Drift(correct=False, share=1.0),
+            divergence=None,
+        )
 
     @property
     def data(self) -> float:
@@ -175,7 +191,9 @@ class DriftState:
           lasted: α of this interval; NaN where it is not known.
         """
         corrected = broadcast.drift is not None and broadcast.drift.correct
-        gradient = mean_gradient(broadcast.w if start is None else start, mean, broadcast.span)
+        gradient = mean_gradient(
+            broadcast.w if start is None else start, mean, broadcast.span
+        )
         divergence = fresh if self.divergence is None else self.divergence.then(fresh)
         after = replace(
             self,
@@ -188,7 +206,9 @@ class DriftState:
             return after
         if share < 1 and not recover:  # some were missing
             whole = broadcast.drift is None or broadcast.drift.strength is None
-            return after if whole else replace(after, coming=Drift(correct=False, share=share))
+            return (
+                after if whole else replace(after, coming=Drift(correct=False, share=share))
+            )
         return after._with_strength(lasted, recover=recover)
 
     def _with_strength(self, lasted: float | None, *, recover: bool) -> "DriftState":
@@ -196,7 +216,9 @@ class DriftState:
         if lasted is not None and np.isfinite(lasted):
             lasting = lasted if lasting is None else (lasting + lasted) / 2
         strength = 1.0 if lasting is None else min(1.0, max(0.0, lasting))
-        return replace(self, lasting=lasting, coming=Drift(not recover, self.coming.share, strength))
+        return replace(
+            self, lasting=lasting, coming=Drift(not recover, self.coming.share, strength)
+        )
 
     @property
     def coming_delta(self) -> float | None:
@@ -207,11 +229,23 @@ class DriftState:
 
     def require_possible(self, w: Float32) -> None:
         """Refuses what no run comes to: raises ValueError."""
-        if self.mean.shape != w.shape or not 0 <= self.coming.share <= 1 or not 0 <= self.uncorrected < 2**63:
-            raise ValueError(f"c has shape {self.mean.shape}, P is {self.coming.share}, since round {self.uncorrected}")
+        if (
+            self.mean.shape != w.shape
+            or not 0 <= self.coming.share <= 1
+            or not 0 <= self.uncorrected < 2**63
+        ):
+            raise ValueError(
+                f"c has shape {self.mean.shape}, P is {self.coming.share}, since round {self.uncorrected}"
+            )
         if self.nodes.ndim != 1 or self.sizes.shape != self.nodes.shape:
-            raise ValueError(f"nodes and sizes have shapes {self.nodes.shape} and {self.sizes.shape}")
-        if (np.diff(self.nodes) <= 0).any() or (self.nodes < 0).any() or (self.sizes < 1).any():
+            raise ValueError(
+                f"nodes and sizes have shapes {self.nodes.shape} and {self.sizes.shape}"
+            )
+        if (
+            (np.diff(self.nodes) <= 0).any()
+            or (self.nodes < 0).any()
+            or (self.sizes < 1).any()
+        ):
             raise ValueError("nodes are not in order, or have no samples")
 
 
@@ -242,7 +276,11 @@ class Correction:
         """What is added to gradients in an interval, [n, parameters]; nothing where it is not corrected."""
         if not drift.correct:
             return None
-        return self.shift if drift.strength is None else np.float32(drift.strength) * self.shift
+        return (
+            self.shift
+            if drift.strength is None
+            else np.float32(drift.strength) * self.shift
+        )
 
     def learn(self, gradients: Float32, drift: Drift) -> "Correction":
         """With c_i from the nodes' mean gradients over an interval; what is not finite teaches nothing.
@@ -254,7 +292,12 @@ class Correction:
         if shift is not None:
             gradients -= shift
         finite = np.asarray(np.isfinite(gradients).all(axis=1))
-        return replace(self, own=gradients if finite.all() else np.where(finite[:, None], gradients, self.own))
+        return replace(
+            self,
+            own=gradients
+            if finite.all()
+            else np.where(finite[:, None], gradients, self.own),
+        )
 
     @property
     def lasting(self) -> tuple[Float64, Float64]:
@@ -270,4 +313,10 @@ class Correction:
     def with_mean(self, mean: Float32) -> "Correction":
         """With c as it is now, and so the shifts of the coming interval."""
         shift = mean - self.own
-        return replace(self, mean=mean, shift=shift, plain=norms(shift), corrected=norms(shift, self.shift))
+        return replace(
+            self,
+            mean=mean,
+            shift=shift,
+            plain=norms(shift),
+            corrected=norms(shift, self.shift),
+        )

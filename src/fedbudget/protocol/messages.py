@@ -17,7 +17,9 @@ from fedbudget.errors import FedbudgetError
 
 _SCALAR = 8  # bytes of a number
 _HEADER = 32  # bytes of all flags, and of the fields below
-_IN_HEADER = frozenset({"round", "tau", "eta", "momentum", "work", "compress", "nodes", "sizes"})
+_IN_HEADER = frozenset(
+    {"round", "tau", "eta", "momentum", "work", "compress", "nodes", "sizes"}
+)
 
 
 class LocalError(FedbudgetError, RuntimeError):
@@ -127,7 +129,12 @@ class Work:
           tau: what one makes that is not among them.
         """
         known = len(self.updates)
-        return replace(self, updates=tuple(self.updates[node] if node < known else tau for node in nodes.tolist()))
+        return replace(
+            self,
+            updates=tuple(
+                self.updates[node] if node < known else tau for node in nodes.tolist()
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -188,27 +195,43 @@ class Broadcast:
 
     def __post_init__(self) -> None:
         if self.request.private != (self.private is not None):
-            raise ValueError("a broadcast says what a private round is where that is asked for, and only there")
+            raise ValueError(
+                "a broadcast says what a private round is where that is asked for, and only there"
+            )
         if self.private is not None and self.request.per_sample != self.private.per_sample:
             raise ValueError("a private round is of nodes or of samples, as a run asks for")
         if self.request.drift != (self.drift is not None):
-            raise ValueError("a broadcast says how drift is corrected where that is asked for, and only there")
+            raise ValueError(
+                "a broadcast says how drift is corrected where that is asked for, and only there"
+            )
 
     @classmethod
     def first(cls, w: Float32, eta: float, request: Request) -> "Broadcast":
         """What a run begins with, with τ=1: for a trial round, say."""
         drift = Drift(correct=True, share=1.0) if request.drift else None
-        private = Private(1.0, 1.0, 0 if request.per_sample else None) if request.private else None
-        return cls(1, w, 1, eta, request, best=False, stop=False, drift=drift, private=private)
+        private = (
+            Private(1.0, 1.0, 0 if request.per_sample else None)
+            if request.private
+            else None
+        )
+        return cls(
+            1, w, 1, eta, request, best=False, stop=False, drift=drift, private=private
+        )
 
     def to(self, nodes: Int64) -> "Broadcast":
         """As it is sent to the nodes of these numbers."""
-        return self if self.work is None else replace(self, work=self.work.of(nodes, self.tau))
+        return (
+            self if self.work is None else replace(self, work=self.work.of(nodes, self.tau))
+        )
 
     @property
     def remembered(self) -> "Broadcast":
         """Without vectors that are of use only once."""
-        return self if self.mean is None and self.catch_up is None else replace(self, mean=None, catch_up=None)
+        return (
+            self
+            if self.mean is None and self.catch_up is None
+            else replace(self, mean=None, catch_up=None)
+        )
 
     @property
     def effective(self) -> float:
@@ -237,13 +260,23 @@ class Broadcast:
         if self.tau == 0:
             return frozenset()
         if self.private is not None:
-            lengths = {"length"} if self.private.measures or not self.private.per_sample else set()
+            lengths = (
+                {"length"}
+                if self.private.measures or not self.private.per_sample
+                else set()
+            )
             return frozenset(lengths if self.private.measures else {*lengths, "w"})
         names = {"w"}
         if self.request.estimate and (self.round > 1 or self.request.one_step):
-            names |= {"rho", "beta", "gradients"} if self.request.gradient else {"rho", "beta"}
+            names |= (
+                {"rho", "beta", "gradients"} if self.request.gradient else {"rho", "beta"}
+            )
         if self.request.drift:
-            names |= {"plain", "corrected", "lasting", "shifted"} if self.request.partly else {"plain", "corrected"}
+            names |= (
+                {"plain", "corrected", "lasting", "shifted"}
+                if self.request.partly
+                else {"plain", "corrected"}
+            )
         return frozenset(names)
 
     @property
@@ -308,11 +341,18 @@ class Report:
             raise PeerError("a report needs nodes with samples")
         if (self.nodes[1:] <= self.nodes[:-1]).any():
             raise PeerError("a node reported twice, or reports are not in node order")
-        missing = sorted(name for name in broadcast.report_fields if getattr(self, name) is None)
+        missing = sorted(
+            name for name in broadcast.report_fields if getattr(self, name) is None
+        )
         if missing:
             raise PeerError(f"a report without {', '.join(missing)}")
-        one, many = self.nodes.shape, (len(self.nodes), broadcast.w.size)
-        for name, shape in {**dict.fromkeys(NUMBERS, one), **dict.fromkeys(VECTORS, many), "sizes": one}.items():
+        one = self.nodes.shape
+        many = (len(self.nodes), broadcast.w.size)
+        for name, shape in {
+            **dict.fromkeys(NUMBERS, one),
+            **dict.fromkeys(VECTORS, many),
+            "sizes": one,
+        }.items():
             values = getattr(self, name)
             if values is not None and values.shape != shape:
                 raise PeerError(f"{name} has shape {values.shape}, not {shape}")
@@ -323,7 +363,9 @@ class Report:
         if len(reports) == 1:
             return reports[0]
         nodes = np.concatenate([report.nodes for report in reports])
-        order: Int64 | None = None  # none is needed where they come in it, and then vectors are not copied again
+        order: Int64 | None = (
+            None  # none is needed where they come in it, and then vectors are not copied again
+        )
         if not (nodes[1:] > nodes[:-1]).all():
             order = np.argsort(nodes, kind="stable")
             if len(np.unique(nodes)) != len(nodes):
@@ -335,28 +377,42 @@ class Report:
             if absent == len(parts):
                 return None
             if absent:
-                raise PeerError(f"some reports of round {reports[0].round} have {name} and some have not")
+                raise PeerError(
+                    f"some reports of round {reports[0].round} have {name} and some have not"
+                )
             try:
                 joined = np.concatenate(parts)
                 return joined if order is None else joined[order]
             except (ValueError, IndexError):
-                raise PeerError(f"reports of round {reports[0].round} have {name} of different shapes") from None
+                raise PeerError(
+                    f"reports of round {reports[0].round} have {name} of different shapes"
+                ) from None
 
         if len({report.round for report in reports}) != 1:
-            raise PeerError(f"reports of different rounds: {sorted({report.round for report in reports})}")
-        joined = {field.name: join(field.name) for field in fields(cls) if field.name != "round"}
+            raise PeerError(
+                f"reports of different rounds: {sorted({report.round for report in reports})}"
+            )
+        joined = {
+            field.name: join(field.name) for field in fields(cls) if field.name != "round"
+        }
         return cls(reports[0].round, **joined)  # type: ignore[arg-type]
 
 
-VECTORS = tuple(field.name for field in fields(Report) if Float32 in (field.type, *get_args(field.type)))
+VECTORS = tuple(
+    field.name for field in fields(Report) if Float32 in (field.type, *get_args(field.type))
+)
 """The fields of a report that have a vector of each node, [n, parameters]."""
 
-NUMBERS = tuple(field.name for field in fields(Report) if Float64 in (field.type, *get_args(field.type)))
+NUMBERS = tuple(
+    field.name for field in fields(Report) if Float64 in (field.type, *get_args(field.type))
+)
 """The fields of a report that have a number of each node, [n]."""
 
 
 def _size_of_fields(message: object) -> int:
-    return sum(_wire_size(value) for name, value in vars(message).items() if name not in _IN_HEADER)
+    return sum(
+        _wire_size(value) for name, value in vars(message).items() if name not in _IN_HEADER
+    )
 
 
 def _wire_size(value: object) -> int:

@@ -1,19 +1,27 @@
-"""How a run is made, as one value: what decides in it, each of which may be the user's own object."""
+"""How a run is made, as one value: what decides in it, each of which may be the user's own object.
 
-from dataclasses import dataclass, field
+What the aggregator chooses between two rounds: τ by the controller, and whether faster nodes make more updates.
+
+By speed is chosen where it may be, and where time is what there is least of: where with the same τ for all nodes it is
+the time of a round that is the largest share of its limit (workload.py).
+"""
+
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from fedbudget.arrays import Float32
-from fedbudget.control import Controller
+from fedbudget.budget.control import ControlInputs, Controller, Decision, Reason
+from fedbudget.budget.spending import CarefulSpending, SpendingRule
+from fedbudget.budget.step_size import StepSize
 from fedbudget.errors import UserError
 from fedbudget.protocol.combine import CombineRule, WeightedMean, averages
-from fedbudget.protocol.fednova import DataWorkload
 from fedbudget.protocol.messages import Request
 from fedbudget.protocol.privacy import Noise
 from fedbudget.protocol.state import AggregatorState
-from fedbudget.protocol.update import Average, UpdateRule
-from fedbudget.spending import CarefulSpending, SpendingRule
-from fedbudget.step_size import StepSize
+from fedbudget.protocol.update import Average, UpdateRule, moves
+from fedbudget.protocol.workload import LEAST_GAIN, STRETCH, DataWorkload, Workload
 
 Delta = Literal["gradient", "parameters"]
 """What δ is estimated from."""
@@ -80,7 +88,9 @@ class Method:
     def __post_init__(self) -> None:
         if not self.combine.needs_reports and not isinstance(self.combine, WeightedMean):
             name = type(self.combine).__name__
-            raise UserError(f"{name} must say that it needs reports: sums give the weighted mean")
+            raise UserError(
+                f"{name} must say that it needs reports: sums give the weighted mean"
+            )
         if self.correct_drift and not averages(self.combine):
             # Nodes learn c from w(t₀) and what the w_i(t) were combined to: right only where that is their mean.
             raise UserError(
@@ -88,16 +98,25 @@ class Method:
                 "turn drift correction off"
             )
         if self.by_speed is not None and not self.correct_drift:
-            raise UserError("nodes make different numbers of local updates only where drift is corrected")
+            raise UserError(
+                "nodes make different numbers of local updates only where drift is corrected"
+            )
 
     @property
     def request(self) -> Request:
         """What nodes are asked for."""
         adapts = self.step_size.adapts
         if self.private is not None:
-            per_sample = self.private.per_sample  # in which an η_i by samples of one's own would tell of them
+            per_sample = (
+                self.private.per_sample
+            )  # in which an η_i by samples of one's own would tell of them
             one_step = adapts and not per_sample
-            return Request(one_step=one_step, proximal=self.proximal, private=True, per_sample=per_sample)
+            return Request(
+                one_step=one_step,
+                proximal=self.proximal,
+                private=True,
+                per_sample=per_sample,
+            )
         return Request(
             estimate=self.controller.estimates or adapts,
             gradient=self.delta == "gradient",
@@ -130,3 +149,73 @@ class Method:
     def state_type(self, w: Float32) -> Any:
         """The type of an aggregator's state, by which it is read from a file."""
         return AggregatorState[type(self.step_size.first()), type(self.update.first(w))]  # type: ignore[misc]
+
+
+_State = AggregatorState[Any, Any]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """For the coming round.
+
+    Args:
+      decision: τ, or k where nodes share the round by their speeds, and why.
+      workload: how they share it; None where all make the same number of updates.
+    """
+
+    decision: Decision
+    workload: Workload | DataWorkload | None = None
+
+
+def choose(method: Method, state: _State, *, recover: bool) -> Choice:
+    """The next τ.
+
+    Args:
+      recover: whether the run goes back to w^f.
+    """
+    if recover:
+        return Choice(Decision(1, Reason.RECOVERY))
+    if not state.step_size.settled:
+        return Choice(Decision(1, Reason.START))
+    costs = method.spending.costs(state.ledger)
+    budget = state.ledger.budget
+    inputs = ControlInputs(
+        state.estimates, state.step_size.eta, costs.step, costs.aggregation, budget.array
+    )
+    if method.by_data is not None:
+        return Choice(method.controller.next(state.decision, inputs), method.by_data)
+    decision = method.controller.next(_last(state), inputs)
+    workload = _workload(method, state)
+    if workload is None or not _time_binds(decision, inputs, list(budget.limits)):
+        return Choice(decision)
+    return Choice(Decision(workload.length(decision.tau), decision.reason), workload)
+
+
+def _workload(method: Method, state: _State) -> Workload | None:
+    """How nodes would share the coming round; None where they may not, or where it would gain nothing."""
+    drift = state.drift
+    if (
+        method.by_speed is None
+        or state.times is None
+        or drift is None
+        or not drift.coming.correct
+    ):
+        return None
+    stretch = 1.0 if moves(method.update) else STRETCH
+    workload = Workload.of(state.times, state.round + 1, method.by_speed, stretch)
+    return workload if workload is not None and workload.gain >= LEAST_GAIN else None
+
+
+def _time_binds(decision: Decision, inputs: ControlInputs, names: list[str]) -> bool:
+    """Whether the time of such a round is a larger share of its limit than of any other resource."""
+    shares = (decision.tau * inputs.c + inputs.b) / inputs.budget
+    return names[int(np.argmax(shares))] == "time"
+
+
+def _last(state: _State) -> Decision:
+    """The last decision, as of the effective node."""
+    return (
+        state.decision
+        if state.work is None
+        else replace(state.decision, tau=max(1, round(state.work.effective)))
+    )

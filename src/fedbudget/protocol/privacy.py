@@ -27,8 +27,7 @@ import numpy as np
 
 from fedbudget.arrays import Float32, Float64, Int64
 from fedbudget.protocol.messages import Broadcast, LocalError, Private, Report
-from fedbudget.protocol.sums import Numbers, Sums, Vectors
-from fedbudget.protocol.tree import add_up
+from fedbudget.protocol.sums import Numbers, Sums, Vectors, add_up
 
 MEASURED = 0.05
 """The share of all ρ that finding the first C takes."""
@@ -84,7 +83,11 @@ def clipped(updates: Float32, clip: float) -> Float32:
         scale = np.minimum(1.0, _SHRINK * clip / np.where(lengths > 0, lengths, 1.0))
         cut = np.asarray(updates * scale[:, None], np.float32)
     known = np.isfinite(lengths)
-    return cut if known.all() else np.where(known[:, None], np.where(known[:, None], cut, 0), np.float32(0))
+    return (
+        cut
+        if known.all()
+        else np.where(known[:, None], np.where(known[:, None], cut, 0), np.float32(0))
+    )
 
 
 def lengths_of(updates: Float32) -> Float64:
@@ -96,13 +99,17 @@ def told_lengths(updates: Float32) -> Float64:
     """Lengths as nodes tell them: eighths of octaves, rounded up, [n]; of one that is not finite, the longest."""
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         steps = np.ceil(_STEPS * np.log2(lengths_of(updates)))
-    longest, shortest = _STEPS * (_OCTAVES[-1] + 1), _STEPS * (_OCTAVES[0] - 1)
+    longest = _STEPS * (_OCTAVES[-1] + 1)
+    shortest = _STEPS * (_OCTAVES[0] - 1)
     return np.asarray(np.clip(np.where(np.isnan(steps), longest, steps), shortest, longest))
 
 
-def private_report(broadcast: Broadcast, private: Private, nodes: Int64, w: Float32 | None) -> Report:
+def private_report(
+    broadcast: Broadcast, private: Private, nodes: Int64, w: Float32 | None
+) -> Report:
     """All that leaves nodes who have come to these w_i, [n, parameters]; nothing does where they made no updates."""
-    ones, nothing = np.ones(len(nodes), np.int64), np.zeros(len(nodes))
+    ones = np.ones(len(nodes), np.int64)
+    nothing = np.zeros(len(nodes))
     report = Report(broadcast.round, nodes, ones, nothing, nothing)
     if w is None:
         return report
@@ -129,13 +136,30 @@ class NoisySums:
     counts: Float64
 
     @classmethod
-    def of(cls, round_: int, nodes: Int64, counts: Float64, updates: Float64 | None) -> "NoisySums":
+    def of(
+        cls, round_: int, nodes: Int64, counts: Float64, updates: Float64 | None
+    ) -> "NoisySums":
         nothing = np.zeros((1, len(Numbers._fields)))
         w = None if updates is None else updates[None]
-        return cls(Sums(round_, len(nodes), (), nodes[:1], nothing, w, None, slopes=False, largest_beta=None), counts)
+        return cls(
+            Sums(
+                round_,
+                len(nodes),
+                (),
+                nodes[:1],
+                nothing,
+                w,
+                None,
+                slopes=False,
+                largest_beta=None,
+            ),
+            counts,
+        )
 
     def distance_sums(self, vectors: Vectors, mean: object) -> Float64:
-        raise LocalError("distances from the mean need every report, and only sums with noise are known")
+        raise LocalError(
+            "distances from the mean need every report, and only sums with noise are known"
+        )
 
 
 @dataclass(frozen=True)
@@ -157,13 +181,19 @@ def release(report: Report, private: Private, noise: Float64) -> Release:
     Args:
       noise: [parameters + 1], or one for each octave where only lengths are looked at.
     """
-    sigma, total = multipliers(private), None
+    sigma = multipliers(private)
+    total = None
     counts = _total(report, counted(report, private))
     if private.measures:
         counts = noisy(counts, ALL_OCTAVES, sigma.counts, noise)
     else:
         assert report.w is not None
-        total = noisy(_total(report, clipped(report.w, private.clip)), private.clip, sigma.updates, noise[:-1])
+        total = noisy(
+            _total(report, clipped(report.w, private.clip)),
+            private.clip,
+            sigma.updates,
+            noise[:-1],
+        )
         counts = noisy(counts, 0.5, sigma.counts, noise[-1:])
     return release_sums(NoisySums.of(report.round, report.nodes, counts, total), private)
 
@@ -174,7 +204,9 @@ def release_sums(known: NoisySums, private: Private) -> Release:
     if private.measures:
         return Release(None, first_clip(shares))
     assert known.sums.w is not None
-    return Release(known.sums.w[0] / known.sums.nodes, next_clip(private.clip, float(shares[0])))
+    return Release(
+        known.sums.w[0] / known.sums.nodes, next_clip(private.clip, float(shares[0]))
+    )
 
 
 def counted(report: Report, private: Private) -> Float64:
@@ -208,14 +240,18 @@ def first_clip(shares: Float64) -> float:
         while len(rising) > 1 and rising[-2][0] >= rising[-1][0]:
             (one, ones), (two, twos) = rising[-2:]
             rising[-2:] = [((one * ones + two * twos) / (ones + twos), ones + twos)]
-    smooth = np.clip(np.repeat([share for share, _ in rising], [count for _, count in rising]), 0.0, 1.0)
+    smooth = np.clip(
+        np.repeat([share for share, _ in rising], [count for _, count in rising]), 0.0, 1.0
+    )
     return math.exp2(np.interp(QUANTILE, smooth, _OCTAVES))
 
 
 def next_clip(clip: float, share: float) -> float:
     """C, when this share of updates was no longer, with noise; within what it may be at all."""
     coming = clip * math.exp(-PACE * (min(1.0, max(0.0, share)) - QUANTILE))
-    shortest, longest = (2.0**octave for octave in (_OCTAVES[0].item(), _OCTAVES[-1].item()))
+    shortest, longest = (
+        2.0**octave for octave in (_OCTAVES[0].item(), _OCTAVES[-1].item())
+    )
     return float(min(longest, max(shortest, coming)))
 
 

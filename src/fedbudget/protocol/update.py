@@ -1,17 +1,102 @@
-"""How the mean update moves w: the aggregator's own step, after local updates have been averaged.
+"""What of w is no parameter: running statistics, such as those of batch normalization, which are w's last numbers.
+
+They travel with w, and are averaged by samples as parameters are, eq. (5). But they are measured, and not found by
+steps along a gradient: so no update rule moves them, drift is not corrected in them, and no distance between two w
+counts them. Wherever two w are compared, one is first given the statistics of the other.
+
+How the mean update moves w: the aggregator's own step, after local updates have been averaged.
 
 An update rule is a value and a pure step, as a controller is (control.py). Its state is whatever it must remember from
 round to round: None, or a frozen dataclass of numbers and arrays, which is saved with the aggregator's.
+
+Update rules that others have published, by the names that they are known by.
+
+With Δ = mean - w(t₀), which stands for a step along the negative gradient, all of it per parameter:
+
+    average     w(t) = w(t₀) + Δ                                               FedAvg, McMahan et al., AISTATS 2017
+    fedavgm     v ← m v + s Δ,                  w(t) = w(t₀) + v               Hsu et al., 2019
+    fedadam     v ← β₂ v + (1-β₂) Δ²                                           Reddi et al., ICLR 2021, Algorithm 2
+    fedyogi     v ← v - (1-β₂) Δ² sign(v - Δ²)                                 the same
+                m ← β₁ m + (1-β₁) Δ,            w(t) = w(t₀) + s m / (√v + ε)  of both
+
+m starts with 0, and v of the last two with ε², the least that Algorithm 2 allows. There is no correction of the bias
+that m and v have at first: Algorithm 2 has none, while some programs that bear its name do. ε is τ in their paper, and
+s is η, which here are local updates and the nodes' step size. SCAFFOLD, FedProx and FedNova, which change local
+updates, are in drift.py, proximal.py and fednova.py.
+
+How w of K-means moves: to the mean, and centres that have nothing to do are put where there is something.
+
+The first centres are drawn without a look at samples, which stay with the nodes. So one of them may be the nearest to
+nearly all: it moves into their midst, and the others, which have no samples, have a gradient of 0 for good. Then there
+is one cluster, however many were asked for. So centres begin few and are split (Linde, Buzo and Gray, 1980):
+
+- After the first round those count that have moved more than half as far as the one that moved furthest; after any
+  other, those that have moved at all. Who has counted once counts for good: it may stay because that is right.
+- Each of the others is put beside one that has moved, off by a hundredth of that one's way, so that they share its
+  samples, and part. One that moves is split once in a round, the one that moved furthest first: so in every round there
+  may be twice as many, until there are all. Nobody was nearest to where such a centre was, but perhaps in the first
+  round, so that the loss does not rise by it.
+
+FedProx: local updates that are held near where they started (Li et al., MLSys 2020).
+
+A node descends on F_i(w) + μ/2 ‖w - w(t₀)‖² in place of F_i(w), so that an update is
+
+    w ← w - η (∇F_i(w) + s_i + μ (w - w(t₀)))
+
+with s_i whatever else is added to its gradients. The pull changes with every update, while a model adds the same to all
+of a round's: so updates are asked for one at a time, each for all nodes at once. Losses and gradients that a round
+tells of are those of F_i itself; at w(t₀), where they are taken, the pull is 0.
 """
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32
+from fedbudget.data.sampling import BatchIndices
 from fedbudget.errors import UserError
+from fedbudget.models.base import Descent
+from fedbudget.protocol.estimates import one_of
+
+
+def with_statistics_of(other: Float32, w: Float32, statistics: int) -> Float32:
+    """w, [parameters] or [nodes, parameters], with another's statistics; the other itself, where all else is the same.
+
+    Args:
+      statistics: how many of w's last numbers are; with none it is w itself.
+    """
+    if not statistics:
+        return w
+    if w.shape == other.shape and np.array_equal(
+        w[..., :-statistics], other[..., :-statistics]
+    ):
+        return other
+    alike = w.copy()
+    alike[..., -statistics:] = other[..., -statistics:]
+    return alike
+
+
+def without_statistics(w: Float32, statistics: int) -> Float32:
+    """The parameters alone."""
+    return w[..., : w.shape[-1] - statistics]
+
+
+def scaled_from(start: Float32, w: Float32, scale: Float32, statistics: int) -> Float32:
+    """Where nodes would be who have come from `start` to w, [nodes, parameters], had they gone so many times as far.
+
+    Args:
+      scale: [nodes]; statistics stay as they are.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged
+        scaled: Float32 = w - start
+        scaled *= scale[:, None]
+        scaled += start
+    return with_statistics_of(w, scaled, statistics)
 
 
 class UpdateRule(Protocol):
@@ -124,7 +209,9 @@ class ServerMomentum:
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
-            raise UserError(f"momentum must be at least 0 and below 1, not {self.momentum:g}")
+            raise UserError(
+                f"momentum must be at least 0 and below 1, not {self.momentum:g}"
+            )
         if not 0 < self.step_size < math.inf:
             raise UserError(f"step_size must be a positive number, not {self.step_size:g}")
 
@@ -204,10 +291,17 @@ class Accelerate:
         return Motion(np.zeros_like(w), np.ones_like(w))
 
     def next(self, state: Motion, w: Float32, mean: Float32) -> tuple[Motion, Float32]:
-        with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverges, and then goes back
-            step, velocity = mean - w, state.velocity
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # of a run that diverges, and then goes back
+            step = mean - w
+            velocity = state.velocity
             agree = np.sign(velocity) * np.sign(step)
-            factor = np.select([agree > 0, agree < 0], [np.float32(self.rise), np.float32(self.fall)], np.float32(1))
+            factor = np.select(
+                [agree > 0, agree < 0],
+                [np.float32(self.rise), np.float32(self.fall)],
+                np.float32(1),
+            )
             gains = np.clip(state.gains * factor, np.float32(1), np.float32(self.most))
             velocity = np.where(agree < 0, np.float32(self.kept) * velocity, velocity)
             velocity = np.float32(self.momentum) * velocity + gains * step
@@ -219,7 +313,204 @@ class Accelerate:
 
     def retreat(self, state: Motion) -> Motion:
         kept = np.float32(self.kept)
-        return replace(state, velocity=kept * state.velocity, gains=1 + kept * (state.gains - 1))
+        return replace(
+            state, velocity=kept * state.velocity, gains=1 + kept * (state.gains - 1)
+        )
 
     def paced(self, state: Motion, ratio: float) -> Motion:
         return replace(state, velocity=np.float32(min(1.0, ratio)) * state.velocity)
+
+
+@dataclass(frozen=True)
+class UpdateMoments:
+    """What an adaptive rule remembers: running means of Δ and of its square, both [parameters]."""
+
+    m: Float32
+    v: Float32
+
+
+@dataclass(frozen=True)
+class _AdaptiveRule(ABC):
+    """What FedAdam and FedYogi share."""
+
+    step_size: float = 0.1
+    momentum: float = 0.9
+    beta2: float = 0.99
+    epsilon: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for name in ("momentum", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(
+                    f"{name} must be at least 0 and below 1, not {getattr(self, name):g}"
+                )
+        for name in ("step_size", "epsilon"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(
+                    f"{name} must be a positive number, not {getattr(self, name):g}"
+                )
+
+    def first(self, w: Float32) -> UpdateMoments:
+        return UpdateMoments(np.zeros_like(w), np.full_like(w, self.epsilon**2))
+
+    def next(
+        self, state: UpdateMoments, w: Float32, mean: Float32
+    ) -> tuple[UpdateMoments, Float32]:
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # of a run that diverges, and then goes back
+            delta = mean - w
+            m = np.float32(self.momentum) * state.m + np.float32(1 - self.momentum) * delta
+            v = self._second_moment(state.v, np.square(delta))
+            scale: Float32 = np.float32(self.step_size) / (
+                np.sqrt(v) + np.float32(self.epsilon)
+            )
+            return UpdateMoments(m, v), w + scale * m
+
+    @abstractmethod
+    def _second_moment(self, v: Float32, square: Float32) -> Float32:
+        """The next v, from Δ²."""
+
+
+@dataclass(frozen=True)
+class FedAdam(_AdaptiveRule):
+    """Parameters that move little move further, by a running mean of Δ² (Reddi et al., 2021).
+
+    Args:
+      step_size: s; about the length of a step of each parameter.
+      momentum: β₁, of the running mean of Δ.
+      beta2: β₂, of the running mean of Δ².
+      epsilon: ε; larger is less adaptive.
+
+    >>> rule, w = FedAdam(step_size=1.0, momentum=0.5, beta2=0.75, epsilon=1.0), np.zeros(1, np.float32)
+    >>> rule.next(rule.first(w), w, w + 3)[1].round(3)  # m = 1.5, v = 0.75 + 0.25 * 9 = 3
+    array([0.549], dtype=float32)
+    """
+
+    def _second_moment(self, v: Float32, square: Float32) -> Float32:
+        return np.float32(self.beta2) * v + np.float32(1 - self.beta2) * square
+
+
+@dataclass(frozen=True)
+class FedYogi(_AdaptiveRule):
+    """As FedAdam, with v that changes by no more than a share of Δ², however large it has become (Reddi et al., 2021).
+
+    Args:
+      step_size: s; about the length of a step of each parameter.
+      momentum: β₁, of the running mean of Δ.
+      beta2: β₂; v changes by 1-β₂ of Δ².
+      epsilon: ε; larger is less adaptive.
+
+    >>> rule, w = FedYogi(step_size=1.0, momentum=0.5, beta2=0.75, epsilon=1.0), np.zeros(1, np.float32)
+    >>> rule.next(rule.first(w), w, w + 4)[1].round(3)  # m = 2, v = 1 + 0.25 * 16 = 5
+    array([0.618], dtype=float32)
+    """
+
+    def _second_moment(self, v: Float32, square: Float32) -> Float32:
+        change: Float32 = np.float32(1 - self.beta2) * square * np.sign(v - square)
+        return v - change
+
+
+UPDATE_RULES: Mapping[str, type[Any]] = {
+    "average": Average,
+    "accelerate": Accelerate,
+    "fedavgm": ServerMomentum,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+}
+"""By the names that settings have; the fields of each are its options."""
+
+
+_FIRST = 0.5
+_LATER = 1e-3
+"""Shares of the longest way; what is below the second is rounding."""
+_OFF = np.float32(0.01)
+
+
+@dataclass(frozen=True)
+class CentresState:
+    """What is known of the centres.
+
+    Args:
+      counted: which have had samples, [clusters].
+      rounds: how many there were.
+    """
+
+    counted: NDArray[np.bool_]
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class SplitCentres:
+    """w is the mean, but for centres that have no samples, see above.
+
+    Args:
+      clusters: how many centres there are, one after the other in w.
+
+    >>> rule, w = SplitCentres(2), np.array([0, 9], np.float32)
+    >>> rule.next(rule.first(w), w, np.array([1, 9], np.float32))[1]  # the second is put beside the first
+    array([1.  , 1.01], dtype=float32)
+    """
+
+    clusters: int
+
+    def first(self, w: Float32) -> CentresState:
+        return CentresState(np.zeros(self.clusters, bool))
+
+    def restart(self, state: CentresState, w: Float32) -> CentresState:
+        """Back at a w that was good: all its centres stay."""
+        return replace(state, counted=np.ones(self.clusters, bool))
+
+    def next(
+        self, state: CentresState, w: Float32, mean: Float32
+    ) -> tuple[CentresState, Float32]:
+        centres = mean.reshape(self.clusters, -1)
+        ways = centres - w.reshape(self.clusters, -1)
+        lengths = np.linalg.norm(ways, axis=1)
+        moving = lengths > (_LATER if state.rounds else _FIRST) * lengths.max()
+        state = CentresState(state.counted | moving, state.rounds + 1)
+        idle = np.flatnonzero(~state.counted)
+        furthest = np.argsort(-lengths, kind="stable")[: moving.sum()]
+        pairs = min(len(idle), len(furthest))
+        if pairs == 0:
+            return state, mean
+        idle, beside = idle[:pairs], furthest[:pairs]
+        centres = centres.copy()
+        centres[idle] = centres[beside] + _OFF * ways[beside]
+        return state, centres.reshape(-1)
+
+
+OneUpdate = Callable[[Float32, BatchIndices, Float32 | None, bool], Descent]
+"""One update of all nodes, from their w and a mini-batch, with what is added to gradients; whether it is the first."""
+
+
+def descend_near(
+    update: OneUpdate,
+    w: Float32,
+    indices: BatchIndices,
+    proximal: float,
+    shift: Float32 | None,
+    statistics: int,
+) -> Descent:
+    """The updates of a round.
+
+    Args:
+      w: w(t₀), [parameters].
+      proximal: μ.
+      shift: what else is added to gradients, [nodes, parameters].
+      statistics: how many of w's last numbers are running statistics, which nothing pulls at.
+    """
+    first = last = update(w[None], one_of(indices, 0), shift, True)
+    for number in range(1, indices.updates):
+        with np.errstate(over="ignore", invalid="ignore"):  # of a node that diverged
+            pull = np.float32(proximal) * (with_statistics_of(w, last.w, statistics) - w)
+        fresh = update(
+            last.w, one_of(indices, number), pull if shift is None else pull + shift, False
+        )
+        makes = indices.updates_of > number
+        last = (
+            fresh
+            if makes.all()
+            else replace(fresh, w=np.where(makes[:, None], fresh.w, last.w))
+        )
+    return replace(first, w=last.w)

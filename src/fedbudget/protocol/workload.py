@@ -12,9 +12,9 @@ went along on average, it reports w(t₀) - η τ_eff d_i, so that the mean of r
 
 The harmonic mean is safe: on average nobody's way is made longer than it was. The mean is faster, and goes too far
 where speeds differ much. An update rule whose w goes on by itself finds by itself how far: then τ_eff is the harmonic
-mean, with which the loss was lower in most trials (docs/decisions.md). All that is made from w_i(t) and ητ elsewhere
+mean, with which the loss was lower in most trials (docs/research/unequal-speeds.md). All that is made from w_i(t) and ητ elsewhere
 (drift.py, estimates.py) holds with τ_eff in the place of τ. With drift corrected, the point that rounds come to rest at
-is the minimum of F, whatever the τ_i (docs/theory.md), and without it is not: so nodes make different numbers of
+is the minimum of F, whatever the τ_i (docs/research/theory.md), and without it is not: so nodes make different numbers of
 updates only in rounds that are corrected.
 
 And only where time is what there is least of: an update more costs energy and CPU time, and with these alone the same
@@ -26,6 +26,19 @@ far slower than the rest makes one update in each round, and the others do not w
 
 How long a local update takes is measured: the median of a node's last rounds, so that one that is slow for a moment
 does not count, and one that stays slow is followed after three.
+
+FedNova: nodes that make different numbers of updates count alike (Wang et al., NeurIPS 2020).
+
+Where a node passes over its samples so many times in a round, one with more samples makes more updates, and plain
+averaging then minimises another loss than F, in which such nodes weigh more. With d_i = (w(t₀) - w_i(t)) / ητ_i, what a
+node's updates went along on average, and p_i = D_i / D, FedNova's rule is
+
+    w(t) = w(t₀) - η τ_eff Σ p_i d_i,      τ_eff = Σ p_i τ_i.
+
+Nodes do their part of it, as they do where work is shared by speed (workload.py): each reports w(t₀) - η τ_eff d_i, and
+the mean of reports is w(t). Here τ is what the node with the most samples makes, so that it is what a round takes, and
+τ_i = τ D_i / max D_j, rounded, at least 1. τ_eff is of all nodes, also where some miss a round. Where all have as many
+samples it is FedAvg.
 """
 
 from dataclasses import dataclass
@@ -83,8 +96,10 @@ class StepTimes:
         nodes, times = nodes[sane], times[sane]
         known = self._with(nodes)
         at = np.searchsorted(known.nodes, nodes)
-        rows, seen = known.times.copy(), known.seen.copy()
-        rows[at, 1:], rows[at, 0] = rows[at, :-1], times
+        rows = known.times.copy()
+        seen = known.seen.copy()
+        rows[at, 1:] = rows[at, :-1]
+        rows[at, 0] = times
         seen[at] = number
         return StepTimes(known.nodes, rows, seen)
 
@@ -107,9 +122,19 @@ class StepTimes:
     def require_possible(self) -> None:
         """Refuses what no run comes to: raises ValueError."""
         n = len(self.nodes)
-        if self.nodes.ndim != 1 or self.times.shape != (n, WINDOW) or self.seen.shape != (n,):
-            raise ValueError(f"times of {self.nodes.shape} nodes have shapes {self.times.shape} and {self.seen.shape}")
-        if (np.diff(self.nodes) <= 0).any() or (self.nodes < 0).any() or (self.times <= 0).any():
+        if (
+            self.nodes.ndim != 1
+            or self.times.shape != (n, WINDOW)
+            or self.seen.shape != (n,)
+        ):
+            raise ValueError(
+                f"times of {self.nodes.shape} nodes have shapes {self.times.shape} and {self.seen.shape}"
+            )
+        if (
+            (np.diff(self.nodes) <= 0).any()
+            or (self.nodes < 0).any()
+            or (self.times <= 0).any()
+        ):
             raise ValueError("times are not those of nodes in order")
 
 
@@ -130,13 +155,17 @@ class Workload:
     stretch: float = STRETCH
 
     @classmethod
-    def of(cls, times: StepTimes, coming: int, most: int, stretch: float = STRETCH) -> "Workload | None":
+    def of(
+        cls, times: StepTimes, coming: int, most: int, stretch: float = STRETCH
+    ) -> "Workload | None":
         """Of the coming round; None where nothing is known of any node."""
         typical = times.typical()
         recent = times.seen >= coming - RECENT
         if not recent.any():
             return None
-        return cls(times.nodes[recent], typical[recent].max() / typical[recent], most, stretch)
+        return cls(
+            times.nodes[recent], typical[recent].max() / typical[recent], most, stretch
+        )
 
     @property
     def gain(self) -> float:
@@ -147,14 +176,20 @@ class Workload:
         """τ_i in a round of k updates of the slowest node, [n]."""
         # Times that are multiples of each other are so but for rounding.
         most = max(length, self.most)
-        return np.clip(np.floor(length * self.ratios * (1 + 1e-9)), length, most).astype(np.int64)
+        return np.clip(np.floor(length * self.ratios * (1 + 1e-9)), length, most).astype(
+            np.int64
+        )
 
     def length(self, tau: int) -> int:
         """k whose τ_eff comes nearest to τ, as a ratio."""
-        low, high = 1, max(1, tau)  # τ_eff is at least k, and grows with it
+        # τ_eff is at least k, and grows with it
+        low = 1
+        high = max(1, tau)
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._effective(middle) >= tau else (middle + 1, high)
+            low, high = (
+                (low, middle) if self._effective(middle) >= tau else (middle + 1, high)
+            )
         below = max(1, low - 1)
         return below if tau / self._effective(below) < self._effective(low) / tau else low
 
@@ -163,7 +198,9 @@ class Workload:
         own = self.updates(length)
         all_nodes = np.full(int(self.nodes[-1]) + 1, length)
         all_nodes[self.nodes] = own
-        return Work(effective_tau(own, self.stretch), int(own.max()), tuple(all_nodes.tolist()))
+        return Work(
+            effective_tau(own, self.stretch), int(own.max()), tuple(all_nodes.tolist())
+        )
 
     def _effective(self, length: int) -> float:
         return effective_tau(self.updates(length), self.stretch)
@@ -194,7 +231,9 @@ class WorkShares:
         nodes, times = fresh
         updates = broadcast.updates(nodes)
         equal = idle_shares(times, np.ones(len(nodes)))
-        return cls(broadcast.work.effective, nodes, updates, idle_shares(times, updates), equal)
+        return cls(
+            broadcast.work.effective, nodes, updates, idle_shares(times, updates), equal
+        )
 
 
 def idle_shares(times: Float64, updates: Int64 | Float64) -> Float64:
@@ -219,3 +258,27 @@ def effective_tau(updates: Int64 | Float64, stretch: float = STRETCH) -> float:
     (2.142857142857143, 3.0)
     """
     return float(min(updates.mean(), stretch * len(updates) / (1 / updates).sum()))
+
+
+@dataclass(frozen=True)
+class DataWorkload:
+    """Who makes how many updates, by samples.
+
+    Args:
+      sizes: D_i of all nodes, by their numbers.
+
+    >>> DataWorkload((10, 40, 20)).work(8)
+    Work(effective=6.0, most=8, updates=(2, 8, 4))
+    """
+
+    sizes: tuple[int, ...]
+
+    def work(self, tau: int) -> Work:
+        """What all nodes are told."""
+        sizes = np.array(self.sizes, np.float64)
+        updates = np.maximum(1, np.rint(tau * sizes / sizes.max())).astype(np.int64)
+        return Work(
+            float(sizes @ updates / sizes.sum()),
+            int(updates.max()),
+            tuple(updates.tolist()),
+        )

@@ -7,20 +7,17 @@ the aggregator's process, and at nodes that are to read a counter for it.
 import re
 from collections.abc import Sequence
 
-from fedbudget.resources.bytes import Bytes
 from fedbudget.resources.counters import Snapshot
-from fedbudget.resources.cpu import Cpu
 from fedbudget.resources.energy import Energy
-from fedbudget.resources.money import Money
+from fedbudget.resources.kinds import Bytes, Cpu, Money, Time
 from fedbudget.resources.privacy import Privacy
-from fedbudget.resources.resource import Resource
-from fedbudget.resources.time import Time
-from fedbudget.resources.usage import NodeCosts, RoundUsage
+from fedbudget.resources.resource import NodeCosts, Resource, RoundUsage
 
 TIME = Time()
 
 RESOURCES: dict[str, Resource] = {
-    resource.name: resource for resource in (TIME, Energy(), Bytes(), Cpu(), Money(), Privacy())
+    resource.name: resource
+    for resource in (TIME, Energy(), Bytes(), Cpu(), Money(), Privacy())
 }
 
 
@@ -39,12 +36,18 @@ def most_within(seconds: float) -> dict[str, float]:
     Other counters than the clock ran on while a node waited for its round: of them there is a second at least.
     """
     return {TIME.name: seconds} | {
-        name: resource.most_a_second * max(1.0, seconds) for name, resource in RESOURCES.items() if name != TIME.name
+        name: resource.most_a_second * max(1.0, seconds)
+        for name, resource in RESOURCES.items()
+        if name != TIME.name
     }
 
 
 def round_usage(
-    nodes: Sequence[NodeCosts], *, updates: int = 1, own: Snapshot | None = None, wire_bytes: int | None = None
+    nodes: Sequence[NodeCosts],
+    *,
+    updates: int = 1,
+    own: Snapshot | None = None,
+    wire_bytes: int | None = None,
 ) -> RoundUsage:
     """What all nodes together used in a round, combined as each resource says.
 
@@ -53,9 +56,16 @@ def round_usage(
       own: what the aggregator's process counted in the whole round; None of a trial round, that nodes make alone.
       wire_bytes: of all messages, where they were counted; else as nodes say.
     """
-    present, counted = [costs for costs in nodes if costs.nodes], {} if own is None else own.values
-    names = dict.fromkeys([TIME.name, *counted, *(name for costs in present for name in costs.readings)])
-    combined = {name: RESOURCES[name].combine(present, counted.get(name)) for name in names if name in RESOURCES}
+    present = [costs for costs in nodes if costs.nodes]
+    counted = {} if own is None else own.values
+    names = dict.fromkeys(
+        [TIME.name, *counted, *(name for costs in present for name in costs.readings)]
+    )
+    combined = {
+        name: RESOURCES[name].combine(present, counted.get(name))
+        for name in names
+        if name in RESOURCES
+    }
     return RoundUsage(
         updates,
         sum(costs.nodes for costs in present),

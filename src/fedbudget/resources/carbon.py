@@ -19,8 +19,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from fedbudget.errors import UserError
-from fedbudget.resources.host import estimated, this_host
-from fedbudget.resources.resource import MeterError
+from fedbudget.resources.resource import MeterError, estimated, this_host
 
 INTERVAL = 1.0
 """Seconds between two samples."""
@@ -75,7 +74,9 @@ class CodeCarbon:
         if self._samples.age() > STALE:
             self._tracker.flush()  # looks at once; its thread may have been held up
         if self._samples.age() > STALE:
-            raise MeterError(f"codecarbon has not looked at this machine's power for {self._samples.age():.0f} s")
+            raise MeterError(
+                f"codecarbon has not looked at this machine's power for {self._samples.age():.0f} s"
+            )
         return self._samples.joules()
 
     def close(self) -> None:
@@ -114,13 +115,20 @@ class _PowerSamples:
             if self.count:
                 self._reported = self._at(now)
                 self._watts = (joules - self._last) / (now - self._when)
-            self._rate = max(0.0, (joules + self._watts * INTERVAL - self._reported) / INTERVAL)
-            self._when, self._last = now, joules
+            self._rate = max(
+                0.0, (joules + self._watts * INTERVAL - self._reported) / INTERVAL
+            )
+            self._when = now
+            self._last = joules
             self.count += 1
 
     def _at(self, now: float) -> float:
         since = now - self._when
-        return self._reported + self._rate * min(since, INTERVAL) + self._watts * max(0.0, since - INTERVAL)
+        return (
+            self._reported
+            + self._rate * min(since, INTERVAL)
+            + self._watts * max(0.0, since - INTERVAL)
+        )
 
     def live_out(self, total: Any, delta: Any) -> None:
         self.add(_JOULES_PER_KWH * total.energy_consumed)

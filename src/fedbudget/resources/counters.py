@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from fedbudget.resources.resource import MeterError, Reader, Resource
-from fedbudget.resources.usage import Reading
+from fedbudget.resources.resource import MeterError, Reader, Reading, Resource
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +18,14 @@ class Snapshot:
         return self.values[name]
 
     def __sub__(self, earlier: "Snapshot") -> "Snapshot":
-        return Snapshot({name: value - earlier.values[name] for name, value in self.values.items()})
+        return Snapshot(
+            {name: value - earlier.values[name] for name, value in self.values.items()}
+        )
 
     def __add__(self, span: "Snapshot") -> "Snapshot":
-        return Snapshot({name: value + span.values[name] for name, value in self.values.items()})
+        return Snapshot(
+            {name: value + span.values[name] for name, value in self.values.items()}
+        )
 
 
 @dataclass(frozen=True)
@@ -44,21 +47,30 @@ class ResourceCounters:
         self._readers = readers
 
     @classmethod
-    def of(cls, resources: Iterable[Resource], readers: Mapping[str, Reader | None] | None = None) -> Self:
+    def of(
+        cls,
+        resources: Iterable[Resource],
+        readers: Mapping[str, Reader | None] | None = None,
+    ) -> Self:
         """Of those resources that can be read here.
 
         Args:
           readers: to read some with in place of what a resource finds by itself; None for not at all.
         """
         given = readers or {}
-        chosen = {each.name: given[each.name] if each.name in given else each.reader() for each in resources}
+        chosen = {
+            each.name: given[each.name] if each.name in given else each.reader()
+            for each in resources
+        }
         return cls({name: reader for name, reader in chosen.items() if reader is not None})
 
     def read(self) -> Snapshot:
         """A counter that cannot be read says nan, which is not zero."""
         return Snapshot({name: _count(reader) for name, reader in self._readers.items()})
 
-    def readings(self, updating: Snapshot, whole: Snapshot, updates: int) -> dict[str, Reading]:
+    def readings(
+        self, updating: Snapshot, whole: Snapshot, updates: int
+    ) -> dict[str, Reading]:
         """A round's readings, of what could be read.
 
         Args:
@@ -66,9 +78,14 @@ class ResourceCounters:
           whole: what the round took.
         """
         readings = {
-            name: Reading(updating[name] / updates, whole[name], reader.host) for name, reader in self._readers.items()
+            name: Reading(updating[name] / updates, whole[name], reader.host)
+            for name, reader in self._readers.items()
         }
-        return {name: each for name, each in readings.items() if not math.isnan(each.step + each.whole)}
+        return {
+            name: each
+            for name, each in readings.items()
+            if not math.isnan(each.step + each.whole)
+        }
 
 
 def _count(reader: Reader) -> float:

@@ -16,10 +16,10 @@ from fedbudget.resources.resource import (
     Metering,
     Reader,
     Resource,
+    RoundUsage,
     Source,
     require_not_negative,
 )
-from fedbudget.resources.usage import RoundUsage
 
 READERS = ("auto", "rapl", "codecarbon", "declared")
 
@@ -27,7 +27,14 @@ READERS = ("auto", "rapl", "codecarbon", "declared")
 class Energy(Resource):
     name = "energy"
     unit = "J"
-    units: ClassVar[Mapping[str, float]] = {"mJ": 1e-3, "J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": 3600.0, "kWh": 3.6e6}
+    units: ClassVar[Mapping[str, float]] = {
+        "mJ": 1e-3,
+        "J": 1.0,
+        "kJ": 1e3,
+        "MJ": 1e6,
+        "Wh": 3600.0,
+        "kWh": 3.6e6,
+    }
     settings = ("watts", "joules_per_byte")
     machine_wide = True
     most_a_second = 1e6  # watts
@@ -37,7 +44,11 @@ class Energy(Resource):
 
     def meter(self, metering: Metering) -> Meter:
         declared = DeclaredEnergy(**metering.declared_for(self.settings))
-        return MeasuredEnergy(declared) if metering.network and metering.simulated is None else declared
+        return (
+            MeasuredEnergy(declared)
+            if metering.network and metering.simulated is None
+            else declared
+        )
 
 
 def energy_reader(name: str | None = None) -> Reader | None:
@@ -82,7 +93,10 @@ class DeclaredEnergy:
 
     def read(self, usage: RoundUsage, time: Cost) -> Cost:
         power = self.watts * usage.nodes
-        return Cost(power * time.step, power * time.aggregation + self.joules_per_byte * usage.wire_bytes)
+        return Cost(
+            power * time.step,
+            power * time.aggregation + self.joules_per_byte * usage.wire_bytes,
+        )
 
 
 class MeasuredEnergy:
@@ -90,22 +104,36 @@ class MeasuredEnergy:
 
     def __init__(self, declared: DeclaredEnergy) -> None:
         self._declared = declared
-        self._any_measured, self._any_declared = False, False  # of the nodes' joules so far
+        # of the nodes' joules so far
+        self._any_measured = False
+        self._any_declared = False
 
     @property
     def source(self) -> Source:
         if not self._any_measured:
             return "declared"
-        return "estimated" if self._any_declared or self._declared.joules_per_byte > 0 else "measured"
+        return (
+            "estimated"
+            if self._any_declared or self._declared.joules_per_byte > 0
+            else "measured"
+        )
 
     def read(self, usage: RoundUsage, time: Cost) -> Cost:
         reading = usage.readings.get(Energy.name)
         metered = 0 if reading is None else reading.nodes
-        declared = self._declared.read(replace(usage, nodes=usage.nodes - metered, readings={}), time)
-        measured = Cost.split("the energy", reading, usage.updates) if metered else Cost(0.0, 0.0)
+        declared = self._declared.read(
+            replace(usage, nodes=usage.nodes - metered, readings={}), time
+        )
+        measured = (
+            Cost.split("the energy", reading, usage.updates) if metered else Cost(0.0, 0.0)
+        )
         self._any_measured |= metered > 0
-        self._any_declared |= metered < usage.nodes or (reading is not None and reading.estimated)
-        return Cost(measured.step + declared.step, measured.aggregation + declared.aggregation)
+        self._any_declared |= metered < usage.nodes or (
+            reading is not None and reading.estimated
+        )
+        return Cost(
+            measured.step + declared.step, measured.aggregation + declared.aggregation
+        )
 
     def state(self) -> list[bool]:
         """What `source` goes by, as a plain list."""

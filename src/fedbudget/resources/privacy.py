@@ -16,8 +16,7 @@ import math
 from typing import ClassVar
 
 from fedbudget.errors import UserError
-from fedbudget.resources.resource import Cost, Meter, Metering, Resource, Source
-from fedbudget.resources.usage import RoundUsage
+from fedbudget.resources.resource import Cost, Meter, Metering, Resource, RoundUsage, Source
 
 DEFAULT_DELTA = 1e-5
 """Or less, where nodes are many."""
@@ -59,7 +58,11 @@ def delta_of(epsilon: float, rho: float) -> float:
     if rho <= 0:
         return 0.0
     mu = math.sqrt(2 * rho)
-    return max(0.0, _normal(mu / 2 - epsilon / mu) - math.exp(epsilon) * _normal(-mu / 2 - epsilon / mu))
+    return max(
+        0.0,
+        _normal(mu / 2 - epsilon / mu)
+        - math.exp(epsilon) * _normal(-mu / 2 - epsilon / mu),
+    )
 
 
 def epsilon_of(rho: float, delta: float) -> float:
@@ -70,7 +73,9 @@ def epsilon_of(rho: float, delta: float) -> float:
     """
     if delta_of(0.0, rho) <= delta:
         return 0.0
-    low, high = 0.0, rho + 2 * math.sqrt(rho * math.log(1 / delta))  # which is always enough
+    # which is always enough
+    low = 0.0
+    high = rho + 2 * math.sqrt(rho * math.log(1 / delta))
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if delta_of(middle, rho) > delta else (low, middle)
@@ -84,8 +89,11 @@ def rho_of(epsilon: float, delta: float) -> float:
     0.428
     """
     if not 0 < epsilon <= MOST:
-        raise UserError(f"budget privacy={epsilon:g}: ε is more than 0 and at most {MOST:g}, which hides nothing")
-    low, high = 0.0, epsilon + 1.0
+        raise UserError(
+            f"budget privacy={epsilon:g}: ε is more than 0 and at most {MOST:g}, which hides nothing"
+        )
+    low = 0.0
+    high = epsilon + 1.0
     while delta_of(epsilon, high) <= delta:
         high *= 2
     for _ in range(_HALVINGS):
@@ -105,7 +113,9 @@ def default_delta(nodes: int) -> float:
 
 def _known(delta: float | None) -> float:
     if delta is None or not 0 < delta < 1:
-        raise UserError(f"a privacy budget needs a `privacy_delta` between 0 and 1, not {delta}")
+        raise UserError(
+            f"a privacy budget needs a `privacy_delta` between 0 and 1, not {delta}"
+        )
     return delta
 
 

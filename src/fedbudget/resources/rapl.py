@@ -13,8 +13,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedbudget.resources.host import this_host
-from fedbudget.resources.resource import MeterError
+from fedbudget.resources.resource import MeterError, this_host
 
 POWERCAP = Path("/sys/class/powercap")
 
@@ -41,7 +40,9 @@ class Rapl:
 
     def read(self) -> float:
         """Joules since this was made, of all packages together."""
-        now = [package.microjoules() for package in self._packages]  # all or none, so that a failure loses nothing
+        now = [
+            package.microjoules() for package in self._packages
+        ]  # all or none, so that a failure loses nothing
         for package, reading, last in zip(self._packages, now, self._last, strict=True):
             self._total += package.passed(last, reading)
         self._last = now
@@ -63,7 +64,9 @@ class _Package:
     def microjoules(self) -> int:
         reading = _number(self.energy)
         if reading > self.range:
-            raise MeterError(f"{self.energy} says {reading}, more than the {self.range} that it counts to")
+            raise MeterError(
+                f"{self.energy} says {reading}, more than the {self.range} that it counts to"
+            )
         return reading
 
     def passed(self, last: int, now: int) -> int:
@@ -77,7 +80,10 @@ def _packages(root: Path) -> list[_Package]:
     packages = [zone for zone in zones if _text(zone / "name").startswith("package")]
     if not packages:
         raise MeterError("powercap shows no processor's energy on this machine")
-    return [_Package(zone / "energy_uj", _number(zone / "max_energy_range_uj")) for zone in packages]
+    return [
+        _Package(zone / "energy_uj", _number(zone / "max_energy_range_uj"))
+        for zone in packages
+    ]
 
 
 def _number(path: Path) -> int:
@@ -91,6 +97,8 @@ def _text(path: Path) -> str:
     try:
         return path.read_text("ascii", errors="replace").strip()
     except PermissionError:
-        raise MeterError(f"{path} is readable by root only; chmod a+r lets others read it") from None
+        raise MeterError(
+            f"{path} is readable by root only; chmod a+r lets others read it"
+        ) from None
     except OSError as error:
         raise MeterError(f"{path} cannot be read: {error.strerror}") from None

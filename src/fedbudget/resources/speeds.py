@@ -31,7 +31,9 @@ class Speeds:
     values: Float64
 
     @classmethod
-    def of(cls, setting: Sequence[float] | str, nodes: int, rng: np.random.Generator) -> "Speeds":
+    def of(
+        cls, setting: Sequence[float] | str, nodes: int, rng: np.random.Generator
+    ) -> "Speeds":
         """As a person gives them: a number for each node, or `lognormal:1.0`.
 
         Args:
@@ -78,13 +80,19 @@ def require_possible(setting: Sequence[float] | str, method: str, costs: str) ->
     if method == "centralized":
         raise UserError("centralized descent has no nodes, and no `speeds`")
     if costs != "simulated":
-        raise UserError("`speeds` are of simulated `costs`; where these are measured, nodes are as fast as they are")
+        raise UserError(
+            "`speeds` are of simulated `costs`; where these are measured, nodes are as fast as they are"
+        )
 
 
 def require_speeds(speeds: Sequence[float], nodes: int) -> None:
     """Refuses what is not a speed of every node."""
     if len(speeds) != nodes:
-        raise UserError(f"every node needs a speed: {len(speeds)} are given for {nodes} nodes")
+        raise UserError(
+            f"every node needs a speed: {len(speeds)} are given for {nodes} nodes"
+        )
     for node, speed in enumerate(speeds):
         if not 0 < speed < math.inf:
-            raise UserError(f"the speed of node {node} must be a positive number, not {speed:g}")
+            raise UserError(
+                f"the speed of node {node} must be a positive number, not {speed:g}"
+            )

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from fedbudget.arrays import Float64, Int64
-from fedbudget.control import AdaptiveTau, ControlInputs, Controller, Decision, Estimates, Reason
+from fedbudget.budget.control import (
+    AdaptiveTau,
+    ControlInputs,
+    Controller,
+    Decision,
+    Estimates,
+    Reason,
+)
 from fedbudget.errors import UserError
 from fedbudget.runs.folder import Run
 
@@ -90,7 +97,8 @@ class Explanation:
             Reason.BUDGET: f"no more than τ = {self.tau} fitted in what was left of the budget"
             + (f"; G(τ) is smallest at τ = {self.minimum}" if self.minimum else ""),
             Reason.SPREAD: "few rounds were left, and each took its share of what would have been left over, "
-            f"τ = {self.tau}" + (f"; G(τ) is smallest at τ = {self.minimum}" if self.minimum else ""),
+            f"τ = {self.tau}"
+            + (f"; G(τ) is smallest at τ = {self.minimum}" if self.minimum else ""),
             Reason.REST: f"nothing would fit after this round, so it took the rest of the budget, τ = {self.tau}"
             + (f"; G(τ) is smallest at τ = {self.minimum}" if self.minimum else ""),
             Reason.FIXED: f"τ = {self.tau} was fixed by the settings",
@@ -112,15 +120,27 @@ def explain(run: Run, number: int, controller: Controller) -> Explanation:
     by_number = {record.round: record for record in run.rounds}
     if number not in by_number:
         last = max(by_number, default=0)
-        raise UserError(f"{run.path} has no round {number}; it has {f'rounds 1 to {last}' if last else 'none yet'}")
-    record, before = by_number[number], by_number.get(number - 1)
-    candidates, curve, estimates = np.empty(0, np.int64), np.empty(0), None
+        raise UserError(
+            f"{run.path} has no round {number}; it has {f'rounds 1 to {last}' if last else 'none yet'}"
+        )
+    record = by_number[number]
+    before = by_number.get(number - 1)
+    candidates = np.empty(0, np.int64)
+    curve = np.empty(0)
+    estimates = None
     from_g = record.reason in _FROM_G
-    if from_g and isinstance(controller, AdaptiveTau) and before is not None and before.rho is not None:
+    if (
+        from_g
+        and isinstance(controller, AdaptiveTau)
+        and before is not None
+        and before.rho is not None
+    ):
         assert before.beta is not None
         assert before.delta is not None
         estimates = Estimates(before.rho, before.beta, before.delta)
-        previous = Decision(max(1, round(before.effective_tau)), Reason.MINIMUM)  # of which G needs the τ alone
+        previous = Decision(
+            max(1, round(before.effective_tau)), Reason.MINIMUM
+        )  # of which G needs the τ alone
         limits = run.settings.limits()
         inputs = ControlInputs(
             estimates,
@@ -129,7 +149,8 @@ def explain(run: Run, number: int, controller: Controller) -> Explanation:
             np.array([(before.expected_b or before.b)[name] for name in limits.limits]),
             limits.array,
         )
-        candidates, curve = controller.search_range(previous, estimates), controller.curve(previous, inputs)
+        candidates = controller.search_range(previous, estimates)
+        curve = controller.curve(previous, inputs)
     return Explanation(
         number,
         record.tau,

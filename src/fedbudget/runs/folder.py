@@ -1,4 +1,11 @@
-"""A run on disk: one folder.
+"""Whether a program is at a run now, and which: it holds two locks as long as it may write to the run.
+
+That of the run's records says that someone writes to them. That of `.owner`, which says who, keeps any other away: it
+is taken before the first file is touched, and never waited for. The system lets go of both when the program ends,
+however it does, so that an owner which is gone is known to be. Where the system has no such locks, as Windows, nobody
+knows; where a file system does not pass them on from other machines, an owner on another machine is taken for alive.
+
+A run on disk: one folder.
 
     config.toml         the settings, enough to repeat the run
     rounds.jsonl        one record per round, written as it goes
@@ -26,22 +33,132 @@ there is another, and so does its summary, of which the status says that it is n
 import contextlib
 import json
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from fedbudget import atomic_file
+from fedbudget import durable_files
+from fedbudget.durable_files import persistently
 from fedbudget.errors import UserError, printable_texts
-from fedbudget.persistence import persistently
-from fedbudget.runs import lock
 from fedbudget.runs.record import RoundRecord
-from fedbudget.settings import Settings
+from fedbudget.settings.settings import Settings
+
+OWNER = ".owner"
+
+
+def hold(file: BinaryIO) -> None:
+    """Until the file is closed."""
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def is_held(path: Path) -> bool | None:
+    """Whether a program holds a file's lock; None where that cannot be known."""
+    try:
+        import fcntl
+
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return None
+    return False
+
+
+class Ownership:
+    """This program is the one that may write to a run, until it is released; a `UserError` where another is.
+
+    Args:
+      folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / OWNER
+        self._file = self._take(folder)
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(
+            json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+        )
+
+    def _take(self, folder: Path) -> Any:
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        while True:
+            file = os.fdopen(os.open(self._path, flags, 0o600), "rb+", buffering=0)
+            try:
+                _require_free(folder, file)
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(file.fileno()), self._path.stat()):
+                        return file
+            except BaseException:
+                file.close()
+                raise
+            file.close()  # of an owner that has just left, and taken it along
+
+    def release(self) -> None:
+        if not self._file.closed:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            self._file.close()
+
+
+def require_free(folder: Path) -> None:
+    """Refuses a run that another program is at."""
+    with contextlib.suppress(FileNotFoundError), (folder / OWNER).open("rb") as file:
+        _require_free(folder, file)
+
+
+def _require_free(folder: Path, file: Any) -> None:
+    owner = _read(file)
+    who = (
+        f"process {owner.get('pid')} on {owner.get('host')}" if owner else "another program"
+    )
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"{folder} is being written to by {who}; end that first") from None
+    except (ImportError, OSError):
+        return
+    if owner and owner.get("host") != socket.gethostname():
+        raise UserError(
+            f"{folder} belongs to {who}, which has not said that it has ended; if it has, remove {folder / OWNER}"
+        )
+
+
+def _read(file: Any) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read(1000))
+    except (OSError, ValueError):
+        return {}
+    known = (
+        isinstance(found, dict)
+        and isinstance(found.get("pid"), int)
+        and isinstance(found.get("host"), str)
+    )
+    return (
+        {**found, "host": found["host"][:200].encode("ascii", "replace").decode()}
+        if known
+        else {}
+    )
+
 
 if TYPE_CHECKING:
     from fedbudget.runs.saved_model import SavedModel
 
-CONFIG, ROUNDS, SUMMARY, MODEL, PLOT = "config.toml", "rounds.jsonl", "summary.json", "model.safetensors", "plot.png"
+CONFIG = "config.toml"
+ROUNDS = "rounds.jsonl"
+SUMMARY = "summary.json"
+MODEL = "model.safetensors"
+PLOT = "plot.png"
+CHECKPOINT = "checkpoint.safetensors"
+SPARE = ".spare"
 RUNNING = "running"
 """The status of a summary that is of an end which was not the last."""
 
@@ -55,10 +172,10 @@ class RunWriter:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if any(path.iterdir()):
                 raise UserError(f"{path} is not empty; a run needs a folder of its own")
-            self._owner = lock.Ownership(path)
+            self._owner = Ownership(path)
             self.replace(CONFIG, config.encode())
             self._rounds = (path / ROUNDS).open("wb", buffering=0)
-            lock.hold(self._rounds)
+            hold(self._rounds)
         except OSError as error:
             raise UserError(f"{path} cannot be written to: {error.strerror}") from None
 
@@ -75,7 +192,7 @@ class RunWriter:
         self = cls.__new__(cls)
         self.path = path
         require_run(path)
-        self._owner = lock.Ownership(path)
+        self._owner = Ownership(path)
         try:
             self._open_again(config, records)
         except BaseException:
@@ -85,12 +202,21 @@ class RunWriter:
 
     def _open_again(self, config: str, records: Sequence[str]) -> None:
         path = self.path
-        run, summary = Run.open(path), _read_summary(path)
+        run = Run.open(path)
+        summary = _read_summary(path)
         last = [_from_json(path, line) for line in records]
         kept = [*(own for own in run.rounds if last and own.round < last[0].round), *last]
-        missing = sorted({*range(1, kept[-1].round + 1)} - {own.round for own in kept}) if kept else []
+        missing = (
+            sorted({*range(1, kept[-1].round + 1)} - {own.round for own in kept})
+            if kept
+            else []
+        )
         if missing or len({own.round for own in kept}) < len(kept):
-            what = f"records of {_spans(missing)} are missing" if missing else "records of rounds are there twice"
+            what = (
+                f"records of {_spans(missing)} are missing"
+                if missing
+                else "records of rounds are there twice"
+            )
             raise UserError(f"{path}: {what} in {ROUNDS}; the run cannot go on from there")
         try:
             if summary is not None:
@@ -98,7 +224,7 @@ class RunWriter:
             self.replace(CONFIG, config.encode())
             self.replace(ROUNDS, b"".join(_line(own) for own in kept))
             self._rounds = (path / ROUNDS).open("ab", buffering=0)
-            lock.hold(self._rounds)
+            hold(self._rounds)
         except OSError as error:
             raise UserError(f"{path} cannot be written to: {error.strerror}") from None
 
@@ -136,7 +262,7 @@ class RunWriter:
 
     def replace(self, name: str, content: bytes) -> None:
         """Writes a whole file in one step."""
-        persistently(lambda: atomic_file.replace(self.path / name, content))
+        persistently(lambda: durable_files.replace(self.path / name, content))
 
 
 def is_run(path: Path) -> bool:
@@ -146,7 +272,9 @@ def is_run(path: Path) -> bool:
 
 def require_run(path: Path) -> None:
     if not is_run(path):
-        raise UserError(f"{path} is not the folder of a run: {CONFIG} or {ROUNDS} is missing")
+        raise UserError(
+            f"{path} is not the folder of a run: {CONFIG} or {ROUNDS} is missing"
+        )
 
 
 @dataclass(frozen=True)
@@ -169,7 +297,9 @@ class Run:
         return cls(path, read_settings(path), rounds, summary)
 
     def model(self) -> "SavedModel":
-        from fedbudget.runs.saved_model import SavedModel  # with models, which a list of runs need not wait for
+        from fedbudget.runs.saved_model import (
+            SavedModel,  # with models, which a list of runs need not wait for
+        )
 
         return SavedModel.load(self.path / MODEL)
 
@@ -187,12 +317,16 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 
 def _read_summary(path: Path) -> dict[str, Any] | None:
     try:
-        summary: dict[str, Any] = printable_texts(json.loads((path / SUMMARY).read_text(encoding="utf-8")))
+        summary: dict[str, Any] = printable_texts(
+            json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+        )
     except FileNotFoundError:
         return None
     for name in ("metrics", "to_beat", "spread"):
         figures = summary.get(name) or {}
-        if not isinstance(figures, dict) or not all(isinstance(value, int | float) for value in figures.values()):
+        if not isinstance(figures, dict) or not all(
+            isinstance(value, int | float) for value in figures.values()
+        ):
             raise ValueError(f"in {SUMMARY}, {name} are not numbers by name")
     return summary
 
@@ -202,7 +336,11 @@ def _spans(numbers: Sequence[int]) -> str:
     >>> _spans([3]), _spans([3, 4, 5, 9])
     ('round 3', 'rounds 3 to 9')
     """
-    return f"round {numbers[0]}" if len(numbers) == 1 else f"rounds {numbers[0]} to {numbers[-1]}"
+    return (
+        f"round {numbers[0]}"
+        if len(numbers) == 1
+        else f"rounds {numbers[0]} to {numbers[-1]}"
+    )
 
 
 def _json(summary: Mapping[str, Any]) -> bytes:
@@ -226,4 +364,6 @@ def _from_json(path: Path, line: str) -> RoundRecord:
     try:
         return RoundRecord.from_json(line)
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: the checkpoint's last record cannot be read: {error}") from None
+        raise UserError(
+            f"{path}: the checkpoint's last record cannot be read: {error}"
+        ) from None

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbudget import atomic_file
+from fedbudget import durable_files
 from fedbudget.arrays import Float64, Int64
 from fedbudget.node_status import NodeStatus
 
@@ -61,14 +61,20 @@ class NodeStatusWriter:
     """
 
     def __init__(
-        self, folder: Path, statuses: Callable[[], Sequence[NodeStatus]], *, interval: float = _INTERVAL
+        self,
+        folder: Path,
+        statuses: Callable[[], Sequence[NodeStatus]],
+        *,
+        interval: float = _INTERVAL,
     ) -> None:
         self._folder = folder
         self._statuses = statuses
         self._interval = interval
         self._over = threading.Event()
         self._last_seen: dict[str, float] = {}
-        self._thread = threading.Thread(target=self._work, name="fedbudget-node-status", daemon=True)
+        self._thread = threading.Thread(
+            target=self._work, name="fedbudget-node-status", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -80,14 +86,23 @@ class NodeStatusWriter:
         over = False
         while not over:
             over = self._over.wait(self._interval)
-            with contextlib.suppress(OSError, RuntimeError):  # a full disk, or a network that has ended
+            with contextlib.suppress(
+                OSError, RuntimeError
+            ):  # a full disk, or a network that has ended
                 self._write(self._statuses())
 
     def _write(self, nodes: Sequence[NodeStatus]) -> None:
-        self._last_seen |= {node.name: node.last_seen for node in nodes if node.last_seen is not None}
-        known = [NodeStatus(**{**vars(node), "last_seen": self._last_seen.get(node.name)}) for node in nodes]
+        self._last_seen |= {
+            node.name: node.last_seen for node in nodes if node.last_seen is not None
+        }
+        known = [
+            NodeStatus(**{**vars(node), "last_seen": self._last_seen.get(node.name)})
+            for node in nodes
+        ]
         if len(known) > MAX_LISTED:  # those first that there is something to say of
-            known = sorted(known, key=lambda node: (node.state != "away", -(node.missed or 0)))[:MAX_LISTED]
+            known = sorted(
+                known, key=lambda node: (node.state != "away", -(node.missed or 0))
+            )[:MAX_LISTED]
         sizes = np.array([node.samples for node in nodes], np.int64)
         _write(self._folder, sum(len(node.numbers) for node in nodes), sizes, known)
 
@@ -103,4 +118,4 @@ def _write(folder: Path, count: int, sizes: Int64, listed: Sequence[NodeStatus])
         },
         "nodes": [vars(node) for node in listed],
     }
-    atomic_file.replace(folder / NODES, (json.dumps(content) + "\n").encode())
+    durable_files.replace(folder / NODES, (json.dumps(content) + "\n").encode())

@@ -1,6 +1,8 @@
 """Runs at a glance: whether each goes on, and its last figures; for lists of runs, on terminals and pages.
 
 Of the records only the last is read, and nothing is imported that a list does not need.
+
+Removes runs from disk: the files that a run writes, and its folder if nothing else is in it.
 """
 
 import time
@@ -9,11 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from fedbudget.errors import UserError
+from fedbudget.evaluation.kept import KEPT
 from fedbudget.resources import RESOURCES
-from fedbudget.runs import lock
-from fedbudget.runs.folder import CONFIG, ROUNDS, is_run, read_settings, read_summary
+from fedbudget.runs.folder import (
+    CHECKPOINT,
+    CONFIG,
+    MODEL,
+    OWNER,
+    PLOT,
+    ROUNDS,
+    SPARE,
+    SUMMARY,
+    is_held,
+    is_run,
+    read_settings,
+    read_summary,
+    require_run,
+)
+from fedbudget.runs.nodes import NODES
 from fedbudget.runs.record import RoundRecord, json_value
-from fedbudget.runs.title import model_title, run_title, tau_text
+from fedbudget.runs.text import model_title, run_title, tau_text
 
 RUNS = Path("runs")
 """Where runs are made, unless another folder is asked for."""
@@ -30,7 +47,9 @@ def find_runs(folders: Iterable[Path]) -> list[Path]:
     found: dict[Path, Path] = {}
     for folder in folders:
         if not folder.is_dir():
-            raise UserError(f"there is no folder {folder}; fedbudget run makes runs in {RUNS}/, or give another folder")
+            raise UserError(
+                f"there is no folder {folder}; fedbudget run makes runs in {RUNS}/, or give another folder"
+            )
         for path in [folder] if is_run(folder) else filter(is_run, folder.iterdir()):
             found.setdefault(path.resolve(), path)
     return newest_first(found.values())
@@ -51,8 +70,11 @@ def overview(path: Path) -> dict[str, Any]:
 
 def figures(path: Path) -> dict[str, Any]:
     """A run's last figures, from its summary and its last record."""
-    settings, summary, last = read_settings(path), read_summary(path), last_record(path)
-    limits, end = settings.limits().limits, summary or {}
+    settings = read_settings(path)
+    summary = read_summary(path)
+    last = last_record(path)
+    limits = settings.limits().limits
+    end = summary or {}
     known = dict.fromkeys(limits, 0.0) if last is None else last.spent
     spent = {name: end.get("spent", known).get(name, known[name]) for name in limits}
     return {
@@ -82,7 +104,10 @@ def figures(path: Path) -> dict[str, Any]:
 
 def with_state(path: Path, figures: dict[str, Any]) -> dict[str, Any]:
     """A run's figures with its state now, which may change while these do not."""
-    return {**figures, "state": state_of(path, figures["status"], figures["seconds_per_round"])}
+    return {
+        **figures,
+        "state": state_of(path, figures["status"], figures["seconds_per_round"]),
+    }
 
 
 def state_of(path: Path, status: str | None, seconds_per_round: float) -> str:
@@ -93,16 +118,19 @@ def state_of(path: Path, status: str | None, seconds_per_round: float) -> str:
     """
     if status is not None:
         return status
-    running = lock.is_held(path / ROUNDS)
+    running = is_held(path / ROUNDS)
     if running is None:
-        running = time.time() - (path / ROUNDS).stat().st_mtime < max(STALE_SECONDS, 10 * seconds_per_round)
+        running = time.time() - (path / ROUNDS).stat().st_mtime < max(
+            STALE_SECONDS, 10 * seconds_per_round
+        )
     return "running" if running else "broken off"
 
 
 def last_record(path: Path) -> RoundRecord | None:
     """The last whole record of a run, without reading those before it."""
     with (path / ROUNDS).open("rb") as file:
-        size, tail = file.seek(0, 2), 1 << 14
+        size = file.seek(0, 2)
+        tail = 1 << 14
         while True:
             file.seek(max(0, size - tail))
             # Only a line with a line's end on both sides is surely whole; or one that the file begins with.
@@ -121,3 +149,45 @@ def _began(path: Path) -> float:
         return (path / CONFIG).stat().st_mtime
     except OSError:  # it was there a moment ago
         return 0.0
+
+
+FILES = (
+    SUMMARY,
+    MODEL,
+    KEPT,
+    CHECKPOINT,
+    PLOT,
+    NODES,
+    "events.out.tfevents.*",
+    OWNER,
+    SPARE,
+    ROUNDS,
+    CONFIG,
+)
+"""In the order in which they go: until the end it is still the folder of a run, and can be removed again."""
+
+
+def require_removable(path: Path) -> None:
+    """Refuses what is not the folder of a run, or of one that a program writes to now."""
+    if path.is_symlink():
+        raise UserError(f"{path} is a link; remove the run that it leads to")
+    require_run(path)
+    last = last_record(path)
+    status = (read_summary(path) or {}).get("status")
+    if state_of(path, status, 0.0 if last is None else last.wall / last.round) == "running":
+        raise UserError(f"{path} is being written to: end the run first")
+
+
+def remove(path: Path) -> bool:
+    """Removes a run's files, and says whether its folder is gone too: it stays where there is something else in it."""
+    require_removable(path)
+    for pattern in FILES:
+        for file in (
+            *path.glob(pattern),
+            *path.glob(f".{pattern}.*.new"),
+        ):  # what a crash has left beside its place
+            file.unlink()
+    if any(path.iterdir()):
+        return False
+    path.rmdir()
+    return True

@@ -4,25 +4,31 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedbudget.budget.control import Reason
 from fedbudget.errors import needing
+from fedbudget.resources import RESOURCES
+from fedbudget.runs.record import RoundRecord
 
 with needing("a picture of a run"):
     import matplotlib
 
 matplotlib.use("Agg", force=False)
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from fedbudget.control import Reason
-from fedbudget.resources import RESOURCES
-from fedbudget.runs.record import RoundRecord
-
-LATEST, BEST = "of the latest parameters", "of the best parameters so far"
+LATEST = "of the latest parameters"
+BEST = "of the best parameters so far"
 """F(w) and F(w^f), both on the round's own samples: where these are a mini-batch, either can rise."""
 
 # Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
-BLUE, ORANGE, GREEN, VERMILION, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#666666"
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+VERMILION = "#D55E00"
+PURPLE = "#CC79A7"
+GREY = "#666666"
 _MARKERS: dict[str, tuple[str, str]] = {
     Reason.START: ("o", GREY),
     Reason.MINIMUM: ("o", BLUE),
@@ -31,14 +37,23 @@ _MARKERS: dict[str, tuple[str, str]] = {
     Reason.FIXED: ("o", BLUE),
     Reason.RECOVERY: ("X", PURPLE),
 }
-_OWN_MARKERS = (("D", GREEN), ("v", ORANGE), ("P", BLUE), ("*", VERMILION))  # in turn, for any other reason
+_OWN_MARKERS = (
+    ("D", GREEN),
+    ("v", ORANGE),
+    ("P", BLUE),
+    ("*", VERMILION),
+)  # in turn, for any other reason
 
 
-def plot_run(rounds: Sequence[RoundRecord], budget: Mapping[str, float], *, title: str) -> bytes:
+def plot_run(
+    rounds: Sequence[RoundRecord], budget: Mapping[str, float], *, title: str
+) -> bytes:
     """A PNG."""
     figure = Figure(figsize=(10, 8), layout="constrained", dpi=120)
     figure.suptitle(title)
-    panels = figure.subplot_mosaic("LLLLLLAAAAAA;TTTTTTSSSSSS;eeerrrbbbddd", height_ratios=[4, 4, 3])
+    panels = figure.subplot_mosaic(
+        "LLLLLLAAAAAA;TTTTTTSSSSSS;eeerrrbbbddd", height_ratios=[4, 4, 3]
+    )
     resource = RESOURCES[next(iter(budget))]
     x = [record.spent[resource.name] for record in rounds]
     losses(panels["L"], rounds, x)
@@ -64,7 +79,9 @@ def plot_run(rounds: Sequence[RoundRecord], budget: Mapping[str, float], *, titl
 def losses(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> None:
     """F(w) and F(w^f)."""
     axis.plot(x, [record.loss for record in rounds], color=BLUE, label=LATEST)
-    axis.plot(x, [record.best_loss for record in rounds], color=ORANGE, linestyle="--", label=BEST)
+    axis.plot(
+        x, [record.best_loss for record in rounds], color=ORANGE, linestyle="--", label=BEST
+    )
     axis.set_ylabel("loss on the round's samples")
     axis.legend()
 
@@ -73,8 +90,14 @@ def _accuracy(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> 
     """Or RMSE, where targets are real."""
     values = [record.accuracy for record in rounds]
     errors = [(record.metrics or {}).get("rmse") for record in rounds]
-    real = not any(value is not None for value in values) and any(error is not None for error in errors)
-    points = [(spent, value) for spent, value in zip(x, errors if real else values, strict=True) if value is not None]
+    real = not any(value is not None for value in values) and any(
+        error is not None for error in errors
+    )
+    points = [
+        (spent, value)
+        for spent, value in zip(x, errors if real else values, strict=True)
+        if value is not None
+    ]
     axis.set_ylabel(f"{'RMSE' if real else 'accuracy'} on test samples")
     if points:
         axis.plot(*zip(*points, strict=True), color=GREEN, marker=".")
@@ -84,44 +107,90 @@ def _accuracy(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> 
 
 def chosen_tau(axis: Axes, rounds: Sequence[RoundRecord], x: Sequence[float]) -> None:
     """τ of every round, marked by what chose it."""
-    taken = [(spent, record) for spent, record in zip(x, rounds, strict=True) if record.tau > 0]
-    axis.step([spent for spent, _ in taken], [record.tau for _, record in taken], where="pre", color=GREY, lw=0.7)
+    taken = [
+        (spent, record) for spent, record in zip(x, rounds, strict=True) if record.tau > 0
+    ]
+    axis.step(
+        [spent for spent, _ in taken],
+        [record.tau for _, record in taken],
+        where="pre",
+        color=GREY,
+        lw=0.7,
+    )
     for reason, (marker, colour) in _markers(record.reason for _, record in taken).items():
-        spent, taus = zip(*((spent, record.tau) for spent, record in taken if record.reason == reason), strict=True)
-        label = f" {reason}".replace("$", r"\$")  # $ would begin a formula; what begins with _ has no place in a legend
+        spent, taus = zip(
+            *((spent, record.tau) for spent, record in taken if record.reason == reason),
+            strict=True,
+        )
+        label = f" {reason}".replace(
+            "$", r"\$"
+        )  # $ would begin a formula; what begins with _ has no place in a legend
         axis.scatter(spent, taus, marker=marker, color=colour, s=18, label=label, zorder=3)
     most = [max((record.work or {}).get("updates") or [record.tau]) for _, record in taken]
     if any(record.work for _, record in taken):
-        at, least = [spent for spent, _ in taken], [record.tau for _, record in taken]
-        axis.fill_between(at, least, most, step="pre", color=GREY, alpha=0.2, label=" of the slowest to the fastest")
+        at = [spent for spent, _ in taken]
+        least = [record.tau for _, record in taken]
+        axis.fill_between(
+            at,
+            least,
+            most,
+            step="pre",
+            color=GREY,
+            alpha=0.2,
+            label=" of the slowest to the fastest",
+        )
     axis.set_ylabel("τ, local updates in a round")
     axis.set_ylim(0, 1.5 * max(most, default=1))  # room for the legend
-    axis.legend(title="chosen by", ncols=3, loc="upper center", fontsize="x-small", title_fontsize="x-small")
+    axis.legend(
+        title="chosen by",
+        ncols=3,
+        loc="upper center",
+        fontsize="x-small",
+        title_fontsize="x-small",
+    )
 
 
 def _markers(reasons: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Marker and colour of each reason there is: the known ones in their order, then others as they come."""
     present = dict.fromkeys(reasons)
     own = [reason for reason in present if reason not in _MARKERS]
-    known: dict[str, tuple[str, str]] = {str(reason): look for reason, look in _MARKERS.items() if reason in present}
+    known: dict[str, tuple[str, str]] = {
+        str(reason): look for reason, look in _MARKERS.items() if reason in present
+    }
     return known | dict(zip(own, cycle(_OWN_MARKERS), strict=False))
 
 
 def _spent(axis: Axes, rounds: Sequence[RoundRecord], budget: Mapping[str, float]) -> None:
     numbers = [record.round for record in rounds]
-    for (name, limit), style in zip(budget.items(), ("-", "--", "-.", ":", (0, (1, 3))), strict=False):
+    for (name, limit), style in zip(
+        budget.items(), ("-", "--", "-.", ":", (0, (1, 3))), strict=False
+    ):
         share = [100 * record.spent[name] / limit for record in rounds]
-        axis.plot(numbers, share, linestyle=style, label=f"{name}, of {RESOURCES[name].format(limit)}")
+        axis.plot(
+            numbers,
+            share,
+            linestyle=style,
+            label=f"{name}, of {RESOURCES[name].format(limit)}",
+        )
     axis.axhline(100, color=GREY, linestyle=":", linewidth=1)
     axis.set_xlabel("round")
     axis.set_ylabel("budget spent (%)")
     axis.legend()
 
 
-def _small(axis: Axes, name: str, label: str, colour: str, rounds: Sequence[RoundRecord], x: Sequence[float]) -> None:
+def _small(
+    axis: Axes,
+    name: str,
+    label: str,
+    colour: str,
+    rounds: Sequence[RoundRecord],
+    x: Sequence[float],
+) -> None:
     """A small panel: few numbers on the axes, and short ones."""
     of_rounds = zip(x, rounds, strict=True)
-    known = [(at, getattr(each, name)) for at, each in of_rounds if each.tau > 0 or name != "eta"]
+    known = [
+        (at, getattr(each, name)) for at, each in of_rounds if each.tau > 0 or name != "eta"
+    ]
     known = [(at, value) for at, value in known if value is not None]
     axis.set_ylabel(label)
     if known:

@@ -78,26 +78,54 @@ class RoundRecord:
         return f"{min(self.work['updates'])}-{max(self.work['updates'])}"
 
     @classmethod
-    def of(cls, round_: "Round", *, accuracy: float | None, wall: float, **figures: Any) -> "RoundRecord":
+    def of(
+        cls, round_: "Round", *, accuracy: float | None, wall: float, **figures: Any
+    ) -> "RoundRecord":
         """What has the same name in both is the same in both."""
-        ledger, costs, label = round_.ledger, round_.ledger.costs, round_.ledger.budget.label
+        ledger = round_.ledger
+        costs = round_.ledger.costs
+        label = round_.ledger.budget.label
         values: dict[str, Any] = {name: getattr(round_, name, None) for name in _NAMES}
-        values |= {"reason": str(round_.reason), "accuracy": accuracy, "wall": wall, **figures}
-        values |= {"c": label(costs.step), "b": label(costs.aggregation), "spent": ledger.budget.totals(ledger.spent)}
+        values |= {
+            "reason": str(round_.reason),
+            "accuracy": accuracy,
+            "wall": wall,
+            **figures,
+        }
+        values |= {
+            "c": label(costs.step),
+            "b": label(costs.aggregation),
+            "spent": ledger.budget.totals(ledger.spent),
+        }
         if (expected := round_.expected) is not None:
-            values |= {"expected_c": label(expected.step), "expected_b": label(expected.aggregation)}
+            values |= {
+                "expected_c": label(expected.step),
+                "expected_b": label(expected.aggregation),
+            }
         if (estimates := round_.estimates) is not None:
-            values |= {"rho": estimates.rho, "beta": estimates.beta, "delta": estimates.delta}
+            values |= {
+                "rho": estimates.rho,
+                "beta": estimates.beta,
+                "delta": estimates.delta,
+            }
         values["work"] = None if round_.work is None else _work(round_.work)
         values["private"] = None if round_.private is None else _private(round_.private)
         if (divergence := round_.divergence) is not None:
-            values |= {"plain_delta": divergence.plain, "corrected_delta": divergence.corrected}
+            values |= {
+                "plain_delta": divergence.plain,
+                "corrected_delta": divergence.corrected,
+            }
         return cls(**values)
 
     def to_json(self) -> str:
         may_be_nan = ("loss", "best_loss", "plain_delta", "corrected_delta")
-        values = {**vars(self), **{name: json_value(getattr(self, name)) for name in may_be_nan}}
-        return _ENCODER.encode({name: value for name, value in values.items() if value or name not in _SELDOM})
+        values = {
+            **vars(self),
+            **{name: json_value(getattr(self, name)) for name in may_be_nan},
+        }
+        return _ENCODER.encode(
+            {name: value for name, value in values.items() if value or name not in _SELDOM}
+        )
 
     @classmethod
     def from_json(cls, line: str) -> "RoundRecord":
@@ -116,7 +144,12 @@ _NAMES = tuple(each.name for each in fields(RoundRecord))
 MOST_NODES = 200
 """Of more, only means are kept in a round's record."""
 
-_SELDOM = ("metrics", "spread", "work", "private")  # in some rounds, and so not written where they are not there
+_SELDOM = (
+    "metrics",
+    "spread",
+    "work",
+    "private",
+)  # in some rounds, and so not written where they are not there
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
@@ -128,7 +161,10 @@ def _work(shares: "WorkShares") -> dict[str, Any]:
         "effective": shares.effective,
         **{f"mean_{name}": round(float(values.mean()), 3) for name, values in idle.items()},
         **{name: values.tolist() if listed else [] for name, values in each.items()},
-        **{name: values.round(3).tolist() if listed else [] for name, values in idle.items()},
+        **{
+            name: values.round(3).tolist() if listed else []
+            for name, values in idle.items()
+        },
     }
 
 
@@ -136,7 +172,12 @@ def _private(private: "Private") -> dict[str, float]:
     from fedbudget.protocol.privacy import multipliers
 
     sigma = multipliers(private)
-    told = {"clip": private.clip, "noise": sigma.updates, "count_noise": sigma.counts, "rho": private.rho}
+    told = {
+        "clip": private.clip,
+        "noise": sigma.updates,
+        "count_noise": sigma.counts,
+        "rho": private.rho,
+    }
     told |= {} if private.samples is None else {"samples": private.samples}
     return {name: value for name, value in told.items() if 0 < value < math.inf}
 

@@ -25,11 +25,11 @@ from safetensors.numpy import save
 
 from fedbudget.arrays import Float32
 from fedbudget.data.dataset import Dataset, Part, Standardization
-from fedbudget.data.layout import Layout
-from fedbudget.data.samples import SampleStore
+from fedbudget.data.shards import SampleStore
+from fedbudget.data.tables import Layout
 from fedbudget.errors import UserError
 from fedbudget.models.base import ModelOptions
-from fedbudget.models.named_tensors import NamedTensors
+from fedbudget.models.description import NamedTensors
 
 _ANY_KIND = "samples"  # how samples are stored that are no rows of an array
 
@@ -87,18 +87,33 @@ class SavedModel:
                 return cls._of_earlier_version(tensors, known)
             shapes = {name: tuple(shape) for name, shape in known["tensors"].items()}
             named = NamedTensors(shapes, known["rows"])
-            return cls(named.join(tensors), known["model"], _dataset(known), named, known["options"])
+            return cls(
+                named.join(tensors),
+                known["model"],
+                _dataset(known),
+                named,
+                known["options"],
+            )
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise UserError(f"{path}: the trained model cannot be read: {error}") from None
 
     @classmethod
-    def _of_earlier_version(cls, tensors: Mapping[str, Any], known: Mapping[str, Any]) -> "SavedModel":
+    def _of_earlier_version(
+        cls, tensors: Mapping[str, Any], known: Mapping[str, Any]
+    ) -> "SavedModel":
         """Of a file that has w as it is, and little of what samples are like."""
-        how, w = None, tensors["w"]
+        how = None
+        w = tensors["w"]
         if "feature_mean" in tensors:
-            how = Standardization(tensors["feature_mean"], tensors["feature_deviation"], *tensors["target"].tolist())
+            how = Standardization(
+                tensors["feature_mean"],
+                tensors["feature_deviation"],
+                *tensors["target"].tolist(),
+            )
         part = Part(np.empty((0, 1 if how is None else len(how.mean))))
-        samples = Dataset("samples", part, classes=tuple(known["classes"]), standardization=how)
+        samples = Dataset(
+            "samples", part, classes=tuple(known["classes"]), standardization=how
+        )
         return cls(w, known["model"], samples, NamedTensors({"w": w.shape}), complete=False)
 
 
@@ -117,14 +132,17 @@ def _described(samples: Dataset) -> dict[str, Any]:
         "features": None if samples.layout is None else samples.layout.feature_names,
         "layout": None if samples.layout is None else samples.layout.to_json(),
         "classes": samples.classes,
-        "standardization": how and {name: np.asarray(value).tolist() for name, value in vars(how).items()},
+        "standardization": how
+        and {name: np.asarray(value).tolist() for name, value in vars(how).items()},
     }
 
 
 def _dataset(known: Mapping[str, Any]) -> Dataset:
     """A dataset of such samples that has none."""
-    like, how = known["samples"], known["standardization"]
-    any_kind, shape = like["stored"] == _ANY_KIND, tuple(like["shape"])
+    like = known["samples"]
+    how = known["standardization"]
+    any_kind = like["stored"] == _ANY_KIND
+    shape = tuple(like["shape"])
     x = np.empty((0, prod(shape)), np.int64 if any_kind else np.dtype(like["stored"]))
     labels = np.empty(0, np.int64) if known["classes"] else None
     return Dataset(
@@ -141,5 +159,7 @@ def _dataset(known: Mapping[str, Any]) -> Dataset:
     )
 
 
-def _standardization(mean: list[float], deviation: list[float], **target: float) -> Standardization:
+def _standardization(
+    mean: list[float], deviation: list[float], **target: float
+) -> Standardization:
     return Standardization(np.array(mean), np.array(deviation), **target)

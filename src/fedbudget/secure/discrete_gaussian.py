@@ -47,12 +47,15 @@ def _laplace(size: int, bits: int, random: Randomness) -> Int64:
         times[falling] += 1
     lengths = part + (times << bits)
     negative = (_words(len(part), random) & np.uint64(1)).astype(bool)
-    return np.where(negative, -lengths, lengths)[~negative | (lengths > 0)]  # or 0 would come twice as often
+    return np.where(negative, -lengths, lengths)[
+        ~negative | (lengths > 0)
+    ]  # or 0 would come twice as often
 
 
 def _exp_coins(numerators: Int64, bits: int, random: Randomness) -> Flags:
     """True with the chance exp(-a/2^bits) for each a ≥ 0, [n]."""
-    whole, part = numerators >> bits, numerators & ((1 << bits) - 1)
+    whole = numerators >> bits
+    part = numerators & ((1 << bits) - 1)
     true = _small_exp_coins(part, bits, random)
     going = np.flatnonzero(true & (whole > 0))
     while len(going):
@@ -84,7 +87,9 @@ def _small_exp_coins(numerators: Int64, bits: int, random: Randomness) -> Flags:
 def _one_of(among: int, size: int, random: Randomness) -> Flags:
     """True with the chance 1/among, [size]."""
     words = _words(size, random)
-    most = np.uint64(2**64 // among * among - 1)  # beyond which a remainder would be seldomer than others
+    most = np.uint64(
+        2**64 // among * among - 1
+    )  # beyond which a remainder would be seldomer than others
     while (beyond := words > most).any():
         words[beyond] = _words(int(beyond.sum()), random)
     return np.asarray(words % np.uint64(among) == 0)

@@ -21,9 +21,15 @@ def neighbours(circle: Sequence[str]) -> dict[str, tuple[str, ...]]:
     count = len(circle)
     reach = min(side_of(count), (count - 1) // 2)
     if 2 * reach + 1 >= count - 1:  # all, but for one at most
-        return {name: tuple(sorted(other for other in circle if other != name)) for name in circle}
+        return {
+            name: tuple(sorted(other for other in circle if other != name))
+            for name in circle
+        }
     around = [*range(-reach, 0), *range(1, reach + 1)]
-    return {name: tuple(sorted(circle[(at + way) % count] for way in around)) for at, name in enumerate(circle)}
+    return {
+        name: tuple(sorted(circle[(at + way) % count] for way in around))
+        for at, name in enumerate(circle)
+    }
 
 
 def side_of(count: int) -> int:

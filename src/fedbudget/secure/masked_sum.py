@@ -17,8 +17,7 @@ from fedbudget.arrays import UInt64
 from fedbudget.protocol.messages import LocalError, PeerError
 from fedbudget.secure import shamir
 from fedbudget.secure.graph import needed, neighbours
-from fedbudget.secure.masks import SEED, add_mask
-from fedbudget.secure.member import sign_of
+from fedbudget.secure.member import SEED, add_mask, sign_of
 from fedbudget.secure.messages import Opened, Relay, Shares, Survivors
 
 
@@ -60,8 +59,12 @@ class MaskedSum:
 
     def __post_init__(self) -> None:
         self.neighbours = neighbours(self.circle)
-        self._groups = {name: tuple(sorted((name, *others))) for name, others in self.neighbours.items()}
-        self._lacking: dict[str, int] = {}  # of secrets that are needed, by whose, how many shares
+        self._groups = {
+            name: tuple(sorted((name, *others))) for name, others in self.neighbours.items()
+        }
+        self._lacking: dict[
+            str, int
+        ] = {}  # of secrets that are needed, by whose, how many shares
         self.total: UInt64 = np.zeros(self.length, np.uint64)
 
     def group(self, name: str) -> tuple[str, ...]:
@@ -73,7 +76,12 @@ class MaskedSum:
 
     def receive_shares(self, name: str, shares: Shares) -> None:
         expected = self.neighbours.get(name)
-        if self.phase is not SumPhase.SHARES or shares.attempt != self.attempt or expected is None or name in self.sent:
+        if (
+            self.phase is not SumPhase.SHARES
+            or shares.attempt != self.attempt
+            or expected is None
+            or name in self.sent
+        ):
             raise PeerError("shares that were not asked for")
         if shares.shares.keys() != set(expected):
             raise PeerError("shares that are not for all neighbours")
@@ -88,11 +96,17 @@ class MaskedSum:
         found = {}
         for name in self.sent:
             present = [other for other in self.neighbours[name] if other in self.sent]
-            found[name] = Relay(self.attempt, {other: self.sent[other].shares[name] for other in present})
+            found[name] = Relay(
+                self.attempt, {other: self.sent[other].shares[name] for other in present}
+            )
         return found
 
     def receive_vector(self, name: str, vector: UInt64) -> None:
-        if self.phase is not SumPhase.VECTORS or name not in self.sent or name in self.summed:
+        if (
+            self.phase is not SumPhase.VECTORS
+            or name not in self.sent
+            or name in self.summed
+        ):
             raise PeerError("a masked vector that was not asked for")
         if len(vector) != self.length:
             raise PeerError(f"a masked vector of {len(vector)} numbers, not {self.length}")
@@ -106,7 +120,11 @@ class MaskedSum:
         self._lacking = {name: self.threshold(name) for name in self._needed()}
         everyone = digest({name: self.keys[name] for name in self.summed})
         return {
-            name: Survivors(self.attempt, tuple(n for n in self.group(name) if n in self.summed), everyone)
+            name: Survivors(
+                self.attempt,
+                tuple(n for n in self.group(name) if n in self.summed),
+                everyone,
+            )
             for name in self.summed
         }
 
@@ -117,7 +135,10 @@ class MaskedSum:
             raise PeerError("shares of one that has none to give")
         group = {other for other in self.group(name) if other in self.sent}
         declined = not opened.own and not opened.pairs
-        if not declined and (opened.own.keys() != group & self.summed or opened.pairs.keys() != group - self.summed):
+        if not declined and (
+            opened.own.keys() != group & self.summed
+            or opened.pairs.keys() != group - self.summed
+        ):
             raise PeerError("shares other than those that were asked for")
         self.opened[name] = opened
         for owner in (*opened.own, *opened.pairs):
@@ -139,13 +160,17 @@ class MaskedSum:
             raise TooFewLeft("too few of a group have stayed to open the sum")
         try:
             for name, shares in found.items():
-                secret = shamir.combine(dict(sorted(shares.items())[: self.threshold(name)]))
+                secret = shamir.combine(
+                    dict(sorted(shares.items())[: self.threshold(name)])
+                )
                 if name in self.summed:
                     add_mask(self.total, secret, -1)
                 else:
                     self._remove_pairs(name, secret)
         except (ValueError, InvalidTag):
-            raise TooFewLeft("shares that do not fit together: a node has sent wrong ones") from None
+            raise TooFewLeft(
+                "shares that do not fit together: a node has sent wrong ones"
+            ) from None
         return self.total
 
     def _remove_pairs(self, gone: str, key: bytes) -> None:
@@ -153,14 +178,19 @@ class MaskedSum:
         seeds = AESGCM(key).decrypt(bytes(12), self.sent[gone].seeds, None)
         for at, other in enumerate(self.neighbours[gone]):
             if other in self.summed:
-                add_mask(self.total, seeds[SEED * at : SEED * (at + 1)], -sign_of(other, gone))
+                add_mask(
+                    self.total, seeds[SEED * at : SEED * (at + 1)], -sign_of(other, gone)
+                )
 
     def _needed(self) -> list[str]:
         """Whose secrets are: own seeds of those that are in the sum, and keys to seeds of those that are not and share
         a mask with one that is.
         """
         gone = [name for name in self.sent if name not in self.summed]
-        return [*self.summed, *(name for name in gone if not self.summed.isdisjoint(self.neighbours[name]))]
+        return [
+            *self.summed,
+            *(name for name in gone if not self.summed.isdisjoint(self.neighbours[name])),
+        ]
 
     def _shares(self) -> dict[str, dict[int, bytes]]:
         """Of each secret that is needed, by the number of the share."""
@@ -183,9 +213,13 @@ class MaskedSum:
             if name in here or not here.isdisjoint(group):
                 left = len(here.intersection(group))
                 if left < self.threshold(name):
-                    raise TooFewLeft(f"{left} of {name}'s group are left, and {self.threshold(name)} are needed")
+                    raise TooFewLeft(
+                        f"{left} of {name}'s group are left, and {self.threshold(name)} are needed"
+                    )
 
 
 def digest(keys: Mapping[str, bytes]) -> bytes:
     """Of a set of nodes, by their names and keys: one that came anew is another."""
-    return hashlib.sha256(b"".join(name.encode() + b"\n" + key for name, key in sorted(keys.items()))).digest()
+    return hashlib.sha256(
+        b"".join(name.encode() + b"\n" + key for name, key in sorted(keys.items()))
+    ).digest()

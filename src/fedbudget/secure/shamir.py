@@ -24,8 +24,13 @@ def split(secret: bytes, count: int, threshold: int) -> list[bytes]:
     b'sixteen letters.'
     """
     if len(secret) != SECRET or not 1 <= threshold <= count:
-        raise ValueError(f"{len(secret)} bytes cannot be split into {count} shares of which {threshold} are enough")
-    coefficients = [int.from_bytes(secret, "big"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
+        raise ValueError(
+            f"{len(secret)} bytes cannot be split into {count} shares of which {threshold} are enough"
+        )
+    coefficients = [
+        int.from_bytes(secret, "big"),
+        *(secrets.randbelow(PRIME) for _ in range(threshold - 1)),
+    ]
     return [_value(coefficients, x).to_bytes(SHARE, "big") for x in range(1, count + 1)]
 
 
@@ -35,7 +40,10 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
     """
     numbers = tuple(sorted(shares))
     values = [int.from_bytes(shares[number], "big") for number in numbers]
-    found = sum(value * weight for value, weight in zip(values, _weights(numbers), strict=True)) % PRIME
+    found = (
+        sum(value * weight for value, weight in zip(values, _weights(numbers), strict=True))
+        % PRIME
+    )
     if found >> (8 * SECRET):
         raise ValueError("these are not shares of one secret")
     return found.to_bytes(SECRET, "big")

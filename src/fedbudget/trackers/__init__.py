@@ -12,7 +12,10 @@ from fedbudget.trackers.mlflow import Mlflow
 from fedbudget.trackers.tensorboard import TensorBoard
 from fedbudget.trackers.tracker import Tracker
 
-_TRACKERS: Mapping[str, Callable[[], Tracker]] = {"mlflow": Mlflow, "tensorboard": TensorBoard}
+_TRACKERS: Mapping[str, Callable[[], Tracker]] = {
+    "mlflow": Mlflow,
+    "tensorboard": TensorBoard,
+}
 
 
 def make_trackers(names: Sequence[str]) -> list[Tracker]:
@@ -23,9 +26,14 @@ def make_trackers(names: Sequence[str]) -> list[Tracker]:
             raise UserError(f"unknown tracker {name!r}; known are {', '.join(_TRACKERS)}")
         needed = [name]
         if name == "mlflow" and not os.environ.get("MLFLOW_TRACKING_URI"):
-            needed += ["sqlalchemy", "alembic"]  # the store of its own choice is a database in a file
+            needed += [
+                "sqlalchemy",
+                "alembic",
+            ]  # the store of its own choice is a database in a file
         for module in needed:
             if find_spec(module) is None:
-                raise UserError(f"track {name} needs {module}; install it with: pip install 'fedbudget[{name}]'")
+                raise UserError(
+                    f"track {name} needs {module}; install it with: pip install 'fedbudget[{name}]'"
+                )
         trackers.append(_TRACKERS[name]())
     return trackers

@@ -15,8 +15,13 @@ from fedbudget import __version__
 from fedbudget.runs.folder import CONFIG, MODEL, PLOT, SUMMARY
 from fedbudget.trackers.tracker import RunInfo, TimedRecord, final_metrics, round_metrics
 
-_MOST_METRICS, _MOST_PARAMETERS = 1000, 100  # in one request, by MLflow's own limits
-_QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
+# in one request, by MLflow's own limits
+_MOST_METRICS = 1000
+_MOST_PARAMETERS = 100
+_QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED"}
 
 
@@ -46,16 +51,26 @@ class Mlflow:
             "fedbudget.version": __version__,
             "fedbudget.run": str(run.folder.resolve()),
         }
-        experiment, began = _experiment(self._client), int(1000 * run.began)
-        created = self._client.create_run(experiment, run_name=run.name, start_time=began, tags=tags)
+        experiment = _experiment(self._client)
+        began = int(1000 * run.began)
+        created = self._client.create_run(
+            experiment, run_name=run.name, start_time=began, tags=tags
+        )
         self._run = created.info.run_id
         parameters = [Param(name, str(value)) for name, value in run.parameters().items()]
         for begin in range(0, len(parameters), _MOST_PARAMETERS):
-            self._client.log_batch(self._run, params=parameters[begin : begin + _MOST_PARAMETERS])
+            self._client.log_batch(
+                self._run, params=parameters[begin : begin + _MOST_PARAMETERS]
+            )
 
     def rounds(self, records: Sequence[TimedRecord]) -> None:
         self._last = records[-1].record.round
-        self._log([(timed.time, timed.record.round, round_metrics(timed.record)) for timed in records])
+        self._log(
+            [
+                (timed.time, timed.record.round, round_metrics(timed.record))
+                for timed in records
+            ]
+        )
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         if summary is None:
@@ -73,9 +88,15 @@ class Mlflow:
     def _log(self, rows: "Sequence[tuple[float, int, Mapping[str, float]]]") -> None:
         from mlflow.entities import Metric
 
-        metrics = [Metric(name, value, int(1000 * when), step) for when, step, of in rows for name, value in of.items()]
+        metrics = [
+            Metric(name, value, int(1000 * when), step)
+            for when, step, of in rows
+            for name, value in of.items()
+        ]
         for begin in range(0, len(metrics), _MOST_METRICS):
-            self._client.log_batch(self._run, metrics=metrics[begin : begin + _MOST_METRICS])
+            self._client.log_batch(
+                self._run, metrics=metrics[begin : begin + _MOST_METRICS]
+            )
 
 
 def _experiment(client: Any) -> str:
@@ -89,6 +110,8 @@ def _experiment(client: Any) -> str:
         try:
             return str(client.create_experiment(name))
         except MlflowException:
-            if (experiment := client.get_experiment_by_name(name)) is None:  # or another run has made it just now
+            if (
+                experiment := client.get_experiment_by_name(name)
+            ) is None:  # or another run has made it just now
                 raise
     return str(experiment.experiment_id)

@@ -26,12 +26,19 @@ class TensorBoard:
         self._writer: Any
 
     def start(self, run: RunInfo) -> None:
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter  # slow to import
+        from tensorboard.summary.writer.event_file_writer import (
+            EventFileWriter,
+        )  # slow to import
 
         for old in run.folder.glob("events.out.tfevents.*"):
             old.unlink()
         self._run_info, self._writer = run, EventFileWriter(str(run.folder))
-        self._write(0, _hyperparameters(run), _text("title", run.title), _text("config", _code(run.folder / CONFIG)))
+        self._write(
+            0,
+            _hyperparameters(run),
+            _text("title", run.title),
+            _text("config", _code(run.folder / CONFIG)),
+        )
 
     def rounds(self, records: Sequence[TimedRecord]) -> None:
         for when, record in records:
@@ -42,7 +49,10 @@ class TensorBoard:
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         if summary is not None:
             folder = self._run_info.folder
-            texts = [_text("summary", _code(folder / SUMMARY)), _text("model", str((folder / MODEL).resolve()))]
+            texts = [
+                _text("summary", _code(folder / SUMMARY)),
+                _text("model", str((folder / MODEL).resolve())),
+            ]
             plot = [_image("plot", folder / PLOT)] if (folder / PLOT).exists() else []
             self._write(self._last, *_scalars(final_metrics(summary)), *texts, *plot)
         self._write(self._last, _end(failed=summary is None))
@@ -53,7 +63,9 @@ class TensorBoard:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         when = time.time() if when is None else when
-        self._writer.add_event(Event(wall_time=when, step=step, summary=Summary(value=values)))
+        self._writer.add_event(
+            Event(wall_time=when, step=step, summary=Summary(value=values))
+        )
 
 
 # Values of a summary.
@@ -74,7 +86,9 @@ def _text(name: str, markdown: str) -> Any:
 
 def _code(path: Path) -> str:
     """A file's text, to be shown as it is."""
-    return "".join(f"    {line}\n" for line in path.read_text(encoding="utf-8").splitlines())
+    return "".join(
+        f"    {line}\n" for line in path.read_text(encoding="utf-8").splitlines()
+    )
 
 
 def _image(name: str, path: Path) -> Any:
@@ -83,32 +97,51 @@ def _image(name: str, path: Path) -> Any:
 
     with Image.open(path) as image:
         (width, height), channels = image.size, len(image.getbands())
-    encoded = Summary.Image(width=width, height=height, colorspace=channels, encoded_image_string=path.read_bytes())
+    encoded = Summary.Image(
+        width=width,
+        height=height,
+        colorspace=channels,
+        encoded_image_string=path.read_bytes(),
+    )
     return Summary.Value(tag=name, image=encoded)
 
 
 def _hyperparameters(run: RunInfo) -> Any:
     """The settings, for the table in which TensorBoard compares runs."""
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
+    from tensorboard.plugins.hparams.plugin_data_pb2 import (
+        HParamsPluginData,
+        SessionStartInfo,
+    )
 
     start = SessionStartInfo(group_name=run.name, start_time_secs=run.began)
     for name, value in run.parameters().items():
         kind = {bool: "bool_value", str: "string_value"}.get(type(value), "number_value")
         setattr(start.hparams[name], kind, value)
-    return _session_value("_hparams_/session_start_info", HParamsPluginData(session_start_info=start))
+    return _session_value(
+        "_hparams_/session_start_info", HParamsPluginData(session_start_info=start)
+    )
 
 
 def _end(*, failed: bool) -> Any:
     from tensorboard.plugins.hparams.api_pb2 import Status
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
+    from tensorboard.plugins.hparams.plugin_data_pb2 import (
+        HParamsPluginData,
+        SessionEndInfo,
+    )
 
     status = Status.STATUS_FAILURE if failed else Status.STATUS_SUCCESS
     end = SessionEndInfo(status=status, end_time_secs=time.time())
-    return _session_value("_hparams_/session_end_info", HParamsPluginData(session_end_info=end))
+    return _session_value(
+        "_hparams_/session_end_info", HParamsPluginData(session_end_info=end)
+    )
 
 
 def _session_value(tag: str, content: Any) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import metadata
 
-    return Summary.Value(tag=tag, metadata=metadata.create_summary_metadata(content), tensor=metadata.NULL_TENSOR)
+    return Summary.Value(
+        tag=tag,
+        metadata=metadata.create_summary_metadata(content),
+        tensor=metadata.NULL_TENSOR,
+    )

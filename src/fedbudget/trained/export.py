@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from fedbudget import atomic_file
+from fedbudget import durable_files
 from fedbudget.errors import unknown
 from fedbudget.models.catalogue import MODELS, require_torch
 from fedbudget.trained.formats import ExportFormat
@@ -26,7 +26,7 @@ def export(model: TrainedModel, to: ExportFormat, path: str | os.PathLike[str]) 
     """
     if to not in get_args(ExportFormat):
         raise unknown("format", to, get_args(ExportFormat))
-    atomic_file.replace(Path(path), _contents(model, to))
+    durable_files.replace(Path(path), _contents(model, to))
 
 
 def _contents(trained: TrainedModel, to: ExportFormat) -> bytes:
@@ -45,12 +45,17 @@ def _contents(trained: TrainedModel, to: ExportFormat) -> bytes:
 def file_name(trained: TrainedModel, to: ExportFormat) -> str:
     """What such a file is called, where nobody has said it."""
     program = trained.name in MODELS
-    return {"onnx": "model.onnx", "torch": "model.pt2" if program else "model.pt", "numpy": "model.npz"}[to]
+    return {
+        "onnx": "model.onnx",
+        "torch": "model.pt2" if program else "model.pt",
+        "numpy": "model.npz",
+    }[to]
 
 
 def to_numpy(trained: TrainedModel) -> bytes:
     """A `.npz` of the tensors by their names, and of all that features and outputs are changed by."""
-    samples, file = trained.samples, io.BytesIO()
+    samples = trained.samples
+    file = io.BytesIO()
     about: dict[str, Any] = {"feature_scale": samples.scale}
     if trained.feature_names:
         about["feature_names"] = np.array(trained.feature_names)

@@ -1,27 +1,281 @@
-"""`TrainedModel`: what a run gives, and what `fedbudget.load` finds in its folder."""
+"""New samples as a model wants them: as they are outside, made into features, standardised and scaled as those that it
+was trained on.
+
+What a model's outputs mean to people: the name of a class, its probability, a number in its own unit, a cluster.
+
+Said once, for predictions here and for those that an exported file makes elsewhere.
+
+`TrainedModel`: what a run gives, and what `fedbudget.load` finds in its folder.
+"""
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget import python_file
-from fedbudget.arrays import Float32, Float64
-from fedbudget.data.dataset import Dataset
+from fedbudget.arrays import Float32, Float64, Samples
+from fedbudget.data.columns import checked, class_name
+from fedbudget.data.dataset import Dataset, Part
+from fedbudget.data.read_tables import from_frame, is_frame, read_csv
+from fedbudget.data.shards import SampleStore, SeveralInputs, Table
+from fedbudget.data.tables import Layout, RawTable, TableOptions, require_usable
 from fedbudget.errors import UserError, explained
 from fedbudget.models import catalogue
 from fedbudget.models.base import Model
-from fedbudget.models.named_tensors import NamedTensors
-from fedbudget.models.own import as_model, load_model
+from fedbudget.models.description import NamedTensors
+from fedbudget.models.own import FunctionModel, as_model, load_model
 from fedbudget.runs.folder import MODEL
 from fedbudget.runs.saved_model import SavedModel
-from fedbudget.trained.inputs import table_of
-from fedbudget.trained.meaning import Meaning, meaning_of
+
+
+def table_of(samples: Dataset, x: Any) -> Table:
+    """New samples, without their targets.
+
+    Args:
+      samples: what the model was trained on; without any of them.
+      x: see `TrainedModel.predict`.
+    """
+    layout = samples.layout
+    if layout is not None and (is_frame(x) or isinstance(x, Mapping)):
+        x = _without_targets(
+            from_frame(
+                x if is_frame(x) else _NamedColumns(x),
+                "x",
+                _options(layout),
+                labelled=False,
+            )
+        )
+    if layout is not None and isinstance(x, RawTable):
+        x = layout.encode(x)
+    elif isinstance(x, Mapping | tuple):
+        x = SeveralInputs(x, np.zeros(_length(x)))
+    if samples.store is None or hasattr(x, "__array__"):
+        return _from_array(samples, np.asarray(x))
+    return Table(
+        np.arange(len(x))[:, None],
+        np.zeros(len(x), np.float32),
+        labels=False,
+        store=SampleStore([x]),
+    )
+
+
+def read_table(samples: Dataset, path: Path, drop: tuple[str, ...] = ()) -> RawTable:
+    """The table of new samples in a file; its target, where it has one, is not looked at.
+
+    Args:
+      samples: what the model was trained on; without any of them.
+      drop: columns that are left out.
+    """
+    if samples.layout is None:
+        raise UserError(
+            f"{path} has columns by name, and the model was trained on arrays: give a .npz with x"
+        )
+    return _without_targets(read_csv(path, _options(samples.layout, drop), labelled=False))
+
+
+def _options(layout: Layout, drop: tuple[str, ...] = ()) -> TableOptions:
+    return layout.options_for(TableOptions(drop=drop))
+
+
+def _without_targets(table: RawTable) -> RawTable:
+    """A table that can be used, whatever is in the column of its target."""
+    problems = tuple(
+        problem for problem in table.problems if problem.column != table.target
+    )
+    table = replace(table, targets=None, problems=problems)
+    require_usable([table])
+    return table
+
+
+@dataclass(frozen=True)
+class _NamedColumns:
+    """Columns by name, as a DataFrame has them."""
+
+    values: Mapping[str, Any]
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.values)
+
+    def __len__(self) -> int:
+        return _length(self.values)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+
+def _from_array(samples: Dataset, x: Any) -> Table:
+    columns = checked("x", x, None)
+    if samples.store is not None:  # of which nobody knows the shape
+        return _table(
+            columns.x,
+            Dataset("x", Part(columns.x), shape=columns.shape, integers=columns.integers),
+        )
+    if columns.x.shape[1] != samples.features:
+        raise UserError(
+            f"x has {columns.x.shape[1]} features, and the model was trained on {samples.features}"
+        )
+    part = Part(columns.x)
+    if samples.standardization is not None:
+        part = samples.standardization.apply(part)
+    elif samples.train.x.dtype == np.uint8 and samples.scale != 1:
+        _refuse_scaled(columns.x, samples.scale)
+    return _table(part.x, samples)
+
+
+def _table(x: Samples, like: Dataset) -> Table:
+    return Table(
+        x, np.zeros(len(x), np.float32), like.scale, like.shape, like.integers, labels=False
+    )
+
+
+def _refuse_scaled(x: Samples, scale: float) -> None:
+    """Refuses pixels that are no whole numbers any more: they would be scaled twice."""
+    if x.dtype.kind == "f" and (x != np.round(x)).any():
+        raise UserError(
+            f"the model was trained on whole numbers, such as pixels of 0 to {round(1 / scale)}, which it scales "
+            f"itself; x has {x[x != np.round(x)][0]:g}"
+        )
+
+
+def _length(inputs: Mapping[str, Any] | tuple[Any, ...]) -> int:
+    """How many samples there are in several arrays."""
+    arrays = list(inputs.values() if isinstance(inputs, Mapping) else inputs)
+    if not arrays or not np.ndim(arrays[0]):
+        raise UserError(
+            "x must be an array [samples, ...], or several of them as a tuple or by name"
+        )
+    return len(arrays[0])
+
+
+Kind = Literal["scores", "sign", "number", "value", "cluster"]
+"""A score for each class; one score, of the second class where it is not negative; a class's number; a real value, or
+several; for each cluster how near it is."""
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What outputs [samples, outputs] stand for.
+
+    Args:
+      classes: their names: of each score, or by number; nothing where there are no classes.
+      mean, deviation: of a real target, which was standardised by them.
+    """
+
+    kind: Kind
+    classes: tuple[str, ...] = ()
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    @property
+    def labels(self) -> NDArray[Any]:
+        """The classes as they are in data: whole numbers where all are, and otherwise texts."""
+        if all(_is_whole(name) for name in self.classes):
+            return np.array([int(name) for name in self.classes], np.int64)
+        return np.array(self.classes)
+
+    def predicted(self, outputs: Float32) -> NDArray[Any]:
+        """A prediction for each sample, [samples]; several values are [samples, values]."""
+        if self.kind == "value":
+            values = outputs.astype(np.float64) * self.deviation + self.mean
+            return values[:, 0] if values.shape[1] == 1 else values
+        if self.kind == "sign":
+            number = (outputs[:, 0] >= 0).astype(np.int64)
+        else:
+            number = (
+                outputs[:, 0].astype(np.int64)
+                if self.kind == "number"
+                else outputs.argmax(axis=1)
+            )
+        return (
+            number if self.kind == "cluster" else np.asarray(np.take(self.labels, number))
+        )
+
+    def probabilities(self, outputs: Float32, name: str) -> Float64:
+        """Of each class, [samples, classes].
+
+        Args:
+          name: the model's, for errors.
+        """
+        if self.kind != "scores":
+            why = (
+                "its score says on which side a sample is"
+                if self.kind == "sign"
+                else "it gives no scores of classes"
+            )
+            raise UserError(
+                f"{name} has no probabilities: {why}; softmax and mlp have, where there are classes"
+            )
+        powers = np.exp(outputs.astype(np.float64) - outputs.max(axis=1, keepdims=True))
+        return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+def meaning_of(model: Model, samples: Dataset, outputs: int) -> Meaning:
+    """What a model's outputs stand for.
+
+    Args:
+      samples: what it was trained on; without any of them.
+      outputs: how many there are for each sample.
+    """
+    target = model.target
+    classes = samples.classes
+    how = samples.standardization
+    if target == "auto":
+        target, classes = _auto(samples, outputs)
+    value = (
+        Meaning("value")
+        if how is None
+        else Meaning("value", (), how.target_mean, how.target_deviation)
+    )
+    match target:
+        case "none":
+            return Meaning("value" if isinstance(model, FunctionModel) else "cluster")
+        case "real":
+            return value
+        case "binary":
+            return Meaning("sign", ("odd", "even") if samples.parity else classes)
+        case "classes" if isinstance(model, FunctionModel):
+            return Meaning("number", classes)
+        case "classes":
+            return Meaning("scores", _one_for_each(classes, outputs))
+    in_words = samples.train.values is None and bool(
+        classes
+    )  # of data as it is, when classes are no numbers
+    return Meaning("number", classes) if in_words else Meaning("value")
+
+
+def _auto(
+    samples: Dataset, outputs: int
+) -> tuple[Literal["classes", "real"], tuple[str, ...]]:
+    """Of a module that was trained on either; classes that are numbers have their own, whichever there are."""
+    real = samples.train.labels is None if samples.store is None else outputs == 1
+    named = samples.classes and not all(map(str.isdecimal, samples.classes))
+    return "real" if real else "classes", samples.classes if named else tuple(
+        map(str, range(outputs))
+    )
+
+
+def _one_for_each(classes: tuple[str, ...], outputs: int) -> tuple[str, ...]:
+    """A name for each score, also for those of classes that no sample had."""
+    return (
+        *classes[:outputs],
+        *(f"class {number}" for number in range(len(classes), outputs)),
+    )
+
+
+def _is_whole(name: str) -> bool:
+    """Whether a class's name is that of a whole number."""
+    try:
+        return class_name(int(name)) == name
+    except ValueError:
+        return False
+
 
 if TYPE_CHECKING:
     from fedbudget.models.own import OwnModel
@@ -109,11 +363,21 @@ class TrainedModel:
 
     def saved(self) -> SavedModel:
         """To be kept in a file."""
-        options = {option: getattr(self.model, option) for option in getattr(self.model, "OPTIONS", ())}
-        return SavedModel(self.w, self.name, self.samples, NamedTensors.of(self.model), options)
+        options = {
+            option: getattr(self.model, option)
+            for option in getattr(self.model, "OPTIONS", ())
+        }
+        return SavedModel(
+            self.w, self.name, self.samples, NamedTensors.of(self.model), options
+        )
 
 
-def load(run: str | os.PathLike[str], *, model: "str | OwnModel | None" = None, device: str = "auto") -> TrainedModel:
+def load(
+    run: str | os.PathLike[str],
+    *,
+    model: "str | OwnModel | None" = None,
+    device: str = "auto",
+) -> TrainedModel:
     """The trained model of a run on disk.
 
     Args:
@@ -139,7 +403,12 @@ def load(run: str | os.PathLike[str], *, model: "str | OwnModel | None" = None, 
     def build(name: str) -> Model:
         return catalogue.build(name, saved.samples, saved.options, device=device)
 
-    return TrainedModel(saved.model, rebuild(path, saved, model, build, device=device), saved.w, saved.samples)
+    return TrainedModel(
+        saved.model,
+        rebuild(path, saved, model, build, device=device),
+        saved.w,
+        saved.samples,
+    )
 
 
 def rebuild(
@@ -172,5 +441,7 @@ def rebuild(
     if saved.complete:
         saved.tensors.require_same(NamedTensors.of(model), f"in {path}", f"in {model.name}")
     elif model.parameters != len(saved.w):
-        raise UserError(f"{path} has {len(saved.w)} parameters, and {model.name} has {model.parameters}")
+        raise UserError(
+            f"{path} has {len(saved.w)} parameters, and {model.name} has {model.parameters}"
+        )
     return model

@@ -22,15 +22,12 @@ import numpy as np
 
 from fedbudget.arrays import Float32
 from fedbudget.data.dataset import Dataset
-from fedbudget.data.layout import LayoutColumn
+from fedbudget.data.tables import LayoutColumn
 from fedbudget.errors import UserError, explained, needing
 from fedbudget.models.base import Model
-from fedbudget.models.kmeans import KMeans
-from fedbudget.models.named_tensors import NamedTensors
-from fedbudget.models.score_model import ScoreModel
-from fedbudget.models.softmax import Softmax
-from fedbudget.trained.meaning import Meaning
-from fedbudget.trained.model import TrainedModel
+from fedbudget.models.builtin import KMeans, ScoreModel, Softmax
+from fedbudget.models.description import NamedTensors
+from fedbudget.trained.model import Meaning, TrainedModel
 
 with needing("ONNX", "onnx"):
     import onnx
@@ -40,7 +37,8 @@ OPSET = 19  # the first that compares texts
 _IR = 9  # of the file, which programs that know this opset can read
 
 _OWN = "fedbudget/"  # begins the names of what is within, so that none is a column's
-_NUMBERS, _OUTPUTS = f"{_OWN}numbers", f"{_OWN}outputs"
+_NUMBERS = f"{_OWN}numbers"
+_OUTPUTS = f"{_OWN}outputs"
 _SAMPLES = "samples"  # how many, which any number may be
 _Constant = np.ndarray[Any, Any] | np.number[Any]
 
@@ -53,7 +51,13 @@ class _Graph:
         self.constants: list[TensorProto] = []
         self.outputs: list[ValueInfoProto] = []
 
-    def add(self, operation: str, inputs: Sequence[str | _Constant], output: str = "", **options: Any) -> str:
+    def add(
+        self,
+        operation: str,
+        inputs: Sequence[str | _Constant],
+        output: str = "",
+        **options: Any,
+    ) -> str:
         """A node; arrays among its inputs become constants. Gives the name of its output."""
         names = [each if isinstance(each, str) else self._constant(each) for each in inputs]
         output = output or f"{_OWN}{len(self.nodes)}"
@@ -72,7 +76,8 @@ class _Graph:
 
 def to_onnx(trained: TrainedModel) -> bytes:
     """A file of ONNX."""
-    samples, model = trained.samples, trained.model
+    samples = trained.samples
+    model = trained.model
     if samples.store is not None:
         raise UserError(
             f"{trained.name} was trained on samples that are no arrays, which have no shape to export for; export the "
@@ -83,31 +88,48 @@ def to_onnx(trained: TrainedModel) -> bytes:
     outputs = _own_graph(graph, model, trained.w, samples)
     _answers(graph, trained.meaning(outputs), outputs)
     if twice := {each.name for each in inputs} & {each.name for each in graph.outputs}:
-        raise UserError(f"a column is called {twice.pop()}, as an output of the graph is: it needs another name")
-    made = helper.make_graph(graph.nodes, "fedbudget", inputs, graph.outputs, graph.constants)
-    found: onnx.ModelProto = helper.make_model(made, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=_IR)
+        raise UserError(
+            f"a column is called {twice.pop()}, as an output of the graph is: it needs another name"
+        )
+    made = helper.make_graph(
+        graph.nodes, "fedbudget", inputs, graph.outputs, graph.constants
+    )
+    found: onnx.ModelProto = helper.make_model(
+        made, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=_IR
+    )
     about = {"features": trained.feature_names, "classes": trained.classes}
-    helper.set_model_props(found, {"model": trained.name, **{name: json.dumps(each) for name, each in about.items()}})
+    helper.set_model_props(
+        found,
+        {"model": trained.name, **{name: json.dumps(each) for name, each in about.items()}},
+    )
     onnx.checker.check_model(found, full_check=True)
     return bytes(found.SerializeToString())
 
 
 def _numbers(graph: _Graph, samples: Dataset) -> list[ValueInfoProto]:
     """From features as they are outside to those that the model sees; gives the graph's inputs."""
-    how, layout = samples.standardization, samples.layout
+    how = samples.standardization
+    layout = samples.layout
     if layout is None:
-        kind, last = (TensorProto.INT64 if samples.integers else TensorProto.FLOAT), "features"
+        kind = TensorProto.INT64 if samples.integers else TensorProto.FLOAT
+        last = "features"
         kind = kind if how is None else TensorProto.DOUBLE
         inputs = [helper.make_tensor_value_info(last, kind, (_SAMPLES, samples.features))]
     else:
         inputs = [_column_input(column) for column in layout.columns]
-        last = graph.add("Concat", [_encoded(graph, column) for column in layout.columns], axis=1)
+        last = graph.add(
+            "Concat", [_encoded(graph, column) for column in layout.columns], axis=1
+        )
     if how is not None:
         standardised = graph.add("Div", [graph.add("Sub", [last, how.mean]), how.deviation])
         last = graph.add("Cast", [standardised], to=TensorProto.FLOAT)
     elif samples.scale != 1:
         last = graph.add("Mul", [last, np.float32(samples.scale)])
-    graph.add("Reshape", [last, np.array([-1, *(samples.shape or (samples.features,))], np.int64)], _NUMBERS)
+    graph.add(
+        "Reshape",
+        [last, np.array([-1, *(samples.shape or (samples.features,))], np.int64)],
+        _NUMBERS,
+    )
     return inputs
 
 
@@ -120,22 +142,39 @@ def _encoded(graph: _Graph, column: LayoutColumn) -> str:
     """The features of one column, [samples, features]; as `LayoutColumn.encode` makes them."""
     if column.categories is None:
         missing = [] if column.fill is None else [graph.add("IsNaN", [column.name])]
-        return graph.add("Where", [*missing, np.float64(column.fill), column.name]) if missing else column.name
+        return (
+            graph.add("Where", [*missing, np.float64(column.fill), column.name])
+            if missing
+            else column.name
+        )
     name = column.name
     if column.fill is not None:
         missing = [graph.add("Equal", [name, np.array([""], object)])]
         name = graph.add("Where", [*missing, np.array([column.fill], object), name])
-    return graph.add("Cast", [graph.add("Equal", [name, np.array([column.categories], object)])], to=TensorProto.DOUBLE)
+    return graph.add(
+        "Cast",
+        [graph.add("Equal", [name, np.array([column.categories], object)])],
+        to=TensorProto.DOUBLE,
+    )
 
 
 def _own_graph(graph: _Graph, model: Model, w: Float32, samples: Dataset) -> int:
     """What the model computes, from `numbers` to `outputs`; gives how many there are for each sample."""
     tensors = NamedTensors.of(model).split(w)
     if isinstance(model, ScoreModel):
-        graph.add("MatMul", [graph.add("Flatten", [_NUMBERS]), tensors["weight"][:, None]], _OUTPUTS)
+        graph.add(
+            "MatMul",
+            [graph.add("Flatten", [_NUMBERS]), tensors["weight"][:, None]],
+            _OUTPUTS,
+        )
         return 1
     if isinstance(model, Softmax):
-        graph.add("Gemm", [graph.add("Flatten", [_NUMBERS]), *tensors.values()], _OUTPUTS, transB=1)
+        graph.add(
+            "Gemm",
+            [graph.add("Flatten", [_NUMBERS]), *tensors.values()],
+            _OUTPUTS,
+            transB=1,
+        )
         return model.classes
     if isinstance(model, KMeans):
         apart = graph.add("Unsqueeze", [graph.add("Flatten", [_NUMBERS]), np.array([1])])
@@ -152,9 +191,13 @@ def _torch_graph(graph: _Graph, model: Model, w: Float32, samples: Dataset) -> i
 
     from fedbudget.trained.torch import example, module_of
 
-    module, numbers, file = module_of(model, w), example(samples), io.BytesIO()
+    module = module_of(model, w)
+    numbers = example(samples)
+    file = io.BytesIO()
     with warnings.catch_warnings(), explained(f"{model.name} cannot be exported to ONNX"):
-        warnings.simplefilter("ignore")  # its newer exporter, which it advertises, needs another package
+        warnings.simplefilter(
+            "ignore"
+        )  # its newer exporter, which it advertises, needs another package
         torch.onnx.export(
             module,
             (numbers,),
@@ -174,15 +217,29 @@ def _torch_graph(graph: _Graph, model: Model, w: Float32, samples: Dataset) -> i
 def _answers(graph: _Graph, meaning: Meaning, outputs: int) -> None:
     """What the outputs mean, as the outputs of the graph."""
     if meaning.kind == "value":
-        wide = graph.add("Mul", [graph.add("Cast", [_OUTPUTS], to=TensorProto.DOUBLE), np.float64(meaning.deviation)])
+        wide = graph.add(
+            "Mul",
+            [
+                graph.add("Cast", [_OUTPUTS], to=TensorProto.DOUBLE),
+                np.float64(meaning.deviation),
+            ],
+        )
         values = graph.add("Add", [wide, np.float64(meaning.mean)])
         one = outputs == 1
-        graph.add("Squeeze" if one else "Identity", [values, np.array([1])] if one else [values], "prediction")
+        graph.add(
+            "Squeeze" if one else "Identity",
+            [values, np.array([1])] if one else [values],
+            "prediction",
+        )
         graph.show("prediction", TensorProto.DOUBLE, *([] if one else [outputs]))
         return
     if meaning.kind == "sign":
         score = graph.add("Squeeze", [_OUTPUTS, np.array([1])], "score")
-        number = graph.add("Cast", [graph.add("GreaterOrEqual", [score, np.float32(0)])], to=TensorProto.INT64)
+        number = graph.add(
+            "Cast",
+            [graph.add("GreaterOrEqual", [score, np.float32(0)])],
+            to=TensorProto.INT64,
+        )
     else:
         number = graph.add("ArgMax", [_OUTPUTS], axis=1, keepdims=0)
     labels = np.arange(outputs) if meaning.kind == "cluster" else meaning.labels

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedbudget.data.published.catalogue import PUBLISHED
+from fedbudget.data.published import PUBLISHED
 from support.fetching import CONTENTS, ZIPPED
 from support.web import Web, dataset_of, serving
 

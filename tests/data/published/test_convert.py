@@ -14,11 +14,16 @@ import pytest
 import xlwt
 from PIL import Image
 
-from fedbudget.data.published.catalogue import PUBLISHED, dataset_named
-from fedbudget.data.published.convert import cifar_batch, cifar_records, knowledge_csv, knowledge_table
-from fedbudget.data.published.find import files_in, get
-from fedbudget.data.published.sources import PackageMembers, archive
-from fedbudget.data.published.transfer import Unavailable
+from fedbudget.data.download import (
+    PackageMembers,
+    Unavailable,
+    archive,
+    cifar_batch,
+    cifar_records,
+    knowledge_csv,
+    knowledge_table,
+)
+from fedbudget.data.published import PUBLISHED, dataset_named, files_in, get
 from fedbudget.errors import UserError
 from support.real_data import folder_with
 from support.web import dataset_of, serving, tar_of
@@ -38,7 +43,9 @@ class TestCifarPictures:
         pixels = np.random.default_rng(0).integers(0, 256, (2, 1024, 3), dtype=np.uint8)
         expected = b""
         for label, image in zip((7, 3), pixels, strict=True):
-            expected += bytes([label]) + b"".join(bytes(int(pixel[colour]) for pixel in image) for colour in range(3))
+            expected += bytes([label]) + b"".join(
+                bytes(int(pixel[colour]) for pixel in image) for colour in range(3)
+            )
         assert cifar_records(png(pixels), np.array([7, 3], np.uint8)) == expected
 
     @pytest.mark.parametrize(
@@ -46,7 +53,10 @@ class TestCifarPictures:
         [
             (b"no picture", "a picture is damaged"),
             (png(np.zeros((2, 1024, 3), np.uint8))[:-30], "a picture is damaged"),
-            (png(np.zeros((2, 512, 3), np.uint8)), r"a picture is \(512, 2\) RGB, not \(1024, 2\) RGB"),
+            (
+                png(np.zeros((2, 512, 3), np.uint8)),
+                r"a picture is \(512, 2\) RGB, not \(1024, 2\) RGB",
+            ),
             (png(np.zeros((3, 1024, 3), np.uint8)), r"a picture is \(1024, 3\) RGB"),
             (png(np.zeros((2, 1024), np.uint8)), "a picture is .* L, not"),
         ],
@@ -64,9 +74,20 @@ class TestCifarPictures:
             assert cifar_batch(picture, name, package) == (label + b"\x05" * 3072) * 10_000
 
     @pytest.mark.parametrize(
-        "labels", [[1] * 49_999, ["one"] * 50_000, [300] * 50_000, {"a": 1}, [[1], [2, 3]], [None] * 50_000, 7]
+        "labels",
+        [
+            [1] * 49_999,
+            ["one"] * 50_000,
+            [300] * 50_000,
+            {"a": 1},
+            [[1], [2, 3]],
+            [None] * 50_000,
+            7,
+        ],
     )
-    def test_labels_that_do_not_fit_are_refused(self, labels: object, tmp_path: Path) -> None:
+    def test_labels_that_do_not_fit_are_refused(
+        self, labels: object, tmp_path: Path
+    ) -> None:
         package = tmp_path / "a.tgz"
         package.write_bytes(cifar_package(b"", labels, [9] * 10_000))
         with pytest.raises(Unavailable, match="the labels cannot be read"):
@@ -81,13 +102,23 @@ class TestCifarPictures:
 
 def cifar_package(picture: bytes, train: object, test: object) -> bytes:
     """As the real one, in which labels come last."""
-    pictures = {f"package/{name}.png": picture for name in ("data_batch_1", "data_batch_2", "test_batch")}
+    pictures = {
+        f"package/{name}.png": picture
+        for name in ("data_batch_1", "data_batch_2", "test_batch")
+    }
     labels = {"test": json.dumps(test).encode(), "train": json.dumps(train).encode()}
-    return tar_of({**pictures, **{f"package/{name}_lables.json": text for name, text in labels.items()}})
+    return tar_of(
+        {
+            **pictures,
+            **{f"package/{name}_lables.json": text for name, text in labels.items()},
+        }
+    )
 
 
 class TestKnowledgeSheets:
-    def test_sheets_become_one_table_without_remarks_and_with_one_word_for_very_low(self) -> None:
+    def test_sheets_become_one_table_without_remarks_and_with_one_word_for_very_low(
+        self,
+    ) -> None:
         train: list[list[object]] = [
             [*HEADER, "", "Remarks"],
             [0.0, 0.08, 1.0, 0.325, 0.9, "very_low", "", "of the authors"],
@@ -117,32 +148,55 @@ class TestKnowledgeSheets:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         expected = b"STG,SCG,STR,LPR,PEG,UNS\n0.1,0.2,0.3,0.4,0.5,very_low\n0,0,1,0.25,0.5,Middle\n"
-        monkeypatch.setitem(PUBLISHED, "small", dataset_of({"user_knowledge.csv": expected}))
-        sheets = spreadsheet([[0.1, 0.2, 0.3, 0.4, 0.5, "Very Low"]], [[0.0, 0.0, 1.0, 0.25, 0.5, "Middle"]])
+        monkeypatch.setitem(
+            PUBLISHED, "small", dataset_of({"user_knowledge.csv": expected})
+        )
+        sheets = spreadsheet(
+            [[0.1, 0.2, 0.3, 0.4, 0.5, "Very Low"]], [[0.0, 0.0, 1.0, 0.25, 0.5, "Middle"]]
+        )
         found = got("small", sheets, tmp_path)
         assert found["user_knowledge.csv"].read_bytes() == expected
 
-    def test_the_real_table_put_back_into_a_spreadsheet_becomes_the_published_file(self, tmp_path: Path) -> None:
-        path = files_in(dataset_named("user-knowledge"), folder_with("user-knowledge"))["user_knowledge.csv"]
+    def test_the_real_table_put_back_into_a_spreadsheet_becomes_the_published_file(
+        self, tmp_path: Path
+    ) -> None:
+        path = files_in(dataset_named("user-knowledge"), folder_with("user-knowledge"))[
+            "user_knowledge.csv"
+        ]
         with path.open(newline="") as file:
             rows = [[*map(float, row[:5]), row[5]] for row in list(csv.reader(file))[1:]]
-        tested = [[*row[:5], "Very Low" if row[5] == "very_low" else row[5]] for row in rows[258:]]
+        tested = [
+            [*row[:5], "Very Low" if row[5] == "very_low" else row[5]] for row in rows[258:]
+        ]
         found = got("user-knowledge", spreadsheet(rows[:258], tested), tmp_path)
         checksum = hashlib.sha256(found["user_knowledge.csv"].read_bytes()).hexdigest()
-        assert checksum == "86f11893ad1be525c0c2fd8dda9983bd6bf52c42416bcacdd7a77016b43dec4c"
+        assert (
+            checksum == "86f11893ad1be525c0c2fd8dda9983bd6bf52c42416bcacdd7a77016b43dec4c"
+        )
 
-    @pytest.mark.parametrize("contents", [b"", b"not a spreadsheet", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)])
-    def test_a_damaged_spreadsheet_is_a_reason(self, contents: bytes, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=r"127.0.0.1:.*: the spreadsheet cannot be read: "):
+    @pytest.mark.parametrize(
+        "contents",
+        [b"", b"not a spreadsheet", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)],
+    )
+    def test_a_damaged_spreadsheet_is_a_reason(
+        self, contents: bytes, tmp_path: Path
+    ) -> None:
+        with pytest.raises(
+            UserError, match=r"127.0.0.1:.*: the spreadsheet cannot be read: "
+        ):
             got("user-knowledge", contents, tmp_path)
 
-    def test_without_the_extra_the_reason_names_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_the_extra_the_reason_names_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setitem(sys.modules, "xlrd", None)
         with pytest.raises(UserError, match=r"needs pip install 'fedbudget\[xls\]'"):
             got("user-knowledge", spreadsheet([], []), tmp_path)
 
 
-def spreadsheet(train: Sequence[Sequence[object]], test: Sequence[Sequence[object]]) -> bytes:
+def spreadsheet(
+    train: Sequence[Sequence[object]], test: Sequence[Sequence[object]]
+) -> bytes:
     book = xlwt.Workbook()
     for name, rows in (("Information", []), ("Training_Data", train), ("Test_Data", test)):
         sheet = book.add_sheet(name)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.data.published.catalogue import PUBLISHED
-from fedbudget.data.published.find import DatasetMissing, find, places
+from fedbudget.data.published import PUBLISHED, DatasetMissing, find, places
 from fedbudget.errors import UserError
 from support.web import dataset_of
 
@@ -26,7 +25,9 @@ def put(folder: Path, *names: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         contents = CONTENTS[name.removesuffix(".gz")]
-        (folder / name).write_bytes(gzip.compress(contents) if name.endswith(".gz") else contents)
+        (folder / name).write_bytes(
+            gzip.compress(contents) if name.endswith(".gz") else contents
+        )
 
 
 class TestPlaces:
@@ -37,16 +38,28 @@ class TestPlaces:
         assert (what, others) == ("the cache folder", [])
         assert cache.is_relative_to(tmp_path)
         monkeypatch.setenv("FEDBUDGET_DATA", str(tmp_path / "variable"))
-        option, variable = ("--data-dir", tmp_path / "option"), ("FEDBUDGET_DATA", tmp_path / "variable")
-        assert places(tmp_path / "option") == [option, variable, ("the cache folder", cache)]
+        option, variable = (
+            ("--data-dir", tmp_path / "option"),
+            ("FEDBUDGET_DATA", tmp_path / "variable"),
+        )
+        assert places(tmp_path / "option") == [
+            option,
+            variable,
+            ("the cache folder", cache),
+        ]
 
     def test_an_empty_variable_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FEDBUDGET_DATA", "")
         assert [what for what, _ in places(None)] == ["the cache folder"]
 
-    def test_home_may_be_written_as_a_tilde(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_home_may_be_written_as_a_tilde(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("FEDBUDGET_DATA", "~/data")
-        assert [path for _, path in places(Path("~/mine"))][:2] == [tmp_path / "home/mine", tmp_path / "home/data"]
+        assert [path for _, path in places(Path("~/mine"))][:2] == [
+            tmp_path / "home/mine",
+            tmp_path / "home/data",
+        ]
 
 
 class TestFind:
@@ -65,15 +78,21 @@ class TestFind:
         put(tmp_path / "option/small", "b.bin")
         put(tmp_path / "variable/small", *CONTENTS)
         monkeypatch.setenv("FEDBUDGET_DATA", str(tmp_path / "variable"))
-        assert find("small", tmp_path / "option") == {"b.bin": tmp_path / "option/small/b.bin"}
+        assert find("small", tmp_path / "option") == {
+            "b.bin": tmp_path / "option/small/b.bin"
+        }
         assert set(find("small", tmp_path / "elsewhere")) == set(CONTENTS)
 
     def test_the_folder_with_the_most_files_is_taken_alone(self, tmp_path: Path) -> None:
         put(tmp_path / "small", "a.bin")
         put(tmp_path / "SMALL/raw", "b.bin", "c.bin.gz")
-        assert {path.parent for path in find("small", tmp_path).values()} == {tmp_path / "SMALL/raw"}
+        assert {path.parent for path in find("small", tmp_path).values()} == {
+            tmp_path / "SMALL/raw"
+        }
         put(tmp_path / "small", "b.bin")
-        assert {path.parent for path in find("small", tmp_path).values()} == {tmp_path / "small"}
+        assert {path.parent for path in find("small", tmp_path).values()} == {
+            tmp_path / "small"
+        }
 
     @pytest.mark.parametrize("folder", ["", "small", "SMALL/raw"])
     def test_an_archive_stands_for_all_files_unless_they_are_there_themselves(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedbudget import __version__
-from fedbudget.data.published.find import get
-from fedbudget.data.published.sources import mirror as mirror_of
+from fedbudget.data.download import mirror as mirror_of
+from fedbudget.data.published import get
 from fedbudget.errors import UserError
 from support.fetching import (
     CONTENTS,
@@ -76,7 +76,9 @@ def test_an_interrupt_leaves_what_came_for_the_next_time(web: Web, tmp_path: Pat
     assert everything(tmp_path) == HERE
 
 
-def test_another_mirror_goes_on_where_the_first_broke_off(web: Web, other: Web, tmp_path: Path) -> None:
+def test_another_mirror_goes_on_where_the_first_broke_off(
+    web: Web, other: Web, tmp_path: Path
+) -> None:
     web.cut["large.bin.gz"] = 150_000
     fetch(tmp_path, mirror(web), mirror(other))
     (request,) = other.requests
@@ -86,7 +88,9 @@ def test_another_mirror_goes_on_where_the_first_broke_off(web: Web, other: Web, 
 
 
 @pytest.mark.parametrize("manner", ["ignores_range", "wrong_range", "refuses_range"])
-def test_a_server_that_cannot_go_on_starts_over(manner: str, web: Web, tmp_path: Path) -> None:
+def test_a_server_that_cannot_go_on_starts_over(
+    manner: str, web: Web, tmp_path: Path
+) -> None:
     begin(tmp_path, ZIPPED["large.bin.gz"][:1000])
     setattr(web, manner, True)
     fetch(tmp_path, mirror(web))
@@ -110,9 +114,13 @@ def test_a_beginning_of_something_else_is_dropped_and_the_same_server_asked_agai
     assert everything(tmp_path) == HERE
 
 
-def test_wrong_contents_are_removed_and_the_next_source_is_asked(web: Web, other: Web, tmp_path: Path) -> None:
+def test_wrong_contents_are_removed_and_the_next_source_is_asked(
+    web: Web, other: Web, tmp_path: Path
+) -> None:
     web.files = WRONG
-    assert "large.bin has wrong contents, little.bin has wrong contents" in failure(tmp_path, mirror(web))
+    assert "large.bin has wrong contents, little.bin has wrong contents" in failure(
+        tmp_path, mirror(web)
+    )
     assert everything(tmp_path) == {}
     fetch(tmp_path, mirror(web), mirror(other))
     assert everything(tmp_path) == HERE
@@ -124,7 +132,9 @@ def test_what_is_not_gzip_at_all_is_wrong_contents_too(web: Web, tmp_path: Path)
     assert everything(tmp_path) == {}
 
 
-def test_the_next_source_is_asked_only_for_what_is_missing(web: Web, other: Web, tmp_path: Path) -> None:
+def test_the_next_source_is_asked_only_for_what_is_missing(
+    web: Web, other: Web, tmp_path: Path
+) -> None:
     del web.files["little.bin.gz"]
     fetch(tmp_path, mirror(web), mirror(other))
     assert other.paths == ["little.bin.gz"]
@@ -133,11 +143,15 @@ def test_the_next_source_is_asked_only_for_what_is_missing(web: Web, other: Web,
 
 def test_what_one_source_gave_stays_when_all_fail(web: Web, tmp_path: Path) -> None:
     del web.files["little.bin.gz"]
-    assert failure(tmp_path, mirror(web)).startswith("1 of 2 files of small could not be fetched: 127.0.0.1:")
+    assert failure(tmp_path, mirror(web)).startswith(
+        "1 of 2 files of small could not be fetched: 127.0.0.1:"
+    )
     assert everything(tmp_path) == {"small/large.bin.gz": ZIPPED["large.bin.gz"]}
 
 
-def test_no_source_is_one_line_that_says_of_each_why(web: Web, other: Web, tmp_path: Path) -> None:
+def test_no_source_is_one_line_that_says_of_each_why(
+    web: Web, other: Web, tmp_path: Path
+) -> None:
     web.files = {}
     other.files = WRONG
     hosts = [url.removeprefix("http://").removesuffix("/") for url in (web.url, other.url)]
@@ -152,7 +166,9 @@ def test_no_source_is_one_line_that_says_of_each_why(web: Web, other: Web, tmp_p
     assert failure(tmp_path).endswith("small could not be fetched: there is no source")
 
 
-def test_bytes_without_end_are_refused_when_there_are_too_many(web: Web, tmp_path: Path) -> None:
+def test_bytes_without_end_are_refused_when_there_are_too_many(
+    web: Web, tmp_path: Path
+) -> None:
     web.endless = True
     watch = Watch(tmp_path)
     with pytest.raises(UserError, match="sends more than 401,424 bytes for large"):
@@ -161,7 +177,9 @@ def test_bytes_without_end_are_refused_when_there_are_too_many(web: Web, tmp_pat
     assert everything(tmp_path) == {}
 
 
-def test_a_server_that_wants_to_send_too_much_is_not_listened_to(web: Web, tmp_path: Path) -> None:
+def test_a_server_that_wants_to_send_too_much_is_not_listened_to(
+    web: Web, tmp_path: Path
+) -> None:
     web.files = dict.fromkeys(ZIPPED, bytes(2_000_000))
     watch = Watch(tmp_path)
     with pytest.raises(UserError, match="wants to send 2,000,000 bytes"):
@@ -205,7 +223,9 @@ def test_a_server_may_send_on(web: Web, tmp_path: Path) -> None:
 
 def test_libraries_for_fetching_are_loaded_late() -> None:
     """They take long to load, and most commands never fetch."""
-    program = "import sys, fedbudget.cli.main, fedbudget.data.published.find\n"
+    program = "import sys, fedbudget.cli.main, fedbudget.data.published\n"
     program += "sys.exit(' '.join({'requests', 'pooch'} & set(sys.modules)) or 0)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -10,7 +10,7 @@ from flwr.app import Context, RecordDict
 
 import fedbudget
 from fedbudget.data.dataset import Dataset, Part
-from fedbudget.engines.flower import mailbox
+from fedbudget.engines.flower import grid
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.errors import UserError
 from fedbudget.flower import client_app, server
@@ -29,12 +29,23 @@ class TestTheSameBits:
             {"method": "frugal", "batch_size": "full"},
             {"method": "paper", "tau": "adaptive", "budget": "time=3s", "rounds": 12},
             {"method": "frugal", "tau": "adaptive", "budget": "time=3s", "rounds": 12},
-            {"method": "accelerated", "tau": "adaptive", "budget": "time=3s", "rounds": 8, "speeds": "4,1,1"},
+            {
+                "method": "accelerated",
+                "tau": "adaptive",
+                "budget": "time=3s",
+                "rounds": 8,
+                "speeds": "4,1,1",
+            },
             {"method": "accelerated", "compress": "8-bit"},
             {"method": "paper", "compress": "16-bit"},
             {"method": "accelerated", "participation": 0.6},
             pytest.param(
-                {"method": "paper", "model": "softmax", "drift_correction": True, "delta": "parameters"},
+                {
+                    "method": "paper",
+                    "model": "softmax",
+                    "drift_correction": True,
+                    "delta": "parameters",
+                },
                 marks=pytest.mark.slow,
             ),
         ],
@@ -43,7 +54,9 @@ class TestTheSameBits:
     def test_as_in_one_process(self, how: dict[str, Any], tmp_path: Path) -> None:
         found, expected = run(tmp_path, **how), here(**how)
         assert found.w.tobytes() == expected.w.tobytes()
-        assert [record.tau for record in found.rounds] == [record.tau for record in expected.rounds]
+        assert [record.tau for record in found.rounds] == [
+            record.tau for record in expected.rounds
+        ]
         assert found.spent == expected.spent
 
     def test_whatever_order_flower_has_its_nodes_in(self, tmp_path: Path) -> None:
@@ -53,14 +66,23 @@ class TestTheSameBits:
 
     def test_with_nodes_that_have_files_of_their_own(self, tmp_path: Path) -> None:
         rng = np.random.default_rng(5)
-        shards = [(rng.normal(size=(size, 6)).astype(np.float32), rng.integers(0, 2, size)) for size in (30, 40)]
+        shards = [
+            (rng.normal(size=(size, 6)).astype(np.float32), rng.integers(0, 2, size))
+            for size in (30, 40)
+        ]
         for number, (x, y) in enumerate(shards):
             np.savez(tmp_path / f"{number}.npz", x=x, y=y)
         how: dict[str, Any] = {"method": "frugal", "model": "softmax", "batch_size": 8}
         config = asked(**{**FIXED, **how, "dataset": "", "partition": "", "nodes": 2})
-        files = LocalGrid(config, [{"data": str(tmp_path / f"{number}.npz")} for number in (0, 1)])
+        files = LocalGrid(
+            config, [{"data": str(tmp_path / f"{number}.npz")} for number in (0, 1)]
+        )
         found = run(tmp_path, 2, files, **how, dataset="", partition="")
-        rest = {name: value for name, value in FIXED.items() if name not in ("dataset", "partition")}
+        rest = {
+            name: value
+            for name, value in FIXED.items()
+            if name not in ("dataset", "partition")
+        }
         expected = fedbudget.train(shards=shards, **rest, **how)
         assert found.w.tobytes() == expected.w.tobytes()
 
@@ -78,17 +100,29 @@ class TestTheSameBits:
         config = asked(**{**FIXED, **how, "nodes": 2})
         made = LocalGrid(config, [{"which": 0}, {"which": 1}], client_app(data))
         found = run(tmp_path, 2, made, **how)
-        rest = {name: value for name, value in FIXED.items() if name not in ("dataset", "partition")}
-        expected = fedbudget.train(shards=[(x[at : at + 20], y[at : at + 20]) for at in (0, 20, 40)], **rest, **how)
+        rest = {
+            name: value
+            for name, value in FIXED.items()
+            if name not in ("dataset", "partition")
+        }
+        expected = fedbudget.train(
+            shards=[(x[at : at + 20], y[at : at + 20]) for at in (0, 20, 40)], **rest, **how
+        )
         assert found.w.tobytes() == expected.w.tobytes()
         assert found.rounds[0].nodes == 3  # one, and a gateway with two
 
 
-def test_a_run_is_on_disk_and_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_is_on_disk_and_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     result = run(tmp_path, test="digits")
     found = Run.open(tmp_path / "run")
     assert found.model().w.tobytes() == result.w.tobytes()
-    assert (found.settings.nodes, found.settings.dataset, found.settings.partition) == (3, "digits", "case:2")
+    assert (found.settings.nodes, found.settings.dataset, found.settings.partition) == (
+        3,
+        "digits",
+        "case:2",
+    )
     assert [record.round for record in found.rounds] == [1, 2, 3, 4, 5, 6]
     assert found.summary is not None
     assert found.summary["network"]["sent"] > 0
@@ -110,7 +144,9 @@ def test_a_budget_in_bytes_is_of_what_messages_carry(tmp_path: Path) -> None:
     network = json.loads((tmp_path / "run" / "summary.json").read_text())["network"]
     assert result.stopped_by == "bytes"
     assert 0.8 * 60e3 < result.spent["bytes"] <= 60e3
-    assert result.spent["bytes"] < network["sent"] + network["received"]  # which has what came before the first round
+    assert (
+        result.spent["bytes"] < network["sent"] + network["received"]
+    )  # which has what came before the first round
 
 
 def test_a_budget_in_processors_seconds_is_of_all_nodes(tmp_path: Path) -> None:
@@ -119,7 +155,9 @@ def test_a_budget_in_processors_seconds_is_of_all_nodes(tmp_path: Path) -> None:
     assert 0 < result.spent["cpu"] < 1000
 
 
-def test_a_budget_that_is_too_small_for_a_round_is_refused_with_what_one_costs(tmp_path: Path) -> None:
+def test_a_budget_that_is_too_small_for_a_round_is_refused_with_what_one_costs(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(UserError, match="budget"):
         run(tmp_path, costs="measured", budget="time=0.001s")
 
@@ -130,7 +168,10 @@ def test_a_budget_that_is_too_small_for_a_round_is_refused_with_what_one_costs(t
 @pytest.mark.parametrize(
     ("nodes", "reason"),
     [
-        ([{}, {}], "0 of 2 nodes could say what they have, and 2 are needed; Flower's node 100: a node has no data"),
+        (
+            [{}, {}],
+            "0 of 2 nodes could say what they have, and 2 are needed; Flower's node 100: a node has no data",
+        ),
         (
             [{"partition-id": 0, "num-partitions": 2}, {"data": "/no/such.csv"}],
             "1 of 2 nodes could say what they have, and 2 are needed; Flower's node 101: /no/such.csv",
@@ -154,15 +195,20 @@ def test_a_node_without_data_is_left_out_where_others_suffice(tmp_path: Path) ->
 
 def test_a_node_that_cannot_load_the_app_is_told_of(tmp_path: Path) -> None:
     ours = local()
-    ours.before = lambda number, message: (_ for _ in ()).throw(ImportError("no fedbudget here"))
-    with pytest.raises(UserError, match=r"node 100: Flower says: <class 'ImportError'>:<'no fedbudget here'>"):
+    ours.before = lambda number, message: (_ for _ in ()).throw(
+        ImportError("no fedbudget here")
+    )
+    with pytest.raises(
+        UserError,
+        match=r"node 100: Flower says: <class 'ImportError'>:<'no fedbudget here'>",
+    ):
         run(tmp_path, local=ours)
 
 
 def test_nodes_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(mailbox, "_LOOK_FOR_NODES", 0.0)
+    monkeypatch.setattr(grid, "_LOOK_FOR_NODES", 0.0)
     ours = local()
     looked = [0]
     ids = ours.get_node_ids

@@ -29,12 +29,16 @@ def new_context() -> Context:
     return Context(7, 100, {}, RecordDict(), {})
 
 
-def ask(context: Context, broadcast: Broadcast, base_round: int, welcome: Welcome = WELCOME) -> RecordDict:
+def ask(
+    context: Context, broadcast: Broadcast, base_round: int, welcome: Welcome = WELCOME
+) -> RecordDict:
     content = records.welcome_out(welcome)
     content.update(records.request_out(RoundRequest(broadcast, base_round), catch_up=True))
     message = Message(carried(content), 100, "train")
     context.state = carried(context.state)
-    return carried(node.reply(message, context, lambda each: node.NodeSetup(held(each))).content)
+    return carried(
+        node.reply(message, context, lambda each: node.NodeSetup(held(each))).content
+    )
 
 
 def report(content: RecordDict, broadcast: Broadcast) -> Report:
@@ -55,7 +59,9 @@ def broadcasts(rounds: int = 5) -> list[Broadcast]:
 def test_it_goes_on_from_its_context_to_the_bit() -> None:
     context, fleet = new_context(), node_data(1).fleet(WELCOME.task, [1])
     for broadcast in broadcasts():
-        assert bits(report(ask(context, broadcast, broadcast.round - 1), broadcast)) == bits(fleet.answer(broadcast))
+        assert bits(
+            report(ask(context, broadcast, broadcast.round - 1), broadcast)
+        ) == bits(fleet.answer(broadcast))
 
 
 def test_its_context_has_the_last_two_rounds_and_what_others_have_put_there() -> None:
@@ -70,7 +76,10 @@ def test_its_context_has_the_last_two_rounds_and_what_others_have_put_there() ->
 
 def test_a_round_that_is_asked_for_again_is_the_same() -> None:
     context, all_said = new_context(), broadcasts()
-    first = [bits(report(ask(context, broadcast, broadcast.round - 1), broadcast)) for broadcast in all_said]
+    first = [
+        bits(report(ask(context, broadcast, broadcast.round - 1), broadcast))
+        for broadcast in all_said
+    ]
     assert bits(report(ask(context, all_said[-1], 4), all_said[-1])) == first[-1]
 
 
@@ -87,7 +96,10 @@ def test_one_that_does_not_remember_says_so() -> None:
         "the memory cannot stand after round 1, only after []",
         True,
     )
-    assert list(node.recall(context.state, WELCOME)) == [2, 3]  # what it has is not lost by being asked
+    assert list(node.recall(context.state, WELCOME)) == [
+        2,
+        3,
+    ]  # what it has is not lost by being asked
 
 
 def test_a_memory_that_is_damaged_is_lost_and_not_a_crash() -> None:
@@ -111,7 +123,9 @@ def test_an_update_that_warms_up_leaves_no_trace(monkeypatch: pytest.MonkeyPatch
     context, fleet = new_context(), node_data(1).fleet(WELCOME.task, [1])
     for broadcast in broadcasts():
         node._warm.clear()  # as in a new process
-        assert bits(report(ask(context, broadcast, broadcast.round - 1), broadcast)) == bits(fleet.answer(broadcast))
+        assert bits(
+            report(ask(context, broadcast, broadcast.round - 1), broadcast)
+        ) == bits(fleet.answer(broadcast))
     assert warmed == [1, 2, 3, 4, 5]
     ask(context, broadcast, 4)
     assert warmed == [1, 2, 3, 4, 5]  # a process that lasts does so once
@@ -130,7 +144,10 @@ def test_what_flower_would_not_know_how_to_answer_is_an_answer() -> None:
 def test_one_node_in_a_run_of_four_is_as_without_flower() -> None:
     """The other three answer directly."""
     ours, context = aggregator("frugal"), new_context()
-    others = {number: node_data(number).fleet(task("frugal", batch=5), [number]) for number in (0, 2, 3)}
+    others = {
+        number: node_data(number).fleet(task("frugal", batch=5), [number])
+        for number in (0, 2, 3)
+    }
     broadcast, request = ours.start(), []
     for _ in range(5):
         request.append(broadcast.w)

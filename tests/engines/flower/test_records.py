@@ -12,18 +12,31 @@ from hypothesis.extra.numpy import arrays
 
 from fedbudget.arrays import Float32
 from fedbudget.engines.flower import records
-from fedbudget.engines.remote.costs import pack_costs
+from fedbudget.engines.remote.encodings import pack_costs
 from fedbudget.engines.remote.messages import Hello, RoundRequest, Welcome
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report, Request
+from fedbudget.protocol.messages import (
+    Broadcast,
+    CatchUp,
+    Drift,
+    PeerError,
+    Report,
+    Request,
+)
 from fedbudget.protocol.state import FleetState
-from fedbudget.resources.usage import NodeCosts, Reading
+from fedbudget.resources.resource import NodeCosts, Reading
 from support.flower_grid import carried
 from support.methods import METHODS, bits, new_aggregator, nodes, one_round, simulated_time
 from support.networked import node_data, task
 from support.usage import node_costs
 
 SIZE = 5
-COSTS = NodeCosts({"time": Reading(0.25, 2.0), "cpu": Reading(0.125, 1.0), "energy": Reading(3.0, 40.0, "here")})
+COSTS = NodeCosts(
+    {
+        "time": Reading(0.25, 2.0),
+        "cpu": Reading(0.125, 1.0),
+        "energy": Reading(3.0, 40.0, "here"),
+    }
+)
 vectors = arrays(np.float32, SIZE, elements=st.floats(width=32, allow_subnormal=True))
 rows = arrays(np.float32, (2, SIZE), elements=st.floats(width=32))
 numbers = arrays(np.float64, 2, elements=st.floats(allow_nan=True))
@@ -39,12 +52,17 @@ def broadcasts(draw: st.DrawFn) -> Broadcast:
         draw(vectors),
         draw(st.integers(0, 10**9)),
         draw(st.floats(1e-300, 1e300)),
-        Request(draw(st.booleans()), draw(st.booleans()), draw(st.booleans()), drift is not None),
+        Request(
+            draw(st.booleans()), draw(st.booleans()), draw(st.booleans()), drift is not None
+        ),
         best=draw(st.booleans()),
         stop=draw(st.booleans()),
         drift=drift,
         catch_up=draw(
-            st.none() | st.builds(CatchUp, vectors, st.none() if drift is None else vectors, st.integers(0, 9))
+            st.none()
+            | st.builds(
+                CatchUp, vectors, st.none() if drift is None else vectors, st.integers(0, 9)
+            )
         ),
     )
 
@@ -52,10 +70,16 @@ def broadcasts(draw: st.DrawFn) -> Broadcast:
 @given(broadcasts(), st.integers(0, 2**31))
 def test_a_broadcast_arrives_to_the_bit(broadcast: Broadcast, base_round: int) -> None:
     assert bits(
-        records.request_in(carried(records.request_out(RoundRequest(broadcast, base_round), catch_up=True)))
+        records.request_in(
+            carried(records.request_out(RoundRequest(broadcast, base_round), catch_up=True))
+        )
     ) == bits(RoundRequest(broadcast, base_round))
-    without = records.request_in(carried(records.request_out(RoundRequest(broadcast, base_round), catch_up=False)))
-    assert bits(without) == bits(RoundRequest(replace(broadcast, catch_up=None), base_round))
+    without = records.request_in(
+        carried(records.request_out(RoundRequest(broadcast, base_round), catch_up=False))
+    )
+    assert bits(without) == bits(
+        RoundRequest(replace(broadcast, catch_up=None), base_round)
+    )
 
 
 def answering(broadcast: Broadcast, draw: Any) -> Report:
@@ -77,27 +101,41 @@ def answering(broadcast: Broadcast, draw: Any) -> Report:
 
 
 @given(broadcasts(), st.data())
-def test_a_report_arrives_to_the_bit_with_what_it_cost(broadcast: Broadcast, data: st.DataObject) -> None:
+def test_a_report_arrives_to_the_bit_with_what_it_cost(
+    broadcast: Broadcast, data: st.DataObject
+) -> None:
     report = answering(broadcast, data.draw)
-    found = records.answer_in(carried(records.answer_out(report, COSTS)), broadcast, report.nodes, report.sizes)
+    found = records.answer_in(
+        carried(records.answer_out(report, COSTS)), broadcast, report.nodes, report.sizes
+    )
     assert bits(found.report) == bits(report)
     assert found.costs == COSTS
 
 
-@pytest.mark.parametrize("costs", [COSTS, node_costs(0.5, 1.0), node_costs(0.0, 0.0, cpu=(1.0, 2.0))])
+@pytest.mark.parametrize(
+    "costs", [COSTS, node_costs(0.5, 1.0), node_costs(0.0, 0.0, cpu=(1.0, 2.0))]
+)
 def test_costs_that_were_not_measured_are_not_told(costs: NodeCosts) -> None:
     assert records.costs_in(carried(records.costs_out(costs))) == costs
 
 
 @pytest.mark.parametrize("batch", [None, 5])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_fleet_that_remembers_through_records_goes_on_to_the_bit(method: str, batch: int | None) -> None:
+def test_a_fleet_that_remembers_through_records_goes_on_to_the_bit(
+    method: str, batch: int | None
+) -> None:
     def stored(memory: FleetState) -> FleetState:
         some, others = records.memory_out(memory)
         state = carried(RecordDict({"arrays": some, "numbers": others}))
-        return records.memory_in(state.array_records["arrays"], state.config_records["numbers"])
+        return records.memory_in(
+            state.array_records["arrays"], state.config_records["numbers"]
+        )
 
-    aggregator, fleets, time = new_aggregator("svm", method), nodes("svm", batch), simulated_time()
+    aggregator, fleets, time = (
+        new_aggregator("svm", method),
+        nodes("svm", batch),
+        simulated_time(),
+    )
     aggregator.start()
     while aggregator.pending is not None:
         one_round(aggregator, fleets, time)
@@ -109,7 +147,10 @@ def test_a_fleet_that_remembers_through_records_goes_on_to_the_bit(method: str, 
 def test_a_node_and_the_aggregator_introduce_themselves() -> None:
     hello = Hello("17", node_data(1).samples())
     for partition in (None, 0, 4):
-        assert records.hello_in(carried(records.hello_out(hello, partition))) == (hello, partition)
+        assert records.hello_in(carried(records.hello_out(hello, partition))) == (
+            hello,
+            partition,
+        )
     welcome = Welcome("a-run", task("paper", batch=7), (2, 3))
     assert records.welcome_in(carried(records.welcome_out(welcome))) == welcome
     assert records.refusal_in(carried(records.refusal_out("no", lost=True))) == ("no", True)
@@ -119,16 +160,30 @@ def test_a_node_and_the_aggregator_introduce_themselves() -> None:
 def test_bytes_are_those_of_arrays_and_numbers() -> None:
     w = np.zeros(1000, np.float32)
     broadcast = Broadcast(1, w, 1, 0.1, request=Request(), best=False, stop=False)
-    assert 4000 < records.size(records.request_out(RoundRequest(broadcast, 0), catch_up=False)) < 4000 + 600
+    assert (
+        4000
+        < records.size(records.request_out(RoundRequest(broadcast, 0), catch_up=False))
+        < 4000 + 600
+    )
     assert records.size(RecordDict()) == 0
 
 
 # What is not whole.
 
-SAID = Broadcast(3, np.zeros(SIZE, np.float32), 2, 0.1, request=Request(True, True), best=False, stop=False)
+SAID = Broadcast(
+    3,
+    np.zeros(SIZE, np.float32),
+    2,
+    0.1,
+    request=Request(True, True),
+    best=False,
+    stop=False,
+)
 W: Float32 = np.ones((2, SIZE), np.float32)
 ONES = np.ones(2)
-WHOLE = Report(3, np.array([0, 1]), np.array([5, 5]), ONES, ONES, w=W, rho=ONES, beta=ONES, gradients=W)
+WHOLE = Report(
+    3, np.array([0, 1]), np.array([5, 5]), ONES, ONES, w=W, rho=ONES, beta=ONES, gradients=W
+)
 
 
 def spoilt(record: str, key: str, value: Any) -> RecordDict:
@@ -156,13 +211,25 @@ def spoilt(record: str, key: str, value: Any) -> RecordDict:
         ("vectors", "w", Array(W[:1]), r"shape \(1, 5\)"),
         ("vectors", "w", Array(W.astype(np.float64)), "type float64"),
         ("vectors", "w", Array(W[:, :4]), r"shape \(2, 4\)"),
-        ("vectors", "w", Array("float32", (2, 5), "numpy.ndarray", b"what is no array"), "cannot be read"),
+        (
+            "vectors",
+            "w",
+            Array("float32", (2, 5), "numpy.ndarray", b"what is no array"),
+            "cannot be read",
+        ),
         ("costs", "costs", None, "costs is missing"),
         ("costs", "costs", b"", "costs that cannot be read"),
-        ("costs", "costs", pack_costs(node_costs(1.0, float("nan"))), r"time \(whole\) is nan"),
+        (
+            "costs",
+            "costs",
+            pack_costs(node_costs(1.0, float("nan"))),
+            r"time \(whole\) is nan",
+        ),
     ],
 )
-def test_a_report_that_is_not_whole_is_refused(record: str, key: str, value: Any, reason: str) -> None:
+def test_a_report_that_is_not_whole_is_refused(
+    record: str, key: str, value: Any, reason: str
+) -> None:
     with pytest.raises(PeerError, match=reason):
         records.answer_in(spoilt(record, key, value), SAID, WHOLE.nodes, WHOLE.sizes)
 
@@ -175,14 +242,22 @@ def test_a_report_that_is_not_whole_is_refused(record: str, key: str, value: Any
         RecordDict({"hello": ConfigRecord({"hello": "text"})}),
         RecordDict({"welcome": ConfigRecord({"welcome": b""})}),
         RecordDict(
-            {"broadcast": ConfigRecord({"numbers": "three", "base_round": 2}), "vectors": ArrayRecord([np.zeros(2)])}
+            {
+                "broadcast": ConfigRecord({"numbers": "three", "base_round": 2}),
+                "vectors": ArrayRecord([np.zeros(2)]),
+            }
         ),
         RecordDict({"costs": MetricRecord({})}),
     ],
     ids=["nothing", "no bytes of ours", "a text", "empty", "no broadcast", "no costs"],
 )
 def test_what_is_no_message_of_ours_is_refused(content: RecordDict) -> None:
-    for read in (records.hello_in, records.welcome_in, records.request_in, records.costs_in):
+    for read in (
+        records.hello_in,
+        records.welcome_in,
+        records.request_in,
+        records.costs_in,
+    ):
         with pytest.raises(PeerError):
             read(content)
 
@@ -194,6 +269,8 @@ def test_nothing_pickled_is_read() -> None:
     held = io.BytesIO()
     np.save(held, np.array([{"a": 1}], object), allow_pickle=True)
     assert pickle.dumps({"a": 1})[:2] in held.getvalue()
-    content = spoilt("vectors", "w", Array("object", (1,), "numpy.ndarray", held.getvalue()))
+    content = spoilt(
+        "vectors", "w", Array("object", (1,), "numpy.ndarray", held.getvalue())
+    )
     with pytest.raises(PeerError, match="cannot be read"):
         records.answer_in(content, SAID, WHOLE.nodes, WHOLE.sizes)

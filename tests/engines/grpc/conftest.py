@@ -21,7 +21,9 @@ def net() -> Iterator[Network]:
 
 
 @pytest.fixture
-def at_message(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, type], Callable[[], None]]:
+def at_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> dict[tuple[str, type], Callable[[], None]]:
     """What happens at a node when it gets a message of a kind, before it answers."""
     happens: dict[tuple[str, type], Callable[[], None]] = {}
     answer = NodeMasking.answer

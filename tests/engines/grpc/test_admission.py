@@ -43,7 +43,10 @@ def test_a_peer_without_the_token_is_refused(
     with network(tokens=tokens(tmp_path, SHARED)) as net:
         two_rounds(net, token=SHARED)
         assert_turned_away(
-            RawPeer(net, token=token), "UNAUTHENTICATED", "intruder has not given the right token", caplog
+            RawPeer(net, token=token),
+            "UNAUTHENTICATED",
+            "intruder has not given the right token",
+            caplog,
         )
         assert (net.server.counters.refused, net.server.counters.dropped) == (1, 0)
         assert_undisturbed(net)
@@ -52,7 +55,9 @@ def test_a_peer_without_the_token_is_refused(
 def test_a_token_of_one_name_is_of_no_use_to_another(tmp_path: Path) -> None:
     with network(tokens=tokens(tmp_path, f"node-0 {SHARED}\nnode-1 {OWN}\n")) as net:
         net.join(0, token=SHARED)
-        with pytest.raises(RefusedByAggregator, match="node-1 has not given the right token"):
+        with pytest.raises(
+            RefusedByAggregator, match="node-1 has not given the right token"
+        ):
             net.join(1, token=SHARED).result(LONG)
         net.join(1, token=OWN)
         net.start(2)
@@ -65,13 +70,18 @@ def test_who_guesses_tokens_does_not_keep_the_node_of_that_name_out(
     monkeypatch.setattr(admission, "_CONNECTIONS", 3)
     with network(tokens=tokens(tmp_path, SHARED)) as net:
         for _ in range(5):
-            assert RawPeer(net, "node-0", token=OWN).ended()[0] == grpc.StatusCode.UNAUTHENTICATED
+            assert (
+                RawPeer(net, "node-0", token=OWN).ended()[0]
+                == grpc.StatusCode.UNAUTHENTICATED
+            )
         net.join(0, token=SHARED)
         net.start(1)
         assert net.server.counters.refused == 5
 
 
-def test_the_token_is_in_no_log_and_in_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_token_is_in_no_log_and_in_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     broadcast: list[str] = []
     with network(tokens=tokens(tmp_path, SHARED)) as net:
@@ -92,8 +102,15 @@ def test_the_token_is_in_no_log_and_in_no_error(tmp_path: Path, caplog: pytest.L
 
 
 @pytest.mark.parametrize("name", ["", "aggregator", "../node", "a name", "n" * 65])
-def test_a_name_that_no_node_may_have_is_refused(net: Network, caplog: pytest.LogCaptureFixture, name: str) -> None:
-    assert_turned_away(RawPeer(net, name), "INVALID_ARGUMENT", "its name is not one that a node may have", caplog)
+def test_a_name_that_no_node_may_have_is_refused(
+    net: Network, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    assert_turned_away(
+        RawPeer(net, name),
+        "INVALID_ARGUMENT",
+        "its name is not one that a node may have",
+        caplog,
+    )
     assert net.server.counters.refused == 1
     assert not name or name == "aggregator" or name not in caplog.text
     assert_undisturbed(net)
@@ -108,7 +125,9 @@ class TestCertificates:
 
     @pytest.fixture
     def net(self, folder: Path) -> Iterator[Network]:
-        ours = aggregator_credentials(folder / "aggregator.pem", folder / "aggregator.key", folder / "ca.pem")
+        ours = aggregator_credentials(
+            folder / "aggregator.pem", folder / "aggregator.key", folder / "ca.pem"
+        )
         with network(credentials=ours) as net:
             for node in (0, 1):
                 net.join(node, credentials=shown(folder, f"node-{node}"))
@@ -116,19 +135,34 @@ class TestCertificates:
             yield net
             assert_undisturbed(net)
 
-    def test_of_another_name(self, net: Network, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_of_another_name(
+        self, net: Network, folder: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         peer = RawPeer(net, "node-2", credentials=shown(folder, "other"))
-        assert_turned_away(peer, "PERMISSION_DENIED", "node-2 is not a name that its certificate is for", caplog)
+        assert_turned_away(
+            peer,
+            "PERMISSION_DENIED",
+            "node-2 is not a name that its certificate is for",
+            caplog,
+        )
         assert net.server.counters.refused == 1
 
     def test_of_another_ca(self, net: Network, folder: Path) -> None:
         elsewhere = folder / "elsewhere"
-        strangers = node_credentials(folder / "ca.pem", elsewhere / "node-2.pem", elsewhere / "node-2.key")
-        assert RawPeer(net, "node-2", credentials=strangers).ended()[0] == grpc.StatusCode.UNAVAILABLE
+        strangers = node_credentials(
+            folder / "ca.pem", elsewhere / "node-2.pem", elsewhere / "node-2.key"
+        )
+        assert (
+            RawPeer(net, "node-2", credentials=strangers).ended()[0]
+            == grpc.StatusCode.UNAVAILABLE
+        )
 
     def test_none(self, net: Network, folder: Path) -> None:
         unknown = node_credentials(folder / "ca.pem", None, None)
-        assert RawPeer(net, "node-0", credentials=unknown).ended()[0] == grpc.StatusCode.UNAVAILABLE
+        assert (
+            RawPeer(net, "node-0", credentials=unknown).ended()[0]
+            == grpc.StatusCode.UNAVAILABLE
+        )
 
     def test_plain_text(self, net: Network) -> None:
         assert RawPeer(net, "node-0").ended()[0] == grpc.StatusCode.UNAVAILABLE
@@ -140,12 +174,16 @@ class TestCertificates:
             (node_credentials(folder / "ca.pem", None, None), "--cert and --key"),
         ):
             node = net.join(2, credentials=credentials, patience=0.0)
-            with pytest.raises(RefusedByAggregator, match=f"it hung up without a word; .* needed, {words}$"):
+            with pytest.raises(
+                RefusedByAggregator, match=f"it hung up without a word; .* needed, {words}$"
+            ):
                 node.result(LONG)
 
 
 def shown(folder: Path, name: str) -> Any:
-    return node_credentials(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key")
+    return node_credentials(
+        folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key"
+    )
 
 
 def test_a_peer_that_connects_too_often_is_refused_and_others_are_not(
@@ -157,7 +195,9 @@ def test_a_peer_that_connects_too_often_is_refused_and_others_are_not(
         peer = RawPeer(net)
         peer.say(b"\xff")
         assert peer.ended()[0] == grpc.StatusCode.INVALID_ARGUMENT
-    assert_turned_away(RawPeer(net), "RESOURCE_EXHAUSTED", "intruder connects too often", caplog)
+    assert_turned_away(
+        RawPeer(net), "RESOURCE_EXHAUSTED", "intruder connects too often", caplog
+    )
     assert (net.server.counters.dropped, net.server.counters.refused) == (3, 1)
     other = RawPeer(net, "another")
     other.become_ready()
@@ -165,7 +205,9 @@ def test_a_peer_that_connects_too_often_is_refused_and_others_are_not(
     assert_undisturbed(net)
 
 
-def test_names_that_came_once_are_not_kept_for_ever(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_came_once_are_not_kept_for_ever(
+    net: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(admission, "_NAMES", 5)
     monkeypatch.setattr(admission, "_WITHIN", 0.0)
     for number in range(20):
@@ -180,7 +222,10 @@ def test_only_nodes_that_are_allowed_come_in(caplog: pytest.LogCaptureFixture) -
     with network(allowed={"node-0", "node-1"}) as net:
         two_rounds(net)
         assert_turned_away(
-            RawPeer(net), "PERMISSION_DENIED", "intruder is not one of the nodes that are allowed", caplog
+            RawPeer(net),
+            "PERMISSION_DENIED",
+            "intruder is not one of the nodes that are allowed",
+            caplog,
         )
         assert_undisturbed(net)
 
@@ -189,10 +234,15 @@ def test_only_nodes_that_are_allowed_come_in(caplog: pytest.LogCaptureFixture) -
     ("other", "reason"),
     [
         ({"sizes": (5,) * 4}, "intruder speaks for 4 nodes, and 3 is the most here"),
-        ({"classes": tuple(map(str, range(9)))}, "intruder has 9 classes, and 8 is the most here"),
+        (
+            {"classes": tuple(map(str, range(9)))},
+            "intruder has 9 classes, and 8 is the most here",
+        ),
     ],
 )
-def test_one_peer_brings_only_so_much(other: Any, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_peer_brings_only_so_much(
+    other: Any, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with network(limits=PeerLimits(nodes=3, classes=8)) as net:
         two_rounds(net)
         peer = RawPeer(net)
@@ -201,7 +251,9 @@ def test_one_peer_brings_only_so_much(other: Any, reason: str, caplog: pytest.Lo
         assert_undisturbed(net)
 
 
-def test_a_node_whose_token_is_revoked_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_whose_token_is_revoked_is_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "tokens"
     first, second = (add_token(file, f"node-{node}") for node in (0, 1))
     with network(tokens=TokenFile(file)) as net:
@@ -226,7 +278,9 @@ def test_wrong_tokens_wait_longer_each_time_and_right_ones_do_not() -> None:
     assert many[-1] == 0.0  # so many wait already that no more are held
 
 
-def test_names_that_never_took_part_are_forgotten(net: Network, caplog: pytest.LogCaptureFixture) -> None:
+def test_names_that_never_took_part_are_forgotten(
+    net: Network, caplog: pytest.LogCaptureFixture
+) -> None:
     """Each joins, is ready, and leaves before a round."""
     for number in range(8):
         peer = RawPeer(net, f"ghost-{number}")

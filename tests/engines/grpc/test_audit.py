@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fedbudget.engines.grpc.audit import AUDIT, AuditLog
-from fedbudget.launch.log_format import log_handler, teller
-from fedbudget.launch.options import LogOptions
+from fedbudget.engines.grpc.admission import AUDIT, AuditLog
+from fedbudget.launch.monitoring import log_handler, teller
+from fedbudget.settings.network import LogOptions
 
 LOG = logging.getLogger("fedbudget.tried")
 
@@ -26,12 +26,18 @@ def test_what_was_before_the_folder_is_in_it_too(tmp_path: Path) -> None:
     audit.record("left", "n1", "ipv4:192.0.2.1:40000")
     audit.record("dropped", "n2", "ipv4:192.0.2.2:40000", "it said \x1b[2Jnothing")
     found = lines(tmp_path)
-    assert [(each["event"], each["node"]) for each in found] == [("joined", "n1"), ("left", "n1"), ("dropped", "n2")]
+    assert [(each["event"], each["node"]) for each in found] == [
+        ("joined", "n1"),
+        ("left", "n1"),
+        ("dropped", "n2"),
+    ]
     assert found[2]["reason"] == "it said \ufffd[2Jnothing"
     assert (tmp_path / AUDIT).stat().st_mode & 0o077 == 0
 
 
-def test_refusals_by_the_hundred_are_a_line_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_by_the_hundred_are_a_line_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     audit = AuditLog(LOG)
@@ -39,10 +45,19 @@ def test_refusals_by_the_hundred_are_a_line_a_second(tmp_path: Path, monkeypatch
     for each in range(1000):
         now[0] = 100 + each / 500
         audit.record("refused", "a peer", "ipv4:192.0.2.9:4", "no token", by_anyone=True)
-        audit.record("dropped", f"n{each}", "ipv4:192.0.2.9:4", "a fault") if each < 3 else None
+        audit.record(
+            "dropped", f"n{each}", "ipv4:192.0.2.9:4", "a fault"
+        ) if each < 3 else None
     found = lines(tmp_path)
-    assert [each.get("others") for each in found if each["event"] == "refused"] == [None, 499]
-    assert [each["node"] for each in found if each["event"] == "dropped"] == ["n0", "n1", "n2"]
+    assert [each.get("others") for each in found if each["event"] == "refused"] == [
+        None,
+        499,
+    ]
+    assert [each["node"] for each in found if each["event"] == "dropped"] == [
+        "n0",
+        "n1",
+        "n2",
+    ]
 
 
 def test_who_comes_and_goes_while_rounds_are_made_is_told_to_everyone(
@@ -74,11 +89,15 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_logs_have_no_control_characters(form: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_have_no_control_characters(
+    form: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     handler = log_handler(LogOptions(log_format=form, log_level="info"))
     LOG.addHandler(handler)
     try:
-        AuditLog(LOG).record("dropped", "n1", "ipv4:192.0.2.1:40000", "a \x1b]0;title\x07 text\r")
+        AuditLog(LOG).record(
+            "dropped", "n1", "ipv4:192.0.2.1:40000", "a \x1b]0;title\x07 text\r"
+        )
         teller(LogOptions(log_format=form))("n1", "bell\x07")
     finally:
         LOG.removeHandler(handler)
@@ -86,5 +105,9 @@ def test_logs_have_no_control_characters(form: Any, capsys: pytest.CaptureFixtur
     assert all(each.isprintable() or each == "\n" for each in shown)
     if form == "json":
         first, second = map(json.loads, shown.splitlines())
-        assert (first["event"], first["node"], first["level"]) == ("dropped", "n1", "warning")
+        assert (first["event"], first["node"], first["level"]) == (
+            "dropped",
+            "n1",
+            "warning",
+        )
         assert second["message"] == "bell\ufffd"

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from typer.testing import CliRunner
 
-from fedbudget.cli.certs import certs
+from fedbudget.cli.security import certs
 from fedbudget.engines.grpc.certificates import DEFAULT_HOSTS, default_hosts, make
 from fedbudget.errors import UserError
 
@@ -27,7 +27,11 @@ def certificate(file: Path) -> x509.Certificate:
 
 
 def names(file: Path) -> list[object]:
-    alternatives = certificate(file).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    alternatives = (
+        certificate(file)
+        .extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        .value
+    )
     return [name.value for name in alternatives]
 
 
@@ -52,7 +56,9 @@ def handshake(aggregator: ssl.SSLContext, node: ssl.SSLContext, host: str) -> No
         side.do_handshake()
 
 
-def contexts(folder: Path, aggregator: str, node: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+def contexts(
+    folder: Path, aggregator: str, node: str
+) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     both = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for context, name in zip(both, (aggregator, node), strict=True):
         context.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
@@ -63,18 +69,26 @@ def contexts(folder: Path, aggregator: str, node: str) -> tuple[ssl.SSLContext, 
 
 
 class TestFiles:
-    def test_are_a_certificate_and_a_key_for_ca_aggregator_and_each_node(self, tmp_path: Path) -> None:
+    def test_are_a_certificate_and_a_key_for_ca_aggregator_and_each_node(
+        self, tmp_path: Path
+    ) -> None:
         folder = tmp_path / "new" / "certs"
         made = make(folder, hosts=["localhost"], nodes=["edge-1", "edge.2"])
         stems = ("ca", "aggregator", "edge-1", "edge.2")
-        assert made == [folder / f"{stem}.{suffix}" for stem in stems for suffix in ("pem", "key")]
+        assert made == [
+            folder / f"{stem}.{suffix}" for stem in stems for suffix in ("pem", "key")
+        ]
         assert sorted(made) == sorted(folder.iterdir())
         for stem in stems:
             key = load_pem_private_key((folder / f"{stem}.key").read_bytes(), password=None)
             assert isinstance(key, ec.EllipticCurvePrivateKey)
             assert isinstance(key.curve, ec.SECP256R1)
             assert key.public_key() == certificate(folder / f"{stem}.pem").public_key()
-            assert (folder / f"{stem}.key").read_text().startswith("-----BEGIN PRIVATE KEY-----\n")
+            assert (
+                (folder / f"{stem}.key")
+                .read_text()
+                .startswith("-----BEGIN PRIVATE KEY-----\n")
+            )
 
     def test_keys_are_their_owners_only_whatever_the_umask(self, tmp_path: Path) -> None:
         before = os.umask(0)
@@ -93,7 +107,9 @@ class TestFiles:
         real = os.fdopen
 
         def look(opened: int, mode: str) -> object:
-            seen[Path(f"/proc/self/fd/{opened}").readlink().name] = os.fstat(opened).st_mode & 0o777
+            seen[Path(f"/proc/self/fd/{opened}").readlink().name] = (
+                os.fstat(opened).st_mode & 0o777
+            )
             assert os.fstat(opened).st_size == 0
             return real(opened, mode)
 
@@ -105,7 +121,12 @@ class TestFiles:
         }
 
     def test_without_hosts_the_aggregator_gets_none(self, tmp_path: Path) -> None:
-        assert [file.name for file in make(tmp_path, hosts=[], nodes=["n"])] == ["ca.pem", "ca.key", "n.pem", "n.key"]
+        assert [file.name for file in make(tmp_path, hosts=[], nodes=["n"])] == [
+            "ca.pem",
+            "ca.key",
+            "n.pem",
+            "n.key",
+        ]
 
     def test_what_cannot_be_written_leaves_nothing_behind(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
@@ -113,23 +134,46 @@ class TestFiles:
             make(tmp_path / "file" / "certs", hosts=["localhost"])
         assert contents(tmp_path) == {"file": b""}
 
-    def test_a_full_disk_leaves_nothing_behind(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_full_disk_leaves_nothing_behind(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         real, opened = os.open, []
 
         def full(path: Path, flags: int, mode: int) -> int:
             opened.append(path)
-            return real("/dev/full", os.O_WRONLY) if len(opened) == 4 else real(path, flags, mode)
+            return (
+                real("/dev/full", os.O_WRONLY)
+                if len(opened) == 4
+                else real(path, flags, mode)
+            )
 
         monkeypatch.setattr(os, "open", full)
         with pytest.raises(UserError, match="No space left on device"):
             make(tmp_path, hosts=["localhost"], nodes=["edge-1"])
-        assert [path.name for path in opened] == ["ca.pem", "ca.key", "aggregator.pem", "aggregator.key"]
+        assert [path.name for path in opened] == [
+            "ca.pem",
+            "ca.key",
+            "aggregator.pem",
+            "aggregator.key",
+        ]
         assert contents(tmp_path) == {}
 
 
 class TestCertificates:
-    def test_of_the_aggregator_names_hosts_as_dns_names_and_ip_addresses(self, tmp_path: Path) -> None:
-        make(tmp_path, hosts=["edge.example", "192.168.1.10", "::1", "[fe80::1]", "*.example", "edge.example"])
+    def test_of_the_aggregator_names_hosts_as_dns_names_and_ip_addresses(
+        self, tmp_path: Path
+    ) -> None:
+        make(
+            tmp_path,
+            hosts=[
+                "edge.example",
+                "192.168.1.10",
+                "::1",
+                "[fe80::1]",
+                "*.example",
+                "edge.example",
+            ],
+        )
         assert names(tmp_path / "aggregator.pem") == [
             "edge.example",
             ipaddress.ip_address("192.168.1.10"),
@@ -142,7 +186,9 @@ class TestCertificates:
         longest = "n" * 64
         make(tmp_path, hosts=[], nodes=["edge_1", longest])
         for name in ("edge_1", longest):
-            (common,) = certificate(tmp_path / f"{name}.pem").subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+            (common,) = certificate(
+                tmp_path / f"{name}.pem"
+            ).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
             assert common.value == name
             assert names(tmp_path / f"{name}.pem") == [name]
 
@@ -170,9 +216,13 @@ class TestCertificates:
         for name in ("aggregator", "edge-1"):
             issued = certificate(tmp_path / f"{name}.pem")
             issued.verify_directly_issued_by(ca)
-            authority = issued.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+            authority = issued.extensions.get_extension_for_class(
+                x509.AuthorityKeyIdentifier
+            ).value
             assert authority.key_identifier == own
-            subject = issued.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+            subject = issued.extensions.get_extension_for_class(
+                x509.SubjectKeyIdentifier
+            ).value
             assert subject == x509.SubjectKeyIdentifier.from_public_key(issued.public_key())
 
     def test_have_serial_numbers_of_their_own(self, tmp_path: Path) -> None:
@@ -184,7 +234,10 @@ class TestCertificates:
 
     def test_are_valid_from_five_minutes_ago_for_so_many_days(self, tmp_path: Path) -> None:
         make(tmp_path, hosts=["localhost"], days=30, now=NOW)
-        aggregator, ca = certificate(tmp_path / "aggregator.pem"), certificate(tmp_path / "ca.pem")
+        aggregator, ca = (
+            certificate(tmp_path / "aggregator.pem"),
+            certificate(tmp_path / "ca.pem"),
+        )
         assert aggregator.not_valid_before_utc == datetime(2030, 1, 1, 11, 55, tzinfo=UTC)
         assert aggregator.not_valid_after_utc == datetime(2030, 1, 31, 12, 0, tzinfo=UTC)
         assert ca.not_valid_after_utc == datetime(2039, 12, 30, 12, 0, tzinfo=UTC)
@@ -192,19 +245,28 @@ class TestCertificates:
     def test_never_outlive_the_ca(self, tmp_path: Path) -> None:
         make(tmp_path, hosts=["localhost"], now=NOW)
         make(tmp_path, hosts=[], nodes=["late"], now=NOW + timedelta(days=3600))
-        ends = {certificate(tmp_path / f"{name}.pem").not_valid_after_utc for name in ("ca", "late")}
+        ends = {
+            certificate(tmp_path / f"{name}.pem").not_valid_after_utc
+            for name in ("ca", "late")
+        }
         assert ends == {datetime(2039, 12, 30, 12, 0, tzinfo=UTC)}
 
-    def test_pass_a_strict_handshake_under_each_name_of_the_aggregator(self, tmp_path: Path) -> None:
+    def test_pass_a_strict_handshake_under_each_name_of_the_aggregator(
+        self, tmp_path: Path
+    ) -> None:
         make(tmp_path, hosts=["edge.example", "10.0.0.1", "::1"], nodes=["edge-1"])
         for host in ("edge.example", "10.0.0.1", "::1"):
             handshake(*contexts(tmp_path, "aggregator", "edge-1"), host)
         with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
             handshake(*contexts(tmp_path, "aggregator", "edge-1"), "other.example")
 
-    def test_of_a_node_cannot_pass_for_the_aggregators_whatever_its_name(self, tmp_path: Path) -> None:
+    def test_of_a_node_cannot_pass_for_the_aggregators_whatever_its_name(
+        self, tmp_path: Path
+    ) -> None:
         make(tmp_path, hosts=["localhost"], nodes=["edge-1", "localhost"])
-        with pytest.raises(ssl.SSLCertVerificationError, match=r"unsuit|unsupported certificate purpose"):
+        with pytest.raises(
+            ssl.SSLCertVerificationError, match=r"unsuit|unsupported certificate purpose"
+        ):
             handshake(*contexts(tmp_path, "localhost", "edge-1"), "localhost")
 
     def test_of_the_aggregator_cannot_pass_for_a_nodes(self, tmp_path: Path) -> None:
@@ -214,16 +276,25 @@ class TestCertificates:
 
 
 class TestAFolderWithACa:
-    def test_gets_further_nodes_and_then_hosts_from_the_same_ca(self, tmp_path: Path) -> None:
+    def test_gets_further_nodes_and_then_hosts_from_the_same_ca(
+        self, tmp_path: Path
+    ) -> None:
         make(tmp_path, hosts=[], nodes=["edge-1"])
         before = contents(tmp_path)
         made = make(tmp_path, hosts=["localhost"], nodes=["edge-2"])
-        assert [file.name for file in made] == ["aggregator.pem", "aggregator.key", "edge-2.pem", "edge-2.key"]
+        assert [file.name for file in made] == [
+            "aggregator.pem",
+            "aggregator.key",
+            "edge-2.pem",
+            "edge-2.key",
+        ]
         assert {name: contents(tmp_path)[name] for name in before} == before
         for node in ("edge-1", "edge-2"):
             handshake(*contexts(tmp_path, "aggregator", node), "localhost")
 
-    @pytest.mark.parametrize("existing", ["edge-1.pem", "edge-1.key", "aggregator.pem", "aggregator.key"])
+    @pytest.mark.parametrize(
+        "existing", ["edge-1.pem", "edge-1.key", "aggregator.pem", "aggregator.key"]
+    )
     def test_loses_nothing_that_exists(self, tmp_path: Path, existing: str) -> None:
         (tmp_path / existing).write_text("precious")
         with pytest.raises(UserError, match=f"{existing} exists and is not overwritten"):
@@ -243,7 +314,9 @@ class TestAFolderWithACa:
             make(tmp_path, hosts=[])
 
     @pytest.mark.parametrize(("lost", "left"), [("ca.pem", "ca.key"), ("ca.key", "ca.pem")])
-    def test_or_with_half_of_one_is_refused(self, tmp_path: Path, lost: str, left: str) -> None:
+    def test_or_with_half_of_one_is_refused(
+        self, tmp_path: Path, lost: str, left: str
+    ) -> None:
         make(tmp_path, hosts=[])
         (tmp_path / lost).unlink()
         before = contents(tmp_path)
@@ -280,21 +353,36 @@ class TestAFolderWithACa:
 class TestWhatIsAskedFor:
     @pytest.mark.parametrize(
         "host",
-        ["", " ", "edge.example:7700", "[::1]:7700", "127.0.0.256", "1.2.3", "a b", "-a", "fe80::1%eth0", "é.org"],
+        [
+            "",
+            " ",
+            "edge.example:7700",
+            "[::1]:7700",
+            "127.0.0.256",
+            "1.2.3",
+            "a b",
+            "-a",
+            "fe80::1%eth0",
+            "é.org",
+        ],
     )
     def test_must_be_hosts(self, tmp_path: Path, host: str) -> None:
         with pytest.raises(UserError, match="is neither an IP address nor a host's name"):
             make(tmp_path / "certs", hosts=["localhost", host])
         assert not (tmp_path / "certs").exists()
 
-    @pytest.mark.parametrize("name", ["", "../edge", "a/b", ".hidden", "a b", "é", "n" * 65, "edge\n"])
+    @pytest.mark.parametrize(
+        "name", ["", "../edge", "a/b", ".hidden", "a b", "é", "n" * 65, "edge\n"]
+    )
     def test_must_be_names_of_nodes(self, tmp_path: Path, name: str) -> None:
         with pytest.raises(UserError, match="cannot be the name of a node"):
             make(tmp_path / "certs", hosts=[], nodes=["good", name])
         assert not (tmp_path / "certs").exists()
 
     @pytest.mark.parametrize("name", ["ca", "aggregator", "CA", "Aggregator"])
-    def test_must_not_be_a_node_that_has_the_ca_s_or_the_aggregator_s_files(self, tmp_path: Path, name: str) -> None:
+    def test_must_not_be_a_node_that_has_the_ca_s_or_the_aggregator_s_files(
+        self, tmp_path: Path, name: str
+    ) -> None:
         with pytest.raises(UserError, match=f"a node cannot be called {name} here"):
             make(tmp_path, hosts=[], nodes=[name])
 
@@ -319,7 +407,9 @@ class TestTheCommand:
         assert done.exit_code == 0
         return done.stdout
 
-    def test_prints_the_files_and_how_to_use_them(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_prints_the_files_and_how_to_use_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(tmp_path)
         assert self.run().splitlines() == [
             "certs/ca.pem",
@@ -341,7 +431,9 @@ class TestTheCommand:
 
     def test_with_nodes_shows_mutual_tls(self, tmp_path: Path) -> None:
         folder = tmp_path / "my certs"
-        lines = self.run(str(folder), "--host", "::1", "--node", "edge-1", "--node", "edge-2").splitlines()
+        lines = self.run(
+            str(folder), "--host", "::1", "--node", "edge-1", "--node", "edge-2"
+        ).splitlines()
         assert lines[:8] == [
             str(folder / f"{stem}.{suffix}")
             for stem in ("ca", "aggregator", "edge-1", "edge-2")

@@ -57,9 +57,15 @@ async def aggregator(credentials: Any) -> AsyncIterator[int]:
     """An aggregator that tells its peers their names."""
     server = grpc.aio.server()
     handler = grpc.unary_unary_rpc_method_handler(_names)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", {"names": handler}),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("test", {"names": handler}),)
+    )
     address = "127.0.0.1:0"
-    port = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
+    port = (
+        server.add_insecure_port(address)
+        if credentials is None
+        else server.add_secure_port(address, credentials)
+    )
     await server.start()
     try:
         yield port
@@ -73,7 +79,11 @@ def ask(serving: Any, joining: Any, host: str = "127.0.0.1") -> str:
     async def talk() -> str:
         async with aggregator(serving) as port:
             target = f"{host}:{port}"
-            channel = grpc.aio.insecure_channel(target) if joining is None else grpc.aio.secure_channel(target, joining)
+            channel = (
+                grpc.aio.insecure_channel(target)
+                if joining is None
+                else grpc.aio.secure_channel(target, joining)
+            )
             async with channel:
                 answer: bytes = await channel.unary_unary("/test/names")(b"", timeout=20)
                 return answer.decode()
@@ -96,32 +106,50 @@ class TestTls:
         assert ask(None, None) == ""
 
     @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-    def test_lets_a_node_in_that_knows_the_ca_and_proves_no_name(self, folders: tuple[Path, Path], host: str) -> None:
+    def test_lets_a_node_in_that_knows_the_ca_and_proves_no_name(
+        self, folders: tuple[Path, Path], host: str
+    ) -> None:
         ours, _ = folders
         serving = aggregator_credentials(*pair(ours, "aggregator"), None)
         assert ask(serving, node_credentials(ours / "ca.pem", None, None), host) == ""
 
-    def test_a_node_refuses_an_aggregator_of_another_ca(self, folders: tuple[Path, Path]) -> None:
+    def test_a_node_refuses_an_aggregator_of_another_ca(
+        self, folders: tuple[Path, Path]
+    ) -> None:
         ours, theirs = folders
         serving = aggregator_credentials(*pair(theirs, "aggregator"), None)
-        refused(serving, node_credentials(ours / "ca.pem", None, None), "CERTIFICATE_VERIFY_FAILED")
+        refused(
+            serving,
+            node_credentials(ours / "ca.pem", None, None),
+            "CERTIFICATE_VERIFY_FAILED",
+        )
 
     def test_a_node_refuses_an_expired_aggregator(self, folders: tuple[Path, Path]) -> None:
         ours, _ = folders
         serving = aggregator_credentials(*pair(ours, "expired-aggregator"), None)
-        refused(serving, node_credentials(ours / "ca.pem", None, None), "certificate has expired")
+        refused(
+            serving,
+            node_credentials(ours / "ca.pem", None, None),
+            "certificate has expired",
+        )
 
-    def test_a_node_refuses_another_node_that_poses_as_the_aggregator(self, folders: tuple[Path, Path]) -> None:
+    def test_a_node_refuses_another_node_that_poses_as_the_aggregator(
+        self, folders: tuple[Path, Path]
+    ) -> None:
         ours, _ = folders
         serving = aggregator_credentials(*pair(ours, "edge-1"), None)
-        refused(serving, node_credentials(ours / "ca.pem", None, None), "certificate purpose")
+        refused(
+            serving, node_credentials(ours / "ca.pem", None, None), "certificate purpose"
+        )
 
     def test_a_node_refuses_an_aggregator_of_another_name(self, tmp_path: Path) -> None:
         make(tmp_path, hosts=["edge.example"])
         serving = aggregator_credentials(*pair(tmp_path, "aggregator"), None)
         refused(serving, node_credentials(tmp_path / "ca.pem", None, None))
 
-    def test_plain_text_and_tls_do_not_come_together(self, folders: tuple[Path, Path]) -> None:
+    def test_plain_text_and_tls_do_not_come_together(
+        self, folders: tuple[Path, Path]
+    ) -> None:
         ours, _ = folders
         refused(aggregator_credentials(*pair(ours, "aggregator"), None), None)
         refused(None, node_credentials(ours / "ca.pem", None, None))
@@ -131,7 +159,10 @@ class TestMutualTls:
     def test_proves_the_node_s_name(self, folders: tuple[Path, Path]) -> None:
         ours, _ = folders
         serving = aggregator_credentials(*pair(ours, "aggregator"), ours / "ca.pem")
-        assert ask(serving, node_credentials(ours / "ca.pem", *pair(ours, "edge-1"))) == "edge-1"
+        assert (
+            ask(serving, node_credentials(ours / "ca.pem", *pair(ours, "edge-1")))
+            == "edge-1"
+        )
 
     @pytest.mark.parametrize(
         "own",
@@ -139,17 +170,23 @@ class TestMutualTls:
             pytest.param(lambda ours, theirs: (None, None), id="none"),
             pytest.param(lambda ours, theirs: pair(theirs, "edge-1"), id="of another CA"),
             pytest.param(lambda ours, theirs: pair(ours, "expired"), id="expired"),
-            pytest.param(lambda ours, theirs: pair(ours, "aggregator"), id="of the aggregator"),
+            pytest.param(
+                lambda ours, theirs: pair(ours, "aggregator"), id="of the aggregator"
+            ),
         ],
     )
     def test_refuses_a_node_without_a_good_certificate(
-        self, folders: tuple[Path, Path], own: Callable[[Path, Path], tuple[Path | None, Path | None]]
+        self,
+        folders: tuple[Path, Path],
+        own: Callable[[Path, Path], tuple[Path | None, Path | None]],
     ) -> None:
         ours, _ = folders
         serving = aggregator_credentials(*pair(ours, "aggregator"), ours / "ca.pem")
         refused(serving, node_credentials(ours / "ca.pem", *own(*folders)))
 
-    def test_an_aggregator_that_does_not_ask_learns_no_name(self, folders: tuple[Path, Path]) -> None:
+    def test_an_aggregator_that_does_not_ask_learns_no_name(
+        self, folders: tuple[Path, Path]
+    ) -> None:
         ours, _ = folders
         serving = aggregator_credentials(*pair(ours, "aggregator"), None)
         assert ask(serving, node_credentials(ours / "ca.pem", *pair(ours, "edge-1"))) == ""
@@ -166,8 +203,13 @@ class TestFilesOfCertificates:
             (("key", "ca"), "--cert is missing"),
         ],
     )
-    def test_of_the_aggregator_go_together(self, folders: tuple[Path, Path], chosen: tuple[str, ...], why: str) -> None:
-        cert, key, ca = (file if name in chosen else None for name, file in self.files(folders[0]).items())
+    def test_of_the_aggregator_go_together(
+        self, folders: tuple[Path, Path], chosen: tuple[str, ...], why: str
+    ) -> None:
+        cert, key, ca = (
+            file if name in chosen else None
+            for name, file in self.files(folders[0]).items()
+        )
         with pytest.raises(UserError, match=why):
             aggregator_credentials(cert, key, ca)
 
@@ -181,8 +223,13 @@ class TestFilesOfCertificates:
             (("key",), "need --ca"),
         ],
     )
-    def test_of_a_node_go_together(self, folders: tuple[Path, Path], chosen: tuple[str, ...], why: str) -> None:
-        cert, key, ca = (file if name in chosen else None for name, file in self.files(folders[0]).items())
+    def test_of_a_node_go_together(
+        self, folders: tuple[Path, Path], chosen: tuple[str, ...], why: str
+    ) -> None:
+        cert, key, ca = (
+            file if name in chosen else None
+            for name, file in self.files(folders[0]).items()
+        )
         with pytest.raises(UserError, match=why):
             node_credentials(ca, cert, key)
 
@@ -191,7 +238,9 @@ class TestFilesOfCertificates:
         cert, key = pair(folder, "edge-1")
         return {"cert": cert, "key": key, "ca": folder / "ca.pem"}
 
-    def test_that_are_not_there_are_an_error(self, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    def test_that_are_not_there_are_an_error(
+        self, folders: tuple[Path, Path], tmp_path: Path
+    ) -> None:
         cert, key = pair(folders[0], "aggregator")
         none = tmp_path / "none.pem"
         for files in ((none, key, None), (cert, none, None), (cert, key, none)):
@@ -202,8 +251,12 @@ class TestFilesOfCertificates:
         with pytest.raises(UserError, match="Is a directory"):
             node_credentials(tmp_path, None, None)
 
-    @pytest.mark.parametrize("text", [b"", b"hello", b"\xff\x00", b"-----BEGIN CERTIFICATE-----\nAAAA\n"])
-    def test_that_are_not_pem_are_an_error(self, folders: tuple[Path, Path], tmp_path: Path, text: bytes) -> None:
+    @pytest.mark.parametrize(
+        "text", [b"", b"hello", b"\xff\x00", b"-----BEGIN CERTIFICATE-----\nAAAA\n"]
+    )
+    def test_that_are_not_pem_are_an_error(
+        self, folders: tuple[Path, Path], tmp_path: Path, text: bytes
+    ) -> None:
         cert, key = pair(folders[0], "aggregator")
         bad = tmp_path / "bad"
         bad.write_bytes(text)
@@ -213,29 +266,46 @@ class TestFilesOfCertificates:
         with pytest.raises(UserError, match="bad is not a private key in PEM format"):
             aggregator_credentials(cert, bad, None)
 
-    def test_given_in_the_wrong_order_are_an_error(self, folders: tuple[Path, Path]) -> None:
+    def test_given_in_the_wrong_order_are_an_error(
+        self, folders: tuple[Path, Path]
+    ) -> None:
         cert, key = pair(folders[0], "aggregator")
         with pytest.raises(UserError, match=r"aggregator\.key is not a certificate"):
             aggregator_credentials(key, cert, None)
 
-    def test_a_key_of_another_certificate_is_an_error(self, folders: tuple[Path, Path]) -> None:
+    def test_a_key_of_another_certificate_is_an_error(
+        self, folders: tuple[Path, Path]
+    ) -> None:
         ours, _ = folders
-        with pytest.raises(UserError, match=r"edge-1\.key is not the key of the certificate .*aggregator\.pem"):
+        with pytest.raises(
+            UserError,
+            match=r"edge-1\.key is not the key of the certificate .*aggregator\.pem",
+        ):
             aggregator_credentials(ours / "aggregator.pem", ours / "edge-1.key", None)
 
-    def test_a_key_with_a_password_is_an_error(self, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    def test_a_key_with_a_password_is_an_error(
+        self, folders: tuple[Path, Path], tmp_path: Path
+    ) -> None:
         cert, key = pair(folders[0], "edge-1")
         plain = load_pem_private_key(key.read_bytes(), password=None)
         locked = tmp_path / "locked.key"
-        locked.write_bytes(plain.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")))
+        locked.write_bytes(
+            plain.private_bytes(
+                Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
+            )
+        )
         with pytest.raises(UserError, match=r"locked\.key is protected by a password"):
             node_credentials(folders[0] / "ca.pem", cert, locked)
 
-    def test_a_bundle_of_cas_with_comments_is_fine(self, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    def test_a_bundle_of_cas_with_comments_is_fine(
+        self, folders: tuple[Path, Path], tmp_path: Path
+    ) -> None:
         ours, theirs = folders
         bundle = tmp_path / "bundle.pem"
         bundle.write_bytes(
-            "# Főtanúsítvány\n".encode() + (theirs / "ca.pem").read_bytes() + (ours / "ca.pem").read_bytes()
+            "# Főtanúsítvány\n".encode()
+            + (theirs / "ca.pem").read_bytes()
+            + (ours / "ca.pem").read_bytes()
         )
         serving = aggregator_credentials(*pair(ours, "aggregator"), bundle)
         assert ask(serving, node_credentials(bundle, *pair(theirs, "edge-1"))) == "edge-1"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbudget.arrays import Float32
-from fedbudget.engines.grpc.from_aggregator import (
+from fedbudget.engines.grpc.messages import (
     AggregatorReader,
     EncodedBroadcast,
     pack_broadcast,
@@ -22,7 +22,16 @@ from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.messages import Farewell, Welcome
 from fedbudget.protocol.compression import KINDS, BroadcastCompressor, decode, encode
 from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Work
-from support.messages import EVERYTHING, NOTHING, REQUESTS, TASK, a_broadcast, changed, vector, welcomed
+from support.messages import (
+    EVERYTHING,
+    NOTHING,
+    REQUESTS,
+    TASK,
+    a_broadcast,
+    changed,
+    vector,
+    welcomed,
+)
 from support.methods import bits
 
 BROADCAST = a_broadcast(3, np.random.default_rng(0), EVERYTHING)
@@ -49,7 +58,10 @@ def test_a_broadcast(data: st.DataObject) -> None:
     d = data.draw(st.integers(1, 600))
     rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
     request = data.draw(REQUESTS)
-    task, kind = replace(TASK, parameters=d, request=request), data.draw(st.sampled_from(KINDS))
+    task, kind = (
+        replace(TASK, parameters=d, request=request),
+        data.draw(st.sampled_from(KINDS)),
+    )
     broadcast = a_broadcast(
         d,
         rng,
@@ -70,23 +82,34 @@ def test_a_broadcast(data: st.DataObject) -> None:
         broadcast = replace(broadcast, w=before + decode(kind, differences["w"], d))
         if broadcast.mean is not None:
             differences["mean"] = encode(kind, broadcast.mean - broadcast.w)
-            broadcast = replace(broadcast, mean=broadcast.w + decode(kind, differences["mean"], d))
-    messages = pack_broadcast(broadcast, base_round, catch_up=catch_up, differences=differences)
+            broadcast = replace(
+                broadcast, mean=broadcast.w + decode(kind, differences["mean"], d)
+            )
+    messages = pack_broadcast(
+        broadcast, base_round, catch_up=catch_up, differences=differences
+    )
     encoded = welcomed(task).feed(messages[0])
     assert isinstance(encoded, EncodedBroadcast)
     assert encoded.base_round == base_round
     request_ = encoded.request(before)
     assert request_.base_round == base_round
-    assert bits(request_.broadcast) == bits(replace(broadcast, catch_up=broadcast.catch_up if catch_up else None))
+    assert bits(request_.broadcast) == bits(
+        replace(broadcast, catch_up=broadcast.catch_up if catch_up else None)
+    )
 
 
 def test_with_8_bits_the_mean_is_told_by_how_far_it_is_from_w() -> None:
     """And what each node is to do is told it alone, whatever else is agreed on round by round."""
-    task, before = replace(TASK, compress="auto", tau_max=9), np.array([1, 2, 3], np.float32)
+    task, before = (
+        replace(TASK, compress="auto", tau_max=9),
+        np.array([1, 2, 3], np.float32),
+    )
     compressor = BroadcastCompressor("8-bit")
     w = compressor.quantize(before + np.array([0.5, -1, 0.25], np.float32), before)
     mean = compressor.quantize(w + np.array([1e-3, -2e-3, 5e-4], np.float32), w)
-    broadcast = replace(BROADCAST, w=w, mean=mean, work=Work(2.5, 4, (4,)), compress="8-bit")
+    broadcast = replace(
+        BROADCAST, w=w, mean=mean, work=Work(2.5, 4, (4,)), compress="8-bit"
+    )
     told = compressor.differences(broadcast)
     assert [len(data) for data in told.values()] == [4 + 3, 4 + 3]
     messages = pack_broadcast(broadcast, 2, catch_up=False, differences=told)
@@ -101,7 +124,9 @@ def test_with_8_bits_the_mean_is_told_by_how_far_it_is_from_w() -> None:
     too_many = replace(broadcast, work=Work(2.5, 10, (10,)))
     refused = welcomed(task).feed(pack_broadcast(too_many, 2, catch_up=False)[0])
     assert isinstance(refused, EncodedBroadcast)
-    with pytest.raises(PeerError, match=r"10 updates, in effect 2\.5, and 9 were agreed on"):
+    with pytest.raises(
+        PeerError, match=r"10 updates, in effect 2\.5, and 9 were agreed on"
+    ):
         refused.request(before)
 
 
@@ -172,20 +197,29 @@ def test_a_broadcast_that_cannot_be(other: dict[str, Any]) -> None:
         understood(pack_broadcast(replace(BROADCAST, **other), 2, catch_up=True)[0])
 
 
-@pytest.mark.parametrize(("place", "value"), [(1, None), (1, "best"), (6, None), (7, ["w", None, 0])])
+@pytest.mark.parametrize(
+    ("place", "value"), [(1, None), (1, "best"), (6, None), (7, ["w", None, 0])]
+)
 def test_vectors_are_in_their_places(place: int, value: Any) -> None:
     """Each is named by its own field, and w and drift are always there where they were agreed on."""
     numbers = msgspec.msgpack.decode(MESSAGE.broadcast.numbers)
     assert (numbers[1], numbers[7][:2]) == ("w", ["catch_up.best", "catch_up.mean"])
     numbers[place] = value
     with pytest.raises(PeerError):
-        understood(changed(MESSAGE, "broadcast", "numbers", msgspec.msgpack.encode(numbers)))
+        understood(
+            changed(MESSAGE, "broadcast", "numbers", msgspec.msgpack.encode(numbers))
+        )
 
 
 def test_a_difference_beyond_all_numbers() -> None:
-    task, huge = replace(TASK, compress="8-bit", request=NOTHING), np.full(3, 3e38, np.float32)
+    task, huge = (
+        replace(TASK, compress="8-bit", request=NOTHING),
+        np.full(3, 3e38, np.float32),
+    )
     broadcast = replace(BROADCAST, w=huge, request=NOTHING, drift=None, compress="8-bit")
-    (message,) = pack_broadcast(broadcast, 2, catch_up=False, differences={"w": encode("8-bit", huge)})
+    (message,) = pack_broadcast(
+        broadcast, 2, catch_up=False, differences={"w": encode("8-bit", huge)}
+    )
     encoded = welcomed(task).feed(message)
     assert isinstance(encoded, EncodedBroadcast)
     assert np.isfinite(encoded.request(-huge).broadcast.w).all()

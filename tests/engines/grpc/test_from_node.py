@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.engines.grpc.from_node import NodeReader, pack_hello, pack_ready, pack_report
+from fedbudget.engines.grpc.messages import NodeReader, pack_hello, pack_ready, pack_report
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.messages import Answer, Hello, Ready
 from fedbudget.engines.remote.task import SamplesDescription
 from fedbudget.protocol.compression import KINDS, with_feedback
 from fedbudget.protocol.messages import PeerError
-from fedbudget.resources.usage import NodeCosts
+from fedbudget.resources.resource import NodeCosts
 from support.messages import (
     COSTS,
     EVERYTHING,
@@ -30,7 +30,11 @@ from support.usage import node_costs
 
 BROADCAST = a_broadcast(3, np.random.default_rng(0), EVERYTHING)
 REPORT = pb.FromNode.FromString(
-    pack_report(report_to(BROADCAST, 2, np.random.default_rng(0)), node_costs(1, 2, energy=(5, 6)), b"w" * 48)[0]
+    pack_report(
+        report_to(BROADCAST, 2, np.random.default_rng(0)),
+        node_costs(1, 2, energy=(5, 6)),
+        b"w" * 48,
+    )[0]
 )
 NUMBERS = 8 * 2 * 6  # two losses, two estimates and two divergences of two nodes
 
@@ -55,7 +59,13 @@ def test_a_report(data: st.DataObject) -> None:
     n, d = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 600))
     rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
     kind, request = data.draw(st.sampled_from(KINDS)), data.draw(REQUESTS)
-    broadcast = a_broadcast(d, rng, request, round=data.draw(st.integers(1, 3)), tau=data.draw(st.integers(0, 3)))
+    broadcast = a_broadcast(
+        d,
+        rng,
+        request,
+        round=data.draw(st.integers(1, 3)),
+        tau=data.draw(st.integers(0, 3)),
+    )
     report, costs = report_to(broadcast, n, rng), data.draw(COSTS)
     expected, vectors = as_received(report, broadcast, kind)
     reader = expecting(broadcast, n, kind)
@@ -113,4 +123,6 @@ def test_numbers_that_nobody_asked_for(more: int) -> None:
     message = pb.FromNode.FromString(pack_report(report, node_costs(1, 1), b"w" * 24)[0])
     assert isinstance(expecting(broadcast, 2).feed(message.SerializeToString()), Answer)
     with pytest.raises(PeerError, match="bytes of numbers where there should be 32"):
-        expecting(broadcast, 2).feed(changed(message, "report", "numbers", bytes(8 * 2 * (2 + more))))
+        expecting(broadcast, 2).feed(
+            changed(message, "report", "numbers", bytes(8 * 2 * (2 + more)))
+        )

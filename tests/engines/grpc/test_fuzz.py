@@ -9,20 +9,37 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbudget.data.moments import Moments
+from fedbudget.data.agreement import Moments
 from fedbudget.engines.grpc import stream
-from fedbudget.engines.grpc.from_aggregator import (
+from fedbudget.engines.grpc.messages import (
     AggregatorReader,
     EncodedBroadcast,
+    NodeReader,
     pack_broadcast,
     pack_farewell,
+    pack_hello,
+    pack_ready,
+    pack_report,
     pack_welcome,
 )
-from fedbudget.engines.grpc.from_node import NodeReader, pack_hello, pack_ready, pack_report
-from fedbudget.engines.remote.messages import Answer, Farewell, Hello, Ready, RoundRequest, Welcome
+from fedbudget.engines.remote.messages import (
+    Answer,
+    Farewell,
+    Hello,
+    Ready,
+    RoundRequest,
+    Welcome,
+)
 from fedbudget.engines.remote.task import SamplesDescription, Task
 from fedbudget.protocol.compression import KINDS, Kind, encode
-from fedbudget.protocol.messages import Broadcast, CatchUp, Drift, PeerError, Report, Request
+from fedbudget.protocol.messages import (
+    Broadcast,
+    CatchUp,
+    Drift,
+    PeerError,
+    Report,
+    Request,
+)
 from support.usage import node_costs
 
 MESSAGES = 20_000
@@ -45,12 +62,16 @@ BROADCAST = Broadcast(
 )
 EACH = RNG.random(D)
 MOMENTS = Moments(EACH, EACH), Moments(EACH[:1], EACH[:1])
-SAMPLES = SamplesDescription((10, 20), (4, 5), "uint8", 1 / 255, ("a", "b"), True, True, *MOMENTS)
+SAMPLES = SamplesDescription(
+    (10, 20), (4, 5), "uint8", 1 / 255, ("a", "b"), True, True, *MOMENTS
+)
 COSTS = node_costs(0.1, 0.2, cpu=(0.3, 0.4), energy=(0.5, 0.6))
 
 
 def task(kind: Kind) -> Task:
-    return Task("svm", D, 5, 1, {"clusters": 4}, kind, 100, replace(SAMPLES, sizes=()), REQUEST)
+    return Task(
+        "svm", D, 5, 1, {"clusters": 4}, kind, 100, replace(SAMPLES, sizes=()), REQUEST
+    )
 
 
 def report(kind: Kind) -> list[bytes]:
@@ -113,7 +134,13 @@ def conversations() -> list[tuple[Callable[[], Any], list[bytes]]]:
 # Damage.
 
 
-ODD = [bytes(6) + b"\xf8\x7f", b"\xff" * 8, b"\x00\x00\xc0\x7f", b"\xff\xff\x7f\x7f", bytes(8)]
+ODD = [
+    bytes(6) + b"\xf8\x7f",
+    b"\xff" * 8,
+    b"\x00\x00\xc0\x7f",
+    b"\xff\xff\x7f\x7f",
+    bytes(8),
+]
 """NaN, the largest numbers and zeros, as floats or as integers."""
 
 
@@ -147,7 +174,9 @@ def field(rng: np.random.Generator) -> bytes:
     key = varint(int(rng.integers(1, 16)) << 3 | kind)
     if kind == 0:
         return key + varint(int(rng.integers(0, 2**63)))
-    return key + (varint(len(content)) + content if kind == 2 else rng.bytes(8 if kind == 1 else 4))
+    return key + (
+        varint(len(content)) + content if kind == 2 else rng.bytes(8 if kind == 1 else 4)
+    )
 
 
 def varint(number: int) -> bytes:
@@ -158,11 +187,16 @@ def varint(number: int) -> bytes:
     return bytes([*found, number])
 
 
-def test_damaged_messages_are_refused_or_mean_something(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_messages_are_refused_or_mean_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(stream, "PART", PART)
     rng, known = np.random.default_rng(20_000), conversations()
     real = [message for _, messages in known for message in messages]
-    refused, understood = [""], dict.fromkeys((Hello, Ready, Answer, Welcome, RoundRequest, Farewell), 0)
+    refused, understood = (
+        [""],
+        dict.fromkeys((Hello, Ready, Answer, Welcome, RoundRequest, Farewell), 0),
+    )
     for number in range(MESSAGES):
         make, messages = known[number % len(known)]
         try:
@@ -178,7 +212,9 @@ def test_damaged_messages_are_refused_or_mean_something(monkeypatch: pytest.Monk
     assert min(understood.values()) > 40, understood
 
 
-def converse(rng: np.random.Generator, reader: Any, messages: list[bytes], real: list[bytes]) -> Any:
+def converse(
+    rng: np.random.Generator, reader: Any, messages: list[bytes], real: list[bytes]
+) -> Any:
     """One of the messages is damaged, or another one altogether; those before and after it are not."""
     which, found = rng.integers(len(messages)), None
     for number, message in enumerate(messages):
@@ -201,7 +237,11 @@ def other_than(rng: np.random.Generator, message: bytes, real: list[bytes]) -> b
 
 def held(reader: Any) -> int:
     """Bytes of vectors that a reader holds."""
-    return 0 if reader._vectors is None else int(reader._vectors.expected - reader._vectors._missing)
+    return (
+        0
+        if reader._vectors is None
+        else int(reader._vectors.expected - reader._vectors._missing)
+    )
 
 
 def check(found: Any) -> None:
@@ -211,10 +251,16 @@ def check(found: Any) -> None:
         assert min(found.samples.sizes) >= 1
         assert 1 <= len(found.samples.shape) <= 4
     elif isinstance(found, Ready):
-        assert min(min(each.step, each.whole) for each in found.costs.readings.values()) >= 0
+        assert (
+            min(min(each.step, each.whole) for each in found.costs.readings.values()) >= 0
+        )
     elif isinstance(found, Answer):
         report = found.report
-        assert (report.round, report.losses.shape, report.best_losses.shape) == (5, (NODES,), (NODES,))
+        assert (report.round, report.losses.shape, report.best_losses.shape) == (
+            5,
+            (NODES,),
+            (NODES,),
+        )
         assert report.w is not None
         assert report.gradients is not None
         assert report.w.shape == report.gradients.shape == (NODES, D)

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from fedbudget.arrays import Float32, Float64
-from fedbudget.engines.grpc import from_aggregator, from_node
-from fedbudget.engines.grpc.from_aggregator import EncodedBroadcast, pack_broadcast
-from fedbudget.engines.grpc.from_node import pack_report
-from fedbudget.engines.grpc.layout import MessageLayout
+from fedbudget.engines.grpc import messages as grpc_messages
+from fedbudget.engines.grpc.messages import EncodedBroadcast, pack_broadcast, pack_report
+from fedbudget.engines.grpc.stream import MessageLayout
 from fedbudget.engines.remote import messages
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.protocol.messages import NUMBERS, Broadcast, Report
@@ -40,14 +39,20 @@ ONES, TWOS = np.ones(2, np.float32), np.full(2, 2, np.float32)
 
 @pytest.mark.parametrize(
     ("inner", "names"),
-    [(None, ["vector"]), (Inner(True), ["vector"]), (Inner(False, TWOS), ["vector", "inner.vector"])],
+    [
+        (None, ["vector"]),
+        (Inner(True), ["vector"]),
+        (Inner(False, TWOS), ["vector", "inner.vector"]),
+    ],
 )
 def test_what_is_encoded_is_built(inner: Inner | None, names: list[str]) -> None:
     data, arrays = LAYOUT.encode(Outer(7, ONES, inner, "both know"))
     assert b"both know" not in data
     values, found = LAYOUT.decode(data)
     assert list(arrays) == found == names
-    assert bits(LAYOUT.build(values, arrays, known="both know")) == bits(Outer(7, ONES, inner, "both know"))
+    assert bits(LAYOUT.build(values, arrays, known="both know")) == bits(
+        Outer(7, ONES, inner, "both know")
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,9 +95,13 @@ class NewReport(Report):
 
 
 def test_a_new_field_of_a_broadcast_is_carried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(from_aggregator, "_LAYOUT", MessageLayout(NewBroadcast, without={"request"}))
+    monkeypatch.setattr(
+        grpc_messages, "_LAYOUT", MessageLayout(NewBroadcast, without={"request"})
+    )
     w, velocity = np.zeros(3, np.float32), np.arange(3, dtype=np.float32)
-    broadcast = NewBroadcast(1, w, 2, 0.1, NOTHING, False, False, momentum=0.9, velocity=velocity)
+    broadcast = NewBroadcast(
+        1, w, 2, 0.1, NOTHING, False, False, momentum=0.9, velocity=velocity
+    )
     (message,) = pack_broadcast(broadcast, 0, catch_up=False)
     encoded = welcomed(replace(TASK, request=NOTHING)).feed(message)
     assert isinstance(encoded, EncodedBroadcast)
@@ -104,9 +113,9 @@ def test_a_new_field_of_a_broadcast_is_carried(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_new_field_of_a_report_is_carried(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (from_node, messages):
+    for module in (grpc_messages, messages):
         monkeypatch.setattr(module, "NUMBERS", (*NUMBERS, "spread"))
-    monkeypatch.setattr(from_node, "Report", NewReport)
+    monkeypatch.setattr(grpc_messages, "Report", NewReport)
     broadcast = NewBroadcast(1, np.zeros(3, np.float32), 0, 0.1, NOTHING, False, False)
     one = np.ones(1)
     report = NewReport(1, np.array([7]), np.array([10]), one, 2 * one, spread=3 * one)

@@ -18,7 +18,9 @@ from support.masked_network import PHASES, chi_square, die, made_again, masked, 
 from support.networked import LONG, Network, network, numbers, until, without_network
 
 
-def assert_close(net: Network, present: list[list[int]], method: str = "accelerated") -> None:
+def assert_close(
+    net: Network, present: list[list[int]], method: str = "accelerated"
+) -> None:
     """All w are those of plain rounds, to the resolution of float32."""
     for ours, plain in zip(net.all_w, without_network(present, method), strict=True):
         assert ours == pytest.approx(plain, rel=1e-5, abs=1e-6)
@@ -35,7 +37,9 @@ def test_masked_rounds_come_to_the_same(method: str) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_node_that_dies_costs_nothing_but_its_report(phase: type, at_message: Any) -> None:
+def test_a_node_that_dies_costs_nothing_but_its_report(
+    phase: type, at_message: Any
+) -> None:
     """In the last phase its report is in the sum already, and what opens it comes from others."""
     with masked() as net:
         started(net)
@@ -64,7 +68,9 @@ def test_a_silent_node_is_left_out_and_comes_back(phase: type, at_message: Any) 
             pytest.fail("it never came back")
 
 
-def test_too_few_are_waited_for(at_message: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_too_few_are_waited_for(
+    at_message: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Two of four have gone, and three are needed: that is said, and the round is made when one is back."""
     options = MaskingOptions(identity=tmp_path / "node-2.key")
     with masked() as net:
@@ -127,7 +133,9 @@ def test_a_round_is_made_again_with_the_same_nodes_alone() -> None:
 # What the aggregator gets to see.
 
 
-def test_all_that_is_received_looks_like_chance(received: list[pb.FromNode], at_message: Any) -> None:
+def test_all_that_is_received_looks_like_chance(
+    received: list[pb.FromNode], at_message: Any
+) -> None:
     """Masked vectors, encrypted shares and seeds, over rounds in which nodes drop out; besides, nothing but costs."""
     rounds = 40
     with masked() as net:
@@ -138,20 +146,37 @@ def test_all_that_is_received_looks_like_chance(received: list[pb.FromNode], at_
         net.round()
     kinds = {message.WhichOneof("kind") for message in received}
     assert kinds == {"hello", "ready", "report", "masking"}
-    reports = [message.report for message in received if message.WhichOneof("kind") == "report"]
+    reports = [
+        message.report for message in received if message.WhichOneof("kind") == "report"
+    ]
     assert len(reports) == 4 * rounds + 3
-    assert all(len(report.numbers) == 8 and not report.tallies for report in reports)  # the attempt's number
-    said = [from_node(message.masking) for message in received if message.WhichOneof("kind") == "masking"]
-    sealed = [share for each in said if isinstance(each, Shares) for share in (each.seeds, *each.shares.values())]
+    assert all(
+        len(report.numbers) == 8 and not report.tallies for report in reports
+    )  # the attempt's number
+    said = [
+        from_node(message.masking)
+        for message in received
+        if message.WhichOneof("kind") == "masking"
+    ]
+    sealed = [
+        share
+        for each in said
+        if isinstance(each, Shares)
+        for share in (each.seeds, *each.shares.values())
+    ]
     for data in (b"".join(report.vectors for report in reports), b"".join(sealed)):
         assert len(data) > 20_000
-        assert 140 < chi_square(data) < 395  # of 255 degrees of freedom; beyond by chance once in ten million
+        assert (
+            140 < chi_square(data) < 395
+        )  # of 255 degrees of freedom; beyond by chance once in ten million
     # Of one and the same figure, how many samples there are, no two nodes or rounds send the same.
     first = [report.vectors[:8] for report in reports]
     assert len(set(first)) == len(first)
 
 
-def test_nothing_that_is_received_opens_one_node(received: list[pb.FromNode], at_message: Any) -> None:
+def test_nothing_that_is_received_opens_one_node(
+    received: list[pb.FromNode], at_message: Any
+) -> None:
     """Of every node and attempt, shares of its own seed were opened, or of its seeds with others; never of both."""
     with masked() as net:
         started(net)
@@ -160,7 +185,9 @@ def test_nothing_that_is_received_opens_one_node(received: list[pb.FromNode], at
         net.round()
     opened: dict[int, list[Opened]] = {}
     for message in received:
-        if message.WhichOneof("kind") == "masking" and isinstance(each := from_node(message.masking), Opened):
+        if message.WhichOneof("kind") == "masking" and isinstance(
+            each := from_node(message.masking), Opened
+        ):
             opened.setdefault(each.attempt, []).append(each)
     assert len(opened) == 2
     for each_attempt in opened.values():
@@ -183,14 +210,22 @@ def test_a_swapped_key_is_refused_by_nodes(monkeypatch: pytest.MonkeyPatch) -> N
         if name != "node-0" or broadcast.round < 2:
             return honest
         forged = signed_key(KeyIdentity(), self._run, "node-1", b"p" * 32, time.time_ns())
-        return Group(**{**{key: getattr(honest, key) for key in Group.__struct_fields__}, "keys": (forged,)})
+        return Group(
+            **{
+                **{key: getattr(honest, key) for key in Group.__struct_fields__},
+                "keys": (forged,),
+            }
+        )
 
     monkeypatch.setattr(MaskedRounds, "_group", swapping)
     with masked() as net:
         joined = started(net)
         net.round()
         net.round()  # without it
-        with pytest.raises(RefusedByAggregator, match="node-1 has shown another identity in this run before"):
+        with pytest.raises(
+            RefusedByAggregator,
+            match="node-1 has shown another identity in this run before",
+        ):
             joined[0].result(LONG)
 
 
@@ -214,7 +249,10 @@ def test_another_identity_under_a_name_is_refused_by_the_aggregator() -> None:
         net.round()
         net.leave(joined[2])
         again = net.join(2)  # a new process, with a new key that no file has kept
-        with pytest.raises(RefusedByAggregator, match="node-2 has shown another identity in this run before"):
+        with pytest.raises(
+            RefusedByAggregator,
+            match="node-2 has shown another identity in this run before",
+        ):
             again.result(LONG)
         assert numbers(net.round()) == [0, 1, 3]
 
@@ -239,7 +277,9 @@ def test_a_node_that_insists_on_masks_refuses_who_has_none() -> None:
         joined = net.join(0, masking=MaskingOptions(required=True))
         net.server.wait_for(1, lambda: False)
         net.server.start(net.task)
-        with pytest.raises(RefusedByAggregator, match="would see this node's reports by themselves"):
+        with pytest.raises(
+            RefusedByAggregator, match="would see this node's reports by themselves"
+        ):
             joined.result(LONG)
 
 
@@ -248,12 +288,16 @@ def test_a_node_refuses_a_threshold_below_its_own() -> None:
         joined = net.join(0, masking=MaskingOptions(threshold=0.75))
         net.server.wait_for(1, lambda: False)
         net.server.start(net.task)
-        with pytest.raises(RefusedByAggregator, match=r"secure-threshold is 0.6, and this node's is 0.75"):
+        with pytest.raises(
+            RefusedByAggregator, match=r"secure-threshold is 0.6, and this node's is 0.75"
+        ):
             joined.result(LONG)
 
 
-def test_the_library_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "fedbudget.secure.identity_files", None)
+def test_the_library_is_asked_for_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "fedbudget.secure.identity", None)
     with masked() as net:
         joined = net.join(0)
         net.server.wait_for(1, lambda: False)

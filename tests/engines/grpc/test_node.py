@@ -11,18 +11,23 @@ import pytest
 
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.engines.grpc import node as node_module
-from fedbudget.engines.grpc.from_aggregator import AggregatorReader, pack_broadcast, pack_farewell, pack_welcome
-from fedbudget.engines.grpc.from_node import pack_hello
+from fedbudget.engines.grpc.messages import (
+    AggregatorReader,
+    pack_broadcast,
+    pack_farewell,
+    pack_hello,
+    pack_welcome,
+)
 from fedbudget.engines.grpc.node import RefusedByAggregator, run_node
 from fedbudget.engines.grpc.stream import METHOD
 from fedbudget.engines.remote import wire_pb2 as pb
-from fedbudget.engines.remote.descriptions import read
+from fedbudget.engines.remote.encodings import read
 from fedbudget.engines.remote.messages import Farewell, Hello, Welcome
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.task import agree
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
-from fedbudget.launch.node_data import from_file
+from fedbudget.launch.inputs import from_file
 from fedbudget.protocol.aggregator import Aggregator
 from support.methods import bits
 from support.networked import (
@@ -62,9 +67,15 @@ FEATURES = 64
 @pytest.mark.parametrize("method", ["paper", "frugal"])
 def test_raw_data_never_leave_a_node(sent: list[bytes], stored: str, method: str) -> None:
     rng = np.random.default_rng(3)
-    x = rng.integers(0, 17, (60, FEATURES)) if stored == "uint8" else rng.normal(size=(60, FEATURES))
+    x = (
+        rng.integers(0, 17, (60, FEATURES))
+        if stored == "uint8"
+        else rng.normal(size=(60, FEATURES))
+    )
     scale = 1 / 16 if stored == "uint8" else 0.5
-    data = Dataset("d", Part(x.astype(stored), rng.integers(0, 2, 60)), classes=("a", "b"), scale=scale)
+    data = Dataset(
+        "d", Part(x.astype(stored), rng.integers(0, 2, 60)), classes=("a", "b"), scale=scale
+    )
     own = [NodeData(data, [np.arange(30)]), NodeData(data, [np.arange(30, 60)])]
     with network(method, batch=4) as net:
         samples = agree([each.samples() for each in own])
@@ -88,7 +99,9 @@ def test_raw_data_never_leave_a_node(sent: list[bytes], stored: str, method: str
             for form in ("<f4", "<f8", ">f4", ">f8", "u1"):
                 if form == "u1" and (stored != "uint8" or values is not row):
                     continue
-                for at in range(0, FEATURES, 16):  # a quarter of a sample is too much already
+                for at in range(
+                    0, FEATURES, 16
+                ):  # a quarter of a sample is too much already
                     piece = values[at : at + 16].astype(form).tobytes()
                     assert piece not in everything
                     pieces += 1
@@ -97,7 +110,12 @@ def test_raw_data_never_leave_a_node(sent: list[bytes], stored: str, method: str
 
 def large_aggregator(method: str, start: Any) -> Aggregator:
     known = aggregator(method)
-    return Aggregator(start, method=METHODS[method], budget=known.ledger.budget, expected=known.ledger.costs)
+    return Aggregator(
+        start,
+        method=METHODS[method],
+        budget=known.ledger.budget,
+        expected=known.ledger.costs,
+    )
 
 
 def only_known_fields(data: bytes) -> Any:
@@ -111,12 +129,16 @@ def only_known_fields(data: bytes) -> Any:
 
 def csv(folder: Path, rows: int) -> Path:
     rng, path = np.random.default_rng(rows), folder / f"{rows}.csv"
-    lines = [",".join(f"{value:.6f}" for value in rng.normal(3, 2, size=4)) for _ in range(rows)]
+    lines = [
+        ",".join(f"{value:.6f}" for value in rng.normal(3, 2, size=4)) for _ in range(rows)
+    ]
     path.write_text("\n".join(["a,b,c,target", *lines]) + "\n")
     return path
 
 
-def test_of_numbers_in_a_csv_only_names_means_and_deviations_are_told(tmp_path: Path) -> None:
+def test_of_numbers_in_a_csv_only_names_means_and_deviations_are_told(
+    tmp_path: Path,
+) -> None:
     sizes = []
     for rows in (10, 1000):
         own = from_file(csv(tmp_path, rows))
@@ -130,12 +152,16 @@ def test_of_numbers_in_a_csv_only_names_means_and_deviations_are_told(tmp_path: 
         np.testing.assert_allclose(samples.table.numbers.deviation, x.std(axis=0))
         np.testing.assert_allclose(samples.target.mean, [values.mean()])
         sizes.append(len(message))
-    assert abs(sizes[0] - sizes[1]) <= 4  # a hundred times as many samples take two wider numbers
+    assert (
+        abs(sizes[0] - sizes[1]) <= 4
+    )  # a hundred times as many samples take two wider numbers
     with pytest.raises(UserError, match="has 9 samples; to be standardised it needs 10"):
         from_file(csv(tmp_path, 9)).samples()
 
 
-def test_what_nodes_count_is_what_the_hub_counts(sent: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nodes_count_is_what_the_hub_counts(
+    sent: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     heard: list[bytes] = []
 
     class Counting(AggregatorReader):
@@ -183,7 +209,9 @@ def test_a_round_that_the_aggregator_never_counted_is_made_again() -> None:
         net.round()
         members, broadcast = net.server.members.snapshot(), net.aggregator.pending
         assert broadcast is not None
-        net.server.begin(broadcast, least=2, timeout=LONG, left=LONG)  # and crashes when the nodes have answered
+        net.server.begin(
+            broadcast, least=2, timeout=LONG, left=LONG
+        )  # and crashes when the nodes have answered
         until(lambda: [work.made for work in works] == [2, 2])
         net.server.finish()
         net.restart(members, "a crash, say")
@@ -194,7 +222,9 @@ def test_a_round_that_the_aggregator_never_counted_is_made_again() -> None:
 def test_an_aggregator_that_is_not_there_is_given_up() -> None:
     with network() as net:
         address = net.address
-    with pytest.raises(RefusedByAggregator, match=f"{address} could not be reached for 0 seconds"):
+    with pytest.raises(
+        RefusedByAggregator, match=f"{address} could not be reached for 0 seconds"
+    ):
         asyncio.run(run_node(address, Worker(node_data(0)), name="node-0", patience=0.0))
 
 
@@ -209,7 +239,12 @@ def test_a_farewell_is_heard_in_the_middle_of_a_round() -> None:
             worker.go.clear()
         net.begin()
         joined.append(net.join(1, worker=preparing, heard=heard.append))
-        until(lambda: net.server._rounds.count() == 2 and all(peer.welcomed for peer in net.server._peers))
+        until(
+            lambda: (
+                net.server._rounds.count() == 2
+                and all(peer.welcomed for peer in net.server._peers)
+            )
+        )
         net.server.close(Farewell("over"))
         assert [each.result(LONG) for each in joined] == [Farewell("over")] * 2
         assert (working.made, preparing.made) == (0, 0)
@@ -248,11 +283,15 @@ async def met(*connections: list[bytes], code: Any = None) -> list[str]:
     server = grpc.aio.server()
     service, name = METHOD.strip("/").split("/")
     handler = grpc.stream_stream_rpc_method_handler(converse)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: handler}),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {name: handler}),)
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        await run_node(f"127.0.0.1:{port}", Worker(node_data(0)), name="node-0", heard=heard.append)
+        await run_node(
+            f"127.0.0.1:{port}", Worker(node_data(0)), name="node-0", heard=heard.append
+        )
     finally:
         await server.stop(None)
     return heard
@@ -267,9 +306,15 @@ def welcome(**other: Any) -> bytes:
     [
         ([b"\xff"], "bytes that are no message"),
         ([b""], "an empty message where it was not expected"),
-        ([pb.FromAggregator(more=b"123").SerializeToString()], "'more' where it was not expected"),
+        (
+            [pb.FromAggregator(more=b"123").SerializeToString()],
+            "'more' where it was not expected",
+        ),
         ([welcome(), welcome()], "'welcome' where it was not expected"),
-        ([pack_welcome(Welcome(RUN, task(), (0, 1)))[0]], "numbers for 2 nodes, where there are 1"),
+        (
+            [pack_welcome(Welcome(RUN, task(), (0, 1)))[0]],
+            "numbers for 2 nodes, where there are 1",
+        ),
         ([pack_farewell(Farewell("not now", again=True))[0]], "not now"),
     ],
 )
@@ -289,26 +334,40 @@ def test_a_node_stays_away_for_a_while_from_an_aggregator_that_breaks_the_rules(
         ({"tau": 9}, "tau is 9, and no more than 8 was agreed on"),
         ({"eta": float("nan")}, "eta is nan"),
         ({"size": 10**10}, "10000000000 bytes of vectors announced"),
-        ({"vectors": np.full(6, np.inf, np.float32).tobytes()}, "parameters that are not finite"),
+        (
+            {"vectors": np.full(6, np.inf, np.float32).tobytes()},
+            "parameters that are not finite",
+        ),
     ],
 )
-def test_a_broadcast_that_cannot_be(other: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broadcast_that_cannot_be(
+    other: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(node_module, "_FIRST_WAIT", 0.001)
     start = aggregator().start()
-    broadcast = replace(start, **{name: value for name, value in other.items() if hasattr(start, name)})
+    broadcast = replace(
+        start, **{name: value for name, value in other.items() if hasattr(start, name)}
+    )
     message = pb.FromAggregator.FromString(pack_broadcast(broadcast, 0, catch_up=False)[0])
     for name, value in other.items():
         if not hasattr(start, name):
             setattr(message.broadcast, name, value)
-    heard = asyncio.run(met([welcome(), message.SerializeToString()], pack_farewell(Farewell("over"))))
+    heard = asyncio.run(
+        met([welcome(), message.SerializeToString()], pack_farewell(Farewell("over")))
+    )
     assert any(f"it said what it should not: {reason}" in text for text in heard)
 
 
 @pytest.mark.parametrize(
     ("other", "reason"),
-    [({"model": "unheard-of"}, "unknown model"), ({"parameters": 7}, "7 at the aggregator")],
+    [
+        ({"model": "unheard-of"}, "unknown model"),
+        ({"parameters": 7}, "7 at the aggregator"),
+    ],
 )
-def test_a_task_that_cannot_be_done_ends_the_node_with_a_reason(other: dict[str, Any], reason: str) -> None:
+def test_a_task_that_cannot_be_done_ends_the_node_with_a_reason(
+    other: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(RefusedByAggregator, match=reason):
         asyncio.run(met([welcome(**other)]))
 

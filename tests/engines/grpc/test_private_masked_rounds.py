@@ -40,7 +40,9 @@ def test_noise_is_as_planned_for_the_fewest_and_more_where_more_are_there() -> N
     with masked("private") as net:
         joined = started(net)
         assert known(net.round()).sums.w is None  # the first, which asks for lengths
-        assert noise_over_plan(net, 100) == pytest.approx(4 / 2, rel=0.35)  # six standard errors of 600 numbers
+        assert noise_over_plan(net, 100) == pytest.approx(
+            4 / 2, rel=0.35
+        )  # six standard errors of 600 numbers
         net.leave(joined[1])
         assert noise_over_plan(net, 90) == pytest.approx(3 / 2, rel=0.35)
 
@@ -62,7 +64,9 @@ def test_a_node_that_dies_takes_no_noise_away(phase: type, at_message: Any) -> N
         assert 0 < spent["privacy"] <= 1.0
 
 
-def test_all_that_is_received_looks_like_chance(received: list[pb.FromNode], at_message: Any) -> None:
+def test_all_that_is_received_looks_like_chance(
+    received: list[pb.FromNode], at_message: Any
+) -> None:
     """No update, no length, no count: masked vectors and sealed shares, and what rounds cost."""
     rounds = 110
     with masked("private") as net:
@@ -71,15 +75,35 @@ def test_all_that_is_received_looks_like_chance(received: list[pb.FromNode], at_
             net.round()
         at_message["node-2", Relay] = die
         net.round()
-    assert {message.WhichOneof("kind") for message in received} == {"hello", "ready", "report", "masking"}
-    reports = [message.report for message in received if message.WhichOneof("kind") == "report"]
+    assert {message.WhichOneof("kind") for message in received} == {
+        "hello",
+        "ready",
+        "report",
+        "masking",
+    }
+    reports = [
+        message.report for message in received if message.WhichOneof("kind") == "report"
+    ]
     assert len(reports) == 4 * rounds + 3
-    assert all(len(report.numbers) == 8 and not report.tallies for report in reports)  # the attempt's number
-    said = [from_node(message.masking) for message in received if message.WhichOneof("kind") == "masking"]
-    sealed = [share for each in said if isinstance(each, Shares) for share in (each.seeds, *each.shares.values())]
+    assert all(
+        len(report.numbers) == 8 and not report.tallies for report in reports
+    )  # the attempt's number
+    said = [
+        from_node(message.masking)
+        for message in received
+        if message.WhichOneof("kind") == "masking"
+    ]
+    sealed = [
+        share
+        for each in said
+        if isinstance(each, Shares)
+        for share in (each.seeds, *each.shares.values())
+    ]
     for data in (b"".join(report.vectors for report in reports), b"".join(sealed)):
         assert len(data) > 20_000
-        assert 140 < chi_square(data) < 395  # of 255 degrees of freedom; beyond by chance once in ten million
+        assert (
+            140 < chi_square(data) < 395
+        )  # of 255 degrees of freedom; beyond by chance once in ten million
 
 
 def test_a_round_that_is_made_again_has_the_same_noise() -> None:
@@ -108,7 +132,9 @@ def test_a_round_is_paid_for_before_it_is_opened(at_message: Any) -> None:
         assert happened == [(1, private.rho), "opened"]
 
 
-def test_a_round_that_is_opened_twice_is_paid_for_once(at_message: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_is_opened_twice_is_paid_for_once(
+    at_message: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever can be opened of it is the same, and by the same nodes."""
     paid: list[int] = []
     sums: list[MaskedSum] = []
@@ -149,7 +175,9 @@ def test_what_cannot_be_paid_for_is_not_opened(at_message: Any) -> None:
 
 
 @pytest.mark.parametrize("sharers", [0, 3, 1000])
-def test_a_node_adds_noise_for_no_more_than_must_stay(sharers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_adds_noise_for_no_more_than_must_stay(
+    sharers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An aggregator that says there are many more would have less noise; of four, three open a sum, one may look."""
     group = MaskedRounds._group
 
@@ -161,5 +189,7 @@ def test_a_node_adds_noise_for_no_more_than_must_stay(sharers: int, monkeypatch:
         joined = started(net)
         assert not net.round(left=1.0).enough
         for node in joined:
-            with pytest.raises(RefusedByAggregator, match=f"as if {sharers} nodes added theirs"):
+            with pytest.raises(
+                RefusedByAggregator, match=f"as if {sharers} nodes added theirs"
+            ):
                 node.result(LONG)

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from fedbudget.engines.grpc.room import Room
+from fedbudget.engines.grpc.peers import Room
 
 
 class Visitors:

@@ -7,12 +7,22 @@ from typing import Any
 import grpc
 import pytest
 
-from fedbudget.engines.grpc.from_node import pack_ready
+from fedbudget.engines.grpc.messages import pack_ready
 from fedbudget.engines.remote.members import GONE_FOR_GOOD
 from fedbudget.engines.remote.worker import Worker
-from fedbudget.resources.usage import NodeCosts, Reading
+from fedbudget.resources.resource import NodeCosts, Reading
 from support.methods import bits
-from support.networked import COSTS, LONG, HeldWorker, Network, network, node_data, numbers, until, without_network
+from support.networked import (
+    COSTS,
+    LONG,
+    HeldWorker,
+    Network,
+    network,
+    node_data,
+    numbers,
+    until,
+    without_network,
+)
 from support.raw_peers import (
     RawPeer,
     assert_undisturbed,
@@ -69,14 +79,18 @@ def test_a_late_report_is_not_taken_for_one_of_the_next_round() -> None:
         net.start(2)
         slow.go.clear()
         assert numbers(net.round(least=1, timeout=0.0)) == [0]
-        net.begin(least=2)  # both are needed: the late one is asked as soon as it has said what is too late
+        net.begin(
+            least=2
+        )  # both are needed: the late one is asked as soon as it has said what is too late
         slow.go.set()
         assert numbers(net.finish()) == [0, 1]
         assert net.server.counters.late == 1
         assert bits(net.all_w) == bits(without_network([[0], [0, 1]]))
 
 
-def test_fewer_nodes_than_needed_are_waited_for_and_one_that_comes_is_asked_at_once(net: Network) -> None:
+def test_fewer_nodes_than_needed_are_waited_for_and_one_that_comes_is_asked_at_once(
+    net: Network,
+) -> None:
     net.begin(least=3, timeout=0.0)
     joining = threading.Timer(0.05, lambda: net.join(2))
     joining.start()
@@ -111,7 +125,9 @@ def test_a_node_that_joins_in_the_middle_of_a_round_takes_part_from_the_next() -
         assert (numbers(collected), collected.missed) == ([0, 1], ())
         for _ in range(2):
             assert numbers(net.round()) == [0, 1, 2]
-        assert bits(net.all_w) == bits(without_network([[0, 1], [0, 1], [0, 1, 2], [0, 1, 2]]))
+        assert bits(net.all_w) == bits(
+            without_network([[0, 1], [0, 1], [0, 1, 2], [0, 1, 2]])
+        )
 
 
 def leave(net: Network, joined: Any, nodes: int) -> None:
@@ -137,7 +153,9 @@ def test_a_node_that_comes_back_with_its_memory_goes_on_where_it_was(method: str
         assert net.server.members["node-2"].numbers.tolist() == [2]
 
 
-def test_a_node_that_comes_back_without_its_memory_keeps_its_number_and_is_lost_to_drift() -> None:
+def test_a_node_that_comes_back_without_its_memory_keeps_its_number_and_is_lost_to_drift() -> (
+    None
+):
     with network() as net:
         net.join(0), net.join(1)
         joined = net.join(2)
@@ -203,20 +221,30 @@ def test_a_node_that_restarts_after_its_report_is_not_thought_to_remember_it() -
         net.round(least=2)
         held.go.clear()
         net.begin(least=2)
-        until(lambda: net.server.members["node-0"].rounds == 1 and net.server._rounds.pending is not None)
+        until(
+            lambda: (
+                net.server.members["node-0"].rounds == 1
+                and net.server._rounds.pending is not None
+            )
+        )
         until(lambda: "node-0" in net.server._rounds.pending.answers)  # type: ignore[union-attr]
         net.leave(first)
         net.join(0)
         net.ready(2)
         held.go.set()
-        assert [answer.report.nodes.tolist() for answer in net.finish().answers] == [[0], [1]]
+        assert [answer.report.nodes.tolist() for answer in net.finish().answers] == [
+            [0],
+            [1],
+        ]
         assert net.server.members["node-0"].base_round == 0
         collected = net.round(least=2)  # as one without a memory, and in order
         assert (len(collected.answers), collected.missed) == (2, ())
         assert net.server.counters.dropped == 0
 
 
-def test_a_report_said_twice_counts_once(net: Network, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_report_said_twice_counts_once(
+    net: Network, caplog: pytest.LogCaptureFixture
+) -> None:
     held = HeldWorker(node_data(3))  # keeps the round open
     net.join(3, worker=held)
     net.ready(3)
@@ -245,7 +273,12 @@ def test_parameters_that_are_not_finite_are_set_aside_and_their_node_is_dropped_
         peer.say(*report_of(broadcast, w=what))
         collected = net.finish()
         assert (collected.not_finite, collected.missed) == ((2,), ())
-        assert caplog.text.count("intruder's report has numbers that are not finite or cannot be") == time
+        assert (
+            caplog.text.count(
+                "intruder's report has numbers that are not finite or cannot be"
+            )
+            == time
+        )
     assert peer.ended()[0] != grpc.StatusCode.OK
     until(lambda: "is dropped: 3 of its reports in a row were not finite" in caplog.text)
     assert net.server.counters.dropped == 1

@@ -4,15 +4,22 @@ import threading
 
 import pytest
 
-from fedbudget.engines.grpc.from_aggregator import AggregatorReader
-from fedbudget.engines.grpc.from_node import pack_ready
+from fedbudget.engines.grpc.messages import AggregatorReader, pack_ready
 from fedbudget.engines.grpc.server import AggregatorServer
 from fedbudget.engines.grpc.tokens import Tokens
 from fedbudget.engines.remote.messages import Farewell, Welcome
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.errors import UserError
 from support.methods import bits
-from support.networked import COSTS, LONG, Network, network, node_data, until, without_network
+from support.networked import (
+    COSTS,
+    LONG,
+    Network,
+    network,
+    node_data,
+    until,
+    without_network,
+)
 from support.raw_peers import (
     RawPeer,
     report_of,
@@ -41,7 +48,11 @@ def test_the_aggregator_can_hold_data_itself() -> None:
         net.start(3)
         collected = [net.round() for _ in range(4)]
         assert bits(net.all_w) == bits(without_network([[0, 1, 2]] * 4))
-        assert [answer.costs.here for answer in collected[0].answers] == [True, False, False]
+        assert [answer.costs.here for answer in collected[0].answers] == [
+            True,
+            False,
+            False,
+        ]
         assert len(net.server.trials()) == 3
 
 
@@ -52,7 +63,10 @@ def test_nodes_are_numbered_by_the_numbers_in_their_names() -> None:
         net.server.wait_for(3, lambda: False)
         assert list(net.server.descriptions()) == ["node-2", "node-9", "node-10"]
         net.start(3)
-        found = {name: member.numbers.tolist() for name, member in net.server.members.snapshot().items()}
+        found = {
+            name: member.numbers.tolist()
+            for name, member in net.server.members.snapshot().items()
+        }
         assert found == {"node-2": [0], "node-9": [1], "node-10": [2]}
 
 

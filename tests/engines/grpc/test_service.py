@@ -12,14 +12,22 @@ import pytest
 
 from fedbudget.engines.grpc import service as service_module
 from fedbudget.engines.grpc import stream
-from fedbudget.engines.grpc.from_node import pack_ready
+from fedbudget.engines.grpc.messages import pack_ready
 from fedbudget.engines.grpc.peers import FRAME
 from fedbudget.engines.remote import wire_pb2 as pb
-from fedbudget.engines.remote.descriptions import VERSION
+from fedbudget.engines.remote.encodings import VERSION
 from fedbudget.protocol.messages import Broadcast
-from fedbudget.resources.usage import NodeCosts
+from fedbudget.resources.resource import NodeCosts
 from support.methods import bits
-from support.networked import COSTS, FEATURES, LONG, Network, network, until, without_network
+from support.networked import (
+    COSTS,
+    FEATURES,
+    LONG,
+    Network,
+    network,
+    until,
+    without_network,
+)
 from support.raw_peers import (
     RawPeer,
     assert_turned_away,
@@ -37,20 +45,38 @@ from support.raw_peers import (
 @pytest.mark.parametrize(
     ("say", "reason"),
     [
-        (lambda peer: hello_of_version(peer, 1), f"it speaks version 1 of the protocol, and this is version {VERSION}"),
+        (
+            lambda peer: hello_of_version(peer, 1),
+            f"it speaks version 1 of the protocol, and this is version {VERSION}",
+        ),
         (lambda peer: hello_of_version(peer, 0), "it speaks version 0 of the protocol"),
-        (lambda peer: peer.hello(instance="i" * 201), "`str` of length <= 200 - at `$.instance`"),
+        (
+            lambda peer: peer.hello(instance="i" * 201),
+            "`str` of length <= 200 - at `$.instance`",
+        ),
         (lambda peer: peer.hello(samples=samples(sizes=())), "a node without samples"),
-        (lambda peer: peer.hello(samples=samples(sizes=(0,))), "`int` >= 1 - at `$.samples.sizes[0]`"),
-        (lambda peer: peer.hello(samples=samples(scale=float("nan"))), "`float` >= 1e-30 - at `$.samples.scale`"),
+        (
+            lambda peer: peer.hello(samples=samples(sizes=(0,))),
+            "`int` >= 1 - at `$.samples.sizes[0]`",
+        ),
+        (
+            lambda peer: peer.hello(samples=samples(scale=float("nan"))),
+            "`float` >= 1e-30 - at `$.samples.scale`",
+        ),
         (lambda _: pack_ready(COSTS)[0], "'ready' where 'hello' was expected"),
-        (lambda _: pb.FromNode(more=b"1234").SerializeToString(), "'more' where 'hello' was expected"),
+        (
+            lambda _: pb.FromNode(more=b"1234").SerializeToString(),
+            "'more' where 'hello' was expected",
+        ),
         (lambda _: b"GET / HTTP/1.1\r\n\r\n", "bytes that are no message"),
         (lambda _: b"", "an empty message where 'hello' was expected"),
     ],
 )
 def test_a_hello_that_breaks_the_rules(
-    net: Network, caplog: pytest.LogCaptureFixture, say: Callable[[RawPeer], bytes], reason: str
+    net: Network,
+    caplog: pytest.LogCaptureFixture,
+    say: Callable[[RawPeer], bytes],
+    reason: str,
 ) -> None:
     peer = RawPeer(net)
     peer.say(say(peer))
@@ -101,7 +127,9 @@ def test_a_peer_that_never_says_hello(
     net: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(service_module, "_HELLO_PATIENCE", 0.05)
-    assert_turned_away(RawPeer(net), "INVALID_ARGUMENT", "nothing was heard of it for 0.05 seconds", caplog)
+    assert_turned_away(
+        RawPeer(net), "INVALID_ARGUMENT", "nothing was heard of it for 0.05 seconds", caplog
+    )
     assert net.server.counters.dropped == 1
     assert_undisturbed(net)
 
@@ -112,11 +140,15 @@ def test_a_peer_that_never_gets_ready(
     monkeypatch.setattr(service_module, "_READY_PATIENCE", 0.05)
     peer = RawPeer(net)
     peer.say(peer.hello())
-    assert_turned_away(peer, "INVALID_ARGUMENT", "nothing was heard of it for 0.05 seconds", caplog)
+    assert_turned_away(
+        peer, "INVALID_ARGUMENT", "nothing was heard of it for 0.05 seconds", caplog
+    )
     assert_undisturbed(net)
 
 
-def test_no_more_nodes_are_let_in_than_were_allowed(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_more_nodes_are_let_in_than_were_allowed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with network(most=2) as net:
         two_rounds(net)
         peer = RawPeer(net)
@@ -130,7 +162,9 @@ def test_a_name_that_is_connected_is_refused_to_another_instance(
 ) -> None:
     peer = RawPeer(net, "node-1", node=1)
     peer.say(peer.hello(instance="not the same"))
-    assert_turned_away(peer, "ALREADY_EXISTS", "there is a node with the name node-1 already", caplog)
+    assert_turned_away(
+        peer, "ALREADY_EXISTS", "there is a node with the name node-1 already", caplog
+    )
     assert net.server.counters.refused == 1
     assert_undisturbed(net)
 
@@ -171,7 +205,10 @@ def spoilt(**other: Any) -> NodeCosts:
             lambda broadcast: report_of(broadcast, size=10**10),
             "10000000000 bytes of vectors announced where there should be 24",
         ),
-        (lambda broadcast: report_of(broadcast, size=0, vectors=b""), "0 bytes of vectors announced"),
+        (
+            lambda broadcast: report_of(broadcast, size=0, vectors=b""),
+            "0 bytes of vectors announced",
+        ),
         (
             lambda broadcast: report_of(broadcast, vectors=b"1234"),
             "a part of vectors of 4 bytes where there should be 24",
@@ -188,24 +225,48 @@ def spoilt(**other: Any) -> NodeCosts:
             lambda broadcast: report_of(broadcast, round=broadcast.round - 1),
             "a report of round 2 when asked for round 3",
         ),
-        (lambda broadcast: report_of(broadcast, numbers=b""), "0 bytes of numbers where there should be 48"),
-        (lambda broadcast: report_of(broadcast, numbers=bytes(40)), "40 bytes of numbers where there should be 48"),
-        (lambda broadcast: report_of(broadcast, numbers=bytes(56)), "56 bytes of numbers where there should be 48"),
-        (lambda broadcast: report_of(broadcast, costs=spoilt(whole=float("nan"))), "time (whole) is nan"),
-        (lambda broadcast: report_of(broadcast, costs=spoilt(step=-1.0)), "time (step) is -1.0"),
-        (lambda broadcast: report_of(broadcast, costs=spoilt(step=float("inf"))), "time (step) is inf"),
+        (
+            lambda broadcast: report_of(broadcast, numbers=b""),
+            "0 bytes of numbers where there should be 48",
+        ),
+        (
+            lambda broadcast: report_of(broadcast, numbers=bytes(40)),
+            "40 bytes of numbers where there should be 48",
+        ),
+        (
+            lambda broadcast: report_of(broadcast, numbers=bytes(56)),
+            "56 bytes of numbers where there should be 48",
+        ),
+        (
+            lambda broadcast: report_of(broadcast, costs=spoilt(whole=float("nan"))),
+            "time (whole) is nan",
+        ),
+        (
+            lambda broadcast: report_of(broadcast, costs=spoilt(step=-1.0)),
+            "time (step) is -1.0",
+        ),
+        (
+            lambda broadcast: report_of(broadcast, costs=spoilt(step=float("inf"))),
+            "time (step) is inf",
+        ),
         (
             lambda broadcast: report_of(broadcast, costs=spoilt(host="h" * 201)),
             "a name of a host of 201 characters",
         ),
         (lambda _: pack_ready(COSTS), "'ready' where 'report' was expected"),
-        (lambda _: [pb.FromNode(more=b"1" * GOOD_VECTORS).SerializeToString()], "'more' where 'report' was expected"),
+        (
+            lambda _: [pb.FromNode(more=b"1" * GOOD_VECTORS).SerializeToString()],
+            "'more' where 'report' was expected",
+        ),
         (lambda _: [b""], "an empty message where 'report' was expected"),
         (lambda _: [b"\x1a\xff"], "bytes that are no message"),
     ],
 )
 def test_a_report_that_breaks_the_rules(
-    net: Network, caplog: pytest.LogCaptureFixture, say: Callable[[Broadcast], list[bytes]], reason: str
+    net: Network,
+    caplog: pytest.LogCaptureFixture,
+    say: Callable[[Broadcast], list[bytes]],
+    reason: str,
 ) -> None:
     peer = RawPeer(net)
     peer.become_ready()
@@ -220,7 +281,9 @@ def test_a_report_that_breaks_the_rules(
     assert_undisturbed(net)
 
 
-def test_half_a_report_and_then_silence(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_half_a_report_and_then_silence(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(service_module, "_PART_PATIENCE", 0.05)
     monkeypatch.setattr(stream, "PART", 1000)
     nodes = 50  # whose vectors take two messages then
@@ -233,14 +296,18 @@ def test_half_a_report_and_then_silence(monkeypatch: pytest.MonkeyPatch, caplog:
         heard(peer)
         first, last = report_of(broadcast, nodes=nodes)
         peer.say(first)
-        assert_turned_away(peer, "INVALID_ARGUMENT", "nothing was heard of it for 0.05 seconds", caplog)
+        assert_turned_away(
+            peer, "INVALID_ARGUMENT", "nothing was heard of it for 0.05 seconds", caplog
+        )
         assert net.finish().missed == tuple(range(2, 2 + nodes))
         assert net.server.counters.dropped == 1
         assert len(last) < len(first)
         assert_undisturbed(net)
 
 
-def test_a_flood_is_read_no_further_than_its_first_message(net: Network, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_flood_is_read_no_further_than_its_first_message(
+    net: Network, caplog: pytest.LogCaptureFixture
+) -> None:
     peer = RawPeer(net)
     peer.become_ready()
     net.ready(3)
@@ -253,14 +320,18 @@ def test_a_flood_is_read_no_further_than_its_first_message(net: Network, caplog:
     assert_undisturbed(net)
 
 
-def test_a_report_that_nobody_asked_for(net: Network, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_report_that_nobody_asked_for(
+    net: Network, caplog: pytest.LogCaptureFixture
+) -> None:
     broadcast = net.aggregator.pending
     assert broadcast is not None
     peer = RawPeer(net)
     peer.become_ready()
     net.ready(3)
     peer.say(*report_of(broadcast))
-    assert_turned_away(peer, "INVALID_ARGUMENT", "'report' where 'nothing' was expected", caplog)
+    assert_turned_away(
+        peer, "INVALID_ARGUMENT", "'report' where 'nothing' was expected", caplog
+    )
     assert_undisturbed(net)
 
 
@@ -285,7 +356,9 @@ def test_peers_that_vanish_while_they_are_sent_something_disturb_nobody(
     assert net.server.counters.dropped == 0
 
 
-def test_a_peer_that_leaves_in_the_middle_of_a_large_broadcast(net: Network, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peer_that_leaves_in_the_middle_of_a_large_broadcast(
+    net: Network, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING)
     broadcast = net.aggregator.pending
     assert broadcast is not None
@@ -306,5 +379,9 @@ def test_a_peer_that_leaves_in_the_middle_of_a_large_broadcast(net: Network, cap
         assert not other.server.finish().enough
         assert other.server.counters.sent < large.w.nbytes
     gc.collect()  # an exception that nobody has looked at is told of now
-    assert [record for record in caplog.records if record.name in ("asyncio", "grpc._cython.cygrpc")] == []
+    assert [
+        record
+        for record in caplog.records
+        if record.name in ("asyncio", "grpc._cython.cygrpc")
+    ] == []
     assert_undisturbed(net)

@@ -11,15 +11,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.engines.grpc.from_aggregator import AggregatorReader, EncodedBroadcast, pack_broadcast, pack_welcome
-from fedbudget.engines.grpc.from_node import NodeReader, pack_hello, pack_report
+from fedbudget.engines.grpc.messages import (
+    AggregatorReader,
+    EncodedBroadcast,
+    NodeReader,
+    pack_broadcast,
+    pack_hello,
+    pack_report,
+    pack_welcome,
+)
 from fedbudget.engines.grpc.stream import LONGEST, PART
 from fedbudget.engines.remote import wire_pb2 as pb
 from fedbudget.engines.remote.messages import Answer, Hello, Welcome
 from fedbudget.engines.remote.task import SamplesDescription
 from fedbudget.protocol.compression import KINDS, Kind, encoded_size
 from fedbudget.protocol.messages import PeerError, Request
-from support.messages import EVERYTHING, NOTHING, TASK, a_broadcast, as_received, expecting, report_to, welcomed
+from support.messages import (
+    EVERYTHING,
+    NOTHING,
+    TASK,
+    a_broadcast,
+    as_received,
+    expecting,
+    report_to,
+    welcomed,
+)
 from support.methods import bits
 from support.usage import node_costs
 
@@ -54,7 +70,9 @@ def test_vectors_of_megabytes_come_in_parts(kind: Kind) -> None:
 
 
 SMALL = a_broadcast(3, np.random.default_rng(0), EVERYTHING)
-REPORT = pb.FromNode.FromString(pack_report(report_to(SMALL, 2, np.random.default_rng(0)), ONE, b"w" * 48)[0])
+REPORT = pb.FromNode.FromString(
+    pack_report(report_to(SMALL, 2, np.random.default_rng(0)), ONE, b"w" * 48)[0]
+)
 HELLO = pb.FromNode.FromString(pack_hello(Hello("me", SamplesDescription((5,), (2, 3))))[0])
 WELCOME = pb.FromAggregator.FromString(pack_welcome(Welcome("run", TASK, (0, 1)))[0])
 BROADCAST = pb.FromAggregator.FromString(pack_broadcast(SMALL, 2, catch_up=True)[0])
@@ -92,7 +110,9 @@ def fed(reader: Any, message: Any) -> Any:
 
 
 LARGE = a_broadcast(PART, np.random.default_rng(0), NOTHING)  # 4 MiB
-LARGE_REPORT = pack_report(report_to(LARGE, 1, np.random.default_rng(0)), ONE, bytes(4 * PART))
+LARGE_REPORT = pack_report(
+    report_to(LARGE, 1, np.random.default_rng(0)), ONE, bytes(4 * PART)
+)
 
 
 @pytest.mark.parametrize("part", [b"", b"1", bytes(PART - 1), bytes(PART + 1)])
@@ -105,7 +125,12 @@ def test_parts_are_as_long_as_they_can_be(part: bytes) -> None:
 
 def test_no_more_parts_than_were_announced() -> None:
     reader = expecting(LARGE, 1)
-    assert [reader.feed(message) is None for message in LARGE_REPORT] == [True, True, True, False]
+    assert [reader.feed(message) is None for message in LARGE_REPORT] == [
+        True,
+        True,
+        True,
+        False,
+    ]
     with pytest.raises(PeerError, match="'more' where 'nothing' was expected"):
         reader.feed(LARGE_REPORT[-1])
 
@@ -126,8 +151,12 @@ def test_another_broadcast_before_the_end_of_one() -> None:
 
 
 def test_an_announcement_of_any_size_takes_no_memory() -> None:
-    broadcast = replace(LARGE, w=np.broadcast_to(np.float32(0), 2**32))  # 16 GiB would be right
-    message = pb.FromNode(report=pb.Report(round=3, numbers=bytes(16), size=2**34, vectors=bytes(PART)))
+    broadcast = replace(
+        LARGE, w=np.broadcast_to(np.float32(0), 2**32)
+    )  # 16 GiB would be right
+    message = pb.FromNode(
+        report=pb.Report(round=3, numbers=bytes(16), size=2**34, vectors=bytes(PART))
+    )
     data = message.SerializeToString()
     tracemalloc.start()
     try:

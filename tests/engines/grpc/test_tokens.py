@@ -42,7 +42,9 @@ class TestNames:
         assert valid_name(name)
         assert check_name(name) == name
 
-    @pytest.mark.parametrize("name", ["", "-a", ".a", "_a", "a/b", "a b", "a\n", "é", "٣", "n" * 65, "a\x00"])
+    @pytest.mark.parametrize(
+        "name", ["", "-a", ".a", "_a", "a/b", "a b", "a\n", "é", "٣", "n" * 65, "a\x00"]
+    )
     def test_that_are_not_are_refused(self, name: str) -> None:
         assert not valid_name(name)
         with pytest.raises(UserError, match="cannot be the name of a node"):
@@ -55,7 +57,9 @@ class TestTokens:
         assert not tokens.required
         assert tokens.allows("edge-1", "")
 
-    @pytest.mark.parametrize("text", [ONE, f"{ONE}\n", f"\n# shared\r\n  {ONE}  # for all\r\n\n", f"\ufeff{ONE}"])
+    @pytest.mark.parametrize(
+        "text", [ONE, f"{ONE}\n", f"\n# shared\r\n  {ONE}  # for all\r\n\n", f"\ufeff{ONE}"]
+    )
     def test_shared_one_is_for_every_name(self, tmp_path: Path, text: str) -> None:
         tokens = Tokens.load(secret_file(tmp_path, text))
         assert tokens.required
@@ -65,14 +69,22 @@ class TestTokens:
             assert not tokens.allows("edge-1", wrong)
 
     def test_one_for_each_node_is_for_that_name_only(self, tmp_path: Path) -> None:
-        tokens = Tokens.load(secret_file(tmp_path, f"# ours\nedge-1 {ONE}\n\n\tedge-2\t{TWO} # new\n"))
+        tokens = Tokens.load(
+            secret_file(tmp_path, f"# ours\nedge-1 {ONE}\n\n\tedge-2\t{TWO} # new\n")
+        )
         assert tokens.required
-        allowed = {(name, token) for name in ("edge-1", "edge-2", "edge-3", "") for token in (ONE, TWO, "", "edge-1")}
+        allowed = {
+            (name, token)
+            for name in ("edge-1", "edge-2", "edge-3", "")
+            for token in (ONE, TWO, "", "edge-1")
+        }
         allowed = {pair for pair in allowed if tokens.allows(*pair)}
         assert allowed == {("edge-1", ONE), ("edge-2", TWO)}
 
     def test_a_sign_within_a_token_begins_no_comment(self, tmp_path: Path) -> None:
-        assert Tokens.load(secret_file(tmp_path, "half#of#a#token#here")).allows("n", "half#of#a#token#here")
+        assert Tokens.load(secret_file(tmp_path, "half#of#a#token#here")).allows(
+            "n", "half#of#a#token#here"
+        )
 
     def test_from_the_environment_is_shared_and_a_file_comes_before_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -88,7 +100,9 @@ class TestTokens:
     def test_of_a_node_may_be_absent(self) -> None:
         assert node_token(None) is None
 
-    def test_an_unknown_name_is_compared_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unknown_name_is_compared_too(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         compared: list[tuple[int, int]] = []
         real = hmac.compare_digest
 
@@ -98,7 +112,12 @@ class TestTokens:
 
         tokens = Tokens.load(secret_file(tmp_path, f"edge-1 {ONE}"))
         monkeypatch.setattr(hmac, "compare_digest", count)
-        for name, token in (("edge-1", ONE), ("edge-1", "x"), ("stranger", ONE), ("stranger", "y" * 1000)):
+        for name, token in (
+            ("edge-1", ONE),
+            ("edge-1", "x"),
+            ("stranger", ONE),
+            ("stranger", "y" * 1000),
+        ):
             tokens.allows(name, token)
         assert compared == [(32, 32)] * 4
 
@@ -106,17 +125,28 @@ class TestTokens:
         shared = Tokens.load(secret_file(tmp_path, ONE))
         by_name = Tokens.load(secret_file(tmp_path, f"edge-1 {ONE}\nedge-2 {TWO}"))
         for tokens in (shared, by_name):
-            for text in (repr(tokens), str(tokens), f"{tokens}", repr(vars(tokens)), repr([tokens])):
+            for text in (
+                repr(tokens),
+                str(tokens),
+                f"{tokens}",
+                repr(vars(tokens)),
+                repr([tokens]),
+            ):
                 assert ONE not in text
                 assert TWO not in text
             assert repr(tokens) == "Tokens()"
 
     @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o620, 0o644])
-    def test_in_a_file_that_others_can_read_are_refused(self, tmp_path: Path, mode: int) -> None:
+    def test_in_a_file_that_others_can_read_are_refused(
+        self, tmp_path: Path, mode: int
+    ) -> None:
         path = secret_file(tmp_path, ONE)
         path.chmod(mode)
         for load in (Tokens.load, node_token):
-            with pytest.raises(UserError, match=rf"others can read or change .* \(mode {mode:03o}\); chmod 600 {path}"):
+            with pytest.raises(
+                UserError,
+                match=rf"others can read or change .* \(mode {mode:03o}\); chmod 600 {path}",
+            ):
                 load(path)
         path.chmod(0o400)
         assert node_token(path) == ONE
@@ -127,7 +157,10 @@ class TestTokens:
             ("", "has no token"),
             ("# only a comment\n\n", "has no token"),
             ("fifteen-letters", "line 1: a token has at least 16 characters, not 15"),
-            (f"edge-1 {ONE}\nedge-2 short", "line 2: a token has at least 16 characters, not 5"),
+            (
+                f"edge-1 {ONE}\nedge-2 short",
+                "line 2: a token has at least 16 characters, not 5",
+            ),
             (f"{ONE} edge-1", "line 1: a token has at least 16 characters, not 6"),
             (f"{ONE}! {TWO}", "line 1: .*the first word cannot be the name of a node"),
             (f"{ONE}\n{TWO}", "has 2 lines with tokens"),
@@ -139,14 +172,18 @@ class TestTokens:
             (ONE.encode() + b"\xff", "is not a text file"),
         ],
     )
-    def test_that_are_wrong_are_refused_and_not_shown(self, tmp_path: Path, text: str | bytes, why: str) -> None:
+    def test_that_are_wrong_are_refused_and_not_shown(
+        self, tmp_path: Path, text: str | bytes, why: str
+    ) -> None:
         path = secret_file(tmp_path, text)
         with pytest.raises(UserError, match=why) as refused:
             Tokens.load(path)
         assert_secret(refused.value)
 
     def test_a_node_takes_no_file_of_many(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="line 1: a node's file has its token only") as refused:
+        with pytest.raises(
+            UserError, match="line 1: a node's file has its token only"
+        ) as refused:
             node_token(secret_file(tmp_path, f"edge-1 {ONE}"))
         assert_secret(refused.value)
         with pytest.raises(UserError, match="has 2 lines"):
@@ -158,17 +195,28 @@ class TestTokens:
     ) -> None:
         monkeypatch.setenv(TOKEN_VARIABLE, text)
         for load in (Tokens.load, node_token):
-            with pytest.raises(UserError, match=f"the variable {TOKEN_VARIABLE}: a token has") as refused:
+            with pytest.raises(
+                UserError, match=f"the variable {TOKEN_VARIABLE}: a token has"
+            ) as refused:
                 load(None)
             assert_secret(refused.value)
 
-    def test_in_a_file_that_is_not_there_or_a_folder_are_an_error_for_people(self, tmp_path: Path) -> None:
+    def test_in_a_file_that_is_not_there_or_a_folder_are_an_error_for_people(
+        self, tmp_path: Path
+    ) -> None:
         with pytest.raises(UserError, match=r"cannot read the token file .*: No such file"):
             Tokens.load(tmp_path / "none")
-        with pytest.raises(UserError, match=r"cannot read the token file .*: Is a directory"):
+        with pytest.raises(
+            UserError, match=r"cannot read the token file .*: Is a directory"
+        ):
             node_token(tmp_path)
 
-    @given(token=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=16, max_size=40), other=st.text())
+    @given(
+        token=st.text(
+            st.characters(min_codepoint=33, max_codepoint=126), min_size=16, max_size=40
+        ),
+        other=st.text(),
+    )
     def test_allow_what_was_set_and_nothing_else(self, token: str, other: str) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(TOKEN_VARIABLE, token)
@@ -194,7 +242,10 @@ class TestFile:
         first, second = add_token(path, "edge-1"), add_token(path, "edge-2")
         assert path.stat().st_mode & 0o777 == 0o600
         assert names_with_tokens(path) == ["edge-1", "edge-2"]
-        assert [Tokens.load(path).allows(name, first) for name in ("edge-1", "edge-2")] == [True, False]
+        assert [Tokens.load(path).allows(name, first) for name in ("edge-1", "edge-2")] == [
+            True,
+            False,
+        ]
         revoke_token(path, "edge-1")
         assert names_with_tokens(path) == ["edge-2"]
         assert not Tokens.load(path).allows("edge-1", first)
@@ -221,7 +272,9 @@ class TestFile:
         with pytest.raises(UserError, match="one token for all has no name"):
             add_token(shared, "edge-1")
 
-    def test_a_change_is_seen_and_with_none_left_nobody_comes_in(self, tmp_path: Path) -> None:
+    def test_a_change_is_seen_and_with_none_left_nobody_comes_in(
+        self, tmp_path: Path
+    ) -> None:
         path = tmp_path / "tokens"
         token = add_token(path, "edge-1")
         file = TokenFile(path)

@@ -8,26 +8,26 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedbudget.budget import Budget, Costs
-from fedbudget.engines.remote.costs import pack_costs, unpack_costs
+from fedbudget.budget.budget import Budget, Costs
+from fedbudget.engines.remote.encodings import pack_costs, unpack_costs
 from fedbudget.engines.remote.members import Members
 from fedbudget.engines.remote.messages import Answer
-from fedbudget.engines.remote.round import PendingRound
-from fedbudget.engines.remote.round_costs import RoundCosts
-from fedbudget.meters.meters import Meters
+from fedbudget.engines.remote.round import PendingRound, RoundCosts
 from fedbudget.protocol.aggregator import Aggregator, Outcome
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, PeerError
 from fedbudget.resources import most_within
 from fedbudget.resources.counters import Snapshot
-from fedbudget.resources.resource import Metering
-from fedbudget.resources.usage import NodeCosts, Reading
+from fedbudget.resources.meters import Meters
+from fedbudget.resources.resource import Metering, NodeCosts, Reading
 from support.fleets import alone, sorted_parts
 from support.methods import METHODS
 from support.problems import problem
 
 CASE = problem("softmax", seed=4)
 LIMITS = {"time": 40.0, "cpu": 400.0, "energy": 4000.0}
-ANYTHING = st.floats() | st.sampled_from([3.4e38, -3.4e38, 1e30, 1e14, -1e14, 9e11, 1e-30, -1.0, 0.0])
+ANYTHING = st.floats() | st.sampled_from(
+    [3.4e38, -3.4e38, 1e30, 1e14, -1e14, 9e11, 1e-30, -1.0, 0.0]
+)
 TOOK = {"time": Reading(0.1, 0.5), "cpu": Reading(0.1, 0.4), "energy": Reading(1.0, 4.0)}
 
 
@@ -52,7 +52,13 @@ def with_any_number(answer: Answer, data: st.DataObject) -> Answer:
 def test_the_run_goes_on_within_its_budget(name: str, data: st.DataObject) -> None:
     meters = Meters.of(Budget(LIMITS), Metering(network=True))
     expected = Costs(np.array([0.1, 0.3, 3.0]), np.array([0.4, 0.9, 9.0]))
-    aggregator = Aggregator(CASE.start(0), method=METHODS[name], budget=meters.budget, expected=expected, rounds=8)
+    aggregator = Aggregator(
+        CASE.start(0),
+        method=METHODS[name],
+        budget=meters.budget,
+        expected=expected,
+        rounds=8,
+    )
     fleets, members = alone(CASE, sorted_parts(CASE, 3)), Members[str]()
     for node in range(3):
         members.join(f"n{node}", [20])
@@ -67,7 +73,9 @@ def test_the_run_goes_on_within_its_budget(name: str, data: st.DataObject) -> No
             if node == 2:
                 answer = with_any_number(answer, data)
             try:
-                costs = unpack_costs(pack_costs(answer.costs)).within(most_within(0.6), max(1, message.tau))
+                costs = unpack_costs(pack_costs(answer.costs)).within(
+                    most_within(0.6), max(1, message.tau)
+                )
             except PeerError:
                 pending.withdraw(f"n{node}")  # it is dropped
                 continue

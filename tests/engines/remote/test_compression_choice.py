@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedbudget.engines.remote.compression_choice import TRIED, CompressionChoice
+from fedbudget.engines.remote.engine import TRIED, CompressionChoice
 from fedbudget.protocol.compression import BroadcastCompressor
 
 
@@ -19,7 +19,9 @@ def kinds(
     with 8, and those of others not.
     """
     compressor = BroadcastCompressor("none")
-    choice = CompressionChoice.first(compressor, parameters, **{"budgeted": False, "measured": True, **how})
+    choice = CompressionChoice.first(
+        compressor, parameters, **{"budgeted": False, "measured": True, **how}
+    )
     made: list[str] = []
     for _ in range(3 * TRIED):
         made.append(compressor.kind)
@@ -32,16 +34,26 @@ def test_on_a_slow_line_8_bits_stay() -> None:
     assert kinds(0.060, 0.020) == ["none"] * TRIED + ["8-bit"] * (2 * TRIED)
 
 
-@pytest.mark.parametrize(("none", "eight", "updates"), [(0.06, 0.06, 0.0), (0.06, 0.025, 0.4)])
-def test_where_they_gain_nothing_they_are_given_up(none: float, eight: float, updates: float) -> None:
+@pytest.mark.parametrize(
+    ("none", "eight", "updates"), [(0.06, 0.06, 0.0), (0.06, 0.025, 0.4)]
+)
+def test_where_they_gain_nothing_they_are_given_up(
+    none: float, eight: float, updates: float
+) -> None:
     """As on a line that is long, and not slow; or with updates that take far longer."""
-    assert kinds(none, eight, updates) == ["none"] * TRIED + ["8-bit"] * TRIED + ["none"] * TRIED
+    assert (
+        kinds(none, eight, updates)
+        == ["none"] * TRIED + ["8-bit"] * TRIED + ["none"] * TRIED
+    )
 
 
 @pytest.mark.parametrize(
-    ("seconds", "updates", "parameters"), [(0.002, 0.0, 650), (0.015, 0.0, 650), (0.2, 0.0, 10**6), (0.06, 1.0, 650)]
+    ("seconds", "updates", "parameters"),
+    [(0.002, 0.0, 650), (0.015, 0.0, 650), (0.2, 0.0, 10**6), (0.06, 1.0, 650)],
 )
-def test_on_quick_lines_they_are_not_even_tried(seconds: float, updates: float, parameters: int) -> None:
+def test_on_quick_lines_they_are_not_even_tried(
+    seconds: float, updates: float, parameters: int
+) -> None:
     """So that w is the same, to the bit, as in one process."""
     assert set(kinds(seconds, seconds / 3, updates, parameters=parameters)) == {"none"}
 
@@ -50,7 +62,9 @@ def test_a_moment_in_which_a_machine_was_busy_does_not_count() -> None:
     compressor = BroadcastCompressor("none")
     choice = CompressionChoice.first(compressor, 650, budgeted=False, measured=True)
     for busy in range(3 * TRIED):  # another node in each round
-        choice.add({node: 0.5 if node == busy % 2 else 0.003 for node in range(2)}, 0.5, 0.5)
+        choice.add(
+            {node: 0.5 if node == busy % 2 else 0.003 for node in range(2)}, 0.5, 0.5
+        )
         assert compressor.kind == "none"
 
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from fedbudget.engines.remote.costs import pack_costs, unpack_costs
+from fedbudget.engines.remote.encodings import pack_costs, unpack_costs
 from fedbudget.protocol.messages import PeerError
-from fedbudget.resources.usage import NodeCosts, Reading
+from fedbudget.resources.resource import NodeCosts, Reading
 from support.messages import COSTS
 
 WHOLE = NodeCosts({"time": Reading(0.25, 2.0), "energy": Reading(3.0, 40.0, "host")})
@@ -22,7 +22,9 @@ def test_costs_arrive(costs: NodeCosts) -> None:
 
 
 def test_what_an_evaluation_took_arrives_beside_it() -> None:
-    costs = replace(WHOLE, evaluation={"time": Reading(0.0, 0.5), "cpu": Reading(0.0, 0.25)})
+    costs = replace(
+        WHOLE, evaluation={"time": Reading(0.0, 0.5), "cpu": Reading(0.0, 0.25)}
+    )
     assert unpack_costs(pack_costs(costs)) == costs
     with pytest.raises(PeerError, match=r"cpu \(whole\) is -1"):
         unpack_costs(pack_costs(replace(costs, evaluation={"cpu": Reading(0.0, -1.0)})))
@@ -65,7 +67,10 @@ TIME = ("time", 0.1, 0.5, "")
     [
         ([], "without the time"),
         ([TIME, TIME], "time is read twice"),
-        ([TIME, *(("a" * count, 0.0, 0.0, "") for count in range(1, 65))], "costs of 65 readings"),
+        (
+            [TIME, *(("a" * count, 0.0, 0.0, "") for count in range(1, 65))],
+            "costs of 65 readings",
+        ),
         ([TIME] * 2000, "costs of .* bytes"),
         ([TIME[:3]], "cannot be read"),
     ],
@@ -75,7 +80,9 @@ def test_rows_that_cannot_be(rows: list[Any], reason: str) -> None:
         unpack_costs(msgspec.msgpack.encode([rows, []]))
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", msgspec.msgpack.encode([1.0]), b"\x91" * 1000])
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", msgspec.msgpack.encode([1.0]), b"\x91" * 1000]
+)
 def test_bytes_that_are_no_costs(data: bytes) -> None:
     with pytest.raises(PeerError):
         unpack_costs(data)

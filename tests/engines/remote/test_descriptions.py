@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.data.agreement import TableDescription
-from fedbudget.data.layout import Layout, LayoutColumn
-from fedbudget.data.moments import Moments
+from fedbudget.data.agreement import Moments, TableDescription
+from fedbudget.data.tables import Layout, LayoutColumn
 from fedbudget.engines.remote import wire_pb2 as pb
-from fedbudget.engines.remote.descriptions import (
-    LONGEST,
+from fedbudget.engines.remote.encodings import (
+    MAX_DESCRIPTION_BYTES,
     VERSION,
     describe,
     from_bytes,
@@ -34,8 +33,16 @@ WELCOME = Welcome("run", TASK, (0, 1))
 
 
 @settings(deadline=None)
-@given(NAMES, SAMPLES, NAMES, st.lists(st.integers(0, 2**32 - 1), max_size=8), st.none() | NAMES | MODELS)
-def test_a_hello_arrives(instance: str, samples: SamplesDescription, run: str, rounds: list[int], model: Any) -> None:
+@given(
+    NAMES,
+    SAMPLES,
+    NAMES,
+    st.lists(st.integers(0, 2**32 - 1), max_size=8),
+    st.none() | NAMES | MODELS,
+)
+def test_a_hello_arrives(
+    instance: str, samples: SamplesDescription, run: str, rounds: list[int], model: Any
+) -> None:
     hello = Hello(instance, samples, run, tuple(rounds), model)
     assert bits(read(Hello, from_bytes(describe(hello).SerializeToString()))) == bits(hello)
 
@@ -44,13 +51,17 @@ def test_a_hello_arrives(instance: str, samples: SamplesDescription, run: str, r
 @given(NAMES, TASKS, st.sets(st.integers(0, 2**62 - 1), max_size=5))
 def test_a_welcome_arrives(run: str, task: Task, numbers: set[int]) -> None:
     welcome = Welcome(run, task, tuple(sorted(numbers)))
-    assert bits(read(Welcome, from_bytes(describe(welcome).SerializeToString()))) == bits(welcome)
+    assert bits(read(Welcome, from_bytes(describe(welcome).SerializeToString()))) == bits(
+        welcome
+    )
     assert bits(read(Task, describe(task))) == bits(task)
 
 
 def test_what_is_too_long_is_refused_where_it_is() -> None:
-    columns = LONGEST // 16 + 1
-    many = SamplesDescription((10,), (columns,), features=Moments(np.ones(columns), np.ones(columns)))
+    columns = MAX_DESCRIPTION_BYTES // 16 + 1
+    many = SamplesDescription(
+        (10,), (columns,), features=Moments(np.ones(columns), np.ones(columns))
+    )
     with pytest.raises(UserError, match="too many columns to standardise"):
         describe(Hello("me", many))
     named = SamplesDescription((), (1,), classes=("name" * 40,) * 10_000)
@@ -173,7 +184,12 @@ def test_a_layout_that_cannot_be(columns: tuple[LayoutColumn, ...]) -> None:
     agreed = replace(TASK, samples=SamplesDescription((), (3,), layout=fine))
     assert read(Task, describe(agreed)) == agreed
     with pytest.raises(PeerError):
-        read(Task, describe(replace(TASK, samples=replace(agreed.samples, layout=Layout(columns, "t")))))
+        read(
+            Task,
+            describe(
+                replace(TASK, samples=replace(agreed.samples, layout=Layout(columns, "t")))
+            ),
+        )
 
 
 def task(**other: Any) -> dict[str, Any]:
@@ -225,12 +241,22 @@ def test_another_version_is_refused_in_words(version: int) -> None:
     """The first version had a hello of its own, whose first field is the same."""
     description = describe(HELLO)
     description.version = version
-    with pytest.raises(PeerError, match=rf"speaks version {version} of the protocol, and this is version {VERSION}"):
+    with pytest.raises(
+        PeerError,
+        match=rf"speaks version {version} of the protocol, and this is version {VERSION}",
+    ):
         read(Hello, description)
 
 
 @pytest.mark.parametrize(
-    "value", [b"", b"\xc1", b"\x80", msgspec.msgpack.encode({"instance": 1}), b"\x91" * 100_000 + b"\x90"]
+    "value",
+    [
+        b"",
+        b"\xc1",
+        b"\x80",
+        msgspec.msgpack.encode({"instance": 1}),
+        b"\x91" * 100_000 + b"\x90",
+    ],
 )
 def test_what_is_no_description(value: bytes) -> None:
     kinds: list[Any] = [Hello, Welcome, Task]

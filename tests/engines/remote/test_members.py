@@ -16,7 +16,11 @@ def three() -> Members[str]:
 
 def test_numbers_follow_each_other() -> None:
     members = three()
-    assert {name: member.numbers.tolist() for name, member in members.items()} == {"a": [0], "b": [1, 2], "c": [3]}
+    assert {name: member.numbers.tolist() for name, member in members.items()} == {
+        "a": [0],
+        "b": [1, 2],
+        "c": [3],
+    }
     assert members.numbers(["c", "b"]) == (1, 2, 3)
     assert members.nodes(["a", "b"]) == 3
 
@@ -25,14 +29,23 @@ def test_one_that_is_back_keeps_its_numbers() -> None:
     members = three()
     members["b"].base_round = 4
     back = members.join("b", [9, 9])
-    assert (back.numbers.tolist(), back.sizes.tolist(), back.base_round) == ([1, 2], [3, 4], 4)
+    assert (back.numbers.tolist(), back.sizes.tolist(), back.base_round) == (
+        [1, 2],
+        [3, 4],
+        4,
+    )
 
 
 def test_another_key_takes_the_numbers_and_no_memory() -> None:
     members = three()
     members["b"].base_round, members["b"].rounds = 4, 3
     new = members.replace("b", "d", [6, 6])
-    assert (new.numbers.tolist(), new.sizes.tolist(), new.base_round, new.rounds) == ([1, 2], [3, 4], 0, 3)
+    assert (new.numbers.tolist(), new.sizes.tolist(), new.base_round, new.rounds) == (
+        [1, 2],
+        [3, 4],
+        0,
+        3,
+    )
     assert "b" not in members
     assert members.take_lost(5, {"a", "c", "d"}) == [1, 2]
     assert members.join("e", [1]).numbers.tolist() == [4]
@@ -93,11 +106,16 @@ def test_none_has_more_than_its_share(sizes: list[int], share: float) -> None:
     counted = [int(member.counted.sum()) for member in members.values()]
     assert all(ours <= told for ours, told in zip(counted, sizes, strict=True))
     assert max(counted) <= max(share, 1 / len(sizes)) * sum(counted) + len(sizes)
-    assert all(ours == told for ours, told in zip(counted, sizes, strict=True) if told <= share * sum(counted) - 1)
+    assert all(
+        ours == told
+        for ours, told in zip(counted, sizes, strict=True)
+        if told <= share * sum(counted) - 1
+    )
 
 
 @pytest.mark.parametrize(
-    ("share", "size", "counts"), [(None, 150, 150), (None, 500_000, 220), (None, 2**40, 1), (0.5, 2**40, 220)]
+    ("share", "size", "counts"),
+    [(None, 150, 150), (None, 500_000, 220), (None, 2**40, 1), (0.5, 2**40, 220)],
 )
 def test_what_a_claim_counts_for(share: float | None, size: int, counts: int) -> None:
     """Half of the average, beside nodes of 100 and 120 samples; beyond 10,000 times what most have, one sample, unless
@@ -118,5 +136,10 @@ def test_who_counts_for_less_than_before_has_to_learn_drift_anew() -> None:
     for name, size in (("a", 10), ("b", 900)):
         members.join(name, [size]).base_round = 3
     members.join("c", [40])
-    assert [int(members[name].counted[0]) for name in (OWN, "a", "b", "c")] == [10_000, 10, 50, 40]
+    assert [int(members[name].counted[0]) for name in (OWN, "a", "b", "c")] == [
+        10_000,
+        10,
+        50,
+        40,
+    ]
     assert members.take_lost(4, {"a", "b", "c"}) == [2]

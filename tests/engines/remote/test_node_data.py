@@ -12,7 +12,7 @@ from fedbudget.data.tables import TableOptions
 from fedbudget.engines.remote.node_data import NodeData
 from fedbudget.engines.remote.task import FEWEST, Task, agree
 from fedbudget.errors import UserError
-from fedbudget.launch.node_data import from_file
+from fedbudget.launch.inputs import from_file
 from fedbudget.protocol.messages import Request
 
 RNG = np.random.default_rng(0)
@@ -33,13 +33,21 @@ def test_what_is_told_of_samples() -> None:
     part = Part(np.zeros((6, 4), np.uint8), np.zeros(6, np.int64))
     data = Dataset("d", part, classes=("x",), scale=0.5, parity=True, shape=(2, 2))
     found = NodeData(data, [np.arange(2), np.arange(2, 6)]).samples()
-    assert (found.sizes, found.shape, found.stored, found.scale) == ((2, 4), (2, 2), "uint8", 0.5)
+    assert (found.sizes, found.shape, found.stored, found.scale) == (
+        (2, 4),
+        (2, 2),
+        "uint8",
+        0.5,
+    )
     assert (found.classes, found.values, found.parity) == (("x",), False, True)
     assert (found.features, found.target) == (None, None)
 
 
 def test_class_numbers_become_those_of_all() -> None:
-    one, two = classified(slice(0, 3), ("cat", "dog"), [0, 1, 1]), classified(slice(3, 6), ("ant", "cat"), [0, 1, 0])
+    one, two = (
+        classified(slice(0, 3), ("cat", "dog"), [0, 1, 1]),
+        classified(slice(3, 6), ("ant", "cat"), [0, 1, 0]),
+    )
     agreed = task([one, two])
     assert agreed.samples.classes == ("ant", "cat", "dog")
     fleets = [one.fleet(agreed, [0]), two.fleet(agreed, [1])]
@@ -53,15 +61,23 @@ def test_features_and_target_are_standardised_as_if_all_were_in_one_place() -> N
     values = X @ [1.0, 2.0, 3.0] + 7
     parts = [slice(0, 15), slice(15, 40)]
     node_data = [
-        NodeData(Dataset("d", Part(X[part], None, values[part])), [np.arange(len(X[part]))], standardise=True)
+        NodeData(
+            Dataset("d", Part(X[part], None, values[part])),
+            [np.arange(len(X[part]))],
+            standardise=True,
+        )
         for part in parts
     ]
     agreed = task(node_data, "linear", 3)
-    tables = [each.fleet(agreed, [number]).shards.table for number, each in enumerate(node_data)]
+    tables = [
+        each.fleet(agreed, [number]).shards.table for number, each in enumerate(node_data)
+    ]
     together = np.concatenate([table.x for table in tables])
     np.testing.assert_allclose(together, (X - X.mean(axis=0)) / X.std(axis=0), atol=1e-5)
     np.testing.assert_allclose(
-        np.concatenate([table.y for table in tables]), (values - values.mean()) / values.std(), atol=1e-5
+        np.concatenate([table.y for table in tables]),
+        (values - values.mean()) / values.std(),
+        atol=1e-5,
     )
 
 
@@ -84,7 +100,9 @@ def test_the_mean_of_few_samples_is_not_told() -> None:
 
 def test_another_size_of_model_is_refused() -> None:
     one = classified(slice(0, 3), ("a", "b"), [0, 1, 1])
-    with pytest.raises(UserError, match="has 8 parameters with some data, and 9 at the aggregator"):
+    with pytest.raises(
+        UserError, match="has 8 parameters with some data, and 9 at the aggregator"
+    ):
         one.fleet(replace(task([one]), parameters=9), [0])
 
 
@@ -103,9 +121,12 @@ def test_a_gateway_has_several_nodes() -> None:
 
 def test_tables_become_the_features_that_they_would_in_one_place(tmp_path: Path) -> None:
     """Columns in another order, other categories, missing cells: encoded, filled and standardised over all rows."""
-    rows = [(RNG.normal(50, 9), RNG.choice(["f", "m"]), RNG.integers(0, 2)) for _ in range(40)]
+    rows = [
+        (RNG.normal(50, 9), RNG.choice(["f", "m"]), RNG.integers(0, 2)) for _ in range(40)
+    ]
     cells = [
-        ("" if n % 7 == 3 else repr(float(age)), "?" if n % 9 == 4 else sex, y) for n, (age, sex, y) in enumerate(rows)
+        ("" if n % 7 == 3 else repr(float(age)), "?" if n % 9 == 4 else sex, y)
+        for n, (age, sex, y) in enumerate(rows)
     ]
     one, other = tmp_path / "one.csv", tmp_path / "other.csv"
     one.write_text("age,sex,y\n" + "".join(f"{a},{s},{y}\n" for a, s, y in cells[:15]))
@@ -116,11 +137,17 @@ def test_tables_become_the_features_that_they_would_in_one_place(tmp_path: Path)
     options = TableOptions("y", impute="mean")
     nodes = [from_file(path, options) for path in (one, other)]
     agreed = task(nodes, "softmax", 8)
-    tables = [each.fleet(agreed, [number]).shards.table for number, each in enumerate(nodes)]
+    tables = [
+        each.fleet(agreed, [number]).shards.table for number, each in enumerate(nodes)
+    ]
     whole = load(tmp_path / "all", options, test_share=0.0)
-    np.testing.assert_allclose(np.concatenate([table.x for table in tables]), whole.train.x, atol=1e-6)
+    np.testing.assert_allclose(
+        np.concatenate([table.x for table in tables]), whole.train.x, atol=1e-6
+    )
     assert whole.layout == agreed.samples.layout
-    assert np.concatenate([table.y for table in tables]).tolist() == [y for _, _, y in cells]
+    assert np.concatenate([table.y for table in tables]).tolist() == [
+        y for _, _, y in cells
+    ]
 
 
 def test_categories_that_were_agreed_on_without_are_said(tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ def test_mini_batches_that_are_large_enough(batch: int | None, least: int) -> No
 
 
 def test_mini_batches_that_are_too_small() -> None:
-    with pytest.raises(BeyondLimits, match=r"mini-batches of 1 samples are asked for.*min_batch is 16"):
+    with pytest.raises(
+        BeyondLimits, match=r"mini-batches of 1 samples are asked for.*min_batch is 16"
+    ):
         worker(1, min_batch=16)
 
 
@@ -35,11 +37,16 @@ def test_more_local_updates_than_it_makes() -> None:
     ours, asked = worker(None, max_tau=5), aggregator().start()
     assert isinstance(asked, Broadcast)
     ours.answer(RoundRequest(replace(asked, tau=5), 0))
-    with pytest.raises(BeyondLimits, match="6 local updates are asked for in a round; this node's max_tau is 5"):
+    with pytest.raises(
+        BeyondLimits,
+        match="6 local updates are asked for in a round; this node's max_tau is 5",
+    ):
         ours.answer(RoundRequest(replace(asked, tau=6), 0))
 
 
-@pytest.mark.parametrize("wrong", [{"min_batch": 0}, {"max_tau": 0}, {"min_interval": -1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"min_batch": 0}, {"max_tau": 0}, {"min_interval": -1.0}]
+)
 def test_limits_that_cannot_be(wrong: Any) -> None:
     with pytest.raises(UserError, match="at least 1"):
         NodeLimits(**wrong)
@@ -47,19 +54,32 @@ def test_limits_that_cannot_be(wrong: Any) -> None:
 
 def test_classes_that_an_aggregator_does_not_know() -> None:
     asked = task()
-    with pytest.raises(UserError, match="this node has class 'no', which the aggregator does not know"):
-        node_data(0).fleet(replace(asked, samples=replace(asked.samples, classes=("maybe", "yes"))), [0])
+    with pytest.raises(
+        UserError, match="this node has class 'no', which the aggregator does not know"
+    ):
+        node_data(0).fleet(
+            replace(asked, samples=replace(asked.samples, classes=("maybe", "yes"))), [0]
+        )
 
 
-def test_a_refusal_is_heard_by_the_aggregator_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_heard_by_the_aggregator_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with network(batch=2) as net:
         net.join(0)
         careful = net.join(1, worker=Worker(node_data(1), limits=NodeLimits(min_batch=16)))
         net.server.wait_for(2, lambda: False)
         net.server.start(net.task)
-        with pytest.raises(RefusedByAggregator, match=r"mini-batches of 2 samples.*--min-batch is 16"):
+        with pytest.raises(
+            RefusedByAggregator, match=r"mini-batches of 2 samples.*--min-batch is 16"
+        ):
             careful.result(LONG)
         net.ready(1)
         net.aggregator.start()
         assert len(net.round().answers) == 1
-        until(lambda: "is dropped: it will not take part: mini-batches of 2 samples" in caplog.text)
+        until(
+            lambda: (
+                "is dropped: it will not take part: mini-batches of 2 samples"
+                in caplog.text
+            )
+        )

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbudget.engines.remote.node_limits import BeyondLimits
-from fedbudget.engines.remote.privacy_account import PrivacyAccount
+from fedbudget.engines.remote.node_limits import BeyondLimits, PrivacyAccount
 from fedbudget.errors import UserError
 from fedbudget.protocol.messages import Broadcast, Private, Request
 from fedbudget.resources.privacy import epsilon_of, rho_of
@@ -28,7 +27,10 @@ def test_rounds_of_several_runs_add_up(tmp_path: Path) -> None:
     PrivacyAccount(tmp_path / "told.json", 4.0, 1e-5).pay("two", round_of(0.1))
     assert account.spent == pytest.approx(epsilon_of(0.2, 1e-5))
     known = json.loads((tmp_path / "told.json").read_text())
-    assert known["runs"] == {"one": {"rho": 0.1, "round": 2}, "two": {"rho": 0.1, "round": 1}}
+    assert known["runs"] == {
+        "one": {"rho": 0.1, "round": 2},
+        "two": {"rho": 0.1, "round": 1},
+    }
 
 
 def test_what_would_go_beyond_is_refused_and_not_paid(tmp_path: Path) -> None:
@@ -49,7 +51,9 @@ def test_a_round_that_is_not_private_is_refused(tmp_path: Path) -> None:
         account.pay("one", round_of(0.0))
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"rho": -1, "runs": {}}', '{"rho": "a", "runs": {}}', "[1]"])
+@pytest.mark.parametrize(
+    "content", ["", "{}", '{"rho": -1, "runs": {}}', '{"rho": "a", "runs": {}}', "[1]"]
+)
 def test_a_damaged_account_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "told.json").write_text(content)
     with pytest.raises(UserError, match="not a node's account"):
@@ -62,7 +66,12 @@ def _pay(path: Path) -> None:
 
 
 def test_processes_take_turns(tmp_path: Path) -> None:
-    several = [multiprocessing.get_context("fork").Process(target=_pay, args=(tmp_path / "told.json",)) for _ in "abc"]
+    several = [
+        multiprocessing.get_context("fork").Process(
+            target=_pay, args=(tmp_path / "told.json",)
+        )
+        for _ in "abc"
+    ]
     for process in several:
         process.start()
     for process in several:
@@ -79,9 +88,14 @@ def test_a_limit_that_means_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_an_account_is_of_nodes_or_of_samples(tmp_path: Path) -> None:
     account = PrivacyAccount(tmp_path / "told.json", 2.0, 1e-5, per_sample=True)
-    with pytest.raises(BeyondLimits, match=r"protects nodes, and this node.s .?privacy_limit.? is of single samples"):
+    with pytest.raises(
+        BeyondLimits,
+        match=r"protects nodes, and this node.s .?privacy_limit.? is of single samples",
+    ):
         account.pay("one", round_of(0.01))
-    first = Broadcast.first(np.zeros(3, np.float32), 0.1, Request(private=True, per_sample=True))
+    first = Broadcast.first(
+        np.zeros(3, np.float32), 0.1, Request(private=True, per_sample=True)
+    )
     account.pay("one", replace(first, private=Private(1.0, 0.02, 100)))
     assert account.spent == pytest.approx(epsilon_of(0.02, 1e-5))
     with pytest.raises(UserError, match="it is of single samples"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedbudget.engines.remote.members import Members
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.round import FAILURES, NextStep, PendingRound
-from fedbudget.models.tally import Tally
+from fedbudget.evaluation.metrics import Tally
 from fedbudget.protocol.messages import Report
 from fedbudget.protocol.sums import SummedReports
 from support.hand_made import ONE, make, report
@@ -131,7 +131,11 @@ class TestClose:
             ours.receive(name, answer(name))
         collected = ours.close(fleet, {})
         assert [each.report.nodes.tolist() for each in collected.answers] == [[0], [2]]
-        assert (collected.missed, collected.not_finite, collected.enough) == ((1,), (), True)
+        assert (collected.missed, collected.not_finite, collected.enough) == (
+            (1,),
+            (),
+            True,
+        )
         assert [(each.base_round, each.rounds, each.missed) for each in fleet.values()] == [
             (5, 1, 0),
             (4, 0, 1),
@@ -154,8 +158,16 @@ class TestClose:
             ours.receive("a", answer("a"))
             ours.receive("b", answer("b", float("nan")))
             collected = ours.close(fleet, {})
-            assert (len(collected.answers), collected.not_finite, collected.missed) == (1, (1,), ())
-            assert (fleet["b"].not_finite, fleet["b"].base_round, fleet["b"].rounds) == (times, 4, 0)
+            assert (len(collected.answers), collected.not_finite, collected.missed) == (
+                1,
+                (1,),
+                (),
+            )
+            assert (fleet["b"].not_finite, fleet["b"].base_round, fleet["b"].rounds) == (
+                times,
+                4,
+                0,
+            )
             assert not collected.enough
         ours = pending("b")
         ours.receive("b", answer("b"))
@@ -177,12 +189,19 @@ class TestClose:
         for name in ("a", "b"):
             ours.receive(name, answer(name, float("inf")))
         collected = ours.close(fleet, {})
-        assert (len(collected.answers), collected.not_finite, collected.enough) == (2, (), True)
+        assert (len(collected.answers), collected.not_finite, collected.enough) == (
+            2,
+            (),
+            True,
+        )
 
 
 def of_one_node(number: int, w: float) -> Answer:
     losses, vector = np.full(1, 0.5), np.full((1, BROADCAST.w.size), w, np.float32)
-    return Answer(Report(5, np.array([number]), np.array([10 + number]), losses, losses, vector), node_costs(0.1, 1.0))
+    return Answer(
+        Report(5, np.array([number]), np.array([10 + number]), losses, losses, vector),
+        node_costs(0.1, 1.0),
+    )
 
 
 class TestSummed:
@@ -211,7 +230,12 @@ class TestSummed:
             for name in ("c", "a", "b"):
                 ours.ask(name)
                 number = NAMES.index(name)
-                ours.receive(name, of_one_node(number, float("nan") if name in broken else 0.1 * (1 + number)))
+                ours.receive(
+                    name,
+                    of_one_node(
+                        number, float("nan") if name in broken else 0.1 * (1 + number)
+                    ),
+                )
             aggregator = make()
             aggregator.start()
             collected = ours.close(fleet, {})
@@ -221,11 +245,16 @@ class TestSummed:
                 assert isinstance(report, SummedReports)
             aggregator.state = aggregator.state.updated(round=5)
             after = aggregator.receive(report, ONE)
-            found.append(bits([after, aggregator.last, collected.not_finite, collected.missed]))
+            found.append(
+                bits([after, aggregator.last, collected.not_finite, collected.missed])
+            )
         assert found[0] == found[1]
 
 
-ACTIONS = st.tuples(st.sampled_from(["ask", "receive", "fail", "withdraw", "forget"]), st.sampled_from(NAMES))
+ACTIONS = st.tuples(
+    st.sampled_from(["ask", "receive", "fail", "withdraw", "forget"]),
+    st.sampled_from(NAMES),
+)
 
 
 @given(st.lists(ACTIONS, max_size=30))
@@ -247,5 +276,9 @@ def test_whatever_comes_nobody_is_counted_twice(actions: list[tuple[str, str]]) 
         assert ours.owing <= ours.asked
     collected = ours.close(fleet, {})
     numbers = [int(each.report.nodes[0]) for each in collected.answers]
-    assert sorted([*numbers, *collected.missed]) == sorted(NAMES.index(name) for name in ours.asked)
-    assert sum(member.rounds + member.missed for member in fleet.values()) == len(ours.asked)
+    assert sorted([*numbers, *collected.missed]) == sorted(
+        NAMES.index(name) for name in ours.asked
+    )
+    assert sum(member.rounds + member.missed for member in fleet.values()) == len(
+        ours.asked
+    )

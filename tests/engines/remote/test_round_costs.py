@@ -4,15 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from fedbudget.engines.remote.round_costs import RoundCosts
+from fedbudget.engines.remote.round import RoundCosts
 from fedbudget.resources.counters import Snapshot
-from fedbudget.resources.usage import Reading
+from fedbudget.resources.resource import Reading
 from support.usage import node_costs
 
 OWN = Snapshot({"time": 9.0, "cpu": 0.7})
 NODES = [
-    replace(node_costs(0.1, 1.0, cpu=(0.2, 2.0)), evaluation={"time": Reading(0, 3.0), "cpu": Reading(0, 1.5)}),
-    replace(node_costs(0.3, 1.0, cpu=(0.2, 2.0)), evaluation={"time": Reading(0, 0.5), "cpu": Reading(0, 0.25)}),
+    replace(
+        node_costs(0.1, 1.0, cpu=(0.2, 2.0)),
+        evaluation={"time": Reading(0, 3.0), "cpu": Reading(0, 1.5)},
+    ),
+    replace(
+        node_costs(0.3, 1.0, cpu=(0.2, 2.0)),
+        evaluation={"time": Reading(0, 0.5), "cpu": Reading(0, 0.25)},
+    ),
     node_costs(0.2, 1.0, cpu=(0.2, 2.0)),
 ]
 

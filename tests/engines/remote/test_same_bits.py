@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbudget.engines.remote.participation import Participation
+from fedbudget.engines.remote.engine import Participation
+from fedbudget.launch.execute import execute
 from fedbudget.launch.prepared import attendance
 from fedbudget.launch.simulate import simulate
-from fedbudget.settings import Settings
-from fedbudget.training import execute
+from fedbudget.settings.settings import Settings
 from support.served import run_over_grpc
 
 NODES = 4
@@ -27,7 +27,13 @@ NODES = 4
     ],
 )
 def test_over_grpc_as_in_one_process(how: dict[str, Any]) -> None:
-    given: Any = {"model": "softmax", "partition": "case:2", "nodes": NODES, "rounds": 8, "combine": "mean"}
+    given: Any = {
+        "model": "softmax",
+        "partition": "case:2",
+        "nodes": NODES,
+        "rounds": 8,
+        "combine": "mean",
+    }
     settings = Settings(**{**given, "budget": ("time=1000s",), **how})
     here, there = execute(simulate(settings)), run_over_grpc(settings)
     assert [each.nodes for each in here.rounds] == [each.nodes for each in there.rounds]

@@ -11,8 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.engines.remote.tallies import LONGEST, believable_tallies, expected_bytes, pack_tallies, unpack_tallies
-from fedbudget.models.tally import BINS, ClassCounts, ErrorSums, Tally
+from fedbudget.engines.remote.encodings import (
+    MAX_TALLIES_BYTES,
+    believable_tallies,
+    expected_bytes,
+    pack_tallies,
+    unpack_tallies,
+)
+from fedbudget.evaluation.metrics import BINS, ClassCounts, ErrorSums, Tally
 from fedbudget.protocol.messages import PeerError
 
 
@@ -20,7 +26,9 @@ def of_classes(seed: int, samples: int, classes: int, *, scored: bool = True) ->
     rng = np.random.default_rng(seed)
     actual, predicted = rng.integers(0, classes, samples), rng.integers(0, classes, samples)
     scores = rng.normal(size=(samples, 1 if classes == 2 else classes)) if scored else None
-    return Tally(samples, 0.25, ClassCounts.of(actual, predicted, classes, scores), own={"own": 3.5})
+    return Tally(
+        samples, 0.25, ClassCounts.of(actual, predicted, classes, scores), own={"own": 3.5}
+    )
 
 
 def same(one: Tally, other: Tally) -> bool:
@@ -29,13 +37,19 @@ def same(one: Tally, other: Tally) -> bool:
 
 def _plain(tally: Tally) -> list[Any]:
     counts = tally.classes
-    arrays = [] if counts is None else [counts.actual, counts.predicted, counts.right, counts.scores]
+    arrays = (
+        []
+        if counts is None
+        else [counts.actual, counts.predicted, counts.right, counts.scores]
+    )
     lists = [each if each is None else each.tolist() for each in arrays]
     return [tally.samples, tally.loss, lists, tally.errors, tally.own]
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 1000), st.integers(1, 300), st.sampled_from([2, 3, 10]), st.booleans())
+@given(
+    st.integers(0, 1000), st.integers(1, 300), st.sampled_from([2, 3, 10]), st.booleans()
+)
 def test_counts_arrive(seed: int, samples: int, classes: int, scored: bool) -> None:
     tally = of_classes(seed, samples, classes, scored=scored)
     (found,) = unpack_tallies(pack_tallies([tally]), 1)
@@ -56,7 +70,7 @@ def test_a_node_without_test_samples_says_nothing() -> None:
 def test_histograms_that_would_be_long_are_left_out() -> None:
     tally = of_classes(1, 5_000, 100)
     data = pack_tallies([tally])
-    assert len(data) <= LONGEST
+    assert len(data) <= MAX_TALLIES_BYTES
     (found,) = unpack_tallies(data, 1)
     assert found.classes is not None
     assert found.classes.scores is None
@@ -66,14 +80,22 @@ def test_histograms_that_would_be_long_are_left_out() -> None:
 @pytest.mark.parametrize(("samples", "classes"), [(60, 2), (300, 10), (5000, 3), (100, 0)])
 def test_what_it_takes_is_about_what_is_expected(samples: int, classes: int) -> None:
     errors = ErrorSums(1.1, 2.2, 3.3, 4.4)
-    tally = of_classes(0, samples, classes) if classes else Tally(samples, 0.1, errors=errors)
+    tally = (
+        of_classes(0, samples, classes) if classes else Tally(samples, 0.1, errors=errors)
+    )
     assert 0.3 < len(pack_tallies([tally])) / expected_bytes(samples, classes) < 1.5
 
 
 def counts(**changed: Any) -> ClassCounts:
     scores = np.zeros((1, 2, BINS), np.int64)
     scores[0, 0, 3], scores[0, 1, 7] = 6, 4
-    given: dict[str, Any] = {"actual": [6, 4], "predicted": [5, 5], "right": [4, 3], "scores": scores, **changed}
+    given: dict[str, Any] = {
+        "actual": [6, 4],
+        "predicted": [5, 5],
+        "right": [4, 3],
+        "scores": scores,
+        **changed,
+    }
     return ClassCounts(*(np.array(each, np.int64) for each in given.values()))
 
 
@@ -89,16 +111,25 @@ ONE_MORE = np.array([[[1] + [0] * (BINS - 1), [4] + [0] * (BINS - 1)]])
         (Tally(10, 0.1, counts(actual=[-1, 11])), "counts from -1 to 11"),
         (Tally(10, 0.1, counts(right=[6, 3])), "not those of as many samples"),
         (Tally(10, 0.1, counts(predicted=[6, 5])), "not those of as many samples"),
-        (Tally(10, 0.1, counts(actual=[10], predicted=[10], right=[3])), "counts of 1, 1 and 1 classes"),
+        (
+            Tally(10, 0.1, counts(actual=[10], predicted=[10], right=[3])),
+            "counts of 1, 1 and 1 classes",
+        ),
         (Tally(10, 0.1, counts(right=[4, 3, 0])), "counts of 2, 2 and 3 classes"),
         (Tally(10, 0.1, counts(scores=np.zeros((3, 2, BINS)))), "histograms of 3 scores"),
         (Tally(10, 0.1, counts(scores=ONE_MORE)), "not of all samples"),
-        (Tally(10, 0.1, counts(actual=[5, 5], predicted=[5, 5])), "of as many samples of each class"),
+        (
+            Tally(10, 0.1, counts(actual=[5, 5], predicted=[5, 5])),
+            "of as many samples of each class",
+        ),
         (Tally(10, 0.1, errors=ErrorSums(np.nan, 1, 1, 1)), "add up to nan"),
         (Tally(10, 0.1, errors=ErrorSums(1, -1, 1, 1)), "a spread of -1"),
         (Tally(10, 0.1, errors=ErrorSums(1, 1, -1, 1)), "errors of -1"),
         (Tally(10, 0.1, own={"x" * 201: 1.0}), "long names"),
-        (Tally(10, 0.1, own={str(number): 1.0 for number in range(65)}), "65 metrics of its own"),
+        (
+            Tally(10, 0.1, own={str(number): 1.0 for number in range(65)}),
+            "65 metrics of its own",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(tally: Tally, reason: str) -> None:
@@ -115,7 +146,7 @@ def test_as_many_as_were_asked_for() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"\x00", zlib.compress(b"\xff"), zlib.compress(msgspec.msgpack.encode([[1, "a"]])), b"\x01" * (LONGEST + 1),
+    [b"\x00", zlib.compress(b"\xff"), zlib.compress(msgspec.msgpack.encode([[1, "a"]])), b"\x01" * (MAX_TALLIES_BYTES + 1),
      zlib.compress(b"\x00" * 2**26)],
 )  # fmt: skip
 def test_any_other_bytes(data: bytes) -> None:
@@ -134,10 +165,17 @@ def test_any_other_bytes(data: bytes) -> None:
         ({"samples": 2**40 - 1}, False),
     ],
 )
-def test_one_of_three_does_not_decide_what_a_model_is_worth(lie: dict[str, Any], believed: bool) -> None:
+def test_one_of_three_does_not_decide_what_a_model_is_worth(
+    lie: dict[str, Any], believed: bool
+) -> None:
     honest = [(of_classes(seed, 50, 3),) for seed in (1, 2)]
     other = (replace(of_classes(3, 50, 3), **lie),)
-    assert believable_tallies([honest[0], other, (), honest[1]]) == [True, believed, True, True]
+    assert believable_tallies([honest[0], other, (), honest[1]]) == [
+        True,
+        believed,
+        True,
+        True,
+    ]
 
 
 def test_of_two_nobody_knows_who_is_right() -> None:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbudget.data.agreement import TableDescription
-from fedbudget.data.moments import Moments
+from fedbudget.data.agreement import Moments, TableDescription
 from fedbudget.data.tables import RawTable, Words
 from fedbudget.engines.remote.task import SamplesDescription, Task, agree
 from fedbudget.errors import UserError
@@ -27,10 +26,19 @@ def standardised(rows: Any) -> SamplesDescription:
 
 
 @settings(deadline=None)
-@given(st.integers(0, 1000), st.lists(st.integers(1, 30), min_size=1, max_size=6), st.floats(-1e3, 1e3))
-def test_moments_of_parts_together_are_those_of_all_rows(seed: int, sizes: list[int], apart: float) -> None:
+@given(
+    st.integers(0, 1000),
+    st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    st.floats(-1e3, 1e3),
+)
+def test_moments_of_parts_together_are_those_of_all_rows(
+    seed: int, sizes: list[int], apart: float
+) -> None:
     rng = np.random.default_rng(seed)
-    parts = [rng.normal(number * apart, 1 + number, (size, 3)) for number, size in enumerate(sizes)]
+    parts = [
+        rng.normal(number * apart, 1 + number, (size, 3))
+        for number, size in enumerate(sizes)
+    ]
     together = Moments.together([Moments.of(part) for part in parts], sizes)
     rows = np.concatenate(parts)
     tolerance = 1e-9 * (1 + np.abs(rows).max())
@@ -46,15 +54,25 @@ def test_a_column_that_never_changes_is_left_as_wide_as_it_is() -> None:
 
 
 def test_all_are_standardised_by_the_rows_of_all() -> None:
-    found = agree([standardised(np.array([[0.0], [2.0]])), standardised(np.array([[4.0], [6.0], [8.0], [10.0]]))])
+    found = agree(
+        [
+            standardised(np.array([[0.0], [2.0]])),
+            standardised(np.array([[4.0], [6.0], [8.0], [10.0]])),
+        ]
+    )
     assert found.features is not None
     np.testing.assert_allclose(found.features.mean, [5.0])  # (0 + 2 + 4 + 6 + 8 + 10) / 6
-    np.testing.assert_allclose(found.features.deviation, [np.sqrt(35 / 3)])  # of 25, 9, 1, 1, 9, 25
+    np.testing.assert_allclose(
+        found.features.deviation, [np.sqrt(35 / 3)]
+    )  # of 25, 9, 1, 1, 9, 25
     assert found.sizes == ()
 
 
 def test_a_target_is_standardised_with_its_features() -> None:
-    features, target = Moments(np.zeros(1), np.ones(1)), Moments(np.array([3.0]), np.array([2.0]))
+    features, target = (
+        Moments(np.zeros(1), np.ones(1)),
+        Moments(np.array([3.0]), np.array([2.0])),
+    )
     one = SamplesDescription((10,), (1,), values=True, features=features, target=target)
     how = agree([one, one]).standardization
     assert how is not None
@@ -77,14 +95,25 @@ def test_a_target_is_standardised_with_its_features() -> None:
         ([("x",)], ("x",)),
     ],
 )
-def test_classes_are_those_of_all(given_by_nodes: list[tuple[str, ...]], agreed: tuple[str, ...]) -> None:
-    assert agree([replace(PLAIN, classes=classes) for classes in given_by_nodes]).classes == agreed
+def test_classes_are_those_of_all(
+    given_by_nodes: list[tuple[str, ...]], agreed: tuple[str, ...]
+) -> None:
+    assert (
+        agree([replace(PLAIN, classes=classes) for classes in given_by_nodes]).classes
+        == agreed
+    )
 
 
 @settings(deadline=None)
 @given(st.permutations([("a", "c"), ("b",), ("10", "9"), ("c", "b")]))
 def test_classes_do_not_depend_on_who_came_first(order: list[tuple[str, ...]]) -> None:
-    assert agree([replace(PLAIN, classes=each) for each in order]).classes == ("9", "10", "a", "b", "c")
+    assert agree([replace(PLAIN, classes=each) for each in order]).classes == (
+        "9",
+        "10",
+        "a",
+        "b",
+        "c",
+    )
 
 
 # What does not go together.
@@ -103,7 +132,9 @@ def test_classes_do_not_depend_on_who_came_first(order: list[tuple[str, ...]]) -
     ],
 )
 def test_data_that_do_not_go_together(other: dict[str, Any], reason: str) -> None:
-    with pytest.raises(UserError, match=reason.replace("elsewhere", "at another").replace("here", "at one")):
+    with pytest.raises(
+        UserError, match=reason.replace("elsewhere", "at another").replace("here", "at one")
+    ):
         agree([PLAIN, replace(PLAIN, **other)])
     with pytest.raises(PeerError, match=reason):
         TASK.admit(replace(PLAIN, **other))
@@ -114,7 +145,9 @@ TASK = Task("svm", 4, 5, 0, {}, "none", 10, replace(PLAIN, sizes=()), Request())
 
 def test_a_node_that_fits_is_admitted() -> None:
     TASK.admit(PLAIN)
-    TASK.admit(replace(PLAIN, classes=("b",), sizes=(5, 4)))  # the last of which are no whole mini-batch
+    TASK.admit(
+        replace(PLAIN, classes=("b",), sizes=(5, 4))
+    )  # the last of which are no whole mini-batch
     replace(TASK, batch=None).admit(replace(PLAIN, sizes=(1,)))
 
 
@@ -133,9 +166,16 @@ def test_a_node_that_does_not_fit_is_not(other: dict[str, Any], reason: str) -> 
 
 
 def test_a_model_can_be_built_from_what_is_agreed_on() -> None:
-    samples = SamplesDescription((), (1, 2, 2), "uint8", 1 / 255, ("a", "b", "c"), parity=True)
+    samples = SamplesDescription(
+        (), (1, 2, 2), "uint8", 1 / 255, ("a", "b", "c"), parity=True
+    )
     empty = samples.empty()
-    assert (empty.features, empty.shape, empty.classes, len(empty.train)) == (4, (1, 2, 2), ("a", "b", "c"), 0)
+    assert (empty.features, empty.shape, empty.classes, len(empty.train)) == (
+        4,
+        (1, 2, 2),
+        ("a", "b", "c"),
+        0,
+    )
     assert (str(empty.train.x.dtype), empty.scale, empty.parity) == ("uint8", 1 / 255, True)
     assert bits(SamplesDescription((), (4,)).empty().shape) == bits(())
 
@@ -143,7 +183,9 @@ def test_a_model_can_be_built_from_what_is_agreed_on() -> None:
 # Tables.
 
 
-def named(columns: dict[str, list[Any]], impute: Any = None, **other: Any) -> SamplesDescription:
+def named(
+    columns: dict[str, list[Any]], impute: Any = None, **other: Any
+) -> SamplesDescription:
     """What a node with this table tells."""
     size = len(next(iter(columns.values())))
     values = {
@@ -152,7 +194,9 @@ def named(columns: dict[str, list[Any]], impute: Any = None, **other: Any) -> Sa
     }
     table = RawTable("t", values, "y", np.zeros(size), np.arange(size))
     told = TableDescription.of(table, impute)
-    return SamplesDescription((size,), (len(columns),), "float64", classes=("a", "b"), table=told, **other)
+    return SamplesDescription(
+        (size,), (len(columns),), "float64", classes=("a", "b"), table=told, **other
+    )
 
 
 NORTH = named({"age": [20.0, 40.0], "sex": ["f", "m"]})
@@ -186,18 +230,37 @@ def test_classes_that_are_given_are_all_in_their_order() -> None:
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        (PLAIN, r"arrays here, and columns with names \(of a .csv or a DataFrame\) elsewhere"),
+        (
+            PLAIN,
+            r"arrays here, and columns with names \(of a .csv or a DataFrame\) elsewhere",
+        ),
         (named({"age": [1.0]}), "it has no column sex; the columns are age, sex"),
-        (named({"age": [1.0], "sex": ["f"], "bmi": [2.0]}), "it has bmi, which is not known: --drop"),
-        (named({"age": ["old"], "sex": ["f"]}), "its column age is a category, and of numbers elsewhere"),
-        (named({"age": [1.0], "sex": [2.0]}), "its column sex is a number, and of categories elsewhere"),
-        (named({"age": [1.0, np.nan], "sex": ["f", "m"]}, "mean"), "its column age has missing values, and none"),
+        (
+            named({"age": [1.0], "sex": ["f"], "bmi": [2.0]}),
+            "it has bmi, which is not known: --drop",
+        ),
+        (
+            named({"age": ["old"], "sex": ["f"]}),
+            "its column age is a category, and of numbers elsewhere",
+        ),
+        (
+            named({"age": [1.0], "sex": [2.0]}),
+            "its column sex is a number, and of categories elsewhere",
+        ),
+        (
+            named({"age": [1.0, np.nan], "sex": ["f", "m"]}, "mean"),
+            "its column age has missing values, and none",
+        ),
         (told_otherwise(target="z"), "its target is z, and that of the others y"),
         (told_otherwise(standardise=False), "columns are standardised elsewhere"),
     ],
 )
-def test_a_table_that_does_not_fit_is_refused_later_on(other: SamplesDescription, reason: str) -> None:
+def test_a_table_that_does_not_fit_is_refused_later_on(
+    other: SamplesDescription, reason: str
+) -> None:
     late = replace(TASK, samples=agree([NORTH, NORTH]), batch=None)
-    late.admit(named({"sex": ["m", "x"], "age": [5.0, 6.0]}))  # a new category is 0 in all features
+    late.admit(
+        named({"sex": ["m", "x"], "age": [5.0, 6.0]})
+    )  # a new category is 0 in all features
     with pytest.raises(PeerError, match=reason):
         late.admit(other)

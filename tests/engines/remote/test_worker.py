@@ -16,15 +16,30 @@ from fedbudget.protocol.aggregator import Outcome
 from fedbudget.protocol.compression import Kind, decode
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
 from fedbudget.resources.rapl import Rapl
-from fedbudget.resources.usage import Reading
+from fedbudget.resources.resource import Reading
 from support.methods import bits
-from support.networked import RUN, HeldWorker, aggregator, network, node_data, task, without_network
+from support.networked import (
+    RUN,
+    HeldWorker,
+    aggregator,
+    network,
+    node_data,
+    task,
+    without_network,
+)
 from support.problems import CHEAP
 
 
-def started(method: str = "frugal", compress: Kind = "none", readings: tuple[str, ...] = (), **how: Any) -> Worker:
+def started(
+    method: str = "frugal",
+    compress: Kind = "none",
+    readings: tuple[str, ...] = (),
+    **how: Any,
+) -> Worker:
     work = Worker(node_data(0), **how)
-    work.start(Welcome(RUN, replace(task(method, compress, batch=5), readings=readings), (0,)))
+    work.start(
+        Welcome(RUN, replace(task(method, compress, batch=5), readings=readings), (0,))
+    )
     return work
 
 
@@ -53,7 +68,10 @@ def test_a_round_that_is_made_again_is_the_same_to_the_bit(method: str) -> None:
     assert bits(first) == bits([fleet.answer(each) for each in broadcast])
     assert work.rounds == (1, 2, 3, 4, 5, 6)
     for back in (6, 5, 6, 2, 4, 1):
-        again = [work.answer(RoundRequest(each, each.round - 1)).report for each in broadcast[back - 1 :]]
+        again = [
+            work.answer(RoundRequest(each, each.round - 1)).report
+            for each in broadcast[back - 1 :]
+        ]
         assert bits(again) == bits(first[back - 1 :])
 
 
@@ -75,12 +93,16 @@ def test_a_memory_goes_back_as_far_as_the_aggregator_may_and_no_further(
     monkeypatch.setattr(worker_module, "rounds_ahead", lambda parameters: ahead)
     broadcast, work = broadcasts(rounds=9), started()
     answers(work, broadcast[:8])
-    first = 8 - ahead - 2  # those that are not on disk, the one before, and the one that nodes have just made
+    first = (
+        8 - ahead - 2
+    )  # those that are not on disk, the one before, and the one that nodes have just made
     assert list(work.rounds) == list(range(first, 9))
     work.answer(RoundRequest(broadcast[first], first))
     assert list(work.rounds) == [first, first + 1]
     for number in (first - 1, first + 2, 9):
-        with pytest.raises(PeerError, match=f"cannot stand after round {number}, only after"):
+        with pytest.raises(
+            PeerError, match=f"cannot stand after round {number}, only after"
+        ):
             work.answer(RoundRequest(replace(broadcast[8], round=10), number))
     work.answer(RoundRequest(broadcast[5], 0))  # as one that has just joined
     assert list(work.rounds) == [6]
@@ -116,7 +138,9 @@ def test_work_comes_after_a_welcome() -> None:
 
 
 @pytest.mark.parametrize("kind", ["16-bit", "8-bit"])
-def test_what_compression_lost_comes_with_the_next_report_also_after_going_back(kind: Kind) -> None:
+def test_what_compression_lost_comes_with_the_next_report_also_after_going_back(
+    kind: Kind,
+) -> None:
     work, exact = started("fixed", kind), started("fixed")
     lost = np.zeros((1, 6), np.float32)
     for each in broadcasts("fixed"):
@@ -131,13 +155,17 @@ def test_what_compression_lost_comes_with_the_next_report_also_after_going_back(
         told = decode(kind, sent, 6).reshape(1, 6)
         lost = meant - told
         assert 0 < np.abs(lost).max() <= np.abs(meant).max() / 200
-        assert np.array_equal(report.w, each.w + told)  # what the node goes on with is what arrives
+        assert np.array_equal(
+            report.w, each.w + told
+        )  # what the node goes on with is what arrives
 
 
 # What a round took.
 
 
-def test_a_slower_pace_makes_a_step_that_many_times_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slower_pace_makes_a_step_that_many_times_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     slept: list[float] = []
     sleep = time.sleep
 
@@ -169,7 +197,10 @@ def test_energy_is_counted_from_report_to_report(tmp_path: Path) -> None:
     counter = powercap(tmp_path)
     reader = Rapl.find(tmp_path)
     assert reader is not None
-    work, broadcast = started(readings=("energy",), readers={"energy": reader}), broadcasts()
+    work, broadcast = (
+        started(readings=("energy",), readers={"energy": reader}),
+        broadcasts(),
+    )
     costs = work.answer(RoundRequest(broadcast[0], 0)).costs
     assert costs.readings["energy"] == Reading(0.0, 0.0, reader.host)
     counter.write_text("7500000\n")  # while it waits for the next broadcast
@@ -179,7 +210,10 @@ def test_energy_is_counted_from_report_to_report(tmp_path: Path) -> None:
 
 def test_failing_counter_is_not_reported(tmp_path: Path) -> None:
     counter = powercap(tmp_path)
-    work, broadcast = started(readings=("energy",), readers={"energy": Rapl.find(tmp_path)}), broadcasts()
+    work, broadcast = (
+        started(readings=("energy",), readers={"energy": Rapl.find(tmp_path)}),
+        broadcasts(),
+    )
     counter.unlink()
     costs = work.answer(RoundRequest(broadcast[0], 0)).costs
     assert list(costs.readings) == ["time"]
@@ -192,7 +226,11 @@ def test_failing_counter_is_not_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "read"),
-    [((), ["time"]), (("cpu", "time"), ["time", "cpu"]), (("bytes", "money", "cpu", "unheard"), ["time", "cpu"])],
+    [
+        ((), ["time"]),
+        (("cpu", "time"), ["time", "cpu"]),
+        (("bytes", "money", "cpu", "unheard"), ["time", "cpu"]),
+    ],
 )
 def test_reads_what_is_asked_for(asked: tuple[str, ...], read: list[str]) -> None:
     """What has no counter, or is not known here, is not read."""
@@ -214,8 +252,12 @@ class RecordingWork(HeldWorker):
 
 
 @pytest.mark.parametrize("method", ["fixed", "paper", "frugal", "accelerated"])
-@pytest.mark.parametrize(("kind", "saved"), [("none", 0), ("16-bit", 24 - (12 + 4)), ("8-bit", 24 - (6 + 4))])
-def test_all_hold_the_same_w_and_what_was_saved_is_counted(method: str, kind: Kind, saved: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "saved"), [("none", 0), ("16-bit", 24 - (12 + 4)), ("8-bit", 24 - (6 + 4))]
+)
+def test_all_hold_the_same_w_and_what_was_saved_is_counted(
+    method: str, kind: Kind, saved: int
+) -> None:
     works = [RecordingWork(node) for node in range(3)]
     with network(method, kind, batch=5) as net:
         for node, work in enumerate(works):
@@ -232,7 +274,10 @@ def test_all_hold_the_same_w_and_what_was_saved_is_counted(method: str, kind: Ki
         last = net.sent[-1].astype(np.float64)
     exact = without_network([[0, 1, 2]] * 5, method, batch=5)[-2]
     if method == "fixed":
-        assert np.abs(last - exact).max() < {"none": 1e-30, "16-bit": 1e-3, "8-bit": 2e-2}[kind] * np.abs(exact).max()
+        assert (
+            np.abs(last - exact).max()
+            < {"none": 1e-30, "16-bit": 1e-3, "8-bit": 2e-2}[kind] * np.abs(exact).max()
+        )
 
 
 def test_work_that_recalls_the_memories_of_other_work_goes_on_to_the_bit() -> None:
@@ -243,7 +288,9 @@ def test_work_that_recalls_the_memories_of_other_work_goes_on_to_the_bit() -> No
     second.accept(Welcome(RUN, task("frugal", "none", batch=5), (0,)))
     second.recall(first.memories(2))
     assert second.rounds == (3, 4)
-    assert bits(answers(second, broadcast[3:])) == bits(alone[3:])  # from the older of the two
+    assert bits(answers(second, broadcast[3:])) == bits(
+        alone[3:]
+    )  # from the older of the two
     with pytest.raises(PeerError, match="cannot stand after round 2, only after"):
         second.answer(RoundRequest(broadcast[2], 2))
 
@@ -253,4 +300,6 @@ def test_an_update_to_warm_up_leaves_no_trace() -> None:
     work, alone = started(), answers(started(), broadcast)
     for each, expected in zip(broadcast, alone, strict=True):
         work.warm_up(RoundRequest(each, each.round - 1))
-        assert bits(work.answer(RoundRequest(each, each.round - 1)).report) == bits(expected)
+        assert bits(work.answer(RoundRequest(each, each.round - 1)).report) == bits(
+            expected
+        )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedbudget.arrays import Float32
-from fedbudget.budget import Budget
+from fedbudget.budget.budget import Budget
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.engines.remote import worker as worker_module
 from fedbudget.engines.remote.messages import RoundRequest, Welcome
@@ -33,16 +33,29 @@ def shards(parameters: int) -> list[NodeData]:
 
 def task(method: str, data: list[NodeData], parameters: int) -> Task:
     return Task(
-        "svm", parameters, None, 7, {}, "none", 8, agree([each.samples() for each in data]), METHODS[method].request
+        "svm",
+        parameters,
+        None,
+        7,
+        {},
+        "none",
+        8,
+        agree([each.samples() for each in data]),
+        METHODS[method].request,
     )
 
 
 def broadcasts(method: str, parameters: int) -> tuple[list[Broadcast], list[Report]]:
     """Of a run with two nodes, and the first node's reports."""
     data = shards(parameters)
-    fleets = [each.fleet(task(method, data, parameters), [node]) for node, each in enumerate(data)]
+    fleets = [
+        each.fleet(task(method, data, parameters), [node]) for node, each in enumerate(data)
+    ]
     ours = Aggregator(
-        np.zeros(parameters, np.float32), method=METHODS[method], budget=Budget({"time": 1e6}), expected=CHEAP
+        np.zeros(parameters, np.float32),
+        method=METHODS[method],
+        budget=Budget({"time": 1e6}),
+        expected=CHEAP,
     )
     sent, reports = [], []
     message: Any = ours.start()
@@ -60,7 +73,9 @@ def as_sent(broadcast: Broadcast) -> Broadcast:
     def copy(vector: Float32 | None) -> Float32 | None:
         return None if vector is None else vector.copy()
 
-    return replace(broadcast, w=broadcast.w.copy(), mean=copy(broadcast.mean), catch_up=None)
+    return replace(
+        broadcast, w=broadcast.w.copy(), mean=copy(broadcast.mean), catch_up=None
+    )
 
 
 def worker(method: str, parameters: int) -> Worker:
@@ -72,7 +87,9 @@ def worker(method: str, parameters: int) -> Worker:
 
 @pytest.mark.parametrize("method", ["fixed", "frugal", "accelerated"])
 @pytest.mark.parametrize("ahead", [0, 4])
-def test_what_is_let_go_is_made_again_to_the_bit(method: str, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_let_go_is_made_again_to_the_bit(
+    method: str, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker_module, "rounds_ahead", lambda parameters: ahead)
     sent, reports = broadcasts(method, 50)
     work = worker(method, 50)
@@ -85,12 +102,21 @@ def test_what_is_let_go_is_made_again_to_the_bit(method: str, ahead: int, monkey
 def test_one_that_missed_rounds_or_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it learned is not of its last round then, and is kept."""
     sent, _ = broadcasts("accelerated", 50)
-    missing = [replace(sent[0]), sent[1], replace(sent[4], eta=1e38), replace(sent[5], catch_up=None), sent[7]]
+    missing = [
+        replace(sent[0]),
+        sent[1],
+        replace(sent[4], eta=1e38),
+        replace(sent[5], catch_up=None),
+        sent[7],
+    ]
 
     def reports() -> list[Report]:
         work = worker("accelerated", 50)
         rounds = [0, *(each.round for each in missing)]
-        return [work.answer(RoundRequest(each, before)).report for before, each in zip(rounds, missing, strict=False)]
+        return [
+            work.answer(RoundRequest(each, before)).report
+            for before, each in zip(rounds, missing, strict=False)
+        ]
 
     expected = reports()
     assert not np.isfinite(expected[2].w).all()  # type: ignore[arg-type]

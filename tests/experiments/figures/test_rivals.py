@@ -9,17 +9,28 @@ import pytest
 
 import fedbudget
 from fedbudget import data
-from fedbudget.experiments import reproduce, time_to_loss
+from fedbudget.experiments import reproduce, rivals
 from fedbudget.experiments.cells import Columns, Failure
-from fedbudget.experiments.figures import FIGURES, niid_bench
-from fedbudget.experiments.figures.figure import Claim, GridSize
+from fedbudget.experiments.figures import FIGURES
+from fedbudget.experiments.figures import rivals as rivals_figure
+from fedbudget.experiments.figures.figure import Claim, GridSize, Row, Rows, where
 from fedbudget.experiments.figures.rivals import Rivals, own_and_best
-from fedbudget.experiments.figures.rows import Row, Rows, where
-from fedbudget.experiments.rivals import Rival, RivalComparison, TunedResult, published_rivals
-from fedbudget.experiments.time_to_loss import TimesToLoss, times_to_loss
-from fedbudget.settings import Settings
+from fedbudget.experiments.rivals import (
+    Rival,
+    RivalComparison,
+    TimesToLoss,
+    TunedResult,
+    published_rivals,
+    times_to_loss,
+)
+from fedbudget.settings.settings import Settings
 
-SHORT: dict[str, Any] = {"model": "softmax", "budget": ("time=1s",), "nodes": 3, "partition": "case:2"}
+SHORT: dict[str, Any] = {
+    "model": "softmax",
+    "budget": ("time=1s",),
+    "nodes": 3,
+    "partition": "case:2",
+}
 ONE = Rival("FedAvg", {}, {"tau": (3,), "step_size": (0.3,)})
 
 
@@ -35,10 +46,14 @@ class Short(Rivals):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Rows]:
-    figure = Short("rivals", "Rivals", ("digits",), long=True, settings_of={"digits": SHORT})
+    figure = Short(
+        "rivals", "Rivals", ("digits",), long=True, settings_of={"digits": SHORT}
+    )
     out = tmp_path_factory.mktemp("reproduction")
     reproduce.make(figure, out, GridSize(2), jobs=1)
-    rows = figure.make(figure.settings(None), GridSize(2), out / "rivals", jobs=1, progress=lambda *_: None)
+    rows = figure.make(
+        figure.settings(None), GridSize(2), out / "rivals", jobs=1, progress=lambda *_: None
+    )
     return out, rows
 
 
@@ -46,7 +61,12 @@ def run(seed: int, **options: Any) -> fedbudget.Result:
     return fedbudget.train(dataset="digits", seed=seed, **SHORT, **options)
 
 
-PLAIN: dict[str, Any] = {"tau": 3, "step_size": 0.3, "method": "frugal", "drift_correction": False}
+PLAIN: dict[str, Any] = {
+    "tau": 3,
+    "step_size": 0.3,
+    "method": "frugal",
+    "drift_correction": False,
+}
 
 
 def test_rows_are_what_separate_runs_give(made: tuple[Path, Rows]) -> None:
@@ -54,69 +74,109 @@ def test_rows_are_what_separate_runs_give(made: tuple[Path, Rows]) -> None:
     own, paper, averaging = rows
     assert [row["method"] for row in rows] == ["default", "paper", "FedAvg"]
     for row, options in ((own, {}), (paper, {"method": "paper"}), (averaging, PLAIN)):
-        assert row["loss"] == pytest.approx(sum(run(seed, **options).loss for seed in (0, 1)) / 2)
+        assert row["loss"] == pytest.approx(
+            sum(run(seed, **options).loss for seed in (0, 1)) / 2
+        )
     assert averaging["knobs"] == "τ = 3, η = 0.3"
     assert (averaging["tuning_runs"], averaging["budget_seconds"]) == (2, 1.0)
 
 
 def test_times_are_those_of_runs_that_end_there(made: tuple[Path, Rows]) -> None:
     (averaging,) = where(made[1], method="FedAvg")
-    reached = [run(seed, until=f"loss={run(seed, **PLAIN).loss!r}", evaluations=25) for seed in (0, 1)]
+    reached = [
+        run(seed, until=f"loss={run(seed, **PLAIN).loss!r}", evaluations=25)
+        for seed in (0, 1)
+    ]
     assert [result.stopped_by for result in reached] == ["target", "target"]
-    assert averaging["own_seconds"] == pytest.approx(sum(result.spent["time"] for result in reached) / 2)
+    assert averaging["own_seconds"] == pytest.approx(
+        sum(result.spent["time"] for result in reached) / 2
+    )
     assert averaging["seconds"] is None  # it ends above the default
 
 
 def test_page_has_the_table_and_the_claims(made: tuple[Path, Rows]) -> None:
     out, _ = made
     (found,) = reproduce.read_figures(out)
-    assert found.made_of == "mean of 2 runs of each method at its best, which was looked for over full grids, on digits"
+    assert (
+        found.made_of
+        == "mean of 2 runs of each method at its best, which was looked for over full grids, on digits"
+    )
     assert found.table is not None
-    assert [row[:2] for row in found.table.rows] == [("digits", name) for name in ("default", "paper", "FedAvg")]
+    assert [row[:2] for row in found.table.rows] == [
+        ("digits", name) for name in ("default", "paper", "FedAvg")
+    ]
     assert found.table.rows[2][5] == "never"
     assert found.table.rows[2][6].endswith("% of the budget")
     assert [claim.holds for claim in found.claims] == [True, True]
     assert found.picture.stat().st_size > 1000
 
 
-def test_what_is_done_stays_done(made: tuple[Path, Rows], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_done_stays_done(
+    made: tuple[Path, Rows], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def attempt(settings: Settings, *, each: str) -> Columns | Failure:
         raise AssertionError("a run that is kept was made again")
 
-    monkeypatch.setattr(time_to_loss, "attempt", attempt)
+    monkeypatch.setattr(rivals, "attempt", attempt)
     monkeypatch.setattr("fedbudget.experiments.rivals.attempt", attempt)
     out, before = made
-    figure = Short("rivals", "Rivals", ("digits",), long=True, settings_of={"digits": SHORT})
-    assert figure.make(figure.settings(None), GridSize(2), out / "rivals", jobs=1, progress=lambda *_: None) == before
+    figure = Short(
+        "rivals", "Rivals", ("digits",), long=True, settings_of={"digits": SHORT}
+    )
+    assert (
+        figure.make(
+            figure.settings(None),
+            GridSize(2),
+            out / "rivals",
+            jobs=1,
+            progress=lambda *_: None,
+        )
+        == before
+    )
 
 
 class TestTimesToLoss:
     """Of three seeds, by hand."""
 
     def found(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float | None], other: float = 2.0
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        seconds: Sequence[float | None],
+        other: float = 2.0,
     ) -> TimesToLoss:
         def attempt(settings: Settings, *, each: str) -> Columns | Failure:
             assert settings.until is not None
             spent = seconds[settings.seed] if settings.tau == 3 else 0.25
             if settings.seed == 2 and settings.tau != 3:
                 return Failure("out of memory")
-            return {"stopped_by": ["time" if spent is None else "target"], "spent_time": [spent or 1.0]}
+            return {
+                "stopped_by": ["time" if spent is None else "target"],
+                "spent_time": [spent or 1.0],
+            }
 
-        monkeypatch.setattr(time_to_loss, "attempt", attempt)
+        monkeypatch.setattr(rivals, "attempt", attempt)
         own = TunedResult("default", {}, 1.0, None, cell=Settings(), losses=(1.0, 1.0, 1.0))
-        tuned = TunedResult("FedAvg", {}, other, None, cell=Settings(tau=3), losses=(other,) * 3)
-        found = times_to_loss(RivalComparison("", own, (tuned,)), folder=tmp_path, seeds=range(3), jobs=1)
+        tuned = TunedResult(
+            "FedAvg", {}, other, None, cell=Settings(tau=3), losses=(other,) * 3
+        )
+        found = times_to_loss(
+            RivalComparison("", own, (tuned,)), folder=tmp_path, seeds=range(3), jobs=1
+        )
         return found["FedAvg"]
 
     def test_are_medians(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert self.found(tmp_path, monkeypatch, [0.9, None, 0.5]) == TimesToLoss(0.9, 0.25)
 
-    def test_a_run_that_ends_below_is_there_at_its_end(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_run_that_ends_below_is_there_at_its_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         found = self.found(tmp_path, monkeypatch, [None, None, 0.5], other=0.9)
         assert found.other == 1.0
 
-    def test_most_never_reach_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_most_never_reach_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         assert self.found(tmp_path, monkeypatch, [0.9, None, None]).other is None
 
 
@@ -129,7 +189,10 @@ def rows_of(**losses: float | None) -> list[Row]:
         "own_seconds": None,
         "budget_seconds": 4.0,
     }
-    return [{"task": "a task", "method": name, "loss": loss, **common} for name, loss in losses.items()]
+    return [
+        {"task": "a task", "method": name, "loss": loss, **common}
+        for name, loss in losses.items()
+    ]
 
 
 class TestClaims:
@@ -140,12 +203,22 @@ class TestClaims:
         own, best = own_and_best(rows_of(default=1.0, paper=0.1, FedAvg=3.0, FedAdam=2.0))
         assert (own["method"], best["method"]) == ("default", "FedAdam")
 
-    @pytest.mark.parametrize(("best", "holds"), [(1.0, [True, False]), (0.96, [True, False]), (0.9, [False, False])])
+    @pytest.mark.parametrize(
+        ("best", "holds"),
+        [(1.0, [True, False]), (0.96, [True, False]), (0.9, [False, False])],
+    )
     def test_fail_where_a_rival_is_better(self, best: float, holds: list[bool]) -> None:
-        assert [claim.holds for claim in self.claims(default=1.0, FedAvg=2.0, FedAdam=best)] == holds
+        assert [
+            claim.holds for claim in self.claims(default=1.0, FedAvg=2.0, FedAdam=best)
+        ] == holds
 
     def test_hold_where_none_is(self) -> None:
-        assert [claim.holds for claim in self.claims(default=1.0, FedAvg=2.0, FedAdam=None)] == [True, True]
+        assert [
+            claim.holds for claim in self.claims(default=1.0, FedAvg=2.0, FedAdam=None)
+        ] == [
+            True,
+            True,
+        ]
 
 
 class TestTasks:
@@ -159,8 +232,8 @@ class TestTasks:
             assert all("time" in each.limits().limits for each in settings)
 
     def test_published_accuracies_are_of_the_benchmarks_settings(self) -> None:
-        assert niid_bench.PUBLISHED.keys() == niid_bench.TASKS.keys()
-        assert {each["nodes"] for each in niid_bench.TASKS.values()} == {10}
+        assert rivals_figure.PUBLISHED.keys() == rivals_figure.NIID_TASKS.keys()
+        assert {each["nodes"] for each in rivals_figure.NIID_TASKS.values()} == {10}
 
     def test_published_accuracies_are_beside_ours(self) -> None:
         task = "Fashion-MNIST, 2 labels"
@@ -173,5 +246,7 @@ class TestTasks:
         figure = FIGURES["rivals"]
         (first, *_) = figure.settings(None)
         cells = figure.runs(first, GridSize(5)).cells
-        assert len(cells) == 5 + sum([len(rival.cells(first)) for rival in published_rivals()])
+        assert len(cells) == 5 + sum(
+            [len(rival.cells(first)) for rival in published_rivals()]
+        )
         assert replace(first, seed=4) in cells

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
+from fedbudget.experiments.cells import PROTOTYPE
 from fedbudget.experiments.figures import FIGURES
-from fedbudget.experiments.figures.figure import CASES, Claim, GridSize
-from fedbudget.experiments.figures.rows import Row, Rows
-from fedbudget.experiments.testbed import PROTOTYPE
+from fedbudget.experiments.figures.figure import CASES, Claim, GridSize, Row, Rows
 
 NOTHING: Mapping[str, dict[int, float]] = {}
 LOSS_AFTER = ("time=5s", "time=100s")
@@ -59,11 +58,23 @@ class TestSingleRun:
         ("text", "changed"),
         [
             ("δ̂ is larger in Cases 2 and 4", {"delta": {1: 0.3, 2: 0.2, 3: 0.0, 4: 2.0}}),
-            ("ρ̂ and β̂ are larger in Cases 2 and 4", {"rho": {1: 0.1, 2: 0.5, 3: 0.0, 4: 0.09}}),
-            ("ρ̂ and β̂ are larger in Cases 2 and 4", {"beta": {1: 5.0, 2: 5.0, 3: 0.0, 4: 6.0}}),
+            (
+                "ρ̂ and β̂ are larger in Cases 2 and 4",
+                {"rho": {1: 0.1, 2: 0.5, 3: 0.0, 4: 0.09}},
+            ),
+            (
+                "ρ̂ and β̂ are larger in Cases 2 and 4",
+                {"beta": {1: 5.0, 2: 5.0, 3: 0.0, 4: 6.0}},
+            ),
             ("in Case 3 ρ̂ and β̂ are zero", {"rho": {1: 0.1, 2: 0.5, 3: 1e-9, 4: 0.6}}),
-            ("τ* is stable after it has adapted", {"jump": {1: 40.0, 2: 400.0, 3: 40.0, 4: 40.0}}),
-            ("a step takes much longer in Case 3", {"c_time": {1: 0.02, 2: 0.02, 3: 0.039, 4: 0.02}}),
+            (
+                "τ* is stable after it has adapted",
+                {"jump": {1: 40.0, 2: 400.0, 3: 40.0, 4: 40.0}},
+            ),
+            (
+                "a step takes much longer in Case 3",
+                {"c_time": {1: 0.02, 2: 0.02, 3: 0.039, 4: 0.02}},
+            ),
             ("b fluctuates", {"wave": {1: 0.5, 2: 0.09, 3: 0.5, 4: 0.5}}),
         ],
     )
@@ -77,18 +88,24 @@ class TestSingleRun:
         found = claims("instantaneous-sgd", self.rows(last=39))["τ* falls at the end"]
         assert found.holds
         assert found.measured.endswith("40 to 39 in Case 4")
-        assert not claims("instantaneous-sgd", self.rows(last=40))["τ* falls at the end"].holds
+        assert not claims("instantaneous-sgd", self.rows(last=40))[
+            "τ* falls at the end"
+        ].holds
 
     def test_stable_is_a_deviation_of_half_the_mean(self) -> None:
         """Of 40, 40, 40, 40, 40 and j the mean is (200 + j) / 6 and the variance 5 (j - 40)² / 36."""
         text = "τ* is stable after it has adapted"
         for jump, share in ((100, "0.45"), (120, "0.56")):
-            found = claims("instantaneous-sgd", self.rows({"jump": dict.fromkeys(CASES, float(jump))}))[text]
+            found = claims(
+                "instantaneous-sgd", self.rows({"jump": dict.fromkeys(CASES, float(jump))})
+            )[text]
             assert f"time: {share}, {share}, {share}, {share} in" in found.measured
             assert found.holds == (share <= "0.50")
 
     def test_mini_batches_take_as_long_in_every_case(self) -> None:
-        assert "a step takes much longer in Case 3" not in claims("instantaneous-sgd", self.rows())
+        assert "a step takes much longer in Case 3" not in claims(
+            "instantaneous-sgd", self.rows()
+        )
 
 
 class TestPrototype:
@@ -104,14 +121,20 @@ class TestPrototype:
         assert found[text].holds
         assert found[text].measured == "median 40, 40, 40, 40 in Cases 1-4"
 
-    def test_every_case_is_made_twice_simulated_and_measured_with_two_fast_nodes_and_three_slow(self) -> None:
+    def test_every_case_is_made_twice_simulated_and_measured_with_two_fast_nodes_and_three_slow(
+        self,
+    ) -> None:
         figure = FIGURES["instantaneous-sgd-network"]
         sweep = figure.sweep(figure.settings(None), GridSize(1))
         assert [cell.costs for cell in sweep.cells] == ["simulated"] * 4 + ["measured"] * 4
         assert {cell.nodes for cell in sweep.cells} == {5}
         assert sweep.testbed == PROTOTYPE
         fast, slow = min(PROTOTYPE.paces), max(PROTOTYPE.paces)
-        assert (PROTOTYPE.paces, slow / fast, 2 * PROTOTYPE.delay) == ((fast, fast, slow, slow, slow), 4, 0.13)
+        assert (PROTOTYPE.paces, slow / fast, 2 * PROTOTYPE.delay) == (
+            (fast, fast, slow, slow, slow),
+            4,
+            0.13,
+        )
 
 
 class TestAsynchronous:
@@ -131,44 +154,74 @@ class TestAsynchronous:
             for budget, late in zip(LOSS_AFTER, (False, True), strict=True)
         ]
 
-    def test_worse_with_other_data_and_similar_with_the_same_holds_by_the_longest_budget(self) -> None:
+    def test_worse_with_other_data_and_similar_with_the_same_holds_by_the_longest_budget(
+        self,
+    ) -> None:
         found = claims("asynchronous-sgd", self.rows({1: 0.01, 2: 0.11, 3: -0.02, 4: 0.12}))
         assert [claim.holds for claim in found.values()] == [True, True, True, True]
-        assert "-2.0 in Case 2, -2.0 in Case 4" in found["asynchronous has a lower accuracy in Cases 2 and 4"].measured
+        assert (
+            "-2.0 in Case 2, -2.0 in Case 4"
+            in found["asynchronous has a lower accuracy in Cases 2 and 4"].measured
+        )
 
     def test_the_other_way_round_does_not(self) -> None:
-        found = claims("asynchronous-sgd", self.rows({1: 0.1, 2: 0.2, 3: 0.0, 4: 0.09}, early=-0.01, lost=0))
+        found = claims(
+            "asynchronous-sgd",
+            self.rows({1: 0.1, 2: 0.2, 3: 0.0, 4: 0.09}, early=-0.01, lost=0),
+        )
         assert [claim.holds for claim in found.values()] == [False, False, False, False]
         slower = found["asynchronous converges more slowly in Cases 2 and 4"]
-        assert slower.measured == "its loss is higher at 1 of 2 times in Case 2, 1 of 2 times in Case 4"
+        assert (
+            slower.measured
+            == "its loss is higher at 1 of 2 times in Case 2, 1 of 2 times in Case 4"
+        )
 
     @staticmethod
     def single(asynchronous: list[float], synchronous: list[float]) -> list[Row]:
         losses = {"paper": synchronous, "asynchronous": asynchronous}
         return [
-            {"case": case, "method": method, "spent_time": float(number), "test_loss": loss, "accuracy": 0.9}
+            {
+                "case": case,
+                "method": method,
+                "spent_time": float(number),
+                "test_loss": loss,
+                "accuracy": 0.9,
+            }
             for case in CASES
             for method, own in losses.items()
             for number, loss in enumerate(own)
         ]
 
-    def test_a_sudden_change_is_a_rise_of_a_twentieth_from_one_look_to_the_next(self) -> None:
+    def test_a_sudden_change_is_a_rise_of_a_twentieth_from_one_look_to_the_next(
+        self,
+    ) -> None:
         falling = [0.5, 0.4, 0.3, 0.3]
-        sudden = claims("asynchronous-dgd-run", self.single([0.5, 0.4, 0.424, 0.41], falling))
+        sudden = claims(
+            "asynchronous-dgd-run", self.single([0.5, 0.4, 0.424, 0.41], falling)
+        )
         (claim,) = sudden.values()
         assert claim.holds
-        assert "looks to the next: +6.0%, +6.0%, +6.0%, +6.0% in Cases 1-4, +0.0%, +0.0%" in claim.measured
-        (claim,) = claims("asynchronous-dgd-run", self.single([0.5, 0.4, 0.416, 0.41], falling)).values()
+        assert (
+            "looks to the next: +6.0%, +6.0%, +6.0%, +6.0% in Cases 1-4, +0.0%, +0.0%"
+            in claim.measured
+        )
+        (claim,) = claims(
+            "asynchronous-dgd-run", self.single([0.5, 0.4, 0.416, 0.41], falling)
+        ).values()
         assert not claim.holds
 
-    def test_changes_that_synchronous_descent_has_too_are_none_of_asynchronous_descent(self) -> None:
+    def test_changes_that_synchronous_descent_has_too_are_none_of_asynchronous_descent(
+        self,
+    ) -> None:
         jumps = [0.5, 0.4, 0.44, 0.41]
         (claim,) = claims("asynchronous-dgd-run", self.single(jumps, jumps)).values()
         assert not claim.holds
 
     def test_rounds_in_which_nobody_looked_do_not_count(self) -> None:
         rows = self.single([0.5, 0.4, 0.43, 0.41], [0.5, 0.4, 0.3, 0.3])
-        unseen = [row | {"test_loss": None} if row["test_loss"] == 0.43 else row for row in rows]
+        unseen = [
+            row | {"test_loss": None} if row["test_loss"] == 0.43 else row for row in rows
+        ]
         (claim,) = claims("asynchronous-dgd-run", unseen).values()
         assert not claim.holds
         assert "+2.5%, +2.5%, +2.5%, +2.5% in Cases 1-4" in claim.measured

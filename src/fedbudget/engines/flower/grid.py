@@ -1,4 +1,11 @@
-"""Flower's grid as the network engine wants it: asks nodes, and gathers what they answer.
+"""Messages to nodes behind Flower's grid, and their replies.
+
+A node that is sent a message owes a reply, until that has come or Flower says that it never will.
+
+Flower tells nobody when a reply has come: it is asked again and again here, more often than its own `send_and_receive`
+does, because whoever waits pays for the time. How often nodes ask for their messages is Flower's affair.
+
+Flower's grid as the network engine wants it: asks nodes, and gathers what they answer.
 
 A node that is asked owes a reply, and is not asked again before it has come or Flower says that it never will: what
 comes after its round is discarded. So no more than one message waits for any node. The bookkeeping of a round is in
@@ -10,15 +17,15 @@ another number: where it has the partition of a node that is gone, it is that no
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedbudget.engines.flower import records
-from fedbudget.engines.flower.mailbox import LONG_LIFE, POLL, Mailbox, Reply, pause
 from fedbudget.engines.remote.members import Counters, Members
 from fedbudget.engines.remote.messages import Farewell, RoundRequest, Welcome
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
@@ -28,12 +35,151 @@ from fedbudget.models.description import ModelDescription
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast, PeerError, Work
-from fedbudget.resources.usage import NodeCosts
+from fedbudget.resources.resource import NodeCosts
+
+LONG_LIFE = 3600.0
+"""Seconds for which any message is good, at least: machines' clocks differ, so it is long."""
+
+POLL = 0.1
+"""Seconds between two looks, at most."""
+
+# seconds between two looks, and how many in the time waited so far
+_QUICKEST = 0.005
+_OFTEN = 20
+_LOOK_FOR_NODES = 1.0  # seconds between two looks at who is connected
+_PATIENCE = 600.0  # seconds for an answer before the first round
+_Result = TypeVar("_Result")
+
+
+class Reply(NamedTuple):
+    """What has come from a node.
+
+    Args:
+      node: Flower's number of it.
+      round: that it was asked for; 0 before the first.
+    """
+
+    node: int
+    round: int
+    message: Message
+
+
+class Mailbox:
+    """Sends messages over a grid, and collects replies.
+
+    Args:
+      counters: of what has passed.
+    """
+
+    def __init__(self, grid: Grid, counters: Counters) -> None:
+        self.online: set[int] = (
+            set()
+        )  # Flower's numbers of nodes that were connected at the last look
+        self.round_trip = np.inf  # seconds of the quickest message to all: the first may have had to start something
+        self.keeps_errors = False  # what Flower raises is kept as `error`, and not raised
+        self.error = ""
+        self._grid = grid
+        self._counters = counters
+        self._owed: dict[
+            str, tuple[int, int]
+        ] = {}  # who owes a reply and of which round, by the message
+        self._looked = -np.inf
+
+    def look_for_nodes(self) -> set[int]:
+        """Who is connected now, or was a moment ago."""
+        if time.monotonic() - self._looked > _LOOK_FOR_NODES:
+            self.online = self._call(lambda: set(self._grid.get_node_ids()), self.online)
+            self._looked = time.monotonic()
+        return self.online
+
+    def owing(self) -> set[int]:
+        return {node for node, _ in self._owed.values()}
+
+    def send(
+        self,
+        contents: Mapping[int, RecordDict],
+        kind: str,
+        *,
+        life: float = LONG_LIFE,
+        round_: int = 0,
+    ) -> None:
+        """Sends to nodes that owe nothing.
+
+        Args:
+          life: for how many seconds the messages are good.
+        """
+        group = str(round_) if round_ else ""
+        messages = [
+            Message(content, node, kind, ttl=life, group_id=group)
+            for node, content in contents.items()
+        ]
+        none: set[str] = set()
+        sent = (
+            self._call(lambda: set(self._grid.push_messages(messages)), none)
+            if messages
+            else none
+        )
+        for message in messages:
+            if message.metadata.message_id in sent:
+                self._owed[message.metadata.message_id] = (
+                    message.metadata.dst_node_id,
+                    round_,
+                )
+                self._counters.sent += records.size(message.content)
+
+    def replies(self) -> list[Reply]:
+        """Those that have come."""
+        waiting = list(self._owed)
+        none = list[Message]()
+        replies = []
+        for message in (
+            self._call(lambda: list(self._grid.pull_messages(waiting)), none)
+            if waiting
+            else none
+        ):
+            owed = self._owed.pop(message.metadata.reply_to_message_id, None)
+            if owed is not None:
+                self._counters.received += (
+                    records.size(message.content) if message.has_content() else 0
+                )
+                replies.append(Reply(*owed, message))
+        return replies
+
+    def exchange(self, contents: Mapping[int, RecordDict], kind: str) -> dict[int, Message]:
+        """Sends to all, and waits for all."""
+        began = time.monotonic()
+        self.send(contents, kind)
+        replies: dict[int, Message] = {}
+        while self._owed and time.monotonic() < began + _PATIENCE:
+            time.sleep(pause(began))
+            replies |= {reply.node: reply.message for reply in self.replies()}
+        self.round_trip = min(self.round_trip, time.monotonic() - began)
+        return replies
+
+    def _call(self, call: Callable[[], _Result], otherwise: _Result) -> _Result:
+        """What Flower gives. It may raise anything, when the run is stopped or the SuperLink is gone."""
+        try:
+            return call()
+        except Exception as error:
+            if not self.keeps_errors:
+                raise
+            self.error = (
+                self.error or f"Flower carries no more messages of this run: {error}"
+            )
+            return otherwise
+
+
+def pause(began: float) -> float:
+    """Seconds until the next look: few where replies take milliseconds, as in a simulation."""
+    return min(POLL, max(_QUICKEST, (time.monotonic() - began) / _OFTEN))
+
 
 LOG = logging.getLogger("flwr")
 """Flower's own log, which `flwr log` shows."""
 
-_DEADLINES_TO_LIVE = 10  # so many times the time that a round may take is a message good for
+_DEADLINES_TO_LIVE = (
+    10  # so many times the time that a round may take is a message good for
+)
 
 
 class Described(NamedTuple):
@@ -104,7 +250,9 @@ class GridNodes:
                 LOG.info("%d of %d nodes are here", len(online), nodes)
             last = len(online)
             time.sleep(POLL)
-        replies = self.mailbox.exchange({node: RecordDict() for node in sorted(online)}, "query.describe")
+        replies = self.mailbox.exchange(
+            {node: RecordDict() for node in sorted(online)}, "query.describe"
+        )
         described: list[Described] = []
         refused: list[str] = []
         for node in sorted(online):
@@ -123,11 +271,16 @@ class GridNodes:
 
     def start(self, task: Task, described: Sequence[Described]) -> list[NodeCosts]:
         """Tells all what is trained; gives what a trial round has cost at each."""
-        self._task, self._model = task, task.model
-        self._partitions = dict.fromkeys(self.mailbox.online)  # whoever could not say what it has is not asked again
+        self._task = task
+        self._model = task.model
+        self._partitions = dict.fromkeys(
+            self.mailbox.online
+        )  # whoever could not say what it has is not asked again
         for each in described:
             self._let_in(each)
-        replies = self.mailbox.exchange({node: self._welcome(node) for node in self.members}, "query.trial")
+        replies = self.mailbox.exchange(
+            {node: self._welcome(node) for node in self.members}, "query.trial"
+        )
         trials = []
         for node in self.members:
             try:
@@ -155,10 +308,14 @@ class GridNodes:
         now = time.monotonic()
         if self.compressor.kind != "none":
             broadcast = replace(broadcast, compress=self.compressor.kind)
-        self.mailbox.keeps_errors = True  # from now on what Flower raises ends the run in order
+        self.mailbox.keeps_errors = (
+            True  # from now on what Flower raises ends the run in order
+        )
         ends = now + timeout, now + left - POLL
         left_out = self.members.with_any(resting)
-        self._pending = PendingRound(broadcast, least, *ends, needs_reports=needs_reports, resting=left_out)
+        self._pending = PendingRound(
+            broadcast, least, *ends, needs_reports=needs_reports, resting=left_out
+        )
         self._ask(self._pending)
 
     def finish(self) -> CollectedRound:
@@ -181,10 +338,17 @@ class GridNodes:
 
     def node_statuses(self) -> list[NodeStatus]:
         """How all nodes are doing; from any thread."""
-        now, online, owing = time.time(), self.mailbox.online, self.mailbox.owing()
+        now = time.time()
+        online = self.mailbox.online
+        owing = self.mailbox.owing()
         states = {node: "at work" if node in owing else "idle" for node in online}
-        members = sorted(self.members.snapshot().items(), key=lambda item: int(item[1].numbers[0]))
-        return [member.status(f"node-{member.numbers[0]}", states.get(node, "away"), now) for node, member in members]
+        members = sorted(
+            self.members.snapshot().items(), key=lambda item: int(item[1].numbers[0])
+        )
+        return [
+            member.status(f"node-{member.numbers[0]}", states.get(node, "away"), now)
+            for node, member in members
+        ]
 
     def close(self, farewell: Farewell) -> None:
         """Nodes need not be told: Flower tells them nothing more of this run."""
@@ -201,23 +365,34 @@ class GridNodes:
             self._let_in_newcomers(pending)
             self._ask(pending)
         elif step is NextStep.GIVE_UP:
-            self._failure = f"too few nodes can make round {pending.broadcast.round}: {pending.failure}"
+            self._failure = (
+                f"too few nodes can make round {pending.broadcast.round}: {pending.failure}"
+            )
         return step in (NextStep.CLOSE, NextStep.GIVE_UP)
 
     def _ask(self, pending: PendingRound[int]) -> None:
         """All that are connected, owe nothing, and can be asked in this round."""
-        broadcast, online, owing = pending.broadcast, self.mailbox.look_for_nodes(), self.mailbox.owing()
+        broadcast = pending.broadcast
+        online = self.mailbox.look_for_nodes()
+        owing = self.mailbox.owing()
         contents: dict[int, RecordDict] = {}
         # By base round and number of updates: the vectors, which may be large, are shared.
         requests: dict[tuple[int, Work | None], RecordDict] = {}
         for node, member in self.members.items():
             if node not in online or node in owing or not pending.can_ask(node):
                 continue
-            base_round, own = member.base_round, broadcast.to(member.numbers)
+            base_round = member.base_round
+            own = broadcast.to(member.numbers)
             if (base_round, own.work) not in requests:
                 catch_up = base_round != broadcast.round - 1
-                told = {} if catch_up or not base_round else self.compressor.differences(broadcast)
-                request = records.request_out(RoundRequest(own, base_round), catch_up=catch_up, differences=told)
+                told = (
+                    {}
+                    if catch_up or not base_round
+                    else self.compressor.differences(broadcast)
+                )
+                request = records.request_out(
+                    RoundRequest(own, base_round), catch_up=catch_up, differences=told
+                )
                 requests[base_round, own.work] = request
             contents[node] = self._welcome(node)
             contents[node].update(requests[base_round, own.work])
@@ -226,7 +401,9 @@ class GridNodes:
         self.mailbox.send(contents, "train", life=life, round_=broadcast.round)
         for node in () if self.error else contents.keys() - self.mailbox.owing():
             self._fail(pending, node, "Flower has not taken the message")
-        new = self.mailbox.online - self._partitions.keys()  # who is asked what it has, and takes part later
+        new = (
+            self.mailbox.online - self._partitions.keys()
+        )  # who is asked what it has, and takes part later
         self._partitions |= dict.fromkeys(new)
         self.mailbox.send({node: RecordDict() for node in new}, "query.describe")
 
@@ -234,11 +411,17 @@ class GridNodes:
         node = reply.node
         if not pending.owes(node, reply.round):
             self.counters.late += 1
-            LOG.info("%s's report of round %d came too late, and is discarded", self._name(node), reply.round)
+            LOG.info(
+                "%s's report of round %d came too late, and is discarded",
+                self._name(node),
+                reply.round,
+            )
             return
         member = self.members[node]
         try:
-            answer = records.answer_in(_content(reply.message), pending.broadcast, member.numbers, member.counted)
+            answer = records.answer_in(
+                _content(reply.message), pending.broadcast, member.numbers, member.counted
+            )
             pending.receive(node, answer)
         except PeerError as error:
             if isinstance(error, RefusedByNode) and error.lost:
@@ -273,17 +456,29 @@ class GridNodes:
                 self._newcomers.append(described)
                 continue
             self._let_in(described, place)
-            LOG.info("%s has joined, with %d samples", self._name(described.node), sum(described.samples.sizes))
+            LOG.info(
+                "%s has joined, with %d samples",
+                self._name(described.node),
+                sum(described.samples.sizes),
+            )
             if pending is not None and place is not None:
                 pending.forget(place)
 
     def _place(self, described: Described) -> int | None:
         """Who is gone and was the same node."""
-        away, size = self.members.keys() - self.mailbox.online, len(described.samples.sizes)
+        away = self.members.keys() - self.mailbox.online
+        size = len(described.samples.sizes)
         if described.partition is None:
             return None
-        same = (node for node, partition in self._partitions.items() if partition == described.partition)
-        return next((node for node in same if node in away and len(self.members[node]) == size), None)
+        same = (
+            node
+            for node, partition in self._partitions.items()
+            if partition == described.partition
+        )
+        return next(
+            (node for node in same if node in away and len(self.members[node]) == size),
+            None,
+        )
 
     def _let_in(self, described: Described, place: int | None = None) -> None:
         if place is None:
@@ -300,12 +495,18 @@ class GridNodes:
 
     def _welcome(self, node: int) -> RecordDict:
         assert self._task is not None
-        return records.welcome_out(Welcome(self._run, self._task, tuple(self.members[node].numbers.tolist())))
+        return records.welcome_out(
+            Welcome(self._run, self._task, tuple(self.members[node].numbers.tolist()))
+        )
 
     def _name(self, node: int) -> str:
         """For people: our number, and Flower's."""
         member = self.members.get(node)
-        return f"Flower's node {node}" if member is None else f"node {member.numbers[0]} (Flower's {node})"
+        return (
+            f"Flower's node {node}"
+            if member is None
+            else f"node {member.numbers[0]} (Flower's {node})"
+        )
 
 
 def _content(reply: Message | None) -> RecordDict:

@@ -47,7 +47,8 @@ _warm: set[str] = set()  # runs that this process has made an update of
 
 def reply(message: Message, context: Context, setup: Setup) -> Message:
     """What the node's samples are like, what a round takes before the first, or a round."""
-    content, kind = message.content, message.metadata.message_type
+    content = message.content
+    kind = message.metadata.message_type
     try:
         welcome = None if kind == "query.describe" else records.welcome_in(content)
         node = setup(context)
@@ -63,7 +64,9 @@ def reply(message: Message, context: Context, setup: Setup) -> Message:
     return Message(answer, reply_to=message)
 
 
-def _train(worker: Worker, welcome: Welcome, content: RecordDict, state: RecordDict) -> RecordDict:
+def _train(
+    worker: Worker, welcome: Welcome, content: RecordDict, state: RecordDict
+) -> RecordDict:
     base_round = records.base_round_in(content)
     worker.accept(welcome)
     try:
@@ -91,7 +94,9 @@ def remember(state: RecordDict, welcome: Welcome, memories: dict[int, FleetState
         del state[name]
     state[_MEMORY] = ConfigRecord({"run": welcome.run, "rounds": list(memories)})
     for number, memory in memories.items():
-        state[f"{_MEMORY}-{number}-arrays"], state[f"{_MEMORY}-{number}-numbers"] = records.memory_out(memory)
+        state[f"{_MEMORY}-{number}-arrays"], state[f"{_MEMORY}-{number}-numbers"] = (
+            records.memory_out(memory)
+        )
 
 
 def recall(state: RecordDict, welcome: Welcome) -> dict[int, FleetState]:
@@ -100,6 +105,10 @@ def recall(state: RecordDict, welcome: Welcome) -> dict[int, FleetState]:
     if known is None or known["run"] != welcome.run:
         return {}
     names = [f"{_MEMORY}-{int(number)}" for number in known["rounds"]]  # type: ignore[union-attr]
-    arrays, numbers = state.array_records, state.config_records
-    memories = [records.memory_in(arrays[f"{name}-arrays"], numbers[f"{name}-numbers"]) for name in names]
+    arrays = state.array_records
+    numbers = state.config_records
+    memories = [
+        records.memory_in(arrays[f"{name}-arrays"], numbers[f"{name}-numbers"])
+        for name in names
+    ]
     return {memory.broadcast.round: memory for memory in memories}

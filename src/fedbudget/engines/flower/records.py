@@ -16,16 +16,27 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32, Float64, Int64
-from fedbudget.engines.remote import descriptions
-from fedbudget.engines.remote.costs import pack_costs, unpack_costs
-from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome, report_numbers, report_vectors
-from fedbudget.engines.remote.tallies import pack_tallies, unpack_tallies
-from fedbudget.models.tally import Tally
+from fedbudget.codec import flatten, restore
+from fedbudget.engines.remote import encodings
+from fedbudget.engines.remote.encodings import (
+    pack_costs,
+    pack_tallies,
+    unpack_costs,
+    unpack_tallies,
+)
+from fedbudget.engines.remote.messages import (
+    Answer,
+    Hello,
+    RoundRequest,
+    Welcome,
+    report_numbers,
+    report_vectors,
+)
+from fedbudget.evaluation.metrics import Tally
 from fedbudget.protocol.compression import decode, encoded_size
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, PeerError, Report
 from fedbudget.protocol.state import FleetState
-from fedbudget.protocol.structure import flatten, restore
-from fedbudget.resources.usage import NodeCosts
+from fedbudget.resources.resource import NodeCosts
 
 _T = TypeVar("_T")
 _ENCODED = "encoded"  # vectors of a report, one after the other, with fewer bits
@@ -34,7 +45,11 @@ NO_DIFFERENCES: Mapping[str, bytes] = {}
 
 def size(content: RecordDict) -> int:
     """Bytes of what is in a message; what Flower and HTTP put around it is not counted."""
-    arrays = sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    arrays = sum(
+        len(array.data)
+        for record in content.array_records.values()
+        for array in record.values()
+    )
     numbers = [*content.config_records.values(), *content.metric_records.values()]
     return arrays + sum(len(record.deflate()) for record in numbers)
 
@@ -43,22 +58,34 @@ def size(content: RecordDict) -> int:
 
 
 def hello_out(hello: Hello, partition: int | None) -> RecordDict:
-    content: dict[str, Any] = {"hello": descriptions.describe(hello).SerializeToString()}
-    return RecordDict({"hello": ConfigRecord(content if partition is None else content | {"partition": partition})})
+    content: dict[str, Any] = {"hello": encodings.describe(hello).SerializeToString()}
+    return RecordDict(
+        {
+            "hello": ConfigRecord(
+                content if partition is None else content | {"partition": partition}
+            )
+        }
+    )
 
 
 def hello_in(content: RecordDict) -> tuple[Hello, int | None]:
-    hello = descriptions.read(Hello, descriptions.from_bytes(_bytes(content, "hello")))
+    hello = encodings.read(Hello, encodings.from_bytes(_bytes(content, "hello")))
     partition = content.config_records["hello"].get("partition")
     return hello, partition if isinstance(partition, int) else None
 
 
 def welcome_out(welcome: Welcome) -> RecordDict:
-    return RecordDict({"welcome": ConfigRecord({"welcome": descriptions.describe(welcome).SerializeToString()})})
+    return RecordDict(
+        {
+            "welcome": ConfigRecord(
+                {"welcome": encodings.describe(welcome).SerializeToString()}
+            )
+        }
+    )
 
 
 def welcome_in(content: RecordDict) -> Welcome:
-    return descriptions.read(Welcome, descriptions.from_bytes(_bytes(content, "welcome")))
+    return encodings.read(Welcome, encodings.from_bytes(_bytes(content, "welcome")))
 
 
 def costs_out(costs: NodeCosts) -> RecordDict:
@@ -80,14 +107,21 @@ def refusal_out(reason: str, *, lost: bool = False) -> RecordDict:
 
 def refusal_in(content: RecordDict) -> tuple[str, bool] | None:
     record = content.config_records.get("refusal")
-    return None if record is None else (str(record.get("reason"))[:2000], record.get("lost") is True)
+    return (
+        None
+        if record is None
+        else (str(record.get("reason"))[:2000], record.get("lost") is True)
+    )
 
 
 # A round.
 
 
 def request_out(
-    request: RoundRequest, *, catch_up: bool, differences: Mapping[str, bytes] = NO_DIFFERENCES
+    request: RoundRequest,
+    *,
+    catch_up: bool,
+    differences: Mapping[str, bytes] = NO_DIFFERENCES,
 ) -> RecordDict:
     """A broadcast to nodes whose memory stands after the same round.
 
@@ -100,7 +134,9 @@ def request_out(
     numbers["base_round"] = request.base_round
     content = RecordDict({"vectors": arrays, "broadcast": numbers})
     if differences:
-        content["vectors"] = ArrayRecord({name: array for name, array in arrays.items() if name not in differences})
+        content["vectors"] = ArrayRecord(
+            {name: array for name, array in arrays.items() if name not in differences}
+        )
         content["differences"] = _arrays_out(
             {name: np.frombuffer(data, np.uint8) for name, data in differences.items()}
         )
@@ -121,7 +157,9 @@ def request_in(content: RecordDict, before: Float32 | None = None) -> RoundReque
     Args:
       before: the w that the node knows, [parameters].
     """
-    base_round, arrays, differences = base_round_in(content), _arrays_in(content, "vectors"), {}
+    base_round = base_round_in(content)
+    arrays = _arrays_in(content, "vectors")
+    differences = {}
     if "differences" in content.array_records:
         differences = _arrays_in(content, "differences")
         arrays |= dict.fromkeys(differences, np.empty(0, np.float32))
@@ -138,7 +176,11 @@ def _with_differences(
     """With w, and then with what is told as a difference to it."""
     if not differences:
         return broadcast
-    if before is None or broadcast.compress is None or not differences.keys() <= {"w", "mean"}:
+    if (
+        before is None
+        or broadcast.compress is None
+        or not differences.keys() <= {"w", "mean"}
+    ):
         raise PeerError("a difference to parameters that were never told")
     for name in sorted(differences, reverse=True):
         known = before if name == "w" else broadcast.w
@@ -150,14 +192,21 @@ def _with_differences(
 
 
 def answer_out(
-    report: Report, costs: NodeCosts, tallies: Sequence[Tally] = (), encoded: bytes | memoryview | None = None
+    report: Report,
+    costs: NodeCosts,
+    tallies: Sequence[Tally] = (),
+    encoded: bytes | memoryview | None = None,
 ) -> RecordDict:
     """A report and what it cost.
 
     Args:
       encoded: its vectors, where they are sent with fewer bits.
     """
-    fields = {name: getattr(report, name) for name in (*NUMBERS, *VECTORS) if getattr(report, name) is not None}
+    fields = {
+        name: getattr(report, name)
+        for name in (*NUMBERS, *VECTORS)
+        if getattr(report, name) is not None
+    }
     content = costs_out(costs)
     if tallies:
         content["tallies"] = ConfigRecord({"tallies": pack_tallies(tallies)})
@@ -170,34 +219,53 @@ def answer_out(
     return content
 
 
-def answer_in(content: RecordDict, broadcast: Broadcast, nodes: Int64, sizes: Int64) -> Answer:
+def answer_in(
+    content: RecordDict, broadcast: Broadcast, nodes: Int64, sizes: Int64
+) -> Answer:
     """A report by nodes of these numbers and sizes, with all that was asked for and nothing else."""
-    metrics, vectors = dict(content.metric_records.get("report", {})), _arrays_in(content, "vectors")
+    metrics = dict(content.metric_records.get("report", {}))
+    vectors = _arrays_in(content, "vectors")
     if metrics.pop("round", None) != broadcast.round:
         raise PeerError(f"a report that is not of round {broadcast.round}")
     if _ENCODED in vectors and broadcast.compress not in (None, "none"):
         vectors = _decoded(vectors[_ENCODED].tobytes(), broadcast, len(nodes))
-    for names, asked in ((metrics, report_numbers(broadcast)), (vectors, report_vectors(broadcast))):
+    for names, asked in (
+        (metrics, report_numbers(broadcast)),
+        (vectors, report_vectors(broadcast)),
+    ):
         if names.keys() != set(asked):
-            raise PeerError(f"a report with {sorted(names)} where {sorted(asked)} was asked for")
+            raise PeerError(
+                f"a report with {sorted(names)} where {sorted(asked)} was asked for"
+            )
     for name, vector in vectors.items():
         if vector.dtype != np.float32 or vector.shape != (len(nodes), broadcast.w.size):
             raise PeerError(f"{name} of type {vector.dtype} and shape {vector.shape}")
     numbers = {name: _numbers(name, values, len(nodes)) for name, values in metrics.items()}
     tallies = _bytes(content, "tallies") if "tallies" in content.config_records else b""
     report = Report(broadcast.round, nodes, sizes, **numbers, **vectors)  # type: ignore[arg-type]
-    return Answer(report, costs_in(content), unpack_tallies(tallies, broadcast.tallies), len(tallies))
+    return Answer(
+        report, costs_in(content), unpack_tallies(tallies, broadcast.tallies), len(tallies)
+    )
 
 
 def _decoded(data: bytes, broadcast: Broadcast, rows: int) -> dict[str, NDArray[Any]]:
     """A report's vectors, which were told with fewer bits."""
-    kind, names, count = broadcast.compress or "none", report_vectors(broadcast), broadcast.w.size
+    kind = broadcast.compress or "none"
+    names = report_vectors(broadcast)
+    count = broadcast.w.size
     size = rows * encoded_size(kind, count)
     if len(data) != len(names) * size:
-        raise PeerError(f"{len(data)} bytes of vectors where there should be {len(names) * size}")
+        raise PeerError(
+            f"{len(data)} bytes of vectors where there should be {len(names) * size}"
+        )
     parts = {name: data[at * size : (at + 1) * size] for at, name in enumerate(names)}
-    vectors = {name: decode(kind, part, count, rows).reshape(rows, count) for name, part in parts.items()}
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found in the result
+    vectors = {
+        name: decode(kind, part, count, rows).reshape(rows, count)
+        for name, part in parts.items()
+    }
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # what is not finite is found in the result
         vectors["w"] = broadcast.w + vectors["w"]
     return {**vectors}
 
@@ -211,7 +279,9 @@ def memory_out(memory: FleetState) -> tuple[ArrayRecord, ConfigRecord]:
 
 def memory_in(arrays: ArrayRecord, numbers: ConfigRecord) -> FleetState:
     """Raises `ValueError` where it cannot be read."""
-    return _value_in(FleetState, {name: array.numpy() for name, array in arrays.items()}, numbers)
+    return _value_in(
+        FleetState, {name: array.numpy() for name, array in arrays.items()}, numbers
+    )
 
 
 # Parts of them.
@@ -223,7 +293,9 @@ def _value_out(value: object) -> tuple[ArrayRecord, ConfigRecord]:
     return _arrays_out(arrays), ConfigRecord({"numbers": json.dumps(plain)})
 
 
-def _value_in(kind: type[_T], arrays: Mapping[str, NDArray[Any]], numbers: ConfigRecord) -> _T:
+def _value_in(
+    kind: type[_T], arrays: Mapping[str, NDArray[Any]], numbers: ConfigRecord
+) -> _T:
     try:
         return restore(kind, json.loads(str(numbers.get("numbers"))), arrays)
     except RecursionError:
@@ -231,12 +303,17 @@ def _value_in(kind: type[_T], arrays: Mapping[str, NDArray[Any]], numbers: Confi
 
 
 def _arrays_out(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
+    return ArrayRecord(
+        {name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    )
 
 
 def _arrays_in(content: RecordDict, name: str) -> dict[str, NDArray[Any]]:
     try:
-        return {key: array.numpy() for key, array in content.array_records.get(name, ArrayRecord()).items()}
+        return {
+            key: array.numpy()
+            for key, array in content.array_records.get(name, ArrayRecord()).items()
+        }
     except (ValueError, TypeError, OSError, EOFError) as error:
         raise PeerError(f"{name} that cannot be read: {error}") from None
 

@@ -17,14 +17,20 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedbudget.engines.grpc.credentials import valid_host
 from fedbudget.engines.grpc.tokens import check_name
 from fedbudget.errors import UserError
 
-CA, AGGREGATOR = "ca", "aggregator"
+CA = "ca"
+AGGREGATOR = "aggregator"
 DEFAULT_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 _CA_DAYS = 3650
@@ -32,7 +38,12 @@ _EARLIER = timedelta(minutes=5)  # clocks of machines differ a little
 
 
 def make(
-    folder: Path, *, hosts: Sequence[str], nodes: Sequence[str] = (), days: int = 365, now: datetime | None = None
+    folder: Path,
+    *,
+    hosts: Sequence[str],
+    nodes: Sequence[str] = (),
+    days: int = 365,
+    now: datetime | None = None,
 ) -> list[Path]:
     """Makes certificates and their keys in a folder, and a CA for them unless the folder has one.
 
@@ -49,9 +60,13 @@ def make(
     for name, times in Counter(nodes).items():
         check_name(name)
         if name.lower() in (CA, AGGREGATOR):
-            raise UserError(f"a node cannot be called {name} here: {name}.pem is the {name.lower()}'s certificate")
+            raise UserError(
+                f"a node cannot be called {name} here: {name}.pem is the {name.lower()}'s certificate"
+            )
         if times > 1:
-            raise UserError(f"node {name} is named {times} times; each node has a name of its own")
+            raise UserError(
+                f"node {name} is named {times} times; each node has a name of its own"
+            )
     if not 1 <= days <= _CA_DAYS:
         raise UserError(f"days must be from 1 to {_CA_DAYS}, not {days}")
     now = (now or datetime.now(UTC)).replace(microsecond=0)
@@ -59,17 +74,35 @@ def make(
     wanted = [*([AGGREGATOR] if names else []), *nodes]
     known = _existing_ca(folder, now)
     if known is not None and not wanted:
-        raise UserError(f"{folder} has a CA already; say for which --node or --host to make a certificate")
+        raise UserError(
+            f"{folder} has a CA already; say for which --node or --host to make a certificate"
+        )
     for file in (file for name in wanted for file in _files(folder, name)):
         if file.exists() or file.is_symlink():
-            raise UserError(f"{file} exists and is not overwritten; move it away first to have a new one")
+            raise UserError(
+                f"{file} exists and is not overwritten; move it away first to have a new one"
+            )
 
     ca = known or _issue("fedbudget CA", now, _CA_DAYS)
     made = {} if known else {CA: ca}
     for name in wanted:  # no node has the aggregator's name
-        usage = ExtendedKeyUsageOID.SERVER_AUTH if name == AGGREGATOR else ExtendedKeyUsageOID.CLIENT_AUTH
-        alternatives = x509.SubjectAlternativeName(names if name == AGGREGATOR else [x509.DNSName(name)])
-        made[name] = _issue(name, now, days, ca, x509.ExtendedKeyUsage([usage]), alternatives, _authority(ca))
+        usage = (
+            ExtendedKeyUsageOID.SERVER_AUTH
+            if name == AGGREGATOR
+            else ExtendedKeyUsageOID.CLIENT_AUTH
+        )
+        alternatives = x509.SubjectAlternativeName(
+            names if name == AGGREGATOR else [x509.DNSName(name)]
+        )
+        made[name] = _issue(
+            name,
+            now,
+            days,
+            ca,
+            x509.ExtendedKeyUsage([usage]),
+            alternatives,
+            _authority(ca),
+        )
     return _write(folder, made)
 
 
@@ -87,12 +120,16 @@ class _Pair:
 def _host(host: str) -> x509.GeneralName:
     name = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     try:
-        if "%" not in name:  # of which of its networks an address is has no place in a certificate
+        if (
+            "%" not in name
+        ):  # of which of its networks an address is has no place in a certificate
             return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         if valid_host(name.removeprefix("*.")):
             return x509.DNSName(name)
-    raise UserError(f"{host[:300]!r} is neither an IP address nor a host's name; give a host without its port")
+    raise UserError(
+        f"{host[:300]!r} is neither an IP address nor a host's name; give a host without its port"
+    )
 
 
 def _existing_ca(folder: Path, now: datetime) -> _Pair | None:
@@ -103,27 +140,44 @@ def _existing_ca(folder: Path, now: datetime) -> _Pair | None:
         return None
     if len(here) == 1:
         (other,) = {cert_file, key_file} - set(here)
-        raise UserError(f"{here[0]} is here but {other.name} is not; bring it back, or use another folder for a new CA")
+        raise UserError(
+            f"{here[0]} is here but {other.name} is not; bring it back, or use another folder for a new CA"
+        )
     try:
         certificate = x509.load_pem_x509_certificate(cert_file.read_bytes())
         key = load_pem_private_key(key_file.read_bytes(), password=None)
-        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+        constraints = certificate.extensions.get_extension_for_class(
+            x509.BasicConstraints
+        ).value
     except (ValueError, TypeError, x509.ExtensionNotFound):
-        raise UserError(f"{cert_file} and {key_file} are not a CA's certificate and its key, in PEM format") from None
+        raise UserError(
+            f"{cert_file} and {key_file} are not a CA's certificate and its key, in PEM format"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey):
         raise UserError(f"{key_file} must be an EC or RSA key")
     if not constraints.ca or certificate.public_key() != key.public_key():
-        raise UserError(f"{cert_file} is not a CA's certificate, or {key_file} is not its key")
+        raise UserError(
+            f"{cert_file} is not a CA's certificate, or {key_file} is not its key"
+        )
     if certificate.not_valid_after_utc <= now:
         ended = certificate.not_valid_after_utc.date()
-        raise UserError(f"the CA {cert_file} has expired on {ended}; use another folder for a new one")
+        raise UserError(
+            f"the CA {cert_file} has expired on {ended}; use another folder for a new one"
+        )
     return _Pair(certificate, key)
 
 
-def _issue(name: str, now: datetime, days: int, ca: _Pair | None = None, *extensions: x509.ExtensionType) -> _Pair:
+def _issue(
+    name: str,
+    now: datetime,
+    days: int,
+    ca: _Pair | None = None,
+    *extensions: x509.ExtensionType,
+) -> _Pair:
     """A certificate of this name and its key, signed by a CA; without one it is a CA's, signed by itself."""
     key = ec.generate_private_key(ec.SECP256R1())
-    subject, until = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), now + timedelta(days=days)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    until = now + timedelta(days=days)
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -131,9 +185,16 @@ def _issue(name: str, now: datetime, days: int, ca: _Pair | None = None, *extens
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _EARLIER)
-        .not_valid_after(until if ca is None else min(until, ca.certificate.not_valid_after_utc))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.BasicConstraints(ca=ca is None, path_length=0 if ca is None else None), critical=True)
+        .not_valid_after(
+            until if ca is None else min(until, ca.certificate.not_valid_after_utc)
+        )
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+        )
+        .add_extension(
+            x509.BasicConstraints(ca=ca is None, path_length=0 if ca is None else None),
+            critical=True,
+        )
         .add_extension(_key_usage(signs_certificates=ca is None), critical=True)
     )
     for extension in extensions:
@@ -157,7 +218,9 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 def _authority(ca: _Pair) -> x509.AuthorityKeyIdentifier:
     try:
-        own = ca.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+        own = ca.certificate.extensions.get_extension_for_class(
+            x509.SubjectKeyIdentifier
+        ).value
     except x509.ExtensionNotFound:
         return x509.AuthorityKeyIdentifier.from_issuer_public_key(ca.key.public_key())
     return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own)
@@ -176,15 +239,24 @@ def _write(folder: Path, made: Mapping[str, _Pair]) -> list[Path]:
         for name, pair in made.items():
             texts = (
                 (pair.certificate.public_bytes(Encoding.PEM), 0o644),
-                (pair.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600),
+                (
+                    pair.key.private_bytes(
+                        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+                    ),
+                    0o600,
+                ),
             )
             for file, (text, mode) in zip(_files(folder, name), texts, strict=True):
                 # Exclusive: a file or link that has appeared since is neither overwritten nor followed.
-                with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as opened:
+                with os.fdopen(
+                    os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb"
+                ) as opened:
                     written.append(file)
                     opened.write(text)
     except OSError as error:
         for file in written:
             file.unlink(missing_ok=True)
-        raise UserError(f"cannot make certificates in {folder}: {error.filename or folder}: {error.strerror}") from None
+        raise UserError(
+            f"cannot make certificates in {folder}: {error.filename or folder}: {error.strerror}"
+        ) from None
     return written

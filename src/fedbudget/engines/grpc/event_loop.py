@@ -70,7 +70,9 @@ class LoopThread:
             task.cancel()
         await asyncio.sleep(0)
 
-    async def until(self, condition: Callable[[], bool], timeout: float | None = None) -> None:
+    async def until(
+        self, condition: Callable[[], bool], timeout: float | None = None
+    ) -> None:
         """Waits until a condition holds, or so many seconds."""
         if condition():
             return

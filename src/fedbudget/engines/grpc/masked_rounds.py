@@ -19,7 +19,7 @@ import numpy as np
 
 from fedbudget.arrays import Int64, UInt64
 from fedbudget.engines.grpc.event_loop import LoopThread
-from fedbudget.engines.grpc.from_aggregator import pack_masking
+from fedbudget.engines.grpc.messages import pack_masking_request
 from fedbudget.engines.grpc.peers import LOG, Peer, Peers
 from fedbudget.engines.grpc.rounds import Rounds
 from fedbudget.engines.remote.messages import Answer, MaskedReport
@@ -28,19 +28,23 @@ from fedbudget.errors import WorkError
 from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast, PeerError, Report
 from fedbudget.resources import most_within
-from fedbudget.secure.contents import Contents, OpenedReports
+from fedbudget.secure.contents import Contents, OpenedReports, PrivateContents
 from fedbudget.secure.graph import FEWEST, needed, sharers
 from fedbudget.secure.identity import Trust, UntrustedKey
 from fedbudget.secure.masked_sum import MaskedSum, SumPhase, TooFewLeft
 from fedbudget.secure.messages import FromNode, Group, Introduction, Opened, Shares, Terms
-from fedbudget.secure.private_contents import PrivateContents
 
 _OPENING = 10.0  # seconds that a sum is waited for to be opened, at most
-_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between attempts at one round, the more the longer
+# seconds between attempts at one round, the more the longer
+_PAUSE = 0.05
+_LONGEST_PAUSE = 2.0
 _MOST_ATTEMPTS = 20
 _FEWEST_PLACES = 32  # for the largest β̂, and so many for each member
 _PLACES_EACH = 2
-_ROOM, _MORE_ROOM, _MOST_ROOM = 8, 8, 32  # how often a number of w may double in a round, and where it did oftener
+# how often a number of w may double in a round, and where it did oftener
+_ROOM = 8
+_MORE_ROOM = 8
+_MOST_ROOM = 32
 
 
 @dataclass(frozen=True)
@@ -97,23 +101,36 @@ class MaskedRounds(Rounds):
     masked = True
 
     def __init__(
-        self, thread: LoopThread, peers: Peers, compressor: BroadcastCompressor, run: str, terms: MaskingTerms
+        self,
+        thread: LoopThread,
+        peers: Peers,
+        compressor: BroadcastCompressor,
+        run: str,
+        terms: MaskingTerms,
     ) -> None:
         super().__init__(thread, peers, compressor)
         self._run = run
         self._terms = terms
         self._circle = secrets.token_bytes(16)  # by which all stand in a circle
         self._introduced: dict[str, Introduction] = {}  # of those that are connected
-        self._told: dict[str, dict[str, bytes]] = {}  # whose keys each was told on its connection
+        self._told: dict[
+            str, dict[str, bytes]
+        ] = {}  # whose keys each was told on its connection
         self._attempt: _Attempt | None = None
-        self._owing: dict[str, int] = {}  # the attempt in which one was silent that is still connected
+        self._owing: dict[
+            str, int
+        ] = {}  # the attempt in which one was silent that is still connected
         self._last_attempt = 0
         self._room = _ROOM
         self._timeout = 0.0
         self._failed = 0  # attempts at this round
-        self._declined: set[frozenset[str]] = set()  # those that have opened this round with others before
+        self._declined: set[frozenset[str]] = (
+            set()
+        )  # those that have opened this round with others before
         self._not_before = 0.0  # the next one
-        self._fewest = 0  # whose sum is opened of a private round, once an attempt was asked to be
+        self._fewest = (
+            0  # whose sum is opened of a private round, once an attempt was asked to be
+        )
 
     def begin(
         self,
@@ -125,12 +142,23 @@ class MaskedRounds(Rounds):
         needs_reports: bool,
         resting: Collection[int],
     ) -> None:
-        self._attempt, self._timeout, self._failed, self._not_before = None, timeout, 0, 0.0
-        self._declined, self._fewest = set(), 0
-        super().begin(broadcast, least=least, timeout=timeout, left=left, needs_reports=True, resting=resting)
+        self._attempt = None
+        self._timeout = timeout
+        self._failed = 0
+        self._not_before = 0.0
+        self._declined = set()
+        self._fewest = 0
+        super().begin(
+            broadcast,
+            least=least,
+            timeout=timeout,
+            left=left,
+            needs_reports=True,
+            resting=resting,
+        )
 
     def welcome(self) -> list[bytes]:
-        return pack_masking(Terms(self._terms.threshold))
+        return pack_masking_request(Terms(self._terms.threshold))
 
     def require_ready(self, peer: Peer) -> None:
         if peer.name not in self._introduced:
@@ -141,15 +169,22 @@ class MaskedRounds(Rounds):
             self._introduce(peer, message)
             return
         attempt = self._attempt
-        name, phase = peer.name, None if attempt is None else attempt.sum.phase
-        if attempt is None or message.attempt != attempt.sum.attempt or name not in attempt.awaited:
+        name = peer.name
+        phase = None if attempt is None else attempt.sum.phase
+        if (
+            attempt is None
+            or message.attempt != attempt.sum.attempt
+            or name not in attempt.awaited
+        ):
             self._receive_late(peer, message)
         elif isinstance(message, Shares) and phase is SumPhase.SHARES:
             attempt.sum.receive_shares(name, message)
         elif isinstance(message, Opened) and phase is SumPhase.OPENED:
             attempt.sum.receive_opened(name, message)
             if not message.own:
-                LOG.warning("%s has opened this round with others before, and does not again", name)
+                LOG.warning(
+                    "%s has opened this round with others before, and does not again", name
+                )
         elif isinstance(message, MaskedReport) and phase is SumPhase.VECTORS:
             self._receive_vector(peer, attempt, message)
         else:
@@ -173,7 +208,8 @@ class MaskedRounds(Rounds):
         super().withdraw(peer)
 
     def check(self, when: float = 0.0) -> None:
-        pending, attempt = self.pending, self._attempt
+        pending = self.pending
+        attempt = self._attempt
         if pending is None:
             return
         now = max(when, self._thread.loop.time())
@@ -203,11 +239,20 @@ class MaskedRounds(Rounds):
             elif over or now >= pending.end:
                 before_shares = found.phase is SumPhase.SHARES
                 if before_shares:
-                    messages = {name: pack_masking(relay) for name, relay in found.relay().items()}
+                    messages = {
+                        name: pack_masking_request(relay)
+                        for name, relay in found.relay().items()
+                    }
                 else:
-                    messages = {name: pack_masking(survivors) for name, survivors in found.survivors().items()}
+                    messages = {
+                        name: pack_masking_request(survivors)
+                        for name, survivors in found.survivors().items()
+                    }
                     self._pay(pending.broadcast, attempt)
-                self._set_due(attempt, self._timeout if before_shares else min(self._timeout, _OPENING))
+                self._set_due(
+                    attempt,
+                    self._timeout if before_shares else min(self._timeout, _OPENING),
+                )
                 for name, message in messages.items():
                     if name in attempt.here and (peer := self.peers.get(name)) is not None:
                         self.peers.send(peer, message)
@@ -226,7 +271,9 @@ class MaskedRounds(Rounds):
     def _set_due(self, attempt: _Attempt, seconds: float) -> None:
         attempt.due = self._thread.loop.time() + seconds
         if seconds < 1e6:
-            self._timers.append(self._thread.loop.call_at(attempt.due, self.check, attempt.due))
+            self._timers.append(
+                self._thread.loop.call_at(attempt.due, self.check, attempt.due)
+            )
 
     def _introduce(self, peer: Peer, introduction: Introduction) -> None:
         if introduction.key.name != peer.name:
@@ -241,36 +288,62 @@ class MaskedRounds(Rounds):
         """Begins an attempt with all that are idle, if they are enough."""
         idle = [peer for peer in self.peers if peer.idle and pending.can_ask(peer.name)]
         names = [peer.name for peer in idle]
-        few = len(idle) < max(FEWEST, self._fewest) or self.members.nodes(names) < pending.least
+        few = (
+            len(idle) < max(FEWEST, self._fewest)
+            or self.members.nodes(names) < pending.least
+        )
         if self._attempt is not None or few or frozenset(names) in self._declined:
             return
-        circle = tuple(sorted(names, key=lambda name: hashlib.sha256(self._circle + name.encode()).digest()))
+        circle = tuple(
+            sorted(
+                names,
+                key=lambda name: hashlib.sha256(self._circle + name.encode()).digest(),
+            )
+        )
         self._last_attempt = max(self._last_attempt + 1, int(1000 * time.time()))
-        fewest = 1 if pending.broadcast.private is None else self._fewest or needed(len(names), self._terms.threshold)
+        fewest = (
+            1
+            if pending.broadcast.private is None
+            else self._fewest or needed(len(names), self._terms.threshold)
+        )
         contents = self._contents(pending.broadcast, names, fewest)
         keys = {name: self._introduced[name].key.public for name in names}
-        summed = MaskedSum(self._last_attempt, circle, self._terms.threshold, contents.length, keys, fewest)
+        summed = MaskedSum(
+            self._last_attempt, circle, self._terms.threshold, contents.length, keys, fewest
+        )
         weight = sum(int(self.members[name].counted.sum()) for name in names)
-        attempt = _Attempt(summed, contents, max(0, weight - 1).bit_length(), 0.0, set(names))
+        attempt = _Attempt(
+            summed, contents, max(0, weight - 1).bit_length(), 0.0, set(names)
+        )
         self._attempt = attempt
         self._set_due(attempt, self._timeout)
         packed: dict[tuple[int, ...], list[bytes]] = {}
         for peer in idle:
-            self.peers.send(peer, pack_masking(self._group(attempt, peer.name, pending.broadcast)))
+            self.peers.send(
+                peer,
+                pack_masking_request(self._group(attempt, peer.name, pending.broadcast)),
+            )
             self._ask(pending, peer, packed)
 
-    def _contents(self, broadcast: Broadcast, names: Collection[str], fewest: int) -> Contents | PrivateContents:
+    def _contents(
+        self, broadcast: Broadcast, names: Collection[str], fewest: int
+    ) -> Contents | PrivateContents:
         """What these are asked for."""
         if broadcast.private is not None:
             return PrivateContents.of(broadcast, sharers(fewest))
         shapes = {self._introduced[name].tally for name in names} - {None}
         shape = shapes.pop() if len(shapes) == 1 else None
         if shapes:
-            LOG.warning("nodes' test samples say different things, which cannot be added up, and are not asked for")
-        return Contents.of(broadcast, max(_FEWEST_PLACES, _PLACES_EACH * len(names)), shape, self._room)
+            LOG.warning(
+                "nodes' test samples say different things, which cannot be added up, and are not asked for"
+            )
+        return Contents.of(
+            broadcast, max(_FEWEST_PLACES, _PLACES_EACH * len(names)), shape, self._room
+        )
 
     def _group(self, attempt: _Attempt, name: str, broadcast: Broadcast) -> Group:
-        names, told = attempt.sum.group(name), self._told.setdefault(name, {})
+        names = attempt.sum.group(name)
+        told = self._told.setdefault(name, {})
         keys = [self._introduced[other].key for other in names if other != name]
         new = tuple(key for key in keys if told.get(key.name) != key.public)
         told.update({key.name: key.public for key in new})
@@ -296,7 +369,8 @@ class MaskedRounds(Rounds):
 
     def _receive_vector(self, peer: Peer, attempt: _Attempt, report: MaskedReport) -> None:
         assert self.pending is not None
-        broadcast, member = self.pending.broadcast, self.members[peer.name]
+        broadcast = self.pending.broadcast
+        member = self.members[peer.name]
         waited = self._thread.loop.time() - peer.asked_at
         costs = report.costs.within(most_within(waited), max(1, broadcast.tau))
         attempt.sum.receive_vector(peer.name, report.vector)
@@ -324,7 +398,9 @@ class MaskedRounds(Rounds):
             attempt.result = opened.result()
         self.check()
 
-    def _give_up_attempt(self, pending: PendingRound[str], attempt: _Attempt, reason: str) -> None:
+    def _give_up_attempt(
+        self, pending: PendingRound[str], attempt: _Attempt, reason: str
+    ) -> None:
         """It comes to nothing; another may follow."""
         LOG.info("round %d is begun again: %s", pending.broadcast.round, reason)
         self._release(attempt)
@@ -335,7 +411,9 @@ class MaskedRounds(Rounds):
         pending.owing.clear()
         pending.answers.clear()
         if self._failed >= _MOST_ATTEMPTS:
-            self._fail(WorkError(f"round {pending.broadcast.round} cannot be summed: {reason}"))
+            self._fail(
+                WorkError(f"round {pending.broadcast.round} cannot be summed: {reason}")
+            )
             self.check()
             return
         loop = self._thread.loop
@@ -358,7 +436,11 @@ class MaskedRounds(Rounds):
         self._finished = None
         self._set(finished, pending)
 
-    def _set(self, finished: "concurrent.futures.Future[CollectedRound]", pending: PendingRound[str]) -> None:
+    def _set(
+        self,
+        finished: "concurrent.futures.Future[CollectedRound]",
+        pending: PendingRound[str],
+    ) -> None:
         try:
             finished.set_result(self._close(pending))
         except Exception as error:
@@ -374,9 +456,13 @@ class MaskedRounds(Rounds):
             return replace(super()._close(pending), enough=False)
         collected = super()._close(pending)
         nodes, sizes = self._nodes(pending.answers)
-        reports, tallies = attempt.contents.open(pending.broadcast, result, nodes, sizes, attempt.scale)
+        reports, tallies = attempt.contents.open(
+            pending.broadcast, result, nodes, sizes, attempt.scale
+        )
         if isinstance(reports, OpenedReports) and reports.left_out:
-            LOG.warning("reports with numbers that are not finite, or too large to be added up, are left out")
+            LOG.warning(
+                "reports with numbers that are not finite, or too large to be added up, are left out"
+            )
             self._room = min(_MOST_ROOM, self._room + _MORE_ROOM)
         return replace(collected, summed=reports, tallies=tallies)
 

@@ -11,15 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedbudget.arrays import UInt64
-from fedbudget.engines.grpc.from_node import pack_masked, pack_masking
+from fedbudget.engines.grpc.messages import pack_masked, pack_masking_reply
 from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.node_limits import BeyondLimits
 from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol.messages import Broadcast, PeerError
-from fedbudget.secure.contents import Contents, shape_of
+from fedbudget.secure.contents import Contents, PrivateContents, shape_of
 from fedbudget.secure.graph import most_sharers
-from fedbudget.secure.messages import FromAggregator, Group, Introduction, Relay, Survivors, Terms
-from fedbudget.secure.private_contents import PrivateContents
+from fedbudget.secure.messages import (
+    FromAggregator,
+    Group,
+    Introduction,
+    Relay,
+    Survivors,
+    Terms,
+)
 
 if TYPE_CHECKING:
     from fedbudget.secure.identity import Identity, Trust
@@ -50,7 +56,9 @@ class MaskingOptions:
 class NodeMasking:
     """One node, as long as its process lasts."""
 
-    def __init__(self, name: str, options: MaskingOptions, heard: Callable[[str], None]) -> None:
+    def __init__(
+        self, name: str, options: MaskingOptions, heard: Callable[[str], None]
+    ) -> None:
         self._name = name
         self._options = options
         self._heard = heard
@@ -60,7 +68,9 @@ class NodeMasking:
         self._run = ""
         self._group: Group | None = None
         self._trained: tuple[Broadcast, Answer] | None = None
-        self._noisy: tuple[object, UInt64] | None = None  # of which private round, and what it sent before masks
+        self._noisy: tuple[object, UInt64] | None = (
+            None  # of which private round, and what it sent before masks
+        )
 
     @property
     def on(self) -> bool:
@@ -90,9 +100,10 @@ class NodeMasking:
                 f"{self._options.threshold:g}"
             )
         if self._member is None or self._run != run:
-            self._member, self._run = self._make_member(run), run
+            self._member = self._make_member(run)
+            self._run = run
         shape = None if worker.trial_tally is None else shape_of(worker.trial_tally)
-        return pack_masking(Introduction(self._member.signed_key, shape))
+        return pack_masking_reply(Introduction(self._member.signed_key, shape))
 
     def hold(self, broadcast: Broadcast, answer: Answer) -> None:
         """What was trained, until it can be masked."""
@@ -106,10 +117,11 @@ class NodeMasking:
         if self._member is None or not self.on:
             raise PeerError("masked sums that were not agreed on")
         if isinstance(message, Group):
-            self._group, self._trained = message, None
-            return pack_masking(self._member.join(message))
+            self._group = message
+            self._trained = None
+            return pack_masking_reply(self._member.join(message))
         if isinstance(message, Survivors):
-            return pack_masking(self._member.open(message))
+            return pack_masking_reply(self._member.open(message))
         return self._masked(self._member, message)
 
     def _masked(self, member: "MaskingMember", relay: Relay) -> list[bytes]:
@@ -118,10 +130,14 @@ class NodeMasking:
             raise PeerError("shares of a round that was not made")
         broadcast, answer = trained
         if len(group.weights) != len(answer.report.nodes):
-            raise PeerError(f"weights of {len(group.weights)} nodes, where there are {len(answer.report.nodes)}")
+            raise PeerError(
+                f"weights of {len(group.weights)} nodes, where there are {len(answer.report.nodes)}"
+            )
         if broadcast.private is None:
             contents = Contents.of(broadcast, group.places, group.tally, group.room)
-            vector = contents.encode(contents.summands(answer.report, group, answer.tallies))
+            vector = contents.encode(
+                contents.summands(answer.report, group, answer.tallies)
+            )
         else:
             vector = self._with_noise(group, broadcast, answer).copy()
         member.mask(relay, vector)
@@ -131,7 +147,14 @@ class NodeMasking:
         """With its share of the noise. A round that is made again is answered with the same: new noise would tell more
         than is paid for, to whoever could open both.
         """
-        asked = broadcast.round, broadcast.tau, broadcast.private, broadcast.w.tobytes(), group.sharers, self._run
+        asked = (
+            broadcast.round,
+            broadcast.tau,
+            broadcast.private,
+            broadcast.w.tobytes(),
+            group.sharers,
+            self._run,
+        )
         if self._noisy is not None and self._noisy[0] == asked:
             return self._noisy[1]
         if not 1 <= group.sharers <= most_sharers(len(group.names), group.threshold):
@@ -145,15 +168,21 @@ class NodeMasking:
 
     def _make_member(self, run: str) -> "MaskingMember":
         try:
-            from fedbudget.secure.identity_files import identity_of, trust_of
+            from fedbudget.secure.identity import identity_of, trust_of
             from fedbudget.secure.member import MaskingMember
         except ImportError:
-            raise BeyondLimits("masked sums need a library; install it with: pip install cryptography") from None
+            raise BeyondLimits(
+                "masked sums need a library; install it with: pip install cryptography"
+            ) from None
         options = self._options
         if self._identity is None:
             self._identity = identity_of(options.cert, options.key, options.identity)
-        trust: Trust = trust_of(options.ca if options.cert is not None else None, options.known)
-        self._heard(f"sums are masked; this node is known to others by {in_short(self._identity.credential)}")
+        trust: Trust = trust_of(
+            options.ca if options.cert is not None else None, options.known
+        )
+        self._heard(
+            f"sums are masked; this node is known to others by {in_short(self._identity.credential)}"
+        )
         return MaskingMember(run, self._name, self._identity, trust, options.threshold)
 
 

@@ -1,4 +1,9 @@
-"""A node's end of its connection: it joins, works, and comes back when the connection was lost.
+"""Whether this process was suspended of late: a lid that was closed, a gateway that was frozen, a SIGSTOP.
+
+No clock tells: all of them go on meanwhile. So a timer goes off once a second, and one that is late by as much again
+means that nothing ran here. Who was suspended may have a lot to hear, and should hear it before it says anything.
+
+A node's end of its connection: it joins, works, and comes back when the connection was lost.
 
 A node keeps its memory while it is away, and retries with a back-off that grows and has jitter in it, so that a fleet
 that lost its aggregator does not come back all at once. It ends when the aggregator says farewell, which it hears in
@@ -17,11 +22,17 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from fedbudget.engines.grpc.from_aggregator import AggregatorReader, EncodedBroadcast, FromAggregator
-from fedbudget.engines.grpc.from_node import pack_hello, pack_ready, pack_refusal, pack_report
 from fedbudget.engines.grpc.masking_node import MaskingOptions, NodeMasking
+from fedbudget.engines.grpc.messages import (
+    AggregatorReader,
+    EncodedBroadcast,
+    FromAggregator,
+    pack_hello,
+    pack_ready,
+    pack_refusal,
+    pack_report,
+)
 from fedbudget.engines.grpc.stream import CHANNEL_OPTIONS, LET_IN, METHOD, NAME, TOKEN
-from fedbudget.engines.grpc.suspension import SuspensionWatch
 from fedbudget.engines.remote.messages import Farewell, Welcome
 from fedbudget.engines.remote.node_limits import BeyondLimits
 from fedbudget.engines.remote.task import Task
@@ -30,7 +41,42 @@ from fedbudget.errors import UserError, flag, printable
 from fedbudget.protocol.messages import PeerError
 from fedbudget.secure.messages import Relay
 
-_FIRST_WAIT, _LONGEST_WAIT, _GROWTH = 0.2, 30.0, 1.7  # seconds between attempts
+_TICK = 1.0  # seconds
+
+
+class SuspensionWatch:
+    """Watches the running event loop, until it is closed."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._late_at = float("-inf")
+        self._due = self._loop.time()
+        self._timer = self._loop.call_soon(self._tick)
+
+    @property
+    def just_resumed(self) -> bool:
+        """Whether this process has been suspended, and is at work again for less than a second."""
+        self._look()
+        return self._loop.time() - self._late_at < _TICK
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _tick(self) -> None:
+        self._look()
+        self._due = self._loop.time() + _TICK
+        self._timer = self._loop.call_at(self._due, self._tick)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if now - self._due > _TICK:
+            self._due = self._late_at = now
+
+
+# seconds between attempts
+_FIRST_WAIT = 0.2
+_LONGEST_WAIT = 30.0
+_GROWTH = 1.7
 
 _QUICK = 5e-3  # seconds: rounds that took less are made where messages are read
 
@@ -79,7 +125,9 @@ async def run_node(
       heard: told in words what happens.
       sent: told of every report, by the round's number and its size in bytes.
     """
-    instance, attempt, told = secrets.token_hex(16), 0, ""
+    instance = secrets.token_hex(16)
+    attempt = 0
+    told = ""
     loop = asyncio.get_running_loop()
     alone_since = loop.time()
     metadata = [(NAME, name)] + ([] if token is None else [(TOKEN, token)])
@@ -93,7 +141,9 @@ async def run_node(
         else:
             heard(f"joined {address} as {name}, to train {task.title}")
             if unseen := worker.node_data.unseen(task.samples):
-                heard(f"categories that nobody had when the run began, taken for none: {unseen}")
+                heard(
+                    f"categories that nobody had when the run began, taken for none: {unseen}"
+                )
 
     while True:
         connected.clear()
@@ -101,22 +151,30 @@ async def run_node(
             async with _channel(address, credentials) as channel:
                 call = channel.stream_stream(METHOD)(metadata=metadata)
                 with closing(_Inbox(call)) as inbox, closing(SuspensionWatch()) as watch:
-                    farewell = await _converse(call, inbox, watch, worker, instance, masked, tell, delay, sent)
+                    farewell = await _converse(
+                        call, inbox, watch, worker, instance, masked, tell, delay, sent
+                    )
             if not farewell.again:
                 return replace(farewell, reason=printable(farewell.reason))
             why = printable(farewell.reason)
         except grpc.aio.AioRpcError as error:
             if error.code() in _FINAL:
-                raise RefusedByAggregator(f"{address} refused {name}: {printable(error.details() or '')}") from None
+                raise RefusedByAggregator(
+                    f"{address} refused {name}: {printable(error.details() or '')}"
+                ) from None
             why = _in_words(error)
             if why == _LOST and not connected.is_set():
                 why = _HUNG_UP["TLS" if credentials is not None else "plain text"]
         except PeerError as error:
             why = f"it said what it should not: {error}"
         if connected.is_set():
-            attempt, alone_since, told = 0, loop.time(), ""
+            attempt = 0
+            alone_since = loop.time()
+            told = ""
         if patience is not None and loop.time() - alone_since > patience:
-            raise RefusedByAggregator(f"{address} could not be reached for {patience:g} seconds: {why}")
+            raise RefusedByAggregator(
+                f"{address} could not be reached for {patience:g} seconds: {why}"
+            )
         wait = min(_LONGEST_WAIT, _FIRST_WAIT * _GROWTH**attempt) * random.uniform(0.5, 1.0)
         attempt += 1
         if why != told:  # once, however often it is tried
@@ -142,7 +200,9 @@ async def _converse(
       tell: called when the aggregator has let us in, and with the task when we are ready for it.
       sent: called with a round's number, and the bytes of the report, when it was sent.
     """
-    seconds, sent_at = math.inf, -math.inf  # of a local update; when the last report was sent
+    # of a local update; when the last report was sent
+    seconds = math.inf
+    sent_at = -math.inf
     masked.connect()
     await _send(call, pack_hello(worker.hello(instance)))
     if LET_IN in {key for key, _ in await call.initial_metadata()}:
@@ -181,14 +241,21 @@ async def _converse(
             await _hold(sent_at + worker.limits.min_interval - time.monotonic())
             try:
                 if quick and not watch.just_resumed:
-                    answer: tuple[list[bytes], float] | None = _answer(worker, masked, message)
+                    answer: tuple[list[bytes], float] | None = _answer(
+                        worker, masked, message
+                    )
                 else:
-                    answer = await inbox.beside(asyncio.to_thread(_answer, worker, masked, message))
+                    answer = await inbox.beside(
+                        asyncio.to_thread(_answer, worker, masked, message)
+                    )
             except BeyondLimits as error:
                 await _refuse(call, error)
             # While this machine was suspended the aggregator may have said farewell and gone. Then the first word to it
             # breaks the connection, and what was not heard by then is lost.
-            if watch.just_resumed and await inbox.beside(asyncio.sleep(_LISTEN, True)) is None:
+            if (
+                watch.just_resumed
+                and await inbox.beside(asyncio.sleep(_LISTEN, True)) is None
+            ):
                 answer = None
             if answer is not None:
                 messages, took = answer
@@ -228,13 +295,19 @@ class _Inbox:
         await asyncio.wait([working, self._coming], return_when=asyncio.FIRST_COMPLETED)
         if not working.done() and self._coming.exception() is None:
             farewell = self._coming.result()
-            if isinstance(farewell, Farewell) and not farewell.again:  # nobody will ask for the result
+            if (
+                isinstance(farewell, Farewell) and not farewell.again
+            ):  # nobody will ask for the result
                 return None
         return await working
 
     def close(self) -> None:
         """Nobody listens any more."""
-        if self._coming is not None and not self._coming.cancel() and not self._coming.cancelled():
+        if (
+            self._coming is not None
+            and not self._coming.cancel()
+            and not self._coming.cancelled()
+        ):
             self._coming.exception()  # which nobody will ask for
 
     async def _read(self) -> FromAggregator:
@@ -252,7 +325,9 @@ class _Inbox:
                 return message
 
 
-def _answer(worker: Worker, masked: NodeMasking, encoded: EncodedBroadcast) -> tuple[list[bytes], float]:
+def _answer(
+    worker: Worker, masked: NodeMasking, encoded: EncodedBroadcast
+) -> tuple[list[bytes], float]:
     """The report, and how long it took to make; none to send now where it is to be masked."""
     began = time.perf_counter()
     request = encoded.request(worker.w_after(encoded.base_round))
@@ -260,7 +335,9 @@ def _answer(worker: Worker, masked: NodeMasking, encoded: EncodedBroadcast) -> t
     if masked.on:
         masked.hold(request.broadcast, answer)
         return [], time.perf_counter() - began
-    messages = pack_report(answer.report, answer.costs, worker.encode(answer.report), answer.tallies)
+    messages = pack_report(
+        answer.report, answer.costs, worker.encode(answer.report), answer.tallies
+    )
     return messages, time.perf_counter() - began
 
 
@@ -289,7 +366,10 @@ async def _hold(seconds: float) -> None:
 def _channel(address: str, credentials: Any) -> Any:
     options = [
         *CHANNEL_OPTIONS,
-        ("grpc.use_local_subchannel_pool", 1),  # nodes of one process have a connection each
+        (
+            "grpc.use_local_subchannel_pool",
+            1,
+        ),  # nodes of one process have a connection each
         ("grpc.enable_retries", 0),
         ("grpc.initial_reconnect_backoff_ms", 200),
     ]
@@ -300,7 +380,8 @@ def _channel(address: str, credentials: Any) -> Any:
 
 def _in_words(error: Any) -> str:
     """What gRPC says of a connection that was lost, as a person would."""
-    code, details = error.code(), (error.details() or "").splitlines()
+    code = error.code()
+    details = (error.details() or "").splitlines()
     if code is grpc.StatusCode.UNAVAILABLE:
         for sign, words in _WORDS.items():
             if sign in " ".join(details):

@@ -1,29 +1,37 @@
 """Nodes that are connected, and what is sent to them. All in the event loop's thread, unless it says otherwise.
 
 Messages are sent in tasks of their own, one message after the other to each peer, so that a slow one holds nobody up.
+
+Room for reports that are being received: a bound on the memory that they take, whoever sends and whenever.
+
+A report that comes in parts is read on only when there is room for the whole of it. Until then it stays where it is:
+the stream's flow control keeps its node from sending. Nodes of low numbers go first, so that reports that had to wait
+come in the order in which they are added up (protocol/tree.py).
 """
 
 import asyncio
+import heapq
+import itertools
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
-from fedbudget.engines.grpc.audit import AuditLog
+from fedbudget.engines.grpc.admission import AuditLog
 from fedbudget.engines.grpc.event_loop import LoopThread
-from fedbudget.engines.grpc.from_node import NodeReader
+from fedbudget.engines.grpc.messages import NodeReader
 from fedbudget.engines.grpc.stream import LET_IN
 from fedbudget.engines.remote.members import OWN, Counters
 from fedbudget.engines.remote.messages import Hello
-from fedbudget.resources.usage import NodeCosts
+from fedbudget.resources.resource import NodeCosts
 
 FRAME = 5
 """Bytes that gRPC puts before a message."""
 
-LOG = logging.getLogger("fedbudget.network")
+LOG = logging.getLogger("fedbudget.api")
 
 REVOKED = "its token was revoked"
 """Why one is dropped whose token is not right any more."""
@@ -135,7 +143,9 @@ class Peers:
 
         async def end() -> None:
             with suppress(*_GONE):
-                await peer.context.abort(grpc.StatusCode.ABORTED, reason)  # a handler that is cancelled says nothing
+                await peer.context.abort(
+                    grpc.StatusCode.ABORTED, reason
+                )  # a handler that is cancelled says nothing
             if peer.handler is not None:
                 peer.handler.cancel()
 
@@ -150,9 +160,58 @@ class Peers:
 
     async def _write(self, peer: Peer, messages: list[bytes]) -> None:
         try:
-            async with peer.write_lock:  # a farewell may come while a broadcast is being sent
+            async with (
+                peer.write_lock
+            ):  # a farewell may come while a broadcast is being sent
                 for message in messages:
                     await peer.context.write(message)
                     self.counters.sent += len(message) + FRAME
         except _GONE:
             self.remove(peer)
+
+
+ROOM = 2**28
+"""Bytes."""
+
+
+class Room:
+    """In the event loop's thread.
+
+    Args:
+      size: in bytes.
+    """
+
+    def __init__(self, size: int = ROOM) -> None:
+        self._size = self._free = size
+        self._waiting: list[tuple[int, int, int, asyncio.Future[None]]] = []
+        self._count = itertools.count()
+
+    @asynccontextmanager
+    async def take(self, size: int, order: int) -> AsyncIterator[None]:
+        """Waits until there is room, and has it until the end; what is larger than all of it has it alone.
+
+        Args:
+          order: who goes first of those that wait, the lowest.
+        """
+        size = min(size, self._size)
+        admitted = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (order, next(self._count), size, admitted))
+        self._admit()
+        try:
+            await admitted
+            yield
+        finally:
+            if admitted.cancelled():
+                size = 0  # it left before there was room
+            self._free += size
+            self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting:
+            *_, size, admitted = self._waiting[0]
+            if not admitted.cancelled() and size > self._free:
+                return
+            heapq.heappop(self._waiting)
+            if not admitted.cancelled():
+                self._free -= size
+                admitted.set_result(None)

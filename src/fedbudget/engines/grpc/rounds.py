@@ -1,4 +1,6 @@
-"""The rounds of a run: who is asked, and when a round is over. All in the event loop's thread.
+"""The node that the aggregator is itself, where it holds data: the same work as any other's, in a thread of its own.
+
+The rounds of a run: who is asked, and when a round is over. All in the event loop's thread.
 
 The bookkeeping of a round is in engines/remote/round.py; here messages are sent, and timers set.
 """
@@ -11,17 +13,64 @@ from functools import partial
 from typing import ClassVar
 
 from fedbudget.engines.grpc.event_loop import LoopThread
-from fedbudget.engines.grpc.from_aggregator import pack_broadcast
-from fedbudget.engines.grpc.own_node import OwnNode
+from fedbudget.engines.grpc.messages import pack_broadcast
 from fedbudget.engines.grpc.peers import LOG, Peer, Peers
 from fedbudget.engines.remote.members import OWN, Members
-from fedbudget.engines.remote.messages import Answer, MaskedReport, RoundRequest
+from fedbudget.engines.remote.messages import Answer, MaskedReport, RoundRequest, Welcome
 from fedbudget.engines.remote.round import CollectedRound, NextStep, PendingRound
+from fedbudget.engines.remote.worker import Worker
 from fedbudget.protocol import compression
 from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.messages import VECTORS, Broadcast, LocalError, PeerError
 from fedbudget.resources import most_within
+from fedbudget.resources.resource import NodeCosts
 from fedbudget.secure import messages as masking
+
+
+class OwnNode:
+    """A worker in this process."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.trial: NodeCosts | None = None
+        self.busy = False
+        self._executor = concurrent.futures.ThreadPoolExecutor(1, "fedbudget-own-node")
+
+    @property
+    def nodes(self) -> int:
+        return len(self.worker.node_data.rows)
+
+    async def start(self, welcome: Welcome) -> None:
+        """Takes the task, and makes a trial round."""
+        loop = asyncio.get_running_loop()
+        self.trial = await loop.run_in_executor(self._executor, self.worker.start, welcome)
+
+    def ask(
+        self, request: RoundRequest, done: "Callable[[asyncio.Future[Answer]], None]"
+    ) -> None:
+        """Makes a round; in the event loop's thread.
+
+        Args:
+          done: called there with the answer, or with what went wrong.
+        """
+
+        def finish(future: "asyncio.Future[Answer]") -> None:
+            self.busy = False
+            if not future.cancelled():
+                done(future)
+
+        self.busy = True
+        asyncio.get_running_loop().run_in_executor(
+            self._executor, self._answer, request
+        ).add_done_callback(finish)
+
+    def _answer(self, request: RoundRequest) -> Answer:
+        answer = self.worker.answer(request)
+        return replace(answer, costs=replace(answer.costs, here=True))
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
 
 _NOT_FINITE = 3  # reports in a row that are not finite, until their node is dropped
 _NEVER = 1e6  # seconds that no timer waits for
@@ -40,7 +89,9 @@ class Rounds:
     masked: ClassVar[bool] = False
     """Whether reports are; see masked_rounds.py."""
 
-    def __init__(self, thread: LoopThread, peers: Peers, compressor: BroadcastCompressor) -> None:
+    def __init__(
+        self, thread: LoopThread, peers: Peers, compressor: BroadcastCompressor
+    ) -> None:
         self.peers = peers
         self.counters = peers.counters
         self.members: Members[str] = Members()
@@ -52,12 +103,18 @@ class Rounds:
         self._error: Exception | None = None  # what went wrong on our side
         self._finished: concurrent.futures.Future[CollectedRound] | None = None
         self._stopped = False  # the run was interrupted
-        self.pay: Callable[[int, float], None] = lambda round_, rho: None  # see masked_rounds.py
+        self.pay: Callable[[int, float], None] = lambda round_, rho: (
+            None
+        )  # see masked_rounds.py
 
     def count(self, *, ready: bool = False) -> int:
         """Nodes that are connected, or ready, the aggregator's own among them."""
         own = 0 if self.own is None else self.own.nodes
-        return own + sum(len(peer.hello.samples.sizes) for peer in self.peers if peer.trial is not None or not ready)
+        return own + sum(
+            len(peer.hello.samples.sizes)
+            for peer in self.peers
+            if peer.trial is not None or not ready
+        )
 
     def begin(
         self,
@@ -81,7 +138,9 @@ class Rounds:
             needs_reports=needs_reports,
             resting=self.members.with_any(resting),
         )
-        self.pending.stopped = self._stopped  # an interruption between two rounds is not lost
+        self.pending.stopped = (
+            self._stopped
+        )  # an interruption between two rounds is not lost
         try:
             self._ask_idle(self.pending)
         except Exception as error:
@@ -89,7 +148,9 @@ class Rounds:
         for when in (self.pending.deadline, self.pending.end):
             if when < now + _NEVER:
                 # The time that it was set for is passed on: a timer may be called a little before it.
-                self._timers.append(self._thread.loop.call_at(max(now, when), self.check, when))
+                self._timers.append(
+                    self._thread.loop.call_at(max(now, when), self.check, when)
+                )
 
     def finish(self, finished: "concurrent.futures.Future[CollectedRound]") -> None:
         """Gives what came of the round as soon as it is over; from the aggregator's thread.
@@ -104,8 +165,12 @@ class Rounds:
         """What a peer was asked for; it has taken no longer than since then, whatever it says, and has as many test
         samples as it said at first.
         """
-        if any(tally.samples != peer.hello.samples.test_samples for tally in answer.tallies):
-            raise PeerError(f"a tally of other than its {peer.hello.samples.test_samples} test samples")
+        if any(
+            tally.samples != peer.hello.samples.test_samples for tally in answer.tallies
+        ):
+            raise PeerError(
+                f"a tally of other than its {peer.hello.samples.test_samples} test samples"
+            )
         asked, peer.asked = peer.asked, 0
         tau = 1 if self.pending is None else max(1, self.pending.broadcast.tau)
         waited = self._thread.loop.time() - peer.asked_at
@@ -127,7 +192,11 @@ class Rounds:
         """A report, which counts in the round that it was asked for."""
         if self.pending is None or not self.pending.owes(name, asked):
             self.counters.late += 1
-            LOG.info("%s's report of round %d came too late, and is discarded", name, answer.report.round)
+            LOG.info(
+                "%s's report of round %d came too late, and is discarded",
+                name,
+                answer.report.round,
+            )
         else:
             self.pending.receive(name, answer)
             self.counters.saved += self._saved(answer)
@@ -152,7 +221,12 @@ class Rounds:
     def _forget_stranger(self, name: str) -> None:
         """One that has gone and never took part leaves nothing behind: names can be made up without end."""
         member = self.members.get(name)
-        if member is not None and name not in self.peers and not member.rounds and not member.base_round:
+        if (
+            member is not None
+            and name not in self.peers
+            and not member.rounds
+            and not member.base_round
+        ):
             del self.members[name]
 
     def stop(self) -> None:
@@ -167,7 +241,8 @@ class Rounds:
         Args:
           when: the time that it is, at least.
         """
-        pending, finished = self.pending, self._finished
+        pending = self.pending
+        finished = self._finished
         if pending is None:
             return
         step = pending.next_step(max(when, self._thread.loop.time()), self.members)
@@ -193,7 +268,8 @@ class Rounds:
             self.own.ask(request, partial(self._receive_own, pending.broadcast.round))
 
     def _ask(self, pending: PendingRound[str], peer: Peer, packed: "_Packed") -> None:
-        broadcast, member = pending.broadcast, self.members[peer.name]
+        broadcast = pending.broadcast
+        member = self.members[peer.name]
         peer.asked, peer.asked_at = broadcast.round, self._thread.loop.time()
         pending.ask(peer.name, peer.hello.instance)
         self._expect(peer, broadcast)
@@ -205,8 +281,12 @@ class Rounds:
         differences = self._compressor.differences(broadcast) if base_round else {}
         updates = () if broadcast.work is None else broadcast.work.updates
         if updates not in packed:
-            packed[updates] = pack_broadcast(broadcast, base_round, catch_up=False, differences=differences)
-        self.counters.saved += sum(4 * broadcast.w.size - len(difference) for difference in differences.values())
+            packed[updates] = pack_broadcast(
+                broadcast, base_round, catch_up=False, differences=differences
+            )
+        self.counters.saved += sum(
+            4 * broadcast.w.size - len(difference) for difference in differences.values()
+        )
         self.peers.send(peer, packed[updates])
 
     def _expect(self, peer: Peer, broadcast: Broadcast) -> None:
@@ -230,28 +310,47 @@ class Rounds:
     def _saved(self, answer: Answer) -> int:
         """Bytes that compression has saved of a report."""
         assert self.pending is not None
-        kind, vectors = self.pending.broadcast.compress or "none", [getattr(answer.report, name) for name in VECTORS]
-        return sum(compression.saved_bytes(kind, *vector.shape) for vector in vectors if vector is not None)
+        kind = self.pending.broadcast.compress or "none"
+        vectors = [getattr(answer.report, name) for name in VECTORS]
+        return sum(
+            compression.saved_bytes(kind, *vector.shape)
+            for vector in vectors
+            if vector is not None
+        )
 
     def _close(self, pending: PendingRound[str]) -> CollectedRound:
         if self._error is not None:
             raise self._error
         for timer in self._timers:
             timer.cancel()
-        self._timers, self.pending = [], None
-        collected = pending.close(self.members, {peer.name: peer.hello.instance for peer in self.peers})
+        self._timers = []
+        self.pending = None
+        collected = pending.close(
+            self.members, {peer.name: peer.hello.instance for peer in self.peers}
+        )
         for name, doubts in collected.doubts.items():
             if not self.members[name].doubted:
                 said = ", ".join(doubts)
-                LOG.warning("%s says of %s what is out of all proportion, and is not believed in that", name, said)
+                LOG.warning(
+                    "%s says of %s what is out of all proportion, and is not believed in that",
+                    name,
+                    said,
+                )
                 self.members[name].doubted = True
         for name in pending.answers:
-            member, peer = self.members[name], self.peers.get(name)
+            member = self.members[name]
+            peer = self.peers.get(name)
             if member.not_finite:
-                LOG.warning("%s's report has numbers that are not finite or cannot be, and is set aside", name)
+                LOG.warning(
+                    "%s's report has numbers that are not finite or cannot be, and is set aside",
+                    name,
+                )
             if member.not_finite >= _NOT_FINITE and peer is not None:
                 member.not_finite = 0
-                self.peers.drop(peer, f"{_NOT_FINITE} of its reports in a row were not finite, or cannot be")
+                self.peers.drop(
+                    peer,
+                    f"{_NOT_FINITE} of its reports in a row were not finite, or cannot be",
+                )
         for name in pending.asked:
             self._forget_stranger(name)
         return collected

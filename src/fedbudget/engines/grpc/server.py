@@ -15,19 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-if TYPE_CHECKING:
-    from fedbudget.engines.grpc.masked_rounds import MaskingTerms
-
 from fedbudget.engines.grpc.admission import AdmissionControl
 from fedbudget.engines.grpc.event_loop import LoopThread
-from fedbudget.engines.grpc.from_aggregator import pack_farewell
-from fedbudget.engines.grpc.own_node import OwnNode
+from fedbudget.engines.grpc.messages import pack_farewell
 from fedbudget.engines.grpc.peers import LOG, REVOKED, Peer, Peers
-from fedbudget.engines.grpc.rounds import Rounds
+from fedbudget.engines.grpc.rounds import OwnNode, Rounds
 from fedbudget.engines.grpc.service import PeerLimits, Service
 from fedbudget.engines.grpc.stream import CHANNEL_OPTIONS, METHOD
 from fedbudget.engines.grpc.tokens import TokenFile, Tokens
-from fedbudget.engines.remote import descriptions
+from fedbudget.engines.remote import encodings
 from fedbudget.engines.remote.members import OWN, Member, Members, name_order
 from fedbudget.engines.remote.messages import Farewell, Welcome
 from fedbudget.engines.remote.round import CollectedRound
@@ -38,7 +34,11 @@ from fedbudget.models.description import ModelDescription
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.compression import BroadcastCompressor
 from fedbudget.protocol.messages import Broadcast, PeerError
-from fedbudget.resources.usage import NodeCosts
+from fedbudget.resources.resource import NodeCosts
+
+if TYPE_CHECKING:
+    from fedbudget.engines.grpc.masked_rounds import MaskingTerms
+
 
 _FAREWELL_PATIENCE = 5.0  # seconds for nodes to hear that it is over
 
@@ -51,7 +51,10 @@ _OPTIONS = [
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 30_000),
     ("grpc.max_concurrent_streams", 4),  # of a connection: a node needs one
-    ("grpc.http2.bdp_probe", 0),  # or a stream that is not read would be sent on into a buffer, as large as the line
+    (
+        "grpc.http2.bdp_probe",
+        0,
+    ),  # or a stream that is not read would be sent on into a buffer, as large as the line
 ]
 
 
@@ -134,10 +137,14 @@ class AggregatorServer:
             limits=limits or PeerLimits(),
         )
 
-    def _make_rounds(self, compressor: BroadcastCompressor, masking: "MaskingTerms | None") -> Rounds:
+    def _make_rounds(
+        self, compressor: BroadcastCompressor, masking: "MaskingTerms | None"
+    ) -> Rounds:
         if masking is None:
             return Rounds(self._thread, self._peers, compressor)
-        from fedbudget.engines.grpc.masked_rounds import MaskedRounds  # which needs a library that others do not
+        from fedbudget.engines.grpc.masked_rounds import (
+            MaskedRounds,  # which needs a library that others do not
+        )
 
         return MaskedRounds(self._thread, self._peers, compressor, self.run, masking)
 
@@ -157,8 +164,14 @@ class AggregatorServer:
 
     def descriptions(self) -> dict[str, SamplesDescription]:
         """What the samples of all that are connected are like, by name in the order of numbers to come."""
-        peers = self._thread.read(lambda: {peer.name: peer.hello.samples for peer in self._peers})
-        own = {} if self._rounds.own is None else {OWN: self._rounds.own.worker.node_data.samples()}
+        peers = self._thread.read(
+            lambda: {peer.name: peer.hello.samples for peer in self._peers}
+        )
+        own = (
+            {}
+            if self._rounds.own is None
+            else {OWN: self._rounds.own.worker.node_data.samples()}
+        )
         return own | dict(sorted(peers.items(), key=lambda item: name_order(item[0])))
 
     def refuse(self, name: str, reason: str) -> None:
@@ -207,7 +220,9 @@ class AggregatorServer:
         """
 
         def enough() -> bool:
-            others = not other_than or set(other_than) != {peer.name for peer in self._peers}
+            others = not other_than or set(other_than) != {
+                peer.name for peer in self._peers
+            }
             return others and self._rounds.count(ready=ready) >= nodes
 
         self._thread.run(self._thread.until(lambda: interrupted() or enough()))
@@ -219,7 +234,7 @@ class AggregatorServer:
         Args:
           members: of a run that goes on.
         """
-        self._encoded_task = descriptions.describe(task).SerializeToString().hex()
+        self._encoded_task = encodings.describe(task).SerializeToString().hex()
         self._thread.run(self._start(task, Members(members, share=self._max_share)))
 
     def trials(self) -> list[NodeCosts]:
@@ -238,7 +253,10 @@ class AggregatorServer:
     def node_statuses(self) -> list[NodeStatus]:
         """How all members are doing, in the order of their numbers; from any thread, also after the end."""
         now = time.time()
-        return [member.status(name, self._state(name), now) for name, member in self.members.snapshot().items()]
+        return [
+            member.status(name, self._state(name), now)
+            for name, member in self.members.snapshot().items()
+        ]
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold, for a server that goes on."""
@@ -256,12 +274,19 @@ class AggregatorServer:
         resting: Collection[int] = (),
     ) -> None:
         """Sends a broadcast to all that are idle, as `RemoteNodes` says."""
-        options: Any = {"timeout": timeout, "left": left, "needs_reports": needs_reports, "resting": resting}
+        options: Any = {
+            "timeout": timeout,
+            "left": left,
+            "needs_reports": needs_reports,
+            "resting": resting,
+        }
 
         def begin() -> None:
             self._peers.audit.under_way = True
             self._rounds.begin(broadcast, least=least, **options)
-            self._thread.loop.call_soon(self._began.set)  # after the first part of what is asked was written
+            self._thread.loop.call_soon(
+                self._began.set
+            )  # after the first part of what is asked was written
 
         self._began.clear()
         self._thread.post(begin)
@@ -300,18 +325,27 @@ class AggregatorServer:
     # In the server's thread.
 
     async def _listen(self) -> int:
-        options = [*_OPTIONS, ("grpc.max_allowed_incoming_connections", _most_connections(self._most))]
-        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=self._most + 100)
+        options = [
+            *_OPTIONS,
+            ("grpc.max_allowed_incoming_connections", _most_connections(self._most)),
+        ]
+        self._server = grpc.aio.server(
+            options=options, maximum_concurrent_rpcs=self._most + 100
+        )
         service, name = METHOD.strip("/").split("/")
         handler = grpc.stream_stream_rpc_method_handler(self._service.converse)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: handler}),))
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, {name: handler}),)
+        )
         try:
             if self._credentials is None:
                 port = self._server.add_insecure_port(self._address)
             else:
                 port = self._server.add_secure_port(self._address, self._credentials)
         except RuntimeError:
-            raise UserError(f"{self._address} cannot be listened on: is something else there?") from None
+            raise UserError(
+                f"{self._address} cannot be listened on: is something else there?"
+            ) from None
         await self._server.start()
         self._watching = self._thread.loop.create_task(self._watch_tokens())
         return int(port)
@@ -331,7 +365,8 @@ class AggregatorServer:
 
     async def _start(self, task: Task, members: Members[str]) -> None:
         own = self._rounds.own
-        self._rounds.members, self._service.task = members, task
+        self._rounds.members = members
+        self._service.task = task
         if own is not None:
             member = members.join(OWN, own.worker.node_data.samples().sizes)
             await own.start(Welcome(self.run, task, tuple(member.numbers.tolist())))
@@ -374,6 +409,10 @@ class AggregatorServer:
 
     def _state(self, name: str) -> str:
         if name == OWN:
-            return "at work" if self._rounds.own is not None and self._rounds.own.busy else "idle"
+            return (
+                "at work"
+                if self._rounds.own is not None and self._rounds.own.busy
+                else "idle"
+            )
         peer = self._peers.get(name)
         return "away" if peer is None else peer.state

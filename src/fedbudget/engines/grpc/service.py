@@ -13,10 +13,8 @@ from typing import Any
 import grpc
 
 from fedbudget.engines.grpc.admission import AdmissionControl, Refusal, address_of
-from fedbudget.engines.grpc.from_aggregator import pack_welcome
-from fedbudget.engines.grpc.from_node import NodeReader
-from fedbudget.engines.grpc.peers import FRAME, LOG, REVOKED, Peer
-from fedbudget.engines.grpc.room import Room
+from fedbudget.engines.grpc.messages import NodeReader, pack_welcome
+from fedbudget.engines.grpc.peers import FRAME, LOG, REVOKED, Peer, Room
 from fedbudget.engines.grpc.rounds import Rounds
 from fedbudget.engines.remote.messages import Answer, Hello, MaskedReport, Ready, Welcome
 from fedbudget.engines.remote.task import MOST_NODES, Task, require_classes, require_model
@@ -89,7 +87,9 @@ class Service:
         finally:
             if peer is not None:
                 if peer.welcomed and peer.trial is None and peer.fault is None:
-                    LOG.warning("%s has left before it was ready to train; it says why", name)
+                    LOG.warning(
+                        "%s has left before it was ready to train; it says why", name
+                    )
                 self.rounds.peers.remove(peer)
 
     def welcome(self, peer: Peer) -> None:
@@ -117,13 +117,16 @@ class Service:
             self.rounds.peers.dismiss(before, "the node has connected anew")
         peer = Peer(name, hello, context, asyncio.current_task(), reader, token=token)
         self.rounds.peers.add(peer)
-        self.rounds.peers.audit.record("joined", name, context.peer(), f"{sum(hello.samples.sizes)} samples")
+        self.rounds.peers.audit.record(
+            "joined", name, context.peer(), f"{sum(hello.samples.sizes)} samples"
+        )
         self.changed()
         return peer
 
     def _require_place(self, name: str, hello: Hello, before: Peer | None) -> None:
         """Refuses one whose name is taken, whose model or data do not fit, or that is too many."""
-        nodes, member = len(hello.samples.sizes), self.rounds.members.get(name)
+        nodes = len(hello.samples.sizes)
+        member = self.rounds.members.get(name)
         if nodes > self.limits.nodes:
             raise Refusal(
                 grpc.StatusCode.FAILED_PRECONDITION,
@@ -136,14 +139,17 @@ class Service:
             )
         if before is not None and before.hello.instance != hello.instance:
             raise Refusal(
-                grpc.StatusCode.ALREADY_EXISTS, f"there is a node with the name {name} already; each needs its own"
+                grpc.StatusCode.ALREADY_EXISTS,
+                f"there is a node with the name {name} already; each needs its own",
             )
         trained = self.model if self.task is None else self.task.model
         if trained is not None:
             try:
                 require_model(hello.model, trained)
             except PeerError as error:
-                raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"{name} cannot take part: {error}") from None
+                raise Refusal(
+                    grpc.StatusCode.FAILED_PRECONDITION, f"{name} cannot take part: {error}"
+                ) from None
         if self.task is not None or self.classes is not None:
             try:
                 if self.classes is not None:
@@ -151,11 +157,20 @@ class Service:
                 if self.task is not None:
                     self.task.admit(hello.samples)
             except PeerError as error:
-                raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"{name}'s data do not fit: {error}") from None
+                raise Refusal(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"{name}'s data do not fit: {error}",
+                ) from None
         if member is not None and len(member) != nodes:
-            raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"{name} had {len(member)} nodes, not {nodes}")
+            raise Refusal(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"{name} had {len(member)} nodes, not {nodes}",
+            )
         if before is None and self.rounds.count() + nodes > self.most:
-            raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"there are {self.rounds.count()} nodes already")
+            raise Refusal(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"there are {self.rounds.count()} nodes already",
+            )
 
     async def _follow(self, peer: Peer) -> None:
         """Reads what a node says until it goes."""
@@ -171,7 +186,9 @@ class Service:
                 self.rounds.receive_masking(peer, message)
             message = None  # its vectors are not ours to hold, until the next one
 
-    async def _next_message(self, peer: Peer) -> Hello | Ready | Answer | MaskedReport | masking.FromNode | None:
+    async def _next_message(
+        self, peer: Peer
+    ) -> Hello | Ready | Answer | MaskedReport | masking.FromNode | None:
         """A whole one, for which a report that comes in parts waits for room; None when no more come."""
         patience = _READY_PATIENCE if peer.trial is None and self.task is not None else None
         data = await self._read(peer.context, patience)
@@ -191,9 +208,15 @@ class Service:
     async def _read(self, context: Any, patience: float | None) -> bytes | None:
         """The next message; None when no more come."""
         try:
-            data = await (context.read() if patience is None else asyncio.wait_for(context.read(), patience))
+            data = await (
+                context.read()
+                if patience is None
+                else asyncio.wait_for(context.read(), patience)
+            )
         except TimeoutError:
-            raise PeerError(f"nothing was heard of it for {patience:g} seconds, in the middle of something") from None
+            raise PeerError(
+                f"nothing was heard of it for {patience:g} seconds, in the middle of something"
+            ) from None
         if data is grpc.aio.EOF:
             return None
         self.rounds.counters.received += len(data) + FRAME
@@ -201,8 +224,13 @@ class Service:
 
     async def _refuse(self, name: str, context: Any, refusal: Refusal) -> None:
         self.rounds.counters.refused += 1
-        by_anyone = refusal.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT)
-        self.rounds.peers.audit.record("refused", name, context.peer(), str(refusal), by_anyone=by_anyone)
+        by_anyone = refusal.code in (
+            grpc.StatusCode.UNAUTHENTICATED,
+            grpc.StatusCode.INVALID_ARGUMENT,
+        )
+        self.rounds.peers.audit.record(
+            "refused", name, context.peer(), str(refusal), by_anyone=by_anyone
+        )
         if refusal.code is grpc.StatusCode.UNAUTHENTICATED:
             try:
                 await asyncio.sleep(refusal.wait)

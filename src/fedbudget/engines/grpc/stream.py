@@ -3,13 +3,23 @@
 There is no I/O here: whoever sends gets byte strings, one for each message; whoever receives adds byte strings until
 there is a whole. What breaks the rules raises `PeerError` with a reason. No more is ever held than is expected: an
 announcement of any other size is refused before the first byte of it is kept.
+
+A dataclass as values one after the other, without names, and back: what both sides know is not sent in every round.
+
+    Broadcast(round=5, w=array, tau=3, drift=Drift(True, 0.5), ...)  <->  [5, "w", 3, [True, 0.5], ...], {"w": array}
+
+The annotations of the fields say what may be there, and msgspec checks it while it reads: a new field needs no change
+here. In the place of an array is its name, which is the path of its field.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
+import msgspec
 import numpy as np
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from fedbudget.arrays import Float32
 from fedbudget.engines.remote import wire_pb2 as pb
@@ -18,7 +28,8 @@ from fedbudget.protocol.compression import Kind
 from fedbudget.protocol.messages import PeerError
 
 METHOD = "/fedbudget.Aggregator/Converse"
-NAME, TOKEN = "fedbudget-node", "fedbudget-token"
+NAME = "fedbudget-node"
+TOKEN = "fedbudget-token"
 """Keys of what a node says before the first message."""
 LET_IN = "fedbudget-let-in"
 """What the aggregator says before its first message to one that has a place."""
@@ -48,10 +59,14 @@ class VectorBytes:
       field: the number of the field that has the others.
     """
 
-    def __init__(self, sizes: Sequence[int], announced: int, first: bytes, field: int) -> None:
+    def __init__(
+        self, sizes: Sequence[int], announced: int, first: bytes, field: int
+    ) -> None:
         self.expected = sum(sizes)
         if announced != self.expected:
-            raise PeerError(f"{announced} bytes of vectors announced where there should be {self.expected}")
+            raise PeerError(
+                f"{announced} bytes of vectors announced where there should be {self.expected}"
+            )
         self.vectors = [bytearray() for _ in sizes]
         self._sizes = sizes
         self._missing = self.expected
@@ -61,7 +76,9 @@ class VectorBytes:
     def add(self, part: bytes) -> None:
         """The next part, which is as long as it can be: so there are no more messages than needed."""
         if len(part) != self._due:
-            raise PeerError(f"a part of vectors of {len(part)} bytes where there should be {self._due}")
+            raise PeerError(
+                f"a part of vectors of {len(part)} bytes where there should be {self._due}"
+            )
         self._write(memoryview(part))
 
     def add_message(self, data: bytes) -> bool:
@@ -135,3 +152,106 @@ def _head(field: int, length: int) -> bytes:
         length >>= 7
     head.append(length)
     return bytes(head)
+
+
+Arrays = dict[str, NDArray[Any]]
+T = TypeVar("T")
+
+
+class MessageLayout(Generic[T]):
+    """How a dataclass is sent.
+
+    Args:
+      kind: the class.
+      without: fields that are not sent, because both sides know them.
+    """
+
+    def __init__(
+        self, kind: type[T], without: Collection[str] = (), path: str = ""
+    ) -> None:
+        self._kind = kind
+        self._fields: list[
+            tuple[str, str, MessageLayout[Any] | None]
+        ] = []  # name, path of an array, layout of a dataclass
+        types = []
+        for name, hint in get_type_hints(kind).items():
+            if name in without or name not in {field.name for field in fields(kind)}:  # type: ignore[arg-type]
+                continue
+            inside = f"{path}.{name}" if path else name
+            optional = type(None) in get_args(hint)
+            (one,) = (
+                [part for part in get_args(hint) if part is not type(None)]
+                if optional
+                else [hint]
+            )
+            layout = (
+                MessageLayout(one, path=inside)
+                if isinstance(one, type) and is_dataclass(one)
+                else None
+            )
+            is_array = get_origin(one) is np.ndarray
+            self._fields.append((name, inside if is_array else "", layout))
+            sent = str if is_array else one if layout is None else layout.type
+            types.append(sent | None if optional else sent)
+        self._index = {name: at for at, (name, *_) in enumerate(self._fields)}
+        self.type: Any = tuple[tuple(types)]  # type: ignore[misc]
+        self._decoder = msgspec.msgpack.Decoder(self.type)
+
+    def encode(self, value: T) -> tuple[bytes, Arrays]:
+        """The values as MessagePack, and the arrays, in the order of the fields."""
+        arrays: Arrays = {}
+        return msgspec.msgpack.encode(self._values(value, arrays)), arrays
+
+    def decode(self, data: bytes) -> tuple[tuple[Any, ...], list[str]]:
+        """The values, for `build`, and the names of the arrays that they need; refuses any others with `PeerError`."""
+        names: list[str] = []
+        try:
+            values = self._decoder.decode(data)
+            self._find_arrays(values, names)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise self._unreadable(error) from None
+        return values, names
+
+    def build(self, values: tuple[Any, ...], arrays: Arrays, **known: Any) -> T:
+        """The dataclass again.
+
+        Args:
+          known: the fields that were not sent.
+        """
+        for (name, path, layout), value in zip(self._fields, values, strict=True):
+            if value is not None and path:
+                value = arrays[path]
+            elif value is not None and layout is not None:
+                value = layout.build(value, arrays)
+            known[name] = value
+        try:
+            return self._kind(**known)
+        except ValueError as error:
+            raise self._unreadable(error) from None
+
+    def value(self, values: tuple[Any, ...], field: str) -> Any:
+        """One of the values that `decode` gave, by the name of its field."""
+        return values[self._index[field]]
+
+    def _unreadable(self, error: Exception) -> PeerError:
+        return PeerError(f"a {self._kind.__name__.lower()} that cannot be read: {error}")
+
+    def _values(self, value: Any, arrays: Arrays) -> list[Any]:
+        values = []
+        for name, path, layout in self._fields:
+            part = getattr(value, name)
+            if part is not None and path:
+                arrays[path], part = part, path
+            elif part is not None and layout is not None:
+                part = layout._values(part, arrays)
+            values.append(part)
+        return values
+
+    def _find_arrays(self, values: tuple[Any, ...], names: list[str]) -> None:
+        for (_, path, layout), value in zip(self._fields, values, strict=True):
+            if value is not None and path:
+                if value != path:
+                    raise ValueError(f"{path} has another name")
+                names.append(path)
+            elif value is not None and layout is not None:
+                layout._find_arrays(value, names)

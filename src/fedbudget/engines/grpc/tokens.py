@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedbudget import atomic_file
+from fedbudget import durable_files
 from fedbudget.errors import UserError
 
 TOKEN_VARIABLE = "FEDBUDGET_TOKEN"
@@ -55,7 +55,9 @@ class Tokens:
     _shared: bytes | None = field(default=None, repr=False)
     _by_name: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     # What an unknown name is compared with: as much work as for a known one, and equal to nothing.
-    _nobody: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False, compare=False)
+    _nobody: bytes = field(
+        default_factory=lambda: secrets.token_bytes(32), repr=False, compare=False
+    )
 
     @classmethod
     def load(cls, path: Path | None, *, may_be_empty: bool = False) -> "Tokens":
@@ -77,12 +79,16 @@ class Tokens:
         by_name: dict[str, bytes] = {}
         for number, (name, token) in lines.items():
             if name is None:
-                raise UserError(f"{path}, line {number}: other lines are NAME TOKEN, this one has no name")
+                raise UserError(
+                    f"{path}, line {number}: other lines are NAME TOKEN, this one has no name"
+                )
             if name in by_name:
                 raise UserError(f"{path}, line {number}: this name has a token already")
             # With a token in common, each of two nodes could take part under the other's name.
             if _digest(token) in by_name.values():
-                raise UserError(f"{path}, line {number}: another node has the same token; give each its own")
+                raise UserError(
+                    f"{path}, line {number}: another node has the same token; give each its own"
+                )
             by_name[name] = _digest(token)
         return cls(_by_name=by_name)
 
@@ -92,7 +98,9 @@ class Tokens:
 
     def allows(self, name: str, token: str) -> bool:
         """Whether a node of this name that says this token may take part."""
-        expected = self._by_name.get(name, self._nobody) if self._shared is None else self._shared
+        expected = (
+            self._by_name.get(name, self._nobody) if self._shared is None else self._shared
+        )
         equal = hmac.compare_digest(_digest(token), expected)
         return equal or not self.required
 
@@ -114,7 +122,8 @@ class TokenFile:
         stamp = self._stamp()
         if self._path is None or stamp == self._seen:
             return False
-        self._seen, before = stamp, self.tokens
+        self._seen = stamp
+        before = self.tokens
         self.tokens = Tokens.load(self._path, may_be_empty=True)
         return self.tokens != before
 
@@ -157,7 +166,9 @@ def _named_lines(path: Path) -> list[str]:
     text = _read_secret(path)
     for number, line in enumerate(text.splitlines(), start=1):
         if len(_COMMENT.sub("", line).split()) == 1:
-            raise UserError(f"{path}, line {number}: one token for all has no name, and cannot be told from others")
+            raise UserError(
+                f"{path}, line {number}: one token for all has no name, and cannot be told from others"
+            )
     return text.splitlines()
 
 
@@ -169,7 +180,7 @@ def _name_of(line: str) -> str | None:
 def _write_lines(path: Path, lines: list[str]) -> None:
     mask = os.umask(0o077)  # from the first byte on, for nobody else to read
     try:
-        atomic_file.replace(path, "".join(f"{line}\n" for line in lines).encode())
+        durable_files.replace(path, "".join(f"{line}\n" for line in lines).encode())
     except OSError as error:
         raise UserError(f"cannot write the token file {path}: {error.strerror}") from None
     finally:
@@ -178,7 +189,9 @@ def _write_lines(path: Path, lines: list[str]) -> None:
 
 def node_token(path: Path | None) -> str | None:
     """A node's own token, from a file with nothing else, or else from FEDBUDGET_TOKEN; None without either."""
-    return _token_from_environment() if path is None else _only_token(path, _read_tokens(path))
+    return (
+        _token_from_environment() if path is None else _only_token(path, _read_tokens(path))
+    )
 
 
 def _digest(token: str) -> bytes:
@@ -188,7 +201,11 @@ def _digest(token: str) -> bytes:
 
 def _token_from_environment() -> str | None:
     token = os.environ.get(TOKEN_VARIABLE)
-    return None if token is None else _check_token(token.strip(), f"the variable {TOKEN_VARIABLE}")
+    return (
+        None
+        if token is None
+        else _check_token(token.strip(), f"the variable {TOKEN_VARIABLE}")
+    )
 
 
 def _only_token(path: Path, lines: Mapping[int, tuple[str | None, str]]) -> str:
@@ -198,23 +215,34 @@ def _only_token(path: Path, lines: Mapping[int, tuple[str | None, str]]) -> str:
         )
     ((number, (name, token)),) = lines.items()
     if name is not None:
-        raise UserError(f"{path}, line {number}: a node's file has its token only, without a name")
+        raise UserError(
+            f"{path}, line {number}: a node's file has its token only, without a name"
+        )
     return token
 
 
-def _read_tokens(path: Path, *, may_be_empty: bool = False) -> dict[int, tuple[str | None, str]]:
+def _read_tokens(
+    path: Path, *, may_be_empty: bool = False
+) -> dict[int, tuple[str | None, str]]:
     """Name, where there is one, and token of each line that has them."""
     lines: dict[int, tuple[str | None, str]] = {}
     for number, line in enumerate(_read_secret(path).splitlines(), start=1):
         words = _COMMENT.sub("", line).split()
         where = f"{path}, line {number}"
         if len(words) > 2:
-            raise UserError(f"{where}: expected TOKEN or NAME TOKEN, found {len(words)} words")
+            raise UserError(
+                f"{where}: expected TOKEN or NAME TOKEN, found {len(words)} words"
+            )
         # The name is not shown: where the two were swapped, it is the token.
         if len(words) == 2 and not valid_name(words[0]):
-            raise UserError(f"{where}: expected NAME TOKEN, and the first word cannot be the name of a node")
+            raise UserError(
+                f"{where}: expected NAME TOKEN, and the first word cannot be the name of a node"
+            )
         if words:
-            lines[number] = (words[0] if len(words) == 2 else None, _check_token(words[-1], where))
+            lines[number] = (
+                words[0] if len(words) == 2 else None,
+                _check_token(words[-1], where),
+            )
     if not lines and not may_be_empty:
         raise UserError(f"{path} has no token")
     return lines
@@ -227,7 +255,9 @@ def _check_token(token: str, where: str) -> str:
             "openssl rand -hex 32 makes a good one"
         )
     if _TOKEN.fullmatch(token) is None:
-        raise UserError(f"{where}: a token has ASCII letters, digits and signs only, and no spaces")
+        raise UserError(
+            f"{where}: a token has ASCII letters, digits and signs only, and no spaces"
+        )
     return token
 
 
@@ -237,7 +267,9 @@ def _read_secret(path: Path) -> str:
             # Of the file that was opened, not of whatever has its name by now. Windows has no such modes.
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if os.name == "posix" and mode & 0o077:
-                raise UserError(f"others can read or change {path} (mode {mode:03o}); chmod 600 {path}")
+                raise UserError(
+                    f"others can read or change {path} (mode {mode:03o}); chmod 600 {path}"
+                )
             return file.read().decode("utf-8-sig")
     except OSError as error:
         raise UserError(f"cannot read the token file {path}: {error.strerror}") from None

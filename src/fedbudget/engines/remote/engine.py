@@ -1,4 +1,20 @@
-"""The network engine: carries messages between the aggregator and nodes on other machines, and reads the meters.
+"""Which nodes are asked in which round, where only a part of them is in each (`--participation`).
+
+They are drawn as in a simulated run, so that both are the same to the bit; and by the round's number alone, so that a
+run that goes on asks whom it would have asked. Nodes that come later than the first are always asked.
+
+How many bits vectors are sent with, where a person leaves that open (auto): decided once, in the first rounds.
+
+Where bytes are budgeted it is 8 bits, with which a budget buys three to four times the rounds. Otherwise it is what
+makes rounds shorter. All begin with 32 bits. How long a node's messages were on the line is the time from asking it to
+its answer, less what it has worked; the shortest of some rounds is the line's, and not that of a machine that was busy
+for a moment. Where all nodes' lines are quick, there is nothing to gain: 32 bits stay, and w is the same to the bit as
+in one process. Where one is slow, be it because it carries few bytes a second or because it is long, which cannot be
+told apart by that, some rounds are made with 8 bits, and these stay if rounds are a tenth shorter by them, local
+updates aside. Fewer than 8 are not tried: where nodes have labels of their own they lose more than they save. Where
+time is simulated no line is measured, and nothing is tried.
+
+The network engine: carries messages between the aggregator and nodes on other machines, and reads the meters.
 
 What is between them is a gRPC server, or anything else that can ask nodes and gather what they answer, such as
 Flower's grid.
@@ -10,38 +26,154 @@ makes them again.
 """
 
 import logging
+import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from fedbudget.budget import Costs
+from fedbudget.arrays import Flags
+from fedbudget.budget.budget import Costs
 from fedbudget.engines.engine import Condition, Engine, Observer, Save
-from fedbudget.engines.remote.compression_choice import CompressionChoice
 from fedbudget.engines.remote.members import Counters
 from fedbudget.engines.remote.messages import Farewell
-from fedbudget.engines.remote.participation import Participation
-from fedbudget.engines.remote.round import CollectedRound
-from fedbudget.engines.remote.round_costs import RoundCosts
-from fedbudget.meters.meters import Meters
+from fedbudget.engines.remote.round import CollectedRound, RoundCosts
+from fedbudget.evaluation.points import EvaluationPoints, share_of
 from fedbudget.node_status import NodeStatus
 from fedbudget.protocol.aggregator import Aggregator, Outcome, Round
-from fedbudget.protocol.belief import FEWEST
-from fedbudget.protocol.evaluation import EvaluationPoints, share_of
+from fedbudget.protocol.combine import FEWEST
+from fedbudget.protocol.compression import BroadcastCompressor, Kind
 from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.state import AggregatorState
 from fedbudget.protocol.workload import NodeTimes
 from fedbudget.resources import TIME, round_usage
 from fedbudget.resources.counters import Snapshot
-from fedbudget.resources.usage import RoundUsage
+from fedbudget.resources.meters import Meters
+from fedbudget.resources.resource import RoundUsage
 
-_LOG = logging.getLogger("fedbudget.network")
+
+class Participation:
+    """Who is asked.
+
+    Args:
+      draw: gives who takes part, from the first round on.
+    """
+
+    def __init__(self, draw: Callable[[], Iterator[Flags]]) -> None:
+        self._draw = draw
+        self._drawn = draw()
+        self._rounds = 0  # that were drawn
+        self._resting: frozenset[int] = frozenset()
+
+    def resting(self, number: int) -> frozenset[int]:
+        """The numbers of nodes that are not asked in this round."""
+        if number < self._rounds:
+            self._drawn = self._draw()
+            self._rounds = 0
+        while self._rounds < number:
+            here, self._rounds = next(self._drawn), self._rounds + 1
+            if self._rounds == number:
+                self._resting = frozenset(np.flatnonzero(~here).tolist())
+        return self._resting
+
+
+TRIED = 3
+"""Rounds that are made each way."""
+LEAST_GAIN = 0.1
+"""Of a round's time, that 8 bits must save."""
+QUICK = 0.02
+"""Seconds that messages take at most on a line that is not worth a trial, with what a busy machine adds to them."""
+FAST = 12.5e6
+"""And bytes a second that such a line carries at least."""
+
+
+@dataclass
+class CompressionChoice:
+    """Decides for a compressor.
+
+    Args:
+      compressor: that the coming broadcasts are made with.
+      parameters: of the model.
+      tries: whether it is still open.
+    """
+
+    compressor: BroadcastCompressor
+    parameters: int
+    tries: bool
+    _lines: dict[int, float] = field(default_factory=dict)
+    _rests: dict[Kind, list[float]] = field(
+        default_factory=lambda: {"none": [], "8-bit": []}
+    )
+    _wholes: list[float] = field(default_factory=list)
+
+    @classmethod
+    def first(
+        cls,
+        compressor: BroadcastCompressor,
+        parameters: int,
+        *,
+        budgeted: bool,
+        measured: bool,
+    ) -> "CompressionChoice":
+        """Before the first round.
+
+        Args:
+          budgeted: whether bytes are.
+          measured: whether time is, and not simulated.
+        """
+        compressor.kind = "8-bit" if budgeted else "none"
+        return cls(compressor, parameters, measured and not budgeted)
+
+    def add(self, lines: Mapping[int, float], rest: float, whole: float) -> None:
+        """A round that was made with what was chosen last.
+
+        Args:
+          lines: seconds that messages to a node and back were on the line, by a number of it.
+          rest: seconds that the round took besides local updates.
+          whole: seconds that it took.
+        """
+        if not self.tries:
+            return
+        kind = self.compressor.kind
+        self._rests[kind].append(rest)
+        if kind == "none":
+            self._wholes.append(whole)
+            self._lines |= {
+                node: min(seconds, self._lines.get(node, math.inf))
+                for node, seconds in lines.items()
+            }
+        if len(self._rests[kind]) < TRIED:
+            return
+        if kind == "none" and self._slowest_line > LEAST_GAIN * statistics.median(
+            self._wholes
+        ):
+            self.compressor.kind = "8-bit"
+            return
+        self.tries = False
+        if kind != "none":
+            saved = statistics.median(self._rests["none"]) - statistics.median(
+                self._rests["8-bit"]
+            )
+            if saved < LEAST_GAIN * statistics.median(self._wholes):
+                self.compressor.kind = "none"
+
+    @property
+    def _slowest_line(self) -> float:
+        """Seconds that messages take on it; 0 where all are quick."""
+        slowest = max(self._lines.values(), default=0.0)
+        # What a round sends is w, both ways, of four bytes a number.
+        return slowest if slowest > max(QUICK, 8 * self.parameters / FAST) else 0.0
+
+
+_LOG = logging.getLogger("fedbudget.api")
 
 # A deadline: so many seconds, at least, and so many times what a round should take.
-_PATIENCE, _FIRST_PATIENCE, _TIMES = 3.0, 30.0, 4.0
+_PATIENCE = 3.0
+_FIRST_PATIENCE = 30.0
+_TIMES = 4.0
 _SLOWEST = 10.0  # times the median of members is what one is waited for
 _OFTEN = 10  # rounds in which a node's update was cut, until it is told
 _WARMING_UP = 3  # rounds until it is known what one takes
@@ -127,9 +259,21 @@ class RemoteEngine(Engine):
     def __post_init__(self) -> None:
         self._shortened: Counter[int] = Counter()  # how often, by nodes' numbers
 
-    def run(self, *, observe: Observer, interrupted: Condition = lambda: False, save: Save = lambda: None) -> Outcome:
-        outcome = self._run_rounds(observe, lambda: interrupted() or bool(self.nodes.error), save)
-        self.nodes.close(Farewell("the aggregator was interrupted" if interrupted() else "the run is over"))
+    def run(
+        self,
+        *,
+        observe: Observer,
+        interrupted: Condition = lambda: False,
+        save: Save = lambda: None,
+    ) -> Outcome:
+        outcome = self._run_rounds(
+            observe, lambda: interrupted() or bool(self.nodes.error), save
+        )
+        self.nodes.close(
+            Farewell(
+                "the aggregator was interrupted" if interrupted() else "the run is over"
+            )
+        )
         return outcome
 
     def wake(self) -> None:
@@ -145,29 +289,46 @@ class RemoteEngine(Engine):
         nodes = self.nodes.state()
         if nodes is None:
             return None
-        own = {"engine": "network", "meters": self.meters.state(), "counters": self.traffic()}
+        own = {
+            "engine": "network",
+            "meters": self.meters.state(),
+            "counters": self.traffic(),
+        }
         return self.aggregator.state, {**nodes, **own}
 
     def _run_rounds(self, observe: Observer, interrupted: Condition, save: Save) -> Outcome:
-        aggregator, nodes, meters, counters = self.aggregator, self.nodes, self.meters, self.nodes.counters
+        aggregator = self.aggregator
+        nodes = self.nodes
+        meters = self.meters
+        counters = self.nodes.counters
         clock = _Clock(meters, self.timeout, self.trial, self.evaluation_seconds)
         message = aggregator.pending or aggregator.outcome or aggregator.start()
         last: tuple[Round, Broadcast] | None = None
         read = meters.counters().read
-        began, bytes_before = read(), counters.wire_bytes
+        began = read()
+        bytes_before = counters.wire_bytes
         while isinstance(message, Broadcast):
             lost = nodes.lost(message.round)
             broadcast = self._asking(aggregator.forget(lost) if lost else message)
             left = clock.left(aggregator, broadcast, read()[TIME.name] - began[TIME.name])
             needs_reports = aggregator.method.needs_reports or broadcast.w.size < LARGE
             timeout = clock.deadline(broadcast)
-            resting = () if self.participation is None else self.participation.resting(broadcast.round)
-            options: Any = {"timeout": timeout, "left": left, "needs_reports": needs_reports}
+            resting = (
+                ()
+                if self.participation is None
+                else self.participation.resting(broadcast.round)
+            )
+            options: Any = {
+                "timeout": timeout,
+                "left": left,
+                "needs_reports": needs_reports,
+            }
             nodes.begin(broadcast, least=self.least, resting=resting, **options)
             if last is not None:
                 observe(*last)
             collected = nodes.finish()
-            now, bytes_now = read(), counters.wire_bytes
+            now = read()
+            bytes_now = counters.wire_bytes
             if interrupted() or not collected.enough:
                 costs = _unfinished(meters, now - began, bytes_now - bytes_before)
                 if not interrupted():
@@ -176,7 +337,8 @@ class RemoteEngine(Engine):
                 save()
                 return aggregator.interrupt()
             took = RoundCosts.of(collected.answers, now - began, bytes_now - bytes_before)
-            began, bytes_before = now, bytes_now
+            began = now
+            bytes_before = bytes_now
             times = collected.times(broadcast)
             if (simulated := meters.step_times(times.nodes)) is not None:
                 times = NodeTimes(times.nodes, simulated)
@@ -188,9 +350,15 @@ class RemoteEngine(Engine):
             if self.compression is not None and not collected.missed:
                 rest = usage.seconds - usage.updates * usage.step_seconds
                 self.compression.add(collected.line_seconds, rest, usage.seconds)
-            usual = not collected.missed  # who did not answer was waited for, and is not asked again so soon
-            known = broadcast.tau > 0 and (simulated is not None or meters.time.source == "measured")
-            message = aggregator.receive(collected.reports, costs, usual=usual, times=times if known else None)
+            usual = (
+                not collected.missed
+            )  # who did not answer was waited for, and is not asked again so soon
+            known = broadcast.tau > 0 and (
+                simulated is not None or meters.time.source == "measured"
+            )
+            message = aggregator.receive(
+                collected.reports, costs, usual=usual, times=times if known else None
+            )
             last = _completed(aggregator, collected, broadcast), broadcast
             self._tell_shortened(last[0].shortened)
         if last is not None:
@@ -203,9 +371,14 @@ class RemoteEngine(Engine):
         new = {number for number in numbers if self._shortened[number] == _OFTEN}
         for node in self.nodes.node_statuses() if new else ():
             if new & set(node.numbers):
-                _LOG.warning("%s's updates are far longer than those of most, and are cut to length", node.name)
+                _LOG.warning(
+                    "%s's updates are far longer than those of most, and are cut to length",
+                    node.name,
+                )
 
-    def _usage(self, broadcast: Broadcast, took: RoundCosts, times: NodeTimes) -> RoundUsage:
+    def _usage(
+        self, broadcast: Broadcast, took: RoundCosts, times: NodeTimes
+    ) -> RoundUsage:
         """What a round took, with the time of the slowest node where that is simulated."""
         tau = max(1, broadcast.tau)
         if self.meters.speeds is None:
@@ -215,13 +388,17 @@ class RemoteEngine(Engine):
 
     def _asking(self, broadcast: Broadcast) -> Broadcast:
         """The broadcast, with which nodes are asked to evaluate w where it is time for it, and the budget bears it."""
-        points, aggregator = self.points, self.aggregator
+        points = self.points
+        aggregator = self.aggregator
         if points is None:
             return broadcast
-        ledger, spending = aggregator.ledger, aggregator.method.spending
+        ledger = aggregator.ledger
+        spending = aggregator.method.spending
         expected = ledger.budget.amounts(**spending.evaluation)
         if broadcast.tau > 0:
-            if not points.due(ledger.share) or not ledger.fits(spending.room(ledger, broadcast.tau) + expected):
+            if not points.due(ledger.share) or not ledger.fits(
+                spending.room(ledger, broadcast.tau) + expected
+            ):
                 return broadcast
             self.points = points.after(ledger.share, share_of(expected, ledger))
         return replace(broadcast, evaluate=True)
@@ -232,17 +409,27 @@ class RemoteEngine(Engine):
         aggregator.charge(costs)
         if self.points is not None:
             ledger = aggregator.ledger
-            self.points = self.points.after(ledger.share, share_of(costs.aggregation, ledger))
+            self.points = self.points.after(
+                ledger.share, share_of(costs.aggregation, ledger)
+            )
 
 
 class _Clock:
     """How long a round may take."""
 
-    def __init__(self, meters: Meters, timeout: float | None, trial: RoundUsage, evaluation: float = 0.0) -> None:
+    def __init__(
+        self,
+        meters: Meters,
+        timeout: float | None,
+        trial: RoundUsage,
+        evaluation: float = 0.0,
+    ) -> None:
         self._timeout = timeout
         self._evaluation = evaluation
         self._trial = trial
-        self._limit = meters.budget.limits.get("time") if meters.time.source == "measured" else None
+        self._limit = (
+            meters.budget.limits.get("time") if meters.time.source == "measured" else None
+        )
         self._steps: deque[float] = deque(maxlen=9)
         self._rests: deque[float] = deque(maxlen=9)
 
@@ -253,7 +440,8 @@ class _Clock:
           waited: for each member's answer. One that always comes at the last moment would put off every deadline more,
             so that a round counts for no more than a multiple of what most took.
         """
-        step, rest = usage.step_seconds, usage.seconds - usage.updates * usage.step_seconds
+        step = usage.step_seconds
+        rest = usage.seconds - usage.updates * usage.step_seconds
         if len(waited) >= FEWEST and (usual := _SLOWEST * statistics.median(waited)) > 0:
             step, rest = min(step, usual / usage.updates), min(rest, usual)
         self._steps.append(step)
@@ -263,9 +451,14 @@ class _Clock:
         """Seconds until nodes that have not reported are left out."""
         if self._timeout is not None:
             return self._timeout
-        updates, evaluation = max(1, broadcast.tau), broadcast.tallies * self._evaluation
+        updates = max(1, broadcast.tau)
+        evaluation = broadcast.tallies * self._evaluation
         if len(self._steps) < _WARMING_UP:
-            usual = self._trial.seconds + (updates - 1) * self._trial.step_seconds + 12 * broadcast.w.size / _SLOW_LINE
+            usual = (
+                self._trial.seconds
+                + (updates - 1) * self._trial.step_seconds
+                + 12 * broadcast.w.size / _SLOW_LINE
+            )
             return max(_FIRST_PATIENCE, _TIMES * (usual + evaluation))
         usual = updates * statistics.median(self._steps) + statistics.median(self._rests)
         return max(_PATIENCE, _TIMES * (usual + evaluation))
@@ -274,8 +467,10 @@ class _Clock:
         """Seconds until a round must be closed with what it has, if the final loss is to fit into a time budget."""
         if self._limit is None:
             return float("inf")
-        ledger, spending = aggregator.ledger, aggregator.method.spending
-        room, kept = spending.final_room(ledger), spending.closing
+        ledger = aggregator.ledger
+        spending = aggregator.method.spending
+        room = spending.final_room(ledger)
+        kept = spending.closing
         if broadcast.tau > 0 and room is not None:
             kept += ledger.budget.label(room)["time"]
         spent = ledger.budget.label(ledger.spent)["time"]
@@ -287,10 +482,14 @@ def _unfinished(meters: Meters, took: Snapshot, wire_bytes: int) -> Costs:
     nothing = np.zeros(len(meters.budget.limits))
     if meters.time.source == "simulated":
         return Costs(nothing, nothing)
-    return Costs(nothing, meters.read(round_usage([], own=took, wire_bytes=wire_bytes)).aggregation)
+    return Costs(
+        nothing, meters.read(round_usage([], own=took, wire_bytes=wire_bytes)).aggregation
+    )
 
 
-def _completed(aggregator: Aggregator, collected: CollectedRound, broadcast: Broadcast) -> Round:
+def _completed(
+    aggregator: Aggregator, collected: CollectedRound, broadcast: Broadcast
+) -> Round:
     """The round's record, with who was asked and is not in the average, and what test samples say."""
     last = aggregator.last
     assert last is not None

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedbudget.arrays import Int64
 from fedbudget.node_status import NodeStatus
-from fedbudget.protocol.belief import FEWEST, MOST_SAMPLES
+from fedbudget.protocol.combine import FEWEST, MOST_SAMPLES
 
 Key = TypeVar("Key", str, int)
 
@@ -76,8 +76,14 @@ class Member:
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint must hold of it, as plain JSON."""
-        numbers, sizes = self.numbers.tolist(), self.sizes.tolist()
-        return {"numbers": numbers, "sizes": sizes, "base_round": self.base_round, "lost": self.lost}
+        numbers = self.numbers.tolist()
+        sizes = self.sizes.tolist()
+        return {
+            "numbers": numbers,
+            "sizes": sizes,
+            "base_round": self.base_round,
+            "lost": self.lost,
+        }
 
     def status(self, name: str, state: str, now: float) -> NodeStatus:
         """How it is doing.
@@ -86,7 +92,8 @@ class Member:
           state: "away" of one that is not connected.
           now: in seconds since 1970.
         """
-        last_seen, size = None if state == "away" else now, int(self.sizes.sum())
+        last_seen = None if state == "away" else now
+        size = int(self.sizes.sum())
         numbers = tuple(self.numbers.tolist())
         return NodeStatus(
             name,
@@ -112,7 +119,9 @@ class Members(dict[Key, Member]):
         average by such a word could have it by any.
     """
 
-    def __init__(self, members: Mapping[Key, Member] | None = None, *, share: float | None = None) -> None:
+    def __init__(
+        self, members: Mapping[Key, Member] | None = None, *, share: float | None = None
+    ) -> None:
         super().__init__()
         self.update(members or {})
         self._share = share
@@ -124,7 +133,9 @@ class Members(dict[Key, Member]):
         who could say another number every time would have any say in the average.
         """
         if key not in self:
-            first = max((int(member.numbers[-1]) + 1 for member in self.values()), default=0)
+            first = max(
+                (int(member.numbers[-1]) + 1 for member in self.values()), default=0
+            )
             numbers = np.arange(first, first + len(sizes), dtype=np.int64)
             self[key] = Member(numbers, np.array(sizes, np.int64))
             self._share_out()
@@ -144,14 +155,24 @@ class Members(dict[Key, Member]):
         counted = {key: self[key].sizes for key in told}
         usual = float(np.median(list(told.values()) or [0]))
         for key, size in list(told.items()):
-            self[key].oversized = self._share is None and len(counted) >= FEWEST and size > MOST_SAMPLES * usual
+            self[key].oversized = (
+                self._share is None
+                and len(counted) >= FEWEST
+                and size > MOST_SAMPLES * usual
+            )
             if self[key].oversized:
                 counted[key] = np.ones_like(self[key].sizes)
                 del told[key]
-        most = _largest_within(list(told.values()), self._share or _SHARE) if len(told) >= FEWEST else math.inf
+        most = (
+            _largest_within(list(told.values()), self._share or _SHARE)
+            if len(told) >= FEWEST
+            else math.inf
+        )
         for key, size in told.items():
             if size > most:
-                counted[key] = np.maximum(1, (self[key].sizes * (most / size)).astype(np.int64))
+                counted[key] = np.maximum(
+                    1, (self[key].sizes * (most / size)).astype(np.int64)
+                )
         return counted
 
     def replace(self, old: Key, new: Key, sizes: Sequence[int]) -> Member:
@@ -166,16 +187,22 @@ class Members(dict[Key, Member]):
 
     def numbers(self, keys: Iterable[Key]) -> tuple[int, ...]:
         """Of all nodes of these members, rising."""
-        return tuple(sorted(number for key in keys for number in self[key].numbers.tolist()))
+        return tuple(
+            sorted(number for key in keys for number in self[key].numbers.tolist())
+        )
 
     def with_any(self, numbers: Collection[int]) -> frozenset[Key]:
         """Those whose first node has one of these numbers: a member is asked as a whole."""
-        return frozenset(key for key, member in self.items() if int(member.numbers[0]) in numbers)
+        return frozenset(
+            key for key, member in self.items() if int(member.numbers[0]) in numbers
+        )
 
     def compare(self, keys: Iterable[Key]) -> None:
         """Who of these, that were in a round, has waited for whom."""
         each = [(self[key].step_seconds or 0.0, self[key]) for key in keys]
-        longest = max((seconds * (member.updates or 1) for seconds, member in each), default=0.0)
+        longest = max(
+            (seconds * (member.updates or 1) for seconds, member in each), default=0.0
+        )
         slowest = max((seconds for seconds, _ in each), default=0.0)
         for seconds, member in each:
             member.idle = _idle_share(seconds * (member.updates or 1), longest)
@@ -184,7 +211,10 @@ class Members(dict[Key, Member]):
     def any_lost(self, coming: int, present: Container[Key]) -> bool:
         """Whether `take_lost` would give any; from any thread."""
         members = list(self.items())
-        return any(each.lost or (key not in present and each.gone_for_good(coming)) for key, each in members)
+        return any(
+            each.lost or (key not in present and each.gone_for_good(coming))
+            for key, each in members
+        )
 
     def take_lost(self, coming: int, present: Container[Key]) -> list[int]:
         """Numbers of nodes whose knowledge of drift is lost, as of the round to come; each is given once.

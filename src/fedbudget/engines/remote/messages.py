@@ -7,10 +7,10 @@ from msgspec import Meta
 
 from fedbudget.arrays import UInt64
 from fedbudget.engines.remote.task import MOST_NODES, Name, SamplesDescription, Task
+from fedbudget.evaluation.metrics import Tally
 from fedbudget.models.description import ModelDescription
-from fedbudget.models.tally import Tally
 from fedbudget.protocol.messages import NUMBERS, VECTORS, Broadcast, Report
-from fedbudget.resources.usage import NodeCosts
+from fedbudget.resources.resource import NodeCosts
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,9 @@ class Hello:
     instance: Name
     samples: SamplesDescription
     run: Name = ""
-    rounds: Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**32)], ...], Meta(max_length=16)] = ()
+    rounds: Annotated[
+        tuple[Annotated[int, Meta(ge=0, lt=2**32)], ...], Meta(max_length=16)
+    ] = ()
     model: Name | ModelDescription | None = None
 
 
@@ -57,7 +59,12 @@ class Answer:
     def line_seconds(self) -> float:
         """What the messages took on the way: all that was waited for but the node's own work."""
         evaluation = self.costs.evaluation.get("time")
-        return max(0.0, self.waited - self.costs.seconds - (0.0 if evaluation is None else evaluation.whole))
+        return max(
+            0.0,
+            self.waited
+            - self.costs.seconds
+            - (0.0 if evaluation is None else evaluation.whole),
+        )
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,9 @@ class MaskedReport:
 class Welcome:
     run: Name
     task: Task
-    numbers: Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**62)], ...], Meta(max_length=MOST_NODES)]
+    numbers: Annotated[
+        tuple[Annotated[int, Meta(ge=0, lt=2**62)], ...], Meta(max_length=MOST_NODES)
+    ]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,12 @@
-"""A round in progress: who was asked, who has answered, and when that is enough.
+"""What a round took over a network: as a round, and what nodes' evaluations took besides.
+
+An evaluation is charged, and is not taken for what a round costs: the time of the slowest one, and what all of them
+have used of other resources, is told apart by what nodes have measured.
+
+What nodes say is bounded: their time by the aggregator's clock, as it comes (`NodeCosts.within`), and all else by what
+the others say, so that no single one decides what was spent.
+
+A round in progress: who was asked, who has answered, and when that is enough.
 
 Rules here:
 - There is no clock and no message: times are passed in, and whoever carries messages does what `next_step` says.
@@ -16,16 +24,141 @@ from typing import Any, Generic
 import numpy as np
 
 from fedbudget.arrays import Float64
+from fedbudget.engines.remote.encodings import believable_tallies
 from fedbudget.engines.remote.members import Key, Members
 from fedbudget.engines.remote.messages import Answer
-from fedbudget.engines.remote.round_costs import believable_costs
-from fedbudget.engines.remote.tallies import believable_tallies
-from fedbudget.models.tally import Tally
-from fedbudget.protocol.belief import FEWEST, believable
-from fedbudget.protocol.evaluation import NodeEvaluation
+from fedbudget.evaluation.metrics import Tally
+from fedbudget.evaluation.points import NodeEvaluation
+from fedbudget.protocol.combine import FEWEST, believable, reference
 from fedbudget.protocol.messages import Broadcast, Report
 from fedbudget.protocol.sums import Reports, SummedReports, within
 from fedbudget.protocol.workload import NodeTimes
+from fedbudget.resources import TIME, most_within, round_usage
+from fedbudget.resources.counters import Snapshot
+from fedbudget.resources.resource import NodeCosts, Reading, RoundUsage
+
+_PROPORTION = 100.0  # times the median: machines differ
+
+
+@dataclass(frozen=True)
+class RoundCosts:
+    """Of one round.
+
+    Args:
+      nodes: what it took at each.
+      own: what the aggregator's process counted, from one round to the next.
+      wire_bytes: of all messages.
+      tally_bytes: of these, those that evaluations are told with.
+    """
+
+    nodes: Sequence[NodeCosts]
+    own: Snapshot
+    wire_bytes: int
+    tally_bytes: int = 0
+
+    @classmethod
+    def of(cls, answers: Sequence[Answer], own: Snapshot, wire_bytes: int) -> "RoundCosts":
+        costs = [
+            answer.costs
+            if answer.costs.nodes == nodes
+            else replace(answer.costs, nodes=nodes)
+            for answer, nodes in ((answer, len(answer.report.nodes)) for answer in answers)
+        ]
+        return cls(costs, own, wire_bytes, sum(answer.tally_bytes for answer in answers))
+
+    @property
+    def evaluated(self) -> bool:
+        return any(costs.evaluation for costs in self.nodes)
+
+    def usage(self, updates: int) -> RoundUsage:
+        """Of the round itself."""
+        own = dict(self.own.values)
+        own[TIME.name] -= self.evaluation_usage().seconds if self.evaluated else 0.0
+        for costs in self.nodes:
+            for name, reading in costs.evaluation.items() if costs.here else ():
+                if name in own and name != TIME.name:
+                    own[name] = max(0.0, own[name] - reading.whole)
+        wire_bytes = self.wire_bytes - self.tally_bytes
+        return round_usage(
+            self.nodes, updates=updates, own=Snapshot(own), wire_bytes=wire_bytes
+        )
+
+    def evaluation_usage(self) -> RoundUsage:
+        """Of evaluations, as if they were a round without updates; in time, no more than the round itself."""
+        most = most_within(self.own[TIME.name])
+        return evaluation_usage(
+            [costs.within(most, 1) for costs in self.nodes], self.tally_bytes
+        )
+
+
+def believable_costs(
+    nodes: Sequence[NodeCosts], *, time: bool = False
+) -> tuple[list[NodeCosts], list[tuple[str, ...]]]:
+    """With the median reading in place of those out of all proportion to it; and of each, which these were.
+
+    Args:
+      nodes: of each peer.
+      time: whether time is bounded so too, as of a trial that nobody waited for.
+    """
+    if len(nodes) < FEWEST:
+        return list(nodes), [() for _ in nodes]
+    counts = [costs.nodes for costs in nodes]
+    readings, doubts = _in_proportion(
+        [costs.readings for costs in nodes], counts, time=time
+    )
+    evaluation, more = _in_proportion(
+        [costs.evaluation for costs in nodes], counts, time=time
+    )
+    believed = [
+        replace(costs, readings=own, evaluation=tested) if doubt or other else costs
+        for costs, own, tested, doubt, other in zip(
+            nodes, readings, evaluation, doubts, more, strict=True
+        )
+    ]
+    return believed, [
+        tuple(sorted(doubt | other)) for doubt, other in zip(doubts, more, strict=True)
+    ]
+
+
+def _in_proportion(
+    readings: Sequence[Mapping[str, Reading]], counts: Sequence[int], *, time: bool
+) -> tuple[list[dict[str, Reading]], list[set[str]]]:
+    believed = [dict(each) for each in readings]
+    doubts = [set[str]() for _ in readings]
+    for name in {name for each in readings for name in each if time or name != TIME.name}:
+        told = [index for index, each in enumerate(readings) if name in each]
+        step = reference([readings[index][name].step / counts[index] for index in told])
+        whole = reference([readings[index][name].whole / counts[index] for index in told])
+        for index in told:
+            own = readings[index][name]
+            count = counts[index]
+            held = replace(
+                own,
+                step=_held(own.step, step * count),
+                whole=_held(own.whole, whole * count),
+            )
+            if held != own:
+                believed[index][name] = held
+                doubts[index].add(name)
+    return believed, doubts
+
+
+def _held(amount: float, usual: float) -> float:
+    return usual if amount > _PROPORTION * usual > 0 else amount
+
+
+def evaluation_usage(nodes: Sequence[NodeCosts], tally_bytes: int) -> RoundUsage:
+    """What evaluations took, as if they were a round without updates.
+
+    Args:
+      nodes: of a round, or of trials.
+      tally_bytes: of what all of them say.
+    """
+    evaluated = [
+        replace(costs, readings=costs.evaluation) for costs in nodes if costs.evaluation
+    ]
+    return round_usage(evaluated, wire_bytes=tally_bytes)
+
 
 FAILURES = 3
 """Of a member in one round, until it is not asked again in it."""
@@ -67,8 +200,14 @@ class CollectedRound:
         nodes = np.concatenate([answer.report.nodes for answer in self.answers])
         if broadcast.work is None:
             counts = [len(answer.report.nodes) for answer in self.answers]
-            return NodeTimes(nodes, np.repeat([answer.costs.step_seconds for answer in self.answers], counts))
-        return NodeTimes(nodes, np.concatenate([_update_seconds(answer, broadcast) for answer in self.answers]))
+            return NodeTimes(
+                nodes,
+                np.repeat([answer.costs.step_seconds for answer in self.answers], counts),
+            )
+        return NodeTimes(
+            nodes,
+            np.concatenate([_update_seconds(answer, broadcast) for answer in self.answers]),
+        )
 
     def evaluation(self, broadcast: Broadcast) -> NodeEvaluation | None:
         """What nodes' test samples say, if they were asked and have some."""
@@ -124,7 +263,10 @@ class PendingRound(Generic[Key]):
     resting: Collection[Key] = ()
 
     def __post_init__(self) -> None:
-        self._finite, self._others = SummedReports(self.broadcast), SummedReports(self.broadcast)
+        self._finite, self._others = (
+            SummedReports(self.broadcast),
+            SummedReports(self.broadcast),
+        )
 
     def can_ask(self, key: Key) -> bool:
         """Whether one that is idle has something to do in this round."""
@@ -149,7 +291,9 @@ class PendingRound(Generic[Key]):
         if not finite:
             self.not_finite.add(key)
         if not self.needs_reports:
-            answer = replace(answer, report=(self._finite if finite else self._others).add(answer.report))
+            answer = replace(
+                answer, report=(self._finite if finite else self._others).add(answer.report)
+            )
         self.answers[key] = answer
 
     @property
@@ -196,11 +340,18 @@ class PendingRound(Generic[Key]):
           instances: of those that are connected now; where another has come in the place of the one that has answered,
             it remembers nothing of this round.
         """
-        finite = {key: answer for key, answer in self.answers.items() if key not in self.not_finite}
+        finite = {
+            key: answer
+            for key, answer in self.answers.items()
+            if key not in self.not_finite
+        }
         if len(self.answers) >= FEWEST and 2 * len(finite) < len(self.answers):
             finite = {}  # where most have diverged it is w that has, whatever the others say of it
-        counted = finite or {key: self.answers[key] for key in self.answers if key in self.not_finite}
-        not_finite, missed = self.answers.keys() - counted.keys(), self.asked - self.answers.keys()
+        counted = finite or {
+            key: self.answers[key] for key in self.answers if key in self.not_finite
+        }
+        not_finite = self.answers.keys() - counted.keys()
+        missed = self.asked - self.answers.keys()
         for key, answer in counted.items():
             member = members[key]
             member.not_finite = 0
@@ -214,9 +365,12 @@ class PendingRound(Generic[Key]):
         for key in missed:
             members[key].missed += 1
         summed = None if self.needs_reports else self._finite if finite else self._others
-        answers, doubts = _believed(counted, summed, [members[key].oversized for key in counted])
+        answers, doubts = _believed(
+            counted, summed, [members[key].oversized for key in counted]
+        )
         enough = members.nodes(counted) >= self.least
-        left_out, away = members.numbers(not_finite), members.numbers(missed)
+        left_out = members.numbers(not_finite)
+        away = members.numbers(missed)
         return CollectedRound(answers, left_out, away, enough, summed, doubts=doubts)
 
 
@@ -239,7 +393,12 @@ def _believed(
         if doubt := own + of_reports[at] + of_costs[at]:
             doubts[key] = doubt
     believed = [
-        replace(answer, report=reports[at], costs=costs[at], tallies=answer.tallies if sane[at] else ())
+        replace(
+            answer,
+            report=reports[at],
+            costs=costs[at],
+            tallies=answer.tallies if sane[at] else (),
+        )
         if key in doubts
         else answer
         for at, (key, answer) in enumerate(counted.items())
@@ -249,7 +408,11 @@ def _believed(
 
 def _update_seconds(answer: Answer, broadcast: Broadcast) -> Float64:
     """Of one local update at each node of a member; what it has measured is of τ."""
-    return answer.costs.step_seconds * max(1, broadcast.tau) / broadcast.updates(answer.report.nodes)
+    return (
+        answer.costs.step_seconds
+        * max(1, broadcast.tau)
+        / broadcast.updates(answer.report.nodes)
+    )
 
 
 def _pace(answer: Answer, broadcast: Broadcast) -> tuple[float, int]:

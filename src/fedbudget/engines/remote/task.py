@@ -15,13 +15,11 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from fedbudget.data.agreement import TableDescription, agree_on_layout, in_order
-from fedbudget.data.cells import category_name
+from fedbudget.data.agreement import Moments, TableDescription, agree_on_layout, in_order
+from fedbudget.data.columns import category_name
 from fedbudget.data.dataset import Dataset, Part, Standardization
-from fedbudget.data.layout import Layout
-from fedbudget.data.moments import Moments
-from fedbudget.data.samples import SampleStore
-from fedbudget.engines.remote.costs import MOST_READINGS
+from fedbudget.data.shards import SampleStore
+from fedbudget.data.tables import Layout
 from fedbudget.errors import UserError, flag
 from fedbudget.models.base import ModelOptions
 from fedbudget.models.description import ModelDescription
@@ -39,6 +37,8 @@ ANY_KIND = "samples"
 
 LONG_NAME = 200
 Name = Annotated[str, Meta(max_length=LONG_NAME)]
+
+MOST_READINGS = 64
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ class SamplesDescription:
       test_samples: how many are held back to evaluate on.
     """
 
-    sizes: Annotated[tuple[Annotated[int, Meta(ge=1, lt=2**40)], ...], Meta(max_length=MOST_NODES)]
+    sizes: Annotated[
+        tuple[Annotated[int, Meta(ge=1, lt=2**40)], ...], Meta(max_length=MOST_NODES)
+    ]
     shape: tuple[int, ...]
     stored: Annotated[str, Meta(pattern=r"^(uint8|float32|float64|samples)\Z")] = "float32"
     scale: Annotated[float, Meta(ge=1e-30, le=float_info.max)] = 1.0
@@ -80,13 +82,19 @@ class SamplesDescription:
         if self.target is None:
             return Standardization(self.features.mean, deviation)
         spread = float(self.target.deviation[0]) or 1.0
-        return Standardization(self.features.mean, deviation, float(self.target.mean[0]), spread)
+        return Standardization(
+            self.features.mean, deviation, float(self.target.mean[0]), spread
+        )
 
     def empty(self) -> Dataset:
         """A dataset of such samples that has none: what a model is built from."""
         any_kind = self.stored == ANY_KIND
         x = np.empty((0, prod(self.shape)), np.int64 if any_kind else np.dtype(self.stored))
-        part = Part(x, np.empty(0, np.int64) if self.classes else None, np.empty(0) if self.values else None)
+        part = Part(
+            x,
+            np.empty(0, np.int64) if self.classes else None,
+            np.empty(0) if self.values else None,
+        )
         return Dataset(
             "nodes' data",
             part,
@@ -132,7 +140,11 @@ class Task:
     @property
     def title(self) -> str:
         """What is trained, for people."""
-        return f"{self.model} ({self.parameters} parameters)" if isinstance(self.model, str) else str(self.model)
+        return (
+            f"{self.model} ({self.parameters} parameters)"
+            if isinstance(self.model, str)
+            else str(self.model)
+        )
 
     def admit(self, theirs: SamplesDescription) -> None:
         """Refuses samples that do not fit."""
@@ -153,7 +165,9 @@ def require_classes(theirs: SamplesDescription, classes: Sequence[str]) -> None:
         raise PeerError(f"its class {new[0]!r} is not one of {', '.join(classes)}")
 
 
-def require_model(theirs: str | ModelDescription | None, model: str | ModelDescription) -> None:
+def require_model(
+    theirs: str | ModelDescription | None, model: str | ModelDescription
+) -> None:
     """Refuses a node that has another model than the one that is trained.
 
     Args:
@@ -162,7 +176,9 @@ def require_model(theirs: str | ModelDescription | None, model: str | ModelDescr
     """
     if isinstance(model, str) or not isinstance(theirs, ModelDescription):
         if theirs != model and not (theirs is None and isinstance(model, str)):
-            raise PeerError(f"it trains {theirs or 'what has a name'}, and the aggregator {model}; give both the same")
+            raise PeerError(
+                f"it trains {theirs or 'what has a name'}, and the aggregator {model}; give both the same"
+            )
     elif difference := theirs.difference(model, "at the node", "at the aggregator"):
         raise PeerError(f"its model is not the aggregator's: {difference}")
 
@@ -173,7 +189,9 @@ def rounds_ahead(parameters: int) -> int:
 
 
 def agree(
-    samples: Sequence[SamplesDescription], names: Sequence[str] = (), classes: Sequence[str] | None = None
+    samples: Sequence[SamplesDescription],
+    names: Sequence[str] = (),
+    classes: Sequence[str] | None = None,
 ) -> SamplesDescription:
     """What all nodes' samples are like together; raises `UserError` where they do not go together.
 
@@ -184,13 +202,17 @@ def agree(
     try:
         first = _alike(samples, here="at one", there="at another")
         tables = [each.table for each in samples if each.table is not None]
-        layout, features = _agree_on_features(samples, tables, names or [f"node {n}" for n in range(len(samples))])
+        layout, features = _agree_on_features(
+            samples, tables, names or [f"node {n}" for n in range(len(samples))]
+        )
     except (PeerError, UserError) as error:
         text = error.args[0] if error.args else str(error)
         raise UserError(f"the nodes' data do not go together: {text}") from None
     agreed: tuple[str, ...] = ()
     if all(each.classes for each in samples):
-        agreed = tuple(sorted({name for each in samples for name in each.classes}, key=in_order))
+        agreed = tuple(
+            sorted({name for each in samples for name in each.classes}, key=in_order)
+        )
     if classes is not None:
         agreed = tuple(map(category_name, classes))
     target = [each.target for each in samples if each.target is not None]
@@ -200,7 +222,9 @@ def agree(
         shape=first.shape if layout is None else (layout.features,),
         classes=agreed,
         features=features,
-        target=Moments.together(target, [sum(each.sizes) for each in samples]) if target else None,
+        target=Moments.together(target, [sum(each.sizes) for each in samples])
+        if target
+        else None,
         table=None,
         layout=layout,
         test_samples=sum(each.test_samples for each in samples),
@@ -208,29 +232,41 @@ def agree(
 
 
 def _agree_on_features(
-    samples: Sequence[SamplesDescription], tables: Sequence[TableDescription], names: Sequence[str]
+    samples: Sequence[SamplesDescription],
+    tables: Sequence[TableDescription],
+    names: Sequence[str],
 ) -> tuple[Layout | None, Moments | None]:
     """How features are made of tables' columns, and mean and deviation of each where they are to be standardised."""
     if tables:
         layout, moments = agree_on_layout(tables, names)
         return layout, moments if tables[0].standardise else None
     features = [each.features for each in samples if each.features is not None]
-    return None, Moments.together(features, [sum(each.sizes) for each in samples]) if features else None
+    return None, Moments.together(
+        features, [sum(each.sizes) for each in samples]
+    ) if features else None
 
 
-def _alike(samples: Sequence[SamplesDescription], here: str = "here", there: str = "elsewhere") -> SamplesDescription:
+def _alike(
+    samples: Sequence[SamplesDescription], here: str = "here", there: str = "elsewhere"
+) -> SamplesDescription:
     """The first, when all others are like it in what cannot be put together."""
     first = samples[0]
     for other in samples[1:]:
-        tables = [each.table is not None or each.layout is not None for each in (first, other)]
+        tables = [
+            each.table is not None or each.layout is not None for each in (first, other)
+        ]
         if tables[0] != tables[1]:
-            raise PeerError(f"{_kind_of(tables[1])} {here}, and {_kind_of(tables[0])} {there}")
+            raise PeerError(
+                f"{_kind_of(tables[1])} {here}, and {_kind_of(tables[0])} {there}"
+            )
         if all(tables):
             if _standardised(first) != _standardised(other):
                 where = here if _standardised(other) else there
                 raise PeerError(f"columns are standardised {where}, and not by the others")
             if first.values != other.values:
-                raise PeerError(f"targets that are numbers: {other.values} {here}, {first.values} {there}")
+                raise PeerError(
+                    f"targets that are numbers: {other.values} {here}, {first.values} {there}"
+                )
             continue
         for name, words in (
             ("shape", "features of shape"),
@@ -240,16 +276,21 @@ def _alike(samples: Sequence[SamplesDescription], here: str = "here", there: str
             ("integers", "features that are whole numbers:"),
             ("parity", "classes told apart as even and odd:"),
         ):
-            ours, theirs = getattr(first, name), getattr(other, name)
+            ours = getattr(first, name)
+            theirs = getattr(other, name)
             if ours != theirs:
                 raise PeerError(f"{words} {theirs} {here}, {ours} {there}")
         if (first.features is None) != (other.features is None):
-            raise PeerError(f"features to be standardised (of a .csv) {here}, and as they are {there}")
+            raise PeerError(
+                f"features to be standardised (of a .csv) {here}, and as they are {there}"
+            )
     return first
 
 
 def _standardised(samples: SamplesDescription) -> bool:
-    return samples.features is not None if samples.table is None else samples.table.standardise
+    return (
+        samples.features is not None if samples.table is None else samples.table.standardise
+    )
 
 
 def _kind_of(table: bool) -> str:

@@ -19,19 +19,17 @@ from fedbudget.data.shards import Table
 from fedbudget.engines import in_process
 from fedbudget.engines.remote.messages import Answer, Hello, RoundRequest, Welcome
 from fedbudget.engines.remote.node_data import NodeData, describe_own
-from fedbudget.engines.remote.node_limits import NodeLimits
-from fedbudget.engines.remote.privacy_account import PrivacyAccount
+from fedbudget.engines.remote.node_limits import NodeLimits, PrivacyAccount
 from fedbudget.engines.remote.task import Task, rounds_ahead
 from fedbudget.errors import explained
+from fedbudget.evaluation.metrics import Tally
 from fedbudget.models.base import Model, require_fit
-from fedbudget.models.tally import Tally
 from fedbudget.protocol.fleet import Fleet
 from fedbudget.protocol.messages import Broadcast, LocalError, PeerError, Report
 from fedbudget.protocol.state import FleetState
 from fedbudget.resources import RESOURCES, TIME
 from fedbudget.resources.counters import ResourceCounters, Snapshot
-from fedbudget.resources.resource import Reader, Resource
-from fedbudget.resources.usage import NodeCosts, Reading
+from fedbudget.resources.resource import NodeCosts, Reader, Reading, Resource
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,9 @@ class Worker:
         self._new: Fleet | None = None  # as it stands before its first round
         self._test: Table | None = None  # what it evaluates on, if anything
         self._standings: list[_Standing] = []
-        self.trial_tally: Tally | None = None  # what test samples said in the trial, if there are any
+        self.trial_tally: Tally | None = (
+            None  # what test samples said in the trial, if there are any
+        )
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -97,7 +97,13 @@ class Worker:
         Args:
           instance: of the process.
         """
-        return Hello(instance, self.node_data.samples(), self.run, self.rounds, describe_own(self._model))
+        return Hello(
+            instance,
+            self.node_data.samples(),
+            self.run,
+            self.rounds,
+            describe_own(self._model),
+        )
 
     def start(self, welcome: Welcome) -> NodeCosts:
         """Takes the task, and makes a trial round and, where it has test samples, an evaluation: that also compiles
@@ -107,29 +113,52 @@ class Worker:
             return self._start(welcome)
 
     def _start(self, welcome: Welcome) -> NodeCosts:
-        fleet, task = self.accept(welcome).fork(), welcome.task
-        first = Broadcast.first(np.asarray(fleet.model.initial(task.seed)), 1e-3, task.request)
-        counters = ResourceCounters.of(each for each in self._resources if not each.machine_wide)
-        require_fit(fleet.model, self.node_data.dataset.name, fleet.shards.table, task.batch, self._test)
+        fleet = self.accept(welcome).fork()
+        task = welcome.task
+        first = Broadcast.first(
+            np.asarray(fleet.model.initial(task.seed)), 1e-3, task.request
+        )
+        counters = ResourceCounters.of(
+            each for each in self._resources if not each.machine_wide
+        )
+        require_fit(
+            fleet.model,
+            self.node_data.dataset.name,
+            fleet.shards.table,
+            task.batch,
+            self._test,
+        )
         failed = f"{fleet.model.name} cannot train on {self.node_data.dataset.name}"
-        with nullcontext() if self._model is None or isinstance(self._model, str) else explained(failed):
+        with (
+            nullcontext()
+            if self._model is None or isinstance(self._model, str)
+            else explained(failed)
+        ):
             costs = in_process.trial([fleet], first, counters)
-            tallies, evaluation = [self._evaluate(fleet.model, [first.w], counters) for _ in range(2)][-1]
+            tallies, evaluation = [
+                self._evaluate(fleet.model, [first.w], counters) for _ in range(2)
+            ][-1]
         self.trial_tally = tallies[0] if tallies else None
         seconds = costs.readings[TIME.name]
         slower = self._pace * seconds.step
         slowed = replace(seconds, step=slower, whole=seconds.whole - seconds.step + slower)
-        return replace(costs, readings={**costs.readings, TIME.name: slowed}, evaluation=evaluation)
+        return replace(
+            costs, readings={**costs.readings, TIME.name: slowed}, evaluation=evaluation
+        )
 
     def accept(self, welcome: Welcome) -> Fleet:
         """Takes the task; gives the fleet as it stands before its first round."""
         if len(welcome.numbers) != len(self.node_data.rows):
-            raise PeerError(f"numbers for {len(welcome.numbers)} nodes, where there are {len(self.node_data.rows)}")
+            raise PeerError(
+                f"numbers for {len(welcome.numbers)} nodes, where there are {len(self.node_data.rows)}"
+            )
         if welcome.run != self.run or welcome.task != self._task:
             self.limits.require_task(welcome.task, min(map(len, self.node_data.rows)))
             if self.account is not None:
                 self.account.require_private(welcome.task)
-            self._new = self.node_data.fleet(welcome.task, welcome.numbers, device=self._device, own_model=self._model)
+            self._new = self.node_data.fleet(
+                welcome.task, welcome.numbers, device=self._device, own_model=self._model
+            )
             self._test = self.node_data.test_table(welcome.task.samples, self._new.model)
             self._standings = []
             # Counters are read of these resources, as far as they are known and can be read here.
@@ -137,21 +166,27 @@ class Worker:
             self._resources = tuple(RESOURCES[name] for name in names if name in RESOURCES)
             self._counters = ResourceCounters.of(self._resources, self._readers)
             self._last_report = None
-            self.run, self._task = welcome.run, welcome.task
+            self.run = welcome.run
+            self._task = welcome.task
         assert self._new is not None
         return self._new
 
     def memories(self, last: int) -> dict[int, FleetState]:
         """How the fleet stood after each of the last rounds, for a process to come."""
-        return {standing.round: standing.fleet.memory() for standing in self._standings[-last:]}
+        return {
+            standing.round: standing.fleet.memory() for standing in self._standings[-last:]
+        }
 
     def recall(self, memories: Mapping[int, FleetState]) -> None:
         """Goes on with the task that was taken, from the memories of an earlier process."""
         self._standings = []
         for number in sorted(memories):
-            memory, fleet = memories[number], self._standing(0).fleet.fork()
+            memory = memories[number]
+            fleet = self._standing(0).fleet.fork()
             fleet.recall(memory)
-            self._standings.append(_Standing(memory.broadcast.round, fleet, memory.broadcast.w))
+            self._standings.append(
+                _Standing(memory.broadcast.round, fleet, memory.broadcast.w)
+            )
 
     def warm_up(self, request: RoundRequest) -> None:
         """Makes one update that does not count, so that what a new process has to load or compile for it is there.
@@ -159,7 +194,9 @@ class Worker:
         The time of the updates that count would be wrong otherwise, where every round has a new process.
         """
         fleet = self._standing(request.base_round).fleet.fork()
-        fleet.receive(replace(request.broadcast, tau=min(1, request.broadcast.tau), work=None))
+        fleet.receive(
+            replace(request.broadcast, tau=min(1, request.broadcast.tau), work=None)
+        )
         fleet.update()
 
     def w_after(self, base_round: int) -> Float32 | None:
@@ -174,8 +211,12 @@ class Worker:
         if self.account is not None:
             self.account.pay(self.run, request.broadcast)
         past = self._standing(request.base_round)
-        back = rounds_ahead(self._task.parameters) + 2  # the most to go back: what is not on disk, one before, this one
-        self._standings = [standing for standing in self._standings if standing.round <= past.round][-back:]
+        back = (
+            rounds_ahead(self._task.parameters) + 2
+        )  # the most to go back: what is not on disk, one before, this one
+        self._standings = [
+            standing for standing in self._standings if standing.round <= past.round
+        ][-back:]
         fleet = past.fleet.fork()
         with self._working():
             report, costs = self._round(fleet, request.broadcast)
@@ -188,7 +229,9 @@ class Worker:
         self.made += 1
         if not rounds_ahead(self._task.parameters):
             fleet.compact()
-        self._standings.append(_Standing(request.broadcast.round, fleet, request.broadcast.w))
+        self._standings.append(
+            _Standing(request.broadcast.round, fleet, request.broadcast.w)
+        )
         return Answer(report, costs, tallies)
 
     def encode(self, report: Report) -> bytes | memoryview:
@@ -213,10 +256,13 @@ class Worker:
         for standing in self._standings:
             if standing.round == number:
                 return standing
-        raise PeerError(f"our memory cannot stand after round {number}, only after {list(self.rounds)}")
+        raise PeerError(
+            f"our memory cannot stand after round {number}, only after {list(self.rounds)}"
+        )
 
     def _round(self, fleet: Fleet, broadcast: Broadcast) -> tuple[Report, NodeCosts]:
-        now, updates = self._counters.read, max(1, broadcast.tau)
+        now = self._counters.read
+        updates = max(1, broadcast.tau)
         began = self._began(now())
         fleet.receive(broadcast)
         updating = now()
@@ -242,10 +288,13 @@ class Worker:
         """What the test samples say of each w, and what it took to find out; nothing where there are none."""
         if self._test is None or self._task is None:
             return (), {}
-        began, units = counters.read(), self._task.samples.standardization
+        began = counters.read()
+        units = self._task.samples.standardization
         tallies: list[Tally] = []
         for at, w in enumerate(points):
-            same = [tallies[other] for other in range(at) if np.array_equal(points[other], w)]
+            same = [
+                tallies[other] for other in range(at) if np.array_equal(points[other], w)
+            ]
             tallies.append(same[0] if same else Tally.of(model, w, self._test, units))
         took = counters.read() - began
         return tuple(tallies), counters.readings(took - took, took, 1)
@@ -253,5 +302,14 @@ class Worker:
     def _began(self, now: Snapshot) -> Snapshot:
         """When the round began, for every counter: those of the machine ran on while the node waited for others."""
         last = now if self._last_report is None else self._last_report
-        waited = [each.name for each in self._resources if each.machine_wide and each.name in now.values]
-        return Snapshot({**now.values, **{name: last[name] for name in waited if not math.isnan(last[name])}})
+        waited = [
+            each.name
+            for each in self._resources
+            if each.machine_wide and each.name in now.values
+        ]
+        return Snapshot(
+            {
+                **now.values,
+                **{name: last[name] for name in waited if not math.isnan(last[name])},
+            }
+        )

@@ -4,19 +4,33 @@ from collections.abc import Mapping
 
 from fedbudget.experiments.figures.figure import FEW_TAUS, Figure
 from fedbudget.experiments.figures.instantaneous import Instantaneous
-from fedbudget.experiments.figures.loss_against_tau import LossAgainstTau
-from fedbudget.experiments.figures.methods import Methods, NoKnobs
-from fedbudget.experiments.figures.niid_bench import TASKS as NIID_TASKS
-from fedbudget.experiments.figures.niid_bench import NiidBench
-from fedbudget.experiments.figures.one_phi import OnePhi
-from fedbudget.experiments.figures.rivals import MORE_TASKS, TASKS, Rivals
-from fedbudget.experiments.figures.sensitivity import Sensitivity
+from fedbudget.experiments.figures.methods import Methods, NoKnobs, OnePhi
+from fedbudget.experiments.figures.paper import (
+    AGGREGATION,
+    BUDGET,
+    NODES,
+    LossAgainstTau,
+    Sensitivity,
+    Varying,
+)
+from fedbudget.experiments.figures.rivals import MORE_TASKS, TASKS, NiidBench, Rivals
+from fedbudget.experiments.figures.rivals import NIID_TASKS as NIID_TASKS
 from fedbudget.experiments.figures.synchrony import SingleSynchrony, Synchrony
-from fedbudget.experiments.figures.varying import AGGREGATION, BUDGET, NODES, Varying
 
-_DGD, _SGD = "svm-dgd-mnist", "svm-sgd-mnist"
-_QUICK = ("svm-digits", "softmax-digits", "mlp-digits", _SGD, _DGD, "linear-energy", "kmeans-user-knowledge")
-_THREE, _ENDS = (1, 10, 100), (1, 100)  # of networks, whose runs are long; more can be added, and those made stay
+_DGD = "svm-dgd-mnist"
+_SGD = "svm-sgd-mnist"
+_QUICK = (
+    "svm-digits",
+    "softmax-digits",
+    "mlp-digits",
+    _SGD,
+    _DGD,
+    "linear-energy",
+    "kmeans-user-knowledge",
+)
+# of networks, whose runs are long; more can be added, and those made stay
+_THREE = (1, 10, 100)
+_ENDS = (1, 100)
 
 FIGURES: Mapping[str, Figure] = {
     figure.name: figure
@@ -25,12 +39,27 @@ FIGURES: Mapping[str, Figure] = {
         LossAgainstTau("svm-sgd", "SVM (SGD)", (_SGD,)),
         LossAgainstTau("linear", "Linear regression", ("linear-energy",)),
         LossAgainstTau("kmeans", "K-means", ("kmeans-user-knowledge",), slower=True),
-        LossAgainstTau("cnn-mnist", "CNN on MNIST", ("cnn-mnist",), FEW_TAUS, _THREE, long=True),
-        LossAgainstTau("cnn-fashion-mnist", "CNN on Fashion-MNIST", ("cnn-fashion-mnist",), _THREE, _ENDS, long=True),
-        LossAgainstTau("cnn-cifar-10", "CNN on CIFAR-10", ("cnn-cifar-10",), _THREE, _ENDS, long=True),
+        LossAgainstTau(
+            "cnn-mnist", "CNN on MNIST", ("cnn-mnist",), FEW_TAUS, _THREE, long=True
+        ),
+        LossAgainstTau(
+            "cnn-fashion-mnist",
+            "CNN on Fashion-MNIST",
+            ("cnn-fashion-mnist",),
+            _THREE,
+            _ENDS,
+            long=True,
+        ),
+        LossAgainstTau(
+            "cnn-cifar-10", "CNN on CIFAR-10", ("cnn-cifar-10",), _THREE, _ENDS, long=True
+        ),
         Varying("nodes", "SVM (SGD), number of nodes", (_SGD,), NODES),
-        Varying("aggregation-sgd", "SVM (SGD), time of an aggregation", (_SGD,), AGGREGATION),
-        Varying("aggregation-dgd", "SVM (DGD), time of an aggregation", (_DGD,), AGGREGATION),
+        Varying(
+            "aggregation-sgd", "SVM (SGD), time of an aggregation", (_SGD,), AGGREGATION
+        ),
+        Varying(
+            "aggregation-dgd", "SVM (DGD), time of an aggregation", (_DGD,), AGGREGATION
+        ),
         Varying("budget-sgd", "SVM (SGD), total budget", (_SGD,), BUDGET),
         Varying("budget-dgd", "SVM (DGD), total budget", (_DGD,), BUDGET),
         Instantaneous("instantaneous-dgd", "SVM (DGD), a single run", (_DGD,), slower=True),
@@ -42,16 +71,36 @@ FIGURES: Mapping[str, Figure] = {
             slower=True,
             engine="network",
         ),
-        Instantaneous("instantaneous-sgd-network", "SVM (SGD), a single run over a network", (_SGD,), engine="network"),
+        Instantaneous(
+            "instantaneous-sgd-network",
+            "SVM (SGD), a single run over a network",
+            (_SGD,),
+            engine="network",
+        ),
         Sensitivity("phi-dgd", "SVM (DGD), control parameter φ", (_DGD,)),
         Sensitivity("phi-sgd", "SVM (SGD), control parameter φ", (_SGD,)),
         Synchrony("asynchronous-dgd", "SVM (DGD), synchronous and asynchronous", (_DGD,)),
         Synchrony("asynchronous-sgd", "SVM (SGD), synchronous and asynchronous", (_SGD,)),
-        SingleSynchrony("asynchronous-dgd-run", "SVM (DGD), synchronous and asynchronous, single runs", (_DGD,)),
-        SingleSynchrony("asynchronous-sgd-run", "SVM (SGD), synchronous and asynchronous, single runs", (_SGD,)),
+        SingleSynchrony(
+            "asynchronous-dgd-run",
+            "SVM (DGD), synchronous and asynchronous, single runs",
+            (_DGD,),
+        ),
+        SingleSynchrony(
+            "asynchronous-sgd-run",
+            "SVM (SGD), synchronous and asynchronous, single runs",
+            (_SGD,),
+        ),
         Methods("methods", "The paper's method and frugal", _QUICK),
-        NoKnobs("no-knobs", "The paper's method, and frugal with a step size of its own", _QUICK),
-        Rivals("rivals", "The default with nothing tuned, and tuned rivals", tuple(TASKS), long=True),
+        NoKnobs(
+            "no-knobs", "The paper's method, and frugal with a step size of its own", _QUICK
+        ),
+        Rivals(
+            "rivals",
+            "The default with nothing tuned, and tuned rivals",
+            tuple(TASKS),
+            long=True,
+        ),
         Rivals(
             "more-rivals",
             "Further settings: the default with nothing tuned, and tuned rivals",
@@ -66,6 +115,10 @@ FIGURES: Mapping[str, Figure] = {
             long=True,
             settings_of=NIID_TASKS,
         ),
-        OnePhi("one-phi", "The control parameter φ, with the paper's method and with frugal", _QUICK),
+        OnePhi(
+            "one-phi",
+            "The control parameter φ, with the paper's method and with frugal",
+            _QUICK,
+        ),
     )
 }

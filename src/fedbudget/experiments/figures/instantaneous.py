@@ -12,13 +12,22 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from fedbudget.experiments.figures import paper_words
-from fedbudget.experiments.figures.figure import CASES, Claim, Figure, GridSize
-from fedbudget.experiments.figures.rows import Rows, mean, where
-from fedbudget.experiments.figures.style import case_line, finish, picture
+from fedbudget.experiments.cells import PROTOTYPE
+from fedbudget.experiments.figures import figure
+from fedbudget.experiments.figures.figure import (
+    CASES,
+    Claim,
+    Figure,
+    GridSize,
+    Rows,
+    case_line,
+    finish,
+    mean,
+    picture,
+    where,
+)
 from fedbudget.experiments.sweep import Sweep
-from fedbudget.experiments.testbed import PROTOTYPE
-from fedbudget.settings import Settings
+from fedbudget.settings.settings import Settings
 
 STABLE = 0.5
 """A deviation of τ* over its mean that is no more than this counts as stable."""
@@ -58,7 +67,9 @@ class Instantaneous(Figure):
         if self.engine != "network":
             return Sweep.of(base, grid, each="round")
         base = replace(base, nodes=len(PROTOTYPE.paces))
-        return replace(Sweep.of(base, {"costs": list(_SIDES), **grid}, each="round"), testbed=PROTOTYPE)
+        return replace(
+            Sweep.of(base, {"costs": list(_SIDES), **grid}, each="round"), testbed=PROTOTYPE
+        )
 
     def draw(self, rows: Rows) -> Picture:
         if self.engine == "network":
@@ -82,19 +93,31 @@ class Instantaneous(Figure):
                     f"mean c {_listed(c, '.3g')} s in Cases 1-4: {factor:.1f} times as long as in any other; from "
                     f"{MUCH_LONGER:g} on counts as much",
                     factor >= MUCH_LONGER,
-                    paper_words.LARGER_C,
+                    figure.LARGER_C,
                 )
             )
-        b = {case: _variation([row["b_time"] for row in own if row["tau"]]) for case, own in cases.items()}
+        b = {
+            case: _variation([row["b_time"] for row in own if row["tau"]])
+            for case, own in cases.items()
+        }
         measured = f"deviation over mean {_listed(b, '.2f')} in Cases 1-4; from {FLUCTUATES} on counts as fluctuating"
-        claims.append(self.claim("b fluctuates", measured, min(b.values()) >= FLUCTUATES, paper_words.FLUCTUATES))
+        claims.append(
+            self.claim(
+                "b fluctuates", measured, min(b.values()) >= FLUCTUATES, figure.FLUCTUATES
+            )
+        )
         return claims
 
     def _tau(self, cases: Mapping[int, Rows]) -> list[Claim]:
         settled = {case: _settled(own) for case, own in cases.items()}
         varies = {case: _variation(taus) for case, taus in settled.items()}
-        middle = {case: float(np.median(taus)) if taus else 0.0 for case, taus in settled.items()}
-        last = {case: [row["tau"] for row in own if row["tau"]][-1] for case, own in cases.items()}
+        middle = {
+            case: float(np.median(taus)) if taus else 0.0 for case, taus in settled.items()
+        }
+        last = {
+            case: [row["tau"] for row in own if row["tau"]][-1]
+            for case, own in cases.items()
+        }
         ends = [f"{middle[case]:g} to {last[case]} in Case {case}" for case in CASES]
         claims = [
             self.claim(
@@ -102,42 +125,60 @@ class Instantaneous(Figure):
                 f"deviation over mean, between a third and nine tenths of the time: {_listed(varies, '.2f')} in Cases "
                 f"1-4; up to {STABLE} counts as stable",
                 max(varies.values()) <= STABLE,
-                paper_words.STABLE,
+                figure.STABLE,
             ),
             self.claim(
                 "τ* falls at the end",
                 f"from its median to that of the last round: {', '.join(ends)}",
                 all(last[case] < middle[case] for case in CASES),
-                paper_words.END,
+                figure.END,
             ),
         ]
         if self.engine == "network":
             measured = f"median {_listed(middle, 'g')} in Cases 1-4"
-            claims.insert(0, self.claim("τ* is above 1 in Cases 1 and 2", measured, min(middle[1], middle[2]) > 1))
+            claims.insert(
+                0,
+                self.claim(
+                    "τ* is above 1 in Cases 1 and 2",
+                    measured,
+                    min(middle[1], middle[2]) > 1,
+                ),
+            )
         return claims
 
     def _estimates(self, cases: Mapping[int, Rows]) -> list[Claim]:
-        means = {name: {case: mean(own, name) for case, own in cases.items()} for name in ("delta", "rho", "beta")}
-        larger = {name: min(each[2], each[4]) > max(each[1], each[3]) for name, each in means.items()}
-        slopes = [abs(row[name]) for row in cases[3] for name in ("rho", "beta") if row[name] is not None]
+        means = {
+            name: {case: mean(own, name) for case, own in cases.items()}
+            for name in ("delta", "rho", "beta")
+        }
+        larger = {
+            name: min(each[2], each[4]) > max(each[1], each[3])
+            for name, each in means.items()
+        }
+        slopes = [
+            abs(row[name])
+            for row in cases[3]
+            for name in ("rho", "beta")
+            if row[name] is not None
+        ]
         return [
             self.claim(
                 "δ̂ is larger in Cases 2 and 4",
                 f"mean δ̂ {_listed(means['delta'], '.3g')} in Cases 1-4",
                 larger["delta"],
-                paper_words.DELTA,
+                figure.DELTA,
             ),
             self.claim(
                 "ρ̂ and β̂ are larger in Cases 2 and 4",
                 f"mean ρ̂ {_listed(means['rho'], '.3g')} and mean β̂ {_listed(means['beta'], '.3g')} in Cases 1-4",
                 larger["rho"] and larger["beta"],
-                paper_words.RHO_AND_BETA,
+                figure.RHO_AND_BETA,
             ),
             self.claim(
                 "in Case 3 ρ̂ and β̂ are zero",
                 f"largest of {len(slopes)} estimates: {max(slopes, default=0):g}",
                 bool(slopes) and max(slopes) == 0,
-                paper_words.ZERO,
+                figure.ZERO,
             ),
         ]
 
@@ -159,14 +200,22 @@ def _panel(axis: Axes, rows: Rows, name: str, *, legend: bool) -> None:
     for case in CASES:
         known = [row for row in where(rows, case=case) if row[name] is not None]
         here = [row for row in known if name != "tau" or row["tau"]]
-        case_line(axis, case, [row["spent_time"] for row in here], [row[name] for row in here], markers=False)
+        case_line(
+            axis,
+            case,
+            [row["spent_time"] for row in here],
+            [row[name] for row in here],
+            markers=False,
+        )
     finish(axis, "time spent (s)", _PANELS[name], legend=legend)
 
 
 def _settled(rounds: Rows) -> list[float]:
     """τ after it has adapted and before the end of the budget cuts it."""
     end = max(row["spent_time"] for row in rounds)
-    return [float(row["tau"]) for row in rounds if end / 3 <= row["spent_time"] <= 0.9 * end]
+    return [
+        float(row["tau"]) for row in rounds if end / 3 <= row["spent_time"] <= 0.9 * end
+    ]
 
 
 def _variation(values: list[float]) -> float:

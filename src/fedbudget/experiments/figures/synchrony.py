@@ -10,13 +10,26 @@ from dataclasses import replace
 import numpy as np
 from matplotlib.figure import Figure as Picture
 
-from fedbudget.experiments.figures import paper_words
-from fedbudget.experiments.figures.figure import CASES, Claim, Figure, GridSize
-from fedbudget.experiments.figures.rows import Row, Rows, distinct, means, where
-from fedbudget.experiments.figures.style import BASELINE, COLOURS, MARKERS, finish, picture
-from fedbudget.experiments.figures.varying import SIMILAR, seconds
+from fedbudget.experiments.figures import figure
+from fedbudget.experiments.figures.figure import (
+    BASELINE,
+    CASES,
+    COLOURS,
+    MARKERS,
+    Claim,
+    Figure,
+    GridSize,
+    Row,
+    Rows,
+    distinct,
+    finish,
+    means,
+    picture,
+    where,
+)
+from fedbudget.experiments.figures.paper import SIMILAR, seconds
 from fedbudget.experiments.sweep import Sweep
-from fedbudget.settings import Settings
+from fedbudget.settings.settings import Settings
 
 MUCH_WORSE = 0.1
 """A loss that is higher by more than this share is much worse: twice what still counts as similar."""
@@ -32,7 +45,16 @@ class Synchrony(Figure):
     def runs(self, base: Settings, size: GridSize) -> Sweep:
         budgets = [[f"time={each}s"] for each in size.choose(_BUDGETS, _FEW)]
         methods = list(_LABELS)
-        return Sweep.of(base, {"case": CASES, "method": methods, "budget": budgets, "tau": [1], "seeds": size.runs})
+        return Sweep.of(
+            base,
+            {
+                "case": CASES,
+                "method": methods,
+                "budget": budgets,
+                "tau": [1],
+                "seeds": size.runs,
+            },
+        )
 
     def draw(self, rows: Rows) -> Picture:
         budgets = distinct(rows, "budget")
@@ -45,43 +67,54 @@ class Synchrony(Figure):
 
     def claims(self, rows: Rows) -> list[Claim]:
         budgets = distinct(rows, "budget")
-        excess, lost, slower = {}, {}, {}
+        excess = {}
+        lost = {}
+        slower = {}
         for case in CASES:
             here = where(rows, case=case)
-            by_method = {each: means(where(here, method=each), "budget", budgets, "loss") for each in _LABELS}
+            by_method = {
+                each: means(where(here, method=each), "budget", budgets, "loss")
+                for each in _LABELS
+            }
             excess[case] = by_method["asynchronous"][-1] / by_method["paper"][-1] - 1
             pairs = zip(by_method["asynchronous"], by_method["paper"], strict=True)
-            slower[case] = sum(asynchronous > synchronous for asynchronous, synchronous in pairs)
-            synchronous, asynchronous = means(where(here, budget=budgets[-1]), "method", _LABELS, "accuracy")
+            slower[case] = sum(
+                asynchronous > synchronous for asynchronous, synchronous in pairs
+            )
+            synchronous, asynchronous = means(
+                where(here, budget=budgets[-1]), "method", _LABELS, "accuracy"
+            )
             lost[case] = asynchronous - synchronous
         after = f"after {seconds(budgets[-1]):g} s, against synchronous"
         losses = f"loss {after}: {', '.join(f'{share:+.1%} in Case {case}' for case, share in excess.items())}"
         accuracies = ", ".join(f"{100 * lost[case]:+.1f} in Case {case}" for case in (2, 4))
-        times = ", ".join(f"{slower[case]} of {len(budgets)} times in Case {case}" for case in (2, 4))
+        times = ", ".join(
+            f"{slower[case]} of {len(budgets)} times in Case {case}" for case in (2, 4)
+        )
         return [
             self.claim(
                 "asynchronous is much worse in Cases 2 and 4",
                 f"{losses}; more than {MUCH_WORSE:.0%} counts as much worse",
                 min(excess[2], excess[4]) > MUCH_WORSE,
-                paper_words.MUCH_WORSE,
+                figure.MUCH_WORSE,
             ),
             self.claim(
                 "asynchronous has a lower accuracy in Cases 2 and 4",
                 f"points of accuracy {after}: {accuracies}",
                 max(lost[2], lost[4]) < 0,
-                paper_words.MUCH_WORSE,
+                figure.MUCH_WORSE,
             ),
             self.claim(
                 "asynchronous converges more slowly in Cases 2 and 4",
                 f"its loss is higher at {times}",
                 min(slower[2], slower[4]) == len(budgets),
-                paper_words.MUCH_WORSE,
+                figure.MUCH_WORSE,
             ),
             self.claim(
                 "asynchronous is similar or slightly better in Cases 1 and 3",
                 f"{losses}; up to {SIMILAR:.0%} counts as similar",
                 max(excess[1], excess[3]) <= SIMILAR,
-                paper_words.SIMILAR,
+                figure.SIMILAR,
             ),
         ]
 
@@ -89,23 +122,35 @@ class Synchrony(Figure):
 class SingleSynchrony(Figure):
     def runs(self, base: Settings, size: GridSize) -> Sweep:
         base = replace(base, tau=1, budget=(f"time={_LONGEST}s",), evaluations=_LOOKS)
-        return Sweep.of(base, {"case": CASES, "method": list(_LABELS), "seeds": 1}, each="round")
+        return Sweep.of(
+            base, {"case": CASES, "method": list(_LABELS), "seeds": 1}, each="round"
+        )
 
     def draw(self, rows: Rows) -> Picture:
         def line(case: int, method: str, name: str) -> tuple[list[float], list[float]]:
             seen = _looked_at(rows, case, method)
             return [row["spent_time"] for row in seen], [row[name] for row in seen]
 
-        return _drawn(line, {"test_loss": "loss on test samples", "accuracy": "accuracy"}, markers=False)
+        return _drawn(
+            line,
+            {"test_loss": "loss on test samples", "accuracy": "accuracy"},
+            markers=False,
+        )
 
     def claims(self, rows: Rows) -> list[Claim]:
         jumps = {
             method: {
-                case: _largest_jump([row["test_loss"] for row in _looked_at(rows, case, method)]) for case in CASES
+                case: _largest_jump(
+                    [row["test_loss"] for row in _looked_at(rows, case, method)]
+                )
+                for case in CASES
             }
             for method in _LABELS
         }
-        listed = {method: ", ".join(f"{share:+.1%}" for share in of_case.values()) for method, of_case in jumps.items()}
+        listed = {
+            method: ", ".join(f"{share:+.1%}" for share in of_case.values())
+            for method, of_case in jumps.items()
+        }
         ours = jumps["asynchronous"]
         return [
             self.claim(
@@ -114,7 +159,7 @@ class SingleSynchrony(Figure):
                 f"{listed['asynchronous']} in Cases 1-4, {listed['paper']} with synchronous; more than {SIMILAR:.0%} "
                 "counts as sudden",
                 all(ours[case] > SIMILAR >= jumps["paper"][case] for case in (2, 4)),
-                paper_words.MUCH_WORSE,
+                figure.MUCH_WORSE,
             )
         ]
 
@@ -128,7 +173,10 @@ def _drawn(line: Line, names: Mapping[str, str], *, markers: bool) -> Picture:
     drawn = picture(13, 5.2)
     axes = drawn.subplots(2, len(CASES), sharey="row")
     for column, case in enumerate(CASES):
-        looks = {"paper": (BASELINE, "x", "--"), "asynchronous": (COLOURS[case], MARKERS[case], "-")}
+        looks = {
+            "paper": (BASELINE, "x", "--"),
+            "asynchronous": (COLOURS[case], MARKERS[case], "-"),
+        }
         for axis, (name, label) in zip(axes[:, column], names.items(), strict=True):
             for method, (colour, marker, style) in looks.items():
                 own = marker if markers else None
@@ -141,13 +189,20 @@ def _drawn(line: Line, names: Mapping[str, str], *, markers: bool) -> Picture:
                     linewidth=1.5 if markers else 1,
                     label=_LABELS[method],
                 )
-            finish(axis, "time spent (s)", label if column == 0 else "", legend=axis is axes[0, column])
+            finish(
+                axis,
+                "time spent (s)",
+                label if column == 0 else "",
+                legend=axis is axes[0, column],
+            )
         axes[0, column].set_title(f"Case {case}", fontsize="medium")
     return drawn
 
 
 def _looked_at(rows: Rows, case: int, method: str) -> list[Row]:
-    return [row for row in where(rows, case=case, method=method) if row["test_loss"] is not None]
+    return [
+        row for row in where(rows, case=case, method=method) if row["test_loss"] is not None
+    ]
 
 
 def _largest_jump(losses: Sequence[float]) -> float:

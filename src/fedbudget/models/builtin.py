@@ -1,0 +1,195 @@
+"""Models of one score wᵀx per sample, such as the paper's SVM and linear regression.
+
+Linear regression, Table I: f_j(w) = ½ ‖y_j - wᵀx_j‖², w(0) = 0.
+
+Squared-SVM, Table I: f_j(w) = λ/2 ‖w‖² + ½ max{0, 1 - y_j wᵀx_j}², labels ±1, no bias, w(0) = 0.
+
+Softmax regression: f_j(w) = -log softmax(W x_j + bias)[y_j]; each class has its weights, then its bias; w(0) = 0.
+
+K-means, Table I: f_j(w) = ½ min_l ‖x_j - w_(l)‖², with the centres w_(l) one after the other in w.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedbudget.arrays import Float32, Float64
+from fedbudget.data.shards import Table
+from fedbudget.errors import UserError
+from fedbudget.models.base import (
+    KernelModel,
+    KMeansTerms,
+    LinearTerms,
+    ModelOptions,
+    SoftmaxTerms,
+    SquaredSvmTerms,
+    Target,
+)
+from fedbudget.models.description import TensorDescription
+from fedbudget.models.per_sample import OuterGradients, Rows, features
+
+
+@dataclass(frozen=True)
+class ScoreModel(KernelModel):
+    """A model of one score wᵀx per sample, with a parameter for each feature; see by_score.py."""
+
+    features: int
+    regularization: float = 0.0
+
+    @property
+    def parameters(self) -> int:
+        return self.features
+
+    @property
+    def tensors(self) -> tuple[TensorDescription, ...]:
+        return (TensorDescription("weight", (self.features,)),)
+
+    def scores(self, w: Float32, x: Float32) -> Float32:
+        return np.asarray(x @ w, np.float32)[:, None]
+
+    @abstractmethod
+    def slopes(self, scores: Float64, y: Float32) -> Float64:
+        """Of the loss by the score, [rows]."""
+
+    def sample_gradients(self, w: Float32, table: Table, rows: Rows) -> OuterGradients:
+        """Of single samples, without regularization."""
+        x = features(table, rows)
+        return OuterGradients(
+            self.slopes(x @ w.astype(np.float64), table.y[rows])[:, None], x
+        )
+
+
+@dataclass(frozen=True)
+class LinearRegression(ScoreModel):
+    """A linear prediction of a real number; features and target should be centred, as there is no intercept."""
+
+    name: ClassVar[str] = "linear"
+    target: ClassVar[Target] = "real"
+    terms: ClassVar[LinearTerms] = LinearTerms()
+
+    def sums(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
+        errors = np.asarray(x @ w - y, np.float32)
+        return 0.5 * float(np.square(errors, dtype=np.float64).sum()), errors @ x
+
+    def slopes(self, scores: Float64, y: Float32) -> Float64:
+        return np.asarray(scores - y)
+
+
+@dataclass(frozen=True)
+class SquaredSvm(ScoreModel):
+    """A linear classifier of two classes."""
+
+    name: ClassVar[str] = "svm"
+    target: ClassVar[Target] = "binary"
+    terms: ClassVar[SquaredSvmTerms] = SquaredSvmTerms()
+    regularization: float = 0.1
+
+    def sums(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
+        slack = np.maximum(np.float32(1) - y * (x @ w), np.float32(0))
+        return 0.5 * float(np.square(slack, dtype=np.float64).sum()), -(y * slack) @ x
+
+    def slopes(self, scores: Float64, y: Float32) -> Float64:
+        return np.asarray(-y * np.maximum(1 - y * scores, 0))
+
+
+@dataclass(frozen=True)
+class Softmax(KernelModel):
+    """A linear classifier of any number of classes."""
+
+    name: ClassVar[str] = "softmax"
+    target: ClassVar[Target] = "classes"
+    features: int
+    classes: int
+    regularization: float = 0.0
+
+    @property
+    def parameters(self) -> int:
+        return (self.features + 1) * self.classes
+
+    @property
+    def tensors(self) -> tuple[TensorDescription, ...]:
+        return TensorDescription(
+            "weight", (self.classes, self.features)
+        ), TensorDescription("bias", (self.classes,))
+
+    @property
+    def rows(self) -> int:
+        return self.classes
+
+    @property
+    def terms(self) -> SoftmaxTerms:
+        return SoftmaxTerms(self.classes)
+
+    def sums(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
+        row = np.arange(len(y))
+        own = y.astype(np.int64)
+        logits = self.scores(w, x).astype(np.float64)
+        highest = logits.max(axis=1, keepdims=True)
+        log_sums = np.log(np.exp(logits - highest).sum(axis=1, keepdims=True)) + highest
+        errors = np.exp(logits - log_sums).astype(np.float32)
+        errors[row, own] -= 1
+        gradient = np.column_stack([errors.T @ x, errors.sum(axis=0)])
+        return float((log_sums[:, 0] - logits[row, own]).sum()), gradient.ravel()
+
+    def scores(self, w: Float32, x: Float32) -> Float32:
+        weights = w.reshape(self.classes, -1)
+        return x @ weights[:, :-1].T + weights[:, -1]
+
+    def sample_gradients(self, w: Float32, table: Table, rows: Rows) -> OuterGradients:
+        """Of single samples, without regularization."""
+        x = features(table, rows)
+        weights = w.reshape(self.classes, -1).astype(np.float64)
+        scores = x @ weights[:, :-1].T + weights[:, -1]
+        slopes = np.exp(scores - scores.max(axis=1, keepdims=True))
+        slopes /= slopes.sum(axis=1, keepdims=True)
+        slopes[np.arange(len(rows)), table.y[rows].astype(np.int64)] -= 1
+        return OuterGradients(slopes, x, bias=True)
+
+
+@dataclass(frozen=True)
+class KMeans(KernelModel):
+    """Clusters, learned without any target; w(0) is uniform in [0, 1), because equal centres would stay equal."""
+
+    name: ClassVar[str] = "kmeans"
+    target: ClassVar[Target] = "none"
+    OPTIONS: ClassVar[ModelOptions] = {"clusters": 4}
+    features: int
+    clusters: int = 4
+    regularization: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.clusters < 1:
+            raise UserError(f"clusters must be at least 1, not {self.clusters}")
+
+    @property
+    def parameters(self) -> int:
+        return self.features * self.clusters
+
+    @property
+    def tensors(self) -> tuple[TensorDescription, ...]:
+        return (TensorDescription("centres", (self.clusters, self.features)),)
+
+    @property
+    def terms(self) -> KMeansTerms:
+        return KMeansTerms(self.clusters)
+
+    def initial(self, seed: int) -> Float32:
+        return np.random.default_rng(seed).random(self.parameters, dtype=np.float32)
+
+    def sums(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
+        scores = self.scores(w, x)
+        centres = w.reshape(self.clusters, -1)
+        nearest = scores.argmax(axis=1)
+        members = [x[nearest == cluster] for cluster in range(self.clusters)]
+        gradient = [
+            (centre - own).sum(axis=0) for centre, own in zip(centres, members, strict=True)
+        ]
+        return -float(scores.max(axis=1).sum(dtype=np.float64)), np.concatenate(gradient)
+
+    def scores(self, w: Float32, x: Float32) -> Float32:
+        centres = w.reshape(self.clusters, -1)
+        return np.stack(
+            [-0.5 * np.square(x - centre).sum(axis=1) for centre in centres], axis=1
+        )
