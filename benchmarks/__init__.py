@@ -1,1 +1,1 @@
-"""What is measured, and what it is measured against. `make bench` runs all of it."""
+"""Benchmarks of fedbudget. `make bench` runs the main ones."""

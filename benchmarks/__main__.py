@@ -1,4 +1,8 @@
-"""`make bench`: ratios side by side, the cost of the protocol, growth, memory, start-up, networks, Flower; and JSON."""
+"""Benchmarks that `make bench` runs.
+
+They measure speed, protocol overhead, growth, memory, start-up, networks and Flower,
+and write the results to benchmarks/results/w1.json.
+"""
 
 import json
 import os
@@ -45,7 +49,10 @@ _CONSOLE = Console()
 
 
 def speed() -> list[dict[str, Any]]:
-    """Node-steps per second of the three contenders, mini-batches and whole shards, for 5, 50 and 500 nodes."""
+    """Measure node-steps per second of the three contenders.
+
+    Rows cover mini-batches and whole shards, for 5, 50 and 500 nodes.
+    """
     found = []
     for full in (False, True):
         for nodes in NODES:
@@ -76,9 +83,10 @@ def speed() -> list[dict[str, Any]]:
 
 
 def adaptive_cost() -> dict[str, float]:
-    """What adaptive τ adds to a round of the same τ, in evaluations of one mini-batch at every node, by both methods.
+    """Measure the extra cost of adaptive τ in a round, for both methods.
 
-    The paper asks for one: the loss and gradient at w_i.
+    The unit is one evaluation of a mini-batch at every node. The paper needs one: the
+    loss and gradient at w_i.
     """
     found = {}
     for nodes in NODES:
@@ -87,7 +95,9 @@ def adaptive_cost() -> dict[str, float]:
             {
                 "fixed": contenders.ours(nodes, rounds),
                 "adaptive": contenders.ours(nodes, rounds, tau="adaptive"),
-                "frugal": contenders.ours(nodes, rounds, tau="adaptive", method="frugal"),
+                "frugal": contenders.ours(
+                    nodes, rounds, tau="adaptive", method="frugal"
+                ),
                 "bare": contenders.bare_kernel(nodes, rounds),
             },
             turns=5,
@@ -100,7 +110,10 @@ def adaptive_cost() -> dict[str, float]:
 
 
 def protocol_cost() -> dict[str, float]:
-    """Milliseconds a round that are not spent in the kernel, at 5 nodes, fixed and adaptive, records written."""
+    """Measure milliseconds per round outside the kernel, with 5 nodes.
+
+    Covers fixed and adaptive τ; records are written to disk.
+    """
     found = {}
     taus: dict[str, Tau] = {"fixed": TAU, "adaptive": "adaptive"}
     for name, tau in taus.items():
@@ -118,7 +131,7 @@ def protocol_cost() -> dict[str, float]:
 
 
 class _Stopwatch:
-    """Adds up the time spent in a function."""
+    """Accumulates the time spent in a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.seconds = 0.0
@@ -133,10 +146,11 @@ class _Stopwatch:
 
 
 def growth() -> dict[str, float]:
-    """Exponents k of a round's time ~ size^k, with the number of nodes, of features and of local updates.
+    """Fit k in time per round ~ size^k, for nodes, features and local updates.
 
-    Nodes have 120 samples each, so that more nodes are more of the same; W1 itself gives more nodes smaller shards,
-    which stay in the cores' caches, and so grows more slowly.
+    Each node has 120 samples, so that the shard size stays constant. With W1 itself,
+    more nodes have smaller shards, which fit into the cores' caches, and time grows
+    more slowly.
     """
 
     def seconds(
@@ -178,16 +192,18 @@ SECTIONS: Mapping[str, Callable[[], Any]] = {
     "network_step": network_step.network_step,
     "rounds": rounds.round_trips,
     "large": rounds.aggregator_memory,
-    "secure": secure.beside_plain,
-    "simulation": flower_simulation.beside_flower,
+    "secure": secure.compare_plain,
+    "simulation": flower_simulation.compare_flower,
     "scale": scale.large_fleet,
 }
 
 
 def main(asked: Sequence[str]) -> None:
-    """Measures all sections, or those asked for; the others stay in the record as they were."""
+    """Measure all sections, or only the named ones; keep the other results."""
     path = RESULTS / "w1.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if asked and path.exists() else {}
+    found: dict[str, Any] = (
+        json.loads(path.read_text()) if asked and path.exists() else {}
+    )
     found |= {
         "cores": os.cpu_count(),
         "threads": numba.get_num_threads(),
@@ -202,7 +218,7 @@ def main(asked: Sequence[str]) -> None:
 
 
 def _startup() -> dict[str, float]:
-    startup.first_round_seconds()  # fills the cache of compiled kernels
+    startup.first_round_seconds()  # fills the kernel cache
     imports = min(startup.import_seconds() for _ in range(5))
     first = min(startup.first_round_seconds() for _ in range(5))
     return {
@@ -240,7 +256,7 @@ def _print(found: dict[str, Any]) -> None:
         _print_rounds(found["rounds"])
     if "simulation" in found:
         _CONSOLE.print(
-            f"simulation: {_beside_simulation(found['simulation'])}",
+            f"simulation: {_simulation_line(found['simulation'])}",
             highlight=False,
             markup=False,
         )
@@ -284,22 +300,26 @@ def _print_rounds(rows: list[dict[str, Any]]) -> None:
     _CONSOLE.print(table)
     for row in rows:
         if "flower" in row:
-            _CONSOLE.print(f"rounds: {_beside_flower(row)}", highlight=False, markup=False)
+            _CONSOLE.print(
+                f"rounds: {_flower_line(row)}", highlight=False, markup=False
+            )
 
 
-def _beside_flower(row: dict[str, Any]) -> str:
+def _flower_line(row: dict[str, Any]) -> str:
     if "flower_milliseconds" not in row:
-        return f"{row['flower']}, so there are no rounds of Flower's beside ours"
+        return f"{row['flower']}; Flower's rounds were not measured"
     return (
-        f"{row['flower']}, deployed, {row['nodes']} nodes, d={row['parameters']}: {row['flower_milliseconds']:.0f} ms a"
-        f" whole round, {row['flower_over_whole']:.0f} times fedbudget's {row['whole_milliseconds']:.1f} ms"
+        f"{row['flower']}, deployed, {row['nodes']} nodes, d={row['parameters']}:"
+        f" {row['flower_milliseconds']:.0f} ms per round,"
+        f" {row['flower_over_whole']:.0f} times fedbudget's"
+        f" {row['whole_milliseconds']:.1f} ms"
     )
 
 
-def _beside_simulation(row: dict[str, Any]) -> str:
-    ours = f"W1 with {row['nodes']} nodes: {row['ours_milliseconds']:.2f} ms a whole round"
+def _simulation_line(row: dict[str, Any]) -> str:
+    ours = f"W1 with {row['nodes']} nodes: {row['ours_milliseconds']:.2f} ms per round"
     if "flower_milliseconds" not in row:
-        return f"{ours}; {row['flower']}, so there are no rounds of Flower's beside ours"
+        return f"{ours}; {row['flower']}; Flower's rounds were not measured"
     return (
         f"{ours}; {row['flower']}, simulated: {row['flower_milliseconds']:.0f} ms,"
         f" {row['flower_over_ours']:.0f} times that"
@@ -317,7 +337,7 @@ if __name__ == "__main__":
         "peers": peers.main,
         "unequal": unequal.main,
         "slow-line": slow_line.main,
-    }  # many runs, and options of their own
+    }  # benchmarks with their own options
     if sys.argv[1:2] and sys.argv[1] in runs:
         runs[sys.argv[1]](sys.argv[2:])
     else:

@@ -1,7 +1,8 @@
-"""`python -m benchmarks ablation`: what each part of the default method gives, taken out alone.
+"""`python -m benchmarks ablation`: the default method without one of its parts.
 
-Runs of the tasks of docs/research/decisions.md that need no download, with simulated costs; with MNIST and Fashion-MNIST where
-they are at hand (`fedbudget data`). A part is taken out by what frugal has in its place, or by nothing.
+Each part is removed alone, or replaced by the corresponding part of frugal. Tasks are
+those of docs/research/decisions.md that need no download, with simulated costs. MNIST
+and Fashion-MNIST are included if they are downloaded (`fedbudget data`).
 """
 
 import json
@@ -85,7 +86,7 @@ _CONSOLE = Console(width=140)
 
 @dataclass(frozen=True)
 class NoRetreat(Accelerate):
-    """Goes on whatever the loss does."""
+    """Continues even if the loss rises."""
 
     def retreat(self, state: Motion) -> Motion:
         return state
@@ -93,14 +94,14 @@ class NoRetreat(Accelerate):
 
 @dataclass(frozen=True)
 class NoPace(Accelerate):
-    """Moves as fast as before, whatever η does."""
+    """Keeps its velocity when η changes."""
 
     def paced(self, state: Motion, ratio: float) -> Motion:
         return state
 
 
 def _with_update(rule: Accelerate) -> Callable[[Method], Method]:
-    """Where w is accelerated at all: centers are averaged."""
+    """Replace the update rule, except for K-means, whose centres are averaged."""
     return lambda method: (
         method if isinstance(method.update, Average) else replace(method, update=rule)
     )
@@ -127,20 +128,27 @@ PARTS: dict[str, Callable[[Method], Method]] = {
 
 @cache
 def dataset(name: str) -> Dataset:
-    """By name; images of 28 x 28 as means of 2 x 2 pixels, so that many runs are quick."""
+    """Load a dataset; average 28 x 28 images over 2 x 2 pixels, for speed."""
     if name not in ("mnist", "fashion-mnist"):
         return small_dataset(name)
     full = load(name)
 
     def halved(part: Part) -> Part:
-        x = np.asarray(part.x).reshape(-1, 14, 2, 14, 2).mean(axis=(2, 4)).reshape(-1, 196)
+        x = (
+            np.asarray(part.x)
+            .reshape(-1, 14, 2, 14, 2)
+            .mean(axis=(2, 4))
+            .reshape(-1, 196)
+        )
         return replace(part, x=x.astype(np.float32))
 
-    return replace(full, train=halved(full.train), test=None, shape=(1, 14, 14), note="")
+    return replace(
+        full, train=halved(full.train), test=None, shape=(1, 14, 14), note=""
+    )
 
 
 def make_run(task: str, part: str, seed: int) -> float:
-    """The loss at the end of a run of a task without a part."""
+    """Return the final loss of a task without one part."""
 
     def built(settings: Settings, overrides: Overrides = NOTHING) -> Method:
         return PARTS[part](build_method(settings, overrides))
@@ -148,19 +156,21 @@ def make_run(task: str, part: str, seed: int) -> float:
     options = {"budget": "time=15s", **TASKS[task]}
     with patch.object(simulate, "build_method", built), np.errstate(all="ignore"):
         return fedbudget.train(
-            **{**options, "dataset": dataset(options["dataset"])}, seed=seed, evaluations=1
+            **{**options, "dataset": dataset(options["dataset"])},
+            seed=seed,
+            evaluations=1,
         ).loss
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Makes the runs, prints the table, writes the file."""
+    """Make the runs, print the table and write the file."""
     parser = ArgumentParser(prog="python -m benchmarks ablation", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each [5]")
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each cell [5]")
     parser.add_argument(
         "--out",
         type=Path,
         default=RESULTS / "ablation.json",
-        help="where losses are written",
+        help="output file",
     )
     asked = parser.parse_args(arguments)
     cells = [(task, part) for task in TASKS for part in PARTS]
@@ -169,11 +179,16 @@ def main(arguments: Sequence[str]) -> None:
         losses[task][part] = [make_run(task, part, seed) for seed in range(asked.seeds)]
     asked.out.parent.mkdir(exist_ok=True)
     asked.out.write_text(json.dumps(losses, indent=1) + "\n")
-    _CONSOLE.print(table(losses, f"Loss, {asked.seeds} seeds; every one is in {asked.out}"))
+    _CONSOLE.print(
+        table(losses, f"Loss, {asked.seeds} seeds; all losses are in {asked.out}")
+    )
 
 
 def table(losses: dict[str, dict[str, list[float]]], title: str) -> Table:
-    """The default's losses, and without each part as many times of them; medians of K-means, of others means."""
+    """Return the losses of the default, and the ratio of losses without each part.
+
+    Values are means over seeds, and medians for K-means.
+    """
     shown = Table(title=title, title_justify="left", box=None)
     for heading in ("", *losses):
         shown.add_column(heading, justify="right" if heading else "left")
@@ -184,7 +199,10 @@ def table(losses: dict[str, dict[str, list[float]]], title: str) -> Table:
     for part in list(PARTS)[1:]:
         shown.add_row(
             part,
-            *(f"{_typical(task, losses[task][part]) / whole[task]:.3f}" for task in losses),
+            *(
+                f"{_typical(task, losses[task][part]) / whole[task]:.3f}"
+                for task in losses
+            ),
         )
     return shown
 

@@ -1,10 +1,11 @@
-"""`python -m benchmarks settings`: whether the default does well with any settings, drawn at random.
+"""`python -m benchmarks settings`: the default method with random settings.
 
-- Digits with features scaled by 0.01 to 100, four models, 2 to 50 nodes of equal and unequal sizes, mini-batches of
-  1 to 200 samples or whole shards, 3 to 60 s, aggregations a tenth to ten times as long as the prototype's.
-- Each run is set beside `--method paper`, and beside ten local updates with η = 0.01: a run that is worse than both
-  would have been better without a method that adapts.
-- Setting `n` of a seed is drawn from a generator of its own: `--only n` makes it alone.
+- Digits with features scaled by 0.01 to 100, four models, 2 to 50 nodes of equal and
+  unequal sizes, mini-batches of 1 to 200 samples or whole shards, 3 to 60 s,
+  aggregations 0.1 to 10 times as long as the prototype's.
+- Each run is compared with `--method paper`, and with ten local updates at η = 0.01. If
+  a run is worse than both, adaptation did harm.
+- Setting `n` of a seed has its own random generator: `--only n` repeats it alone.
 """
 
 import json
@@ -39,11 +40,14 @@ Row = dict[str, Any]
 
 
 def drawn(number: int, seed: int) -> tuple[dict[str, Any], Dataset]:
-    """What `fedbudget.train` is given for one setting."""
+    """Draw the arguments of `fedbudget.train` for one setting."""
     rng = np.random.default_rng([seed, number])
     digits = load("digits")
     scaled = replace(digits, scale=digits.scale * 10 ** rng.uniform(-2, 2))
-    nodes, batch = int(rng.integers(2, 51)), round(math.exp(rng.uniform(0, math.log(200))))
+    nodes, batch = (
+        int(rng.integers(2, 51)),
+        round(math.exp(rng.uniform(0, math.log(200)))),
+    )
     options: dict[str, Any] = {
         "model": str(
             rng.choice(
@@ -69,7 +73,7 @@ def drawn(number: int, seed: int) -> tuple[dict[str, Any], Dataset]:
 
 
 def make_run(number: int, seed: int) -> Row:
-    """Where the default ended, where it began, and where the others ended."""
+    """Return first and last loss of the default, and last losses of the others."""
     options, dataset = drawn(number, seed)
     row: Row = {"number": number, "settings": options}
     try:
@@ -81,7 +85,7 @@ def make_run(number: int, seed: int) -> Row:
             plan.model, plan.model.initial(options["seed"]), plan.train
         )
         for name, changes in {"default": {}, **OTHERS}.items():
-            with np.errstate(all="ignore"):  # of what diverges
+            with np.errstate(all="ignore"):  # overflow warnings of diverging runs
                 result = fedbudget.train(
                     dataset=dataset, evaluations=1, **{**options, **changes}
                 )
@@ -95,18 +99,23 @@ def make_run(number: int, seed: int) -> Row:
 
 
 def excess(row: Row) -> float:
-    """By which share the default is worse than the worse of the others; negative where it is better."""
+    """Return the relative excess of the default's loss over the worse other loss.
+
+    A negative value means that the default is better.
+    """
     return float(row["default"] / max(row[name] for name in OTHERS) - 1)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Makes the runs, prints the tables, writes the file."""
+    """Make the runs, print the tables and write the file."""
     parser = ArgumentParser(prog="python -m benchmarks settings", description=__doc__)
-    parser.add_argument("--runs", type=int, default=300, help="how many settings [300]")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, metavar="N", help="setting N alone")
     parser.add_argument(
-        "--out", type=Path, default=RESULTS / "settings.json", help="where runs are written"
+        "--runs", type=int, default=300, help="number of settings [300]"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, metavar="N", help="only setting N")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / "settings.json", help="output file"
     )
     asked = parser.parse_args(arguments)
     numbers = range(asked.runs) if asked.only is None else [asked.only]
@@ -121,14 +130,18 @@ def main(arguments: Sequence[str]) -> None:
     asked.out.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     _CONSOLE.print(
         table(
-            rows, f"{len(rows)} settings of seed {asked.seed}; every one is in {asked.out}"
+            rows,
+            f"{len(rows)} settings of seed {asked.seed}; all runs are in {asked.out}",
         )
     )
     _CONSOLE.print(odd(rows))
 
 
 def table(rows: Sequence[Row], title: str) -> Table:
-    """How often the default ended above where it began, and was worse than both others by more than 2 %."""
+    """Count runs of the default that end badly.
+
+    A bad run ends above its first loss, or is worse than both others by more than 2 %.
+    """
     shown = Table(title=title, title_justify="left", box=None)
     for heading in (
         "",
@@ -145,7 +158,9 @@ def table(rows: Sequence[Row], title: str) -> Table:
         made = [row for row in part if "refused" not in row]
         above = sum(row["default"] > row["first"] for row in made)
         worse = sum(excess(row) > 0.02 for row in made)
-        better = sum(row["default"] < min(row[other] for other in OTHERS) for row in made)
+        better = sum(
+            row["default"] < min(row[other] for other in OTHERS) for row in made
+        )
         shown.add_row(
             name, *map(str, (len(part), len(part) - len(made), above, worse, better))
         )
@@ -153,7 +168,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
 
 
 def odd(rows: Sequence[Row]) -> Table:
-    """The settings in which the default did badly."""
+    """List the settings with a bad result of the default."""
     shown = Table(
         title="Above the start, or worse than both", title_justify="left", box=None
     )

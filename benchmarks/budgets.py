@@ -1,11 +1,15 @@
-"""`python -m benchmarks budgets`: how well many runs, of settings drawn at random, keep to their budgets.
+"""`python -m benchmarks budgets`: budget overshoot and rest of runs with random
+settings.
 
-- Run `n` of a seed is drawn from a generator of its own: the same settings whatever else is measured, before a change
-  and after it, and alone with `--only n`.
-- A tenth as many besides are of `--method paper`, which has the paper's own stop rule, and are counted apart.
-- A budget is said in seconds; where the resource is another one, as what about so many seconds use of it.
-- Of several resources, the one of which the largest share was spent is what a run is over by, or has left.
-- Every run is written to a JSON file, with its settings, so that odd ones can be looked at.
+- Run `n` of a seed has its own random generator, so that its settings stay the same
+  between versions. `--only n` repeats it alone.
+- An additional 10 % of runs use `--method paper`, which has the paper's stop rule. They
+  are counted separately.
+- Budgets are given in seconds. For other resources, they are the approximate amount
+  used in that time.
+- With several resources, overshoot and rest refer to the resource with the largest
+  spent share.
+- All runs are written to a JSON file with their settings, to investigate outliers.
 """
 
 import json
@@ -32,8 +36,8 @@ NODES, WATTS, MONEY_PER_SECOND = (
     5,
     5.0,
     5 * 0.1 / 3600,
-)  # five nodes, and what settings declare where nothing is said
-ROUND_SECONDS = 0.3  # of a round of a few updates with the prototype's aggregation
+)  # five nodes, default declared powers
+ROUND_SECONDS = 0.3  # for a round of a few updates with the prototype's aggregation
 TASKS = {
     "svm": ("digits", "breast_cancer"),
     "softmax": ("digits", "breast_cancer", "wine", "iris"),
@@ -52,7 +56,7 @@ Run = dict[str, Any]
 def drawn_settings(
     number: int, seed: int, *, paper: bool = False, measured: bool = False
 ) -> Run:
-    """The arguments of `fedbudget.train` for one run, and the budget in seconds that they stand for."""
+    """Draw the arguments of `fedbudget.train`, and the budget in seconds."""
     rng = np.random.default_rng([seed, number, paper])
     model = str(rng.choice(list(TASKS), p=[0.3, 0.25, 0.18, 0.23, 0.04]))
     dataset = str(rng.choice(TASKS[model]))
@@ -60,7 +64,9 @@ def drawn_settings(
     tau = ("adaptive", "adaptive", "adaptive", 1, 10, 100)[int(rng.integers(0, 6))]
     seconds, factor = _log_uniform(rng, 3, 60), _log_uniform(rng, 0.1, 10)
     resources = RESOURCES[int(rng.integers(0, len(RESOURCES)))]
-    shares = [float(rng.uniform(0.6, 1.4)) if name != "time" else 1.0 for name in resources]
+    shares = [
+        float(rng.uniform(0.6, 1.4)) if name != "time" else 1.0 for name in resources
+    ]
     if measured:
         resources, shares, seconds, factor = ("time",), [1.0], 2.0, 1.0
     settings: Run = {
@@ -69,7 +75,9 @@ def drawn_settings(
         "partition": f"case:{case}" if case else f"dirichlet:{alpha:.3g}",
         "method": "paper" if paper else Settings().method,
         "tau": tau,
-        "batch_size": "full" if rng.random() < 0.4 else min(100, _smallest_shard(dataset)),
+        "batch_size": "full"
+        if rng.random() < 0.4
+        else min(100, _smallest_shard(dataset)),
         "budget": [
             _limit(name, share * seconds, model, dataset)
             for name, share in zip(resources, shares, strict=True)
@@ -80,7 +88,7 @@ def drawn_settings(
     if not measured:
         settings["aggregation_factor"] = factor
     if settings["batch_size"] != "full" and not case:
-        settings["partition"] = "case:1"  # a drawn shard may be smaller than a mini-batch
+        settings["partition"] = "case:1"  # a shard may be smaller than a mini-batch
     return {
         "number": number,
         "seconds": seconds,
@@ -94,12 +102,16 @@ def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
 
 
 def _limit(resource: str, seconds: float, model: str, dataset: str) -> str:
-    """A budget of what about so many seconds use."""
+    """Return the amount of a resource used in about that many seconds."""
     amounts = {
         "time": (seconds, "s"),
         "energy": (seconds * WATTS * NODES, "J"),
         "bytes": (
-            seconds / ROUND_SECONDS * 2 * NODES * (4 * _parameters(model, dataset) + 150),
+            seconds
+            / ROUND_SECONDS
+            * 2
+            * NODES
+            * (4 * _parameters(model, dataset) + 150),
             "B",
         ),
         "money": (seconds * MONEY_PER_SECOND, ""),
@@ -121,13 +133,13 @@ def _parameters(model: str, dataset: str) -> int:
 
 
 def _smallest_shard(dataset: str) -> int:
-    """About what Case 2 leaves a node with."""
+    """Return the approximate size of the smallest shard of Case 2."""
     return max(5, len(small_dataset(dataset).train) // (4 * NODES))
 
 
 @cache
 def small_dataset(name: str) -> Dataset:
-    """One of those that come with scikit-learn; all of its samples to train on."""
+    """Load a dataset of scikit-learn, with all samples for training."""
     found = getattr(sklearn_datasets, f"load_{name}")()
     classes = tuple(map(str, getattr(found, "target_names", ())))
     labels = found.target.astype(np.int64) if classes else None
@@ -141,7 +153,7 @@ def small_dataset(name: str) -> Dataset:
 
 
 def make_run(run: Run) -> Run:
-    """The run with how it went; `refused` says why it was not made."""
+    """Return the run and its result; `refused` holds the error of a refused run."""
     options = {**run["settings"], "dataset": small_dataset(run["settings"]["dataset"])}
     try:
         result = fedbudget.train(nodes=NODES, evaluations=1, **options)
@@ -167,12 +179,12 @@ def make_run(run: Run) -> Run:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Makes the runs, prints the table, writes the file."""
+    """Make the runs, print the table and write the file."""
     parser = ArgumentParser(prog="python -m benchmarks budgets", description=__doc__)
     parser.add_argument(
         "--runs",
         type=int,
-        help="how many, besides those of --method paper [1000; measured: 100]",
+        help="number of runs, without those of --method paper [1000; measured: 100]",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, metavar="N", help="run N alone")
@@ -180,32 +192,34 @@ def main(arguments: Sequence[str]) -> None:
         "--paper",
         action=BooleanOptionalAction,
         default=True,
-        help="also a tenth as many of it",
+        help="add 10 %% of runs with --method paper",
     )
     parser.add_argument(
-        "--measured", action="store_true", help="runs of 2 s whose costs are measured"
+        "--measured", action="store_true", help="runs of 2 s with measured costs"
     )
     parser.add_argument(
-        "--out", type=Path, help="where runs are written [benchmarks/results/budgets.json]"
+        "--out", type=Path, help="output file [benchmarks/results/budgets.json]"
     )
     parser.add_argument(
         "--against",
         type=Path,
         metavar="FILE",
-        help="an earlier file, to compare losses with",
+        help="earlier file, to compare losses",
     )
     asked = parser.parse_args(arguments)
     count = asked.runs or (100 if asked.measured else 1000)
     numbers = range(count) if asked.only is None else [asked.only]
     plan = [
-        drawn_settings(number, asked.seed, measured=asked.measured) for number in numbers
+        drawn_settings(number, asked.seed, measured=asked.measured)
+        for number in numbers
     ]
     if asked.paper and asked.only is None and not asked.measured:
         plan += [
-            drawn_settings(number, asked.seed, paper=True) for number in range(count // 10)
+            drawn_settings(number, asked.seed, paper=True)
+            for number in range(count // 10)
         ]
     if asked.measured:
-        make_run(plan[0])  # compiles what is slow the first time
+        make_run(plan[0])  # compiles kernels
     runs = [make_run(run) for run in track(plan, "runs", console=Console(stderr=True))]
     if asked.only is not None:
         _CONSOLE.print_json(data=runs[0])
@@ -216,14 +230,14 @@ def main(arguments: Sequence[str]) -> None:
     out.parent.mkdir(exist_ok=True)
     out.write_text("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")
     _CONSOLE.print(
-        table(runs, f"{len(runs)} runs of seed {asked.seed}; every one is in {out}")
+        table(runs, f"{len(runs)} runs of seed {asked.seed}; all runs are in {out}")
     )
     if asked.against is not None:
-        _CONSOLE.print(_beside(runs, json.loads(asked.against.read_text())))
+        _CONSOLE.print(_compare_losses(runs, json.loads(asked.against.read_text())))
 
 
 def table(runs: Sequence[Run], title: str) -> Table:
-    """A row for all that keep their budget, then for parts of them, then for `--method paper`."""
+    """Return rows for all budgeted runs, for subsets, and for `--method paper`."""
     shown = Table(title=title, title_justify="left", box=None)
     headings = (
         "runs",
@@ -258,7 +272,9 @@ def _parts(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
             f"factor {low:g} to {high:g}",
             [run for run in own if low <= _factor(run) < high],
         )
-        long = [run for run in own if low <= _factor(run) < high and run["seconds"] >= 15]
+        long = [
+            run for run in own if low <= _factor(run) < high and run["seconds"] >= 15
+        ]
         yield "  of these, 15 s and longer", long
     yield "paper", [run for run in runs if run["settings"]["method"] == "paper"]
 
@@ -275,7 +291,10 @@ def _factor(run: Run) -> float:
 
 
 def _figures(runs: Sequence[Run]) -> list[str]:
-    """As the headings say; overshoot of runs that are over, unused of all that were made, in % of the budget."""
+    """Return the cells of a row, in percent of the budget.
+
+    Overshoot covers runs over budget; unused covers all completed runs.
+    """
     made = [run for run in runs if "refused" not in run]
     if not made:
         return [str(len(runs)), str(len(runs))]
@@ -293,8 +312,11 @@ def _figures(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _beside(runs: Sequence[Run], earlier: Sequence[Run]) -> str:
-    """Losses of the same settings now and then; `SMALL_LOSS` is added to both, as near 0 ratios say nothing."""
+def _compare_losses(runs: Sequence[Run], earlier: Sequence[Run]) -> str:
+    """Compare losses of the same settings with an earlier file.
+
+    `SMALL_LOSS` is added to both, because ratios near 0 are meaningless.
+    """
     before = {json.dumps(run["settings"]): run for run in earlier}
     pairs = [
         (run.get("loss"), before.get(json.dumps(run["settings"]), {}).get("loss"))
@@ -306,9 +328,11 @@ def _beside(runs: Sequence[Run], earlier: Sequence[Run]) -> str:
         if now and then
     ]
     if not ratios:
-        return "no run of the same settings is in that file"
+        return "that file has no run with the same settings"
     worse = sum(ratio > 1e-3 for ratio in ratios)
     return (
-        f"losses of {len(ratios)} runs with the same settings: {math.exp(np.mean(ratios)):.4f} times those of the file"
-        f" (geometric mean); median {math.exp(np.median(ratios)):.4f}; {worse} higher by more than 0.1%"
+        f"losses of {len(ratios)} runs with the same settings, relative to the file:"
+        f" geometric mean {math.exp(np.mean(ratios)):.4f},"
+        f" median {math.exp(np.median(ratios)):.4f};"
+        f" {worse} higher by more than 0.1%"
     )

@@ -1,6 +1,8 @@
-"""The same rounds done in three ways: a whole run of ours, a plain numpy loop over nodes, and the bare kernel.
+"""Three implementations of the same rounds: fedbudget, a numpy loop, and the bare
+kernel.
 
-Each is prepared once and then gives a function that makes some rounds; only that function is timed.
+Each is prepared once and returns a function that makes some rounds. Only that function
+is timed.
 """
 
 import tempfile
@@ -29,7 +31,7 @@ def ours(
     tau: Tau = TAU,
     method: MethodName = "paper",
 ) -> Callable[[], Worker]:
-    """A run through the public path, with its records written to disk; the plot that closes a run is left out."""
+    """Prepare a run through the public API, with records on disk but without a plot."""
 
     def ready() -> Worker:
         return written(
@@ -43,7 +45,7 @@ def ours(
 
 
 def written(plan: PreparedRun) -> Worker:
-    """A planned run, to be made with its records written."""
+    """Prepare a planned run with records on disk."""
 
     def work() -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +55,11 @@ def written(plan: PreparedRun) -> Worker:
 
 
 def numpy_loop(nodes: int, rounds: int, *, full: bool = False) -> Callable[[], Worker]:
-    """What one would write first: for every node and every step, gather a mini-batch, gradient, step; then average."""
+    """Prepare the straightforward loop in numpy.
+
+    For every node and step: gather a mini-batch, compute the gradient, step. Then
+    average.
+    """
     found = dataset()
     x = found.train.x.astype(np.float32) / 255
     labels = found.train.labels
@@ -64,7 +70,9 @@ def numpy_loop(nodes: int, rounds: int, *, full: bool = False) -> Callable[[], W
         rng = np.random.default_rng(0)
         shards = np.array_split(rng.permutation(len(x)), nodes)
         weights = np.array([len(shard) for shard in shards]) / len(x)
-        batches = [_batches(shard, len(shard) if full else BATCH, rng) for shard in shards]
+        batches = [
+            _batches(shard, len(shard) if full else BATCH, rng) for shard in shards
+        ]
 
         def work() -> None:
             w = np.zeros(x.shape[1], np.float32)
@@ -77,7 +85,8 @@ def numpy_loop(nodes: int, rounds: int, *, full: bool = False) -> Callable[[], W
                         batch, target = x[rows], y[rows]
                         slack = np.maximum(0, 1 - target * (batch @ own))
                         own -= ETA * (
-                            REGULARIZATION * own - batch.T @ (target * slack) / len(rows)
+                            REGULARIZATION * own
+                            - batch.T @ (target * slack) / len(rows)
                         )
                     ends.append(own)
                 w = np.average(ends, axis=0, weights=weights).astype(np.float32)
@@ -88,7 +97,7 @@ def numpy_loop(nodes: int, rounds: int, *, full: bool = False) -> Callable[[], W
 
 
 def _batches(shard: Int64, size: int, rng: np.random.Generator) -> Iterator[Int64]:
-    """Mini-batches without replacement, epoch after epoch."""
+    """Yield mini-batches without replacement, epoch after epoch."""
     while True:
         order = rng.permutation(shard)
         for first in range(0, len(order) - size + 1, size):
@@ -96,14 +105,16 @@ def _batches(shard: Int64, size: int, rng: np.random.Generator) -> Iterator[Int6
 
 
 def bare_kernel(nodes: int, rounds: int, *, full: bool = False) -> Callable[[], Worker]:
-    """Our kernel and nothing around it, with the mini-batches drawn beforehand: the limit of what a run can be."""
+    """Prepare the bare kernel with predrawn mini-batches: the upper limit of speed."""
 
     def ready() -> Worker:
         prepared = simulate(
             settings(nodes, rounds, full=full), Overrides(dataset=dataset())
         )
         model, shards = prepared.model, prepared.shards
-        sampler = Sampler(shards.size, batch_of(prepared.settings), prepared.settings.seed)
+        sampler = Sampler(
+            shards.size, batch_of(prepared.settings), prepared.settings.seed
+        )
         drawn: list[BatchIndices] = [sampler.round(TAU) for _ in range(rounds)]
         w = model.initial(0)[None]
 

@@ -1,4 +1,7 @@
-"""The bare echo of a round's messages over gRPC: what the same bytes take when nothing is done with them."""
+"""Echo of a round's messages over gRPC.
+
+It measures the time of the same bytes without any computation.
+"""
 
 import asyncio
 import time
@@ -105,7 +108,7 @@ async def answer(
 
 
 def _messages(case: "Case") -> tuple[list[bytes], list[bytes]]:
-    """A broadcast and a report as they are in such a run, packed."""
+    """Return the packed broadcast and report of such a run."""
     import numpy as np
 
     from fedbudget.engines.grpc.messages import pack_broadcast, pack_report

@@ -1,12 +1,13 @@
-"""The same rounds on Flower's deployed engine, when flwr is installed.
+"""The same rounds on Flower's deployment engine, if flwr is installed.
 
-On loopback without TLS: a SuperLink that keeps its state in memory, a SuperNode for every node, each a process of its
-own, and a run started with `flwr run`, all with Flower's own defaults. Its ServerApp sends w to every node and averages
-what comes back; the ClientApp sends w back as it is. A round is from one last reply to the next, at the ServerApp;
-nothing is saved between rounds, and local work is not taken off.
+The setup uses Flower's defaults on loopback without TLS: a SuperLink with in-memory
+state, one SuperNode process per node, and a run started with `flwr run`. The ServerApp
+sends w to every node and averages the replies. The ClientApp returns w unchanged. A
+round lasts from one last reply to the next, at the ServerApp. Nothing is saved between
+rounds, and local work is included.
 
-All that Flower keeps is in a temporary folder, it sends no telemetry and looks for no updates, and its processes are
-ended with the measurement, whatever comes of it.
+Flower keeps its files in a temporary folder, sends no telemetry and checks for no
+updates. Its processes end with the measurement, even if it fails.
 """
 
 import json
@@ -26,8 +27,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
-ROUNDS = 6  # that count, after a first that does not; they take seconds each
-PATIENCE = 60.0  # seconds, for the SuperLink to listen, for `flwr run`, and for every round
+ROUNDS = 6  # measured, after one warm-up round; each takes seconds
+PATIENCE = (
+    60.0  # seconds for the SuperLink to listen, for `flwr run`, and for every round
+)
 
 Process: TypeAlias = "subprocess.Popen[bytes]"
 Start: TypeAlias = Callable[..., Process]
@@ -38,7 +41,7 @@ class FlowerFailedError(Exception):
 
 
 def version() -> str | None:
-    """Of the flwr that is installed next to this Python, or None."""
+    """Return the version of the installed flwr, or None."""
     try:
         found = metadata.version("flwr")
     except metadata.PackageNotFoundError:
@@ -47,12 +50,14 @@ def version() -> str | None:
 
 
 def round_milliseconds(nodes: int, parameters: int) -> float:
-    """The median over rounds.
+    """Return the median over rounds.
 
     Raises:
-      FlowerFailedError: and the end of what its processes have said is on standard error.
+      FlowerFailedError: Flower failed; the end of its output is on standard error.
     """
-    with tempfile.TemporaryDirectory(prefix="flower-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(
+        prefix="flower-", ignore_cleanup_errors=True
+    ) as name:
         folder = Path(name)
         with _processes(folder) as start:
             try:
@@ -63,11 +68,13 @@ def round_milliseconds(nodes: int, parameters: int) -> float:
     return 1000 * statistics.median(after - before for before, after in pairwise(ended))
 
 
-_LOG = "log"  # of all processes, in their folder
+_LOG = "log"  # of all processes
 
 
-def _rounds_ended(folder: Path, nodes: int, parameters: int, start: Start) -> list[float]:
-    """When each round has ended, by the ServerApp's clock in seconds."""
+def _rounds_ended(
+    folder: Path, nodes: int, parameters: int, start: Start
+) -> list[float]:
+    """Return the end time of each round, in seconds of the ServerApp's clock."""
     port, *others = _free_ports(1 + nodes)
     times = folder / "times"
     times.touch()
@@ -82,7 +89,7 @@ def _rounds_ended(folder: Path, nodes: int, parameters: int, start: Start) -> li
         },
     )
 
-    # Without the option it would make an environment for the app, from the package index.
+    # Without this option Flower installs the app into a new environment.
     link = start(
         "flower-superlink",
         "--insecure",
@@ -94,14 +101,19 @@ def _rounds_ended(folder: Path, nodes: int, parameters: int, start: Start) -> li
     address = f"127.0.0.1:{port}"
     running = [
         start(
-            "flower-supernode", "--insecure", "--superlink", address, "--port", str(other)
+            "flower-supernode",
+            "--insecure",
+            "--superlink",
+            address,
+            "--port",
+            str(other),
         )
         for other in others
     ]
     submitted = start("flwr", "run", str(folder / "app"), "loopback")
     _wait(lambda: submitted.poll() is not None, [link, *running])
     if submitted.returncode != 0:
-        raise FlowerFailedError("`flwr run` has failed")
+        raise FlowerFailedError("`flwr run` failed")
     for done in range(1, 2 + ROUNDS):
         _wait(partial(_has_lines, times, done), [link, *running])
     return [float(line) for line in times.read_text().splitlines()]
@@ -125,8 +137,10 @@ def main(grid, context):
         time.sleep(0.1)
     for _ in range(asked["rounds"]):
         content = RecordDict({"w": ArrayRecord([w])})
-        replies = list(grid.send_and_receive([Message(content, node, "train") for node in nodes]))
-        w = np.mean([reply.content["w"].to_numpy_ndarrays()[0] for reply in replies], axis=0, dtype=np.float32)
+        messages = [Message(content, node, "train") for node in nodes]
+        replies = list(grid.send_and_receive(messages))
+        ws = [reply.content["w"].to_numpy_ndarrays()[0] for reply in replies]
+        w = np.mean(ws, axis=0, dtype=np.float32)
         ended = time.perf_counter()
         assert len(replies) == asked["nodes"]
         with open(asked["times"], "a") as file:
@@ -144,7 +158,7 @@ version = "1.0.0"
 dependencies = []
 
 [tool.flwr.app]
-publisher = "nobody"
+publisher = "fedbudget"
 
 [tool.flwr.app.components]
 serverapp = "rounds:server"
@@ -159,32 +173,36 @@ def _write_app(folder: Path, port: int, asked: dict[str, int | str]) -> None:
     (folder / "app" / "rounds.py").write_text(_APP)
     config = "".join(f"{name} = {json.dumps(value)}\n" for name, value in asked.items())
     (folder / "app" / "pyproject.toml").write_text(_PROJECT + config)
-    connection = f'[superlink.loopback]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    connection = (
+        f'[superlink.loopback]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
     (folder / "config.toml").write_text(connection)
 
 
 @contextmanager
 def _processes(folder: Path) -> Iterator[Start]:
-    """Gives what starts one of Flower's programs; all of them, and what they have started, end with the block."""
+    """Yield a starter of Flower's programs; they all end with the block."""
     here = {
         "FLWR_HOME": str(folder),
         "HOME": str(folder),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        # Its programs start one another by their bare names.
-        "PATH": os.pathsep.join([str(_program("flwr").parent), os.environ.get("PATH", "")]),
+        # Flower's programs start each other by name.
+        "PATH": os.pathsep.join(
+            [str(_program("flwr").parent), os.environ.get("PATH", "")]
+        ),
     }
     started: list[Process] = []
 
     def start(program: str, *arguments: str) -> Process:
-        with (folder / _LOG).open("ab") as said:
+        with (folder / _LOG).open("ab") as output:
             process = subprocess.Popen(
                 [str(_program(program)), *arguments],
                 cwd=folder,
                 env={**os.environ, **here},
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
         started.append(process)
@@ -195,9 +213,12 @@ def _processes(folder: Path) -> Iterator[Start]:
     finally:
         for end in (signal.SIGTERM, signal.SIGKILL):
             for process in started:
-                if process.poll() is None:  # else its number may be another's by now
+                if (
+                    process.poll() is None
+                ):  # otherwise its number may belong to another process
                     os.killpg(process.pid, end)
-            # Some have left the group that they were started in; that folder is in the environment of no other process.
+            # Some have left their process group. No other process has that folder in
+            # its environment.
             for stray in _having(f"FLWR_HOME={folder}"):
                 with suppress(ProcessLookupError):
                     os.kill(stray, end)
@@ -205,7 +226,7 @@ def _processes(folder: Path) -> Iterator[Start]:
 
 
 def _gone(folder: Path, started: Sequence[Process], seconds: float) -> None:
-    """Waits until all have ended, but no longer than that."""
+    """Wait until all have ended, up to a time limit."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         running = [process for process in started if process.poll() is None]
@@ -215,10 +236,10 @@ def _gone(folder: Path, started: Sequence[Process], seconds: float) -> None:
 
 
 def _having(variable: str) -> list[int]:
-    """Processes with that in their environment, where the system shows it."""
+    """Return processes with that text in their environment, if the system shows it."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # another's, or it has just ended
+        with suppress(OSError):  # owned by another user, or just ended
             if variable.encode() in path.read_bytes().split(b"\0"):
                 found.append(int(path.parent.name))
     return found
@@ -228,9 +249,9 @@ def _wait(there: Callable[[], bool], needed: Sequence[Process]) -> None:
     until = time.monotonic() + PATIENCE
     while not there():
         if any(process.poll() is not None for process in needed):
-            raise FlowerFailedError("one of its processes has ended")
+            raise FlowerFailedError("one of its processes ended")
         if time.monotonic() > until:
-            raise FlowerFailedError(f"nothing came of it in {PATIENCE:.0f} seconds")
+            raise FlowerFailedError(f"no result after {PATIENCE:.0f} seconds")
         time.sleep(0.1)
 
 

@@ -1,15 +1,17 @@
-"""W1 with 50 nodes here and on Flower's own simulation, side by side.
+"""W1 with 50 nodes: fedbudget and Flower's simulation.
 
-Ours is a whole run by the public path on the in-process engine, its records written to disk. Flower's is the app of
-flower_simulation_app.py on its simulation engine, which starts as many Ray actors as there are cores and sends each a
-message at a time. A round is from one last report to the next, at the aggregator; ours is measured before and after
-Flower's, and medians over rounds are compared. The two have the same start, shards and mini-batches, and must have the
-same w after every round: only then was it the same work.
+fedbudget makes a whole run through the public API on the in-process engine, with
+records on disk. Flower runs the app of flower_simulation_app.py on its simulation
+engine, which starts one Ray actor per core and sends each one message at a time. A
+round lasts from one last report to the next, at the aggregator. fedbudget is measured
+before and after Flower, and medians over rounds are compared. Both use the same initial
+w, shards and mini-batches. The benchmark checks that w is the same after every round.
 
-All that Flower and Ray keep is in a temporary folder, they send no telemetry and look for no updates, and their
-processes are ended with the measurement, whatever comes of it.
+Flower and Ray keep their files in a temporary folder, send no telemetry and check for
+no updates. Their processes end with the measurement, even if it fails.
 
-`python -m benchmarks.flower_simulation NODES ROUNDS FILE` is the process that Flower's simulation runs in.
+`python -m benchmarks.flower_simulation NODES ROUNDS FILE` is the process of Flower's
+simulation.
 """
 
 import os
@@ -38,13 +40,16 @@ from fedbudget.protocol.aggregator import Outcome, Round
 from fedbudget.protocol.messages import Broadcast
 
 NODES = 50
-WARMING_UP = 2  # rounds at the beginning of each turn that do not count; the first one loads the data
-OUR_ROUNDS, FLOWER_ROUNDS = 300, 20  # that count, in one turn
-PATIENCE = 300.0  # seconds, for the whole of Flower's turn
+WARMING_UP = 2  # rounds that are not measured; the first loads the data
+OUR_ROUNDS, FLOWER_ROUNDS = 300, 20  # measured in one turn
+PATIENCE = 300.0  # seconds for Flower's whole turn
 
 
-def beside_flower() -> dict[str, Any]:
-    """Milliseconds a round, ours and Flower's; or only ours, and why: what is optional must not end the benchmark."""
+def compare_flower() -> dict[str, Any]:
+    """Measure milliseconds per round of fedbudget and Flower.
+
+    If Flower is missing or fails, the row has the reason instead: Flower is optional.
+    """
     before, ours = our_turn()
     versions = _versions()
     if isinstance(versions, str):
@@ -69,7 +74,9 @@ def beside_flower() -> dict[str, Any]:
     }
     return {
         "nodes": NODES,
-        "flower": " with ".join(f"{name} {version}" for name, version in versions.items()),
+        "flower": " with ".join(
+            f"{name} {version}" for name, version in versions.items()
+        ),
         **{f"{name}_milliseconds": value for name, value in milliseconds.items()},
         "flower_over_ours": milliseconds["flower"] / milliseconds["ours"],
     }
@@ -80,8 +87,10 @@ def median_milliseconds(seconds: list[float]) -> float:
 
 
 def our_turn() -> tuple[list[float], list[Float32]]:
-    """Seconds of the rounds that count, and w after each round, from the first on."""
-    plan = simulate(settings(NODES, WARMING_UP + OUR_ROUNDS), Overrides(dataset=dataset()))
+    """Return seconds of the measured rounds, and w after every round."""
+    plan = simulate(
+        settings(NODES, WARMING_UP + OUR_ROUNDS), Overrides(dataset=dataset())
+    )
     ended: list[float] = []
     ws: list[Float32] = []
 
@@ -95,7 +104,7 @@ def our_turn() -> tuple[list[float], list[Float32]]:
             return plan.engine.run(observe=observe_and_note, **rest)
 
     written(replace(plan, engine=Timed()))()
-    # A broadcast tells the w that the round before has ended with; the last one asks for a loss and for no updates.
+    # A broadcast has the w of the previous round; the last one requests only a loss.
     return _rounds(ended[:-1]), ws[1:]
 
 
@@ -104,7 +113,7 @@ def _rounds(ended: list[float]) -> list[float]:
 
 
 def _versions() -> dict[str, str] | str:
-    """Of what Flower's simulation needs, or what is missing."""
+    """Return the versions of Flower's requirements, or which one is missing."""
     found = {}
     for name in ("flwr", "ray"):
         try:
@@ -115,27 +124,29 @@ def _versions() -> dict[str, str] | str:
 
 
 def _flower_turn() -> tuple[list[float], list[Float32]]:
-    """The same of Flower.
+    """Return the same for Flower.
 
     Raises:
-      FlowerFailedError: and the end of what its processes have said is on standard error.
+      FlowerFailedError: Flower failed; the end of its output is on standard error.
     """
-    with tempfile.TemporaryDirectory(prefix="flower-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(
+        prefix="flower-", ignore_cleanup_errors=True
+    ) as name:
         folder = Path(name)
-        log, told = folder / "log", folder / "told.npz"
+        log, result = folder / "log", folder / "result.npz"
         try:
-            _run(folder, log, told)
+            _run(folder, log, result)
         except FlowerFailedError:
             print(
                 "\n".join(log.read_text(errors="replace").splitlines()[-20:]),
                 file=sys.stderr,
             )
             raise
-        with np.load(told) as found:
+        with np.load(result) as found:
             return _rounds(found["ended"].tolist()), list(found["w"])
 
 
-def _run(folder: Path, log: Path, told: Path) -> None:
+def _run(folder: Path, log: Path, result: Path) -> None:
     here = {
         "FLWR_HOME": str(folder),
         "HOME": str(folder),
@@ -151,35 +162,35 @@ def _run(folder: Path, log: Path, told: Path) -> None:
         str(NODES),
         str(WARMING_UP + FLOWER_ROUNDS),
     ]
-    with log.open("wb") as said:
+    with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, str(told)],
+            [*command, str(result)],
             env={**os.environ, **here},
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
     try:
         process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
         raise FlowerFailedError(
-            f"Flower's simulation has not ended in {PATIENCE:.0f} seconds"
+            f"Flower's simulation did not finish in {PATIENCE:.0f} seconds"
         ) from None
     finally:
         if (
             process.poll() is None
-        ):  # else its number may be another's by now, and Ray has ended with it
+        ):  # otherwise its number may belong to another process, and Ray has ended
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    if not told.exists():
-        raise FlowerFailedError("Flower's simulation has failed")
+    if not result.exists():
+        raise FlowerFailedError("Flower's simulation failed")
 
 
-# In the process.
+# Code of the simulation process.
 
 
-def main(nodes: int, rounds: int, told: Path) -> None:
+def main(nodes: int, rounds: int, result: Path) -> None:
     from flwr.simulation import run_simulation
 
     from benchmarks.flower_simulation_app import client, server
@@ -192,9 +203,9 @@ def main(nodes: int, rounds: int, told: Path) -> None:
         num_supernodes=nodes,
         backend_config={
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0}
-        },  # an actor for every core
+        },  # one actor per core
     )
-    np.savez(told, ended=ended, w=ws)
+    np.savez(result, ended=ended, w=ws)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""W1 as an app of Flower's, as a careful user would write it for the simulation of many nodes on one machine.
+"""W1 as a carefully written Flower app, for the simulation of many nodes on one
+machine.
 
-The ServerApp sends w to every node and takes the weighted average of what comes back. The ClientApp makes τ local
-updates in numpy. Shards and mini-batches are those of a run of ours; a process prepares all of them with its first
-message, and keeps them in memory as float32, so that a round has no data to load, to convert or to draw.
+The ServerApp sends w to every node and takes the weighted average of the replies. The
+ClientApp makes τ local updates in numpy. Shards and mini-batches are those of a
+fedbudget run. A process prepares all of them at its first message and keeps them in
+memory as float32, so that a round does not load, convert or draw data.
 
-It is a module of its own, because Ray looks up by name only what can be imported; the rest is sent with every message,
-and remembers nothing.
+The app is a separate module because Ray serializes code that it cannot import with
+every message, and such code loses its state.
 """
 
 import time
@@ -13,11 +15,26 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from benchmarks.workload import BATCH, ETA, FEATURES, REGULARIZATION, TAU, dataset, settings
+from benchmarks.workload import (
+    BATCH,
+    ETA,
+    FEATURES,
+    REGULARIZATION,
+    TAU,
+    dataset,
+    settings,
+)
 from fedbudget.arrays import Float32
 from fedbudget.data.sampling import BatchIndices, Sampler
 from fedbudget.launch.inputs import batch_of
@@ -29,8 +46,10 @@ client = ClientApp()
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    """τ local updates of one node."""
-    nodes, rounds, number = (_asked(message, name) for name in ("nodes", "rounds", "round"))
+    """Make τ local updates of one node."""
+    nodes, rounds, number = (
+        _asked(message, name) for name in ("nodes", "rounds", "round")
+    )
     samples, node = _samples(nodes, rounds), int(context.node_config["partition-id"])
     w = _w(message).copy()
     x, y = samples.x[node], samples.y[node]
@@ -46,7 +65,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def server(nodes: int, rounds: int, ended: list[float], ws: list[Float32]) -> ServerApp:
-    """The ServerApp; tells when each round has ended, by this process's clock in seconds, and with which w."""
+    """Return the ServerApp; it records the end time and w of each round."""
     app = ServerApp()
 
     @app.main()
@@ -58,15 +77,17 @@ def server(nodes: int, rounds: int, ended: list[float], ws: list[Float32]) -> Se
             asked = ConfigRecord({"round": number, "rounds": rounds, "nodes": nodes})
             content = RecordDict({"w": ArrayRecord([w]), "asked": asked})
             replies = list(
-                grid.send_and_receive([Message(content, node, "train") for node in found])
+                grid.send_and_receive(
+                    [Message(content, node, "train") for node in found]
+                )
             )
             sizes = np.array(
                 [reply.content.metric_records["size"]["samples"] for reply in replies]
             )
             assert len(sizes) == nodes
-            w = np.average([_w(reply) for reply in replies], axis=0, weights=sizes).astype(
-                np.float32
-            )
+            w = np.average(
+                [_w(reply) for reply in replies], axis=0, weights=sizes
+            ).astype(np.float32)
             ended.append(time.perf_counter())
             ws.append(w)
 
@@ -84,7 +105,7 @@ def _asked(message: Message, name: str) -> int:
 
 
 class _Samples(NamedTuple):
-    """What all nodes train on: features and targets of each, and the mini-batches of each round."""
+    """Features and targets of all nodes, and the mini-batches of each round."""
 
     x: list[Float32]
     y: list[Float32]

@@ -1,10 +1,12 @@
-"""`python -m benchmarks forecasts`: whether runs end where they forecast to, and what more budget bought.
+"""`python -m benchmarks forecasts`: coverage and error of forecasts.
 
-- Every run is forecast when half of its budget is spent, to its end; and when it is over, with half as much again. It
-  then goes on with that, and the two are compared.
-- Forecasts were developed on earlier runs of the tasks of `DEVELOPED`, with earlier runs of the others as a check; the
-  seeds here are new. docs/research/forecasts.md says what was chosen on what.
-- A run that could not be forecast is counted, and is no part of the other figures.
+- Each run makes two forecasts: of its end when half of its budget is spent, and of 50 %
+  more budget at its end. The run then continues with that budget, and both forecasts
+  are compared with the results.
+- Forecasts were developed on earlier runs of the tasks of `DEVELOPED` and checked on
+  earlier runs of the others. The seeds here are new. docs/research/forecasts.md
+  describes which data each choice used.
+- Runs without a forecast are counted separately.
 """
 
 import json
@@ -85,7 +87,7 @@ Row = dict[str, Any]
 
 
 def plan(seed: int) -> Iterator[Row]:
-    """The runs: every task in every case by all methods, with budgets that take turns."""
+    """Return the runs: all tasks, cases and methods, with varying budgets."""
     for number, task in enumerate(TASKS):
         for case in (1, 2, 3, 4):
             for turn, method in enumerate(METHODS):
@@ -100,21 +102,26 @@ def plan(seed: int) -> Iterator[Row]:
 
 
 def make_run(row: Row, folder: Path) -> list[Row]:
-    """Both forecasts of a run, beside what came."""
+    """Return both forecasts of a run with the results."""
     options = dict(TASKS[row["task"]])
-    if options["dataset"] != "digits":  # which goes by its name, with its test samples
+    if options["dataset"] != "digits":  # loaded by name, with its test samples
         options["dataset"] = small_dataset(options["dataset"])
     out = folder / "-".join(map(str, row.values())).replace(" ", "")
     settings = {name: row[name] for name in ("case", "method", "seed")}
     first = fedbudget.train(
         **options, **settings, budget=f"time={row['seconds']}s", out=out
     )
-    half = [record for record in first.rounds if record.spent["time"] <= row["seconds"] / 2]
+    half = [
+        record for record in first.rounds if record.spent["time"] <= row["seconds"] / 2
+    ]
     to_the_end = Forecaster(half, first.budget).at(first.budget)
     extended = fedbudget.forecast(
         first, budget=f"time=+{MORE * row['seconds']:g}s"
     ).budgets[0]
-    again: dict[str, Any] = {"resume": out, "budget": f"time=+{MORE * row['seconds']:g}s"}
+    again: dict[str, Any] = {
+        "resume": out,
+        "budget": f"time=+{MORE * row['seconds']:g}s",
+    }
     if options["dataset"] != "digits":
         again["dataset"] = options["dataset"]
     second = fedbudget.train(**again)
@@ -136,7 +143,9 @@ def make_run(row: Row, folder: Path) -> list[Row]:
 
 def _compared(forecast: Forecast, result: fedbudget.Result) -> Row:
     def ends(interval: Interval | None) -> list[float] | None:
-        return None if interval is None else [interval.low, interval.median, interval.high]
+        return (
+            None if interval is None else [interval.low, interval.median, interval.high]
+        )
 
     came = {"loss": result.loss, "accuracy": result.accuracy}
     return {
@@ -148,14 +157,14 @@ def _compared(forecast: Forecast, result: fedbudget.Result) -> Row:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Makes the runs, prints the tables, writes the file."""
+    """Make the runs, print the tables and write the file."""
     parser = ArgumentParser(prog="python -m benchmarks forecasts", description=__doc__)
     parser.add_argument("--seed", type=int, default=2000)
     parser.add_argument(
         "--out",
         type=Path,
         default=RESULTS / "forecasts.json",
-        help="where forecasts are written",
+        help="output file",
     )
     asked = parser.parse_args(arguments)
     runs = list(plan(asked.seed))
@@ -167,12 +176,12 @@ def main(arguments: Sequence[str]) -> None:
         ]
     asked.out.parent.mkdir(exist_ok=True)
     asked.out.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
-    _CONSOLE.print(table(rows, f"{len(runs)} runs; every forecast is in {asked.out}"))
+    _CONSOLE.print(table(rows, f"{len(runs)} runs; all forecasts are in {asked.out}"))
     _CONSOLE.print(missed(rows))
 
 
 def table(rows: Sequence[Row], title: str) -> Table:
-    """How often what came was within the interval, how wide that was, and how far off the median."""
+    """Return coverage and width of the intervals, and the error of the median."""
     shown = Table(title=title, title_justify="left", box=None)
     for heading in (
         "",
@@ -210,7 +219,7 @@ def _figures(rows: Sequence[Row], figure: str) -> tuple[str, ...]:
     if not known:
         return ("0", str(len(rows)))
     sides = [side(row, figure) for row in known]
-    shares = [f"{sides.count(where) / len(sides):.0%}" for where in (0, -1, 1)]
+    shares = [f"{sides.count(side_) / len(sides):.0%}" for side_ in (0, -1, 1)]
     scale = [abs(row["came"][figure]) if figure == "loss" else 1.0 for row in known]
     widths = [
         (row[figure][2] - row[figure][0]) / size
@@ -225,7 +234,10 @@ def _figures(rows: Sequence[Row], figure: str) -> tuple[str, ...]:
 
 
 def side(row: Row, figure: str) -> int:
-    """0 where what came is within the interval, -1 below it, 1 above it; equal to four digits is within."""
+    """Return 0 for a result within the interval, -1 below it, 1 above it.
+
+    Values that agree in four digits count as within.
+    """
     low, _, high = row[figure]
     came, digits = row["came"][figure], 5e-5 * abs(row["came"][figure])
     if not math.isfinite(came):
@@ -234,8 +246,8 @@ def side(row: Row, figure: str) -> int:
 
 
 def missed(rows: Sequence[Row]) -> Table:
-    """The forecasts of the loss that failed."""
-    shown = Table(title="Losses outside of their interval", title_justify="left", box=None)
+    """List the loss forecasts whose interval missed the result."""
+    shown = Table(title="Losses outside their interval", title_justify="left", box=None)
     for heading in (
         "task",
         "case",
@@ -249,7 +261,8 @@ def missed(rows: Sequence[Row]) -> Table:
         "came",
     ):
         shown.add_column(
-            heading, justify="left" if heading in ("task", "method", "asked") else "right"
+            heading,
+            justify="left" if heading in ("task", "method", "asked") else "right",
         )
     for row in rows:
         if row["loss"] is not None and side(row, "loss"):

@@ -1,7 +1,7 @@
-"""Timing side by side: contenders take turns in one process, and the best of several turns counts.
+"""Timing: contenders take turns in one process, and the best of several turns counts.
 
-These are ratios between neighbours in time. A machine that is busy slows all of them, and the best turn is the one that
-was disturbed least.
+Turns alternate, so that a busy machine slows all contenders. The best turn is the least
+disturbed one.
 """
 
 import time
@@ -17,7 +17,7 @@ def take_turns(
     turns: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """The shortest time of each, in seconds."""
+    """Return the shortest time of each, in seconds."""
     best = dict.fromkeys(contenders, float("inf"))
     for _ in range(turns):
         for name, ready in contenders.items():
@@ -29,5 +29,5 @@ def take_turns(
 
 
 def exponent(sizes: list[int], seconds: list[float]) -> float:
-    """k of seconds ~ sizes^k, by least squares on logarithms."""
+    """Fit k in seconds ~ sizes^k, by least squares on logarithms."""
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])

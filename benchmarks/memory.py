@@ -1,4 +1,4 @@
-"""Peak memory of a process that makes a run of W1: `python -m benchmarks.memory NODES CASE`."""
+"""Peak memory of a run of W1: `python -m benchmarks.memory NODES CASE`."""
 
 import re
 import subprocess
@@ -7,13 +7,18 @@ from pathlib import Path
 
 
 def peak_megabytes(nodes: int, case: int) -> float:
-    """Measured in a process of its own, with Python and all libraries in it."""
+    """Measure in a new process, including Python and all libraries."""
     command = [sys.executable, "-m", "benchmarks.memory", str(nodes), str(case)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return float(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    )
 
 
 def process_peak(process: int | str = "self") -> float:
-    """Megabytes that a process has taken at most. (getrusage would count those of whoever started it, too.)"""
+    """Return the peak memory of a process in megabytes.
+
+    getrusage would include the peak of the parent process.
+    """
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
     assert peak is not None
     return int(peak[1]) / 1024

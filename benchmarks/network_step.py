@@ -1,6 +1,7 @@
-"""A step of the paper's network on one thread: ours, PyTorch's, ours of before, and what was tried besides.
+"""A step of the paper's network on one thread: fedbudget, PyTorch and other variants.
 
-Loss and gradient of a mini-batch of 100 images, in processor time, which others at work on the machine disturb least.
+A step computes loss and gradient of a mini-batch of 100 images. Processor time is used,
+because other processes disturb it least.
 """
 
 import time
@@ -26,7 +27,7 @@ Around = Callable[[], AbstractContextManager[Any]]
 
 
 def network_step() -> dict[str, float]:
-    """Milliseconds of a step, and of an evaluation where it says so."""
+    """Measure milliseconds of a step, and of an evaluation for keys that name it."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -41,11 +42,13 @@ def network_step() -> dict[str, float]:
 
 def _milliseconds(contenders: dict[str, Worker]) -> dict[str, float]:
     for work in contenders.values():
-        work()  # compiles
+        work()  # compiles kernels
     ready = {name: (lambda work=work: work) for name, work in contenders.items()}
     return {
         name: 1000 * best
-        for name, best in take_turns(ready, turns=_TURNS, clock=time.thread_time).items()
+        for name, best in take_turns(
+            ready, turns=_TURNS, clock=time.thread_time
+        ).items()
     }
 
 
@@ -63,11 +66,13 @@ def _contenders(shape: tuple[int, int, int]) -> dict[str, Worker]:
 
 
 def _tried(shape: tuple[int, int, int]) -> dict[str, Worker]:
-    """What is not used."""
+    """Variants that are not used."""
     x, y = _images(shape)
     last: dict[str, Any] = {"memory_format": torch.channels_last}
     return {
-        "before, channels last": _step(_before(shape).to(**last), x.contiguous(**last), y),
+        "before, channels last": _step(
+            _before(shape).to(**last), x.contiguous(**last), y
+        ),
         "before, in parts of 25": _step(_before(shape), x, y, parts=4),
         "before, compiled": _step(torch.compile(_before(shape)), x, y),
         "bare, compiled": _step(torch.compile(cnn(shape, 10)), x, y),
@@ -105,7 +110,7 @@ def _evaluation(module: nn.Module, x: Tensor, around: Around = nullcontext) -> W
 
 
 def _before(shape: tuple[int, int, int]) -> nn.Module:
-    """The same network with the normalization of before, and cut off at 0 before it is pooled."""
+    """The network with the earlier normalization, and with ReLU before pooling."""
     layers = [
         _Banded() if isinstance(layer, nn.LocalResponseNorm) else layer
         for layer in cnn(shape, 10).children()

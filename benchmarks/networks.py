@@ -1,4 +1,8 @@
-"""PyTorch models: the paper's network through fedbudget against a bare loop, and nodes in turn against all at once."""
+"""PyTorch models: overhead of fedbudget, and batched nodes.
+
+The paper's network runs in fedbudget and in a bare loop. Nodes run one after the other
+and batched.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -24,12 +28,15 @@ _TAU, _SAMPLES = 10, 5_000
 
 
 def network_speed() -> dict[str, float]:
-    """A local update of the paper's network: milliseconds in a bare loop, and how many times as long it takes with us.
+    """Measure a local update of the paper's network against a bare loop.
 
-    Alone, as a model makes it; and as a share of a whole run, which also evaluates the loss of w^f once a round.
+    Ratios are for the model alone, and for a whole run, which also evaluates the loss
+    of w^f once per round.
     """
-    # Short turns and many of them: a busy machine disturbs some, and the best of each is compared.
-    alone = take_turns({"ours": lambda: _updates(1), "bare": lambda: _bare(1)}, turns=40)
+    # Many short turns: a busy machine disturbs some, and the best of each counts.
+    alone = take_turns(
+        {"ours": lambda: _updates(1), "bare": lambda: _bare(1)}, turns=40
+    )
     whole = take_turns({"ours": lambda: _run(5), "bare": lambda: _bare(5)}, turns=10)
     return {
         "bare_milliseconds_per_step": 1000 * alone["bare"] / _TAU,
@@ -39,7 +46,7 @@ def network_speed() -> dict[str, float]:
 
 
 def batching() -> dict[str, float]:
-    """How many times as long one step of all nodes takes batched with torch.func as one after the other."""
+    """Measure a batched step of all nodes (torch.func) over sequential steps."""
     convolutional = nn.Sequential(
         nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(32, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
@@ -50,19 +57,23 @@ def batching() -> dict[str, float]:
         "batched_over_in_turn_convolutional_5_nodes": _batched_over_in_turn(
             convolutional, (1, 28, 28), 5, 2
         ),
-        "batched_over_in_turn_small_5_nodes": _batched_over_in_turn(small, (64,), 5, 50),
-        "batched_over_in_turn_small_50_nodes": _batched_over_in_turn(small, (64,), 50, 20),
+        "batched_over_in_turn_small_5_nodes": _batched_over_in_turn(
+            small, (64,), 5, 50
+        ),
+        "batched_over_in_turn_small_50_nodes": _batched_over_in_turn(
+            small, (64,), 50, 20
+        ),
     }
 
 
 def _run(rounds: int) -> Worker:
-    """A run of one node through the public path: aggregator, fleet, ledger and simulated costs."""
+    """Prepare a run of one node through the public API, with simulated costs."""
     plan = _plan(rounds)
     return lambda: plan.engine.run(observe=lambda round_, broadcast: None)
 
 
 def _updates(rounds: int) -> Worker:
-    """The local updates of those rounds, and nothing around them."""
+    """Prepare only the local updates of these rounds."""
     plan = _plan(rounds)
     model, shards, w = plan.model, plan.shards, plan.model.initial(0)[None]
     sampler = Sampler(shards.size, BATCH, 0)
@@ -90,7 +101,7 @@ def _plan(rounds: int) -> SimulatedRun:
 
 
 def _bare(rounds: int) -> Worker:
-    """What one would write without us, for one node: the same network, mini-batches and steps."""
+    """Prepare a plain PyTorch loop for one node, with the same work."""
     part = _images().train
     x, y = torch.from_numpy(part.x).view(-1, 1, 28, 28), torch.from_numpy(part.labels)
     rng = np.random.default_rng(0)
@@ -136,10 +147,12 @@ def _batched_over_in_turn(
 ) -> float:
     x, y = torch.rand(nodes, BATCH, *shape), torch.randint(0, 10, (nodes, BATCH))
     own = {
-        name: parameter.detach().clone() for name, parameter in module.named_parameters()
+        name: parameter.detach().clone()
+        for name, parameter in module.named_parameters()
     }
     stacked = {
-        name: tensor.expand(nodes, *tensor.shape).clone() for name, tensor in own.items()
+        name: tensor.expand(nodes, *tensor.shape).clone()
+        for name, tensor in own.items()
     }
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
-"""`python -m benchmarks normalization`: a small residual network with batch and with group normalization, on nodes with
-samples of different kinds (Dirichlet 0.5 of Fashion-MNIST). Running statistics travel with the parameters, or stay.
+"""`python -m benchmarks normalization`: batch against group normalization.
 
-All runs have the same budget of simulated time, samples and mini-batches. A minute each on one core.
+A small residual network is trained on nodes with different samples (Fashion-MNIST,
+Dirichlet 0.5). Running statistics are sent with the parameters, or stay on the nodes.
+All runs have the same budget of simulated time, samples and mini-batches. Each takes a
+minute on one core.
 """
 
 import json
@@ -33,7 +35,7 @@ KINDS: dict[str, tuple[Normalization, dict[str, Any]]] = {
 
 
 class Residual(nn.Module):
-    """Two convolutions, and what came in."""
+    """Two convolutions with a residual connection."""
 
     def __init__(self, channels: int, norm: Normalization) -> None:
         super().__init__()
@@ -50,7 +52,7 @@ class Residual(nn.Module):
 
 
 def residual_network(norm: Normalization) -> nn.Module:
-    """For grey images; 28,410 parameters."""
+    """Return a network for grey images, with 28,410 parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False),
         norm(16),
@@ -96,23 +98,31 @@ def run(kind: str, seed: int, budget: str) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Makes the runs, prints the table, writes the file."""
-    parser = ArgumentParser(prog="python -m benchmarks normalization", description=__doc__)
+    """Make the runs, print the table and write the file."""
+    parser = ArgumentParser(
+        prog="python -m benchmarks normalization", description=__doc__
+    )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--budget", default="time=10s", help="of simulated time")
+    parser.add_argument(
+        "--budget", default="time=10s", help="seconds of simulated time"
+    )
     parser.add_argument(
         "--out",
         type=Path,
         default=RESULTS / "normalization.json",
-        help="where figures are written",
+        help="output file",
     )
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    rows = [run(kind, seed, asked.budget) for seed in range(asked.seeds) for kind in KINDS]
+    rows = [
+        run(kind, seed, asked.budget) for seed in range(asked.seeds) for kind in KINDS
+    ]
     asked.out.parent.mkdir(exist_ok=True)
     asked.out.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     shown = Table(
-        title=f"{asked.budget}; every run is in {asked.out}", title_justify="left", box=None
+        title=f"{asked.budget}; all runs are in {asked.out}",
+        title_justify="left",
+        box=None,
     )
     for heading in (
         "normalization",
@@ -121,10 +131,15 @@ def main(arguments: Sequence[str]) -> None:
         "mean",
         "mean loss",
     ):
-        shown.add_column(heading, justify="left" if heading == "normalization" else "right")
+        shown.add_column(
+            heading, justify="left" if heading == "normalization" else "right"
+        )
     for kind in KINDS:
         own = [row for row in rows if row["normalization"] == kind]
-        accuracies, losses = [row["accuracy"] for row in own], [row["loss"] for row in own]
+        accuracies, losses = (
+            [row["accuracy"] for row in own],
+            [row["loss"] for row in own],
+        )
         each = " ".join(f"{accuracy:.3f}" for accuracy in accuracies)
         mean, loss = sum(accuracies) / len(own), sum(losses) / len(own)
         shown.add_row(

@@ -1,10 +1,12 @@
-"""`python -m benchmarks peers`: W1 with 50 nodes here and with other frameworks' simulations, side by side.
+"""`python -m benchmarks peers`: W1 with 50 nodes on simulations of several frameworks.
 
-Each framework is installed into an environment of its own, below .venv-peers, once; one that cannot be installed, or
-fails, is left out, with the reason. Their apps (peer_apps) are what a careful user would write, with the same start,
-shards and mini-batches as ours, kept in memory as float32, and must have the same w after every round: only then was it
-the same work. A round is from one end to the next; ours is measured before and after each of theirs, and medians are
-compared. Flower's simulation is measured as `python -m benchmarks simulation` does, in this environment.
+Each framework is installed once, into its own environment below .venv-peers. If it
+cannot be installed or fails, it is left out with the reason. The apps (peer_apps) are
+carefully written. They use the same initial w, shards and mini-batches, in memory as
+float32, and the benchmark checks that w is the same after every round. A round lasts
+from one end to the next. fedbudget is measured before and after each framework, and
+medians are compared. Flower's simulation is measured as in `python -m benchmarks
+simulation`, in this environment.
 """
 
 import json
@@ -24,7 +26,12 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks import flower_simulation
-from benchmarks.flower_simulation import NODES, WARMING_UP, median_milliseconds, our_turn
+from benchmarks.flower_simulation import (
+    NODES,
+    WARMING_UP,
+    median_milliseconds,
+    our_turn,
+)
 from benchmarks.workload import TAU, dataset, settings
 from fedbudget.data.sampling import Sampler
 from fedbudget.launch.inputs import batch_of
@@ -32,13 +39,13 @@ from fedbudget.launch.prepared import Overrides
 from fedbudget.launch.simulate import simulate
 
 ROUNDS = 20
-"""That count, of theirs."""
-PATIENCE = 900.0  # seconds, for all rounds of one
+"""Measured rounds of a framework."""
+PATIENCE = 900.0  # seconds for all rounds of a framework
 
 PEERS = {
     "pfl_research": ("pfl-research", ["pfl>=0.6,<0.7"]),
     "fedjax": (
-        "FedJAX",  # which is no longer changed, and needs JAX and others of its time
+        "FedJAX",  # no longer maintained; needs old versions of JAX and others
         [
             "fedjax==0.0.17",
             "jax<0.4.26",
@@ -52,10 +59,10 @@ PEERS = {
     ),
     "nvflare": ("NVIDIA FLARE", ["nvflare>=2.9,<2.10"]),
 }
-"""The app's name, what it is called, and what it needs."""
+"""Title and requirements of each framework, by the name of its app."""
 
 _FEW = {"nvflare": 3}
-"""Rounds that count of those whose rounds take minutes."""
+"""Measured rounds of frameworks whose rounds take minutes."""
 
 _HERE = Path(__file__).parent
 _ENVIRONMENTS = _HERE.parent / ".venv-peers"
@@ -69,23 +76,25 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "names",
         nargs="*",
-        help=f"some of flower, {', '.join(PEERS)}; all when none is given",
+        help=f"some of flower, {', '.join(PEERS)}; default: all",
     )
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="that count, of each")
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help="measured rounds of each"
+    )
     asked = parser.parse_args(arguments)
     path = _HERE / "results" / "peers.json"
     for name in asked.names or ["flower", *PEERS]:
         if name not in ("flower", *PEERS):
             parser.error(f"there is no {name}")
         with _CONSOLE.status(f"measuring {name}"):
-            row = beside_flower() if name == "flower" else beside(name, asked.rounds)
+            row = compare_flower() if name == "flower" else compare(name, asked.rounds)
         _CONSOLE.print(_line(row), highlight=False, markup=False)
         before = json.loads(path.read_text()) if path.exists() else {}
         path.write_text(json.dumps({**before, name: row}, indent=2) + "\n")
 
 
-def beside_flower() -> dict[str, Any]:
-    found = flower_simulation.beside_flower()
+def compare_flower() -> dict[str, Any]:
+    found = flower_simulation.compare_flower()
     row = {
         "title": "Flower",
         "versions": found["flower"],
@@ -100,11 +109,17 @@ def beside_flower() -> dict[str, Any]:
     }
 
 
-def beside(name: str, rounds: int) -> dict[str, Any]:
-    """Milliseconds a round, ours and theirs; or only ours, and why."""
+def compare(name: str, rounds: int) -> dict[str, Any]:
+    """Measure milliseconds per round of fedbudget and a framework.
+
+    If the framework fails, the row has the reason instead.
+    """
     title, needs = PEERS[name]
     before, ours = our_turn()
-    row: dict[str, Any] = {"title": title, "ours_milliseconds": median_milliseconds(before)}
+    row: dict[str, Any] = {
+        "title": title,
+        "ours_milliseconds": median_milliseconds(before),
+    }
     try:
         python = _environment(name, needs)
         ended, ws = _their_turn(
@@ -118,11 +133,14 @@ def beside(name: str, rounds: int) -> dict[str, Any]:
     if not theirs:
         return {
             **row,
-            "left_out": f"it made {len(ended)} rounds, and the first {WARMING_UP} do not count",
+            "left_out": f"only {len(ended)} rounds, {WARMING_UP} of them warm-up",
         }
     milliseconds = median_milliseconds(before + after), median_milliseconds(theirs)
     versions = f"{needs[0].split('>')[0].split('=')[0]} {_version(python, needs[0])}"
-    both = {"ours_milliseconds": milliseconds[0], "theirs_milliseconds": milliseconds[1]}
+    both = {
+        "ours_milliseconds": milliseconds[0],
+        "theirs_milliseconds": milliseconds[1],
+    }
     return {
         **row,
         **both,
@@ -137,7 +155,7 @@ class PeerFailedError(Exception):
 
 
 def _environment(name: str, needs: Sequence[str]) -> Path:
-    """The Python of its environment, which is made where it is missing."""
+    """Return the Python of its environment; create the environment if it is missing."""
     folder = _ENVIRONMENTS / name
     python = folder / "bin" / "python"
     done = folder / "installed"
@@ -151,36 +169,40 @@ def _environment(name: str, needs: Sequence[str]) -> Path:
         )
         if installed.returncode:
             raise PeerFailedError(
-                f"it cannot be installed: {installed.stderr.strip().splitlines()[-1]}"
+                f"installation failed: {installed.stderr.strip().splitlines()[-1]}"
             )
         done.write_text("\n".join(needs))
     return python
 
 
 def _their_turn(name: str, python: Path, rounds: int) -> tuple[list[float], Any]:
-    """When each round has ended, and w after it."""
-    with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
+    """Return the end time of each round, and w after it."""
+    with tempfile.TemporaryDirectory(
+        prefix="peers-", ignore_cleanup_errors=True
+    ) as folder:
         work, result, log = (
             Path(folder) / each for each in ("work.npz", "result.npz", "log")
         )
         _write(work, rounds)
         environment = {**os.environ, "PYTHONPATH": str(_HERE.parent), "HOME": folder}
-        with log.open("wb") as said:
+        with log.open("wb") as output:
             process = subprocess.Popen(
                 [python, "-m", f"benchmarks.peer_apps.{name}", work, result],
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
         try:
             process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            raise PeerFailedError(f"it has not ended in {PATIENCE:.0f} seconds") from None
+            raise PeerFailedError(f"no result after {PATIENCE:.0f} seconds") from None
         finally:
-            if process.poll() is None:  # else its number may be another's by now
+            if (
+                process.poll() is None
+            ):  # otherwise its number may belong to another process
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         if not result.exists():
@@ -194,7 +216,7 @@ def _their_turn(name: str, python: Path, rounds: int) -> tuple[list[float], Any]
 
 
 def _write(path: Path, rounds: int) -> None:
-    """The work as apps are given it, see peer_apps/common.py."""
+    """Write the input of an app; see peer_apps/common.py."""
     prepared = simulate(settings(NODES, rounds), Overrides(dataset=dataset()))
     shards = prepared.shards
     sampler = Sampler(shards.size, batch_of(prepared.settings), prepared.settings.seed)
@@ -225,7 +247,7 @@ def _version(python: Path, needed: str) -> str:
 
 
 def _line(row: dict[str, Any]) -> str:
-    ours = f"W1 with {NODES} nodes: {row['ours_milliseconds']:.2f} ms a whole round"
+    ours = f"W1 with {NODES} nodes: {row['ours_milliseconds']:.2f}  ms per round"
     if "left_out" in row:
         return f"{ours}; {row['title']} is left out: {row['left_out']}"
     theirs = f"{row['title']} ({row['versions']}): {row['theirs_milliseconds']:.0f} ms"

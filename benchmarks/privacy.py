@@ -1,10 +1,13 @@
-"""`python -m benchmarks privacy`: accuracy of private runs, against all that could have been fixed beforehand.
+"""`python -m benchmarks privacy`: accuracy of private runs with planned and fixed
+settings.
 
-Softmax regression on digits and MNIST, 15 simulated seconds, δ = 1e-5. Beside the plan there are 18 pairs of τ and a
-number of rounds, the best of which is known only afterwards, and what people begin with: τ = 10 and noise of 3. A pair
-whose rounds do not fit has as many as do.
+The tasks are softmax regression on digits and MNIST, 15 simulated seconds, δ = 1e-5.
+The automatic plan is compared with 18 pairs of τ and a number of rounds, whose best is
+found in hindsight, and with a common choice: τ = 10 and a noise multiplier of 3. If the
+rounds of a pair do not fit into the budget, it makes fewer.
 
-With `--threshold 0.9`: the plan alone, with as much noise as there is where nodes add it and nobody drops out.
+With `--threshold 0.9`, only the plan is measured, with the noise that nodes add if none
+drops out.
 """
 
 import json
@@ -38,7 +41,7 @@ from fedbudget.secure.graph import needed, sharers
 DELTA = 1e-5
 EPSILONS = (2.0, 4.0, 8.0)
 WITHIN = {2.0: 0.05, 4.0: 0.02, 8.0: 0.02}
-"""How far below the best of all pairs the plan may be."""
+"""Allowed gap between the plan and the best pair."""
 TASKS: dict[str, dict[str, Any]] = {
     f"{name}, {nodes} nodes, {words}": {
         "dataset": name,
@@ -54,7 +57,7 @@ TASKS: dict[str, dict[str, Any]] = {
     for words, partition in (("uniform", "case:1"), ("Dirichlet 0.3", "dirichlet:0.3"))
 }
 _FIT = {5: 75, 15: 45, 50: 19}
-"""How many rounds of τ updates fit."""
+"""Number of rounds of τ updates that fit."""
 PAIRS = [
     (tau, min(rounds, most))
     for tau, most in _FIT.items()
@@ -72,15 +75,18 @@ def dataset(name: str) -> Dataset:
 def accuracy(
     task: str, epsilon: float, seed: int, pair: tuple[int, int] | None = None
 ) -> float:
-    """Of a run.
+    """Return the accuracy of a run.
 
     Args:
-      pair: τ, and how many rounds move w; by the plan when not given.
+      pair: τ and the number of rounds that move w; None for the automatic plan.
     """
     fixed: Any = (
         {} if pair is None else {"tau": pair[0], "rounds": pair[1] + 1}
-    )  # and one that asks for lengths
-    options: dict[str, Any] = {**TASKS[task], "dataset": dataset(TASKS[task]["dataset"])}
+    )  # plus one that requests norms of updates
+    options: dict[str, Any] = {
+        **TASKS[task],
+        "dataset": dataset(TASKS[task]["dataset"]),
+    }
     result = uninterrupted(
         fedbudget.train(
             model="softmax",
@@ -99,7 +105,7 @@ def accuracy(
 
 @dataclass(frozen=True)
 class MoreNoise:
-    """Of a source, so many times as much by its variance."""
+    """Noise of a source with its variance multiplied by a factor."""
 
     source: Noise
     times: float
@@ -110,7 +116,7 @@ class MoreNoise:
 
 @contextmanager
 def noise_at_nodes(threshold: float) -> Iterator[None]:
-    """Runs that are made meanwhile have the noise of all nodes, where such a share of them would be enough."""
+    """Add noise of all nodes to runs planned for a share of nodes."""
 
     def rule_of(*given: Any) -> PrivateRule:
         rule = private_rule(*given)
@@ -122,32 +128,34 @@ def noise_at_nodes(threshold: float) -> Iterator[None]:
 
 
 def usual_pair(epsilon: float) -> tuple[int, int]:
-    """τ = 10, and as many rounds as noise of 3 allows."""
+    """Return τ = 10 and the number of rounds that a noise multiplier of 3 allows."""
     return 10, max(1, int(2 * _NOISE**2 * rho_of(epsilon, DELTA)))
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Makes the runs, prints the table, writes the file; runs that the file has already are not made again."""
+    """Make the runs that the file lacks, print the table and write the file."""
     parser = ArgumentParser(prog="python -m benchmarks privacy", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each [3]")
-    parser.add_argument("--only", default="", help="tasks whose names have this in them")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each cell [3]")
+    parser.add_argument(
+        "--only", default="", help="only tasks whose names contain this text"
+    )
     parser.add_argument(
         "--epsilon",
         type=float,
         nargs="*",
         default=EPSILONS,
-        help="of the runs to make [2 4 8]",
+        help="values of ε [2 4 8]",
     )
     parser.add_argument(
         "--threshold",
         type=float,
-        help="of secure aggregation; the plan's runs with its noise",
+        help="threshold of secure aggregation; measures only the plan",
     )
     parser.add_argument(
         "--out",
         type=Path,
         default=RESULTS / "privacy.json",
-        help="where accuracies are written",
+        help="output file",
     )
     asked = parser.parse_args(arguments)
     found: dict[str, list[float]] = (
@@ -162,7 +170,8 @@ def main(arguments: Sequence[str]) -> None:
                         [accuracy(task, epsilon, seed) for seed in range(asked.seeds)]
                     )
                 _CONSOLE.print(
-                    f"{task}, ε = {epsilon:g}, threshold {asked.threshold:.3g}: {mean:.3f}"
+                    f"{task}, ε = {epsilon:g},"
+                    f" threshold {asked.threshold:.3g}: {mean:.3f}"
                 )
         return
     cells = [
@@ -174,7 +183,8 @@ def main(arguments: Sequence[str]) -> None:
     for task, epsilon, pair in track(cells, "cells", console=Console(stderr=True)):
         known = found.setdefault(key(task, epsilon, pair), [])
         known += [
-            accuracy(task, epsilon, seed, pair) for seed in range(len(known), asked.seeds)
+            accuracy(task, epsilon, seed, pair)
+            for seed in range(len(known), asked.seeds)
         ]
         asked.out.parent.mkdir(exist_ok=True)
         asked.out.write_text(json.dumps(found, indent=1) + "\n")
@@ -187,7 +197,10 @@ def key(task: str, epsilon: float, pair: tuple[int, int] | None) -> str:
 
 
 def table(found: dict[str, list[float]]) -> Table:
-    """Mean accuracies, with by how much the plan is below the best pair, and an ! where that is too much."""
+    """Return mean accuracies, and the gap between the plan and the best pair.
+
+    An ! marks gaps that are too large.
+    """
     shown = Table(title="Accuracy of private runs", title_justify="left", box=None)
     for heading in (
         "",

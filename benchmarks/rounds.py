@@ -1,16 +1,18 @@
-"""What a round over a network costs beyond local work, against a bare echo of the same bytes.
+"""Overhead of a round over a network, compared with an echo of the same bytes.
 
-On loopback, with and without TLS: an aggregator in a process of its own, and nodes in two processes that share them, a
-connection each. Ours is a whole run by the public path: protocol, ledger, controller, and records and a checkpoint that
-are on disk after every round. The bare echo is what gRPC alone would take: the same processes, streams and messages,
-sent to all and awaited from all, with nothing done with them. The two take turns, and medians over rounds are compared.
+The setup is on loopback, with and without TLS: one aggregator process, and two
+processes that share the nodes, with one connection per node. fedbudget makes a whole
+run through the public API: protocol, ledger, controller, and records and a checkpoint
+on disk after every round. The echo is the minimum for gRPC: the same processes, streams
+and messages, without any computation. The two take turns, and medians over rounds are
+compared.
 
-A round is from one last report to the next, at the aggregator; what the slowest node says that its own work took is
-taken off. Where flwr is installed, the rounds of the first case, without TLS, are also made on Flower's deployed engine
-(flower.py), and whole rounds are compared.
+A round lasts from one last report to the next, at the aggregator, minus the local work
+reported by the slowest node. If flwr is installed, the first case without TLS also runs
+on Flower's deployment engine (flower.py), and whole rounds are compared.
 
-`python -m benchmarks.rounds aggregator` and `... nodes` are the processes: they read what to do from standard input, a
-line of JSON each, and answer in the same way.
+`python -m benchmarks.rounds aggregator` and `... nodes` are the processes. They read
+commands from standard input, one JSON line each, and answer the same way.
 """
 
 import asyncio
@@ -33,21 +35,21 @@ from benchmarks import echo, flower
 from benchmarks.memory import process_peak
 from fedbudget.settings.types import MethodName, Tau
 
-TURNS, WARMING_UP = (
-    3,
-    5,
-)  # of each contender, and the rounds at the beginning of a turn that do not count
-PROCESSES = 2  # that share the nodes: one for each would not fit on a small machine
+TURNS = 3  # of each contender
+WARMING_UP = 5  # rounds at the start of a turn that are not measured
+PROCESSES = 2  # share the nodes: one per node would not fit on a small machine
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured.
+    """One measured configuration.
 
     Args:
-      rounds: in one turn.
-      method, tau: as of `Settings`.
-      masked: whether by secure aggregation.
+      nodes: Number of nodes.
+      parameters: Number of model parameters.
+      rounds: Rounds in one turn.
+      method, tau: As in `Settings`.
+      masked: Whether to use secure aggregation.
     """
 
     nodes: int
@@ -69,12 +71,12 @@ LARGE = (
     Case(20, 11_000_000, 3, "accelerated", "adaptive"),
     Case(200, 1_000_000, 3, "accelerated", "adaptive"),
 )
-"""Models of a size at which the aggregator's memory counts. Nodes hold some 17 vectors each between rounds, and are on
-this machine as well: the first takes 16 GB in all."""
+"""Models of a size at which the aggregator's memory counts. Nodes hold some 17 vectors
+each between rounds, and are on this machine as well: the first takes 16 GB in all."""
 
 
 def round_trips(cases: Sequence[Case] = CASES) -> list[dict[str, Any]]:
-    """Milliseconds a round, ours beyond local work and the bare echo's, for every case, without and with TLS."""
+    """Measure milliseconds per round of fedbudget and the echo, for all cases."""
     from fedbudget.engines.grpc import certificates
 
     found = []
@@ -88,12 +90,13 @@ def round_trips(cases: Sequence[Case] = CASES) -> list[dict[str, Any]]:
 
 
 def aggregator_memory(cases: Sequence[Case] = LARGE) -> dict[str, float]:
-    """Megabytes that the aggregator's process took at most, Python and all libraries in it."""
+    """Measure the peak memory of the aggregator process, including all libraries."""
     found = {}
     for case in cases:
-        with _processes() as processes:  # new ones: a peak stays with a process
+        with _processes() as processes:  # new processes, because a peak persists
             _turn("ours", case, None, processes)
-            name = f"megabytes of the aggregator, {case.nodes} nodes of {case.parameters:,} parameters"
+            size = f"{case.nodes} nodes of {case.parameters:,} parameters"
+            name = f"megabytes of the aggregator, {size}"
             found[name] = processes[0].peak_megabytes
     return found
 
@@ -104,22 +107,32 @@ def _measured(
     taken: dict[str, list[float]] = {"ours": [], "whole": [], "saving": [], "bare": []}
     for _ in range(TURNS):
         for contender in ("ours", "bare"):
-            for what, seconds in _turn(contender, case, certificates, processes).items():
+            for what, seconds in _turn(
+                contender, case, certificates, processes
+            ).items():
                 taken[what] += seconds[WARMING_UP:]
-    medians = {what: 1000 * statistics.median(seconds) for what, seconds in taken.items()}
+    medians = {
+        what: 1000 * statistics.median(seconds) for what, seconds in taken.items()
+    }
     return {
         "nodes": case.nodes,
         "parameters": case.parameters,
         "method": case.method,
         "tau": case.tau,
         "tls": certificates is not None,
-        **{f"{what}_milliseconds": milliseconds for what, milliseconds in medians.items()},
+        **{
+            f"{what}_milliseconds": milliseconds
+            for what, milliseconds in medians.items()
+        },
         "ours_over_bare": medians["bare"] / medians["ours"],
     }
 
 
 def _flower(case: Case, whole_milliseconds: float) -> dict[str, Any]:
-    """Flower's rounds beside whole ones of ours, or why there are none: what is optional must not end the benchmark."""
+    """Compare whole rounds with Flower's.
+
+    If Flower is missing or fails, return the reason: Flower is optional.
+    """
     version = flower.version()
     if version is None:
         return {"flower": "flwr is not installed"}
@@ -137,14 +150,18 @@ def _flower(case: Case, whole_milliseconds: float) -> dict[str, Any]:
 def _turn(
     contender: str, case: Case, certificates: str | None, processes: "list[_Process]"
 ) -> dict[str, list[float]]:
-    """Seconds of each round of one turn; of ours, also with local work, and what saving the checkpoint took."""
+    """Return seconds of each round; for fedbudget, also whole rounds and saving."""
     aggregator, *others = processes
     asked = {"contender": contender, "case": asdict(case), "certificates": certificates}
     aggregator.tell(asked)
     port = aggregator.hear()["port"]
     for index, process in enumerate(others):
         process.tell(
-            {**asked, "port": port, "numbers": list(range(index, case.nodes, len(others)))}
+            {
+                **asked,
+                "port": port,
+                "numbers": list(range(index, case.nodes, len(others))),
+            }
         )
     taken: dict[str, list[float]] = aggregator.hear()
     for process in others:
@@ -153,10 +170,10 @@ def _turn(
 
 
 class _Process:
-    """One of the processes, and what is said to it and by it."""
+    """One of the processes, with its input and output."""
 
     def __init__(self, role: str) -> None:
-        # One thread for kernels: nodes would have a machine of their own, and here they share two cores.
+        # One thread for kernels: these nodes share two cores, unlike real ones.
         environment = {**os.environ, "NUMBA_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "benchmarks.rounds", role]
         self._process = subprocess.Popen(
@@ -176,7 +193,7 @@ class _Process:
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(
-                "a process of the benchmark has ended; what it said is above"
+                "a process of the benchmark has ended; its output is above"
             )
         found: dict[str, Any] = json.loads(line)
         return found
@@ -201,7 +218,7 @@ def _processes() -> Iterator[list[_Process]]:
         yield found
 
 
-# In the processes.
+# Code of the processes.
 
 
 def _aggregate(asked: dict[str, Any]) -> None:
@@ -223,7 +240,9 @@ def _attend(asked: dict[str, Any]) -> None:
     )
     run_node = echo.answer if asked["contender"] == "bare" else _attend_ours
     asyncio.run(
-        run_node(case, None if folder is None else Path(folder), address, asked["numbers"])
+        run_node(
+            case, None if folder is None else Path(folder), address, asked["numbers"]
+        )
     )
     _say({})
 
@@ -277,7 +296,10 @@ def _aggregate_ours(
         server.finish = finish_and_note  # type: ignore[method-assign]
         opened(server.port)
 
-    listening, security = ListenOptions("127.0.0.1:0"), SecurityOptions(cert=cert, key=key)
+    listening, security = (
+        ListenOptions("127.0.0.1:0"),
+        SecurityOptions(cert=cert, key=key),
+    )
     with (
         tempfile.TemporaryDirectory() as folder,
         serving(
@@ -312,15 +334,14 @@ async def _attend_ours(
     from fedbudget.engines.remote.node_data import NodeData
     from fedbudget.engines.remote.worker import Worker
 
-    samples = max(
-        4, min(100, 10**7 // case.parameters)
-    )  # of as many features as parameters
+    samples = max(4, min(100, 10**7 // case.parameters))  # one feature per parameter
     dataset = Dataset("nothing", Part(np.zeros((samples, case.parameters), np.uint8)))
     credentials = node_credentials(
         None if certificates is None else certificates / "ca.pem", None, None
     )
     works = [Worker(NodeData(dataset, [np.arange(samples)])) for _ in numbers]
-    # Nodes work one after the other: they would have machines of their own, and a round in progress takes memory.
+    # Nodes work one after the other: a round in progress takes memory, and real nodes
+    # have their own machines.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     await asyncio.gather(
         *(
@@ -331,7 +352,7 @@ async def _attend_ours(
 
 
 def _do_nothing() -> None:
-    """Makes a model known, by the name "nothing", whose local updates leave w as it is: then only the round is left."""
+    """Register the model "nothing", whose local updates keep w unchanged."""
     import numpy as np
 
     from fedbudget.arrays import Float32, Float64

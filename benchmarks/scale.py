@@ -1,7 +1,8 @@
-"""A large simulated fleet: in process and on Ray, side by side, each in a process of its own.
+"""A large simulated fleet, in process and on Ray, each in a new process.
 
-Nodes draw 30 of W1's samples each, for 20 rounds of τ=10 with mini-batches of 10. What counts is the whole, from
-settings to the outcome. What Ray needs to start is what passes until a fleet a hundred times smaller could begin.
+Each node draws 30 of W1's samples, for 20 rounds of τ=10 with mini-batches of 10. The
+measured time covers everything from settings to the outcome. Ray's start-up time is
+measured with a fleet a hundred times smaller.
 """
 
 import json
@@ -17,8 +18,8 @@ NODES, FEW, ROUNDS, DRAWN, BATCH = 100_000, 1_000, 20, 30, 10
 
 
 def large_fleet() -> dict[str, float]:
-    """Seconds and megabytes; engines take turns, and the quicker of two counts."""
-    _child("in-process", FEW)  # fills the cache of compiled kernels
+    """Measure seconds and megabytes; engines take turns, the faster of two counts."""
+    _child("in-process", FEW)  # fills the kernel cache
     turns = [
         (_child("in-process", NODES), _child("ray", NODES), _child("ray", FEW))
         for _ in range(2)
@@ -27,7 +28,7 @@ def large_fleet() -> dict[str, float]:
         min(found, key=lambda one: one["whole"]) for found in zip(*turns, strict=True)
     )
     if here["w"] != there["w"]:
-        raise AssertionError("Ray's w is another than the in-process engine's")
+        raise AssertionError("Ray's w differs from the w of the in-process engine")
     return {
         "nodes": NODES,
         "in_process_seconds": here["whole"],
@@ -44,7 +45,7 @@ def large_fleet() -> dict[str, float]:
 
 
 def _child(engine: str, nodes: int) -> dict[str, Any]:
-    """Measured in a new process, whose memory is its own."""
+    """Measure in a new process."""
     command = [sys.executable, "-m", "benchmarks.scale", engine, str(nodes)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -59,7 +60,9 @@ def _measure(engine: str, nodes: int) -> dict[str, Any]:
     from fedbudget.settings.types import EngineName
 
     name: EngineName = "ray" if engine == "ray" else "in-process"
-    asked = replace(settings(nodes, ROUNDS), partition=f"draw:{DRAWN}", batch_size=BATCH)
+    asked = replace(
+        settings(nodes, ROUNDS), partition=f"draw:{DRAWN}", batch_size=BATCH
+    )
     samples = dataset()
     began = time.perf_counter()
     with launch(asked, Overrides(dataset=samples), engine=name) as prepared:

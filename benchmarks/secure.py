@@ -1,7 +1,8 @@
-"""Rounds with masked sums beside plain ones, over a network on one machine: what secure aggregation costs.
+"""Cost of secure aggregation: masked and plain rounds over a network on one machine.
 
-As in rounds.py, an aggregator and two processes that share the nodes, with a model that does nothing. All nodes mask on
-the same few cores, where each would have a machine of its own: with many nodes this is what the machine takes for all.
+As in rounds.py, there are an aggregator and two processes that share the nodes, with a
+model that computes nothing. All nodes mask on the same few cores, while real nodes have
+their own machines. With many nodes, the time is that of one machine for all of them.
 """
 
 import statistics
@@ -10,10 +11,8 @@ from dataclasses import replace
 
 from benchmarks.rounds import Case, _processes, _turn
 
-TURNS, WARMING_UP = (
-    2,
-    2,
-)  # of each contender, and the rounds at the beginning of a turn that do not count
+TURNS = 2  # of each contender
+WARMING_UP = 2  # rounds at the start of a turn that are not measured
 
 CASES = tuple(
     Case(nodes, parameters, rounds, "accelerated", "adaptive")
@@ -26,8 +25,8 @@ CASES = tuple(
 )
 
 
-def beside_plain(cases: Sequence[Case] = CASES) -> dict[str, float]:
-    """Milliseconds of whole rounds, plain and masked, and how many times as long masked ones take."""
+def compare_plain(cases: Sequence[Case] = CASES) -> dict[str, float]:
+    """Measure milliseconds of whole rounds, plain and masked, and their ratio."""
     found: dict[str, float] = {}
     with _processes() as processes:
         for case in cases:
@@ -39,14 +38,15 @@ def beside_plain(cases: Sequence[Case] = CASES) -> dict[str, float]:
                     )
                     seconds += turn["whole"][WARMING_UP:]
             milliseconds = {
-                name: 1000 * statistics.median(seconds) for name, seconds in taken.items()
+                name: 1000 * statistics.median(seconds)
+                for name, seconds in taken.items()
             }
-            where = f"{case.nodes} nodes of {case.parameters:,} parameters"
+            size = f"{case.nodes} nodes of {case.parameters:,} parameters"
             found |= {
-                f"milliseconds {name}, {where}": value
+                f"milliseconds {name}, {size}": value
                 for name, value in milliseconds.items()
             }
-            found[f"times as long, {where}"] = (
+            found[f"times as long, {size}"] = (
                 milliseconds["masked"] / milliseconds["plain"]
             )
     return found

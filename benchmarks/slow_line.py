@@ -1,8 +1,9 @@
-"""`python -m benchmarks slow-line`: what `--compress auto` gives on slow lines, and costs on quick ones.
+"""`python -m benchmarks slow-line`: effect of `--compress auto` on slow and fast lines.
 
-Five node processes over gRPC, each with a line of its own that carries so many bits a second either way; runs of some
-seconds on the clock, once with `--compress none` and once with `auto`. On whole shards, so that a loss is that of all
-samples: how soon each has some losses, and how soon `auto` has the loss that `none` has at the end.
+Five node processes run over gRPC, each with its own line of limited bandwidth. Runs
+take some seconds of real time, once with `--compress none` and once with `auto`. They
+use whole shards, so that losses cover all samples. The benchmark measures the time to
+several losses, and the time of `auto` to the final loss of `none`.
 """
 
 import math
@@ -32,13 +33,13 @@ from fedbudget.settings.settings import Settings
 
 NODES = 5
 LOSSES = (0.1, 0.01, 0.001)
-_PART = 512  # bytes that pass at once
-_SAMPLES = 1400  # to train on
+_PART = 512  # bytes per write
+_SAMPLES = 1400  # samples to train on
 _CONSOLE = Console(width=120)
 
 
 def slow_line(port: int, bits: float) -> int:
-    """A port whose connections go to another one, with so many bits a second either way; for as long as we run."""
+    """Forward a new port to another one with limited bandwidth."""
     listening = socket.create_server(("127.0.0.1", 0))
 
     def accept() -> None:
@@ -46,15 +47,17 @@ def slow_line(port: int, bits: float) -> int:
             one, _ = listening.accept()
             other = socket.create_connection(("127.0.0.1", port))
             for ends in ((one, other), (other, one)):
-                threading.Thread(target=_carry, args=(*ends, bits / 8), daemon=True).start()
+                threading.Thread(
+                    target=_carry, args=(*ends, bits / 8), daemon=True
+                ).start()
 
     threading.Thread(target=accept, daemon=True).start()
     return int(listening.getsockname()[1])
 
 
 def _carry(one: socket.socket, other: socket.socket, rate: float) -> None:
-    """Bytes one way, each when it would have come over a line of this rate."""
-    free = time.monotonic()  # when the line has carried all that it was given
+    """Forward bytes in one direction, delayed as on a line of this rate."""
+    free = time.monotonic()  # the time at which the line is free again
     with suppress(OSError):
         for end in (one, other):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -74,9 +77,13 @@ def run(compress: Any, bits: float, seconds: float, seed: int, dataset: str) -> 
         "nodes": NODES,
         "costs": "measured",
     }
-    # The nodes are ours: nothing that they say is in doubt.
+    # The nodes are trusted: skip the checks of reported values.
     settings = Settings(
-        **own, seed=seed, compress=compress, budget=(f"time={seconds:g}s",), combine="mean"
+        **own,
+        seed=seed,
+        compress=compress,
+        budget=(f"time={seconds:g}s",),
+        combine="mean",
     )
     processes: list[subprocess.Popen[bytes]] = []
 
@@ -109,7 +116,10 @@ def run(compress: Any, bits: float, seconds: float, seed: int, dataset: str) -> 
     os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(24)
     try:
         with serving(
-            settings, ListenOptions("127.0.0.1:0"), interrupted=lambda: False, opened=opened
+            settings,
+            ListenOptions("127.0.0.1:0"),
+            interrupted=lambda: False,
+            opened=opened,
         ) as prepared:
             return execute(prepared)
     finally:
@@ -118,9 +128,10 @@ def run(compress: Any, bits: float, seconds: float, seed: int, dataset: str) -> 
 
 
 def share_of_time(bits: float, seconds: float, seed: int, dataset: str) -> float:
-    """Of the time of `none`, that `auto` takes to its loss."""
+    """Return the time of `auto` to the final loss of `none`, relative to `none`."""
     none, auto = (
-        run(compress, bits, seconds, seed, dataset).rounds for compress in ("none", "auto")
+        run(compress, bits, seconds, seed, dataset).rounds
+        for compress in ("none", "auto")
     )
     end = none[-1]
     there = reached(auto, end.best_loss)
@@ -129,17 +140,19 @@ def share_of_time(bits: float, seconds: float, seed: int, dataset: str) -> float
         for loss in LOSSES
     )
     _CONSOLE.print(
-        f"seed {seed}: {len(none)} and {len(auto)} rounds, loss {end.best_loss:.3g} and {auto[-1].best_loss:.3g}, "
-        f"there after {there:.1f} s; {soon}",
+        f"seed {seed}: {len(none)} and {len(auto)} rounds, "
+        f"loss {end.best_loss:.3g} and {auto[-1].best_loss:.3g}, "
+        f"reached after {there:.1f} s; {soon}",
         soft_wrap=True,
     )
     return there / end.spent["time"]
 
 
 def reached(rounds: Sequence[RoundRecord], loss: float) -> float:
-    """Seconds until a run has this loss."""
+    """Return the seconds until a run reaches this loss."""
     return min(
-        (each.spent["time"] for each in rounds if each.best_loss <= loss), default=math.inf
+        (each.spent["time"] for each in rounds if each.best_loss <= loss),
+        default=math.inf,
     )
 
 
@@ -150,13 +163,13 @@ def main(arguments: Sequence[str]) -> None:
         "--bits",
         type=float,
         default=1e6,
-        help="A second, of each line; inf for this machine's own.",
+        help="Bits per second of each line; inf for no limit.",
     )
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument(
         "--dataset",
         default="digits",
-        help="digits (650 parameters), mnist-small (1,970), mnist (7,850).",
+        help="Dataset: digits (650 parameters), mnist-small (1,970), mnist (7,850).",
     )
     options = parser.parse_args(arguments)
     shares = [
@@ -164,7 +177,8 @@ def main(arguments: Sequence[str]) -> None:
         for seed in range(options.seeds)
     ]
     _CONSOLE.print(
-        f"time to the loss of none, over its time: {np.round(shares, 2).tolist()}",
+        "time of auto to the final loss of none, relative to none: "
+        f"{np.round(shares, 2).tolist()}",
         soft_wrap=True,
     )
     _CONSOLE.print(f"median {np.median(shares):.2f}")

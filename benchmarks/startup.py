@@ -1,4 +1,4 @@
-"""How long `fedbudget run` takes to its first round, against the bare import of the libraries that it needs."""
+"""Time of `fedbudget run` to its first round, compared with importing its libraries."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ def import_seconds() -> float:
 
 
 def first_round_seconds() -> float:
-    """From the start of the process to the line of its first round."""
+    """Measure from the start of the process to the line of its first round."""
     command = [
         str(Path(sys.executable).with_name("fedbudget")),
         "run",

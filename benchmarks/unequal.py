@@ -1,13 +1,16 @@
-"""`python -m benchmarks unequal`: what it gives that faster nodes make more local updates, against the same τ for all.
+"""`python -m benchmarks unequal`: workload by node speed against the same τ for all
+nodes.
 
-Runs of the default method with simulated costs, each once with `--workload by-speed` and once with `equal`, on Cases 2
-and 4 and a Dirichlet partition. A cell is the mean, over partitions and seeds, of the ratio of both final losses
-(a geometric mean); with the largest ratio of any partition. MNIST is used where it is at hand (`fedbudget data`).
+The default method runs with simulated costs, with `--workload by-speed` and with
+`equal`, on Cases 2 and 4 and a Dirichlet partition. A cell is the geometric mean, over
+partitions and seeds, of the ratio of final losses, with the largest ratio of any
+partition. MNIST is included if it is downloaded (`fedbudget data`).
 
-With `--network` they are runs of 30 s on the clock, of five processes over gRPC of which two are four times as fast
-(`--pace`): how soon the loss is reached that the same τ for all reaches at the end. They train on MNIST, of which an
-update takes milliseconds: on digits most of it is what surrounds it, which is not more where there are more updates.
-`--delay 0.065` makes aggregations as long as the prototype's.
+With `--network`, runs take 30 s of real time with five processes over gRPC, two of them
+four times as fast (`--pace`). The result is the time to the final loss of the same τ
+for all nodes. They train on MNIST, with updates of several milliseconds; on digits,
+most of the time of an update is overhead. `--delay 0.065` makes aggregations as long as
+the prototype's.
 """
 
 import json
@@ -48,14 +51,14 @@ PACES = (25.0, 25.0, 100.0, 100.0, 100.0)
 _CONSOLE = Console(width=120)
 
 Ratios = dict[str, list[float]]
-"""By partition, one of each seed."""
+"""Ratios by partition, one per seed."""
 
 
 def ratios(task: str, speeds: str, seeds: Sequence[int], resource: str) -> Ratios:
-    """Loss by speed over loss with the same τ for all.
+    """Return the loss with workload by speed over the loss with the same τ for all.
 
     Args:
-      resource: that the budget is of: time, or as much energy as nodes use in that time.
+      resource: The budgeted resource: time, or the energy used in that time.
     """
     given = {**TASKS[task], **SPEEDS[speeds]}
     budget = (
@@ -84,11 +87,16 @@ def ratios(task: str, speeds: str, seeds: Sequence[int], resource: str) -> Ratio
 
 
 def time_to_loss(seed: int, seconds: float, delay: float) -> float:
-    """Seconds until nodes that share rounds by speed have the last loss of those that do not, over the seconds of that.
+    """Return the relative time to the final loss of the same τ for all nodes.
 
-    On whole shards, so that a loss is that of all samples.
+    Runs use whole shards, so that losses cover all samples.
     """
-    own: Any = {"model": "softmax", "partition": "case:2", "batch_size": "full", "nodes": 5}
+    own: Any = {
+        "model": "softmax",
+        "partition": "case:2",
+        "batch_size": "full",
+        "nodes": 5,
+    }
     own |= {"dataset": "mnist", "train_samples": 5000, "test_samples": 200}
     rounds = {}
     for workload in ("equal", "by-speed"):
@@ -108,8 +116,9 @@ def time_to_loss(seed: int, seconds: float, delay: float) -> float:
         if record.best_loss <= at_end.best_loss
     ]
     _CONSOLE.print(
-        f"seed {seed}: {len(rounds['equal'])} and {len(rounds['by-speed'])} rounds, loss {at_end.best_loss:.3g} and "
-        f"{rounds['by-speed'][-1].best_loss:.3g}, there after {min(reached, default=math.inf):.1f} s, "
+        f"seed {seed}: {len(rounds['equal'])} and {len(rounds['by-speed'])} rounds, "
+        f"loss {at_end.best_loss:.3g} and {rounds['by-speed'][-1].best_loss:.3g}, "
+        f"reached after {min(reached, default=math.inf):.1f} s, "
         f"τ {np.median([record.tau for record in rounds['equal']])} and "
         f"{np.median([record.tau for record in rounds['by-speed']])}",
         soft_wrap=True,
@@ -126,19 +135,21 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--resource", choices=("time", "energy"), default="time")
     parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
-    parser.add_argument("--speeds", nargs="*", choices=list(SPEEDS), default=list(SPEEDS))
     parser.add_argument(
-        "--out", type=Path, default=None, help="Where to write the ratios, as JSON."
+        "--speeds", nargs="*", choices=list(SPEEDS), default=list(SPEEDS)
     )
     parser.add_argument(
-        "--network", action="store_true", help="Processes over gRPC, by the clock."
+        "--out", type=Path, default=None, help="Output file for the ratios, as JSON."
+    )
+    parser.add_argument(
+        "--network", action="store_true", help="Use processes over gRPC and real time."
     )
     parser.add_argument("--seconds", type=float, default=WALL, help="Of these.")
     parser.add_argument(
         "--delay",
         type=float,
         default=0.0,
-        help="Seconds that each of their messages takes longer.",
+        help="Extra delay of each message, in seconds.",
     )
     parser.add_argument("--first-seed", type=int, default=0)
     options = parser.parse_args(arguments)
@@ -146,7 +157,8 @@ def main(arguments: Sequence[str]) -> None:
         seeds = range(options.first_seed, options.first_seed + options.seeds)
         shares = [time_to_loss(seed, options.seconds, options.delay) for seed in seeds]
         _CONSOLE.print(
-            f"time to the loss of the same τ, over its time: {np.round(shares, 2).tolist()}",
+            "time to the final loss of equal τ, relative to equal τ: "
+            f"{np.round(shares, 2).tolist()}",
             soft_wrap=True,
         )
         _CONSOLE.print(f"median {np.median(shares):.2f}")
@@ -155,7 +167,7 @@ def main(arguments: Sequence[str]) -> None:
     table = Table(
         "",
         *options.speeds,
-        title=f"loss by speed / loss with the same τ, {options.resource}",
+        title=f"loss by speed / loss with equal τ, {options.resource}",
     )
     for task in options.tasks:
         cells = []
@@ -163,9 +175,8 @@ def main(arguments: Sequence[str]) -> None:
             cell = ratios(task, speeds, range(options.seeds), options.resource)
             found.setdefault(task, {})[speeds] = cell
             worst = max(mean_ratio(values) for values in cell.values())
-            cells.append(
-                f"{mean_ratio([ratio for values in cell.values() for ratio in values]):.2f} ({worst:.2f})"
-            )
+            all_ratios = [ratio for values in cell.values() for ratio in values]
+            cells.append(f"{mean_ratio(all_ratios):.2f} ({worst:.2f})")
             _CONSOLE.print(f"{task}, {speeds}: {cells[-1]}", soft_wrap=True)
         table.add_row(task, *cells)
     _CONSOLE.print(table)

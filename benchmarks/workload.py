@@ -1,7 +1,9 @@
-"""The reference work W1: squared-SVM, λ=0.1, 784 features, 60,000 samples, mini-batch 100, η=0.01, τ=10.
+"""The reference workload W1.
 
-The samples are made here, with the size and sparsity of handwritten digits (four pixels of five are background), so
-that the benchmark runs anywhere; speed does not depend on what the pixels show.
+Squared SVM, λ=0.1, 784 features, 60,000 samples, mini-batch 100, η=0.01, τ=10. The
+samples are synthetic, with the size and sparsity of handwritten digits (four of five
+pixels are background), so that the benchmark runs without downloads. Speed does not
+depend on the content of the images.
 """
 
 from functools import cache
@@ -24,8 +26,10 @@ def dataset(samples: int = SAMPLES, features: int = FEATURES) -> Dataset:
     scores = np.empty(samples, np.float32)
     for first in range(
         0, samples, 1000
-    ):  # in pieces, so that making the samples is not what memory is needed for
-        piece = rng.integers(1, 256, (min(1000, samples - first), features), dtype=np.uint8)
+    ):  # in pieces, so that creating the samples does not dominate memory
+        piece = rng.integers(
+            1, 256, (min(1000, samples - first), features), dtype=np.uint8
+        )
         piece[rng.random(piece.shape, dtype=np.float32) < 0.8] = 0
         x[first : first + len(piece)] = piece
         scores[first : first + len(piece)] = piece.astype(np.float32) @ direction
@@ -45,9 +49,11 @@ def settings(
     case: int = 1,
     method: MethodName = "paper",
 ) -> Settings:
-    """W1 as settings of a run; the budget is out of reach, so that the number of rounds ends it.
+    """Return W1 as settings; the budget is so large that the number of rounds ends a
+    run.
 
-    Adaptive τ gets a φ so small that it always goes to the end of its search range, which is W1's τ.
+    With adaptive τ, φ is so small that the controller always chooses the upper limit of
+    its search range, which equals W1's τ.
     """
     return Settings(
         model="svm",

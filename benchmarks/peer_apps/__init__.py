@@ -1,3 +1,4 @@
-"""W1 as apps of other frameworks, as a careful user would write them: each runs in an environment of its own, without
-fedbudget.
+"""W1 as carefully written apps of other frameworks.
+
+Each app runs in its own environment, without fedbudget.
 """

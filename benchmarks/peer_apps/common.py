@@ -1,7 +1,10 @@
-"""What every app is given and gives: `python -m benchmarks.peer_apps.NAME WORK.npz RESULT.npz`.
+"""Input and output of every app.
 
-WORK has x (bytes), y (±1), rows of each node [nodes, samples], and the mini-batches of every round as positions among
-these [rounds, nodes, updates, batch]. RESULT has when each round ended, by the app's own clock, and w after it.
+    python -m benchmarks.peer_apps.NAME WORK.npz RESULT.npz
+
+WORK contains x (bytes), y (±1), the rows of each node [nodes, samples], and the
+mini-batches of every round as positions in these rows [rounds, nodes, updates, batch].
+RESULT contains the end time of each round, by the app's clock, and w after it.
 """
 
 import sys
@@ -18,7 +21,7 @@ ETA, REGULARIZATION = np.float32(0.01), np.float32(0.1)
 
 @dataclass(frozen=True)
 class Work:
-    """W1: features as float32, which every app keeps in memory, so that a round has nothing to load or to convert."""
+    """W1 with features in memory as float32, so that a round loads nothing."""
 
     x: list[Any]  # of each node, [samples, features]
     y: list[Any]  # of each node, [samples]
@@ -35,7 +38,9 @@ class Work:
     @classmethod
     def load(cls, path: Path) -> "Work":
         with np.load(path) as found:
-            x, y, rows, batches = (found[name] for name in ("x", "y", "rows", "batches"))
+            x, y, rows, batches = (
+                found[name] for name in ("x", "y", "rows", "batches")
+            )
         return cls(
             [_scaled(x[own]) for own in rows],
             [y[own].astype(np.float32) for own in rows],
@@ -44,7 +49,7 @@ class Work:
 
     @staticmethod
     def of_node(path: Path, node: int) -> tuple[Any, Any, Any]:
-        """x, y and mini-batches of one node, [rounds, updates, batch]."""
+        """Return x, y and mini-batches [rounds, updates, batch] of one node."""
         with np.load(path) as found:
             own = found["rows"][node]
             return (
@@ -59,24 +64,26 @@ def _scaled(pixels: Any) -> Any:
 
 
 def descend(w: Any, x: Any, y: Any, batches: Any) -> Any:
-    """τ local updates in numpy, from w: the squared SVM."""
+    """Make τ local updates of the squared SVM from w, in numpy."""
     w = w.copy()
     for rows in batches:
         batch, target = x[rows], y[rows]
         slack = np.maximum(0, 1 - target * (batch @ w))
-        w -= ETA * (REGULARIZATION * w - (target * slack) @ batch / np.float32(len(rows)))
+        w -= ETA * (
+            REGULARIZATION * w - (target * slack) @ batch / np.float32(len(rows))
+        )
     return w
 
 
 def main(run: Callable[[Work, Callable[[Any], None]], None]) -> None:
-    """Runs an app, which says w after every round."""
+    """Run an app, which yields w after every round."""
     work = Work.load(Path(sys.argv[1]))
     ended: list[float] = []
     ws: list[Any] = []
 
-    def told(w: Any) -> None:
+    def report(w: Any) -> None:
         ended.append(time.perf_counter())
         ws.append(np.array(w, np.float32))
 
-    run(work, told)
+    run(work, report)
     np.savez(sys.argv[2], ended=ended, w=ws)

@@ -1,4 +1,7 @@
-"""W1 with FedJAX: its `for_each_client`, which compiles a client's step and takes clients in turn."""
+"""W1 with FedJAX's `for_each_client`.
+
+It compiles the step of a client and processes clients one after the other.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +14,7 @@ import numpy as np
 from benchmarks.peer_apps.common import ETA, REGULARIZATION, Work, main
 
 
-def run(work: Work, told: Callable[[Any], None]) -> None:
+def run(work: Work, report: Callable[[Any], None]) -> None:
     def client_init(shared: Any, _: Any) -> Any:
         return shared
 
@@ -41,7 +44,7 @@ def run(work: Work, told: Callable[[Any], None]) -> None:
         ]
         ends = ((end, sizes[node]) for node, end in train(w, clients))
         w = jax.block_until_ready(fedjax.tree_util.tree_mean(ends))
-        told(np.asarray(w))
+        report(np.asarray(w))
 
 
 if __name__ == "__main__":

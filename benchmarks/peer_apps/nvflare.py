@@ -1,7 +1,8 @@
-"""W1 with NVIDIA FLARE: federated averaging of numpy arrays in its simulator, a thread for every core.
+"""W1 with NVIDIA FLARE: federated averaging of numpy arrays in its simulator.
 
-A client is a script that asks for the model, trains and sends it back; it reads its own samples alone. The first client
-tells when the next model has come, which is when a round has ended.
+The simulator uses one thread per core. A client is a script that requests the model,
+trains it on its own samples and sends it back. The first client records the arrival of
+the next model, which ends a round.
 """
 
 import os
@@ -17,7 +18,7 @@ from benchmarks.peer_apps.common import Work, descend
 
 
 def client(work: Path, result: Path) -> None:
-    """Where there are more clients than threads, its process lasts for one round."""
+    """Run a client; with more clients than threads, its process lasts one round."""
     import nvflare.client as flare
 
     flare.init()
@@ -33,12 +34,14 @@ def client(work: Path, result: Path) -> None:
         if number < len(batches):
             w = descend(w, x, y, batches[number])
         flare.send(
-            flare.FLModel(params={"numpy_key": w}, meta={"NUM_STEPS_CURRENT_ROUND": len(y)})
+            flare.FLModel(
+                params={"numpy_key": w}, meta={"NUM_STEPS_CURRENT_ROUND": len(y)}
+            )
         )
 
 
 def _tell(result: Path, w: Any) -> None:
-    """Adds a round that has ended to those before it; the clock is the machine's, whatever the process."""
+    """Append the end time of a round, by the clock of the machine."""
     ended, ws = [time.monotonic()], [w]
     if result.exists():
         with np.load(result) as before:
@@ -60,7 +63,7 @@ def main(work: Path, result: Path) -> None:
         name="w1",
         model=np.zeros(features, np.float32).tolist(),
         min_clients=nodes,
-        num_rounds=rounds + 1,  # the last one tells when the one before has ended
+        num_rounds=rounds + 1,  # the last one only marks the end of the previous round
         train_script=__file__,
         train_args=f"--client {work} {result}",
     )

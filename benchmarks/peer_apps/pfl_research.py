@@ -1,4 +1,4 @@
-"""W1 with pfl-research: its simulated backend and federated averaging, over a model in numpy."""
+"""W1 with pfl-research: its simulated backend, FedAvg, and a numpy model."""
 
 from collections.abc import Callable
 from itertools import cycle
@@ -20,7 +20,7 @@ from benchmarks.peer_apps.common import Work, descend, main
 
 
 class SquaredSvm(StatefulModel):
-    """Its parameters are one vector."""
+    """Squared SVM whose parameters are one vector."""
 
     def __init__(self, features: int) -> None:
         self.w = np.zeros(features, np.float32)
@@ -50,7 +50,7 @@ class SquaredSvm(StatefulModel):
         raise NotImplementedError("rounds are timed, and nothing is kept")
 
 
-def run(work: Work, told: Callable[[Any], None]) -> None:
+def run(work: Work, report: Callable[[Any], None]) -> None:
     class Averaging(FederatedAveraging):
         def train_one_user(
             self,
@@ -68,11 +68,11 @@ def run(work: Work, told: Callable[[Any], None]) -> None:
             statistics.reweight(len(y))
             return statistics, Metrics()
 
-    class Told(TrainingProcessCallback):
+    class Reporter(TrainingProcessCallback):
         def after_central_iteration(
             self, aggregate_metrics: Any, model: Any, *, central_iteration: int
         ) -> Any:
-            told(model.w)
+            report(model.w)
             return False, Metrics()
 
     users = [
@@ -93,7 +93,7 @@ def run(work: Work, told: Callable[[Any], None]) -> None:
         NNTrainHyperParams(
             local_num_epochs=1, local_learning_rate=0.01, local_batch_size=100
         ),
-        callbacks=[Told()],
+        callbacks=[Reporter()],
         send_metrics_to_platform=False,
     )
 
