@@ -22,6 +22,7 @@ check: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/readability.py
 	$(MAKE) -s docs
 
 # Builds the documentation site; any warning fails the build.
