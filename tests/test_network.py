@@ -303,7 +303,7 @@ def test_a_node_with_another_model_is_refused_and_the_others_go_on(
         right.append(joined(nodes, address, "right", model=trained, data=samples))
 
     nodes.submit(join_when_early_is_refused)
-    with caplog.at_level(logging.WARNING, "fedbudget.api"):
+    with caplog.at_level(logging.WARNING, "fedbudget.network"):
         asked = {**ASKED, "rounds": None, "callbacks": [next_round]}
         result = fedbudget.serve(address, model=trained, nodes=1, quiet=True, **asked)
     assert right[0].result(LONG) >= 2
@@ -323,7 +323,7 @@ def test_samples_without_a_finite_loss_are_refused_by_their_own_node(
         zip(*made(1)[0], strict=True)
     )  # in a list, of which each is looked at when it is needed
     no_numbers = [(row * np.float32("nan"), label) for row, label in samples]
-    words = "the loss of net is nan before any training: either samples have numbers that are not finite"
+    words = "the loss of net is nan before training: the samples contain non-finite numbers"
     ill = joined(nodes, address, "ill", model=Net, data=no_numbers)
 
     def join_when_ill_is_gone() -> int:
@@ -331,7 +331,7 @@ def test_samples_without_a_finite_loss_are_refused_by_their_own_node(
         return joined(nodes, address, "well", model=Net, data=samples).result(LONG)
 
     well = nodes.submit(join_when_ill_is_gone)
-    with caplog.at_level(logging.WARNING, "fedbudget.api"):
+    with caplog.at_level(logging.WARNING, "fedbudget.network"):
         result = fedbudget.serve(address, model=Net, nodes=1, quiet=True, **ASKED)
     assert well.result(LONG) == len(result.rounds)
     assert [each.split(" at ")[0] for each in caplog.messages] == [

@@ -1,50 +1,54 @@
-"""Gradient descent in one place: the paper's baseline (a), with all samples on one node.
+"""The paper's baselines: centralized gradient descent, and asynchronous gradient descent.
 
-Rules: one step after the other, w(t) = w(t-1) - η ∇F(w(t-1)); nothing is sent, so b is 0 whatever a meter says of it,
-and all that a step takes is c. The last w is the result and not w^f, because the paper spends nothing on losses here.
-A step is made when what the last one cost still fits in what is left, in every resource.
+**Centralized** (baseline (a)): all samples on one node.
 
-An observer is told of every step as of a round with τ=1 at one node. Its loss is the by-product of the step, on the
-step's own samples, and there is no other to compare it with: it is the best loss too.
+- Each step is w(t) = w(t-1) - η ∇F(w(t-1)) on a new mini-batch. Mini-batch reuse serves
+  the estimates, and this baseline has none.
+- Nothing is sent: b is 0 and a step costs c. The result is the last w, not w^f, because
+  the paper spends nothing on losses here.
+- A step is made if the cost of the last one fits in the rest of the budget, in every
+  resource.
+- An observer receives every step as a round with τ=1 at one node. Its loss is a
+  by-product of the step, on the step's samples, and also counts as the best loss.
 
-Every step takes a new mini-batch. Elsewhere the first local update after an aggregation reuses one, for the sake of
-the estimates; here there are no aggregations and no estimates.
+**Asynchronous**: no node waits for another. Time is simulated.
 
-Asynchronous gradient descent: the paper's baseline in which no node waits for another. Time is simulated.
+Every node repeats a cycle: it pulls the newest w, computes the gradient of its F_i and
+pushes it. When the push of node i arrives, the aggregator applies node i's part of the step
+of eqs. (4) and (5) with τ=1, and the node pulls again at once:
 
-Every node goes round by itself: it pulls the newest w, computes the gradient of its own F_i there, and pushes it. When
-the push of node i arrives, the aggregator makes the step that eqs. (4) and (5) give with τ=1, as far as node i's part
-of it goes, and the node pulls again at that instant:
+    w ← w - η (D_i / D) ∇F_i(w that node i pulled)
 
-    w ← w - η (D_i / D) ∇F_i(w as node i pulled it)
+The gradient is stale: other pushes moved w in the meantime. One push of each of N nodes
+amounts to one step of η, as in a synchronous round with τ=1. A fast node pushes more often
+than a slow one, so its data weigh more.
 
-The gradient is stale: other pushes have moved w in the meantime. N pushes, one of each node, make up one step of η, as
-in a synchronous round with τ=1; but a fast node pushes more often than a slow one, so its data weigh more.
+A cycle, from pull to push, takes
 
-How long a cycle takes, from pull to push:
+    (c + b) / speed_i        new draws for every cycle, c first
 
-    (c + b) / speed_i        c and b drawn anew for every cycle, the c first
+- A synchronous round with τ=1 takes c + b because it waits for its slowest node. So a
+  cycle of that node takes c + b, at speed 1. A node with speed 4 takes a quarter.
+- Each cycle contains a whole b, and the node's speed applies to it. With an N-th of b, as
+  for a channel that N nodes share, asynchronous descent would gain a second advantage
+  unless cycles queued for the channel. w has a few kilobytes, so an aggregation is assumed
+  to be mostly work at the nodes; the paper does not define the parts of b.
+- This choice matters. b exceeds c in every profile, ten times with mini-batches. With the
+  same b for all nodes, or with a queue, nodes would run at nearly the same pace and descent
+  would hardly be biased. The paper observed that fast nodes make many more steps.
 
-- A synchronous round with τ=1 takes c + b because it waits for its slowest node; so a cycle of that node takes c + b,
-  and its speed is 1. A node with speed 4 takes a quarter.
-- The whole b is a node's own, and its speed counts there too. An N-th of b for each node, as of a channel that N share,
-  would be a second gain over synchronous descent, unless cycles also queued for that channel. And w is a few kilobytes,
-  so it is assumed here that an aggregation is mostly handling at the nodes; the paper does not say what b is made of.
-- This choice matters. With b the same for all nodes, or with a queue, b (more than c in every profile, and ten times c
-  with mini-batches) would bring the nodes close to one pace, and descent would hardly be biased; the paper saw fast
-  nodes make many more steps than slow ones.
+Rules of the asynchronous baseline:
 
-Rules: pushes are taken in the order of their times, and those of the same time in node order; every draw comes from
-the one time meter, in the order of pulls; so a run repeats to the bit. A push that would come after the end of the
-budget is not made, except that the first one always is. The last w is the result: nobody knows F(w) here, to choose by.
-
-An observer is told of N pushes as of one round with τ=1, so that t counts local updates per node, on average, as it
-does elsewhere; the last round may have fewer. The round's loss is Σ D_i F_i / Σ D_i over its pushes, each F_i on the
-mini-batch of its gradient and at the w that the node had pulled. The loss of one w over all nodes is not known to the
-aggregator. Nodes overlap, so a round's time cannot be split into c and b: all of it is c.
-
-Mini-batches follow the common rule: the same seed at all nodes, and every node at its own position in its stream. Each
-gradient takes a new one, as in centralized.py; with one node the two are the same descent, to the bit.
+- Pushes are applied in order of their times, and in node order at the same time. Every
+  draw comes from one time meter, in the order of pulls. A run repeats bit for bit.
+- A push after the end of the budget is not made, except the very first one. The result is
+  the last w, because F(w) is unknown.
+- An observer receives N pushes as one round with τ=1, so t counts local updates per node
+  on average. The last round may have fewer pushes. The round's loss is Σ D_i F_i / Σ D_i
+  over its pushes, each F_i on the mini-batch and at the w of its gradient.
+- Nodes overlap, so a round's time cannot be split into c and b: all of it is c.
+- All nodes use the same sampling seed, each at its own position. With one node the two
+  baselines are the same descent, bit for bit.
 """
 
 import heapq
@@ -58,7 +62,7 @@ from fedbudget.arrays import Float32
 from fedbudget.budget.budget import Costs, Ledger
 from fedbudget.budget.control import Decision, Reason
 from fedbudget.budget.step_size import StepSizeState
-from fedbudget.data.sampling import Position, Sampler
+from fedbudget.data.sampling import Sampler, SamplerState
 from fedbudget.data.shards import Shards, Table
 from fedbudget.engines.engine import Condition, Engine, Observer, Save
 from fedbudget.errors import UserError
@@ -72,27 +76,32 @@ from fedbudget.resources.meters import Meters
 from fedbudget.resources.resource import CombinedReading, Cost, RoundUsage, TimeMeter
 from fedbudget.resources.speeds import require_speeds
 
+FAST = 4.0
+SLOW = 1.0
+_CYCLE = RoundUsage(updates=1, nodes=1, wire_bytes=0, readings={})
+"""One local update and one exchange, for the meter of simulated time."""
+
 
 @dataclass(frozen=True)
 class CentralizedState:
-    """What the engine must know to go on: its meters, and where the mini-batches have come to."""
+    """Engine state in a checkpoint: meters and position in the mini-batch stream."""
 
     engine: str
     meters: dict[str, Any]
-    position: Position
+    position: SamplerState
 
 
 @dataclass(eq=False)
 class CentralizedEngine(Engine):
-    """Makes steps in one place.
+    """Centralized gradient descent.
 
     Args:
       w: w(0), [parameters].
       eta: step size.
-      batch: samples in a mini-batch; None for all of them.
-      seed: of the mini-batches.
-      ledger: from `open_ledger`.
-      rounds: the most steps to make, besides the budget.
+      batch: samples in a mini-batch; None for all samples.
+      seed: random seed of the mini-batches.
+      ledger: from `open_centralized_ledger`.
+      rounds: maximum number of steps, in addition to the budget.
     """
 
     model: Model
@@ -120,67 +129,56 @@ class CentralizedEngine(Engine):
         now = self.meters.counters().read
         mark = now()
         while (stopped_by := self._stopped_by(interrupted)) is None:
-            self._number, began = self._number + 1, self.w
+            start = self.w
+            self._number += 1
             descent = self.model.descend(
-                began[None], self._shards, self._sampler.round(1, anew=True), self.eta
+                start[None], self._shards, self._sampler.round(1, fresh=True), self.eta
             )
             self.w = descent.w[0]
-            took = now() - mark
-            mark += took
-            self.ledger = self.ledger.charge(1, _one_step(self.meters.read(_usage(took))))
-            before = now()
+            elapsed = now() - mark
+            mark += elapsed
+            costs = _step_only(self.meters.read(_usage(elapsed)))
+            self.ledger = self.ledger.charge(1, costs)
+
+            paused = now()
             loss = float(descent.losses[0])
-            observe(
-                *as_round(
-                    self._number,
-                    began,
-                    eta=self.eta,
-                    loss=loss,
-                    ledger=self.ledger,
-                    nodes=1,
-                )
-            )
-            mark += now() - before
+            observe(*_as_round(self._number, start, self.eta, loss, self.ledger, nodes=1))
+            mark += now() - paused
         save()
         return Outcome(self.w, stopped_by, self.ledger)
 
     def _stopped_by(self, interrupted: Condition) -> str | None:
         if not self._number:
             return None
-        if not self.ledger.fits(
-            self.ledger.costs.step
-        ):  # which is what an evaluation costs too
-            return self.ledger.nearest_limit(self.ledger.costs.step)
-        if self.rounds is not None and self._number >= self.rounds:
-            return "rounds"
-        return "interrupted" if interrupted() else None
+        step = self.ledger.costs.step  # an evaluation costs the same
+        if not self.ledger.fits(step):
+            return self.ledger.nearest_limit(step)
+        return _other_stop(self._number, self.rounds, interrupted)
 
     def state(self) -> tuple[AggregatorState[StepSizeState, None], CentralizedState]:
-        meters = self.meters.state()
-        position = self._sampler.position
-        return as_state(self._number, self.w, self.eta, self.ledger), CentralizedState(
-            "in-process", meters, position
-        )
+        own = CentralizedState("in-process", self.meters.state(), self._sampler.position)
+        return _as_state(self._number, self.w, self.eta, self.ledger), own
 
     def recall(self, state: AggregatorState[Any, Any], own: CentralizedState) -> None:
-        """Goes on from there, before the first step."""
+        """Restore the state of a checkpoint, before the first step."""
         self._number = state.round - 1
         self.w = state.w
         self.ledger = replace(state.ledger, budget=self.ledger.budget)
         self.meters.restore(own.meters)
-        self._sampler.go_to(own.position)
+        self._sampler.restore(own.position)
 
 
 def profile(batch: int | None) -> Profile:
-    """The simulated time of a step; the aggregation's is nothing.
+    """Simulated time of a centralized step; an aggregation takes none.
 
-    With mini-batches it is the paper's table for centralized SGD. For deterministic descent the paper has none, as it
-    never simulated that. The nearest thing it measured is the local update of distributed DGD in Case 3: there too a
-    node goes over all of the data, and c is what the slowest node takes, a Raspberry Pi, which is what the paper ran
-    the centralized descent on. It may be somewhat too much, because c waits for the slowest of several Raspberry Pis:
-    with mini-batches, where the paper has both tables, the distributed c is 1.3 times the centralized.
+    With mini-batches, this is the paper's table for centralized SGD. The paper did not
+    simulate deterministic descent. The nearest measurement is the local update of
+    distributed DGD in Case 3: each node processes all data, and c is the time of the
+    slowest node, a Raspberry Pi, the machine of the paper's centralized descent. It may be
+    too long, because c waits for the slowest of several Raspberry Pis. With mini-batches
+    the paper has both tables, and the distributed c is 1.3 times the centralized one.
     """
-    return CENTRALIZED_SGD if batch else Profile(DGD[3].step, _NOTHING)
+    return CENTRALIZED_SGD if batch else Profile(DGD[3].step, Gaussian(0.0, 0.0))
 
 
 def trial(
@@ -192,44 +190,50 @@ def trial(
     seed: int,
     counters: ResourceCounters,
 ) -> RoundUsage:
-    """What a step takes here: the quicker of two, after one that does not count because it compiles kernels."""
+    """Measure a step: the quicker of two, after a first one that compiles kernels."""
     shards = Shards.whole(table)
     sampler = Sampler(shards.size, batch, seed)
 
     def step() -> RoundUsage:
         before = counters.read()
-        model.descend(w[None], shards, sampler.round(1, anew=True), 0.0)
+        model.descend(w[None], shards, sampler.round(1, fresh=True), 0.0)
         return _usage(counters.read() - before)
 
-    _, *tried = (step() for _ in range(3))
-    return min(tried, key=lambda usage: usage.seconds)
+    step()
+    return min(step(), step(), key=lambda usage: usage.seconds)
 
 
 def open_centralized_ledger(meters: Meters, trial: RoundUsage) -> Ledger:
-    """A ledger with nothing spent; refuses a budget that does not cover one step, or that no step uses up."""
+    """Open an empty ledger.
+
+    Raises:
+      UserError: if the budget does not cover one step, or if a step costs nothing.
+    """
     budget = meters.budget
-    expected = _one_step(meters.expect(trial))
-    for resource, limit, cost in zip(
-        budget.resources, budget.array, expected.step, strict=True
-    ):
+    expected = _step_only(meters.expect(trial))
+    limits = zip(budget.resources, budget.array, expected.step, strict=True)
+    for resource, limit, cost in limits:
         if limit < cost:
             raise UserError(
-                f"budget {resource.name}={resource.format(limit)} is too small: one step of centralized gradient "
-                f"descent costs about {resource.format(cost)}"
+                f"budget {resource.name}={resource.format(limit)} is too small: one step "
+                f"of centralized gradient descent costs about {resource.format(cost)}"
             )
     if not expected.step.any():
         raise UserError(
-            f"centralized gradient descent costs no {' and no '.join(budget.limits)}, so this budget would never be "
-            "spent; add a limit of time, for example time=15s"
+            f"centralized gradient descent costs no {' and no '.join(budget.limits)}, so "
+            "this budget would never be spent; add a time limit, for example time=15s"
         )
     return Ledger.open(budget, expected)
 
 
-def as_round(
-    number: int, w: Float32, *, eta: float, loss: float, ledger: Ledger, nodes: int
+def _as_round(
+    number: int, w: Float32, eta: float, loss: float, ledger: Ledger, nodes: int
 ) -> tuple[Round, Broadcast]:
-    """What an observer is told: a round with τ=1 that began at w, and the broadcast that it would have begun with."""
-    round_ = Round(
+    """Record and broadcast of a round with τ=1 that started at w, for an observer."""
+    broadcast = Broadcast(
+        number, w, tau=1, eta=eta, request=Request(), best=False, stop=False
+    )
+    record = Round(
         round=number,
         t=number,
         tau=1,
@@ -244,15 +248,13 @@ def as_round(
         nodes=nodes,
         left_out=(),
     )
-    return round_, Broadcast(
-        number, w, tau=1, eta=eta, request=Request(), best=False, stop=False
-    )
+    return record, broadcast
 
 
-def as_state(
+def _as_state(
     number: int, w: Float32, eta: float, ledger: Ledger
 ) -> AggregatorState[StepSizeState, None]:
-    """What a checkpoint holds after so many rounds: where an aggregator would be that is about to begin the next."""
+    """State of an aggregator that has finished round `number`, for a checkpoint."""
     return AggregatorState(
         phase=Phase.ROUND,
         request=Request(),
@@ -269,60 +271,58 @@ def as_state(
     )
 
 
-_NOTHING = Gaussian(0.0, 0.0)
+def _other_stop(number: int, rounds: int | None, interrupted: Condition) -> str | None:
+    """Reason to stop within the budget: the round limit, or an interrupt."""
+    if rounds is not None and number >= rounds:
+        return "rounds"
+    return "interrupted" if interrupted() else None
 
 
-def _usage(took: Snapshot) -> RoundUsage:
-    """A step as meters see it: one node, nothing sent, nothing besides the local update."""
-    return RoundUsage(
-        1,
-        1,
-        0,
-        {name: CombinedReading(value, value, 1) for name, value in took.values.items()},
-    )
+def _usage(elapsed: Snapshot) -> RoundUsage:
+    """Usage of a step: one local update at one node, and nothing sent."""
+    readings = {
+        name: CombinedReading(value, value, 1) for name, value in elapsed.values.items()
+    }
+    return RoundUsage(updates=1, nodes=1, wire_bytes=0, readings=readings)
 
 
-def _one_step(costs: Costs) -> Costs:
-    """Without the aggregation, for which simulated time draws its least number and not 0."""
+def _step_only(costs: Costs) -> Costs:
+    """Costs without the aggregation; simulated time draws a tiny one."""
     return Costs(costs.step, np.zeros_like(costs.aggregation))
-
-
-FAST = 4.0
-SLOW = 1.0
 
 
 @dataclass(frozen=True)
 class AsynchronousState:
-    """What the engine must know to go on.
+    """Engine state in a checkpoint.
 
     Args:
       pulled: the w that each node pulled last, [parameters].
-      positions: of the nodes' mini-batches.
+      positions: of the nodes in their mini-batch streams.
       time: of the last push.
-      coming: the time of each node's next push, and the node, in the heap's order; None before the first.
+      coming: (time, node) of each node's next push, in heap order; None before the first.
     """
 
     engine: str
     meters: dict[str, Any]
     pulled: tuple[Float32, ...]
-    positions: tuple[Position, ...]
+    positions: tuple[SamplerState, ...]
     time: float
     coming: tuple[tuple[float, int], ...] | None
 
 
 @dataclass(eq=False)
 class AsynchronousEngine(Engine):
-    """Takes pushes as they arrive.
+    """Asynchronous gradient descent: applies pushes as they arrive.
 
     Args:
       w: w(0), [parameters].
       eta: step size.
       batch: samples in a mini-batch; None for whole shards.
-      seed: of the mini-batches; the same for every node.
-      meters: their time is drawn from, and has to be simulated.
-      speeds: of each node; 1 is the slowest node of those that the meters' profile was measured at.
-      ledger: from `open_ledger`.
-      rounds: the most rounds of N pushes to make, besides the budget.
+      seed: random seed of the mini-batches, the same for every node.
+      meters: source of simulated time.
+      speeds: of each node; 1 is the slowest node of the meters' profile.
+      ledger: from `open_asynchronous_ledger`.
+      rounds: maximum number of rounds of N pushes, in addition to the budget.
     """
 
     model: Model
@@ -337,7 +337,8 @@ class AsynchronousEngine(Engine):
     rounds: int | None = None
 
     def __post_init__(self) -> None:
-        self._number, self._members = 0, self._nodes()
+        self._number = 0
+        self._nodes = self._build_nodes()
         self._arrivals: _Arrivals | None = None
 
     def run(
@@ -347,28 +348,24 @@ class AsynchronousEngine(Engine):
         interrupted: Condition = lambda: False,
         save: Save = lambda: None,
     ) -> Outcome:
-        nodes = self._members
-        arrivals = self._arrivals = self._arrivals or _Arrivals.first(
-            self.meters.time, self.speeds
-        )
+        if self._arrivals is None:
+            self._arrivals = _Arrivals.first(self.meters.time, self.speeds)
+        arrivals = self._arrivals
         while (stopped_by := self._stopped_by(arrivals, interrupted)) is None:
-            self._number, began = self._number + 1, self.w
+            start = self.w
+            self._number += 1
             pushes: list[tuple[_Node, float]] = []
             while not pushes or (
-                len(pushes) < len(nodes) and _fits(self.ledger, arrivals.next_time)
+                len(pushes) < len(self._nodes) and _fits(self.ledger, arrivals.next_time)
             ):
-                node = nodes[arrivals.take()]
+                node = self._nodes[arrivals.take()]
                 self.w, loss = node.push(self.w)
                 pushes.append((node, loss))
-            ledger = self.ledger = self.ledger.charge(1, _until(arrivals.time, self.ledger))
-            number = self._number
+            self.ledger = self.ledger.charge(1, _until(arrivals.time, self.ledger))
+
             loss = _mean_loss(pushes)
-            took_part = len({id(node) for node, _ in pushes})
-            observe(
-                *as_round(
-                    number, began, eta=self.eta, loss=loss, ledger=ledger, nodes=took_part
-                )
-            )
+            nodes = len({id(node) for node, _ in pushes})
+            observe(*_as_round(self._number, start, self.eta, loss, self.ledger, nodes))
         save()
         return Outcome(self.w, stopped_by, self.ledger)
 
@@ -377,13 +374,11 @@ class AsynchronousEngine(Engine):
             return None
         if not _fits(self.ledger, arrivals.next_time):
             return "time"
-        if self.rounds is not None and self._number >= self.rounds:
-            return "rounds"
-        return "interrupted" if interrupted() else None
+        return _other_stop(self._number, self.rounds, interrupted)
 
     def state(self) -> tuple[AggregatorState[StepSizeState, None], AsynchronousState]:
         arrivals = self._arrivals
-        nodes = self._members
+        nodes = self._nodes
         own = AsynchronousState(
             "in-process",
             self.meters.state(),
@@ -392,41 +387,35 @@ class AsynchronousEngine(Engine):
             0.0 if arrivals is None else arrivals.time,
             None if arrivals is None else tuple(arrivals.coming),
         )
-        return as_state(self._number, self.w, self.eta, self.ledger), own
+        return _as_state(self._number, self.w, self.eta, self.ledger), own
 
     def recall(self, state: AggregatorState[Any, Any], own: AsynchronousState) -> None:
-        """Goes on from there, before the first push."""
+        """Restore the state of a checkpoint, before the first push."""
         self._number = state.round - 1
         self.w = state.w
         self.ledger = replace(state.ledger, budget=self.ledger.budget)
         self.meters.restore(own.meters)
-        for node, pulled, position in zip(
-            self._members, own.pulled, own.positions, strict=True
-        ):
+        nodes = zip(self._nodes, own.pulled, own.positions, strict=True)
+        for node, pulled, position in nodes:
             node.pulled = pulled
-            node.sampler.go_to(position)
+            node.sampler.restore(position)
         if own.coming is not None:
             self._arrivals = _Arrivals(
                 self.meters.time, self.speeds, own.time, list(own.coming)
             )
 
-    def _nodes(self) -> "list[_Node]":
-        shards = self.shards
-        w = self.w
-        steps = [
-            np.float32(self.eta * share)
-            for share in (shards.size / shards.size.sum()).tolist()
-        ]
-        alone = [shards.only([node]) for node in range(len(shards))]
-        samplers = [Sampler(shard.size, self.batch, self.seed) for shard in alone]
-        return [
-            _Node(self.model, *parts, w)
-            for parts in zip(alone, samplers, steps, strict=True)
-        ]
+    def _build_nodes(self) -> "list[_Node]":
+        nodes = []
+        for number, share in enumerate(self.shards.size / self.shards.size.sum()):
+            shard = self.shards.only([number])
+            sampler = Sampler(shard.size, self.batch, self.seed)
+            step_size = np.float32(self.eta * float(share))
+            nodes.append(_Node(self.model, shard, sampler, step_size, self.w))
+        return nodes
 
 
 def default_speeds(nodes: int) -> tuple[float, ...]:
-    """Two of every five nodes fast, as the paper's two laptops and three Raspberry Pis.
+    """Speeds with two fast nodes in every five: the paper's two laptops and three Pis.
 
     >>> default_speeds(6)
     (4.0, 4.0, 1.0, 1.0, 1.0, 4.0)
@@ -437,30 +426,37 @@ def default_speeds(nodes: int) -> tuple[float, ...]:
 def open_asynchronous_ledger(
     meters: Meters, shards: Shards, speeds: Sequence[float]
 ) -> Ledger:
-    """A ledger with nothing spent; refuses what cannot be simulated, and a budget that is too short for one push."""
+    """Open an empty ledger.
+
+    Raises:
+      UserError: if costs are not simulated, if the budget is not of time alone, or if it
+        is too small for one push.
+    """
     budget = meters.budget
     if list(budget.limits) != ["time"]:
         others = ", ".join(name for name in budget.limits if name != "time")
         raise UserError(
-            f"asynchronous gradient descent knows a budget of time only, not of {others}; use time=15s"
+            f"asynchronous gradient descent supports a budget of time only, not of "
+            f"{others}; use for example time=15s"
         )
     if meters.time.source != "simulated":
         raise UserError(
-            "asynchronous gradient descent is simulated: its costs cannot be measured; use simulated costs"
+            "asynchronous gradient descent is simulated: its costs cannot be measured; use "
+            "simulated costs"
         )
     require_speeds(speeds, len(shards))
     first = _cycle(meters.time.expect(_CYCLE), max(speeds))
     if budget.limits["time"] < first:
         (time,) = budget.resources
         raise UserError(
-            f"budget time={time.format(budget.limits['time'])} is too small: the fastest node's first gradient arrives "
-            f"after about {time.format(first)}"
+            f"budget time={time.format(budget.limits['time'])} is too small: the first "
+            f"gradient of the fastest node arrives after about {time.format(first)}"
         )
     return Ledger.open(budget, _seconds(first))
 
 
 class _Arrivals:
-    """The times at which pushes arrive. All nodes pull at time 0, and each again as soon as its push was taken."""
+    """Arrival times of pushes. All nodes pull at time 0, and again after each push."""
 
     def __init__(
         self,
@@ -486,7 +482,7 @@ class _Arrivals:
         return self.coming[0][0]
 
     def take(self) -> int:
-        """The node whose push arrives next; it is on its way again when this returns."""
+        """Return the node whose push arrives next, and schedule its following push."""
         self.time, node = self.coming[0]
         heapq.heapreplace(self.coming, (self.time + self._draw(node), node))
         return node
@@ -497,7 +493,7 @@ class _Arrivals:
 
 @dataclass(eq=False)
 class _Node:
-    """A node with its shard, its place in the stream of mini-batches, its η D_i / D, and the w that it pulled last."""
+    """A node: shard, sampler, η D_i / D as `step_size`, and the w that it pulled last."""
 
     model: Model
     shard: Shards
@@ -510,28 +506,25 @@ class _Node:
         return int(self.shard.size[0])
 
     def push(self, w: Float32) -> tuple[Float32, float]:
-        """Its gradient reaches the aggregator, where w has come to be this; gives the next w, and pulls it."""
+        """Apply the node's gradient to w, and pull the result.
+
+        Returns: the new w, and the loss F_i at the w of the gradient.
+        """
         descent = self.model.descend(
-            self.pulled[None], self.shard, self.sampler.round(1, anew=True), 0.0
+            self.pulled[None], self.shard, self.sampler.round(1, fresh=True), 0.0
         )
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # a w that diverges shows in the losses
+        # A diverging w shows in the losses.
+        with np.errstate(over="ignore", invalid="ignore"):
             self.pulled = w - self.step_size * descent.gradients[0]
         return self.pulled, float(descent.losses[0])
 
 
 def _mean_loss(pushes: Sequence[tuple[_Node, float]]) -> float:
-    """Σ D_i F_i / Σ D_i; of one push its own F_i, to the bit."""
+    """Σ D_i F_i / Σ D_i; for one push exactly its F_i."""
     if len(pushes) == 1:
         return pushes[0][1]
-    return sum(node.size * loss for node, loss in pushes) / sum(
-        node.size for node, _ in pushes
-    )
-
-
-_CYCLE = RoundUsage(updates=1, nodes=1, wire_bytes=0, readings={})
-"""What a meter of simulated time is asked about: one local update and one exchange."""
+    samples = sum(node.size for node, _ in pushes)
+    return sum(node.size * loss for node, loss in pushes) / samples
 
 
 def _cycle(drawn: Cost, speed: float) -> float:
@@ -539,12 +532,12 @@ def _cycle(drawn: Cost, speed: float) -> float:
 
 
 def _fits(ledger: Ledger, time: float) -> bool:
-    """Is this time within the budget? As the ledger sees it, which forgives what sums of costs are off by."""
+    """Whether a time is within the budget, with the ledger's tolerance for rounding."""
     return ledger.fits(_until(time, ledger).step)
 
 
 def _until(time: float, ledger: Ledger) -> Costs:
-    """From what was spent to this time; rounding may have brought the ledger just past it."""
+    """Costs from the spent time to `time`; rounding may have passed it already."""
     return _seconds(max(0.0, time - float(ledger.spent[0])))
 
 

@@ -1,8 +1,8 @@
-"""What makes a run: an engine carries messages between an aggregator and nodes, wherever these are, until it is over.
+"""The engine interface, and the handling of Ctrl-C and SIGTERM.
 
-An engine is made ready by launch/, and is run once. All but `run` may be asked of it at any time, from any thread.
-
-Ctrl-C and SIGTERM as a question that an engine can ask between rounds, so that a run always ends in order.
+An engine runs rounds between an aggregator and nodes until the run is over. launch/
+prepares an engine, and it runs once. All methods except `run` may be called at any time
+and from any thread.
 """
 
 import signal
@@ -19,19 +19,20 @@ from fedbudget.protocol.messages import Broadcast
 from fedbudget.protocol.state import AggregatorState
 
 Observer = Callable[[Round, Broadcast], None]
-"""Called with every round when it is over, and the broadcast that it began with."""
+"""Called after every round with its record and the broadcast that began it."""
 
 Condition = Callable[[], bool]
 Save = Callable[[], None]
 
 
 class Engine(ABC):
-    """Makes a run, once everything is ready; the baselines are engines too.
+    """Runs the rounds of a prepared run; the baselines are engines too.
 
     Args:
-      checkpoint_interval: seconds between two checkpoints, at least. With 0 there is one after every round, and nobody
-        reads of a round before it is in one: nodes elsewhere have spent what cannot be taken back. Rounds of which all
-        is here are made again after a crash.
+      checkpoint_interval: minimum number of seconds between two checkpoints. With 0, a
+        checkpoint follows every round and a round is published only after its checkpoint:
+        nodes on other machines cannot undo what they spent. Local rounds are repeated
+        after a crash.
     """
 
     checkpoint_interval: ClassVar[float] = 1.0
@@ -44,58 +45,62 @@ class Engine(ABC):
         interrupted: Condition = lambda: False,
         save: Save = lambda: None,
     ) -> Outcome:
-        """Makes rounds until the budget is spent.
+        """Run rounds until the budget is spent.
 
         Args:
-          observe: the time it takes is not charged where nodes wait for it.
-          interrupted: asked after every round; when it says so, the run ends with what it has.
-          save: called when a run that was interrupted can be resumed from where it is.
+          observe: called after every round; its time is not charged while nodes wait.
+          interrupted: called after every round; the run ends if it returns True.
+          save: called when an interrupted run can be resumed from the current state.
+
+        Returns: the model and the reason for stopping.
         """
 
     def wake(self) -> None:  # noqa: B027 (most engines wait for nothing)
-        """Ends what is being waited for, because the run is interrupted."""
+        """Stop waiting for nodes, because the run was interrupted."""
 
     def node_statuses(self) -> Sequence[NodeStatus]:
-        """How nodes on other machines are doing; none where nodes are simulated."""
+        """Status of each node on another machine; empty if nodes are simulated."""
         return ()
 
     def traffic(self) -> Mapping[str, int]:
-        """What has passed over a network so far, in bytes and numbers by name."""
+        """Network traffic so far: bytes and counts by name."""
         return {}
 
     def state(self) -> tuple[AggregatorState[Any, Any], object] | None:
-        """What a checkpoint must hold: the aggregator's state, and what else the engine must know to go on.
+        """Contents of a checkpoint: the aggregator's state and the engine's own.
 
-        The second is of frozen dataclasses, mappings, arrays and plain JSON. None where its runs cannot be resumed.
+        The engine's own state consists of frozen dataclasses, mappings, arrays and plain
+        JSON. None if the engine's runs cannot be resumed.
         """
         return None
 
 
 @contextmanager
 def interruptible(wake: Callable[[], None] = lambda: None) -> Iterator[Callable[[], bool]]:
-    """Gives a function that tells whether the run should end; a second Ctrl-C ends it at once.
+    """Yield a function that returns True after the first Ctrl-C or SIGTERM.
 
-    Signals can be caught in a program's main thread only; elsewhere they stay what they are.
+    A second Ctrl-C raises KeyboardInterrupt. Python handles signals in the main thread
+    only; in other threads this has no effect.
 
     Args:
-      wake: called when it should, for an engine that waits for something else.
+      wake: called at the first signal, for an engine that is waiting.
     """
-    asked = threading.Event()
+    requested = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
+        yield requested.is_set
         return
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        if asked.is_set():
+    def request(number: int, frame: FrameType | None) -> None:
+        if requested.is_set():
             raise KeyboardInterrupt
-        asked.set()
+        requested.set()
         wake()
 
-    before = {
-        number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)
+    previous = {
+        number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
-        yield asked.is_set
+        yield requested.is_set
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
