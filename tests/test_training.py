@@ -412,6 +412,6 @@ class TestMistakes:
             lambda w, x, y: (0.0, np.zeros(2)), initial=np.zeros(3), target="none"
         )
         with pytest.raises(
-            fedbudget.UserError, match=r"gave a gradient of shape \(2,\); w has \(3,\)"
+            fedbudget.UserError, match=r"returned a gradient of shape \(2,\); w has \(3,\)"
         ):
             fedbudget.train(model=model, shards=clouds(), budget="time=1s")

@@ -241,7 +241,7 @@ def test_a_mapping_is_no_sequence_of_samples() -> None:
 
 class TestWhatCannotBeTrained:
     def test_a_class_that_needs_arguments_says_which(self) -> None:
-        words = r"WithAdapter cannot be made: missing a required argument: 'layer'; give"
+        words = r"WithAdapter cannot be called without arguments: missing a required argument: 'layer'; pass"
         with pytest.raises(UserError, match=words):
             TorchModel(WithAdapter)  # type: ignore[arg-type]
         with pytest.raises(UserError, match=words):

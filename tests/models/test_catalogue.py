@@ -65,7 +65,7 @@ def test_nothing_to_predict_is_said() -> None:
         UserError, match="homes has nothing to predict; for clusters, use model kmeans"
     ):
         catalogue.default(Dataset("homes", Part(np.zeros((2, 3)))))
-    with pytest.raises(UserError, match="need a PyTorch model of your own"):
+    with pytest.raises(UserError, match="need a custom PyTorch model"):
         catalogue.default(
             Dataset("any", Part(np.zeros((2, 1), np.int64)), store=SampleStore([]))
         )

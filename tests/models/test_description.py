@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedbudget.models import FunctionModel, Softmax, TorchModel
-from fedbudget.models.description import describe, in_words
+from fedbudget.models.description import describe, describe_function
 
 
 def network(width: int = 4, *, bias: bool = True) -> nn.Module:
@@ -71,7 +71,7 @@ def test_modules_that_start_elsewhere_are_the_same_model() -> None:
         (
             TorchModel(network(), target="real"),
             TorchModel(network(), target="raw"),
-            "what is learned from is real here, and raw there",
+            "the kind of target is real here, and raw there",
         ),
         (
             TorchModel(network()),
@@ -96,7 +96,10 @@ def test_the_same_parameters_in_another_order_are_another_model() -> None:
         for names in ("ab", "ba")
     )
     found = difference(TorchModel(one), TorchModel(two))
-    assert found == "parameter a.weight comes here where parameter b.weight comes there"
+    assert found == (
+        "the order differs: parameter a.weight here is in the place of "
+        "parameter b.weight there"
+    )
 
 
 def test_what_is_frozen_must_have_the_same_values() -> None:
@@ -109,7 +112,7 @@ def test_what_is_frozen_must_have_the_same_values() -> None:
 
     assert difference(frozen(1.0), frozen(1.0)) is None
     assert str(difference(frozen(1.0), frozen(2.0))).startswith(
-        "what is frozen has other numbers here than there ("
+        "the frozen part has other values here than there ("
     )
 
 
@@ -124,7 +127,7 @@ def test_statistics_that_are_frozen_must_have_the_same_values() -> None:
 
     assert difference(frozen(1.0), frozen(1.0)) is None
     assert str(difference(frozen(1.0), frozen(2.0))).startswith(
-        "what is frozen has other numbers here than there ("
+        "the frozen part has other values here than there ("
     )
 
 
@@ -144,26 +147,27 @@ def test_losses_of_one_name_that_are_written_otherwise_differ() -> None:
 
         return squares
 
-    assert in_words(squares) == in_words(spaced())
-    assert in_words(squares) != in_words(other())
+    assert describe_function(squares) == describe_function(spaced())
+    assert describe_function(squares) != describe_function(other())
     one, two = (TorchModel(network(), loss=loss) for loss in (squares, other()))
     assert str(difference(one, two)).startswith("the loss is squares, written as ")
 
 
 def test_a_lambda_is_told_from_another_and_not_by_the_line_that_it_is_in() -> None:
-    one = in_words(lambda output, y: output - y)
+    one = describe_function(lambda output, y: output - y)
     assert one.startswith("<lambda>, written as ")
-    assert one == in_words(lambda output, y: output - y)
-    assert one != in_words(lambda output, y: y - output)
+    assert one == describe_function(lambda output, y: output - y)
+    assert one != describe_function(lambda output, y: y - output)
 
 
 def test_what_a_loss_was_made_with_is_told() -> None:
     weights = [
         nn.CrossEntropyLoss(weight=torch.tensor([1.0, weight])) for weight in (1.0, 3.0)
     ]
-    assert in_words(weights[0]) != in_words(weights[1])
+    assert describe_function(weights[0]) != describe_function(weights[1])
     assert (
-        in_words(functools.partial(F.huber_loss, delta=0.5)) == "huber_loss with delta=0.5"
+        describe_function(functools.partial(F.huber_loss, delta=0.5))
+        == "huber_loss with delta=0.5"
     )
 
 

@@ -71,7 +71,7 @@ def test_a_gradient_of_another_shape_is_refused_by_the_functions_name() -> None:
 
     model = FunctionModel(short_gradient, initial=np.zeros(5))
     with pytest.raises(
-        UserError, match=r"short_gradient gave a gradient of shape \(3,\); w has \(5,\)"
+        UserError, match=r"short_gradient returned a gradient of shape \(3,\); w has \(5,\)"
     ):
         model.descend(
             model.initial(0)[None],

@@ -66,7 +66,7 @@ def test_a_model_that_lacks_something_is_refused_with_what_it_lacks() -> None:
     for given in (Half, Half()):
         with pytest.raises(
             UserError,
-            match=r"model Half has no statistics, outputs, metrics; see fedbudget\.models\.Model",
+            match=r"model Half has no statistics, outputs, metrics; fedbudget\.models\.Model",
         ):
             as_model(given)
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_made_is_refused_with_the_name(tmp_path: Path) -> None:
     )
     with pytest.raises(
         UserError,
-        match=r"needs_more\.py:Net: Net cannot be made: missing a required argument: 'n'",
+        match=r"needs_more\.py:Net: Net cannot be called without arguments: missing a required argument: 'n'",
     ):
         load_model(f"{tmp_path}/needs_more.py:Net")
 

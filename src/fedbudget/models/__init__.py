@@ -1,4 +1,4 @@
-"""What is trained. `TorchModel` needs the extra `fedbudget[torch]`, and is imported when it is asked for."""
+"""Models that fedbudget can train. `TorchModel` needs the extra `fedbudget[torch]`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    """Import `TorchModel` at its first use, so that other models work without PyTorch."""
     if name != "TorchModel":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from fedbudget.models.catalogue import require_torch

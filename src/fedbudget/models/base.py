@@ -1,17 +1,18 @@
-"""What a model is: a loss with a gradient over one flat vector w, for many nodes at once.
+"""Models: a loss with a gradient over one flat vector w, for many nodes at once.
 
-`Model` is what fleets and engines ask for. There are three ways to make one: `KernelModel` for models with compiled row
-functions (fast; see compiled/kernels.py; in numpy where numba is not installed), `LoopModel` for anything that can give
-loss and gradient of a batch, and `TorchModel` for PyTorch's modules (torch_model.py).
+Fleets and engines use the `Model` protocol. It has three implementations:
 
-What distinguishes models to compiled kernels: a NamedTuple for each, on whose type row functions are chosen.
+- `KernelModel` for models with compiled row functions (compiled/kernels.py). Without numba
+  it computes in numpy.
+- `LoopModel` for any code that returns the loss and gradient of one batch.
+- `TorchModel` for PyTorch modules (torch/model.py).
 """
 
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,29 +23,34 @@ from fedbudget.data.shards import Shards, Table
 from fedbudget.models.compiling import import_kernels
 
 Target = Literal["auto", "binary", "classes", "real", "raw", "none"]
-"""What a model learns to predict: a class number where the data has classes and a real number otherwise, ±1, a class
-number, a real number, whatever the data has, or nothing."""
+"""Meaning of y: class numbers if the data has classes and real numbers otherwise (`auto`),
+±1, class numbers, real numbers, the values of the data unchanged (`raw`), or unused."""
 
 Targets = Float32 | Int64
-"""Of samples, [samples]: whole numbers are classes."""
+"""Targets of samples, [samples]. Integers are class numbers."""
 
 ModelOptions = Mapping[str, int | float | str]
-"""What may be chosen of a model besides its name, such as the number of clusters; by name."""
+"""Options of a model by name, such as the number of clusters."""
 
-_ONE_AT_A_TIME = (
-    threading.Lock()
-)  # not every threading layer of numba may be entered by two threads at once
-_BLOCK = 1024  # rows that are computed at once in numpy, so that memory does not grow with the shard
+Rows = NDArray[np.int32]
+"""Row numbers of a table."""
+
+_BLOCK = 1024
+"""Rows per numpy operation. Bounds the memory for large shards."""
+
+# Some threading layers of numba do not allow two threads to enter a kernel at once.
+_KERNEL_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Descent:
-    """A round's local updates.
+    """Result of the local updates of one round.
 
     Args:
       w: w_i(t), [nodes, parameters].
-      losses, gradients: F_i and ∇F_i before the first update, [nodes] and [nodes, parameters].
-      best_losses: F_i at w^f on the samples of the first update, [nodes], where it was asked for.
+      losses, gradients: F_i and ∇F_i before the first update, [nodes] and [nodes,
+        parameters].
+      best_losses: F_i at w^f on the samples of the first update, [nodes], if requested.
     """
 
     w: Float32
@@ -54,29 +60,36 @@ class Descent:
 
 
 class Model(Protocol):
-    """A loss function F_i(w) over shards. A w of shape [1, parameters] stands for the same w at every node."""
+    """Loss function F_i(w) over shards.
+
+    A w of shape [1, parameters] is shared by all nodes.
+    """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name in records and messages."""
 
     @property
     def parameters(self) -> int:
-        """The length of w."""
+        """Length of w."""
 
     @property
     def statistics(self) -> int:
-        """How many of w's last numbers are no parameters but running statistics: `descend` gives new ones, and 0 for
-        their gradient; they are averaged, and nothing else.
+        """Number of running statistics at the end of w.
+
+        `descend` returns new values for them, and 0 as their gradient. The aggregator only
+        averages them.
         """
 
     @property
-    def target(self) -> Target: ...
+    def target(self) -> Target:
+        """Meaning of y."""
 
     def initial(self, seed: int) -> Float32:
-        """w(0), [parameters]."""
+        """Return w(0), [parameters]."""
 
     def losses(self, w: Float32, shards: Shards, indices: BatchIndices) -> Float64:
-        """F_i on the first mini-batch, [nodes]."""
+        """Return F_i on the first mini-batch, [nodes]."""
 
     def descend(
         self,
@@ -87,29 +100,37 @@ class Model(Protocol):
         best: Float32 | None = None,
         shift: Float32 | None = None,
     ) -> Descent:
-        """One local update, eq. (4), for each mini-batch.
+        """Make one local update, eq. (4), for each mini-batch.
 
         Args:
-          eta: step size, of all nodes or of each, [nodes].
-          best: w^f, [parameters], where its loss is wanted too.
-          shift: added to each node's gradients before the step, [nodes, parameters].
+          w: start of the updates, [nodes, parameters] or [1, parameters].
+          shards: the samples of the nodes.
+          indices: the mini-batches.
+          eta: step size, one for all nodes or [nodes].
+          best: w^f, [parameters], if its loss is needed too.
+          shift: vector added to each gradient before the step, [nodes, parameters].
         """
 
     def outputs(self, w: Float32, table: Table) -> Float32 | None:
-        """What it gives for each sample, [samples, outputs]; None where it cannot tell. A score for each class, or one
-        that is not negative for the class +1; a real number, in the unit it was trained on; for clusters, the higher
-        the nearer.
+        """Return the output for each sample, [samples, outputs]; None if there is none.
+
+        Classifiers return one score per class, or one score that is >= 0 for class +1.
+        Regressions return a real number in the unit of the training data. Clusterings
+        return one score per cluster, higher for nearer clusters.
         """
 
     def accuracy(self, w: Float32, table: Table) -> float | None:
-        """The share of samples predicted right; None where that has no meaning."""
+        """Return the fraction of correct predictions; None for models without classes."""
 
     def metrics(self, w: Float32, table: Table) -> Mapping[str, float]:
-        """Figures of merit of its own on a table, by name; others follow from its outputs, see tally.py."""
+        """Return metrics that only this model defines, by name.
+
+        evaluation/metrics.py computes the standard metrics from the outputs.
+        """
 
 
 class BaseModel(ABC):
-    """What models have in common."""
+    """Defaults for the optional parts of a model."""
 
     @property
     @abstractmethod
@@ -125,12 +146,12 @@ class BaseModel(ABC):
     def outputs_and_targets(
         self, w: Float32, table: Table
     ) -> tuple[Float32 | None, Targets]:
-        """Its outputs, and what they are compared with, [samples]."""
+        """Return the outputs, and the targets to compare them with, [samples]."""
         return self.outputs(w, table), table.y
 
     @property
     def own_metrics(self) -> tuple[str, ...]:
-        """The names of what `metrics` gives."""
+        """Names of the metrics that `metrics` returns."""
         return ()
 
     def metrics(self, w: Float32, table: Table) -> Mapping[str, float]:
@@ -138,19 +159,18 @@ class BaseModel(ABC):
 
 
 class LoopModel(BaseModel):
-    """A model that is asked for one node's batch at a time."""
+    """A model that computes one batch of one node at a time."""
 
     @abstractmethod
-    def loss_and_gradient(
-        self, w: Float32, x: Float32, y: Float32
-    ) -> tuple[float, Float32]:
-        """Loss and gradient of one batch, x [samples, features], y [samples]."""
+    def batch_gradient(self, w: Float32, table: Table, rows: Rows) -> tuple[float, Float32]:
+        """Return the mean loss over some rows of a table, and its gradient [parameters]."""
 
     def losses(self, w: Float32, shards: Shards, indices: BatchIndices) -> Float64:
-        return np.array(
-            [self._at(w[i % len(w)], shards, indices, i, 0)[0] for i in range(len(shards))],
-            np.float64,
-        )
+        losses = np.empty(len(shards))
+        for i in range(len(shards)):
+            rows = batch_rows(shards, indices, i, 0)
+            losses[i], _ = self.batch_gradient(w[i % len(w)], shards.table, rows)
+        return losses
 
     def descend(
         self,
@@ -165,35 +185,29 @@ class LoopModel(BaseModel):
         out = np.empty((nodes, self.parameters), np.float32)
         losses = np.empty(nodes)
         gradients = np.empty_like(out)
-        etas = step_sizes(eta, nodes)
+        etas = np.full(nodes, eta, np.float32)
         updates = indices.updates_of
+
         for i in range(nodes):
             out[i] = w[i % len(w)]
             for update in range(updates[i]):
-                loss, gradient = self._at(out[i], shards, indices, i, update)
+                rows = batch_rows(shards, indices, i, update)
+                loss, gradient = self.batch_gradient(out[i], shards.table, rows)
                 if update == 0:
                     losses[i] = loss
                     gradients[i] = gradient
                 out[i] -= etas[i] * (gradient if shift is None else gradient + shift[i])
-        return Descent(
-            out,
-            losses,
-            gradients,
-            None if best is None else self.losses(best[None], shards, indices),
-        )
 
-    def _at(
-        self, w: Float32, shards: Shards, indices: BatchIndices, node: int, update: int
-    ) -> tuple[float, Float32]:
-        rows = batch_rows(shards, indices, node, update)
-        return self.loss_and_gradient(w, shards.table.scaled(rows), shards.table.y[rows])
+        best_losses = None if best is None else self.losses(best[None], shards, indices)
+        return Descent(out, losses, gradients, best_losses)
 
 
 class KernelModel(LoopModel):
-    """A model whose row functions are compiled; see compiled/kernels.py. Without numba it is computed in numpy.
+    """A model with compiled row functions, see compiled/kernels.py; numpy without numba.
 
-    OPTIONS are what may be chosen of it, with what is chosen otherwise; settings with these names are passed on to it,
-    and to every node. So a new option is declared there, and in settings.py.
+    `OPTIONS` has the options of the model with their defaults. Settings of the same names
+    are passed to it, at every node. Declare a new option there and in
+    settings/settings.py.
     """
 
     name: ClassVar[str]
@@ -204,15 +218,15 @@ class KernelModel(LoopModel):
     @property
     @abstractmethod
     def terms(self) -> tuple[Any, ...]:
-        """The NamedTuple on which the row functions are overloaded."""
+        """The NamedTuple on whose type the row functions are overloaded."""
 
     @abstractmethod
     def sums(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
-        """Σ f_j(w) and Σ ∇f_j(w) over some rows, without regularization: what the row functions add up, in numpy."""
+        """Compute Σ f_j(w) and Σ ∇f_j(w) over rows in numpy, without regularization."""
 
     @abstractmethod
     def scores(self, w: Float32, x: Float32) -> Float32:
-        """What it gives for some rows, [rows, outputs]; see `Model.outputs`."""
+        """Return the outputs for some rows, [rows, outputs]; see `Model.outputs`."""
 
     def initial(self, seed: int) -> Float32:
         return np.zeros(self.parameters, np.float32)
@@ -222,14 +236,10 @@ class KernelModel(LoopModel):
         if kernels is None:
             return super().losses(w, shards, indices)
         out = np.empty(len(shards))
-        with _ONE_AT_A_TIME:
-            kernels.losses(
-                self.terms,
-                np.float32(self.regularization),
-                _plain(w),
-                *_arrays(shards, indices),
-                out,
-            )
+        regularization = np.float32(self.regularization)
+        arrays = _arrays(shards, indices)
+        with _KERNEL_LOCK:
+            kernels.losses(self.terms, regularization, _contiguous(w), *arrays, out)
         return out
 
     def descend(
@@ -245,30 +255,29 @@ class KernelModel(LoopModel):
         if kernels is None:
             return super().descend(w, shards, indices, eta, best, shift)
         nodes = len(shards)
-        regularization = np.float32(self.regularization)
-        driver = (
-            kernels.descend if nodes >= kernels.get_num_threads() else kernels.descend_few
-        )
+        few = nodes < kernels.get_num_threads()
+        driver = kernels.descend_few if few else kernels.descend
+
         none = np.empty((0, self.parameters), np.float32)
-        points = none if best is None else _plain(best[None])
-        shifts = none if shift is None else _plain(shift)
         out = np.empty((nodes, self.parameters), np.float32)
-        kept = np.empty(nodes), np.empty_like(out), np.empty(nodes)
-        with _ONE_AT_A_TIME:
-            arrays = _arrays(shards, indices)
-            steps = (indices.updates_of, step_sizes(eta, nodes))
+        losses = np.empty(nodes)
+        gradients = np.empty_like(out)
+        best_losses = np.empty(nodes)
+        with _KERNEL_LOCK:
             driver(
                 self.terms,
-                regularization,
-                _plain(w),
-                points,
-                shifts,
-                *arrays,
-                *steps,
+                np.float32(self.regularization),
+                _contiguous(w),
+                none if best is None else _contiguous(best[None]),
+                none if shift is None else _contiguous(shift),
+                *_arrays(shards, indices),
+                indices.updates_of,
+                np.full(nodes, eta, np.float32),
                 out,
-                *kept,
+                losses,
+                gradients,
+                best_losses,
             )
-        losses, gradients, best_losses = kept
         return Descent(out, losses, gradients, None if best is None else best_losses)
 
     def outputs(self, w: Float32, table: Table) -> Float32:
@@ -279,61 +288,67 @@ class KernelModel(LoopModel):
         if self.target not in ("binary", "classes"):
             return None
         kernels = compiled_kernels()
-        if kernels is None:
-            scores = self.outputs(w, table)
-            right = (
-                scores.argmax(axis=1) == table.y
-                if self.target == "classes"
-                else (scores[:, 0] >= 0) == (table.y > 0)
-            )
-            return int(right.sum()) / len(table)
-        with _ONE_AT_A_TIME:
-            right = kernels.correct(
-                self.terms, _plain(w), table.x, table.y, np.float32(table.scale)
-            )
-        return int(right) / len(table)
+        if kernels is not None:
+            scale = np.float32(table.scale)
+            with _KERNEL_LOCK:
+                right = kernels.correct(self.terms, _contiguous(w), table.x, table.y, scale)
+            return int(right) / len(table)
 
-    def loss_and_gradient(
-        self, w: Float32, x: Float32, y: Float32
-    ) -> tuple[float, Float32]:
-        return self._mean(w, *self.sums(w, x, y), len(y))
+        scores = self.outputs(w, table)
+        if self.target == "classes":
+            correct = scores.argmax(axis=1) == table.y
+        else:
+            correct = (scores[:, 0] >= 0) == (table.y > 0)
+        return int(correct.sum()) / len(table)
 
-    def _at(
-        self, w: Float32, shards: Shards, indices: BatchIndices, node: int, update: int
-    ) -> tuple[float, Float32]:
-        rows = batch_rows(shards, indices, node, update)
-        table = shards.table
+    def batch_gradient(self, w: Float32, table: Table, rows: Rows) -> tuple[float, Float32]:
         loss = 0.0
-        gradient = np.zeros(self.parameters)
+        total = np.zeros(self.parameters)
         for first in range(0, len(rows), _BLOCK):
-            some = rows[first : first + _BLOCK]
-            block_loss, block_gradient = self.sums(w, table.scaled(some), table.y[some])
+            block = rows[first : first + _BLOCK]
+            block_loss, block_total = self.sums(w, table.scaled(block), table.y[block])
             loss += block_loss
-            gradient += block_gradient
-        return self._mean(w, loss, gradient, len(rows))
-
-    def _mean(
-        self, w: Float32, loss: float, gradient: Float32 | Float64, count: int
-    ) -> tuple[float, Float32]:
-        """F_i(w) and ∇F_i(w) from sums over rows."""
+            total += block_total
         penalty = 0.5 * self.regularization * float(np.square(w, dtype=np.float64).sum())
-        mean = np.asarray(gradient / count, np.float32)
-        return loss / count + penalty, mean + np.float32(self.regularization) * w
+        mean = np.asarray(total / len(rows), np.float32)
+        return loss / len(rows) + penalty, mean + np.float32(self.regularization) * w
 
 
-def step_sizes(eta: float | Float32, nodes: int) -> Float32:
-    """Of each node, [nodes]."""
-    return (
-        np.full(nodes, eta, np.float32)
-        if np.ndim(eta) == 0
-        else np.asarray(eta, np.float32)
-    )
+def loss_over(model: Model, w: Float32, table: Table) -> float:
+    """Compute F(w) over a whole table.
+
+    Args:
+      model: defines the loss.
+      w: [parameters].
+      table: the samples.
+
+    Returns:
+      The mean loss.
+    """
+    shards = Shards.whole(table)
+    return float(model.losses(w[None], shards, BatchIndices.whole(1))[0])
 
 
-def batch_rows(
-    shards: Shards, indices: BatchIndices, node: int, update: int
-) -> NDArray[np.int32]:
-    """The rows that one node takes in one update."""
+def require_fit(
+    model: Model, data: str, train: Table, batch: int | None, test: Table | None = None
+) -> None:
+    """Raise a `UserError` if the model cannot train on these samples.
+
+    The model's own `require_fit` decides. A model without one is accepted.
+
+    Args:
+      data: name of the data, for messages.
+      train: samples to train on.
+      batch: samples in a mini-batch; None for all.
+      test: samples to test on, if they are available.
+    """
+    check = getattr(model, "require_fit", None)
+    if check is not None:
+        check(data, train, batch, test)
+
+
+def batch_rows(shards: Shards, indices: BatchIndices, node: int, update: int) -> Rows:
+    """Return the rows of the mini-batch of one node and update."""
     return shards.rows_of(node)[indices.of(node, update, int(shards.size[node]))]
 
 
@@ -343,85 +358,56 @@ def first_alike(
     *vectors: Float32 | None,
     eta: float | Float32 = 0.0,
 ) -> list[int]:
-    """For each node the first that has the same samples, mini-batches, vectors and steps, and so the same result.
+    """Return, for each node, the first node that computes the same result.
+
+    Two such nodes have the same samples, mini-batches, vectors and step sizes.
 
     Args:
-      vectors: of all nodes, [nodes, parameters], or one for all, [1, parameters].
+      vectors: [nodes, parameters], or [1, parameters] for one vector shared by all nodes.
     """
     alike: dict[tuple[Any, ...], list[int]] = {}
     first = []
-    steps = (indices.updates_of, step_sizes(eta, len(shards)))
-    for node, key in enumerate(
-        zip(shards.start, shards.size, indices.group, *steps, strict=True)
-    ):
-        known = alike.setdefault(key, [])
-        same = (
-            other
-            for other in known
-            if all(_equal_rows(each, other, node) for each in vectors)
-        )
-        first.append(next(same, node))
-        if first[-1] == node:
-            known.append(node)
+    keys = zip(
+        shards.start,
+        shards.size,
+        indices.group,
+        indices.updates_of,
+        np.full(len(shards), eta, np.float32),
+        strict=True,
+    )
+    own_vectors = [each for each in vectors if each is not None and len(each) > 1]
+    for node, key in enumerate(keys):
+        candidates = alike.setdefault(key, [])
+        for other in candidates:
+            if all(np.array_equal(each[other], each[node]) for each in own_vectors):
+                first.append(other)
+                break
+        else:
+            first.append(node)
+            candidates.append(node)
     return first
 
 
-def _equal_rows(vectors: Float32 | None, one: int, other: int) -> bool:
-    return (
-        vectors is None or len(vectors) == 1 or np.array_equal(vectors[one], vectors[other])
-    )
-
-
-def loss_over(model: Model, w: Float32, table: Table) -> float:
-    """F(w) over a whole table."""
-    shards = Shards.whole(table)
-    return float(model.losses(w[None], shards, BatchIndices.whole(1))[0])
-
-
-def require_fit(
-    model: Model, data: str, train: Table, batch: int | None, test: Table | None = None
-) -> None:
-    """Refuses a model that cannot be trained on such samples, before anything is; a model says so by a method of this
-    name, if it has one.
-
-    Args:
-      data: what samples are called.
-      batch: samples in a mini-batch; None for all.
-      test: the samples to test on, where they are at hand.
-    """
-    own = getattr(model, "require_fit", None)
-    if own is not None:
-        own(data, train, batch, test)
+def compiled_kernels() -> Any | None:
+    """Return the module of kernels; None without numba."""
+    return import_kernels("fedbudget.models.compiled.kernels")
 
 
 def _arrays(shards: Shards, indices: BatchIndices) -> tuple[Any, ...]:
     table = shards.table
     table.require_arrays()
-    own = shards.rows, shards.start, shards.size
-    return table.x, table.y, np.float32(table.scale), *own, indices.positions, indices.group
+    return (
+        table.x,
+        table.y,
+        np.float32(table.scale),
+        shards.rows,
+        shards.start,
+        shards.size,
+        indices.positions,
+        indices.group,
+    )
 
 
-def compiled_kernels() -> Any | None:
-    """The module of them, where numba is installed."""
-    return import_kernels("fedbudget.models.compiled.kernels")
-
-
-def _plain(vectors: Float32) -> Float32:
-    """Vectors as kernels are compiled for them: whatever else numpy knows would be compiled for anew."""
+def _contiguous(vectors: Float32) -> Float32:
+    """Return vectors in the one memory layout that kernels are compiled for."""
     return np.require(vectors, np.float32, ("C", "A", "W"))
-
-
-class SquaredSvmTerms(NamedTuple):
-    """Nothing: the loss has no constants but λ."""
-
-
-class LinearTerms(NamedTuple):
-    """Nothing: the loss has no constants."""
-
-
-class SoftmaxTerms(NamedTuple):
-    classes: int
-
-
-class KMeansTerms(NamedTuple):
-    clusters: int

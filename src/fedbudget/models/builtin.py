@@ -1,39 +1,52 @@
-"""Models of one score wᵀx per sample, such as the paper's SVM and linear regression.
+"""The models that need no PyTorch. w(0) = 0 unless stated otherwise.
 
-Linear regression, Table I: f_j(w) = ½ ‖y_j - wᵀx_j‖², w(0) = 0.
+- Squared-SVM, Table I: f_j(w) = λ/2 ‖w‖² + ½ max{0, 1 - y_j wᵀx_j}², labels ±1, no bias.
+- Linear regression, Table I: f_j(w) = ½ ‖y_j - wᵀx_j‖².
+- Softmax regression: f_j(w) = -log softmax(W x_j + bias)[y_j]. w has the weights and then
+  the bias of the first class, then those of the second class, and so on.
+- K-means, Table I: f_j(w) = ½ min_l ‖x_j - w_(l)‖², with the centres w_(l) one after the
+  other.
 
-Squared-SVM, Table I: f_j(w) = λ/2 ‖w‖² + ½ max{0, 1 - y_j wᵀx_j}², labels ±1, no bias, w(0) = 0.
-
-Softmax regression: f_j(w) = -log softmax(W x_j + bias)[y_j]; each class has its weights, then its bias; w(0) = 0.
-
-K-means, Table I: f_j(w) = ½ min_l ‖x_j - w_(l)‖², with the centres w_(l) one after the other in w.
+The type of a model's `terms` selects its row functions in compiled/rows.py.
 """
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from fedbudget.arrays import Float32, Float64
 from fedbudget.data.shards import Table
 from fedbudget.errors import UserError
-from fedbudget.models.base import (
-    KernelModel,
-    KMeansTerms,
-    LinearTerms,
-    ModelOptions,
-    SoftmaxTerms,
-    SquaredSvmTerms,
-    Target,
-)
+from fedbudget.models.base import KernelModel, ModelOptions, Rows, Target
 from fedbudget.models.description import TensorDescription
-from fedbudget.models.per_sample import OuterGradients, Rows, features
+from fedbudget.models.per_sample import OuterGradients, features
+
+
+class SquaredSvmTerms(NamedTuple):
+    """Empty: λ is the only constant of the loss, and a separate argument."""
+
+
+class LinearTerms(NamedTuple):
+    """Empty: the loss has no constants."""
+
+
+class SoftmaxTerms(NamedTuple):
+    """Constants of softmax regression."""
+
+    classes: int
+
+
+class KMeansTerms(NamedTuple):
+    """Constants of K-means."""
+
+    clusters: int
 
 
 @dataclass(frozen=True)
 class ScoreModel(KernelModel):
-    """A model of one score wᵀx per sample, with a parameter for each feature; see by_score.py."""
+    """A model with one score wᵀx per sample and one parameter per feature."""
 
     features: int
     regularization: float = 0.0
@@ -51,19 +64,21 @@ class ScoreModel(KernelModel):
 
     @abstractmethod
     def slopes(self, scores: Float64, y: Float32) -> Float64:
-        """Of the loss by the score, [rows]."""
+        """Derivative of the loss by the score, [rows]."""
 
     def sample_gradients(self, w: Float32, table: Table, rows: Rows) -> OuterGradients:
-        """Of single samples, without regularization."""
+        """Gradients of single samples, without regularization."""
         x = features(table, rows)
-        return OuterGradients(
-            self.slopes(x @ w.astype(np.float64), table.y[rows])[:, None], x
-        )
+        slopes = self.slopes(x @ w.astype(np.float64), table.y[rows])
+        return OuterGradients(slopes[:, None], x)
 
 
 @dataclass(frozen=True)
 class LinearRegression(ScoreModel):
-    """A linear prediction of a real number; features and target should be centred, as there is no intercept."""
+    """Linear prediction of a real number.
+
+    Center features and target: it has no intercept.
+    """
 
     name: ClassVar[str] = "linear"
     target: ClassVar[Target] = "real"
@@ -79,7 +94,7 @@ class LinearRegression(ScoreModel):
 
 @dataclass(frozen=True)
 class SquaredSvm(ScoreModel):
-    """A linear classifier of two classes."""
+    """Linear classifier of two classes."""
 
     name: ClassVar[str] = "svm"
     target: ClassVar[Target] = "binary"
@@ -96,7 +111,7 @@ class SquaredSvm(ScoreModel):
 
 @dataclass(frozen=True)
 class Softmax(KernelModel):
-    """A linear classifier of any number of classes."""
+    """Linear classifier of any number of classes."""
 
     name: ClassVar[str] = "softmax"
     target: ClassVar[Target] = "classes"
@@ -110,9 +125,8 @@ class Softmax(KernelModel):
 
     @property
     def tensors(self) -> tuple[TensorDescription, ...]:
-        return TensorDescription(
-            "weight", (self.classes, self.features)
-        ), TensorDescription("bias", (self.classes,))
+        weight = TensorDescription("weight", (self.classes, self.features))
+        return weight, TensorDescription("bias", (self.classes,))
 
     @property
     def rows(self) -> int:
@@ -124,21 +138,21 @@ class Softmax(KernelModel):
 
     def sums(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
         row = np.arange(len(y))
-        own = y.astype(np.int64)
+        labels = y.astype(np.int64)
         logits = self.scores(w, x).astype(np.float64)
         highest = logits.max(axis=1, keepdims=True)
         log_sums = np.log(np.exp(logits - highest).sum(axis=1, keepdims=True)) + highest
         errors = np.exp(logits - log_sums).astype(np.float32)
-        errors[row, own] -= 1
+        errors[row, labels] -= 1
         gradient = np.column_stack([errors.T @ x, errors.sum(axis=0)])
-        return float((log_sums[:, 0] - logits[row, own]).sum()), gradient.ravel()
+        return float((log_sums[:, 0] - logits[row, labels]).sum()), gradient.ravel()
 
     def scores(self, w: Float32, x: Float32) -> Float32:
         weights = w.reshape(self.classes, -1)
         return x @ weights[:, :-1].T + weights[:, -1]
 
     def sample_gradients(self, w: Float32, table: Table, rows: Rows) -> OuterGradients:
-        """Of single samples, without regularization."""
+        """Gradients of single samples, without regularization."""
         x = features(table, rows)
         weights = w.reshape(self.classes, -1).astype(np.float64)
         scores = x @ weights[:, :-1].T + weights[:, -1]
@@ -150,7 +164,10 @@ class Softmax(KernelModel):
 
 @dataclass(frozen=True)
 class KMeans(KernelModel):
-    """Clusters, learned without any target; w(0) is uniform in [0, 1), because equal centres would stay equal."""
+    """Clusters without targets.
+
+    w(0) is uniform in [0, 1), because equal centres would stay equal.
+    """
 
     name: ClassVar[str] = "kmeans"
     target: ClassVar[Target] = "none"
@@ -180,11 +197,10 @@ class KMeans(KernelModel):
 
     def sums(self, w: Float32, x: Float32, y: Float32) -> tuple[float, Float32]:
         scores = self.scores(w, x)
-        centres = w.reshape(self.clusters, -1)
         nearest = scores.argmax(axis=1)
-        members = [x[nearest == cluster] for cluster in range(self.clusters)]
         gradient = [
-            (centre - own).sum(axis=0) for centre, own in zip(centres, members, strict=True)
+            (centre - x[nearest == cluster]).sum(axis=0)
+            for cluster, centre in enumerate(w.reshape(self.clusters, -1))
         ]
         return -float(scores.max(axis=1).sum(dtype=np.float64)), np.concatenate(gradient)
 

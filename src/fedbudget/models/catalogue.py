@@ -1,4 +1,4 @@
-"""The models that go by a name."""
+"""The models that have a name."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,54 +11,127 @@ from fedbudget.errors import UserError, unknown
 from fedbudget.models.base import Model, ModelOptions
 from fedbudget.models.builtin import KMeans, LinearRegression, Softmax, SquaredSvm
 
+_LEAST_SIDE = {"cnn": 1, "lenet": 16}
+"""Smallest height and width of images, in pixels, for networks that need images."""
+
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model that goes by a name.
+    """A model that has a name.
 
     Args:
-      build: (dataset, options, device) to a model that fits the dataset's features and classes.
-      options: what may be chosen of it, with what is chosen otherwise.
+      build: (dataset, options, device) to a model for the dataset's features and classes.
+      options: its options with their defaults.
     """
 
     build: Callable[[Dataset, dict[str, Any], str], Model]
     options: ModelOptions = field(default_factory=dict)
 
 
-_LEAST_SIDE = {"cnn": 1, "lenet": 16}
-"""Of images, in pixels, for networks that need images."""
+def build(
+    name: str,
+    dataset: Dataset,
+    options: ModelOptions | None = None,
+    *,
+    device: str = "auto",
+) -> Model:
+    """Create a model by its name, with the size that the dataset needs.
+
+    Args:
+      name: a key of `MODELS`.
+      dataset: the samples to train on.
+      options: values of the model's options; the defaults for those that are missing.
+      device: device of PyTorch, for models that use it.
+    """
+    entry = _entry(name)
+    chosen = dict(options or {})
+    for option, value in chosen.items():
+        if option not in entry.options:
+            known = ", ".join(entry.options) or "none"
+            raise UserError(f"model {name} has no option {option}, only: {known}")
+        expected = type(entry.options[option])
+        if type(value) is not expected and not (expected is float and type(value) is int):
+            raise UserError(
+                f"{option} of model {name} must be of type {expected.__name__}, "
+                f"not {value!r}"
+            )
+    return entry.build(dataset, {**entry.options, **chosen}, device)
+
+
+def default(dataset: Dataset) -> str:
+    """Return the default model: softmax regression for classes, linear for numbers."""
+    if dataset.store is not None:
+        raise UserError(
+            "samples that are read one by one need a custom PyTorch model: pass it as "
+            "`model`"
+        )
+    if dataset.train.labels is not None:
+        return "softmax"
+    if dataset.train.values is not None:
+        return "linear"
+    raise UserError(
+        f"{dataset.name} has nothing to predict; for clusters, use `model` kmeans"
+    )
+
+
+def options(name: str, settings: Mapping[str, Any]) -> ModelOptions:
+    """Select the settings that are options of a model.
+
+    >>> options("kmeans", {"model": "kmeans", "clusters": 7, "seed": 1})
+    {'clusters': 7}
+    >>> options("svm", {"clusters": 7})
+    {}
+    """
+    return {
+        option: settings[option] for option in _entry(name).options if option in settings
+    }
+
+
+def require_torch(what: str) -> None:
+    """Raise a `UserError` with the extra to install if PyTorch is missing.
+
+    Args:
+      what: the feature that needs it.
+    """
+    if find_spec("torch") is None:
+        raise UserError(
+            f"{what} needs PyTorch; install it with: pip install 'fedbudget[torch]'"
+        )
 
 
 def _network(name: str, dataset: Dataset, _: dict[str, Any], device: str) -> Model:
     require_torch(f"`model` {name}")
     if name in _LEAST_SIDE and len(dataset.shape) != 3:
         raise UserError(
-            f"`model` {name} needs images [channels, height, width]; {dataset.name} has {dataset.features} features"
+            f"`model` {name} needs images [channels, height, width]; {dataset.name} has "
+            f"{dataset.features} features"
         )
-    if min(dataset.shape[1:], default=0) < (least := _LEAST_SIDE.get(name, 0)):
+    least = _LEAST_SIDE.get(name, 0)
+    if min(dataset.shape[1:], default=0) < least:
         sides = " x ".join(map(str, dataset.shape[1:]))
         raise UserError(
-            f"`model` {name} needs images of {least} x {least} or more; {dataset.name} has {sides}"
+            f"`model` {name} needs images of {least} x {least} or more; {dataset.name} has "
+            f"{sides}"
         )
     from fedbudget.models.torch import networks
     from fedbudget.models.torch.model import TorchModel
 
-    number = (
-        name == "mlp" and dataset.train.labels is None and dataset.train.values is not None
-    )
-    makes: dict[str, Callable[[Any, int], Any]] = {
-        "mlp": networks.mlp,
-        "cnn": networks.cnn,
-        "lenet": networks.lenet,
-    }
-    make = partial(makes[name], dataset.features if name == "mlp" else dataset.shape)
-    outputs = 1 if number else max(1, len(dataset.classes))
+    train = dataset.train
+    real = name == "mlp" and train.labels is None and train.values is not None
+    size: Any = dataset.features if name == "mlp" else dataset.shape
+    outputs = 1 if real else max(1, len(dataset.classes))
     return TorchModel(
-        partial(make, outputs),
+        partial(getattr(networks, name), size, outputs),
         name=name,
-        target="real" if number else "classes",
+        target="real" if real else "classes",
         device=device,
     )
+
+
+def _entry(name: str) -> ModelEntry:
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    return MODELS[name]
 
 
 MODELS: Mapping[str, ModelEntry] = {
@@ -74,70 +147,3 @@ MODELS: Mapping[str, ModelEntry] = {
     "cnn": ModelEntry(partial(_network, "cnn")),
     "lenet": ModelEntry(partial(_network, "lenet")),
 }
-
-
-def build(
-    name: str,
-    dataset: Dataset,
-    options: ModelOptions | None = None,
-    *,
-    device: str = "auto",
-) -> Model:
-    """A model by its name, of the size that the dataset needs.
-
-    Args:
-      options: what is chosen of it; the model's own choice where nothing is given.
-      device: where PyTorch computes, for models that use it.
-    """
-    entry = _entry(name)
-    for option, value in (options or {}).items():
-        if option not in entry.options:
-            raise UserError(
-                f"model {name} has no option {option}, only: {', '.join(entry.options) or 'none'}"
-            )
-        expected = type(entry.options[option])
-        if type(value) is not expected and not (expected is float and type(value) is int):
-            raise UserError(
-                f"{option} of model {name} must be of type {expected.__name__}, not {value!r}"
-            )
-    return entry.build(dataset, {**entry.options, **(options or {})}, device)
-
-
-def default(dataset: Dataset) -> str:
-    """What is trained where nobody has said it: softmax regression for classes, linear regression for numbers."""
-    if dataset.store is not None:
-        raise UserError(
-            "samples that are read one by one need a PyTorch model of your own; give it as `model`"
-        )
-    if dataset.train.labels is not None:
-        return "softmax"
-    if dataset.train.values is not None:
-        return "linear"
-    raise UserError(
-        f"{dataset.name} has nothing to predict; for clusters, use `model` kmeans"
-    )
-
-
-def options(name: str, settings: Mapping[str, Any]) -> ModelOptions:
-    """Of all settings, those that are options of this model.
-
-    >>> options("kmeans", {"model": "kmeans", "clusters": 7, "seed": 1}), options("svm", {"clusters": 7})
-    ({'clusters': 7}, {})
-    """
-    return {
-        option: settings[option] for option in _entry(name).options if option in settings
-    }
-
-
-def _entry(name: str) -> ModelEntry:
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
-    return MODELS[name]
-
-
-def require_torch(what: str) -> None:
-    """Says which extra to install where PyTorch is missing."""
-    if find_spec("torch") is None:
-        raise UserError(
-            f"{what} needs PyTorch; install it with: pip install 'fedbudget[torch]'"
-        )

@@ -1,4 +1,8 @@
-"""numba, where it is installed; and whoever wants to know is told when it compiles a kernel that is not on disk yet."""
+"""Optional use of numba, and a notification when it compiles a kernel.
+
+numba is slow to import, so kernels are imported at their first use. Compiled kernels are
+cached on disk: only the first run on a machine compiles.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,42 +12,39 @@ from importlib.util import find_spec
 from threading import Lock
 from typing import Any
 
-COMPILING = "compiling kernels for this machine, which is done once and can take a minute"
+COMPILING = "compiling kernels for this machine, once; this can take a minute"
 
 _listeners: list[Callable[[], None]] = []
-_importing = Lock()
+_import_lock = Lock()
 
 
 def has_numba() -> bool:
-    """Whether there are compiled kernels; all that they compute is computed in numpy otherwise."""
+    """Return whether compiled kernels are available.
+
+    Without them numpy computes the same.
+    """
     return find_spec("numba") is not None
 
 
 def numba_if_installed() -> Any | None:
-    """numba itself, which is slow to import."""
-    if not has_numba():
-        return None
-    import numba
-
-    return numba
+    """Import and return numba; None if it is not installed."""
+    return import_module("numba") if has_numba() else None
 
 
 @cache
 def import_kernels(module: str) -> Any | None:
-    """The module of kernels with this name, where numba is installed; it is slow to import, and so not until it is
-    needed.
+    """Import a module of kernels; None if numba is not installed.
 
-    By one thread at a time: modules of numba import each other, and two threads that do it at once get halves.
+    One thread at a time: modules of numba import each other, and two concurrent imports can
+    see half-initialised modules.
     """
-    if not has_numba():
-        return None
-    with _importing:
-        return import_module(module)
+    with _import_lock:
+        return import_module(module) if has_numba() else None
 
 
 @contextmanager
 def on_compiling(listener: Callable[[], None]) -> Iterator[None]:
-    """Within it, the listener is called once, when the first kernel is compiled; in whatever thread that happens."""
+    """Call the listener once when the first kernel is compiled, in the compiling thread."""
     _listeners.append(listener)
     try:
         yield
@@ -54,7 +55,7 @@ def on_compiling(listener: Callable[[], None]) -> Iterator[None]:
 
 @cache
 def watch() -> None:
-    """Begins to look; called by what imports numba."""
+    """Start to notify listeners. Every module of kernels calls this."""
     from numba.core import event
 
     class Listener(event.Listener):  # type: ignore[misc]

@@ -1,10 +1,11 @@
-"""What a model is, told without its code: by this, two machines that each have the code know that it is the same.
+"""Description of a model without its code, to compare models on two machines.
 
-What is told is what must be alike for parameters to be averaged: the tensors that w is made of, the loss, and what is
-learned from. A loss that a person has written is known by its name and by a digest of how it is written, comments and
-blanks aside. What a function takes from around it is not looked at, nor what a module does with its parameters.
+Averaging parameters requires the same tensors in w, the same loss and the same kind of
+targets. A custom loss is compared by its name and a digest of its source, without comments
+and whitespace. Variables that a function takes from its surroundings are not compared, nor
+is the code of a module.
 
-w by names: how the flat vector is made of a model's tensors, such as weights and biases.
+`NamedTensors` maps the flat w to tensors by name, such as weights and biases.
 """
 
 import ast
@@ -24,15 +25,14 @@ from fedbudget.arrays import Float32
 from fedbudget.errors import UserError
 from fedbudget.models.base import Model
 
-Text = Annotated[
-    str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*\Z")
-]  # it is shown where it was not written
-_FROZEN = "what is frozen"
+# Another machine prints these texts, so they must be short and without control characters.
+Text = Annotated[str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
+_FROZEN = "the frozen part"
 
 
 @dataclass(frozen=True)
 class TensorDescription:
-    """A part of w, such as a layer's weights.
+    """A part of w, such as the weights of a layer.
 
     Args:
       type: of its numbers.
@@ -43,20 +43,20 @@ class TensorDescription:
     type: Text = "float32"
 
     def __str__(self) -> str:
-        return f"{' x '.join(map(str, self.shape)) or 'a number'} of {self.type}"
+        return f"{_shape_text(self.shape)} of {self.type}"
 
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """A model of a person's own.
+    """A custom model.
 
     Args:
-      name: as it is called; another name is no difference.
-      kind: such as `TorchModel`.
-      tensors: what w is made of, in its order.
-      loss: in words.
-      target: what is learned from, as of a `Model`.
-      frozen: a digest of the parameters that are not trained; nothing where all are.
+      name: for messages; models with different names can be the same.
+      kind: class of the model, such as `TorchModel`.
+      tensors: the tensors of w, in order.
+      loss: the loss as text.
+      target: meaning of y, see `Model`.
+      frozen: digest of the parameters that are not trained; empty if all are trained.
     """
 
     name: Text
@@ -67,29 +67,33 @@ class ModelDescription:
     frozen: Text = ""
 
     def difference(self, other: "ModelDescription", here: str, there: str) -> str | None:
-        """The first difference to another model, in words; None where there is none.
+        """Return the first difference to another model as text; None if there is none.
 
         Args:
-          here, there: where this one is, and the other.
+          here, there: locations of this model and of the other one, for the text.
 
-        >>> one, two = (ModelDescription("net", "", (TensorDescription("a", (n, 2)),), "", "") for n in (3, 4))
-        >>> one.difference(two, "at the node", "at the aggregator")
-        'parameter a is 3 x 2 of float32 at the node, and 4 x 2 of float32 at the aggregator'
+        >>> def net(size):
+        ...     tensors = (TensorDescription("a", (size,)),)
+        ...     return ModelDescription("net", "", tensors, "", "")
+        >>> net(3).difference(net(4), "at the node", "at the aggregator")
+        'parameter a is 3 of float32 at the node, and 4 of float32 at the aggregator'
         """
         ours = self._facts()
         theirs = other._facts()
         for what in (*ours, *theirs):
-            own = ours.get(what, "missing")
-            others = theirs.get(what, "missing")
-            if own == others:
+            one = ours.get(what, "missing")
+            two = theirs.get(what, "missing")
+            if one == two:
                 continue
             if what == _FROZEN and self.frozen and other.frozen:
-                digests = f"{own} and {others}"
-                return f"{what} has other numbers {here} than {there} ({digests}): they must be loaded, or made, the same"
-            return f"{what} is {own} {here}, and {others} {there}"
-        for own, others in zip(ours, theirs, strict=True):
-            if own != others:
-                return f"{own} comes {here} where {others} comes {there}"
+                return (
+                    f"{what} has other values {here} than {there} (digests {one} and "
+                    f"{two}): load or create the same values on both machines"
+                )
+            return f"{what} is {one} {here}, and {two} {there}"
+        for one, two in zip(ours, theirs, strict=True):
+            if one != two:
+                return f"the order differs: {one} {here} is in the place of {two} {there}"
         return None
 
     def _facts(self) -> dict[str, str]:
@@ -97,123 +101,125 @@ class ModelDescription:
             "the kind of model": self.kind,
             **{f"parameter {each.name}": str(each) for each in self.tensors},
             "the loss": self.loss,
-            "what is learned from": self.target,
-            _FROZEN: self.frozen or "nothing",
+            "the kind of target": self.target,
+            _FROZEN: self.frozen or "empty",
         }
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.kind}, {sum(prod(each.shape) for each in self.tensors)} parameters)"
+        parameters = sum(prod(each.shape) for each in self.tensors)
+        return f"{self.name} ({self.kind}, {parameters} parameters)"
 
 
 def describe(model: Model) -> ModelDescription:
-    """Of any model; one says more of itself by `tensors`, `loss_in_words` and `frozen`, each where it has it."""
+    """Describe any model.
+
+    A model adds details with the attributes `tensors`, `loss_description` and `frozen`.
+    """
     whole = (TensorDescription("w", (model.parameters,)),)
     kind = type(model).__name__
     return ModelDescription(
         model.name[:500],
         kind,
         tuple(getattr(model, "tensors", whole)),
-        str(getattr(model, "loss_in_words", f"of {kind}"))[:500],
+        str(getattr(model, "loss_description", f"of {kind}"))[:500],
         model.target,
         str(getattr(model, "frozen", "")),
     )
 
 
-def in_words(function: Callable[..., Any]) -> str:
-    """A function, or an object that can be called, as far as two machines can compare it.
+def describe_function(function: Callable[..., Any]) -> str:
+    """Describe a function or a callable object, so that two machines can compare it.
 
-    >>> in_words(max), in_words(functools.partial(max, key=abs))
+    >>> describe_function(max), describe_function(functools.partial(max, key=abs))
     ('max', 'max with key=abs')
     """
     if isinstance(function, functools.partial):
-        given = [*map(_value_in_words, function.args), *_named(function.keywords.items())]
-        return f"{in_words(function.func)} with {', '.join(given)}"
+        given = [*map(_value_text, function.args), *_named(function.keywords)]
+        return f"{describe_function(function.func)} with {', '.join(given)}"
     if hasattr(function, "__name__"):
-        return f"{function.__name__}{_written(function)}"
-    kind = type(function)  # of an object, such as CrossEntropyLoss(label_smoothing=0.1)
-    return (
-        f"{kind.__name__}({', '.join(_named(_settings(function).items()))}){_written(kind)}"
-    )
+        return f"{function.__name__}{_source_digest(function)}"
+
+    # An object, such as CrossEntropyLoss(label_smoothing=0.1). Buffers are those of a
+    # module.
+    kind = type(function)
+    state = {**getattr(function, "__dict__", {}), **getattr(function, "_buffers", {})}
+    public = {
+        name: state[name]
+        for name in sorted(state)
+        if not name.startswith("_") and name != "training"
+    }
+    return f"{kind.__name__}({', '.join(_named(public))}){_source_digest(kind)}"
 
 
 def digest(parts: Iterable[bytes]) -> str:
-    """A short text that is another when any byte is."""
+    """Return a checksum of some bytes as text."""
     checksum = 0
     for part in parts:
         checksum = zlib.crc32(part, checksum)
     return f"{checksum:08x}"
 
 
-def _settings(function: Any) -> dict[str, Any]:
-    """What an object holds that says how it computes, its tensors too where it is a module."""
-    held = {**getattr(function, "__dict__", {}), **getattr(function, "_buffers", {})}
-    return {
-        name: held[name]
-        for name in sorted(held)
-        if not name.startswith("_") and name != "training"
-    }
-
-
-def _named(values: Iterable[tuple[str, Any]]) -> list[str]:
+def _named(values: Mapping[str, Any]) -> list[str]:
     return [
-        f"{name}={_value_in_words(value)}" for name, value in values if value is not None
+        f"{name}={_value_text(value)}"
+        for name, value in values.items()
+        if value is not None
     ]
 
 
-def _value_in_words(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, str | int | float):
         return repr(value)
+    if hasattr(value, "detach"):  # a tensor of PyTorch
+        value = value.detach().cpu()
     if hasattr(value, "__array__"):
-        return digest(
-            [
-                np.asarray(
-                    value.detach().cpu() if hasattr(value, "detach") else value
-                ).tobytes()
-            ]
-        )
-    return in_words(value) if callable(value) else type(value).__name__
+        return digest([np.asarray(value).tobytes()])
+    return describe_function(value) if callable(value) else type(value).__name__
 
 
-def _written(what: Any) -> str:
-    """How a person's own is written, as a digest; nothing for what is installed, which is known by its name."""
+def _source_digest(code: Any) -> str:
+    """Return a digest of the source of custom code; empty for installed packages."""
     try:
-        if "-packages" in inspect.getfile(what):
+        if "-packages" in inspect.getfile(code):
             return ""
-        source = textwrap.dedent(inspect.getsource(what))
-    except (OSError, TypeError):  # of no file
+        source = textwrap.dedent(inspect.getsource(code))
+    except (OSError, TypeError):  # there is no file
         return ""
     try:
         tree: ast.AST = ast.parse(source)
         lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
-        if inspect.isfunction(what) and what.__name__ == "<lambda>" and len(lambdas) == 1:
-            tree = lambdas[0]  # and not the line that it is in
+        if inspect.isfunction(code) and code.__name__ == "<lambda>" and len(lambdas) == 1:
+            tree = lambdas[0]  # without the rest of the line
         source = ast.unparse(tree)
-    except SyntaxError:  # a part of a line
+    except SyntaxError:  # the source is a part of a line
         source = "".join(source.split())
     return f", written as {digest([source.encode()])}"
 
 
 def require_no_arguments(make: Callable[..., Any]) -> None:
-    """Refuses what makes a model only when it is told more."""
+    """Raise a `UserError` if a function that creates a model needs arguments."""
     try:
         inspect.signature(make).bind()
     except TypeError as error:
-        name = getattr(make, "__name__", "it")
+        name = getattr(make, "__name__", "the function")
         raise UserError(
-            f"{name} cannot be made: {error}; give {name}(...), or a function that makes it"
+            f"{name} cannot be called without arguments: {error}; pass {name}(...), or a "
+            "function that returns it"
         ) from None
-    except ValueError:  # nothing is known of what it takes
+    except ValueError:  # the signature is unknown
         return
 
 
 @dataclass(frozen=True)
 class NamedTensors:
-    """What w is made of. Each tensor has as many rows as the others, and w is the first row of each, the second of
-    each, and so on; with one row, w is one tensor after the other.
+    """The tensors of w by name.
+
+    All tensors have the same number of rows. w contains the first row of each tensor, then
+    the second row of each, and so on. With one row, w is one tensor after the other.
 
     Args:
-      shapes: of the tensors, by name, in their order.
-      rows: of each.
+      shapes: shapes of the tensors by name, in order.
+      rows: rows of each tensor.
 
     >>> named = NamedTensors({"weight": (2, 3), "bias": (2,)}, rows=2)
     >>> parts = named.split(np.arange(8, dtype=np.float32))
@@ -228,14 +234,14 @@ class NamedTensors:
 
     @classmethod
     def of(cls, model: Model) -> "NamedTensors":
-        """Of any model; one that has no `tensors` is w alone."""
+        """Return the tensors of a model; one tensor `w` if the model does not name any."""
         return cls(
             {each.name: each.shape for each in describe(model).tensors},
             getattr(model, "rows", 1),
         )
 
     def split(self, w: Float32) -> dict[str, Float32]:
-        """The tensors that are in w."""
+        """Return the tensors in w."""
         table = w.reshape(self.rows, -1)
         named = {}
         used = 0
@@ -246,23 +252,27 @@ class NamedTensors:
         return named
 
     def join(self, tensors: Mapping[str, Float32]) -> Float32:
-        """The w that these tensors are in."""
+        """Return the w of some tensors."""
         parts = [np.reshape(tensors[name], (self.rows, -1)) for name in self.shapes]
         return np.concatenate(parts, axis=1, dtype=np.float32).reshape(-1)
 
     def require_same(self, other: "NamedTensors", here: str, there: str) -> None:
-        """Refuses other tensors than these; says what is first another.
+        """Raise a `UserError` with the first difference to other tensors.
 
         Args:
-          here, there: where these are, and the others.
+          here, there: locations of these tensors and of the other ones, for the message.
         """
         for name in (*self.shapes, *other.shapes):
-            ours, theirs = (each.shapes.get(name, "missing") for each in (self, other))
+            ours = self.shapes.get(name)
+            theirs = other.shapes.get(name)
             if ours != theirs:
                 raise UserError(
-                    f"{name} is {_shape(ours)} {here}, and {_shape(theirs)} {there}"
+                    f"{name} is {_shape_text(ours)} {here}, "
+                    f"and {_shape_text(theirs)} {there}"
                 )
 
 
-def _shape(shape: tuple[int, ...] | str) -> str:
-    return shape if isinstance(shape, str) else " x ".join(map(str, shape)) or "a number"
+def _shape_text(shape: tuple[int, ...] | None) -> str:
+    if shape is None:
+        return "missing"
+    return " x ".join(map(str, shape)) or "a number"

@@ -1,6 +1,8 @@
-"""A model of the user's own: any Python function that gives loss and gradient of a batch.
+"""Custom models: plain Python functions, PyTorch modules, and objects with a `Model`
+interface.
 
-A model of a person's own, however it is given: as a `Model`, as a PyTorch module, or as what makes one of these.
+`FunctionModel` trains a plain function. `as_model` accepts anything that the user may pass
+as a model, and `load_model` reads it from a Python file.
 """
 
 import sys
@@ -13,30 +15,38 @@ from numpy.typing import ArrayLike
 from fedbudget import python_file
 from fedbudget.arrays import Float32
 from fedbudget.data.shards import Table
-from fedbudget.errors import UserError, explained
-from fedbudget.models.base import LoopModel, Model, Target
-from fedbudget.models.description import in_words, require_no_arguments
+from fedbudget.errors import UserError, as_user_error
+from fedbudget.models.base import LoopModel, Model, Rows, Target
+from fedbudget.models.description import describe_function, require_no_arguments
 from fedbudget.randomness import ALONE
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    OwnModel = Model | nn.Module | Callable[[], Model | nn.Module]
+    """Anything that the user may pass as a model."""
+
 LossAndGradient = Callable[[Float32, Float32, Float32], tuple[float, ArrayLike]]
-"""(w [parameters], x [samples, features], y [samples]) to the mean loss and its gradient [parameters]."""
+"""(w [parameters], x [samples, features], y [samples]) to mean loss, gradient
+[parameters]."""
 
 Predict = Callable[[Float32, Float32], ArrayLike]
-"""(w, x) to a prediction for each sample, to be compared with y."""
+"""(w, x) to a prediction of y for each sample."""
 
 PredictionMetric = Callable[[Float32, Float32], float]
 """(predictions, y) of all samples to a number."""
 
 
 class FunctionModel(LoopModel):
-    """Trains what a plain function describes.
+    """Trains a plain function.
 
     Args:
-      function: loss and gradient of a batch.
+      function: returns loss and gradient of a batch.
       initial: w(0), [parameters].
-      predict: how to predict y, for accuracy; without it a run has no accuracy.
-      target: what y should hold; `raw` is the data's own numbers.
-      metrics: functions (predictions, y) to a number, by name, for the test samples; they need `predict`.
+      predict: predicts y; a run without it reports no accuracy.
+      target: meaning of y; `raw` passes the values of the data unchanged.
+      metrics: functions (predictions, y) to a number, by name, for the test samples. They
+        need `predict`.
 
     >>> import numpy as np
     >>> def mean_of_data(w, x, y):
@@ -56,15 +66,16 @@ class FunctionModel(LoopModel):
         metrics: Mapping[str, PredictionMetric] | None = None,
     ) -> None:
         if metrics and predict is None:
-            raise UserError("metrics are of predictions; give `predict` too")
+            raise UserError("metrics compare predictions with y; pass `predict` too")
         self.function = function
         self._metrics = dict(metrics or {})
         self.predict = predict
         self.target: Target = target
         self._initial = np.array(initial, dtype=np.float32)
         if self._initial.ndim != 1 or not self._initial.size:
+            shape = self._initial.shape
             raise UserError(
-                f"initial must be a flat vector of parameters, not of shape {self._initial.shape}"
+                f"initial must be a flat vector of parameters, not of shape {shape}"
             )
 
     @property
@@ -76,34 +87,30 @@ class FunctionModel(LoopModel):
         return int(self._initial.size)
 
     @property
-    def loss_in_words(self) -> str:
-        return in_words(self.function)
+    def loss_description(self) -> str:
+        return describe_function(self.function)
 
     def initial(self, seed: int) -> Float32:
         return self._initial.copy()
 
-    def loss_and_gradient(
-        self, w: Float32, x: Float32, y: Float32
-    ) -> tuple[float, Float32]:
-        with np.errstate(
-            over="ignore"
-        ):  # on the way to a number that is right, as in 1 / (1 + exp(-score))
-            loss, gradient = self.function(w, x, y)
-        gradient = np.asarray(gradient, dtype=np.float32)
+    def batch_gradient(self, w: Float32, table: Table, rows: Rows) -> tuple[float, Float32]:
+        # Intermediate results may overflow and still be right, as in 1 / (1 + exp(-score)).
+        with np.errstate(over="ignore"):
+            loss, values = self.function(w, table.scaled(rows), table.y[rows])
+        gradient = np.asarray(values, dtype=np.float32)
         if gradient.shape != w.shape:
             raise UserError(
-                f"{self.name} gave a gradient of shape {gradient.shape}; w has {w.shape}"
+                f"{self.name} returned a gradient of shape {gradient.shape}; "
+                f"w has {w.shape}"
             )
         return float(loss), gradient
 
     def outputs(self, w: Float32, table: Table) -> Float32 | None:
-        """Its predictions of y, [samples, 1]: a class is given by its number."""
+        """Return the predictions of y, [samples, 1]; a class is its number."""
         if self.predict is None:
             return None
-        predicted = np.asarray(
-            self.predict(w, table.scaled(np.arange(len(table)))), np.float32
-        )
-        return predicted.reshape(len(table), -1)
+        predicted = self.predict(w, table.scaled(np.arange(len(table))))
+        return np.asarray(predicted, np.float32).reshape(len(table), -1)
 
     def accuracy(self, w: Float32, table: Table) -> float | None:
         predicted = self.outputs(w, table)
@@ -118,25 +125,18 @@ class FunctionModel(LoopModel):
         if predicted is None:
             return {}
         return {
-            name: float(measure(predicted[:, 0], table.y))
-            for name, measure in self._metrics.items()
+            name: float(metric(predicted[:, 0], table.y))
+            for name, metric in self._metrics.items()
         }
 
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    OwnModel = Model | nn.Module | Callable[[], Model | nn.Module]
-    """What can be given for a model of one's own."""
-
-
 def as_model(given: Any, *, device: str = "auto") -> Model:
-    """The model that is meant.
+    """Convert what the user passed as a model to a `Model`.
 
     Args:
-      given: a `Model` as it is; a module, or what makes one, as a `TorchModel` with its usual loss; or what makes a
-        `Model` when it is called.
-      device: where PyTorch computes, where that is not said by what is given.
+      given: a `Model`; a PyTorch module or its class, which becomes a `TorchModel` with the
+        default loss; or a function without arguments that returns one of these.
+      device: device of PyTorch for a module.
     """
     if _is_model(given):
         return _complete(given)
@@ -144,22 +144,27 @@ def as_model(given: Any, *, device: str = "auto") -> Model:
         return _torch_model(given, device)
     if callable(given):
         require_no_arguments(given)
-        with ALONE:  # a function may seed PyTorch
-            made = given()
-        if _is_model(made):
-            return _complete(made)
-        if _is_module(made):
+        with ALONE:  # the function may seed PyTorch
+            result = given()
+        if _is_model(result):
+            return _complete(result)
+        if _is_module(result):
             return _torch_model(given, device)
-        given = made
+        given = result
     raise UserError(
         f"`model` must be a name, a PyTorch module or a model, not a {type(given).__name__}"
     )
 
 
 def load_model(reference: str, *, device: str = "auto") -> Model:
-    """The model that a name in a Python file stands for, `net.py:Net`."""
+    """Load a model from a Python file.
+
+    Args:
+      reference: file and name, such as `net.py:Net`.
+      device: device of PyTorch for a module.
+    """
     given = python_file.load(reference)
-    with explained(f"{reference} cannot be made"):
+    with as_user_error(f"{reference} cannot be created"):
         try:
             return as_model(given, device=device)
         except UserError as error:
@@ -173,25 +178,24 @@ def _is_model(given: Any) -> bool:
 
 
 def _complete(given: Any) -> Model:
-    """The model, if it has all that a `Model` has."""
-    missing = [
-        name
-        for name in vars(Model)
-        if not name.startswith("_") and not hasattr(given, name)
-    ]
+    """Return the model; raise a `UserError` if it lacks a part of `Model`."""
+    required = [name for name in vars(Model) if not name.startswith("_")]
+    missing = [name for name in required if not hasattr(given, name)]
     if missing:
-        kind = type(given).__name__
         raise UserError(
-            f"`model` {kind} has no {', '.join(missing)}; see fedbudget.models.Model for what they are"
+            f"`model` {type(given).__name__} has no {', '.join(missing)}; "
+            "fedbudget.models.Model describes them"
         )
     return given  # type: ignore[no-any-return]
 
 
 def _is_module(given: Any) -> bool:
-    """A module, or a class of modules; where PyTorch is not loaded yet, nothing is."""
+    """Return whether this is a PyTorch module or its class, without importing PyTorch."""
     module: Any = getattr(sys.modules.get("torch.nn"), "Module", None)
-    return module is not None and (
-        isinstance(given, module) or (isinstance(given, type) and issubclass(given, module))
+    if module is None:
+        return False
+    return isinstance(given, module) or (
+        isinstance(given, type) and issubclass(given, module)
     )
 
 

@@ -1,6 +1,6 @@
-"""Kernels that numba compiles, with the row functions of all models that have some.
+"""Kernels compiled by numba, and the row functions of all models that use them.
 
-Imported when the first of these models computes something; where numba is not installed, they are computed in numpy.
+Imported at the first computation of such a model. Without numba these models use numpy.
 """
 
 from fedbudget.models.compiled import rows

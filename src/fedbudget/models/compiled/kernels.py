@@ -1,29 +1,20 @@
-"""Local updates of a whole fleet as compiled loops: gather rows, dot, axpy, and nothing copied.
+"""Local updates of a whole fleet as compiled loops: gather rows, dot, axpy, no copies.
 
-What a model is, is said in functions over some rows of a table (`rows_loss`, `rows_gradient` and, for classifiers,
-`rows_correct`), which every model implements for its own `terms`, a NamedTuple; `by_score.py` and `by_row.py` help with
-that. The drivers below are the same for all models, compiled for each one when it is first used, and cached on disk.
+A model defines functions over some rows of a table: `rows_loss`, `rows_gradient` and, for
+classifiers, `rows_correct`. It implements them for the type of its `terms`, a NamedTuple.
+`by_row` and `by_score` derive them from simpler functions, see rows.py. The drivers are
+the same for all models. numba compiles them for each model at first use and caches them on
+disk.
 
-Two rules hold. Rows are summed in blocks of `BLOCK` in float32, and blocks in float64, in order: large shards keep
-their digits, and the result is the same bits whether one thread does all blocks or many threads do some each. And a
-gradient's memory does not grow with the number of samples.
+Rules:
 
-All that a driver calls is inlined into it (`forceinline`). Otherwise a function would exist twice, compiled by itself
-and within the driver, with its sums in another order, and which of the two is called would depend on whether the
-driver was just compiled or came from the disk: the first run would differ from the next in its last digits.
-
-Models that are computed one row at a time.
-
-A model gives `row_loss`, `row_gradient` and, if it classifies, `row_correct`; `scratch` has room for a number per class
-or cluster.
-
-Models whose loss depends on one score wᵀx per sample: four rows at a time.
-
-Taking four rows together reads w and the gradient once for all of them, and lets the machine fetch four rows at once,
-which is what such models wait for: their rows lie all over memory. A row is turned into float32 once, and kept for the
-gradient in a buffer that stays in the core's own cache. Together this is about twice as fast as one row at a time.
-
-A model gives `score_loss(terms, score, y)`: its loss and the slope of that loss, and `score_correct` if it classifies.
+- Rows are summed in blocks of `BLOCK` in float32, and blocks in float64, in order. Large
+  shards keep their precision, and the bits do not depend on the number of threads.
+- The memory of a gradient does not grow with the number of samples.
+- Everything that a driver calls is inlined into it (`forceinline`). Otherwise a function
+  would exist twice, compiled alone and within the driver, with sums in another order. The
+  driver would call one of them when it was just compiled and the other one when it came
+  from the disk, and the first run would differ from the next in its last digits.
 """
 
 import os
@@ -36,109 +27,44 @@ from numba.extending import overload, register_jitable
 
 from fedbudget.models import compiling
 
-# Threads that wait for each other must sleep, not spin: where cores are shared with others, as on most machines in the
-# cloud, spinning made a round ten times slower. OpenMP reads this when it is loaded, which numba does at first use.
+# Waiting threads must sleep, not spin: on machines with shared cores, as in most clouds,
+# spinning made a round ten times slower. OpenMP reads this when numba loads it, at the
+# first use.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 
 __all__ = ["correct", "descend", "descend_few", "get_num_threads", "losses"]
 
 compiling.watch()
 
 BLOCK = 128
-FAST = {
-    "reassoc",
-    "contract",
-    "nsz",
-    "arcp",
-}  # sums may be reordered when compiled; NaN and inf stay what they are
+"""Rows that are summed in float32."""
 
-
-def implements(
-    stub: Callable[..., Any], kind: type
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a function as what a stub means for terms of one kind."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        @overload(stub, jit_options={"fastmath": FAST, "forceinline": True}, strict=False)
-        def choose(terms, *_):
-            ours = isinstance(terms, types.BaseNamedTuple) and terms.instance_class is kind
-            return function if ours else None
-
-        return function
-
-    return register
+FAST = {"reassoc", "contract", "nsz", "arcp"}
+"""The compiler may reorder sums, but must keep NaN and infinity."""
 
 
 def rows_loss(terms, w, x, y, scale, rows, start, picked, first, last):
-    """Σ f_j(w), without regularization, over the rows at positions first..last-1 of a mini-batch.
+    """Return Σ f_j(w), without regularization, at positions first..last-1 of a mini-batch.
 
-    The row at a position is `rows[start + picked[position]]`, or `rows[start + position]` where nothing is picked.
+    The row at a position is `rows[start + picked[position]]`, or `rows[start + position]`
+    if `picked` is empty.
     """
 
 
 def rows_gradient(terms, w, x, y, scale, rows, start, picked, first, last, gradient):
-    """The same, with Σ ∇f_j(w) added to `gradient`."""
+    """Return the same as `rows_loss`, and add Σ ∇f_j(w) to `gradient`."""
 
 
 def rows_correct(terms, w, x, y, scale, first, last):
-    """How many of the rows first..last-1 of a table the model predicts right."""
-
-
-@register_jitable(forceinline=True)
-def row_at(rows, start, picked, position):
-    return rows[start + (picked[position] if picked.size else position)]
-
-
-@register_jitable(fastmath=FAST, forceinline=True)
-def dot(w, x):
-    """wᵀx over the length of x, in float32."""
-    product = np.float32(0)
-    for j in range(x.size):
-        product += w[j] * np.float32(x[j])
-    return product
-
-
-@njit(fastmath=FAST, forceinline=True)
-def _block_loss(terms, w, x, y, scale, rows, start, picked, first, last):
-    return rows_loss(terms, w, x, y, scale, rows, start, picked, first, last)
-
-
-@njit(fastmath=FAST, forceinline=True)
-def _block_gradient(terms, w, x, y, scale, rows, start, picked, first, last, gradient):
-    gradient[:] = 0
-    return rows_gradient(terms, w, x, y, scale, rows, start, picked, first, last, gradient)
-
-
-@njit(forceinline=True)
-def _penalty(regularization, w):
-    """λ/2 ‖w‖²."""
-    if regularization == 0:
-        return 0.0
-    total = 0.0
-    for j in range(w.size):
-        total += np.float64(w[j]) * np.float64(w[j])
-    return 0.5 * np.float64(regularization) * total
-
-
-@njit(forceinline=True)
-def _step(regularization, eta, w, total, count, gradient, shift):
-    """From the sum over rows to ∇F_i(w), which is kept, and to the next w; a shift, where there is a row of it, is
-    added to the gradient that is stepped along, and not to the one that is kept."""
-    share = 1.0 / count
-    if len(shift):
-        for j in range(w.size):
-            gradient[j] = np.float32(total[j] * share) + regularization * w[j]
-            w[j] -= eta * (gradient[j] + shift[0, j])
-    else:
-        for j in range(w.size):
-            gradient[j] = np.float32(total[j] * share) + regularization * w[j]
-            w[j] -= eta * gradient[j]
+    """Return the number of correct predictions among the rows first..last-1 of a table."""
 
 
 @njit(cache=True, parallel=True)
 def losses(terms, regularization, w, x, y, scale, rows, start, size, positions, group, out):
-    """F_i at w[i], or at w[0] for all when w has one row; threads share out the blocks of all nodes."""
+    """Write F_i at w[i] to `out`, or at w[0] if w has one row.
+
+    Threads share the blocks of all nodes.
+    """
     nodes = len(start)
     batch = positions.shape[2]
     largest = batch if batch else size.max()
@@ -164,15 +90,16 @@ def losses(terms, regularization, w, x, y, scale, rows, start, size, positions, 
 
 @njit(cache=True, parallel=True)
 def descend(
-    terms, regularization, w, best, shift, x, y, scale, rows, start, size, positions, group, updates, eta,
-    out, losses, gradients, best_losses,
+    terms, regularization, w, best, shift, x, y, scale, rows, start, size, positions, group,
+    updates, eta, out, losses, gradients, best_losses,
 ):  # fmt: skip
-    """All updates of a round, updates[i] of them with step size eta[i]: out[i] ends as w_i(t); the loss and gradient
-    before the first update are kept.
+    """Make updates[i] updates with step size eta[i]; out[i] becomes w_i(t).
 
-    So is the loss at `best`, where that has a row, on the rows of the first update while they are at hand. Where there
-    are rows of `shift`, a node's own is added to each of its gradients before the step. A node is a thread's own for
-    the whole round, so threads never wait for each other between updates.
+    `losses` and `gradients` receive F_i and ∇F_i before the first update. If `best` has a
+    row, `best_losses` receives the loss there, on the rows of the first update while they
+    are in the cache. If `shift` has rows, shift[i] is added to each gradient of node i
+    before the step. One thread computes all updates of a node, so threads never wait for
+    each other between updates.
     """
     batch = positions.shape[2]
     parameters = out.shape[1]
@@ -203,25 +130,27 @@ def descend(
                 if len(best):
                     best_losses[i] = best_loss / count + _penalty(regularization, best[0])
             _step(
-                regularization, eta[i], out[i], total, count, gradients[i] if update == 0 else gradient,
-                shift[i : i + 1],
+                regularization, eta[i], out[i], total, count,
+                gradients[i] if update == 0 else gradient, shift[i : i + 1],
             )  # fmt: skip
 
 
 @njit(cache=True, parallel=True)
 def descend_few(
-    terms, regularization, w, best, shift, x, y, scale, rows, start, size, positions, group, updates, eta,
-    out, losses, gradients, best_losses,
+    terms, regularization, w, best, shift, x, y, scale, rows, start, size, positions, group,
+    updates, eta, out, losses, gradients, best_losses,
 ):  # fmt: skip
-    """The same to the bit, for fewer nodes than threads: threads share out the blocks of a node's batch."""
+    """Compute the same bits as `descend`, for fewer nodes than threads.
+
+    Threads share the blocks of a node's batch.
+    """
     batch = positions.shape[2]
     parameters = out.shape[1]
     for i in range(len(start)):
         count = batch if batch else size[i]
         blocks = (count + BLOCK - 1) // BLOCK
-        lanes = min(
-            blocks, 16
-        )  # blocks in flight, so that memory does not grow with the shard
+        # Blocks that are computed at once. The bound keeps memory independent of the shard.
+        lanes = min(blocks, 16)
         partial = np.empty((lanes, parameters), np.float32)
         block_losses = np.empty(lanes)
         best_block_losses = np.empty(lanes)
@@ -234,8 +163,8 @@ def descend_few(
             best_loss = 0.0
             total[:] = 0
             for base in range(0, blocks, lanes):
-                flying = min(lanes, blocks - base)
-                for lane in prange(flying):
+                active = min(lanes, blocks - base)
+                for lane in prange(active):
                     first = (base + lane) * BLOCK
                     last = min(first + BLOCK, count)
                     block_losses[lane] = _block_gradient(
@@ -255,7 +184,7 @@ def descend_few(
                         best_block_losses[lane] = _block_loss(
                             terms, best[0], x, y, scale, rows, start[i], picked, first, last
                         )
-                for lane in range(flying):
+                for lane in range(active):
                     loss += block_losses[lane]
                     if update == 0 and len(best):
                         best_loss += best_block_losses[lane]
@@ -266,14 +195,14 @@ def descend_few(
                 if len(best):
                     best_losses[i] = best_loss / count + _penalty(regularization, best[0])
             _step(
-                regularization, eta[i], out[i], total, count, gradients[i] if update == 0 else gradient,
-                shift[i : i + 1],
+                regularization, eta[i], out[i], total, count,
+                gradients[i] if update == 0 else gradient, shift[i : i + 1],
             )  # fmt: skip
 
 
 @njit(cache=True, parallel=True)
 def correct(terms, w, x, y, scale):
-    """How many rows of a table the model predicts right."""
+    """Return the number of correct predictions over a table."""
     blocks = (len(x) + BLOCK - 1) // BLOCK
     total = 0
     for block in prange(blocks):
@@ -283,20 +212,95 @@ def correct(terms, w, x, y, scale):
     return total
 
 
+@njit(fastmath=FAST, forceinline=True)
+def _block_loss(terms, w, x, y, scale, rows, start, picked, first, last):
+    return rows_loss(terms, w, x, y, scale, rows, start, picked, first, last)
+
+
+@njit(fastmath=FAST, forceinline=True)
+def _block_gradient(terms, w, x, y, scale, rows, start, picked, first, last, gradient):
+    gradient[:] = 0
+    return rows_gradient(terms, w, x, y, scale, rows, start, picked, first, last, gradient)
+
+
+@njit(forceinline=True)
+def _penalty(regularization, w):
+    """Return λ/2 ‖w‖²."""
+    if regularization == 0:
+        return 0.0
+    total = 0.0
+    for j in range(w.size):
+        total += np.float64(w[j]) * np.float64(w[j])
+    return 0.5 * np.float64(regularization) * total
+
+
+@njit(forceinline=True)
+def _step(regularization, eta, w, total, count, gradient, shift):
+    """Write ∇F_i(w), from the sum over rows, to `gradient`, and make the step.
+
+    If `shift` has a row, the step goes along the gradient plus this row. `gradient` is
+    without it.
+    """
+    share = 1.0 / count
+    if len(shift):
+        for j in range(w.size):
+            gradient[j] = np.float32(total[j] * share) + regularization * w[j]
+            w[j] -= eta * (gradient[j] + shift[0, j])
+    else:
+        for j in range(w.size):
+            gradient[j] = np.float32(total[j] * share) + regularization * w[j]
+            w[j] -= eta * gradient[j]
+
+
+@register_jitable(forceinline=True)
+def row_at(rows, start, picked, position):
+    return rows[start + (picked[position] if picked.size else position)]
+
+
+@register_jitable(fastmath=FAST, forceinline=True)
+def dot(w, x):
+    """Return wᵀx over the length of x, in float32."""
+    product = np.float32(0)
+    for j in range(x.size):
+        product += w[j] * np.float32(x[j])
+    return product
+
+
+def implements(
+    stub: Callable[..., Any], kind: type
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as the implementation of a stub for one type of terms."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        @overload(stub, jit_options={"fastmath": FAST, "forceinline": True}, strict=False)
+        def choose(terms, *_):
+            matches = (
+                isinstance(terms, types.BaseNamedTuple) and terms.instance_class is kind
+            )
+            return function if matches else None
+
+        return function
+
+    return register
+
+
 def row_loss(terms, w, x, y, scale, scratch):
-    """f_j(w) of one row."""
+    """Return f_j(w) of one row. `scratch` has space for one number per class or cluster."""
 
 
 def row_gradient(terms, w, x, y, scale, scratch, gradient):
-    """The same, with ∇f_j(w) added to `gradient`."""
+    """Return f_j(w) of one row, and add ∇f_j(w) to `gradient`."""
 
 
 def row_correct(terms, w, x, y, scale, scratch):
-    """1 where the model predicts y, otherwise 0."""
+    """Return 1 if the model predicts y, otherwise 0."""
 
 
 def by_row(kind: type) -> None:
-    """Has models with terms of this kind computed row by row."""
+    """Compute models with terms of this type one row at a time.
+
+    The model implements `row_loss`, `row_gradient` and, if it classifies, `row_correct`.
+    """
     implements(rows_loss, kind)(_row_loss)
     implements(rows_gradient, kind)(_row_gradient)
     implements(rows_correct, kind)(_row_correct)
@@ -329,15 +333,23 @@ def _row_correct(terms, w, x, y, scale, first, last):
 
 
 def score_loss(terms, score, y):
-    """The loss of a sample with this score, in float64, and its derivative by the score, in float32."""
+    """Return the loss of a sample (float64) and its derivative by the score (float32)."""
 
 
 def score_correct(terms, score, y):
-    """1 where a score predicts y, otherwise 0."""
+    """Return 1 if the score predicts y, otherwise 0."""
 
 
 def by_score(kind: type) -> None:
-    """Has models with terms of this kind computed by their scores."""
+    """Compute models with terms of this type, and one score wᵀx per sample, four rows at a
+    time.
+
+    The model implements `score_loss` and, if it classifies, `score_correct`. Four rows
+    together read w and the gradient once, and let the processor fetch four rows at once.
+    Such models wait for memory: their rows are scattered. Each row is converted to float32
+    once, and kept for the gradient in a buffer that stays in the cache of the core. This
+    is about twice as fast as one row at a time.
+    """
     implements(rows_loss, kind)(_score_loss)
     implements(rows_gradient, kind)(_score_gradient)
     implements(rows_correct, kind)(_score_correct)
@@ -345,7 +357,7 @@ def by_score(kind: type) -> None:
 
 @register_jitable(fastmath=FAST, forceinline=True)
 def _four_scores(w, x, r0, r1, r2, r3, scale, kept):
-    """The scores of four rows, whose features are left in `kept`, [4, features]."""
+    """Return the scores of four rows, and write their features to `kept`, [4, features]."""
     x0 = x[r0]
     x1 = x[r1]
     x2 = x[r2]
@@ -417,7 +429,10 @@ def _score_gradient(terms, w, x, y, scale, rows, start, picked, first, last, gra
         l2, d2 = score_loss(terms, s2, y[r2])
         l3, d3 = score_loss(terms, s3, y[r3])
         loss += l0 + l1 + l2 + l3
-        d0, d1, d2, d3 = d0 * scale, d1 * scale, d2 * scale, d3 * scale
+        d0 *= scale
+        d1 *= scale
+        d2 *= scale
+        d3 *= scale
         for j in range(w.size):
             gradient[j] += d0 * k0[j] + d1 * k1[j] + d2 * k2[j] + d3 * k3[j]
         position += 4

@@ -1,16 +1,9 @@
-"""K-means, row by row.
-
-Linear regression, by its scores.
-
-Softmax regression, row by row.
-
-Squared-SVM, by its scores.
-"""
+"""Row functions of the built-in models, see builtin.py for the formulas."""
 
 import numpy as np
 from numba.extending import register_jitable
 
-from fedbudget.models.base import KMeansTerms, LinearTerms, SoftmaxTerms, SquaredSvmTerms
+from fedbudget.models.builtin import KMeansTerms, LinearTerms, SoftmaxTerms, SquaredSvmTerms
 from fedbudget.models.compiled.kernels import (
     FAST,
     by_row,
@@ -27,7 +20,7 @@ from fedbudget.models.compiled.kernels import (
 
 @register_jitable(fastmath=FAST, forceinline=True)
 def _nearest(clusters, w, x, scale):
-    """The nearest centre and the square of its distance; the first one on ties."""
+    """Return the nearest centre and its squared distance; the first one on ties."""
     features = x.size
     best = 0
     smallest = np.float32(np.inf)
@@ -71,7 +64,7 @@ by_score(LinearTerms)
 
 @register_jitable(fastmath=FAST, forceinline=True)
 def _logits(classes, w, x, scale, logits):
-    """W x + bias into `logits`; returns the first of the largest."""
+    """Write W x + bias to `logits`, and return the first of the largest."""
     width = x.size + 1
     best = 0
     for label in range(classes):
@@ -83,7 +76,7 @@ def _logits(classes, w, x, scale, logits):
 
 @register_jitable(fastmath=FAST, forceinline=True)
 def _log_sum(classes, logits, best):
-    """log Σ exp(logit), without overflow."""
+    """Return log Σ exp(logit), without overflow."""
     total = 0.0
     for label in range(classes):
         total += np.exp(np.float64(logits[label] - logits[best]))

@@ -34,9 +34,9 @@ from fedbudget.models.base import (
     Target,
     Targets,
     first_alike,
-    step_sizes,
+
 )
-from fedbudget.models.description import TensorDescription, in_words
+from fedbudget.models.description import TensorDescription, describe_function
 from fedbudget.models.per_sample import GradientRows, gradients_in_turn
 from fedbudget.models.torch.batches import (
     Batch,
@@ -192,9 +192,9 @@ class TorchModel(BaseModel):
         return self._flat.tensors()
 
     @property
-    def loss_in_words(self) -> str:
+    def loss_description(self) -> str:
         if self._options["loss"] is not None:
-            return in_words(self._options["loss"])
+            return describe_function(self._options["loss"])
         weights = self._options["class_weights"]
         return (
             "the usual one"
@@ -271,7 +271,7 @@ class TorchModel(BaseModel):
         shift: Float32 | None = None,
     ) -> Descent:
         in_arrays = shards.table.store is None
-        etas = step_sizes(eta, len(shards))
+        etas = np.full(len(shards), eta, np.float32)
         if (
             self._together
             and in_arrays

@@ -30,8 +30,9 @@ from torch.func import grad, vmap
 from fedbudget.arrays import Float32
 from fedbudget.data.shards import Table
 from fedbudget.errors import UserError, unknown
+from fedbudget.models.base import Rows
 from fedbudget.models.description import TensorDescription, digest, require_no_arguments
-from fedbudget.models.per_sample import GradientRows, Rows
+from fedbudget.models.per_sample import GradientRows
 from fedbudget.models.torch.batches import BatchReader
 from fedbudget.randomness import ALONE
 
