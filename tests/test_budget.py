@@ -69,7 +69,7 @@ class TestReading:
             (["time=15s", "bytes=1MB", "time=20s"], "budget time is given twice"),
             (
                 ["time=+15s"],
-                r"budget time: \+ adds to the limit of a run that goes on; say which with ",
+                r"budget time: \+ extends the limit of a resumed run; set ",
             ),
             ([], "a run needs a budget, for example time=15s"),
         ],
@@ -101,7 +101,7 @@ class TestMoreForARunThatGoesOn:
         [
             (
                 ["energy=+5J"],
-                "budget energy: a run that goes on keeps its resources, time, bytes",
+                "budget energy: a resumed run keeps its resources, time, bytes",
             ),
             (["time=+5s", "time=30s"], "budget time is given twice"),
             (["time=+-5s"], "'time=\\+-5s'"),
@@ -143,7 +143,7 @@ def test_a_cost_is_finite_and_not_negative(bad: float) -> None:
 def two(time: float, data: float, *, spent: tuple[float, float] = (0.0, 0.0)) -> Ledger:
     """A ledger of time and bytes: an update takes 2s and no bytes, the rest of a round 3s and 10 bytes."""
     ledger = Ledger.open(Budget({"time": time, "bytes": data}), costs([2, 0], [3, 10]))
-    return ledger.charge_besides(np.array(spent))
+    return ledger.charge_extra(np.array(spent))
 
 
 class TestLedger:
@@ -163,7 +163,7 @@ class TestLedger:
 
     def test_what_is_spent_besides_rounds_changes_no_estimate(self) -> None:
         ledger = two(100, 100)
-        more = ledger.charge_besides(np.array([30.0, 0]))
+        more = ledger.charge_extra(np.array([30.0, 0]))
         assert more.spent.tolist() == [30, 0]
         assert (more.costs, more.statistics) == (ledger.costs, ledger.statistics)
 
@@ -175,7 +175,7 @@ class TestLedger:
 
     def test_costs_of_another_number_of_resources_are_refused(self) -> None:
         for wrong in (costs([1], [1]), costs([1, 1], [1])):
-            with pytest.raises(ValueError, match="costs of 2 resources are wanted"):
+            with pytest.raises(ValueError, match="expected costs of 2 resources"):
                 two(100, 100).charge(1, wrong)
 
     def test_is_a_value(self) -> None:

@@ -28,7 +28,7 @@ WANTED = Decision(10, Reason.MINIMUM)
 def two(time: float, data: float, *, spent: tuple[float, float] = (0.0, 0.0)) -> Ledger:
     """A ledger of time and bytes: an update takes 2s and no bytes, the rest of a round 3s and 10 bytes."""
     ledger = Ledger.open(Budget({"time": time, "bytes": data}), costs([2, 0], [3, 10]))
-    return ledger.charge_besides(np.array(spent))
+    return ledger.charge_extra(np.array(spent))
 
 
 def tau(decision: Decision | None) -> int:
@@ -71,7 +71,7 @@ class TestPaper:
         ledger = Ledger.open(Budget({"time": 100, "cpu": 40}), costs([2, 3], [1, 2]))
         # time: (100 - 10 - 2 - 2) / 2 = 43; cpu: (40 - 5 - 3 - 4) / 3 = 9.3
         plan = PAPER.plan(
-            ledger.charge_besides(np.array([10.0, 5.0])), Decision(1000, Reason.MINIMUM)
+            ledger.charge_extra(np.array([10.0, 5.0])), Decision(1000, Reason.MINIMUM)
         )
         assert (tau(plan.decision), plan.stopped_by) == (9, "cpu")
 
@@ -111,15 +111,15 @@ class TestOpening:
         assert rule.plan(ledger, WANTED).decision is not None
 
     def test_before_there_is_a_spread_more_is_asked_for(self) -> None:
-        with pytest.raises(UserError, match=r"at least time=\d.*s to be on the safe side"):
+        with pytest.raises(UserError, match=r"at least time=\d.*s \(with a safety margin"):
             open_ledger(Budget({"time": 4.1}), costs([1], [1]), CAREFUL)
 
 
 def test_one_run_in_a_hundred_is_over() -> None:
     """After a round that took x deviations more than expected, and a final loss that is made if it has one left."""
-    room = np.sqrt(2) * _CERTAIN
+    reserve = np.sqrt(2) * _CERTAIN
     over, _ = integrate.quad(
-        lambda x: stats.norm.pdf(x) * stats.norm.sf(room - x), -10, room - _LIKELY
+        lambda x: stats.norm.pdf(x) * stats.norm.sf(reserve - x), -10, reserve - _LIKELY
     )
     assert over == pytest.approx(0.01, rel=0.1)
 
@@ -143,7 +143,7 @@ def made(
     ledger, rounds = open_ledger(Budget({"time": limit}), costs([0.013], [b]), CAREFUL), 0
     while (decision := CAREFUL.plan(ledger, wanted).decision) is not None:
         ledger, rounds = ledger.charge(decision.tau, draw(decision.tau)), rounds + 1
-    if judged := ledger.fits(CAREFUL.final_room(ledger)):
+    if judged := ledger.fits(CAREFUL.final_reserve(ledger)):
         ledger = ledger.charge(1, draw(1))
     return ledger, rounds, judged
 
@@ -152,12 +152,12 @@ class TestCareful:
     def test_keeps_room_for_what_nodes_evaluate_at_the_end(self) -> None:
         """Of w and of w^f, each once, whatever τ is."""
         asking, ledger = CarefulSpending(evaluation={"time": 7.0}), two(1000, 1000)
-        for room, without in (
-            (asking.room(ledger, 5), CAREFUL.room(ledger, 5)),
-            (asking.room(ledger, 0), CAREFUL.room(ledger, 0)),
-            (asking.final_room(ledger), CAREFUL.final_room(ledger)),
+        for reserve, without in (
+            (asking.reserve(ledger, 5), CAREFUL.reserve(ledger, 5)),
+            (asking.reserve(ledger, 0), CAREFUL.reserve(ledger, 0)),
+            (asking.final_reserve(ledger), CAREFUL.final_reserve(ledger)),
         ):
-            assert (room - without).tolist() == pytest.approx([14.0, 0.0])
+            assert (reserve - without).tolist() == pytest.approx([14.0, 0.0])
 
     @pytest.mark.parametrize(
         ("limit", "wanted", "b"),
@@ -194,15 +194,15 @@ class TestCareful:
         ledger = two(10_000, 10_000)
         for _ in range(400):
             ledger = ledger.charge(4, costs([2, 0], [3, 10]))
-        room = CAREFUL.room(ledger, 10)[0]
+        reserve = CAREFUL.reserve(ledger, 10)[0]
         for more, fits in (
             (-1.0, 9),
             (0.0, 10),
             (4.1, 12),
             (4.9, 12),
         ):  # an update takes 2s, and a round at least 5s
-            near = ledger.charge_besides(
-                np.array([10_000 - room - more - ledger.spent[0], 0.0])
+            near = ledger.charge_extra(
+                np.array([10_000 - reserve - more - ledger.spent[0], 0.0])
             )
             assert tau(
                 CAREFUL.plan(near, Decision(10, Reason.MINIMUM)).decision
@@ -216,7 +216,7 @@ class TestCareful:
         ledger = two(10_000, 10_000)
         for _ in range(400):
             ledger = ledger.charge(4, costs([2, 0], [3, 10]))
-        room = CAREFUL.room(ledger, 0)[0]
+        reserve = CAREFUL.reserve(ledger, 0)[0]
         for rounds, longer in (
             (4.4, 11),
             (4.05, 10),
@@ -225,8 +225,8 @@ class TestCareful:
             (11.9, 10),
             (50.9, 10),
         ):
-            near = ledger.charge_besides(
-                np.array([10_000 - room - rounds * 23 - ledger.spent[0], 0.0])
+            near = ledger.charge_extra(
+                np.array([10_000 - reserve - rounds * 23 - ledger.spent[0], 0.0])
             )
             plan = CAREFUL.plan(near, Decision(10, Reason.MINIMUM)).decision
             assert plan == Decision(
@@ -240,36 +240,36 @@ class TestCareful:
         ledger = two(100, 1000)
         for _ in range(5):
             ledger = ledger.charge(1, costs([2, 0], [3, 10]))
-        late = ledger.charge_besides(np.array([71.0, 0.0]))
-        assert ledger.fits(CAREFUL.final_room(ledger))
-        assert not late.fits(CAREFUL.final_room(late))
+        late = ledger.charge_extra(np.array([71.0, 0.0]))
+        assert ledger.fits(CAREFUL.final_reserve(ledger))
+        assert not late.fits(CAREFUL.final_reserve(late))
 
     def test_the_only_loss_there_will_be_is_made_if_it_likely_fits(self) -> None:
         """A round costs 5s on average: with 5s left it fits every second time."""
         ledger = two(100, 1000).charge(1, costs([2, 0], [3, 10]))
-        late = ledger.charge_besides(np.array([90.0, 0.0]))
-        assert not late.fits(CAREFUL.final_room(late))
-        assert late.fits(CAREFUL.final_room(late, judged=False))
-        assert not late.charge_besides(np.array([0.1, 0.0])).fits(
-            CAREFUL.final_room(late, judged=False)
+        late = ledger.charge_extra(np.array([90.0, 0.0]))
+        assert not late.fits(CAREFUL.final_reserve(late))
+        assert late.fits(CAREFUL.final_reserve(late, judged=False))
+        assert not late.charge_extra(np.array([0.1, 0.0])).fits(
+            CAREFUL.final_reserve(late, judged=False)
         )
 
     def test_no_loss_is_made_that_may_end_far_over(self) -> None:
         """A round costs 5s on average; of 100s a hundredth may be over, once in fifty times by more."""
         ledger = two(100, 1000).charge(1, costs([2, 0], [3, 10]))
-        room, deviation = (
-            CAREFUL.final_room(ledger)[0] - 5,
+        reserve, deviation = (
+            CAREFUL.final_reserve(ledger)[0] - 5,
             ledger.statistics.deviation((1,))[0],
         )
-        assert stats.norm.sf((room + 1) / deviation) == pytest.approx(1 / 50, rel=0.02)
+        assert stats.norm.sf((reserve + 1) / deviation) == pytest.approx(1 / 50, rel=0.02)
 
     def test_progress_ends_with_the_rounds(self) -> None:
         ledger = two(100, 1000)
         assert progress(ledger, CAREFUL) == 0
         for _ in range(5):
             ledger = ledger.charge(3, costs([2, 0], [3, 10]))
-        room = CAREFUL.room(ledger, 0)[0]
-        assert progress(ledger, CAREFUL) == pytest.approx(45 / (100 - room))
+        reserve = CAREFUL.reserve(ledger, 0)[0]
+        assert progress(ledger, CAREFUL) == pytest.approx(45 / (100 - reserve))
         assert progress(
-            ledger.charge_besides(np.array([55 - room, 0.0])), CAREFUL
+            ledger.charge_extra(np.array([55 - reserve, 0.0])), CAREFUL
         ) == pytest.approx(1)

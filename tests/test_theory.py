@@ -338,7 +338,7 @@ class TestBestRounds:
         assert theory.best_aggregations(1, c=2, b=2, budget=3) == 0
 
     def test_nothing_that_costs_nothing_has_a_last_round(self) -> None:
-        with pytest.raises(ValueError, match="nothing costs anything"):
+        with pytest.raises(ValueError, match="all costs are 0"):
             theory.best_aggregations(1, c=0, b=0, budget=3)
 
 

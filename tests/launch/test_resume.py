@@ -217,7 +217,7 @@ class TestMoreBudget:
             ({"budget": "time=3s"}, "the run has finished"),
             ({"budget": "time=1s"}, "budget time=1s is below what was spent"),
             ({"budget": "time=+0.05s"}, "too little is left of time for one more round"),
-            ({"budget": "bytes=+1MB"}, "a run that goes on keeps its resources, time"),
+            ({"budget": "bytes=+1MB"}, "a resumed run keeps its resources, time"),
             (
                 {"budget": "time=+5s", "tau": 5},
                 "tau is adaptive there, and cannot be 5 now",

@@ -39,7 +39,7 @@ import os, signal, sys, time
 from fedbudget import training
 from fedbudget.cli.main import main
 from fedbudget.engines.grpc.server import AggregatorServer
-from fedbudget import atomic_file
+from fedbudget import durable_files
 from fedbudget.runs.checkpoint import Checkpoint
 from fedbudget.runs.folder import CHECKPOINT
 from fedbudget.runs.folder import MODEL, RunWriter, _line
@@ -48,7 +48,7 @@ from fedbudget.runs.record import RoundRecord
 phase, when, ahead = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 training.rounds_ahead = lambda parameters: ahead
 begin, finish, save, append, replace = (
-    AggregatorServer.begin, AggregatorServer.finish, Checkpoint.save, RunWriter.append, atomic_file.replace
+    AggregatorServer.begin, AggregatorServer.finish, Checkpoint.save, RunWriter.append, durable_files.replace
 )
 now = 0  # the round that was begun last
 
@@ -108,7 +108,7 @@ opened = AggregatorServer.open
 AggregatorServer.open = lambda server: servers.append(server) or opened(server)
 AggregatorServer.begin, AggregatorServer.finish = killed_begin, killed_finish
 Checkpoint.save, RunWriter.append = killed_save, killed_append
-atomic_file.replace = killed_replace
+durable_files.replace = killed_replace
 main(sys.argv[4:])
 """
 
@@ -270,7 +270,7 @@ def test_a_run_that_was_told_to_stop_goes_on_with_what_was_spent_and_in_no_other
         assert first["spent"]["time"] >= before[-1].spent["time"]
 
         assert "seed is 0 there, and cannot be 7 now" in refused(run, "--seed", "7")
-        assert "budget bytes: a run that goes on keeps its resources, time" in refused(
+        assert "budget bytes: a resumed run keeps its resources, time" in refused(
             run, "--budget", "bytes=2MB"
         )
         assert "budget time=0.001s is below what was spent" in refused(

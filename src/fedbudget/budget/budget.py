@@ -1,9 +1,11 @@
-"""What may be spent, what was spent, and what rounds cost.
+"""Limits of a budget, costs of a round, and the ledger of what was spent.
 
-A budget is any number M of resources (resources/) with a limit each, and every rule here is written for M at once.
+A budget limits any number M of resources (resources/). Every rule here handles all M at
+once.
 
-The ledger is a value. Charging a round gives a new ledger with the newest cost estimates ĉ_m, b̂_m and the spent s_m of
-Algorithm 2, and with the mean and spread of all costs so far; nothing is changed in place.
+The ledger is a value. Charging a round returns a new ledger, with the newest cost
+estimates ĉ_m and b̂_m, the spent amounts s_m of Algorithm 2, and the statistics of all
+costs so far. Nothing is changed in place.
 """
 
 import math
@@ -14,22 +16,29 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbudget.arrays import Float64
 from fedbudget.errors import UserError
 from fedbudget.resources import RESOURCES
 from fedbudget.resources.resource import Resource
 
-_ROUNDING = 1e-12
-"""The share of a limit that sums of costs may be off by; what fits but for that, fits."""
+PRIOR_ROUNDS = 8
+"""Weight, in rounds, of the spread assumed before the first round."""
+
+_ROUNDING = 1e-12  # relative rounding error allowed in a sum of costs
+_COST_CAP = 10.0  # a round counts as at most this multiple of its expected cost
+_LIMIT = re.compile(r"(?P<name>[A-Za-z]+)\s*=\s*(?P<amount>.*)")
+_AMOUNT = re.compile(r"(?P<number>[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*(?P<unit>[A-Za-z]*)")
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A limit for each of M resources, in their units.
+    """A limit for each of M resources.
 
     Args:
-      delta: δ of (ε, δ)-differential privacy, where there is a limit for that.
+      limits: limits by resource, in the units of the resources.
+      delta: δ of (ε, δ)-differential privacy, if privacy is limited.
     """
 
     limits: Mapping[str, float]
@@ -47,7 +56,7 @@ class Budget:
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> "Budget":
-        """Reads `time=15s`, `time=2min`, `energy=500J`, `bytes=20MB`, `cpu=30s`, `money=0.40`, `privacy=4`.
+        """Parse limits such as `time=2min`, `energy=500J`, `bytes=20MB` and `privacy=4`.
 
         >>> dict(Budget.parse(["time=2min", "bytes=20MB"]).limits)
         {'time': 120.0, 'bytes': 20000000.0}
@@ -56,12 +65,14 @@ class Budget:
         for name, limit in given.items():
             if limit.added:
                 raise UserError(
-                    f"budget {name}: + adds to the limit of a run that goes on; say which with `resume`"
+                    f"budget {name}: + extends the limit of a resumed run; set `resume` too"
                 )
         return cls({name: limit.amount for name, limit in given.items()})
 
     def extended(self, texts: Iterable[str]) -> "Budget":
-        """What a run that goes on may spend: `time=+10min` adds to its limit, `time=20min` takes the limit's place.
+        """Return the budget of a resumed run.
+
+        `time=+10min` adds to the limit, `time=20min` replaces it.
 
         >>> dict(Budget({"time": 15.0, "bytes": 1e6}).extended(["time=+1min"]).limits)
         {'time': 75.0, 'bytes': 1000000.0}
@@ -70,20 +81,17 @@ class Budget:
         for name, limit in _parse_limits(texts).items():
             if name not in limits:
                 raise UserError(
-                    f"budget {name}: a run that goes on keeps its resources, {', '.join(limits)}"
+                    f"budget {name}: a resumed run keeps its resources, {', '.join(limits)}"
                 )
-            limits[name] = limits[name] + limit.amount if limit.added else limit.amount
+            limits[name] = limit.amount + (limits[name] if limit.added else 0.0)
         return Budget(limits, self.delta)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The limits as `parse` reads them, to the bit."""
-        units = {
-            each.name: each.unit if each.unit in each.units else ""
-            for each in self.resources
-        }
+        """Texts from which `parse` restores the limits, to the bit."""
         return tuple(
-            f"{name}={self.limits[name]:.17g}{unit}" for name, unit in units.items()
+            f"{r.name}={self.limits[r.name]:.17g}{r.unit if r.unit in r.units else ''}"
+            for r in self.resources
         )
 
     @property
@@ -92,7 +100,7 @@ class Budget:
 
     @cached_property
     def array(self) -> Float64:
-        """R, [M], as the ledger counts; read-only."""
+        """R, [M], in the units of the ledger; read-only."""
         limits = np.array(
             [each.to_ledger(self.limits[each.name], self.delta) for each in self.resources]
         )
@@ -100,37 +108,38 @@ class Budget:
         return limits
 
     def amounts(self, **by_name: float) -> Float64:
-        """So much of these resources, where there is a limit for them, and nothing of others, [M]."""
+        """Return amounts by resource name as an array, [M]; others are 0, unknown ones
+        ignored."""
         return np.array([by_name.get(name, 0.0) for name in self.limits])
 
     def label(self, values: Float64) -> dict[str, float]:
-        """Values [M] with their resources' names."""
+        """Return values [M] by resource name."""
         return dict(zip(self.limits, values.tolist(), strict=True))
 
     @cached_property
     def by_noise(self) -> str | None:
-        """The resource that is spent by what is made known, if there is a limit for it: privacy."""
+        """Name of the privacy resource, if it is limited: noise pays for what is
+        published."""
         return next((each.name for each in self.resources if each.by_noise), None)
 
-    def of_noise(self, values: Float64) -> float:
-        """Of values [M] that of this resource; 0 where there is none."""
-        return (
-            0.0
-            if self.by_noise is None
-            else float(values[list(self.limits).index(self.by_noise)])
-        )
+    @cached_property
+    def _is_privacy(self) -> NDArray[np.bool_]:
+        return np.array([each.by_noise for each in self.resources])
 
-    def but_noise(self, values: Float64) -> Float64:
-        """Values [M], with nothing of this resource."""
-        kept: Float64 = values * np.array([not each.by_noise for each in self.resources])
-        return kept
+    def privacy_part(self, values: Float64) -> float:
+        """Return the privacy entry of values [M]; 0 if privacy is not limited."""
+        return float(values[self._is_privacy].sum())
 
-    def noise(self, amount: float) -> Float64:
-        """So much of this resource, and nothing of others, [M]."""
-        return np.array([amount * each.by_noise for each in self.resources])
+    def without_privacy(self, values: Float64) -> Float64:
+        """Return values [M] with a privacy entry of 0."""
+        return np.asarray(values * ~self._is_privacy)
+
+    def privacy_amount(self, amount: float) -> Float64:
+        """Return an array [M] with this amount of privacy and 0 of everything else."""
+        return amount * self._is_privacy
 
     def totals(self, values: Float64) -> dict[str, float]:
-        """Sums of the ledger, [M], as people are shown them, with their resources' names."""
+        """Return ledger sums [M] by resource name, in the units shown to users."""
         return {
             each.name: each.from_ledger(value, self.delta)
             for each, value in zip(self.resources, values.tolist(), strict=True)
@@ -144,34 +153,34 @@ class Budget:
 
 @dataclass(frozen=True)
 class Costs:
-    """What one round cost: c_m per local update and b_m for the rest of the round, each [M]."""
+    """Cost of one round: c_m per local update and b_m for the rest of the round, each
+    [M]."""
 
     step: Float64
     aggregation: Float64
 
     def __post_init__(self) -> None:
-        if not all(
-            0 <= cost < math.inf
-            for cost in (*self.step.tolist(), *self.aggregation.tolist())
-        ):
+        every = (*self.step.tolist(), *self.aggregation.tolist())
+        if not all(0 <= cost < math.inf for cost in every):
             raise ValueError(f"costs must be finite and not negative: {self}")
 
 
 @dataclass(frozen=True)
 class CostStatistics:
-    """What rounds cost so far: how much on average, and how far off it would have been to expect that.
+    """Mean cost of a round so far, and the error of that mean as a forecast.
 
-    Every round counts more than those before it, in proportion to its number; from the fortieth on by a twentieth. No
-    round counts as more than ten times what was expected of it: one that is out of all proportion, the first on cold
-    machines say, is not the new normal, and if it is, the next ones will show it.
+    The weight of a new round falls with the number of rounds, to a twentieth from round 38
+    on. A round counts as at most ten times its expected cost. A single outlier, such as
+    the first round on a cold machine, therefore does not become the new mean; a lasting
+    change does after a few rounds.
 
     Args:
       mean: c_m and b_m.
-      variance: of a round's c_m, which is an average over its updates, and b_m: the mean square of the error of `mean`.
-      updates: τ on average.
-      peak: the most by which a round went over what was expected, [M]; fades by a twentieth with every round, and the
-        first does not count, of which little could be known.
-      rounds: how many there were.
+      variance: mean squared error of `mean`, for b_m and for c_m averaged over a round.
+      updates: mean τ.
+      peak: largest excess of a round over its expected cost, [M]. It decays by a twentieth
+        per round. The first round does not count, because its expected cost is a guess.
+      rounds: number of rounds.
     """
 
     mean: Costs
@@ -182,44 +191,44 @@ class CostStatistics:
 
     @classmethod
     def before(cls, expected: Costs, spread: Float64) -> "CostStatistics":
-        """Before the first round.
+        """Return the statistics before the first round.
 
         Args:
-          spread: how far off what is expected may be, as a share of it, [M].
+          expected: expected costs.
+          spread: relative error of the expected costs, [M].
         """
-        variance = Costs(
-            (spread * expected.step) ** 2, (spread * expected.aggregation) ** 2
-        )
-        return cls(expected, variance, 1.0, np.zeros_like(spread))
+        step = (spread * expected.step) ** 2
+        aggregation = (spread * expected.aggregation) ** 2
+        return cls(expected, Costs(step, aggregation), 1.0, np.zeros_like(spread))
 
     def after(self, updates: int, costs: Costs) -> "CostStatistics":
-        """With one more round."""
+        """Return the statistics with one more round."""
         rounds = self.rounds + 1
         gain = max(2 / (rounds + 2), 0.05)
         slow_gain = max(1 / (rounds + PRIOR_ROUNDS), 0.05)
-        step = _error(costs.step, self.mean.step)
-        aggregation = _error(costs.aggregation, self.mean.aggregation)
+        step = _capped_error(costs.step, self.mean.step)
+        aggregation = _capped_error(costs.aggregation, self.mean.aggregation)
+
         variance = self.variance
-        return CostStatistics(
-            Costs(self.mean.step + gain * step, self.mean.aggregation + gain * aggregation),
-            Costs(
-                variance.step + slow_gain * (step**2 - variance.step),
-                variance.aggregation + slow_gain * (aggregation**2 - variance.aggregation),
-            ),
-            self.updates + gain * (updates - self.updates)
-            if self.rounds
-            else float(updates),
-            np.maximum(0.95 * self.peak, updates * step + aggregation)
-            if self.rounds
-            else self.peak,
-            rounds,
+        mean = Costs(
+            self.mean.step + gain * step, self.mean.aggregation + gain * aggregation
         )
+        variance = Costs(
+            variance.step + slow_gain * (step**2 - variance.step),
+            variance.aggregation + slow_gain * (aggregation**2 - variance.aggregation),
+        )
+        if not self.rounds:
+            return CostStatistics(mean, variance, float(updates), self.peak, rounds)
+
+        mean_updates = self.updates + gain * (updates - self.updates)
+        peak = np.maximum(0.95 * self.peak, updates * step + aggregation)
+        return CostStatistics(mean, variance, mean_updates, peak, rounds)
 
     def deviation(self, taus: tuple[int, ...]) -> Float64:
-        """By how much all rounds with these τ together may be off, [M].
+        """Return the standard deviation of the total cost of rounds with these τ, [M].
 
-        A long round's updates are thought to be slow together, and those of a round that is shorter than usual to be
-        each as slow as it comes.
+        The updates of a round of usual length or longer count as fully correlated, those
+        of a shorter round as partly independent.
         """
         of_steps = sum(tau * tau * max(1.0, self.updates / tau) for tau in taus)
         return np.sqrt(
@@ -227,24 +236,21 @@ class CostStatistics:
         )
 
 
-def _error(cost: Float64, expected: Float64) -> Float64:
-    """By how much something else was expected; where nothing was, there is nothing to compare with."""
-    return np.where(expected > 0, np.minimum(cost, _PROPORTION * expected), cost) - expected
-
-
-_PROPORTION = 10.0
-PRIOR_ROUNDS = 8
-"""So many rounds must have been made until what they show of the spread counts as much as what was thought before."""
+def _capped_error(cost: Float64, expected: Float64) -> Float64:
+    """Cost minus expected cost; the cost is capped if a cost was expected at all."""
+    capped = np.where(expected > 0, np.minimum(cost, _COST_CAP * expected), cost)
+    return capped - expected
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """What was spent so far, and what rounds cost; spending.py says what follows from that.
+    """Spent amounts and cost estimates; spending.py decides what still fits.
 
     Args:
-      costs: ĉ_m and b̂_m, the last round's; what is expected of one before there was any.
+      budget: the limits.
+      costs: ĉ_m and b̂_m of the last round; the expected costs before the first one.
       previous: the same of the round before.
-      statistics: of all rounds.
+      statistics: cost statistics over all rounds.
       spent: s_m, [M].
     """
 
@@ -256,90 +262,68 @@ class Ledger:
 
     @classmethod
     def open(cls, budget: Budget, expected: Costs) -> "Ledger":
-        """A ledger with nothing spent."""
+        """Return a ledger with nothing spent."""
         spread = np.array([resource.spread for resource in budget.resources])
-        return cls(
-            budget,
-            expected,
-            expected,
-            CostStatistics.before(expected, spread),
-            np.zeros(len(budget.limits)),
-        )
+        statistics = CostStatistics.before(expected, spread)
+        return cls(budget, expected, expected, statistics, np.zeros(len(budget.limits)))
 
     def charge(self, updates: int, costs: Costs, *, usual: bool = True) -> "Ledger":
         """s_m ← s_m + c_m τ + b_m, and new estimates ĉ_m and b̂_m.
 
         Args:
-          costs: c_m and b_m, what the round cost.
-          usual: whether it says anything of what others will cost.
+          updates: τ.
+          costs: c_m and b_m of the round.
+          usual: whether the round is representative; if not, the statistics ignore it.
         """
-        if (
-            costs.step.shape != self.spent.shape
-            or costs.aggregation.shape != self.spent.shape
-        ):
-            raise ValueError(
-                f"costs of {len(self.spent)} resources are wanted, not {costs}"
-            )
+        if not costs.step.shape == costs.aggregation.shape == self.spent.shape:
+            raise ValueError(f"expected costs of {len(self.spent)} resources, not {costs}")
         spent = self.spent + costs.step * updates + costs.aggregation
         statistics = self.statistics.after(updates, costs) if usual else self.statistics
         return Ledger(self.budget, costs, self.costs, statistics, spent)
 
-    def charge_besides(self, amount: Float64) -> "Ledger":
-        """What was spent besides rounds, [M]: it says nothing of what the next one costs."""
+    def charge_extra(self, amount: Float64) -> "Ledger":
+        """Charge an amount [M] that is not part of a round; the cost estimates stay."""
         return replace(self, spent=self.spent + amount)
 
     def fits(self, amount: Float64) -> bool:
-        """Whether so much more, [M], is within the budget."""
+        """Whether another amount [M] fits into the budget."""
         return bool((self.spent + amount <= self.budget.array * (1 + _ROUNDING)).all())
 
     def nearest_limit(self, amount: Float64) -> str:
-        """The resource that spending so much more, [M], brings nearest to its limit."""
-        return list(self.budget.limits)[
-            int(np.argmax((self.spent + amount) / self.budget.array))
-        ]
+        """Return the resource nearest to its limit after another amount [M]."""
+        nearest = int(np.argmax((self.spent + amount) / self.budget.array))
+        return list(self.budget.limits)[nearest]
 
     @property
     def share(self) -> float:
-        """How much of the budget is gone: the largest share over resources, at most 1."""
+        """Spent share of the budget: the largest over resources, at most 1."""
         return float(min(1.0, (self.spent / self.budget.array).max()))
 
     @property
     def overshoot(self) -> Float64:
-        """What was spent beyond the limit, [M]; 0 where the limit was kept."""
+        """Amount spent beyond each limit, [M]."""
         return np.maximum(self.spent - self.budget.array, 0.0)
 
     def require_possible(self) -> None:
-        """Refuses what no run comes to, as a file may have it: raises ValueError."""
+        """Raise ValueError for values that no run produces; a file may be damaged."""
         spent = self.spent
         statistics = self.statistics
-        if (
-            spent.ndim != 1
-            or not spent.size
-            or not (np.isfinite(spent) & (spent >= 0)).all()
-        ):
-            raise ValueError(f"what was spent is {spent.tolist()}")
+        if spent.ndim != 1 or not spent.size:
+            raise ValueError(f"spent is {spent.tolist()}, not one number per resource")
+        if not (np.isfinite(spent) & (spent >= 0)).all():
+            raise ValueError(f"spent is {spent.tolist()}")
+        arrays = [statistics.peak]
         for costs in (self.costs, self.previous, statistics.mean, statistics.variance):
-            if (
-                not costs.step.shape
-                == costs.aggregation.shape
-                == statistics.peak.shape
-                == spent.shape
-            ):
-                raise ValueError("costs and spent are of different resources")
-        if not (
-            np.isfinite(statistics.peak).all()
-            and 1 <= statistics.updates < math.inf
-            and statistics.rounds >= 0
-        ):
-            raise ValueError(f"what rounds cost so far is {statistics}")
-
-
-_LIMIT = re.compile(r"(?P<name>[A-Za-z]+)\s*=\s*(?P<amount>.*)")
-_AMOUNT = re.compile(r"(?P<number>[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*(?P<unit>[A-Za-z]*)")
+            arrays += [costs.step, costs.aggregation]
+        if any(array.shape != spent.shape for array in arrays):
+            raise ValueError("costs and spent have different numbers of resources")
+        finite = np.isfinite(statistics.peak).all()
+        if not (finite and 1 <= statistics.updates < math.inf and statistics.rounds >= 0):
+            raise ValueError(f"the cost statistics are {statistics}")
 
 
 class _Limit(NamedTuple):
-    """A limit as it was written; `added` where it is to be added to one that there is."""
+    """A parsed limit; `added` if it extends an existing one."""
 
     amount: float
     added: bool
@@ -359,7 +343,8 @@ def _parse_limit(text: str) -> tuple[str, _Limit]:
     limit = _LIMIT.fullmatch(text.strip())
     if limit is None:
         raise UserError(
-            f"budget {text!r} is not understood; write NAME=AMOUNT, for example time=15s or bytes=20MB"
+            f"budget {text!r} is not understood; "
+            "write NAME=AMOUNT, for example time=15s or bytes=20MB"
         )
     resource = _resource(limit["name"])
     amount = _AMOUNT.fullmatch(limit["amount"])
@@ -377,9 +362,8 @@ def _parse_limit(text: str) -> tuple[str, _Limit]:
         )
     if not (math.isfinite(number) and number > 0):
         raise UserError(f"budget {text!r}: the limit must be a positive number")
-    return resource.name, _Limit(
-        number * resource.units.get(unit, 1.0), limit["amount"].startswith("+")
-    )
+    scale = resource.units.get(unit, 1.0)
+    return resource.name, _Limit(number * scale, limit["amount"].startswith("+"))
 
 
 def _resource(name: str) -> Resource:

@@ -1,8 +1,12 @@
-"""Which τ next.
+"""Controllers: how many local updates (τ) the next round has.
 
-A controller is a value with one pure step: `next(previous, inputs)` gives the next decision, and the previous
-decision is all the state there is. A decision says why it was made. A new controller is one more class, here or in a
-user's own program.
+A controller is a value with one pure step: `next(previous, inputs)` returns the next
+decision. The previous decision is its only state. A decision carries the reason for its τ.
+Add a controller as one more class, here or in your own program.
+
+    FixedTau       the same τ in every round
+    AdaptiveTau    the paper's τ* = argmin G(τ), eq. (19)
+    BalancedTau    τ from the cost of an aggregation
 """
 
 from dataclasses import dataclass
@@ -19,28 +23,28 @@ from fedbudget.errors import UserError
 class Reason(StrEnum):
     """Why a τ was chosen."""
 
-    START = "start"  # nothing has been estimated yet
+    START = "start"  # no estimates yet
     MINIMUM = "minimum of G"
-    BALANCE = "cost of an aggregation"  # longer rounds would waste updates, and shorter ones aggregations
-    LENGTH = "limit of a round"  # longer rounds would pay, but several must fit, and τ grows step by step
+    BALANCE = "cost of an aggregation"  # balances cheap rounds against useful updates
+    LENGTH = "limit of a round"  # longer rounds would pay, but several must fit
     SEARCH_LIMIT = "search limit"  # G still falls at the end of the search range
-    BUDGET = "budget"  # no more fits in what is left
-    SPREAD = "rounds that are left"  # a little longer than wanted, so that nothing is left over after the last
-    REST = "rest of the budget"  # longer than wanted, because nothing would fit after it
+    BUDGET = "budget"  # the largest τ that fits into the rest of the budget
+    SPREAD = "rounds that are left"  # longer, to spread the rest over the last rounds
+    REST = "rest of the budget"  # longer, because no further round would fit
     FIXED = "fixed"
-    RECOVERY = "recovery"  # the last round gave nothing finite
-    PRIVACY = "plan of privacy"  # as long as time allows for all rounds that ε buys
-    LENGTHS = "lengths of updates"  # a private run must know these first
-    FINAL = "final loss"  # no updates any more, only the loss of the last w
+    RECOVERY = "recovery"  # the last round failed and the run returned to w^f
+    PRIVACY = "plan of privacy"  # the longest rounds for which time suffices
+    LENGTHS = "lengths of updates"  # first round of a private run: measures norms
+    FINAL = "final loss"  # no updates, only the loss of the last w
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a controller decided.
+    """Decision of a controller.
 
     Args:
       tau: local updates in the coming round.
-      reason: why; a `Reason`, or a controller's own in a few words, as people are shown it.
+      reason: why: a `Reason`, or a few words of your own, which are shown to users.
     """
 
     tau: int
@@ -49,7 +53,7 @@ class Decision:
     def __post_init__(self) -> None:
         if self.tau < 1:
             raise UserError(
-                f"a round has at least 1 local update, and the controller chose {self.tau}"
+                f"the controller chose {self.tau} local updates; a round needs at least 1"
             )
 
 
@@ -64,7 +68,14 @@ class Estimates:
 
 @dataclass(frozen=True)
 class ControlInputs:
-    """What a controller may look at: the newest estimates and costs, the coming step size and the budget R, [M]."""
+    """Measurements that a controller may use.
+
+    Args:
+      estimates: the newest ρ̂, β̂ and δ̂; None before the first.
+      eta: step size of the coming round.
+      c, b: cost of a local update and of an aggregation, [M].
+      budget: R, [M].
+    """
 
     estimates: Estimates | None
     eta: float
@@ -74,22 +85,22 @@ class ControlInputs:
 
 
 class Controller(Protocol):
-    """Chooses τ, round by round."""
+    """Chooses τ before every round."""
 
     @property
     def estimates(self) -> bool:
-        """Whether nodes must estimate ρ, β and δ for it."""
+        """Whether nodes must estimate ρ, β and δ."""
 
     def first(self) -> Decision:
-        """The decision for the first round."""
+        """Return the decision before the first round."""
 
     def next(self, previous: Decision, inputs: ControlInputs) -> Decision:
-        """The decision for the coming round; the budget may still lower its τ."""
+        """Return the decision for the coming round. The budget may still change its τ."""
 
 
 @dataclass(frozen=True)
 class FixedTau:
-    """The same τ in every round: the canonical federated averaging, and with τ=1 synchronous descent."""
+    """The same τ in every round: federated averaging; with τ = 1 synchronous descent."""
 
     estimates: ClassVar[bool] = False
     tau: int
@@ -111,13 +122,14 @@ class AdaptiveTau:
 
     Args:
       phi: the paper's control parameter; larger values give smaller τ.
-      gamma: how many times larger than the last τ the next may be.
-      tau_max: the largest τ of all.
-      leap: where nodes do not differ at all, δ̂ = 0, take the largest τ at once: γ guards against an h that is not known
-        well enough, and there is none. The paper has no such rule.
+      gamma: the next τ is at most `gamma` times the last.
+      tau_max: the largest τ.
+      leap: search up to `tau_max` at once if nodes do not differ (δ̂ = 0). γ limits the
+        damage of an inaccurate h, and h is 0 then. The paper has no such rule.
 
     >>> controller = AdaptiveTau(phi=0.025)
-    >>> inputs = ControlInputs(Estimates(1.0, 2.0, 3.0), 0.01, np.array([0.013]), np.array([0.13]), np.array([15.0]))
+    >>> costs = np.array([0.013]), np.array([0.13]), np.array([15.0])
+    >>> inputs = ControlInputs(Estimates(1.0, 2.0, 3.0), 0.01, *costs)
     >>> controller.next(Decision(5, Reason.MINIMUM), inputs)
     Decision(tau=14, reason=<Reason.MINIMUM: 'minimum of G'>)
     """
@@ -148,48 +160,52 @@ class AdaptiveTau:
         return Decision(best + 1, Reason.SEARCH_LIMIT if limited else Reason.MINIMUM)
 
     def search_range(self, previous: Decision, estimates: Estimates) -> Int64:
-        """The τ looked at: 1..min(⌊γτ*⌋, τ_max), or to τ_max after a leap."""
-        leaps = self.leap and estimates.delta == 0
-        return np.arange(
-            1,
-            self.tau_max + 1
-            if leaps
-            else int(min(self.gamma * previous.tau, self.tau_max)) + 1,
-        )
+        """Return the candidates 1..min(⌊γτ*⌋, τ_max), or 1..τ_max for a leap."""
+        most = self.tau_max
+        if not (self.leap and estimates.delta == 0):
+            most = int(min(self.gamma * previous.tau, self.tau_max))
+        return np.arange(1, most + 1)
 
     def curve(self, previous: Decision, inputs: ControlInputs) -> Float64:
-        """G over the search range."""
+        """Evaluate G over the search range."""
         if inputs.estimates is None:
-            raise ValueError("there is no G before the first estimates")
-        search = self.search_range(previous, inputs.estimates)
-        estimates = vars(inputs.estimates)
-        c = inputs.c
-        b = inputs.b
-        budget = inputs.budget
+            raise ValueError("G needs estimates, and no round has returned any")
         return theory.G(
-            search, eta=inputs.eta, phi=self.phi, **estimates, c=c, b=b, budget=budget
+            self.search_range(previous, inputs.estimates),
+            eta=inputs.eta,
+            phi=self.phi,
+            **vars(inputs.estimates),
+            c=inputs.c,
+            b=inputs.b,
+            budget=inputs.budget,
         )
 
 
 @dataclass(frozen=True)
 class BalancedTau:
-    """τ by what an aggregation costs. If τ updates in a row are worth τ / (1 + τ/τ_d) of them, the budget buys most at
+    """τ from the cost of an aggregation.
 
-        τ* = argmin max_m (c_m τ + b_m) / R_m · (1 + τ/τ_d) / τ,      with one resource τ* = √(τ_d b/c).
+    Suppose that τ updates in a row are worth τ / (1 + τ/τ_d) single updates. The budget
+    then buys most at
 
-    τ_d = 10 is how many updates in a row are worth half of what they would be one by one: drift is corrected by what
-    was known a round ago, and only rounds tell the aggregator that w can go faster. It is a guess; one that is wrong by
-    a factor f costs at most (√f + 1/√f) / 2 times the budget, 1.06 for f = 2. At least ten rounds must fit, but for
-    updates that cost less than a tenth of the aggregation, which would save nothing. τ grows to twice the last at a
-    time, or at once to where updates cost what the aggregation does.
+        τ* = argmin max_m (c_m τ + b_m) / R_m · (1 + τ/τ_d) / τ,
+
+    with one resource τ* = √(τ_d b/c). With τ_d = 10, ten updates in a row are worth five:
+    drift correction uses gradients of the previous round, and the aggregator accelerates w
+    only between rounds. τ_d is a guess. A value wrong by a factor f costs at most (√f +
+    1/√f) / 2 times the budget, 1.06 for f = 2.
+
+    Two limits apply. At least ten rounds must fit; this does not shorten a round whose
+    updates cost less than a tenth of its aggregation. And τ at most doubles from round to
+    round, or rises at once to the τ whose updates cost as much as the aggregation.
 
     Args:
-      tau_max: the largest τ of all.
+      tau_max: the largest τ.
       worth: τ_d.
-      rounds: that must fit.
+      rounds: rounds that must fit into the budget.
 
-    >>> inputs = ControlInputs(None, 0.01, np.array([0.013]), np.array([0.13]), np.array([15.0]))
-    >>> BalancedTau().next(Decision(1, Reason.START), inputs).tau
+    >>> costs = np.array([0.013]), np.array([0.13]), np.array([15.0])
+    >>> BalancedTau().next(Decision(1, Reason.START), ControlInputs(None, 0.01, *costs)).tau
     10
     """
 
@@ -206,14 +222,14 @@ class BalancedTau:
         shares = (np.outer(search, inputs.c) + inputs.b) / inputs.budget
         cost = shares.max(axis=1)
         binding = int(shares[0].argmax())
+        c = inputs.c[binding]
+        b = inputs.b[binding]
+
         wanted = int(np.argmin(cost * (1 / search + 1 / self.worth))) + 1
-        cheap = int((10 * search * inputs.c[binding] <= inputs.b[binding]).sum())
+        cheap = int((10 * search * c <= b).sum())
         fit = max(1, cheap, int((cost * self.rounds <= 1).sum()))
-        even = (
-            int(min(inputs.b[binding] / inputs.c[binding], self.tau_max))
-            if inputs.c[binding] > 0
-            else self.tau_max
-        )
+        even = int(min(b / c, self.tau_max)) if c > 0 else self.tau_max
         reach = max(2 * previous.tau, even)
+
         tau = max(1, min(wanted, fit, reach))
         return Decision(tau, Reason.BALANCE if tau == wanted else Reason.LENGTH)

@@ -1,28 +1,38 @@
-"""Which step size η next.
+"""Step sizes: which η the next round has.
 
-Gradient descent on a β-smooth loss is stable while η < 2/β and does its best near 1/β. Every node estimates its β
-anyway, so nobody has to set η. After each round
+A step size is a value with pure steps, like a controller (control.py).
 
-    η ← min(κ/β̄, 3η),      β̄ = max(β̂, exp(mean of log β̂ + its mean deviation)),      β̂ = max_i β̂_i
+    FixedStep       the same η in every round
+    FallingStep     a fixed η that falls at the end of the budget
+    AutoStep        η from the smoothness that nodes measure
+    SearchedStep    the same, with a search for the first η: the default method's step size
 
-- κ = 1.3, one value for everything. β̄ is at the upper end of β, so η is about 1/β; and a network that is trained so
-  near to its limit finds its way to where the loss is flatter, which lets η grow, where with κ = 1 it does not.
-- The maximum over nodes, because one node that diverges spoils the average of all.
-- β̂ is measured between two points along one line, on one mini-batch: a single round can miss what is steep. So β̄ is
-  not below the upper end of what was seen of late, both means half old and half new. With smooth descent the deviation
-  is small, and η follows β̂; with mini-batches of one sample it is large, and η keeps its distance.
-- At most 3η, because a β̂ from points that are hardly apart can be anything.
-- A small η to start with, that may grow tenfold, with τ = 1 until it is what it should be: nothing is known yet, and
-  local updates would be wasted.
-- η falls to nothing over the last third of the budget, whose end is known: what is left of the loss then is noise of
-  mini-batches, which goes away with η. The fall is planned by the share of the budget that is spent, of whichever
-  resource is nearest to its limit.
-- A guard: when the loss has become much worse (protocol/steps.py says when), the run goes back to w^f, with a quarter
-  of η and half of κ.
+Gradient descent on a β-smooth loss is stable for η < 2/β and works best near 1/β. Every
+node estimates its β anyway, so you need not set η. After each round `AutoStep` computes
 
-docs/research/step-size.md has what this gives, and what was tried and did not help.
+    β̂ = max_i β̂_i
+    β̄ = max(β̂, exp(mean of log β̂ + its mean deviation))
+    η ← min(κ/β̄, 3η)
 
-A step size is a value and a pure step, as a controller is (control.py).
+- κ = 1.3 for all problems. β̄ is an upper estimate of β, so η is about 1/β. A network
+  trained this close to its stability limit moves to regions with a flatter loss, where η
+  can grow. With κ = 1 it does not.
+- β̂ is the maximum over nodes, because one diverging node spoils the average.
+- β̂ is measured between two points on one line and on one mini-batch, so a single round
+  can miss a steep direction. β̄ therefore stays above the upper end of recent values. Both
+  running means weigh old and new equally. With smooth descent the deviation is small and η
+  follows β̂. With mini-batches of one sample the deviation is large and η keeps a
+  distance.
+- η at most triples, because a β̂ between two nearly equal points is unreliable.
+- η starts small and may grow tenfold per round until it settles. τ stays 1 until then,
+  because local updates with a far too small η would be wasted.
+- η falls towards 0 over the last third of the budget. The remaining loss is then mostly
+  mini-batch noise, which shrinks with η. The fall follows the spent share of the resource
+  nearest to its limit.
+- If the loss becomes much worse (protocol/aggregator.py defines when), the run returns to
+  w^f with a quarter of η and half of κ.
+
+docs/research/step-size.md has measurements, and the variants that did not help.
 """
 
 import math
@@ -34,11 +44,11 @@ from fedbudget.errors import UserError
 
 @dataclass(frozen=True)
 class StepSizeState:
-    """The step size of the coming round; a step size that must remember more has a class of its own with these two.
+    """Step size of the coming round. A rule with more state subclasses it.
 
     Args:
       eta: η.
-      settled: whether η is what it should be; until then τ stays 1.
+      settled: whether η has reached its proper size; τ stays 1 until then.
     """
 
     eta: float
@@ -46,19 +56,20 @@ class StepSizeState:
 
     def __post_init__(self) -> None:
         if not 0 <= self.eta < math.inf:
-            raise ValueError(f"a step size must be a number of 0 or more, not {self.eta}")
+            raise ValueError(f"a step size must be 0 or a positive number, not {self.eta}")
 
 
 @dataclass(frozen=True)
 class StepSizeInputs:
-    """What a step size may look at.
+    """Measurements that a step size may use.
 
     Args:
-      beta: the last round's max_i β̂_i, if there was any.
-      spent: the share of the budget spent.
-      mean_beta: the mean of the β̂_i, if there was any.
-      improved: whether the w that the last round began with is better than the best before it, by more than chance.
-      round_share: the share of the budget that the last round took.
+      beta: max_i β̂_i of the last round, if known.
+      spent: spent share of the budget.
+      mean_beta: mean of the β̂_i, if known.
+      improved: whether the w at the start of the last round is significantly better than
+        the best w before it.
+      round_share: share of the budget spent on the last round.
     """
 
     beta: float | None
@@ -69,20 +80,24 @@ class StepSizeInputs:
 
 
 class StepSize(Protocol):
-    """Chooses η, round by round. Its state is a `StepSizeState`, or any frozen dataclass that has its fields too."""
+    """Chooses η before every round.
+
+    Its state is a `StepSizeState`, or a frozen dataclass with at least the same fields.
+    """
 
     @property
     def adapts(self) -> bool:
-        """Whether nodes must estimate β for it, and the run goes back to w^f from where the loss is much worse."""
+        """Whether nodes must estimate β, and the run returns to w^f if the loss gets much
+        worse."""
 
     def first(self) -> StepSizeState:
-        """For the first round."""
+        """Return the state for the first round."""
 
     def next(self, state: Any, inputs: StepSizeInputs) -> StepSizeState:
-        """For the coming round, from the state that was returned last."""
+        """Return the state for the coming round, from the previous state."""
 
     def recover(self, state: Any, inputs: StepSizeInputs) -> StepSizeState:
-        """For the coming round, when the run has gone back to w^f."""
+        """Return the state for the coming round, after the run returned to w^f."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +125,13 @@ class FixedStep:
 
 @dataclass(frozen=True)
 class AutoStepState(StepSizeState):
-    """What the next η follows from.
+    """State of `AutoStep`.
 
     Args:
-      steady: η before it falls towards the end of the budget.
+      steady: η without the fall at the end of the budget.
       kappa: κ.
-      level, deviation: the running mean of log β̂, once there is one, and its mean deviation.
+      level: running mean of log β̂; None before the first β̂.
+      deviation: mean absolute deviation of log β̂ from it.
     """
 
     steady: float = 0.0
@@ -126,19 +142,19 @@ class AutoStepState(StepSizeState):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (0 <= self.steady < math.inf and 0 <= self.kappa < math.inf):
-            raise ValueError(f"a step size cannot follow from {self}")
+            raise ValueError(f"invalid state of a step size: {self}")
 
 
 @dataclass(frozen=True)
 class AutoStep:
-    """η from the smoothness that nodes measure, see above.
+    """η from the smoothness that nodes measure, see the top of this file.
 
     Args:
-      kappa: κ; η is this share of 1/β̄.
-      start: η of the first rounds.
-      growth: how many times larger than the last η the next may be.
+      kappa: κ; η is κ/β̄.
+      start: η of the first round.
+      growth: the next η is at most `growth` times the last.
       first_growth: the same until η has settled.
-      fall: the share of the budget, at its end, over which η falls.
+      fall: last share of the budget, over which η falls.
 
     >>> before = AutoStepState(eta=0.01, steady=0.01, kappa=0.5)
     >>> AutoStep(kappa=0.5).next(before, StepSizeInputs(beta=20.0, spent=0.1)).eta
@@ -174,46 +190,20 @@ class AutoStep:
         return self._falling(replace(state, steady=steady, kappa=kappa), inputs.spent)
 
     def _falling(self, state: AutoStepState, spent: float) -> AutoStepState:
-        """η as much below its steady value as the end of the budget is near, but never 0."""
-        return replace(state, eta=state.steady * _at_the_end(spent, self.fall))
-
-
-def _at_the_end(spent: float, fall: float) -> float:
-    """What η is multiplied with as the end of the budget comes near: 1 until the last part, and never 0."""
-    return min(1.0, max(0.02, (1 - spent) / fall))
-
-
-_S = TypeVar("_S", bound=AutoStepState)
-
-
-def _with_beta(state: _S, beta: float | None) -> _S:
-    """Both means with one more β̂."""
-    if beta is None:
-        return state
-    if state.level is None:
-        return replace(state, level=math.log(beta))
-    change = math.log(beta) - state.level
-    return replace(
-        state, level=state.level + change / 2, deviation=(state.deviation + abs(change)) / 2
-    )
-
-
-def _upper(state: AutoStepState, beta: float) -> float:
-    """β̄."""
-    assert state.level is not None
-    return max(beta, math.exp(state.level + state.deviation))
+        return replace(state, eta=state.steady * _fall_factor(spent, self.fall))
 
 
 @dataclass(frozen=True)
 class FallingStep:
-    """One η, which falls to a fiftieth over the last part of the budget, as the automatic one does.
+    """A fixed η that falls to a fiftieth over the last part of the budget.
 
     Args:
-      eta: η until then.
-      fall: the share of the budget, at its end, over which η falls.
+      eta: η before the fall.
+      fall: last share of the budget, over which η falls.
 
-    >>> step_size = FallingStep(0.1, fall=0.5)
-    >>> [step_size.next(step_size.first(), StepSizeInputs(None, spent)).eta for spent in (0.0, 0.5, 0.75, 1.0)]
+    >>> rule = FallingStep(0.1, fall=0.5)
+    >>> inputs = [StepSizeInputs(None, spent) for spent in (0.0, 0.5, 0.75, 1.0)]
+    >>> [rule.next(rule.first(), each).eta for each in inputs]
     [0.1, 0.1, 0.05, 0.002]
     """
 
@@ -222,7 +212,7 @@ class FallingStep:
     fall: float = 0.35
 
     def __post_init__(self) -> None:
-        FixedStep(self.eta)  # refuses what is no step size
+        FixedStep(self.eta)  # checks η
         if not 0 < self.fall <= 1:
             raise UserError(
                 f"step-fall must be more than 0 and at most 1, not {self.fall:g}"
@@ -232,7 +222,7 @@ class FallingStep:
         return StepSizeState(self.eta)
 
     def next(self, state: StepSizeState, inputs: StepSizeInputs) -> StepSizeState:
-        return StepSizeState(self.eta * _at_the_end(inputs.spent, self.fall))
+        return StepSizeState(self.eta * _fall_factor(inputs.spent, self.fall))
 
     def recover(self, state: StepSizeState, inputs: StepSizeInputs) -> StepSizeState:
         return self.next(state, inputs)
@@ -240,10 +230,11 @@ class FallingStep:
 
 @dataclass(frozen=True)
 class SearchedStepState(AutoStepState):
-    """What the next η follows from, and the least that it may be.
+    """State of `SearchedStep`.
 
     Args:
-      least: the η that the search gave, or what trouble has made of it.
+      least: lower limit of η: 1/β̂ of the search, lowered in each recovery; 0 before the
+        search.
     """
 
     least: float = 0.0
@@ -251,26 +242,32 @@ class SearchedStepState(AutoStepState):
 
 @dataclass(frozen=True)
 class SearchedStep:
-    """η by a search in the first round, and from the smoothness that nodes measure.
+    """η from a search in the first round, then from the smoothness that nodes measure.
 
-    In the first round every node searches for how steep its own loss is, and makes its updates with an η_i of its own
-    (protocol/first_step.py, fleet.py), as if with a common one; then η = 1 / mean_i β̂_i is known: the mean of losses is
-    no steeper than that. From there on
+    In the first round every node searches for the smoothness of its own loss
+    (protocol/estimates.py) and makes its updates with its own η_i. Then η = 1 / mean_i
+    β̂_i, because the mean loss is at most as steep as the mean β̂_i. After each further
+    round
 
-        η ← max(least, min(1/β̄, 2η)),      β̂ = √(mean_i β̂_i · max_i β̂_i),      β̄ as of `AutoStep`
+        β̂ = √(mean_i β̂_i · max_i β̂_i)
+        η ← max(least, min(1/β̄, 2η)),      β̄ as in `AutoStep`
 
-    - It grows, where the loss becomes flatter, and only after a round that began with a w better than any before, by
-      more than chance: in noise every second w seems to be. And the β̂ of nodes that long steps have taken far apart is
-      small where gradients are bounded, however steep the loss is between them: η would follow its own length upwards.
-    - It does not fall below `least`, 1/β̂ of the search, while that is stable: below 2 over the running mean of β̂. The β̂
-      of a network rises as it is trained, until ηβ is near 2, and an η that follows it down gains nothing. But where
-      nodes have few classes each it may rise far beyond.
-    - Where the loss is much worse it halves, with 0.7 of its limits. That is less than with `AutoStep`, because the
-      update rule's motion is given up at the same time, and had its part in it.
-    - It falls as that of `AutoStep` at the end of the budget, but has in every round what it should have in the middle
-      of it: with few long rounds, the last would otherwise begin and end with an η that is far too large.
+    - η grows only after a round that began with a significantly better w than any before.
+      With noise, every second w seems better. Also, long steps move nodes far apart, and
+      the β̂ of a bounded gradient between distant points is small: η would drive its own
+      growth.
+    - η does not fall below `least`, 1/β̂ of the search, while that is stable, i.e. below 2
+      over the running mean of β̂. The β̂ of a network rises during training until ηβ is
+      near 2, and an η that follows it down gains nothing. With few classes per node β̂ may
+      rise far beyond.
+    - If the loss becomes much worse, η halves and its limits fall to 0.7. `AutoStep`
+      reduces more. Here the update rule drops its momentum at the same time, which
+      contributed.
+    - η falls at the end of the budget as in `AutoStep`, but uses the value for the middle
+      of the coming round. With few long rounds, the last one would otherwise have a far
+      too large η.
 
-    That the search's η is a good one is not proven.
+    There is no proof that the searched η is optimal.
     """
 
     adapts: ClassVar[bool] = True
@@ -283,22 +280,19 @@ class SearchedStep:
 
     def next(self, state: SearchedStepState, inputs: StepSizeInputs) -> SearchedStepState:
         beta = _between(inputs)
-        if state.least == 0:  # nothing was found yet
+        if state.least == 0:  # before the search
             if beta is None:
                 return state
             mean = inputs.mean_beta or beta
-            return self._falling(
-                replace(state, level=math.log(mean), steady=1 / mean, least=1 / beta),
-                inputs,
-            )
+            searched = replace(state, level=math.log(mean), steady=1 / mean, least=1 / beta)
+            return self._falling(searched, inputs)
         state = _with_beta(state, beta)
         if beta is not None:
             most = self.growth * state.steady if inputs.improved else state.steady
             assert state.level is not None
             least = min(state.least, 2 / math.exp(state.level))
-            state = replace(
-                state, steady=max(least, min(state.kappa / _upper(state, beta), most))
-            )
+            wanted = min(state.kappa / _upper(state, beta), most)
+            state = replace(state, steady=max(least, wanted))
         return self._falling(state, inputs)
 
     def recover(
@@ -313,13 +307,40 @@ class SearchedStep:
     def _falling(
         self, state: SearchedStepState, inputs: StepSizeInputs
     ) -> SearchedStepState:
-        """With what η should be in the middle of the coming round, if that is as long as the last."""
+        """Set η for the middle of the coming round, if that costs as much as the last."""
         middle = min(1.0, inputs.spent + inputs.round_share / 2)
-        return replace(state, eta=state.steady * _at_the_end(middle, self.fall))
+        return replace(state, eta=state.steady * _fall_factor(middle, self.fall))
+
+
+def _fall_factor(spent: float, fall: float) -> float:
+    """Factor on η: 1, then linearly falling over the last part of the budget, at least
+    0.02."""
+    return min(1.0, max(0.02, (1 - spent) / fall))
+
+
+_S = TypeVar("_S", bound=AutoStepState)
+
+
+def _with_beta(state: _S, beta: float | None) -> _S:
+    """Update both running means with a new β̂."""
+    if beta is None:
+        return state
+    if state.level is None:
+        return replace(state, level=math.log(beta))
+    change = math.log(beta) - state.level
+    return replace(
+        state, level=state.level + change / 2, deviation=(state.deviation + abs(change)) / 2
+    )
+
+
+def _upper(state: AutoStepState, beta: float) -> float:
+    """β̄, an upper estimate of β."""
+    assert state.level is not None
+    return max(beta, math.exp(state.level + state.deviation))
 
 
 def _between(inputs: StepSizeInputs) -> float | None:
-    """Between the largest β̂_i and the mean."""
+    """Geometric mean of the largest and the mean β̂_i."""
     if inputs.beta is None or inputs.mean_beta is None:
         return inputs.beta
     return math.sqrt(inputs.beta * inputs.mean_beta)
