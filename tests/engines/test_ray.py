@@ -21,7 +21,7 @@ def test_shares_are_even_and_made_up_of_few_branches() -> None:
         for actors in (1, 2, 3, 7, 64):
             if actors > nodes:
                 continue
-            found = np.array(engine.cuts(nodes, actors))
+            found = np.array(engine.group_bounds(nodes, actors))
             shares = np.diff(found)
             assert shares.sum() == nodes
             assert shares.min() > 0

@@ -143,13 +143,13 @@ def test_kill_9_of_an_actor_in_the_middle_of_a_run_changes_nothing(
     method: MethodName, copies: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once before the first copy of its memory is taken, and twice after, if any is; the last may be lost by then."""
-    monkeypatch.setattr(engine, "KEPT", 1000 if copies == "never" else 3)
+    monkeypatch.setattr(engine, "COPY_INTERVAL", 1000 if copies == "never" else 3)
     settings = replace(SMALL, method=method, rounds=12)
     here = execute(simulate(settings))
     killed: list[int] = []
 
     with on_ray(settings, actors=2) as plan:
-        places = plan.engine.nodes._places  # type: ignore[attr-defined]
+        places = plan.engine.nodes._groups  # type: ignore[attr-defined]
 
         def kill(record: RoundRecord) -> None:
             if record.round in (2, 7, 8):
@@ -231,7 +231,7 @@ def test_a_run_goes_on_with_more_budget(tmp_path: Path, participation: float) ->
         path, lambda config: Settings(**Settings.from_toml(config)), ["time=+2s"]
     )
     with on_ray(settings, resumed=resumed) as plan:
-        places = plan.engine.nodes._places  # type: ignore[attr-defined]
+        places = plan.engine.nodes._groups  # type: ignore[attr-defined]
 
         def kill(record: RoundRecord) -> None:
             if record.round == resumed.state.round + 2:

@@ -125,11 +125,11 @@ class TestLeft:
             report(ours.start(), 1.0, 1.0), costs([1], [1])
         )  # three updates and the rest: 4 s
         clock, final = clock_of(measured(time=20), None), replace(broadcast(), tau=0)
-        room = CarefulSpending().final_room(ours.ledger)[0]
-        assert room > 2  # one update and the rest, and something to be sure
+        reserve = CarefulSpending().final_reserve(ours.ledger)[0]
+        assert reserve > 2  # one update and the rest, and something to be sure
         assert clock.left(ours, final, 2.0) == pytest.approx(20 - 4 - 2, abs=0.1)
         assert clock.left(ours, broadcast(), 2.0) == pytest.approx(
-            clock.left(ours, final, 2.0) - room
+            clock.left(ours, final, 2.0) - reserve
         )
 
     def test_the_papers_method_may_go_over_a_little(self) -> None:

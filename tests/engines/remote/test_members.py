@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbudget.engines.remote.members import GONE_FOR_GOOD, OWN, Members, name_order
+from fedbudget.engines.remote.members import MAX_ROUNDS_AWAY, OWN, Members, name_order
 
 
 def three() -> Members[str]:
@@ -69,10 +69,10 @@ def test_only_who_is_away_for_long_is_given_up() -> None:
     for member in members.values():
         member.base_round = 2
     away = {"a", "c"}  # all but b are connected
-    assert not members.any_lost(2 + GONE_FOR_GOOD, away)
-    assert members.take_lost(2 + GONE_FOR_GOOD, away) == []
-    assert members.any_lost(3 + GONE_FOR_GOOD, away)
-    assert members.take_lost(3 + GONE_FOR_GOOD, away) == [1, 2]
+    assert not members.any_lost(2 + MAX_ROUNDS_AWAY, away)
+    assert members.take_lost(2 + MAX_ROUNDS_AWAY, away) == []
+    assert members.any_lost(3 + MAX_ROUNDS_AWAY, away)
+    assert members.take_lost(3 + MAX_ROUNDS_AWAY, away) == [1, 2]
     assert [member.base_round for member in members.values()] == [2, 0, 2]
 
 

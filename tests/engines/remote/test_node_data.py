@@ -157,4 +157,4 @@ def test_categories_that_were_agreed_on_without_are_said(tmp_path: Path) -> None
     nodes = [from_file(path, TableOptions("y")) for path in (one, late)]
     agreed = task(nodes[:1], "softmax", 6).samples
     assert [each.unseen(agreed) for each in nodes] == ["", "sex x (6 rows)"]
-    assert nodes[1].as_agreed(agreed).layout == agreed.layout
+    assert nodes[1].aligned(agreed).layout == agreed.layout

@@ -13,6 +13,7 @@ from fedbudget.engines.remote.messages import Answer
 from fedbudget.engines.remote.round import FAILURES, NextStep, PendingRound
 from fedbudget.evaluation.metrics import Tally
 from fedbudget.protocol.messages import Report
+from fedbudget.protocol.state import updated
 from fedbudget.protocol.sums import SummedReports
 from support.hand_made import ONE, make, report
 from support.methods import bits
@@ -102,16 +103,16 @@ def test_what_is_not_believed_is_left_out_and_named() -> None:
     fleet["b"].oversized = True
     found = ours.close(fleet, {})
     assert [len(each.tallies) for each in found.answers] == [1, 1, 0]
-    assert found.doubts == {"b": ("samples",), "c": ("test samples",)}
+    assert found.outliers == {"b": ("samples",), "c": ("test samples",)}
 
 
 def test_what_was_not_asked_for_came_too_late() -> None:
     ours = pending("a")
-    assert ours.owes("a", 5)
-    assert not ours.owes("a", 4)
-    assert not ours.owes("b", 5)
+    assert ours.expects("a", 5)
+    assert not ours.expects("a", 4)
+    assert not ours.expects("b", 5)
     ours.receive("a", answer("a"))
-    assert not ours.owes("a", 5)
+    assert not ours.expects("a", 5)
 
 
 def test_one_in_anothers_place_has_missed_nothing() -> None:
@@ -243,7 +244,7 @@ class TestSummed:
             if not needs_reports:
                 assert all(each.report.w is None for each in collected.answers)
                 assert isinstance(report, SummedReports)
-            aggregator.state = aggregator.state.updated(round=5)
+            aggregator.state = updated(aggregator.state, round=5)
             after = aggregator.receive(report, ONE)
             found.append(
                 bits([after, aggregator.last, collected.not_finite, collected.missed])
@@ -264,16 +265,16 @@ def test_whatever_comes_nobody_is_counted_twice(actions: list[tuple[str, str]]) 
     for action, name in actions:
         if action == "ask" and ours.can_ask(name):
             ours.ask(name)
-        elif action == "receive" and ours.owes(name, 5):
+        elif action == "receive" and ours.expects(name, 5):
             ours.receive(name, answer(name))
-        elif action == "fail" and ours.owes(name, 5):
+        elif action == "fail" and ours.expects(name, 5):
             ours.fail(name, "no")
         elif action == "withdraw":
             ours.withdraw(name)
         elif action == "forget" and name not in ours.answers:
             ours.forget(name)
-        assert not ours.owing & ours.answers.keys()
-        assert ours.owing <= ours.asked
+        assert not ours.awaited & ours.answers.keys()
+        assert ours.awaited <= ours.asked
     collected = ours.close(fleet, {})
     numbers = [int(each.report.nodes[0]) for each in collected.answers]
     assert sorted([*numbers, *collected.missed]) == sorted(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedbudget.engines.remote.encodings import (
     MAX_TALLIES_BYTES,
-    believable_tallies,
+    plausible_tallies,
     expected_bytes,
     pack_tallies,
     unpack_tallies,
@@ -170,7 +170,7 @@ def test_one_of_three_does_not_decide_what_a_model_is_worth(
 ) -> None:
     honest = [(of_classes(seed, 50, 3),) for seed in (1, 2)]
     other = (replace(of_classes(3, 50, 3), **lie),)
-    assert believable_tallies([honest[0], other, (), honest[1]]) == [
+    assert plausible_tallies([honest[0], other, (), honest[1]]) == [
         True,
         believed,
         True,
@@ -180,9 +180,9 @@ def test_one_of_three_does_not_decide_what_a_model_is_worth(
 
 def test_of_two_nobody_knows_who_is_right() -> None:
     odd = (replace(of_classes(1, 50, 3), loss=math.nan),)
-    assert believable_tallies([odd, (), (of_classes(2, 50, 3),)]) == [True, True, True]
+    assert plausible_tallies([odd, (), (of_classes(2, 50, 3),)]) == [True, True, True]
 
 
 def test_where_most_have_diverged_their_figures_are_what_there_is() -> None:
     diverged = [(replace(of_classes(seed, 50, 3), loss=math.nan),) for seed in (1, 2)]
-    assert believable_tallies([*diverged, (of_classes(3, 50, 3),)]) == [True, True, False]
+    assert plausible_tallies([*diverged, (of_classes(3, 50, 3),)]) == [True, True, False]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbudget.data.agreement import Moments, TableDescription
-from fedbudget.data.tables import RawTable, Words
+from fedbudget.data.tables import RawTable, TextColumn
 from fedbudget.engines.remote.task import SamplesDescription, Task, agree
 from fedbudget.errors import UserError
 from fedbudget.protocol.messages import PeerError, Request
@@ -39,7 +39,7 @@ def test_moments_of_parts_together_are_those_of_all_rows(
         rng.normal(number * apart, 1 + number, (size, 3))
         for number, size in enumerate(sizes)
     ]
-    together = Moments.together([Moments.of(part) for part in parts], sizes)
+    together = Moments.combine([Moments.of(part) for part in parts], sizes)
     rows = np.concatenate(parts)
     tolerance = 1e-9 * (1 + np.abs(rows).max())
     np.testing.assert_allclose(together.mean, rows.mean(axis=0), atol=tolerance)
@@ -189,7 +189,7 @@ def named(
     """What a node with this table tells."""
     size = len(next(iter(columns.values())))
     values = {
-        name: Words.of(cells) if isinstance(cells[0], str) else np.array(cells, np.float64)
+        name: TextColumn.of(cells) if isinstance(cells[0], str) else np.array(cells, np.float64)
         for name, cells in columns.items()
     }
     table = RawTable("t", values, "y", np.zeros(size), np.arange(size))
@@ -237,21 +237,21 @@ def test_classes_that_are_given_are_all_in_their_order() -> None:
         (named({"age": [1.0]}), "it has no column sex; the columns are age, sex"),
         (
             named({"age": [1.0], "sex": ["f"], "bmi": [2.0]}),
-            "it has bmi, which is not known: --drop",
+            r"it has the unknown column bmi \(--drop\)",
         ),
         (
             named({"age": ["old"], "sex": ["f"]}),
-            "its column age is a category, and of numbers elsewhere",
+            "its column age is a category, but elsewhere it has numbers",
         ),
         (
             named({"age": [1.0], "sex": [2.0]}),
-            "its column sex is a number, and of categories elsewhere",
+            "its column sex is a number, but elsewhere it has categories",
         ),
         (
             named({"age": [1.0, np.nan], "sex": ["f", "m"]}, "mean"),
-            "its column age has missing values, and none",
+            "its column age has missing values, but the first nodes",
         ),
-        (told_otherwise(target="z"), "its target is z, and that of the others y"),
+        (told_otherwise(target="z"), "its target is z, but the others' is y"),
         (told_otherwise(standardise=False), "columns are standardised elsewhere"),
     ],
 )

@@ -1,1 +1,1 @@
-"""What any fleet on other machines needs, whatever carries its messages."""
+"""Parts that every engine with nodes on other machines shares, for any transport."""

@@ -1,4 +1,4 @@
-"""What passes between an aggregator and nodes on other machines, whatever carries it."""
+"""Messages between an aggregator and nodes on other machines, for any transport."""
 
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated
@@ -15,14 +15,15 @@ from fedbudget.resources.resource import NodeCosts
 
 @dataclass(frozen=True)
 class Hello:
-    """What a node says first.
+    """A node's first message.
 
     Args:
-      instance: of the process, made anew by each.
-      samples: what its samples are like.
-      run: which it remembers something of, if any.
-      rounds: after which its memory may stand.
-      model: what its own model is like, or the only name of one that it takes; None for any name.
+      instance: random identifier of the process.
+      samples: description of its samples.
+      run: the run in its memory, if any.
+      rounds: rounds of which it has the memory.
+      model: description of its own model, or the only model name it accepts; None for any
+        name.
     """
 
     instance: Name
@@ -35,18 +36,43 @@ class Hello:
 
 
 @dataclass(frozen=True)
+class Welcome:
+    """The aggregator's reply to `Hello`: the task and the numbers of the node's fleet."""
+
+    run: Name
+    task: Task
+    numbers: Annotated[
+        tuple[Annotated[int, Meta(ge=0, lt=2**62)], ...], Meta(max_length=MOST_NODES)
+    ]
+
+
+@dataclass(frozen=True)
 class Ready:
+    """A node's reply to `Welcome`: the costs of its trial round."""
+
     costs: NodeCosts
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A report and what it cost.
+class RoundRequest:
+    """A broadcast to one node.
 
     Args:
-      tallies: what the node's test samples say, where that was asked for and it has some.
-      tally_bytes: what these took on the way.
-      waited: seconds from when it was asked for, by the aggregator's clock; 0 where nobody looked.
+      base_round: the node must start from its memory after this round; 0 for none.
+    """
+
+    broadcast: Broadcast
+    base_round: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A report and its costs.
+
+    Args:
+      tallies: metrics on the node's test samples, if requested and available.
+      tally_bytes: their size on the wire.
+      waited: seconds from request to answer on the aggregator's clock; 0 if not measured.
     """
 
     report: Report
@@ -57,23 +83,19 @@ class Answer:
 
     @property
     def line_seconds(self) -> float:
-        """What the messages took on the way: all that was waited for but the node's own work."""
+        """Transfer time of the messages: the wait without the node's own work."""
         evaluation = self.costs.evaluation.get("time")
-        return max(
-            0.0,
-            self.waited
-            - self.costs.seconds
-            - (0.0 if evaluation is None else evaluation.whole),
-        )
+        evaluating = 0.0 if evaluation is None else evaluation.whole
+        return max(0.0, self.waited - self.costs.seconds - evaluating)
 
 
 @dataclass(frozen=True)
 class MaskedReport:
-    """A report that nobody can read but in a sum with others, and what it cost.
+    """A report that can be read only as part of a sum, and its costs.
 
     Args:
-      attempt: at the round, that it is masked for.
-      vector: as secure/contents.py has it, masked.
+      attempt: number of the attempt at the round; masks differ between attempts.
+      vector: encoded as in secure/contents.py, masked.
     """
 
     round: int
@@ -83,29 +105,8 @@ class MaskedReport:
 
 
 @dataclass(frozen=True)
-class Welcome:
-    run: Name
-    task: Task
-    numbers: Annotated[
-        tuple[Annotated[int, Meta(ge=0, lt=2**62)], ...], Meta(max_length=MOST_NODES)
-    ]
-
-
-@dataclass(frozen=True)
-class RoundRequest:
-    """A broadcast as a node gets it.
-
-    Args:
-      base_round: the round after which the node's memory must stand; 0 for none.
-    """
-
-    broadcast: Broadcast
-    base_round: int
-
-
-@dataclass(frozen=True)
 class Farewell:
-    """The run is over, or the aggregator is for a while."""
+    """The run is over or, if `again`, the aggregator stops for a while."""
 
     reason: str
     again: bool = False
@@ -115,11 +116,11 @@ _ALWAYS = {field.name for field in fields(Report) if field.default is MISSING}
 
 
 def report_numbers(broadcast: Broadcast) -> list[str]:
-    """The fields with a number of each node that a report of this broadcast has, in their order."""
+    """Fields with one number per node in a report of this broadcast, in wire order."""
     names = _ALWAYS | broadcast.report_fields
     return [name for name in NUMBERS if name in names]
 
 
 def report_vectors(broadcast: Broadcast) -> list[str]:
-    """The fields with a vector of each node that a report of this broadcast has, in their order."""
+    """Fields with one vector per node in a report of this broadcast, in wire order."""
     return [name for name in VECTORS if name in broadcast.report_fields]
