@@ -64,7 +64,7 @@ def test_errors_fall(name: str) -> None:
 
 
 def test_r2_cannot_be_more_than_one() -> None:
-    with pytest.raises(UserError, match="r2 can be 1 at most"):
+    with pytest.raises(UserError, match="r2 is at most 1"):
         MetricTarget.parse("r2=1.1")
 
 

@@ -1,0 +1,1 @@
+"""Evaluation: metrics, when to evaluate, targets, overfitting, and the kept model."""

@@ -1,17 +1,16 @@
-"""Looks at the w of a run's rounds: on test samples now and then, and whether a target is reached; says when the run
-ends before its budget is spent, and which w it gives where that is not w^f.
+"""Evaluates the models of a run: test metrics, targets, and which model is returned.
 
-Rules here:
-- The w that is looked at is the one that a round began with, and the round's record has what was seen. A w that reached
-  a target is the run's result, so that the result reaches it too.
-- Test samples are looked at where a share of 1 / `evaluations` of the budget was spent since the last time, and in the
-  final round (protocol/evaluation.py). Where something hangs on it, a target or which w is kept, it is four times as
-  often. Where test samples are with the nodes, the engine asks for them, and what they say is in the round.
-- A loss on a mini-batch that comes to the target is confirmed on all training samples, as often at most. Where these
-  are with the nodes, targets.py says what is enough.
-- What is judged follows from the records, so that a run that goes on is judged as if it had never stopped; the w that
-  was best on test samples is in a file of the run's folder.
-- Whatever is asked for and cannot be judged is refused before the run begins.
+Rules:
+- A round is evaluated for the w that it started with, and its record holds the metrics. A w
+  that reaches a target is the result of the run.
+- Test samples are used after every 1 / `evaluations` of the budget and in the final round
+  (points.py), four times as often if a target or the kept model depends on them. Test
+  samples at nodes are evaluated by the engine; their results arrive with the round.
+- A mini-batch loss that reaches a target is confirmed on all training samples, at most as
+  often. If these are at the nodes, targets.py states the required evidence.
+- Every decision follows from the records, so a resumed run continues as if it had not
+  stopped. The best model on test samples is stored in the run folder (kept.py).
+- A target that cannot be evaluated is refused before the run starts.
 """
 
 import math
@@ -37,8 +36,8 @@ from fedbudget.runs.record import RoundRecord
 
 
 @dataclass(frozen=True)
-class HeldOutFigures:
-    """What a w is worth on test samples; nothing, where it was not looked at."""
+class HeldOutMetrics:
+    """Metrics of a model on test samples; empty if it was not evaluated."""
 
     accuracy: float | None = None
     loss: float | None = None
@@ -49,41 +48,42 @@ class HeldOutFigures:
     @classmethod
     def of(
         cls, model: Model, w: Float32, test: Table, units: Standardization | None = None
-    ) -> "HeldOutFigures":
-        """Of samples that are here.
+    ) -> "HeldOutMetrics":
+        """Evaluate w on local test samples.
 
         Args:
-          units: how real targets were standardised, if they were.
+          model: the model.
+          w: its parameters, [parameters].
+          test: the samples.
+          units: standardisation of real-valued targets, if they were standardised.
         """
         return cls.from_tally(Tally.of(model, w, test, units), model.accuracy(w, test))
 
     @classmethod
-    def over_nodes(cls, tallies: Sequence[Tally]) -> "HeldOutFigures":
-        """Of samples that are with nodes, from the tally of each."""
+    def over_nodes(cls, tallies: Sequence[Tally]) -> "HeldOutMetrics":
+        """Combine the tallies of nodes."""
         total = Tally.total(tallies)
-        return replace(
-            cls.from_tally(total, total.metrics().get("accuracy")), spread=spread(tallies)
-        )
+        metrics = cls.from_tally(total, total.metrics().get("accuracy"))
+        return replace(metrics, spread=spread(tallies))
 
     @classmethod
-    def from_tally(cls, tally: Tally, accuracy: float | None) -> "HeldOutFigures":
-        metrics = {
-            name: value for name, value in tally.metrics().items() if name != "accuracy"
-        }
-        return cls(
-            accuracy,
-            tally.loss if math.isfinite(tally.loss) else None,
-            metrics,
-            tally.to_beat(),
-        )
+    def from_tally(cls, tally: Tally, accuracy: float | None) -> "HeldOutMetrics":
+        metrics = tally.metrics()
+        metrics.pop("accuracy", None)
+        loss = tally.loss if math.isfinite(tally.loss) else None
+        return cls(accuracy, loss, metrics, tally.to_beat())
+
+    def value(self, metric: str) -> float | None:
+        """Return the metric of this name, or None if it is not known."""
+        return self.accuracy if metric == "accuracy" else self.metrics.get(metric)
 
 
-class Judge:
-    """Of one run.
+class Evaluator:
+    """Evaluates one run.
 
     Attributes:
-      best: the w that was best on test samples, where that is to be kept.
-      at_target: the w that has reached a target, if one has.
+      best: the best w on test samples, if the run keeps it.
+      at_target: the w that reached a target, if any.
     """
 
     def __init__(self, prepared: PreparedRun) -> None:
@@ -94,200 +94,183 @@ class Judge:
         self._keeps_best = settings.keep == "best-on-test"
         if self._keeps_best and prepared.test is None and not prepared.nodes_test:
             raise UserError("`keep` best-on-test needs test samples, and there are none")
-        self._looks = self._confirmations = evaluation_points(settings)
-        self._known: list[tuple[Float32, HeldOutFigures]] = []  # of some w, from nodes
-        self._targets = settings.targets()
+        self._points = evaluation_points(settings)
+        self._confirmations = self._points
+        self._node_metrics: list[tuple[Float32, HeldOutMetrics]] = []
         self._w0 = prepared.model.initial(settings.seed)
-        self._first = self._figures(self._w0)
-        self._targets = tuple(map(self._require_ahead, self._targets))
-        self._plateau_of = (
-            "accuracy"
-            if any(target.metric == "accuracy" for target in self._targets)
-            else "loss"
-        )
+        self._first = self._evaluate(self._w0)
+        self._targets = tuple(map(self._require_ahead, settings.targets()))
 
     @property
     def kept(self) -> KeptModel | None:
-        """The w to give in place of w^f, if there is one."""
+        """The model to return instead of w^f, if there is one."""
         return self.at_target or self.best
 
     def resume(self, earlier: Sequence[RoundRecord], folder: Path) -> None:
-        """Goes on after these rounds of a run."""
+        """Continue after the rounds of an earlier process."""
         limits = self._prepared.budget.limits
-        looked = [
-            each
-            for each in earlier
-            if each.test_loss is not None or each.accuracy is not None
-        ]
-        if looked:
-            share = max(looked[-1].spent[name] / limit for name, limit in limits.items())
-            self._looks = self._looks.after(share)
+        for record in reversed(earlier):
+            if record.test_loss is not None or record.accuracy is not None:
+                share = max(record.spent[name] / limit for name, limit in limits.items())
+                self._points = self._points.after(share)
+                break
         self.best = KeptModel.load(folder) if self._keeps_best else None
 
     def due(self, share: float) -> bool:
-        """Whether it is time to look at test samples, when this share of the budget is spent."""
-        return self._looks.due(share)
+        """Return whether an evaluation is due after this share of the budget."""
+        return self._points.due(share)
 
-    def look(self, round_: Round, broadcast: Broadcast) -> HeldOutFigures:
-        """The figures of the w that the round began with, if it is time for them."""
-        share = round_.ledger.share
+    def evaluate_if_due(self, round_: Round, broadcast: Broadcast) -> HeldOutMetrics:
+        """Return the metrics of the w that a round started with; empty if none are due."""
         if self._prepared.nodes_test:
             return self._from_nodes(round_.evaluation, broadcast)
+        share = round_.ledger.share
         if self._prepared.test is None or not (self.due(share) or broadcast.tau == 0):
-            return HeldOutFigures()
-        self._looks = self._looks.after(share)
-        return self._first if round_.round == 1 else self._figures(broadcast.w)
+            return HeldOutMetrics()
+        self._points = self._points.after(share)
+        return self._first if round_.round == 1 else self._evaluate(broadcast.w)
 
-    def verdict(
+    def stop_reason(
         self,
         rounds: Sequence[RoundRecord],
-        figures: HeldOutFigures,
+        metrics: HeldOutMetrics,
         round_: Round,
         w: Float32,
     ) -> str | None:
-        """Why the run ends now, `target` or `plateau`; None where it goes on.
+        """Return why the run ends now, `target` or `plateau`, or None if it continues.
 
         Args:
-          rounds: the records so far, with that of this round.
-          figures: of w.
-          w: that the round began with.
+          rounds: the records so far, including that of this round.
+          metrics: the metrics of w.
+          round_: this round.
+          w: the parameters that the round started with.
         """
         record = rounds[-1]
-        patience = self._prepared.settings.patience
         for target in self._targets:
-            value = (
-                self._loss(target, rounds, round_, w)
-                if target.metric == "loss"
-                else _figure(target, figures)
-            )
+            if target.metric == "loss":
+                value = self._training_loss(target, rounds, round_, w)
+            else:
+                value = metrics.value(target.metric)
             if value is not None and target.reached_by(value):
-                self.at_target = KeptModel(
-                    record.round,
-                    w.copy(),
-                    value if target.metric == "loss" else record.loss,
-                )
+                loss = value if target.metric == "loss" else record.loss
+                self.at_target = KeptModel(record.round, w.copy(), loss)
                 return "target"
-        if self._keeps_best and figures.loss is not None:
-            rank = (0.0 if figures.accuracy is None else -figures.accuracy, figures.loss)
+        if self._keeps_best and metrics.loss is not None:
+            rank = (0.0 if metrics.accuracy is None else -metrics.accuracy, metrics.loss)
             if self.best is None or rank < self.best.rank:
                 self.best = KeptModel(record.round, w.copy(), record.loss, rank)
-        if patience is None:
-            return None
-        last = rounds[-2 * patience :]
-        losses = [None if each.accuracy is None else 1 - each.accuracy for each in last]
-        stalled = has_stalled(
-            losses if self._plateau_of == "accuracy" else [each.loss for each in last],
-            patience,
-        )
-        return "plateau" if stalled else None
+        return "plateau" if self._has_stalled(rounds) else None
 
-    def final(self, w: Float32) -> HeldOutFigures:
-        """The figures of the w that the run gives; nothing where nodes were not asked for that w."""
+    def final(self, w: Float32) -> HeldOutMetrics:
+        """Return the metrics of the result; empty if the nodes did not evaluate it."""
         if not self._prepared.nodes_test:
-            return self._figures(w)
-        return next(
-            (figures for known, figures in self._known if np.array_equal(known, w)),
-            HeldOutFigures(),
-        )
+            return self._evaluate(w)
+        for known, metrics in self._node_metrics:
+            if np.array_equal(known, w):
+                return metrics
+        return HeldOutMetrics()
 
-    def reached_by(self, loss: float, figures: HeldOutFigures) -> dict[str, bool]:
-        """Whether a w with these figures, of training loss and on test samples, has reached each target."""
-        values = {
-            each: loss if each.metric == "loss" else _figure(each, figures)
-            for each in self._targets
-        }
-        return {
-            str(each): value is not None and each.reached_by(value)
-            for each, value in values.items()
-        }
+    def reached_by(self, loss: float, metrics: HeldOutMetrics) -> dict[str, bool]:
+        """Return for each target whether a model with these values reaches it."""
+        reached = {}
+        for target in self._targets:
+            value = loss if target.metric == "loss" else metrics.value(target.metric)
+            reached[str(target)] = value is not None and target.reached_by(value)
+        return reached
+
+    def _evaluate(self, w: Float32) -> HeldOutMetrics:
+        prepared = self._prepared
+        if prepared.test is None:
+            return HeldOutMetrics()
+        units = prepared.dataset.standardization
+        return HeldOutMetrics.of(prepared.model, w, prepared.test, units)
 
     def _from_nodes(
         self, evaluation: NodeEvaluation | None, broadcast: Broadcast
-    ) -> HeldOutFigures:
+    ) -> HeldOutMetrics:
+        """Return the metrics that arrived from nodes, and remember them for `final`."""
         if evaluation is None:
-            return HeldOutFigures()
-        figures = HeldOutFigures.over_nodes(evaluation.nodes)
-        kept = (
-            []
-            if self.best is None
-            else [each for each in self._known if np.array_equal(each[0], self.best.w)]
-        )
-        self._known = [(broadcast.w, figures), *kept]
+            return HeldOutMetrics()
+        metrics = HeldOutMetrics.over_nodes(evaluation.nodes)
+        known = [(broadcast.w, metrics)]
+        if self.best is not None:
+            known += [
+                each for each in self._node_metrics if np.array_equal(each[0], self.best.w)
+            ]
         if evaluation.best and broadcast.catch_up is not None:
-            self._known.append(
-                (broadcast.catch_up.best, HeldOutFigures.over_nodes(evaluation.best))
+            known.append(
+                (broadcast.catch_up.best, HeldOutMetrics.over_nodes(evaluation.best))
             )
-        self._targets = tuple(
-            each
-            if each.rises is not None or (value := _figure(each, figures)) is None
-            else each.from_side_of(value)
-            for each in self._targets
-        )
-        return figures
+        self._node_metrics = known
+        self._targets = tuple(_with_direction(each, metrics) for each in self._targets)
+        return metrics
 
-    def _figures(self, w: Float32) -> HeldOutFigures:
-        test = self._prepared.test
-        if test is None:
-            return HeldOutFigures()
-        return HeldOutFigures.of(
-            self._prepared.model, w, test, self._prepared.dataset.standardization
-        )
-
-    def _loss(
+    def _training_loss(
         self, target: MetricTarget, rounds: Sequence[RoundRecord], round_: Round, w: Float32
     ) -> float | None:
-        """The training loss as far as it is known well enough to judge by."""
+        """Return the training loss if it is known well enough to compare, else None."""
         train = self._prepared.train
-        share = round_.ledger.share
         if train is None:
             return well_below(target.value, [each.loss for each in rounds[-NOISE:]])
+        share = round_.ledger.share
         if not target.reached_by(round_.loss) or not self._confirmations.due(share):
             return None
         self._confirmations = self._confirmations.after(share)
         return loss_over(self._prepared.model, w, train)
 
+    def _has_stalled(self, rounds: Sequence[RoundRecord]) -> bool:
+        patience = self._prepared.settings.patience
+        if patience is None:
+            return False
+        last = rounds[-2 * patience :]
+        if any(target.metric == "accuracy" for target in self._targets):
+            errors = [None if each.accuracy is None else 1 - each.accuracy for each in last]
+            return has_stalled(errors, patience)
+        return has_stalled([each.loss for each in last], patience)
+
     def _require_ahead(self, target: MetricTarget) -> MetricTarget:
-        """The target with the way to it; refuses one that cannot be evaluated, or that w(0) has reached already."""
+        """Return the target with its direction.
+
+        Refuses a target that cannot be evaluated, or that w(0) reaches already.
+        """
         prepared = self._prepared
-        if target.metric == "loss":
-            first = (
-                math.inf
-                if prepared.train is None
-                else loss_over(prepared.model, self._w0, prepared.train)
-            )
-        elif prepared.nodes_test:
+        if target.metric != "loss" and prepared.nodes_test:
             names = metric_names(prepared.model, classes=bool(prepared.dataset.classes))
             if target.metric not in names:
                 raise unknown("metric of `until`", target.metric, ["loss", *names])
             return target
-        elif prepared.test is None:
-            raise UserError(f"`until` {target} needs test samples, and there are none")
-        elif target.metric == "accuracy" and self._first.accuracy is None:
-            raise UserError(f"`until` {target}: {prepared.model.name} has no accuracy")
-        elif target.metric not in ("accuracy", *self._first.metrics):
-            accuracy = [] if self._first.accuracy is None else ["accuracy"]
-            raise unknown(
-                "metric of `until`",
-                target.metric,
-                ["loss", *accuracy, *self._first.metrics],
-            )
-        else:
-            first = _figure(target, self._first) or 0.0
+        first = self._first_value(target)
         if math.isnan(first):
             raise UserError(
-                f"`until` {target} cannot be judged: for w(0), {target.metric} is not a number"
+                f"`until` {target} cannot be used: {target.metric} of w(0) is not a number"
             )
         target = target.from_side_of(first)
         if target.reached_by(first):
             raise UserError(
-                f"`until` {target} is reached before anything is trained: for w(0), {target.metric} is {first:.4g}"
+                f"`until` {target} is reached before training: {target.metric} of w(0) is "
+                f"{first:.4g}"
             )
         return target
 
+    def _first_value(self, target: MetricTarget) -> float:
+        """Return the value of a target's metric for w(0); infinite if it is not known."""
+        prepared = self._prepared
+        if target.metric == "loss":
+            if prepared.train is None:
+                return math.inf
+            return loss_over(prepared.model, self._w0, prepared.train)
+        if prepared.test is None:
+            raise UserError(f"`until` {target} needs test samples, and there are none")
+        if target.metric == "accuracy" and self._first.accuracy is None:
+            raise UserError(f"`until` {target}: {prepared.model.name} has no accuracy")
+        if target.metric not in ("accuracy", *self._first.metrics):
+            accuracy = [] if self._first.accuracy is None else ["accuracy"]
+            names = ["loss", *accuracy, *self._first.metrics]
+            raise unknown("metric of `until`", target.metric, names)
+        return self._first.value(target.metric) or 0.0
 
-def _figure(target: MetricTarget, figures: HeldOutFigures) -> float | None:
-    return (
-        figures.accuracy
-        if target.metric == "accuracy"
-        else figures.metrics.get(target.metric)
-    )
+
+def _with_direction(target: MetricTarget, metrics: HeldOutMetrics) -> MetricTarget:
+    """Set the direction of a target for a custom metric once a value of it is known."""
+    value = metrics.value(target.metric)
+    return target if value is None else target.from_side_of(value)

@@ -1,5 +1,7 @@
-"""A w that was chosen in place of w^f; and `kept.safetensors`, where the one that was best on test samples so far is on
-disk while a run is made, so that a run that goes on has it still.
+"""A model that is kept instead of w^f.
+
+With `--keep best-on-test`, the best model so far is stored as `kept.safetensors` in the run
+folder, so that a resumed run still has it.
 """
 
 import json
@@ -17,13 +19,13 @@ KEPT = "kept.safetensors"
 
 @dataclass(frozen=True)
 class KeptModel:
-    """A w, and what is known of it.
+    """A w and its quality.
 
     Args:
-      round: the round that began with it.
-      w: [parameters].
-      loss: on training samples, as well as it is known.
-      rank: by which others are compared with it; the least is the best.
+      round: the round that started with this w.
+      w: parameters, [parameters].
+      loss: training loss, as far as it is known.
+      rank: sort key among candidates; the smallest is the best.
     """
 
     round: int
@@ -32,24 +34,22 @@ class KeptModel:
     rank: tuple[float, float] = (0.0, 0.0)
 
     def to_bytes(self) -> bytes:
+        """Return the contents of `kept.safetensors`."""
         known = {"round": self.round, "loss": self.loss, "rank": self.rank}
         return save({"w": self.w}, {"fedbudget": json.dumps(known)})
 
     @classmethod
     def load(cls, folder: Path) -> "KeptModel | None":
-        """That of a run's folder; None where there is none."""
+        """Read the kept model of a run folder. Returns None if there is none."""
         path = folder / KEPT
         if not path.is_file():
             return None
         try:
             with safe_open(path, framework="numpy") as file:
                 known = json.loads(file.metadata()["fedbudget"])
-                best, loss = known["rank"]
-                return cls(
-                    int(known["round"]),
-                    file.get_tensor("w"),
-                    float(known["loss"]),
-                    (float(best), float(loss)),
-                )
+                first, second = known["rank"]
+                rank = (float(first), float(second))
+                w = file.get_tensor("w")
+                return cls(int(known["round"]), w, float(known["loss"]), rank)
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-            raise UserError(f"{path} cannot be read: {error}") from None
+            raise UserError(f"cannot read {path}: {error}") from None

@@ -1,8 +1,8 @@
-"""When a w is evaluated on test samples: at so many points of a run, and at most as often as the budget bears.
+"""When to evaluate a model on test samples.
 
-What nodes evaluate costs time and bytes of the budget. It is charged besides rounds, so that it is not taken for what a
-round costs, and a share of `SHARE` of the budget goes to it at most, but for the final round: room for that is kept
-from the start (spending.py).
+Evaluations at nodes cost time and bytes of the budget. The ledger charges them separately,
+so that they do not count as the cost of a round. They take at most `SHARE` of the budget.
+The final round is the exception: its cost is reserved from the start (budget/spending.py).
 """
 
 from collections.abc import Sequence
@@ -13,19 +13,21 @@ from fedbudget.budget.budget import Ledger
 from fedbudget.evaluation.metrics import Tally
 
 SHARE = 0.05
+"""Largest share of the budget that evaluations may use."""
 
-_EARLY = 10  # of so many points' distance, the share of what is spent; it is the shorter one in a budget's first tenth
+_EARLY = 10
+"""With `often`, evaluations are at most `_EARLY / points` of the spent share apart."""
 
 
 @dataclass(frozen=True)
 class EvaluationPoints:
-    """Of a run.
+    """Schedule of the evaluations of a run.
 
     Args:
-      points: how many, at most.
-      often: whether something hangs on it, such as a target: then it is oftener at the beginning, so that one which is
-        easily reached is not waited for by the measure of a large budget.
-      next: the share of the budget from which on it is time.
+      points: largest number of evaluations, evenly spread over the budget.
+      often: evaluate more often at the beginning. Used if a target or the choice of the
+        model depends on it, so that an easy target is noticed early in a large budget.
+      next: share of the budget after which the next evaluation is due.
     """
 
     points: int
@@ -33,27 +35,29 @@ class EvaluationPoints:
     next: float = 0.0
 
     def due(self, share: float) -> bool:
-        """Whether it is time, when this share of the budget is spent."""
+        """Return whether an evaluation is due after this share of the budget."""
         return share >= self.next
 
     def after(self, share: float, cost: float = 0.0) -> "EvaluationPoints":
-        """The same once it was done.
+        """Return the schedule after an evaluation.
 
         Args:
-          cost: what share of the budget that took.
+          share: share of the budget that is spent.
+          cost: share of the budget that the evaluation cost.
         """
         point = (int(share * self.points) + 1) / self.points
-        point = min(point, share * (1 + _EARLY / self.points)) if self.often else point
+        if self.often:
+            point = min(point, share * (1 + _EARLY / self.points))
         return EvaluationPoints(self.points, self.often, max(point, share + cost / SHARE))
 
 
 @dataclass(frozen=True)
 class NodeEvaluation:
-    """What nodes' test samples say of a round's w.
+    """Results on the test samples of the nodes.
 
     Args:
-      nodes: a tally of each that has some.
-      best: the same of w^f, as it was when the round began; in the final round only.
+      nodes: one tally for each node with test samples, for the w of the round.
+      best: the same for w^f as of the start of the round; in the final round only.
     """
 
     nodes: Sequence[Tally]
@@ -61,5 +65,5 @@ class NodeEvaluation:
 
 
 def share_of(amount: Float64, ledger: Ledger) -> float:
-    """The largest share over resources, of an amount [M]."""
+    """Return an amount [M] as a share of the budget, for the scarcest resource."""
     return float((amount / ledger.budget.array).max())

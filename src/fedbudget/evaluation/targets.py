@@ -1,20 +1,18 @@
-"""What ends a run before its budget is spent: a metric that has come to its target, or figures that no longer improve.
+"""Reasons to stop a run before its budget is spent, and to warn at its end.
 
-Rules here:
-- Figures in, a verdict out. Who evaluates w, and on which samples, is in judge.py.
-- Accuracy and what is like it have to rise to their target, loss and errors to fall. A model's own metric has to come
-  to it from the side that w(0) is on, so that nobody has to say whether more of it is better.
-- A loss on mini-batches is noisy. Where it is all that is known, because samples are with the nodes, it counts when the
-  mean of the last `EVIDENCE` rounds is below the target by `CERTAINTY` standard errors of that mean, and the last one
-  is below it too. The noise is taken from the differences between neighbours among the last `NOISE` rounds, which a
-  loss that falls hardly inflates; and a loss that falls is below that mean at its end.
+Targets: a metric reaches a value (`--until accuracy=0.95`). Accuracy and similar metrics
+must rise to the target; loss and errors must fall. A custom metric must reach the target
+from the side of its value for w(0).
 
-When a model began to overfit: from where on its loss on test samples rose while that on training samples still fell.
+Plateau: N rounds improve the loss by less than 1 % (`--patience N`).
 
-It is said only where it is clear. Test losses are smoothed over three looks; after their least value there must be
-`_LOOKS` more at least, and the last third of these must lie above it by `_TIMES` standard errors, and by a share worth
-mentioning. Between the same two stretches the training loss must have fallen by as clear a margin. Noise is taken from
-the differences between neighbours, so that neither trend inflates it.
+Overfitting: the test loss rises while the training loss still falls. It is reported only if
+it is clear: at least `_MIN_LATER` evaluations follow the lowest smoothed test loss, their
+last third is higher by `_CERTAIN` standard errors and by `_MIN_RISE`, and the training loss
+fell by as clear a margin.
+
+A loss on mini-batches is noisy. The noise is estimated from differences between successive
+rounds, so that a trend does not inflate it.
 """
 
 import math
@@ -26,11 +24,20 @@ from fedbudget.errors import UserError
 from fedbudget.runs.record import RoundRecord
 
 EVIDENCE = 5
-NOISE = 20
-CERTAINTY = 2.5
-WORTH_MENTIONING = 0.01
-"""The share by which a figure must be better to have improved."""
+"""Rounds whose mean loss must be below a target."""
 
+NOISE = 20
+"""Rounds that the noise of the loss is estimated from."""
+
+CERTAINTY = 2.5
+"""Standard errors by which the mean loss must be below a target."""
+
+MIN_IMPROVEMENT = 0.01
+"""Relative improvement below which a run has stalled."""
+
+_MIN_LATER = 6
+_CERTAIN = 4.0
+_MIN_RISE = 0.02
 _SHARES = ("accuracy", "balanced_accuracy", "f1", "f1_binary", "auc")
 _RISES = {
     **dict.fromkeys((*_SHARES, "r2"), True),
@@ -40,10 +47,13 @@ _RISES = {
 
 @dataclass(frozen=True)
 class MetricTarget:
-    """A value that a metric is to come to.
+    """The metric value at which a run stops.
 
     Args:
-      rises: whether it has to rise to it, or to fall; None until that is known of a model's own metric.
+      metric: name of the metric.
+      value: target value.
+      rises: whether the metric must rise to the target. None for a custom metric until its
+        value for w(0) is known.
     """
 
     metric: str
@@ -52,35 +62,37 @@ class MetricTarget:
 
     @classmethod
     def parse(cls, text: str) -> "MetricTarget":
-        """Reads `accuracy=0.95`, `loss=0.3`, or the same of another metric.
+        """Parse `accuracy=0.95`, `loss=0.3` or a target for another metric.
 
         >>> MetricTarget.parse("accuracy = 0.95")
         MetricTarget(metric='accuracy', value=0.95, rises=True)
         """
         metric, _, number = (part.strip() for part in text.partition("="))
-        metric = spelled if (spelled := metric.replace("-", "_")) in _RISES else metric
+        spelled = metric.replace("-", "_")
+        if spelled in _RISES:
+            metric = spelled
         try:
             value = float(number)
         except ValueError:
             value = math.nan
         if not metric or not math.isfinite(value):
             raise UserError(
-                f"`until` must be a metric and a number, such as accuracy=0.95, not {text!r}"
+                f"`until` must be a metric and a number, such as accuracy=0.95: {text!r}"
             )
         if metric in _SHARES and not 0 < value <= 1:
-            raise UserError(
-                f"`until` {text}: {metric} is a share, such as 0.95, and can be 1 at most"
-            )
+            raise UserError(f"`until` {text}: {metric} must be above 0 and at most 1")
         if metric == "r2" and value > 1:
-            raise UserError(f"`until` {text}: r2 can be 1 at most")
+            raise UserError(f"`until` {text}: r2 is at most 1")
         return cls(metric, value, _RISES.get(metric))
 
     def from_side_of(self, first: float) -> "MetricTarget":
-        """With the way that it has to go known, from what the metric is for w(0)."""
-        return self if self.rises is not None else replace(self, rises=first < self.value)
+        """Set the direction from the value of the metric for w(0)."""
+        if self.rises is not None:
+            return self
+        return replace(self, rises=first < self.value)
 
     def reached_by(self, value: float) -> bool:
-        """Never by what is no number."""
+        """Return whether a value reaches the target; False for NaN."""
         return value >= self.value if self.rises else value <= self.value
 
     def __str__(self) -> str:
@@ -88,57 +100,60 @@ class MetricTarget:
 
 
 def well_below(target: float, losses: Sequence[float]) -> float | None:
-    """The mean of the last losses, if it is surely below a target; None if it is not.
+    """Return the mean of the last losses if it is certainly below a target, else None.
+
+    The mean of the last `EVIDENCE` losses must be below the target by `CERTAINTY` standard
+    errors, and the last loss must be below it too.
 
     Args:
-      losses: of a run's rounds so far, on mini-batches.
+      target: the loss to reach.
+      losses: mini-batch losses of the rounds so far.
 
-    >>> well_below(0.3, [0.28, 0.29, 0.28, 0.29, 0.28]), well_below(0.3, [0.1, 0.4, 0.1, 0.4, 0.1])
-    (0.284, None)
+    >>> well_below(0.3, [0.28, 0.29, 0.28, 0.29, 0.28])
+    0.284
+    >>> well_below(0.3, [0.1, 0.4, 0.1, 0.4, 0.1]) is None
+    True
     """
     last = losses[-EVIDENCE:]
     if len(last) < EVIDENCE or not last[-1] <= target:
         return None
-    squares = [(after - before) ** 2 for before, after in pairwise(losses[-NOISE:])]
-    noise = math.sqrt(sum(squares) / (2 * len(squares)))
+    noise = math.sqrt(_noise_variance(losses[-NOISE:]))
     mean = math.fsum(last) / EVIDENCE
     return mean if mean + CERTAINTY * noise / math.sqrt(EVIDENCE) <= target else None
 
 
 def has_stalled(figures: Sequence[float | None], patience: int) -> bool:
-    """Whether the last rounds were, on average, no better than as many before them, by a share worth mentioning.
+    """Return whether the last rounds improved by less than `MIN_IMPROVEMENT`.
+
+    Compares the mean of the last `patience` rounds with the mean of the `patience` rounds
+    before them.
 
     Args:
-      figures: of a run's rounds so far, the less the better; None where there is none.
-      patience: how many rounds.
+      figures: values of the rounds so far, lower is better; None for rounds without a
+        value.
+      patience: number of rounds.
 
-    >>> has_stalled([4, 3, 2, 1], 2), has_stalled([4, 3, 1, 1, 1, 1], 2), has_stalled([1, 1, 1], 2)
-    (False, True, False)
+    >>> has_stalled([4, 3, 2, 1], 2), has_stalled([4, 3, 1, 1, 1, 1], 2)
+    (False, True)
     """
     if len(figures) < 2 * patience:
         return False
-    before, after = (
-        [value for value in part if value is not None and math.isfinite(value)]
-        for part in (figures[-2 * patience : -patience], figures[-patience:])
-    )
+    before = _finite(figures[-2 * patience : -patience])
+    after = _finite(figures[-patience:])
     if not before or not after:
         return False
     was = math.fsum(before) / len(before)
-    return math.fsum(after) / len(after) > was - WORTH_MENTIONING * abs(was)
-
-
-_LOOKS = 6
-_TIMES = 4.0
-_SHARE = 0.02
+    return math.fsum(after) / len(after) > was - MIN_IMPROVEMENT * abs(was)
 
 
 @dataclass(frozen=True)
 class Overfitting:
-    """Where it began.
+    """When a model began to overfit.
 
     Args:
-      round: the one that began with the least test loss.
-      test_loss, final_test_loss: there, and at the end.
+      round: the round that started with the lowest test loss.
+      test_loss: the test loss of that round.
+      final_test_loss: the test loss at the end.
     """
 
     round: int
@@ -147,52 +162,40 @@ class Overfitting:
 
     def __str__(self) -> str:
         return (
-            f"overfitting since round {self.round}: there the test loss was {self.test_loss:.4g}, and at the end "
-            f"{self.final_test_loss:.4g}, while the training loss still fell"
+            f"overfitting since round {self.round}: "
+            f"the test loss rose from {self.test_loss:.4g} to {self.final_test_loss:.4g} "
+            "while the training loss fell"
         )
 
 
 def overfitting(records: Sequence[RoundRecord]) -> Overfitting | None:
-    """When a run's model began to overfit; None where it did not, or where that is not clear."""
-    looked = [
-        (at, each.test_loss)
-        for at, each in enumerate(records)
-        if each.test_loss is not None
-    ]
-    smooth = [
-        sum(loss for _, loss in looked[at - 1 : at + 2]) / 3
-        for at in range(1, len(looked) - 1)
-    ]
+    """Return when the model of a run began to overfit, or None if that is not clear."""
+    evaluated = [at for at, each in enumerate(records) if each.test_loss is not None]
+    tests = [each.test_loss for each in records if each.test_loss is not None]
+    smooth = [sum(tests[at - 1 : at + 2]) / 3 for at in range(1, len(tests) - 1)]
     if not smooth:
         return None
-    least = 1 + min(range(len(smooth)), key=smooth.__getitem__)
-    after = looked[least + 1 :]
-    if len(after) < _LOOKS:
+    lowest = 1 + min(range(len(smooth)), key=smooth.__getitem__)
+    later = tests[lowest + 1 :]
+    if len(later) < _MIN_LATER:
         return None
-    late = len(after) // 3
-    before = [loss for _, loss in looked[least - 1 : least + 2]]
-    rise = _Difference.of(
-        before, [loss for _, loss in after[-late:]], noise=[loss for _, loss in after]
-    )
-    if not (rise.clear and rise.size > _SHARE * smooth[least - 1]):
+    late = later[-(len(later) // 3) :]
+    rise = _Difference.of(tests[lowest - 1 : lowest + 2], late, noise=later)
+    if not rise.clear or rise.size <= _MIN_RISE * smooth[lowest - 1]:
         return None
     losses = [each.loss for each in records]
-    around = losses[looked[least - 1][0] : looked[least + 1][0] + 1]
-    fall = _Difference.of(
-        losses[after[-late][0] :], around, noise=losses[looked[least][0] :]
-    )
+    around = losses[evaluated[lowest - 1] : evaluated[lowest + 1] + 1]
+    last = losses[evaluated[-len(late)] :]
+    fall = _Difference.of(last, around, noise=losses[evaluated[lowest] :])
     if not fall.clear:
         return None
-    return Overfitting(
-        records[looked[least][0]].round,
-        smooth[least - 1],
-        sum(loss for _, loss in after[-late:]) / late,
-    )
+    first = records[evaluated[lowest]].round
+    return Overfitting(first, smooth[lowest - 1], sum(late) / len(late))
 
 
 @dataclass(frozen=True)
 class _Difference:
-    """Between the means of two stretches, and its standard error."""
+    """Difference between the means of two stretches of values, and its standard error."""
 
     size: float
     error: float
@@ -201,15 +204,20 @@ class _Difference:
     def of(
         cls, lower: Sequence[float], higher: Sequence[float], *, noise: Sequence[float]
     ) -> "_Difference":
-        """
-        Args:
-          noise: what the noise of one value is taken from.
-        """
-        squares = [(after - before) ** 2 for before, after in pairwise(noise)]
-        variance = sum(squares) / (2 * len(squares))
         size = sum(higher) / len(higher) - sum(lower) / len(lower)
-        return cls(size, math.sqrt(variance * (1 / len(lower) + 1 / len(higher))))
+        share = 1 / len(lower) + 1 / len(higher)
+        return cls(size, math.sqrt(_noise_variance(noise) * share))
 
     @property
     def clear(self) -> bool:
-        return self.size > _TIMES * self.error
+        return self.size > _CERTAIN * self.error
+
+
+def _noise_variance(values: Sequence[float]) -> float:
+    """Variance of the noise, from differences between neighbours."""
+    squares = [(after - before) ** 2 for before, after in pairwise(values)]
+    return sum(squares) / (2 * len(squares))
+
+
+def _finite(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]

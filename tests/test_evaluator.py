@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import fedbudget
 from fedbudget import data
 from fedbudget.errors import UserError
-from fedbudget.evaluation.evaluator import Judge
+from fedbudget.evaluation.evaluator import Evaluator
 from fedbudget.evaluation.kept import KeptModel
 from fedbudget.launch.execute import execute
 from fedbudget.launch.prepared import Overrides, PreparedRun
@@ -134,11 +134,11 @@ class TestTargets:
     [
         (
             {"until": ("loss=0.9",)},
-            r"until loss=0.9 is reached before anything is trained: for w\(0\), loss is 0.5",
+            r"until loss=0.9 is reached before training: loss of w\(0\) is 0.5",
         ),
         (
             {"until": ("accuracy=0.2",)},
-            r"until accuracy=0.2 is reached before anything is trained",
+            r"until accuracy=0.2 is reached before training",
         ),
         (
             {"until": ("acuracy=0.9",)},
@@ -207,9 +207,9 @@ class TestKeeping:
     ) -> None:
         run = prepared(SMALL, keep="best-on-test", batch_size=5)
         result = execute(run, out=tmp_path / "run", plot=False)
-        judge = Judge(run)
-        judge.resume(result.rounds, tmp_path / "run")
-        assert judge.kept is not None
-        assert judge.kept.w.tobytes() == result.w.tobytes()
-        assert not judge.due(result.rounds[-1].spent["time"] / 6)
-        assert judge.due(1.1 * result.rounds[-1].spent["time"] / 6)
+        evaluator = Evaluator(run)
+        evaluator.resume(result.rounds, tmp_path / "run")
+        assert evaluator.kept is not None
+        assert evaluator.kept.w.tobytes() == result.w.tobytes()
+        assert not evaluator.due(result.rounds[-1].spent["time"] / 6)
+        assert evaluator.due(1.1 * result.rounds[-1].spent["time"] / 6)
